@@ -1,0 +1,55 @@
+# Everything a user or developer types. `make run` and `make test` need only Python 3.11 or
+# newer, a C++ compiler and make; the rest is set up in .venv.
+PYTHON  ?= python3
+VENV    := .venv
+BIN     := $(VENV)/bin
+STAMP   := $(VENV)/.installed
+SOURCES := pyproject.toml CMakeLists.txt $(shell find ps/csrc cuda -type f 2>/dev/null)
+PIP     := $(BIN)/python -m pip --disable-pip-version-check
+# The CPU build where one is offered: a GPU machine sets TORCH=torch to get its own.
+TORCH   ?= torch>=2.9,<2.14
+
+.PHONY: help setup run test check format protos bench clean
+
+help: ## show this list
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## make the virtual environment and build the native core
+
+$(STAMP): $(SOURCES)
+	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit(f"heterps needs Python 3.11 or newer; {sys.executable} is {v[0]}.{v[1]}")'
+	@test -x $(BIN)/python || { echo "making $(VENV)"; $(PYTHON) -m venv $(VENV); }
+	@echo "installing what HeterPS needs (a few minutes the first time)"
+	@$(PIP) install --quiet --upgrade "pip>=24"
+	@$(PIP) install --quiet "$(TORCH)"
+	@echo "building the native core"
+	@$(PIP) install --quiet --editable ".[dev,examples]"
+	@touch $@
+
+run: $(STAMP) ## train the flights job on an embedded cluster and explain its plan
+	@$(BIN)/heterps train examples/flights/job.yaml
+
+test: $(STAMP) ## run all tests
+	@$(BIN)/python -m pytest
+
+check: $(STAMP) ## lint, format, types, floors, stubs
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m protos.generate --check
+	git ls-files '*.cc' '*.cpp' '*.h' '*.cu' '*.cuh' | xargs $(BIN)/clang-format --dry-run -Werror
+
+format: $(STAMP) ## format everything
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	git ls-files '*.cc' '*.cpp' '*.h' '*.cu' '*.cuh' | xargs $(BIN)/clang-format -i
+
+protos: $(STAMP) ## regenerate the stubs
+	$(BIN)/python -m protos.generate
+
+bench: $(STAMP) ## compare with plain PyTorch; writes bench/results/
+	$(BIN)/python bench/train.py
+
+clean: ## remove what was built
+	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache

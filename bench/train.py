@@ -1,0 +1,145 @@
+"""What distribution costs: the flights job on an embedded cluster against plain PyTorch.
+
+Both sides train the same model on the same batches from the same reader: HeterPS with its
+scheduler, parameter-server shard and stage workers as separate processes, and one PyTorch
+process with `nn.EmbeddingBag(sparse=True)` and Adagrad, which may use every core. The sides
+take turns in one run, because machines drift; the figure to read is the ratio of medians.
+
+    python bench/train.py [--rounds 3] [--steps 0] [--json FILE]
+"""
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from heterps.jobfile import load_job
+from heterps.prepare import prepare
+from torch import Tensor, nn
+
+from heterps import Client, Cluster
+from protos.job_pb2 import JobSpec
+from workers.data import Dataset
+from workers.executor import loss_function, make_optimizer
+from workers.layers.sparse_embedding import EmbeddingSpec, SparseEmbedding
+from workers.model import job_model
+from workers.source import tensors_of
+
+ROOT = Path(__file__).resolve().parent.parent
+ROWS = 1 << 20
+WARMUP_STEPS = 5
+
+
+class PlainEmbedding(nn.Module):
+    """The same look-up in a fixed array: keys wrap around, which spares it a hash table."""
+
+    def __init__(self, spec: EmbeddingSpec) -> None:
+        super().__init__()
+        self.bag = nn.EmbeddingBag(ROWS, spec.dim, mode="sum", sparse=True)
+        nn.init.uniform_(self.bag.weight, -spec.scale, spec.scale)
+        self.spec = spec
+
+    def forward(self, keys: Tensor) -> Tensor:
+        return self.bag(keys.reshape(-1, 1) % ROWS).view(*keys.shape, self.spec.dim)
+
+
+def train_plain(job: JobSpec, steps: int) -> float:
+    """Samples a second of one PyTorch process."""
+    model = job_model(job).train()
+    sparse = []
+    for name, child in list(model.named_children()):
+        if isinstance(child, SparseEmbedding):
+            plain = PlainEmbedding(child.spec)
+            setattr(model, name, plain)
+            sparse.append(plain)
+    tables = [p for layer in sparse for p in layer.parameters()]
+    dense = [p for p in model.parameters() if all(p is not t for t in tables)]
+    rows_optimizer = torch.optim.Adagrad(
+        tables, lr=sparse[0].spec.learning_rate, initial_accumulator_value=0.1
+    )
+    dense_optimizer = make_optimizer(job.train.optimizer, dense)
+    assert dense_optimizer is not None
+    loss_of = loss_function(job.train.loss)
+    auxiliary = [m for m in model.modules() if hasattr(m, "aux_loss")]
+    dataset = Dataset(job.data, "train", job.directory)
+    done, samples, began = 0, 0, 0.0
+    for epoch in range(job.train.epochs):
+        for batch in dataset.batches(job.train.batch_size, seed=job.train.seed, epoch=epoch):
+            if done == WARMUP_STEPS:
+                began, samples = time.perf_counter(), 0
+            tensors = tensors_of(batch)
+            loss = loss_of(model(tensors["sparse"], tensors["dense"]).reshape(-1), tensors["label"])
+            loss = loss + sum(m.aux_loss for m in auxiliary)
+            loss.backward()
+            rows_optimizer.step()
+            dense_optimizer.step()
+            rows_optimizer.zero_grad()
+            dense_optimizer.zero_grad(set_to_none=False)
+            done, samples = done + 1, samples + len(batch.label)
+            if done == steps:
+                return samples / (time.perf_counter() - began)
+    return samples / (time.perf_counter() - began)
+
+
+def train_heterps(client: Client, job: JobSpec) -> tuple[float, dict[str, float]]:
+    """Samples a second of the job on the cluster, and its metrics."""
+    job_id = client.submit(job)
+    status = client.wait(job_id)
+    if status.reason:
+        raise SystemExit(f"{job_id} failed: {status.reason}")
+    return client.decision(job_id).measured.throughput, dict(status.metrics)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=0, help="per round; 0: the whole job")
+    parser.add_argument("--job", type=Path, default=ROOT / "examples/flights/job.yaml")
+    parser.add_argument("--json", type=Path, default=ROOT / "bench/results/train.json")
+    arguments = parser.parse_args()
+    job = load_job(arguments.job)
+    prepare(job)
+    job.train.max_steps = arguments.steps
+    rounds = []
+    with tempfile.TemporaryDirectory() as folder:
+        job.output = folder
+        with Cluster(Path(folder) / "cluster") as cluster:
+            client = Client(cluster.address)
+            for number in range(1, arguments.rounds + 1):
+                plain = train_plain(job, arguments.steps)
+                ours, metrics = train_heterps(client, job)
+                rounds.append({"plain": plain, "heterps": ours, "metrics": metrics})
+                print(
+                    f"round {number}: plain {plain:,.0f} samples/s, heterps {ours:,.0f} samples/s, "
+                    f"ratio {ours / plain:.2f}",
+                    flush=True,
+                )
+    plain = statistics.median(r["plain"] for r in rounds)
+    ours = statistics.median(r["heterps"] for r in rounds)
+    print(f"median:  plain {plain:,.0f}, heterps {ours:,.0f}, ratio {ours / plain:.2f}")
+    result = {
+        "benchmark": "train",
+        "date": datetime.date.today().isoformat(),
+        "machine": {"cores": os.cpu_count(), "processor": platform.machine()},
+        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+        "job": job.name,
+        "batch_size": job.train.batch_size,
+        "rounds": rounds,
+        "plain_samples_per_s": plain,
+        "heterps_samples_per_s": ours,
+        "ratio": ours / plain,
+    }
+    arguments.json.parent.mkdir(parents=True, exist_ok=True)
+    arguments.json.write_text(json.dumps(result, indent=2) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

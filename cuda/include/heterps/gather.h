@@ -1,0 +1,44 @@
+// Moving rows into expert order and back. Three ops, each the derivative of the other two:
+//
+//   gather_rows: rows[p]    = w[order[p]] * x[order[p] / k]
+//   gather_sum:  x[t]       = sum_j w[t, j] * rows[inverse[t, j]]
+//   gather_dot:  w[t, j]    = <x[t], rows[inverse[t, j]]>
+//
+// Every output element is written once, by one thread, summing in a fixed order: no atomics, equal
+// bits from run to run. A negative `inverse` marks a dropped pair: it contributes zero.
+#pragma once
+
+#include <cstdint>
+
+namespace heterps {
+
+enum class DType { kFloat32, kFloat64, kFloat16, kBFloat16 };
+
+struct GatherShape {
+  int64_t tokens;  // rows of x
+  int64_t rows;    // rows in expert order, at most tokens * k
+  int64_t k;
+  int64_t dim;
+};
+
+// `w` is [tokens, k], or null for all ones: float32, or float64 with float64 rows.
+// The CPU twins take float and double; they throw std::out_of_range for an index out of range.
+template <typename T>
+void gather_rows_cpu(const GatherShape& shape, const T* x, const T* w, const int64_t* order,
+                     T* rows);
+template <typename T>
+void gather_sum_cpu(const GatherShape& shape, const T* rows, const T* w, const int64_t* inverse,
+                    T* x);
+template <typename T>
+void gather_dot_cpu(const GatherShape& shape, const T* x, const T* rows, const int64_t* inverse,
+                    T* w);
+
+// Enqueue on `stream` (a cudaStream_t); do not synchronise, do not check indices.
+void gather_rows_cuda(const GatherShape& shape, DType dtype, const void* x, const void* w,
+                      const int64_t* order, void* rows, void* stream);
+void gather_sum_cuda(const GatherShape& shape, DType dtype, const void* rows, const void* w,
+                     const int64_t* inverse, void* x, void* stream);
+void gather_dot_cuda(const GatherShape& shape, DType dtype, const void* x, const void* rows,
+                     const int64_t* inverse, void* w, void* stream);
+
+}  // namespace heterps

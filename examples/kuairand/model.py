@@ -1,0 +1,85 @@
+"""Wide and deep with a mixture of experts: will a short video be watched?"""
+
+import torch
+from torch import Tensor, nn
+
+from heterps import MoE, SparseEmbedding
+
+# A row's gradient is divided by the batch, so Adagrad has to start from a small accumulator.
+INITIAL_ACCUMULATOR = 1e-6
+
+
+class Numbers(nn.Module):
+    """Counts, sizes and times on a log scale; the duration, first, also as overlapping bins.
+
+    A click means play time beyond a threshold that depends on the duration, in steps no straight
+    line follows. Bins are 0.25 apart from e^7.5 ms = 1.8 s to e^12.5 ms = 4.5 min.
+    """
+
+    def __init__(self, bins: int = 21) -> None:
+        super().__init__()
+        self.register_buffer("centres", torch.linspace(7.5, 12.5, bins))
+
+    def forward(self, dense: Tensor) -> Tensor:
+        """[B, D] raw to [B, D + bins]."""
+        logs = torch.log1p(dense.clamp(min=0))
+        bins = torch.relu(1 - (logs[:, :1] - self.centres).abs() / 0.25)
+        return torch.cat([(logs - 6) / 3, bins], 1)
+
+
+class Tower(nn.Module):
+    """Vectors of all slots and the numbers, side by side, to one vector of `width`."""
+
+    def __init__(self, slots: int, dense: int, dim: int, width: int, dropout: float) -> None:
+        super().__init__()
+        self.numbers = Numbers()
+        self.layers = nn.Sequential(
+            nn.Linear(slots * dim + dense + 21, width), nn.ReLU(), nn.Dropout(dropout)
+        )
+
+    def forward(self, vectors: Tensor, dense: Tensor) -> Tensor:
+        """[B, slots, dim] and [B, dense] to [B, width]."""
+        return self.layers(torch.cat([vectors.flatten(1), self.numbers(dense)], 1))
+
+
+class KuaiRand(nn.Module):
+    """Click or not, from `slots` keys and `dense` numbers an impression."""
+
+    def __init__(
+        self, slots: int, dense: int, dim: int, width: int, experts: int, dropout: float
+    ) -> None:
+        super().__init__()
+        self.embedding = SparseEmbedding(
+            "deep", dim, learning_rate=0.01, initial_accumulator=INITIAL_ACCUMULATOR, scale=0.01
+        )
+        self.wide = SparseEmbedding(
+            "wide",
+            1,
+            learning_rate=0.02,
+            initial_accumulator=INITIAL_ACCUMULATOR,
+            initializer="zeros",
+        )
+        self.tower = Tower(slots, dense, dim, width, dropout)
+        self.experts = MoE(width, experts=experts, hidden=width, k=2)
+        self.head = nn.Linear(width, 1)
+        nn.init.zeros_(self.head.weight)
+
+    def forward(self, sparse: Tensor, dense: Tensor) -> Tensor:
+        """Logits [B] of keys [B, slots] and raw numbers [B, dense]."""
+        vectors = self.embedding(sparse)
+        weights = self.wide(sparse)
+        hidden = self.tower(vectors, dense)
+        hidden = hidden + self.experts(hidden)
+        return self.head(hidden).squeeze(1) + weights.sum((1, 2))
+
+
+def build(
+    slots: int,
+    dense: int,
+    dim: int = 8,
+    width: int = 64,
+    experts: int = 4,
+    dropout: float = 0.0,
+) -> nn.Module:
+    """Build the model; `slots` and `dense` are the lengths of `data.sparse` and `data.dense`."""
+    return KuaiRand(slots, dense, dim, width, experts, dropout)

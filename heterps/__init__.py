@@ -1,0 +1,40 @@
+"""What a user types and imports.
+
+    from heterps import Client, Cluster, MoE, SparseEmbedding, load, plan
+
+Importing this package is cheap: a name costs what it needs when it is first used.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from heterps.client import Client as Client
+    from heterps.embedded import Cluster as Cluster
+    from scheduler import plan as plan
+    from workers.layers.moe import MoE as MoE
+    from workers.layers.sparse_embedding import SparseEmbedding as SparseEmbedding
+    from workers.saved import load as load
+
+_HOMES = {
+    "Client": "heterps.client",
+    "Cluster": "heterps.embedded",
+    "MoE": "workers.layers.moe",
+    "SparseEmbedding": "workers.layers.sparse_embedding",
+    "load": "workers.saved",
+    "plan": "scheduler",
+}
+__all__ = ["Client", "Cluster", "MoE", "SparseEmbedding", "load", "plan"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'heterps' has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,51 @@
+"""What can go wrong for a user, and the exit code that tells a script so."""
+
+from typing import Final
+
+OK: Final = 0
+JOB_FAILED: Final = 1
+USAGE: Final = 2
+CANCELLED: Final = 3
+UNREACHABLE: Final = 4
+INFEASIBLE: Final = 5
+INTERRUPTED: Final = 130
+
+EXIT_CODES: Final = """\b
+Exit codes:
+  0    done
+  1    the job failed
+  2    a wrong command line, file or key
+  3    the job was cancelled
+  4    no cluster answers, or it did not start
+  5    no plan meets the demands
+  130  interrupted with Ctrl-C"""
+
+
+class HeterpsError(RuntimeError):
+    """An error whose message is all that a user needs; `exit_code` is the command's."""
+
+    exit_code: int = USAGE
+
+
+class UnreachableError(HeterpsError):
+    """No scheduler answers; says where it was looked for and what to type."""
+
+    exit_code = UNREACHABLE
+
+
+class UnknownJobError(HeterpsError):
+    """No job of this id, or several that it may stand for."""
+
+
+class NoDecisionError(HeterpsError):
+    """The job has not been planned, or could not be."""
+
+
+class ClusterError(HeterpsError):
+    """The embedded cluster cannot be started or stopped."""
+
+    exit_code = UNREACHABLE
+
+
+class PrepareError(HeterpsError):
+    """The job's `data.prepare` failed or made nothing."""

@@ -1,0 +1,45 @@
+"""Numbers as a person reads them."""
+
+import math
+
+
+def rate(samples_per_s: float) -> str:
+    """Samples a second."""
+    return f"{samples_per_s:,.0f}" if samples_per_s >= 10 else f"{samples_per_s:.2g}"
+
+
+def money(dollars: float) -> str:
+    """Dollars with as many digits as matter."""
+    if not math.isfinite(dollars):
+        return "-"
+    if dollars == 0 or dollars >= 1:
+        return f"${dollars:,.2f}"
+    return f"${dollars:.{1 - math.floor(math.log10(dollars))}f}"
+
+
+def per_sample(seconds: float) -> str:
+    """Seconds a sample, in the unit that suits."""
+    for factor, unit in ((1.0, "s"), (1e3, "ms"), (1e6, "µs")):
+        if seconds * factor >= 1 or unit == "µs":
+            return f"{seconds * factor:.2f} {unit}"
+    return ""
+
+
+def size(count: float) -> str:
+    """Bytes in decimal units."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 999.5:
+            return f"{count:.0f} {unit}" if count >= 10 or unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def duration(seconds: float) -> str:
+    """Seconds as a person says them."""
+    if seconds < 10:
+        return f"{max(0.0, seconds):.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"

@@ -1,0 +1,136 @@
+"""What the client answers with."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+from protos import scheduler_pb2 as pb
+
+
+class State(StrEnum):
+    """Where a job stands; the last three are final."""
+
+    QUEUED = "queued"
+    PROFILING = "profiling"
+    PLANNING = "planning"
+    STARTING = "starting"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def is_final(self) -> bool:
+        """Whether nothing more will happen."""
+        return self in (State.SUCCEEDED, State.FAILED, State.CANCELLED)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job as it stands. Times are seconds since the epoch, 0 for what has not happened."""
+
+    job_id: str
+    name: str
+    state: State
+    reason: str
+    submitted_at: float
+    started_at: float
+    ended_at: float
+    phase: str
+    step: int
+    total_steps: int
+    samples: int
+    loss: float
+    samples_per_s: float
+    metrics: Mapping[str, float]
+    output: str
+
+    @classmethod
+    def of(cls, status: pb.JobStatus) -> "Job":
+        """Read a message."""
+        return cls(
+            job_id=status.job_id,
+            name=status.name,
+            state=State(pb.JobState.Name(status.state).lower()),
+            reason=status.reason,
+            submitted_at=status.submitted_at,
+            started_at=status.started_at,
+            ended_at=status.ended_at,
+            phase=status.phase,
+            step=status.step,
+            total_steps=status.total_steps,
+            samples=status.samples,
+            loss=status.loss,
+            samples_per_s=status.samples_per_s,
+            metrics=dict(sorted(status.metrics.items())),
+            output=status.output,
+        )
+
+
+    @property
+    def eta_s(self) -> float | None:
+        """Seconds until training ends at the pace so far; None when that is unknown."""
+        if self.phase != "train" or not self.step or not self.samples_per_s:
+            return None
+        return (self.total_steps - self.step) * (self.samples / self.step) / self.samples_per_s
+
+    def to_json(self) -> dict[str, Any]:
+        """The same for programs."""
+        return {**asdict(self), "state": str(self.state)}
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process of a job; `exit_code` counts once it does not run."""
+
+    process_id: str
+    job_id: str
+    role: str
+    label: str
+    pid: int
+    running: bool
+    exit_code: int
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A host's daemon, or a standing parameter-server shard (`kind` is "shard")."""
+
+    node_id: str
+    kind: str
+    address: str
+    type: str
+    units: int
+    units_used: int
+    emulated: bool
+    device: str
+    processes: tuple[Process, ...]
+
+    @classmethod
+    def of(cls, status: pb.NodeStatus) -> "Node":
+        """Read a message."""
+        return cls(
+            node_id=status.node_id,
+            kind=status.kind or "node",
+            address=status.address,
+            type=status.type,
+            units=status.units,
+            units_used=status.units_used,
+            emulated=status.emulated,
+            device=status.device,
+            processes=tuple(
+                Process(
+                    p.process_id, p.job_id, p.role, p.label, p.pid, p.running, p.exit_code
+                )
+                for p in status.processes
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LogText:
+    """A piece of a process's log."""
+
+    process: str
+    text: str

@@ -1,0 +1,142 @@
+"""The process that stays behind `heterps up`: it holds the cluster until `heterps down`."""
+
+import argparse
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from heterps import home
+from heterps.embedded import REDIS_VARIABLE, Cluster
+from heterps.errors import ClusterError
+from heterps.home import Running
+from protos.process import announce, install_signals, last_lines, module_argv, setup_logging
+
+_UP_S = 120.0
+_DOWN_S = 30.0
+_log = logging.getLogger("heterps.supervisor")
+
+
+def up(
+    types: Mapping[str, int],
+    emulate: Sequence[str],
+    *,
+    redis_url: str | None = None,
+    bind: str = "127.0.0.1:0",
+) -> Running:
+    """Start a cluster that outlives this process.
+
+    Raises:
+        ClusterError: one is up already, or it did not start; quotes its log.
+    """
+    there = home.running()
+    if there is not None or home.lock_held():
+        where = f" at {there.address}" if there else ""
+        raise ClusterError(f"a cluster is up already{where}; end it with `heterps down`")
+    directory = home.home() / "cluster"
+    directory.mkdir(parents=True, exist_ok=True)
+    log, ready = directory / "supervisor.log", directory / "ready.json"
+    ready.unlink(missing_ok=True)
+    argv = module_argv("heterps.supervisor", "--directory", str(directory), "--bind", bind)
+    argv += ["--ready-file", str(ready)]
+    argv += [f"--type={name}={units}" for name, units in types.items()]
+    argv += [f"--emulate={name}" for name in emulate]
+    environment = {**os.environ, **({REDIS_VARIABLE: redis_url} if redis_url else {})}
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            cwd="/",
+            start_new_session=True,
+        )
+    deadline = time.monotonic() + _UP_S
+    try:
+        while not ready.exists():
+            if process.poll() is not None:
+                raise ClusterError(last_lines(log, 25) or "the cluster ended at once")
+            if time.monotonic() > deadline:
+                raise ClusterError(f"not up within {_UP_S:.0f} s\n{last_lines(log)}")
+            time.sleep(0.05)
+    except BaseException:
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_DOWN_S)
+        process.kill()
+        raise
+    running = home.running()
+    if running is None:
+        raise ClusterError(f"the cluster ended at once\n{last_lines(log)}")
+    return running
+
+
+def down() -> Running | None:
+    """End the cluster that is up; None when none was."""
+    running = home.running()
+    if running is None:
+        if home.lock_held():
+            raise ClusterError("a cluster is just starting or ending; try again in a moment")
+        return None
+    with suppress(ProcessLookupError):
+        os.kill(running.pid, signal.SIGTERM)
+    deadline = time.monotonic() + _DOWN_S
+    while home.lock_held():
+        if time.monotonic() > deadline:  # its children end with it
+            with suppress(ProcessLookupError):
+                os.kill(running.pid, signal.SIGKILL)
+            deadline += _DOWN_S
+        time.sleep(0.05)
+    home.forget()
+    return running
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Hold a cluster until told to end."""
+    parser = argparse.ArgumentParser(prog="heterps.supervisor", description=__doc__)
+    parser.add_argument("--directory", type=Path, required=True)
+    parser.add_argument("--bind", default="127.0.0.1:0")
+    parser.add_argument("--type", action="append", default=[], metavar="TYPE=UNITS")
+    parser.add_argument("--emulate", action="append", default=[], metavar="TYPE")
+    parser.add_argument("--ready-file")
+    options = parser.parse_args(argv)
+    types = {name: int(units) for name, _, units in (t.rpartition("=") for t in options.type)}
+    setup_logging("supervisor")
+    stop = threading.Event()
+    install_signals(stop)
+    with home.lock() as ours:
+        if not ours:
+            print("a cluster is up already; end it with `heterps down`")
+            return 1
+        cluster = Cluster(options.directory, types, options.emulate, bind=options.bind)
+        try:
+            cluster.start()
+            state = Running(
+                os.getpid(), cluster.address, str(cluster.directory), time.time(), cluster.roles
+            )
+            state.write()
+            announce(options.ready_file, address=cluster.address)
+            ended: set[str] = set()
+            while not stop.wait(0.5):
+                for child in cluster.children:
+                    if child.poll() is not None and child.label not in ended:
+                        ended.add(child.label)
+                        _log.error("%s has ended; its log is %s", child.label, child.log)
+        except ClusterError as error:
+            print(error)
+            return 1
+        finally:
+            home.forget()
+            cluster.stop()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""The wire: contracts, generated stubs, and the one way to speak them."""

@@ -1,0 +1,39 @@
+"""The storage plane: embedding tables in CPU memory, sharded over server processes."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ps.client import ParameterClient as ParameterClient
+    from ps.errors import CheckpointError as CheckpointError
+    from ps.errors import ShardError as ShardError
+    from ps.errors import TableError as TableError
+    from ps.local import LocalShards as LocalShards
+    from ps.table import LocalTable as LocalTable
+
+# Loaded on first use, so that `import ps` costs neither NumPy nor gRPC.
+_HOMES = {
+    "CheckpointError": "ps.errors",
+    "LocalShards": "ps.local",
+    "LocalTable": "ps.table",
+    "ParameterClient": "ps.client",
+    "ShardError": "ps.errors",
+    "TableError": "ps.errors",
+}
+__all__ = [
+    "CheckpointError",
+    "LocalShards",
+    "LocalTable",
+    "ParameterClient",
+    "ShardError",
+    "TableError",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'ps' has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value

@@ -1,0 +1,28 @@
+// What differs between compilers and CPUs.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+// Compiles a function twice, once for AVX2, and picks at load time.
+#if defined(__x86_64__) && defined(__gnu_linux__) && defined(__GNUC__) && \
+    !defined(__SANITIZE_THREAD__)
+#define HETERPS_CLONES __attribute__((target_clones("avx2", "default")))
+#else
+#define HETERPS_CLONES
+#endif
+
+namespace heterps::ps {
+
+// A float32 at any byte address: payloads follow a message head of any length.
+typedef float UnalignedFloat __attribute__((aligned(1), may_alias));
+
+inline uint64_t LoadKey(const void* keys, size_t i) {
+  uint64_t key;
+  std::memcpy(&key, static_cast<const char*>(keys) + 8 * i, 8);
+  return key;
+}
+
+inline void Prefetch(const void* address) { __builtin_prefetch(address); }
+
+}  // namespace heterps::ps

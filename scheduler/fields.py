@@ -1,0 +1,192 @@
+"""Strict reading of a user's mapping: every refusal names file, key, value and what is expected."""
+
+import difflib
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+_REQUIRED: Final = object()
+
+
+class InputError(ValueError):
+    """A workload, resources file or planning argument that cannot be used as given."""
+
+    def __init__(self, source: str, key: str, problem: str) -> None:
+        super().__init__(": ".join(part for part in (source, key, problem) if part))
+        self.source = source
+        self.key = key
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return "; did you mean 'x'?" for the valid name closest to `name`, else the valid names."""
+    names = list(known)
+    close = [one for one in names if name and one.startswith(name)]
+    close = close or difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    if close:
+        return f"; did you mean {close[0]!r}?"
+    return f"; valid: {', '.join(names)}" if names else ""
+
+
+class Fields:
+    """One mapping of a user's file, read key by key.
+
+    Args:
+        value: what the file holds at `path`.
+        path: dotted key path of the mapping, empty at the top.
+        source: the file, empty when there is none.
+        known: every key that may appear.
+    """
+
+    def __init__(self, value: object, path: str, source: str, known: Sequence[str]) -> None:
+        self.source = source
+        self.path = path
+        if not isinstance(value, Mapping):
+            raise InputError(source, path, f"{value!r}: expected a mapping with {', '.join(known)}")
+        for key in value:
+            if key not in known:
+                hint = nearest(str(key), known)
+                raise InputError(source, self.at(str(key)), f"unknown key{hint}")
+        self._value: Mapping[str, Any] = value
+
+    def at(self, key: str) -> str:
+        """Return the full path of `key`."""
+        return f"{self.path}.{key}" if self.path else key
+
+    def error(self, key: str, expected: str) -> InputError:
+        """Return the error that refuses the value of `key`."""
+        return InputError(
+            self.source, self.at(key), f"{self._value.get(key)!r}: expected {expected}"
+        )
+
+    def _get(self, key: str, default: object, expected: str) -> Any:
+        if key in self._value:
+            return self._value[key]
+        if default is _REQUIRED:
+            raise InputError(self.source, self.at(key), f"missing; expected {expected}")
+        return default
+
+    def text(self, key: str, default: object = _REQUIRED, allow_empty: bool = False) -> str:
+        """Return a string."""
+        value = self._get(key, default, "text")
+        if not isinstance(value, str) or not (value or allow_empty or key not in self._value):
+            raise self.error(key, "text" if allow_empty else "text that is not empty")
+        return value
+
+    def number(
+        self,
+        key: str,
+        default: object = _REQUIRED,
+        low: float = 0.0,
+        high: float = math.inf,
+        above: bool = False,
+    ) -> float:
+        """Return a finite float in [low, high], or in (low, high] when `above`."""
+        if high < math.inf:
+            expected = f"a number from {low:g} to {high:g}"
+        else:
+            expected = f"a finite number {'above' if above else 'of at least'} {low:g}"
+        value = self._get(key, default, expected)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self.error(key, expected)
+        inside = low < value <= high if above else low <= value <= high
+        if not math.isfinite(value) or not inside:
+            raise self.error(key, expected)
+        return float(value)
+
+    def integer(self, key: str, low: int, high: int) -> int:
+        """Return a whole number in [low, high]; 1e6 is taken as 1000000."""
+        expected = f"a whole number from {low} to {high}"
+        value = self._get(key, _REQUIRED, expected)
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise self.error(key, expected)
+        return value
+
+    def boolean(self, key: str, default: bool) -> bool:
+        """Return true or false."""
+        value = self._get(key, default, "true or false")
+        if not isinstance(value, bool):
+            raise self.error(key, "true or false")
+        return value
+
+    def items(self, key: str) -> Sequence[object]:
+        """Return a list of at least one item."""
+        value = self._get(key, _REQUIRED, "a list of at least one item")
+        if not isinstance(value, list | tuple) or not value:
+            raise self.error(key, "a list of at least one item")
+        return value
+
+    def mapping(self, key: str, of: str) -> Mapping[str, object]:
+        """Return a mapping of at least one item, from text to `of`."""
+        expected = f"a mapping from {of} with at least one entry"
+        value = self._get(key, _REQUIRED, expected)
+        if not isinstance(value, Mapping) or not value:
+            raise self.error(key, expected)
+        if not all(isinstance(name, str) and name for name in value):
+            raise self.error(key, expected)
+        return value
+
+
+def unique(names: Sequence[str], source: str, path: str) -> None:
+    """Refuse a name that appears twice in the list at `path`."""
+    first: dict[str, int] = {}
+    for index, name in enumerate(names):
+        if name in first:
+            problem = f"{name!r}: expected a name used once, {path}[{first[name]}] has it too"
+            raise InputError(source, f"{path}[{index}].name", problem)
+        first[name] = index
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML that reads 1e-3 as a number (YAML 1.1 takes it for text) and refuses repeated keys."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        _refuse_repeats([self.construct_object(key, deep=True) for key, _ in node.value])
+        return super().construct_mapping(node, deep)
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"),
+    list("-+.0123456789"),
+)
+
+
+def _refuse_repeats(keys: Sequence[object]) -> None:
+    seen: list[object] = []
+    for key in keys:
+        if key in seen:
+            raise ValueError(f"key {key!r} appears twice in one mapping")
+        seen.append(key)
+
+
+def _pairs(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    _refuse_repeats([key for key, _ in pairs])
+    return dict(pairs)
+
+
+def read_file(path: str | Path) -> object:
+    """Return what a JSON or YAML file holds.
+
+    Raises:
+        InputError: the file cannot be read or parsed.
+    """
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise InputError(str(path), "", f"cannot be read ({reason})") from error
+    try:
+        if path.suffix.lower() == ".json":
+            return json.loads(text, object_pairs_hook=_pairs)
+        return yaml.load(text, Loader=_Loader)
+    except (ValueError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())
+        raise InputError(str(path), "", f"expected JSON or YAML: {reason}") from error

@@ -1,0 +1,262 @@
+"""Following a running job to its end, and finding out what broke it."""
+
+import re
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from protos.decision_pb2 import Decision, Measured
+from protos.node_pb2 import SHARD, NodeStatusRequest
+from protos.process import describe_exit
+from protos.scheduler_pb2 import NodeStatus, ProcessStatus, ProgressReport
+from scheduler.calls import CallError, Channels, Interrupted, Stop, call
+from scheduler.launch import Process
+from scheduler.nodes import Nodes
+
+COLLECT_S = 1.5  # one death makes others fail: their deaths are waited for before one is blamed
+_POLL_S = 0.2
+_LOG_LINES = 15
+_LINE_LENGTH = 200
+# How a worker words that another process went away: a consequence, hardly a cause.
+_COMPLAINT = re.compile(
+    r"UNAVAILABLE|DEADLINE_EXCEEDED|CANCELLED|no server answers|no answer within|connection|"
+    r"broken pipe|socket closed|gloo|nccl|timed? ?out|unreachable",
+    re.IGNORECASE,
+)
+# Who is to blame, first to last.
+_NODE_LOST, _SHARD_KILLED, _KILLED, _SHARD_ENDED, _FAILED, _COMPLAINED, _LEFT = range(7)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a job ended: with the last stage's final report, or for a reason."""
+
+    report: ProgressReport | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Sign:
+    """One thing that went wrong, seen at `when`; the lowest (blame, when) is the cause."""
+
+    blame: int
+    when: float
+    headline: str
+    error: str = ""
+    log: str = ""
+
+
+class Follower:
+    """Collects what workers report and what nodes tell about one job's processes.
+
+    Args:
+        processes: all of the job's processes.
+        stages: how many stages there are.
+    """
+
+    def __init__(
+        self, processes: Sequence[Process], stages: int, nodes: Nodes, channels: Channels
+    ) -> None:
+        self._processes = processes
+        self._last_stage = stages - 1
+        self._nodes = nodes
+        self._channels = channels
+        self._lock = threading.Lock()
+        self._reports: dict[tuple[int, int], ProgressReport] = {}
+        self._trained: set[tuple[int, int]] = set()
+        self._errors: dict[tuple[int, int], tuple[float, str]] = {}
+        self._seen: dict[str, float] = {}  # when each process was first seen ended
+        self._done: ProgressReport | None = None
+        self._wake = threading.Event()
+
+    def report(self, report: ProgressReport) -> bool:
+        """Take in a worker's report; whether it is the one whose progress is the job's."""
+        worker = (report.stage, report.rank)
+        leads = worker == (self._last_stage, 0)
+        with self._lock:
+            self._reports[worker] = report
+            if report.phase in ("trained", "done"):
+                self._trained.add(worker)
+            if report.phase == "failed":
+                self._errors.setdefault(worker, (time.monotonic(), report.error))
+                self._wake.set()
+            elif report.phase == "done" and leads:
+                self._done = report
+                self._wake.set()
+        return leads
+
+    def follow(self, stop: Stop) -> Outcome:
+        """Wait for the end.
+
+        Raises:
+            Interrupted: `stop` said so.
+        """
+        while True:
+            if stop():
+                raise Interrupted
+            with self._lock:
+                if self._done is not None:
+                    return Outcome(report=self._done)
+            if self._signs({}):
+                return self.diagnose(stop)
+            self._wake.wait(_POLL_S)
+            self._wake.clear()
+
+    def diagnose(self, stop: Stop, otherwise: str = "") -> Outcome:
+        """Let what follows from the first failure happen, ask the nodes, name the cause.
+
+        Args:
+            otherwise: the reason when nothing is found.
+        """
+        until = time.monotonic() + COLLECT_S
+        while time.monotonic() < until:
+            if stop():
+                raise Interrupted
+            with self._lock:
+                if self._done is not None:
+                    return Outcome(report=self._done)
+            self._signs({})  # notes when each was first seen
+            time.sleep(_POLL_S / 2)
+        signs = sorted(self._signs(self._ask(stop)), key=lambda sign: (sign.blame, sign.when))
+        return Outcome(reason=explain(signs) if signs else otherwise)
+
+    def measured(self, decision: Decision, report: ProgressReport) -> Measured:
+        """What the run came to, beside what was predicted."""
+        seconds = report.train_seconds
+        throughput = report.samples / seconds if seconds > 0 else 0.0
+        types = {kind.name: kind for kind in decision.resources.types}
+        used = {stage.type for stage in decision.stages}
+        measured = Measured(
+            throughput=throughput,
+            price_per_hour=decision.price_per_hour,
+            cost=decision.price_per_hour * seconds / 3600,
+            seconds=seconds,
+            emulated=any(types[name].emulated for name in used if name in types),
+        )
+        with self._lock:
+            for stage in range(self._last_stage + 1):
+                first = self._reports.get((stage, 0))
+                samples = (first.samples if first is not None else 0) or report.samples
+                busy_s = first.busy_s if first is not None else 0.0
+                measured.stage_s.append(busy_s / samples if samples else 0.0)
+        return measured
+
+    def _signs(self, asked: dict[str, NodeStatus | str]) -> list[Sign]:
+        """What is wrong now, by the leases or, where given, by the nodes' own answers."""
+        signs: list[Sign] = []
+        lost: set[str] = set()
+        for process in self._processes:
+            node_id = process.node.node_id
+            answer = asked.get(node_id)
+            status = answer if isinstance(answer, NodeStatus) else self._nodes.get(node_id)
+            if isinstance(answer, str) or status is None:
+                if node_id not in lost:
+                    lost.add(node_id)
+                    signs.append(self._lost(process, answer if isinstance(answer, str) else ""))
+                continue
+            entries = [p for p in status.processes if p.process_id == process.process_id]
+            if entries and not entries[0].running:
+                sign = self._ended(process, entries[0])
+                if sign is not None:
+                    signs.append(sign)
+        signs += self._reported({sign.headline for sign in signs})
+        return signs
+
+    def _lost(self, process: Process, problem: str) -> Sign:
+        node = process.node
+        when = self._seen.setdefault(f"node {node.node_id}", time.monotonic())
+        here = [p.label for p in self._processes if p.node.node_id == node.node_id]
+        how = problem or self._nodes.how_gone(node.node_id)
+        kind = "standing shard" if process.standing else "node"
+        return Sign(
+            _NODE_LOST,
+            when,
+            f"{kind} {node.node_id} ({node.type + ' ' if node.type else ''}at {node.address}) {how}"
+            + ("" if process.standing else f"; it ran {', '.join(here)}"),
+        )
+
+    def _ended(self, process: Process, entry: ProcessStatus) -> Sign | None:
+        code = entry.exit_code
+        worker = (process.index, process.rank)
+        is_shard = process.role == SHARD
+        with self._lock:
+            when = self._seen.setdefault(process.process_id, time.monotonic())
+            reported = None if is_shard else self._errors.get(worker)
+            finished = not is_shard and code == 0 and worker in self._trained
+        if finished:
+            return None
+        headline = f"{process.label} ({process.place}) ended {describe_exit(code)}"
+        if code == -9:
+            headline += "; the kernel does this too when memory runs out"
+        error = reported[1] if reported is not None else ""
+        if not error and code > 0:
+            error = _last_line(entry.last_lines)
+        if reported is not None:
+            when = min(when, reported[0])
+        if is_shard:
+            blame = _SHARD_KILLED if code < 0 else _SHARD_ENDED
+        elif code < 0:
+            blame = _KILLED
+        elif code == 0:
+            blame = _LEFT
+        else:
+            blame = _COMPLAINED if _COMPLAINT.search(error) else _FAILED
+        return Sign(blame, when, headline, error, entry.last_lines)
+
+    def _reported(self, known: set[str]) -> list[Sign]:
+        """Failures that workers told of and whose end has not been seen."""
+        signs = []
+        with self._lock:
+            errors = dict(self._errors)
+        for process in self._processes:
+            worker = (process.index, process.rank)
+            if process.role == SHARD or worker not in errors:
+                continue
+            if any(headline.startswith(f"{process.label} ") for headline in known):
+                continue
+            when, error = errors[worker]
+            blame = _COMPLAINED if _COMPLAINT.search(error) else _FAILED
+            signs.append(Sign(blame, when, f"{process.label} ({process.place}) failed", error))
+        return signs
+
+    def _ask(self, stop: Stop) -> dict[str, NodeStatus | str]:
+        """Each node's own words now: its lease may be valid while it is already gone."""
+        answers: dict[str, NodeStatus | str] = {}
+        for process in self._processes:
+            node = process.node
+            if node.node_id in answers or process.standing:
+                continue
+            try:
+                answers[node.node_id] = call(
+                    self._channels.node(node.address).Status,
+                    NodeStatusRequest(),
+                    what="status",
+                    timeout_s=2.0,
+                    stop=stop,
+                )
+            except CallError:
+                if self._nodes.get(node.node_id) is None:
+                    continue  # how its lease ended tells more
+                answers[node.node_id] = "does not answer any more"
+        return answers
+
+
+def explain(signs: Sequence[Sign]) -> str:
+    """The cause, its error and the end of its log; then what else went wrong, a line each."""
+    cause, *others = signs
+    lines = [cause.headline]
+    if cause.error:
+        lines += [line[:1000] for line in cause.error.splitlines()[:10]]
+    if cause.log:
+        lines.append("the last lines of its log:")
+        lines += [f"  {line[:_LINE_LENGTH]}" for line in cause.log.splitlines()[-_LOG_LINES:]]
+    for other in others[:6]:
+        tail = f": {_last_line(other.error)[:_LINE_LENGTH]}" if other.error else ""
+        lines.append(f"also: {other.headline}{tail}")
+    return "\n".join(lines)
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else ""

@@ -1,0 +1,296 @@
+"""Putting a planned job on nodes: shards first, then stage workers, then the word to start."""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from protos.decision_pb2 import Decision
+from protos.job_pb2 import JobSpec
+from protos.node_pb2 import SHARD, STAGE, LaunchReply, LaunchRequest, StopJobRequest
+from protos.scheduler_pb2 import NodeStatus
+from protos.stage_pb2 import StageWorkers, Topology
+from protos.stage_pb2_grpc import StageStub
+from scheduler import nodes as registry
+from scheduler.calls import CallError, Channels, Interrupted, Stop, call
+from scheduler.nodes import Nodes
+
+_LAUNCH_TIMEOUT_S = 240.0
+_START_TIMEOUT_S = 20.0
+_PARALLEL = 16
+
+
+class LaunchError(RuntimeError):
+    """A job's processes could not be placed or started."""
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One process of a job: what it is, and the node (or standing shard) that it lives with."""
+
+    process_id: str
+    label: str
+    role: int
+    index: int
+    rank: int
+    node: NodeStatus
+    address: str = ""
+    rendezvous: str = ""
+    pid: int = 0
+
+    @property
+    def standing(self) -> bool:
+        """Whether it is a standing shard, which the job found and will leave running."""
+        return self.node.kind == registry.SHARD
+
+    @property
+    def place(self) -> str:
+        """Where it runs, for people."""
+        if self.standing:
+            return f"standing shard {self.node.node_id} at {self.node.address}"
+        pid = f"pid {self.pid} on " if self.pid else ""
+        return f"{pid}node {self.node.node_id}, {self.node.type} at {self.node.address}"
+
+
+def demand(decision: Decision, standing: Sequence[NodeStatus]) -> list[str]:
+    """The types of the units that a decision takes: the stages' in order, then the shards'."""
+    wanted = [stage.type for stage in decision.stages for _ in range(stage.units)]
+    if not standing:
+        wanted += [decision.workload.ps_type] * decision.ps_units
+    return wanted
+
+
+def place(
+    job_id: str,
+    job: JobSpec,
+    decision: Decision,
+    units: Sequence[NodeStatus],
+    nodes: Nodes,
+) -> list[Process]:
+    """Give every process of the job a node.
+
+    Args:
+        units: the node of each reserved unit, in the order of `demand`.
+
+    Raises:
+        LaunchError: there are fewer standing shards than the job asks for, or no node at all.
+    """
+    processes = _place_shards(job_id, job, decision, units, nodes)
+    position = 0
+    for index, stage in enumerate(decision.stages):
+        for rank in range(stage.units):
+            processes.append(
+                Process(
+                    process_id=f"{job_id}.stage-{index}-worker-{rank}",
+                    label=f"stage {index} worker {rank}",
+                    role=STAGE,
+                    index=index,
+                    rank=rank,
+                    node=units[position],
+                )
+            )
+            position += 1
+    return processes
+
+
+def launch(
+    job_id: str,
+    job: JobSpec,
+    decision: Decision,
+    processes: Sequence[Process],
+    scheduler: str,
+    channels: Channels,
+    stop: Stop,
+) -> list[Process]:
+    """Start all processes at once and wait until each listens.
+
+    Returns:
+        The processes with their addresses and process ids, in the same order.
+
+    Raises:
+        LaunchError: one did not start; the others are given up.
+        Interrupted: `stop` said so.
+    """
+    failed: list[str] = []
+    base = LaunchRequest(
+        job_id=job_id,
+        job=job,
+        stages=decision.stages,
+        layers=[layer.name for layer in decision.workload.layers],
+        devices=_devices(decision),
+        scheduler=scheduler,
+        output=output_of(job_id, job),
+    )
+
+    # What the job left open is settled now: every process reads the same number of shards.
+    base.job.servers.shards = sum(process.role == SHARD for process in processes)
+
+    def start(process: Process) -> Process | None:
+        if process.standing:
+            return _started(process, LaunchReply(address=process.node.address))
+        request = LaunchRequest()
+        request.CopyFrom(base)
+        request.process_id, request.role = process.process_id, process.role  # type: ignore[assignment]
+        request.index, request.rank = process.index, process.rank
+        node = process.node
+        try:
+            reply: LaunchReply = call(
+                channels.node(node.address).Launch,
+                request,
+                what=f"node {node.node_id} at {node.address}: start {process.label}",
+                timeout_s=_LAUNCH_TIMEOUT_S,
+                retry_s=3.0,
+                stop=lambda: stop() or bool(failed),
+            )
+        except CallError as error:
+            failed.append(f"{error}\n({process.label}: {process.place})")
+            return None
+        except Interrupted:
+            return None
+        return _started(process, reply)
+
+    with ThreadPoolExecutor(_PARALLEL) as pool:
+        started = list(pool.map(start, processes))
+    if failed:
+        raise LaunchError(failed[0])
+    if stop():
+        raise Interrupted
+    return [process for process in started if process is not None]
+
+
+def begin(job_id: str, processes: Sequence[Process], channels: Channels, stop: Stop) -> None:
+    """Tell every stage worker where the others are: training begins.
+
+    Raises:
+        CallError, Interrupted
+    """
+    topology = topology_of(job_id, processes)
+    workers = [process for process in processes if process.role == STAGE]
+
+    def tell(worker: Process) -> None:
+        call(
+            StageStub(channels.to(worker.address)).Start,
+            topology,
+            what=f"{worker.label} at {worker.address} ({worker.place}): start",
+            timeout_s=_START_TIMEOUT_S,
+            retry_s=3.0,
+            stop=stop,
+        )
+
+    try:
+        with ThreadPoolExecutor(_PARALLEL) as pool:
+            list(pool.map(tell, workers))
+    finally:
+        for worker in workers:
+            channels.forget(worker.address)
+
+
+def stop_job(
+    job_id: str, addresses: Sequence[str], channels: Channels, grace_s: float
+) -> list[str]:
+    """Stop the job's processes on the nodes at `addresses`; the nodes that did not answer."""
+    silent: list[str] = []
+
+    def tell(address: str) -> None:
+        try:
+            call(
+                channels.node(address).StopJob,
+                StopJobRequest(job_id=job_id, grace_s=grace_s),
+                what=f"node at {address}: stop job {job_id}",
+                timeout_s=grace_s + 5.0,
+                stop=lambda: False,
+            )
+        except CallError as error:
+            silent.append(str(error))
+
+    if addresses:
+        with ThreadPoolExecutor(_PARALLEL) as pool:
+            list(pool.map(tell, sorted(set(addresses))))
+    return silent
+
+
+def topology_of(job_id: str, processes: Sequence[Process]) -> Topology:
+    """Who listens where."""
+    topology = Topology(job_id=job_id)
+    for process in processes:
+        if process.role == SHARD:
+            topology.shards.append(process.address)
+            continue
+        while len(topology.stages) <= process.index:
+            topology.stages.append(StageWorkers())
+        stage = topology.stages[process.index]
+        stage.addresses.append(process.address)
+        if process.rank == 0:
+            stage.rendezvous = process.rendezvous
+    return topology
+
+
+def output_of(job_id: str, job: JobSpec) -> str:
+    """The absolute folder where the job's model is saved."""
+    return str(Path(job.directory or "/") / (job.output or "output") / job_id)
+
+
+def _place_shards(
+    job_id: str, job: JobSpec, decision: Decision, units: Sequence[NodeStatus], nodes: Nodes
+) -> list[Process]:
+    standing = nodes.live(registry.SHARD)
+    count = job.servers.shards
+    if standing:
+        count = count or len(standing)
+        if count > len(standing):
+            raise LaunchError(
+                f"servers.shards: {count}, but {len(standing)} standing shards are alive; "
+                "expected at most as many"
+            )
+        homes: Sequence[NodeStatus] = standing
+    else:
+        count = count or max(1, decision.ps_units)
+        # The shards' own units come behind the stages'; a plan without any still needs a home.
+        stage_units = sum(stage.units for stage in decision.stages)
+        homes = units[stage_units:] or [_home(decision, nodes)]
+    return [
+        Process(
+            process_id=f"{job_id}.shard-{index}",
+            label=f"shard {index}",
+            role=SHARD,
+            index=index,
+            rank=0,
+            node=homes[index % len(homes)],
+        )
+        for index in range(count)
+    ]
+
+
+def _home(decision: Decision, nodes: Nodes) -> NodeStatus:
+    live = nodes.live(registry.NODE)
+    if not live:
+        raise LaunchError("no node is alive to run the parameter server on")
+    ps_type = decision.workload.ps_type
+
+    def fitness(node: NodeStatus) -> tuple[bool, bool, int]:
+        return node.type == ps_type, node.type.lower().startswith("cpu"), node.units
+
+    return max(live, key=fitness)
+
+
+def _devices(decision: Decision) -> list[str]:
+    kinds = {kind.name: kind for kind in decision.resources.types}
+    devices = []
+    for stage in decision.stages:
+        kind = kinds[stage.type]
+        devices.append("cpu" if kind.emulated or kind.device != "cuda" else "cuda")
+    return devices
+
+
+def _started(process: Process, reply: LaunchReply) -> Process:
+    return Process(
+        process.process_id,
+        process.label,
+        process.role,
+        process.index,
+        process.rank,
+        process.node,
+        reply.address,
+        reply.rendezvous,
+        reply.pid,
+    )

@@ -1,0 +1,416 @@
+"""The scheduler's process and its gRPC service.
+
+Usage: python -m scheduler.service [--bind HOST:PORT] [--redis URL] [--ready-file F]
+"""
+
+import argparse
+import logging
+import os
+import re
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NoReturn
+
+import grpc
+
+from protos.decision_pb2 import Decision
+from protos.process import announce, install_signals, setup_logging
+from protos.scheduler_pb2 import (
+    HeartbeatReply,
+    HeartbeatRequest,
+    JobRequest,
+    JobStatus,
+    ListJobsReply,
+    ListJobsRequest,
+    ListNodesReply,
+    ListNodesRequest,
+    LogChunk,
+    LogsRequest,
+    PlanRequest,
+    ProgressReport,
+    ReportReply,
+    SubmitReply,
+    SubmitRequest,
+)
+from protos.scheduler_pb2_grpc import SchedulerServicer, add_SchedulerServicer_to_server
+from protos.security import SecurityError
+from protos.servers import BindError, Server
+from scheduler.calls import Channels
+from scheduler.fields import InputError
+from scheduler.jobs import DuplicateError, Jobs
+from scheduler.logs import stream
+from scheduler.nodes import LEASE_S, Nodes
+from scheduler.offer import wanted_types
+from scheduler.redis_server import EmbeddedRedis, RedisServerError
+from scheduler.runner import DEFAULT_METHOD, Control, Run, Runs
+from scheduler.store import TERMINAL, Store, StoreError
+
+_THREADS = 160
+_MAX_STREAMS = 128  # each holds a thread for as long as its reader stays
+_STEP_S = 0.1
+_CANCEL_WAIT_S = 20.0
+_CLOSE_WAIT_S = 10.0
+_HOLD_S = 5.0
+_JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_log = logging.getLogger("heterps.scheduler")
+
+
+class HeldError(RuntimeError):
+    """Another scheduler works on this Redis."""
+
+
+class SchedulerService(SchedulerServicer):
+    """The gRPC methods; all state lies in `jobs`, `nodes` and `runs`."""
+
+    def __init__(self, control: Control, runs: Runs, stop: threading.Event) -> None:
+        self._store, self._jobs, self._nodes = control.store, control.jobs, control.nodes
+        self._runs = runs
+        self._stop = stop
+        self._streams = threading.BoundedSemaphore(_MAX_STREAMS)
+
+    def Submit(self, request: SubmitRequest, context: grpc.ServicerContext) -> SubmitReply:  # noqa: N802
+        """Queue a job."""
+        job_id = request.job_id or f"job-{uuid.uuid4().hex[:12]}"
+        if not _JOB_ID.fullmatch(job_id):
+            _refuse(context, f"job_id: {job_id!r}: expected 1 to 64 letters, digits and . _ -")
+        if not request.job.schedule.offered.types:
+            _refuse(context, "job.schedule.offered: empty; expected one resource type or more")
+        try:
+            created = self._jobs.submit(job_id, request.job)
+        except DuplicateError as error:
+            context.abort(grpc.StatusCode.ALREADY_EXISTS, str(error))
+        except StoreError as error:
+            _unavailable(context, error)
+        return SubmitReply(job_id=job_id, created=created)
+
+    def GetJob(self, request: JobRequest, context: grpc.ServicerContext) -> JobStatus:  # noqa: N802
+        """A job's status, with its spec."""
+        status = self._known(request.job_id, context)
+        try:
+            spec = self._store.spec(request.job_id)
+        except StoreError as error:
+            _unavailable(context, error)
+        if spec is not None:
+            status.job.CopyFrom(spec)
+        return status
+
+    def ListJobs(self, request: ListJobsRequest, context: grpc.ServicerContext) -> ListJobsReply:  # noqa: N802
+        """All jobs in the order of submission, without their specs."""
+        return ListJobsReply(jobs=self._jobs.all())
+
+    def WatchJob(  # noqa: N802
+        self, request: JobRequest, context: grpc.ServicerContext
+    ) -> Iterator[JobStatus]:
+        """The status now and after each change, without the spec, to the end."""
+        self._known(request.job_id, context)
+        with self._streaming(context) as gone:
+            yield from self._jobs.watch(request.job_id, gone)
+        self._end_of_stream(request.job_id, context)
+
+    def CancelJob(self, request: JobRequest, context: grpc.ServicerContext) -> JobStatus:  # noqa: N802
+        """Stop a job; answers when its processes are stopped. A job that has ended stays so."""
+        job_id = request.job_id
+        self._known(job_id, context)
+        if not self._runs.cancel_queued(job_id):
+            run = self._runs.get(job_id)
+            if run is not None:
+                run.cancel()
+                run.ended.wait(_CANCEL_WAIT_S)
+        return self._known(job_id, context)
+
+    def Logs(self, request: LogsRequest, context: grpc.ServicerContext) -> Iterator[LogChunk]:  # noqa: N802
+        """What the job's processes have printed; with `follow`, until it ends."""
+        job_id = request.job_id
+        self._known(job_id, context)
+
+        def run() -> Run | None:
+            found = self._runs.get(job_id)
+            return found if found is not None and not found.ended.is_set() else None
+
+        with self._streaming(context) as gone:
+            try:
+                yield from stream(
+                    job_id,
+                    self._store,
+                    lambda: found.logs if (found := run()) is not None else None,
+                    lambda: request.follow and self._jobs.state(job_id) not in TERMINAL,
+                    lambda seconds: self._pause(seconds, gone),
+                    gone,
+                )
+            except StoreError as error:
+                _unavailable(context, error)
+        if request.follow:
+            self._end_of_stream(job_id, context)
+
+    def GetDecision(self, request: JobRequest, context: grpc.ServicerContext) -> Decision:  # noqa: N802
+        """A job's decision."""
+        status = self._known(request.job_id, context)
+        try:
+            decision = self._store.decision(request.job_id)
+        except StoreError as error:
+            _unavailable(context, error)
+        if decision is None:
+            why = f": {status.reason}" if status.reason else ""
+            context.abort(
+                grpc.StatusCode.NOT_FOUND, f"job {request.job_id}: it has no decision{why}"[:2000]
+            )
+        return decision
+
+    def Plan(self, request: PlanRequest, context: grpc.ServicerContext) -> Decision:  # noqa: N802
+        """Plan a workload without running it."""
+        from scheduler import plan
+
+        try:
+            return plan(
+                request.workload,
+                request.resources,
+                request.min_throughput or None,
+                method=request.method or DEFAULT_METHOD,
+                seed=request.seed % 2**32,
+            ).to_message()
+        except InputError as error:
+            _refuse(context, str(error))
+
+    def ListNodes(self, request: ListNodesRequest, context: grpc.ServicerContext) -> ListNodesReply:  # noqa: N802
+        """Live nodes and standing shards, with the units that jobs hold."""
+        return ListNodesReply(nodes=self._nodes.listed())
+
+    def Heartbeat(self, request: HeartbeatRequest, context: grpc.ServicerContext) -> HeartbeatReply:  # noqa: N802
+        """Renew a lease, or end it."""
+        node = request.node
+        if not node.node_id or node.kind not in ("node", "shard"):
+            _refuse(
+                context,
+                f"node: id {node.node_id!r}, kind {node.kind!r}: expected an id, and node or shard",
+            )
+        if request.leaving:
+            self._nodes.leave(node)
+        else:
+            self._nodes.renew(node)
+        return HeartbeatReply(lease_s=self._nodes.lease_s)
+
+    def Report(self, request: ProgressReport, context: grpc.ServicerContext) -> ReportReply:  # noqa: N802
+        """Take in a worker's progress; `stop` once its job is over."""
+        run = self._runs.get(request.job_id)
+        return ReportReply(stop=run is None or run.report(request))
+
+    def _known(self, job_id: str, context: grpc.ServicerContext) -> JobStatus:
+        status = self._jobs.get(job_id)
+        if status is None:
+            context.abort(grpc.StatusCode.NOT_FOUND, f"job {job_id!r}: unknown")
+        return status
+
+    def _streaming(self, context: grpc.ServicerContext) -> "_Streaming":
+        if not self._streams.acquire(blocking=False):
+            context.abort(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f"{_MAX_STREAMS} readers follow jobs already; try again later",
+            )
+        return _Streaming(self._streams, lambda: self._stop.is_set() or not context.is_active())
+
+    def _end_of_stream(self, job_id: str, context: grpc.ServicerContext) -> None:
+        """A stream that ends before its job says why."""
+        if self._stop.is_set() and self._jobs.state(job_id) not in TERMINAL:
+            context.abort(grpc.StatusCode.UNAVAILABLE, "the scheduler is stopping")
+
+    def _pause(self, seconds: float, gone: Callable[[], bool]) -> None:
+        until = time.monotonic() + seconds
+        while not gone() and time.monotonic() < until:
+            self._stop.wait(0.1)
+
+
+class _Streaming:
+    """Holds one place for a reader; entering gives the test of whether it has gone."""
+
+    def __init__(self, places: threading.BoundedSemaphore, gone: Callable[[], bool]) -> None:
+        self._places = places
+        self._gone = gone
+
+    def __enter__(self) -> Callable[[], bool]:
+        return self._gone
+
+    def __exit__(self, *error: object) -> None:
+        self._places.release()
+
+
+class SchedulerProcess:
+    """Everything that runs in the scheduler's process.
+
+    Args:
+        advertise: host that workers reach the scheduler under, where it differs from `bind`'s.
+
+    Raises:
+        StoreError, HeldError, BindError, SecurityError: from `start`.
+    """
+
+    def __init__(
+        self, bind: str, redis_url: str, *, advertise: str = "", lease_s: float = LEASE_S
+    ) -> None:
+        self._bind = bind
+        self._url = redis_url
+        self._advertise = advertise
+        self._lease_s = lease_s
+        self._stop = threading.Event()
+        self._holder = f"scheduler {uuid.uuid4().hex[:8]}"
+        self._threads: list[threading.Thread] = []
+
+    def start(self, lost: Callable[[], None]) -> str:
+        """Serve; the address for others.
+
+        Args:
+            lost: called when another scheduler has taken over.
+        """
+        self._store = Store(self._url)
+        self._store.ping()
+        self._take_charge()
+        try:
+            return self._serve(lost)
+        except BaseException:
+            self._store.release(self._holder)
+            raise
+
+    def _serve(self, lost: Callable[[], None]) -> str:
+        jobs = Jobs(self._store)
+        jobs.recover("the scheduler was restarted")
+        nodes = Nodes(self._store, self._lease_s)
+        self._channels = Channels()
+        server = self._server = Server("scheduler", self._bind, threads=_THREADS)
+        # The address is known once it listens, and calls come in at once: a gate in between.
+        gate = _Gate()
+        server.add(add_SchedulerServicer_to_server, gate, "heterps.v1.Scheduler")
+        address = server.start()
+        if self._advertise:
+            address = f"{self._advertise}:{address.rpartition(':')[2]}"
+        control = Control(self._store, jobs, nodes, self._channels, address)
+        self._jobs, self._runs = jobs, Runs(control)
+        gate.open(SchedulerService(control, self._runs, self._stop))
+        self._begin("flush", lambda: jobs.flush_loop(self._stop))
+        self._begin("dispatch", self._dispatch)
+        self._begin("hold", lambda: self._stay_in_charge(lost))
+        return address
+
+    def stop(self) -> None:
+        """Stop the running jobs, keep the queue, end."""
+        self._runs.close("the scheduler was stopped while the job ran", _CLOSE_WAIT_S)
+        self._stop.set()
+        self._server.stop(1.0)
+        for thread in self._threads:
+            thread.join(5.0)
+        self._jobs.flush_all()
+        try:
+            self._store.release(self._holder)
+        except StoreError as error:
+            _log.warning("%s", error)
+        self._channels.close()
+        self._store.close()
+
+    def _begin(self, name: str, body: Callable[[], None]) -> None:
+        thread = threading.Thread(target=body, name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _dispatch(self) -> None:
+        while not self._stop.wait(_STEP_S):
+            try:
+                self._runs.step(wanted_types)
+            except StoreError as error:
+                _log.warning("%s", error)
+                self._stop.wait(1.0)
+
+    def _take_charge(self) -> None:
+        """Wait for the hold of a scheduler that has died; never work beside a live one."""
+        until = time.monotonic() + _HOLD_S + 1.0
+        while not self._store.hold(self._holder, _HOLD_S):
+            if time.monotonic() > until:
+                raise HeldError(
+                    f"{self._store.holder()} works on this Redis; expected no other scheduler"
+                )
+            time.sleep(0.2)
+
+    def _stay_in_charge(self, lost: Callable[[], None]) -> None:
+        while not self._stop.wait(1.0):
+            try:
+                if not self._store.hold(self._holder, _HOLD_S):
+                    _log.critical("%s has taken over; ending", self._store.holder())
+                    lost()
+                    return
+            except StoreError as error:
+                _log.warning("%s", error)
+
+
+class _Gate:
+    """A servicer whose methods wait until the real one is there."""
+
+    def __init__(self) -> None:
+        self._opened = threading.Event()
+        self._service: SchedulerService | None = None
+
+    def open(self, service: SchedulerService) -> None:
+        self._service = service
+        self._opened.set()
+
+    def __getattr__(self, method: str) -> Callable[..., object]:
+        def forward(request: object, context: grpc.ServicerContext) -> object:
+            self._opened.wait(10.0)
+            return getattr(self._service, method)(request, context)
+
+        return forward
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="heterps scheduler", description="Run the scheduler.")
+    parser.add_argument("--bind", default="127.0.0.1:0", metavar="HOST:PORT")
+    parser.add_argument(
+        "--redis",
+        default=os.environ.get("HETERPS_REDIS", ""),
+        metavar="URL",
+        help="redis://HOST:PORT/DB; without it a server of its own is started",
+    )
+    parser.add_argument("--directory", type=Path, help="where its own server keeps its data")
+    parser.add_argument("--advertise", default="", metavar="HOST", help="host for others to call")
+    parser.add_argument("--lease", type=float, default=LEASE_S, metavar="SECONDS")
+    parser.add_argument("--ready-file", metavar="FILE", help="written once calls are answered")
+    options = parser.parse_args(argv)
+    setup_logging("scheduler")
+    stop = threading.Event()
+    install_signals(stop)
+    try:
+        with ExitStack() as stack:
+            url = options.redis
+            if not url:
+                directory = options.directory or stack.enter_context(
+                    tempfile.TemporaryDirectory(prefix="heterps-redis-", ignore_cleanup_errors=True)
+                )
+                url = stack.enter_context(EmbeddedRedis(directory)).url
+            scheduler = SchedulerProcess(
+                options.bind, url, advertise=options.advertise, lease_s=options.lease
+            )
+            address = scheduler.start(stop.set)
+            _log.info("listens on %s", address)
+            announce(options.ready_file, address=address, redis=url)
+            stop.wait()
+            _log.info("stopping")
+            scheduler.stop()
+    except (BindError, SecurityError, StoreError, HeldError, RedisServerError) as error:
+        _log.error("%s", error)
+        return 1
+    return 0
+
+
+def _refuse(context: grpc.ServicerContext, problem: str) -> NoReturn:
+    context.abort(grpc.StatusCode.INVALID_ARGUMENT, problem)
+
+
+def _unavailable(context: grpc.ServicerContext, error: StoreError) -> NoReturn:
+    context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,250 @@
+"""From a job file to a trained model, through every process: quality, equality, repeatability."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import heterps
+from heterps import Client, Cluster
+from heterps.jobfile import load_job
+from protos import scheduler_pb2 as pb
+from workers import metrics
+from workers.data import Dataset
+from workers.source import evaluation_batches
+
+pytest.importorskip("pyarrow")
+ROOT = Path(__file__).resolve().parents[2]
+FLIGHTS = ROOT / "examples/flights/job.yaml"
+KUAIRAND = ROOT / "examples/kuairand/job.yaml"
+KUAIRAND_DATA = ROOT.parent / "shared/data/kuairand-pure-ctr"
+REQUIRED_AUC = 0.82
+WITHIN = 0.003
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    with Cluster(tmp_path_factory.mktemp("cluster"), types={"cpu": 4}, emulate=["v100"]) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(cluster):
+    with Client(cluster.address) as connected:
+        yield connected
+
+
+def flights(output, *overrides):
+    return load_job(FLIGHTS, [f"output={output}", "schedule.method=greedy", *overrides])
+
+
+def run(client, job):
+    job_id = client.submit(job)
+    status = client.wait(job_id, timeout=400)
+    assert status.state == pb.SUCCEEDED, status.reason
+    return status, client.decision(job_id)
+
+
+@pytest.fixture(scope="module")
+def trained(client, tmp_path_factory):
+    job = flights(tmp_path_factory.mktemp("one"), "servers.shards=1", "schedule.pin.embedding=cpu",
+                  "schedule.pin.wide=cpu", "schedule.pin.tower=cpu", "schedule.pin.experts=cpu",
+                  "schedule.pin.head=cpu")
+    return run(client, job)
+
+
+def losses(status):
+    with open(Path(status.output) / "loss.csv") as file:
+        return [float(row["loss"]) for row in csv.DictReader(file)]
+
+
+def test_flights_reaches_its_auc_in_one_stage(trained):
+    status, decision = trained
+    assert len(decision.stages) == 1
+    assert status.metrics["test_auc"] >= REQUIRED_AUC
+    assert not decision.measured.emulated
+    assert decision.measured.throughput > 0
+    assert decision.measured.cost > 0
+
+
+def test_a_saved_model_predicts_as_it_was_measured(trained):
+    status, _ = trained
+    model = heterps.load(status.output)
+    scores, labels = [], []
+    job = load_job(FLIGHTS)
+    for _, tensors in evaluation_batches(job, "test", 4096, 0, 1, lambda: False):
+        with torch.no_grad():
+            scores.append(model(tensors["sparse"], tensors["dense"]).numpy())
+        labels.append(tensors["label"].numpy())
+    measured = metrics.auc(np.concatenate(scores), np.concatenate(labels))
+    assert measured == pytest.approx(status.metrics["test_auc"], abs=1e-5)
+    assert len(np.concatenate(labels)) == Dataset(job.data, "test", job.directory).rows
+
+
+def test_three_shards_give_the_same_quality(client, trained, tmp_path):
+    status, _ = run(client, flights(tmp_path, "servers.shards=3"))
+    assert status.metrics["test_auc"] == pytest.approx(trained[0].metrics["test_auc"], abs=WITHIN)
+
+
+def test_two_stages_give_the_same_quality_and_say_emulated(client, trained, tmp_path):
+    job = flights(
+        tmp_path, "schedule.pin.embedding=cpu", "schedule.pin.wide=cpu",
+        "schedule.pin.tower=v100", "schedule.pin.experts=v100", "schedule.pin.head=v100",
+    )
+    status, decision = run(client, job)
+    assert [s.type for s in decision.stages] == ["cpu", "v100"]
+    assert decision.measured.emulated
+    assert status.metrics["test_auc"] == pytest.approx(trained[0].metrics["test_auc"], abs=WITHIN)
+
+
+def test_two_stages_of_different_widths_give_the_same_quality(client, trained, tmp_path):
+    workload = tmp_path / "workload.yaml"
+    cost = {"sync_s": 1e-9, "transfer_s": 1e-9, "parallel_compute": 1.0, "parallel_sync": 1.0,
+            "memory_bytes": 1e6}
+    names = [layer.name for layer in trained[1].workload.layers]
+    layers = [
+        {"name": n, "kind": "dense", "cost": {
+            "cpu": cost | {"compute_s": 1e-2 if n in ("embedding", "wide") else 1e3},
+            "v100": cost | {"compute_s": 1e-3}}}
+        for n in names
+    ]
+    workload.write_text(json.dumps({
+        "name": "wide", "reference_batch": 1024, "samples": 1e6, "ps_type": "cpu",
+        "ps_core_s": 1e-9, "layers": layers}))
+    job = flights(
+        tmp_path, f"schedule.workload={workload}", "schedule.min_throughput=130000",
+        "schedule.pin.embedding=cpu", "schedule.pin.wide=cpu",
+        "schedule.pin.tower=v100", "schedule.pin.experts=v100", "schedule.pin.head=v100",
+    )
+    status, decision = run(client, job)
+    assert [(s.type, s.units) for s in decision.stages] == [("cpu", 2), ("v100", 1)]
+    assert status.metrics["test_auc"] == pytest.approx(trained[0].metrics["test_auc"], abs=WITHIN)
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_the_same_seed_gives_the_same_losses(client, tmp_path, staleness):
+    curves = []
+    for attempt in ("a", "b"):
+        job = flights(
+            tmp_path / attempt, "train.max_steps=40", f"train.staleness={staleness}",
+            "schedule.pin.embedding=cpu", "schedule.pin.wide=cpu", "schedule.pin.tower=cpu",
+            "schedule.pin.experts=cpu", "schedule.pin.head=cpu",
+        )
+        curves.append(losses(run(client, job)[0]))
+    assert len(curves[0]) == 40
+    assert curves[0] == curves[1]
+
+
+def test_submitting_twice_under_one_id_trains_once(client, tmp_path):
+    job = flights(tmp_path, "train.max_steps=5")
+    assert client.submit(job, job_id="twice") == client.submit(job, job_id="twice")
+    assert client.wait("twice", timeout=200).state == pb.SUCCEEDED
+    assert [j.job_id for j in client.jobs()].count("twice") == 1
+
+
+@pytest.mark.skipif(not KUAIRAND_DATA.is_dir(), reason="the KuaiRand data is not beside the project")
+def test_kuairand_reaches_gradient_boosting(client, tmp_path):
+    job = load_job(
+        KUAIRAND, [f"output={tmp_path}", f"data.path={KUAIRAND_DATA}", "schedule.method=greedy"]
+    )
+    status, _ = run(client, job)
+    assert status.metrics["test_auc"] >= 0.737
+
+
+def processes_of(marker):
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            text = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            environment = (entry / "environ").read_bytes().decode(errors="replace")
+        except (OSError, ValueError):
+            continue
+        if f"HETERPS_TEST={marker}" in environment and "zombie" not in text:
+            found.append((int(entry.name), text))
+    return found
+
+
+def start_train(tmp_path, marker, *options):
+    return subprocess.Popen(
+        [sys.executable, "-m", "heterps", "train", str(FLIGHTS), "--set", f"output={tmp_path}/out",
+         "--set", "train.epochs=50", *options],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        env={**os.environ, "HETERPS_TEST": marker}, cwd=ROOT,
+    )
+
+
+def wait_for(condition, seconds, what):
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        found = condition()
+        if found:
+            return found
+        time.sleep(0.1)
+    raise AssertionError(f"{what} did not happen within {seconds} s")
+
+
+def stage_pids(marker):
+    return [pid for pid, text in processes_of(marker) if "workers.stage" in text]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_ending_train_leaves_no_process_behind(tmp_path, number):
+    marker = f"end-{number.value}-{os.getpid()}"
+    process = start_train(tmp_path, marker)
+    try:
+        wait_for(lambda: stage_pids(marker), 120, "training")
+        time.sleep(3)  # inside the steps
+        process.send_signal(number)
+        output, _ = process.communicate(timeout=60)
+        assert process.returncode == (130 if number == signal.SIGINT else -9), output
+        wait_for(lambda: not processes_of(marker), 20, "the end of every process")
+    finally:
+        process.kill()
+    assert not list(Path(tmp_path, "out").glob("*/model.json"))
+
+
+def test_a_killed_shard_fails_the_job_and_is_named(tmp_path):
+    marker = f"shard-{os.getpid()}"
+    process = start_train(tmp_path, marker)
+    try:
+        wait_for(lambda: stage_pids(marker), 120, "training")
+        time.sleep(3)
+        shards = [pid for pid, text in processes_of(marker) if "ps.server" in text]
+        os.kill(shards[0], signal.SIGKILL)
+        output, _ = process.communicate(timeout=120)
+        assert process.returncode == 1, output
+        assert "shard 0" in output
+        assert "SIGKILL" in output
+        assert str(shards[0]) in output
+        wait_for(lambda: not processes_of(marker), 20, "the end of every process")
+    finally:
+        process.kill()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "code", "said"),
+    [
+        (["train.epoch=3"], 2, "train.epoch"),
+        (["data.sparse=[carrier, orgin]"], 1, "orgin"),
+        (["data.label=distance"], 1, "distance"),
+        (["schedule.min_throughput=1e12"], 5, "1,000,000,000,000"),
+        (["model.entry=broken.py:build"], 2, "broken.py"),
+    ],
+)
+def test_a_wrong_job_is_one_screen_and_an_exit_code(tmp_path, overrides, code, said):
+    marker = f"wrong-{os.getpid()}"
+    options = [part for o in overrides for part in ("--set", o)]
+    process = start_train(tmp_path, marker, *options)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == code, output
+    assert said in output
+    assert "Traceback" not in output
+    wait_for(lambda: not processes_of(marker), 20, "the end of every process")

@@ -1,0 +1,77 @@
+"""Children announce themselves and never outlive their parent."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from protos import process
+
+CHILD = """
+import sys, threading
+from protos import process
+stop = threading.Event()
+process.install_signals(stop)
+process.announce(sys.argv[sys.argv.index("--ready-file") + 1], address="here:1")
+stop.wait()
+"""
+PARENT = f"""
+import sys, time, pathlib
+from protos import process
+argv = [sys.executable, "-c", {CHILD!r}]
+child = process.spawn("child", argv, directory=pathlib.Path(sys.argv[1]))
+child.wait_ready(20)
+print(child.pid, flush=True)
+time.sleep(60)
+"""
+
+
+def alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_dead(pid, seconds=10.0):
+    deadline = time.monotonic() + seconds
+    while alive(pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not alive(pid)
+
+
+def test_a_child_is_ready_when_it_says_so_and_stops_when_asked(tmp_path):
+    child = process.spawn("child one", [sys.executable, "-c", CHILD], directory=tmp_path)
+    assert child.wait_ready(20).address == "here:1"
+    child.stop()
+    assert child.poll() == 0
+    child.stop()
+
+
+def test_a_child_that_fails_is_quoted(tmp_path):
+    child = process.spawn("shard 7", [sys.executable, "-c", "1/0"], directory=tmp_path)
+    with pytest.raises(process.ChildError, match=r"shard 7 ended with exit code 1(.|\n)*ZeroDiv"):
+        child.wait_ready(20)
+
+
+def test_a_child_that_hangs_is_killed(tmp_path):
+    code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
+    child = process.spawn("deaf", [sys.executable, "-c", code], directory=tmp_path)
+    with pytest.raises(process.ChildError, match="deaf was not ready within 1 s"):
+        child.wait_ready(1)
+    assert wait_dead(child.pid)
+
+
+def test_a_child_ends_when_its_parent_is_killed(tmp_path):
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    pid = int(parent.stdout.readline())
+    assert alive(pid)
+    os.kill(parent.pid, signal.SIGKILL)
+    parent.wait()
+    assert wait_dead(pid)

@@ -1,0 +1,174 @@
+"""The exact solver against trying every assignment; the rules it is compared with."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from scheduler import load_resources, load_workload
+from scheduler.baselines import Evaluator, greedy, one_device, random
+from scheduler.cost import CostModel, Plan
+from scheduler.exact import solve
+from scheduler.provision import provision
+from tests.scheduler.instances import EXAMPLE, cost, model, problems, resources, workload
+
+
+def _brute(problem: CostModel, floor: float) -> list[Plan]:
+    choices = [np.flatnonzero(row) for row in problem.allowed]
+    return [
+        provision(problem, tuple(int(kind) for kind in kinds), floor) for kinds in product(*choices)
+    ]
+
+
+@settings(max_examples=50, deadline=None)
+@given(problems(layers=4, limit=5))
+def test_exact_equals_brute_force(drawn: tuple[CostModel, float]) -> None:
+    """Every assignment, provisioned; shared limits, memory and parameter-server cores bind."""
+    problem, floor = drawn
+    plans = _brute(problem, floor)
+    feasible = [plan.cost for plan in plans if plan.feasible]
+    solution = solve(problem, floor, seconds=30.0)
+    assert solution.proven
+    fastest = max(plan.throughput for plan in _brute(problem, 1e12))
+    assert solution.max_throughput == pytest.approx(fastest)
+    if feasible:
+        assert solution.plan is not None
+        assert solution.plan.feasible
+        assert solution.plan.cost == pytest.approx(min(feasible), rel=1e-9)
+        assert solution.lower_bound == solution.plan.cost
+    else:
+        assert solution.plan is None or not solution.plan.feasible
+        assert solution.lower_bound == np.inf
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_exact_equals_brute_force_where_everything_binds(seed: int) -> None:
+    """Larger than hypothesis tends to draw: limits shared by stages and parameter server."""
+    rng = np.random.default_rng(seed)
+    rows = [
+        {
+            name: {
+                "compute_s": rng.uniform(0.01, 1),
+                "sync_s": float(rng.choice([0, 0.01, 0.4])),
+                "transfer_s": float(rng.choice([0, 0.02, 0.5])),
+                "parallel_compute": float(rng.choice([0.5, 0.9, 0.97, 1])),
+                "parallel_sync": float(rng.choice([0, 0.5, 0.9, 1])),
+                "memory_bytes": float(rng.choice([0, 30, 60])),
+            }
+            for name in ("cpu", "t4", "v100")
+        }
+        for _ in range(4)
+    ]
+    ps_core_s = float(rng.choice([1e-4, 2e-3, 5e-3]))
+    offer = {
+        name: (float(rng.choice([0.05, 0.4, 2.5])), int(rng.integers(1, 9)))
+        for name in ("cpu", "t4", "v100")
+    }
+    problem = model(workload(*rows, ps_core_s=ps_core_s), resources(**offer))
+    floor = float(rng.choice([0, 50, 150, 300]))
+    feasible = [plan.cost for plan in _brute(problem, floor) if plan.feasible]
+    solution = solve(problem, floor, seconds=30.0)
+    assert solution.proven
+    fastest = max(plan.throughput for plan in _brute(problem, 1e12))
+    assert solution.max_throughput == pytest.approx(fastest)
+    if feasible:
+        assert solution.plan is not None
+        assert solution.plan.cost == pytest.approx(min(feasible), rel=1e-9)
+    else:
+        assert solution.plan is None or not solution.plan.feasible
+
+
+@settings(max_examples=30, deadline=None)
+@given(problems(layers=5, limit=5))
+def test_no_rule_beats_exact(drawn: tuple[CostModel, float]) -> None:
+    problem, floor = drawn
+    evaluate = Evaluator(problem, floor)
+    solution = solve(problem, floor, seconds=30.0)
+    others = (
+        greedy(evaluate),
+        one_device(evaluate, cpu=True),
+        one_device(evaluate, cpu=False),
+        random(evaluate),
+    )
+    for plan in others:
+        if plan.feasible:
+            assert plan.cost >= solution.lower_bound * (1 - 1e-9)
+
+
+def test_shared_limit_that_binds_is_solved_and_proven() -> None:
+    """The best plan ignoring the limit puts both ends on the CPU, which has too few cores."""
+    ends = {"cpu": cost(1.0), "v100": cost(1.0)}
+    problem = model(
+        workload(ends, {"v100": cost(0.2)}, ends), resources(cpu=(0.01, 3), v100=(1.0, 9))
+    )
+    floor = 200.0
+    solution = solve(problem, floor)
+    best = min(plan.cost for plan in _brute(problem, floor) if plan.feasible)
+    assert solution.proven
+    assert solution.plan is not None
+    assert solution.plan.cost == pytest.approx(best)
+
+
+def test_example_is_proven_and_mixed() -> None:
+    problem = CostModel(
+        load_workload(EXAMPLE / "workload.yaml"), load_resources(EXAMPLE / "resources.yaml")
+    )
+    solution = solve(problem, 600_000.0)
+    assert solution.proven
+    assert solution.plan is not None
+    assert set(solution.plan.assignment) == {"cpu", "t4", "v100"}
+
+
+def test_many_layers_and_units_still_give_a_true_bound() -> None:
+    rng = np.random.default_rng(0)
+    rows = [
+        {
+            "cpu": cost(0.4 * x, parallel_compute=0.99, sync_s=0.01, transfer_s=0.02),
+            "v100": cost(0.02 * y, parallel_compute=0.97, sync_s=0.01, transfer_s=0.02),
+        }
+        for x, y in rng.lognormal(0, 1, (30, 2))
+    ]
+    problem = model(workload(*rows), resources(cpu=(0.04, 20_000), v100=(2.42, 64)))
+    evaluate = Evaluator(problem, 500.0)
+    start = greedy(evaluate)
+    solution = solve(problem, 500.0, start=start)
+    assert solution.plan is not None
+    assert solution.lower_bound <= solution.plan.cost <= start.cost
+    assert solution.plan.cost <= solution.lower_bound * 1.01
+
+
+def test_one_device() -> None:
+    row = {"cpu": cost(1.0), "t4": cost(0.3), "v100": cost(0.1)}
+    problem = model(
+        workload({"cpu": cost(0.1)}, row, row), resources(cpu=(0.04, 99), t4=(0.3, 9), v100=(9, 9))
+    )
+    evaluate = Evaluator(problem, 100.0)
+    assert one_device(evaluate, cpu=True).assignment == ("cpu",) * 3
+    # The embedding stays on the parameter server's type; of the GPUs the cheaper one is taken.
+    assert one_device(evaluate, cpu=False).assignment == ("cpu", "t4", "t4")
+    lone = model(workload({"cpu": cost(0.1)}), resources(cpu=(0.04, 99)))
+    plan = one_device(Evaluator(lone), cpu=False)
+    assert plan.reason == "no GPU type is on offer"
+
+
+def test_random_repeats_by_seed() -> None:
+    row = {"cpu": cost(1.0), "t4": cost(0.3), "v100": cost(0.1)}
+    problem = model(workload(*[row] * 8), resources(cpu=(0.04, 99), t4=(0.3, 9), v100=(9, 9)))
+    evaluate = Evaluator(problem)
+    assert random(evaluate, 3, draws=4) == random(evaluate, 3, draws=4)
+
+
+def test_memory_of_a_whole_stage_forces_a_split() -> None:
+    row = {"cpu": cost(1.0, memory_bytes=60), "v100": cost(1.0, memory_bytes=60)}
+    problem = model(workload(row, row), resources(cpu=(0.04, 9), v100=(2.0, 9)))
+    solution = solve(problem)
+    assert solution.plan is not None
+    assert len(solution.plan.stages) == 2
+
+
+def test_impossible_has_no_plan() -> None:
+    problem = model(workload({"cpu": cost(1.0, memory_bytes=101)}), resources(cpu=(0.04, 9)))
+    solution = solve(problem)
+    assert solution.plan is None
+    assert solution.max_throughput == 0.0

@@ -1,0 +1,1 @@
+"""Compute plane: node daemon, stage executor, layers, profiler."""

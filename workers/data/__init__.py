@@ -1,0 +1,7 @@
+"""Reading Parquet, CSV and TSV into batches of keys, dense inputs and labels."""
+
+from workers.data.columns import Batch
+from workers.data.errors import DataError
+from workers.data.reader import Dataset
+
+__all__ = ["Batch", "DataError", "Dataset"]

@@ -1,0 +1,186 @@
+"""The columns of a job: checked against each file, and turned into the arrays of a batch."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from protos.job_pb2 import DataSpec
+from workers.data import files
+from workers.data.errors import DataError, nearest
+from workers.data.keys import Slot, hash_column, hash_slots
+
+_MISSING = pa.array(["", "NA", "N/A", "NaN", "nan", "null", "NULL", "None"])
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Samples side by side.
+
+    Attributes:
+        sparse: int64 `[B, F]`, one key for every slot of `data.sparse`.
+        dense: float32 `[B, D]`, the columns of `data.dense`; missing values are 0.
+        label: float32 `[B]`, 0 or 1.
+    """
+
+    sparse: npt.NDArray[np.int64]
+    dense: npt.NDArray[np.float32]
+    label: npt.NDArray[np.float32]
+
+    def __len__(self) -> int:
+        return len(self.label)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the three arrays."""
+        return self.sparse.nbytes + self.dense.nbytes + self.label.nbytes
+
+    def slice(self, start: int, stop: int) -> "Batch":
+        """Rows `start` to `stop`, without a copy."""
+        return Batch(self.sparse[start:stop], self.dense[start:stop], self.label[start:stop])
+
+    def take(self, rows: npt.NDArray[np.int64]) -> "Batch":
+        """A copy of these rows, in this order."""
+        return Batch(
+            self.sparse.take(rows, axis=0), self.dense.take(rows, axis=0), self.label.take(rows)
+        )
+
+
+def concatenate(batches: Sequence[Batch]) -> Batch:
+    """One batch of all rows, in order; at least one batch is needed."""
+    if len(batches) == 1:
+        return batches[0]
+    return Batch(
+        np.concatenate([batch.sparse for batch in batches]),
+        np.concatenate([batch.dense for batch in batches]),
+        np.concatenate([batch.label for batch in batches]),
+    )
+
+
+class Encoder:
+    """Turns record batches into `Batch`es as `spec` says."""
+
+    def __init__(self, spec: DataSpec) -> None:
+        if not spec.label:
+            raise DataError("job", "data.label", spec.label, "the column with 0 or 1")
+        if not spec.sparse and not spec.dense:
+            raise DataError("job", "data.sparse", [], "at least one sparse or dense column")
+        self.label = spec.label
+        self.dense = list(spec.dense)
+        self.slots = [_slot(written) for written in spec.sparse]
+        for key, names in (
+            ("data.sparse", [slot.name for slot in self.slots]),
+            ("data.dense", self.dense),
+        ):
+            repeated = sorted({name for name in names if names.count(name) > 1})
+            if repeated:
+                raise DataError("job", key, repeated[0], "each entry once")
+            inputs = [column for name in names for column in name.split("*")]
+            if self.label in inputs:
+                raise DataError("job", key, self.label, "inputs only: it is data.label")
+        self.sparse = list(dict.fromkeys(name for slot in self.slots for name in slot.columns))
+        self.columns = list(dict.fromkeys([self.label, *self.dense, *self.sparse]))
+
+    @property
+    def row_bytes(self) -> int:
+        """Memory of one encoded row."""
+        return 8 * len(self.slots) + 4 * len(self.dense) + 4
+
+    def check(self, path: Path) -> None:
+        """Raises `DataError` unless the file has every column in a type that fits."""
+        schema = files.schema(path)
+        for key, names in (
+            ("data.label", [self.label]),
+            ("data.dense", self.dense),
+            ("data.sparse", self.sparse),
+        ):
+            for name in names:
+                if name not in schema.names:
+                    hint = nearest(name, schema.names)
+                    raise DataError(str(path), key, name, f"a column of the file; {hint}")
+                kind = schema.field(name).type
+                if files.is_parquet(path) and key != "data.sparse" and not _is_number(kind):
+                    raise DataError(str(path), f"{key}: {name}", str(kind), "a numeric column")
+
+    def encode(self, block: pa.RecordBatch, path: Path) -> Batch:
+        """Hashes and converts one record batch; `path` is for error messages."""
+        rows = block.num_rows
+        dense = np.zeros((rows, len(self.dense)), np.float32)
+        for index, name in enumerate(self.dense):
+            dense[:, index] = self._dense(block.column(name), name, path)
+        hashed = {}
+        for name in self.sparse:
+            try:
+                hashed[name] = hash_column(block.column(name))
+            except TypeError as error:
+                expected = "a column of numbers, strings, dates or booleans"
+                where = f"data.sparse: {name}"
+                raise DataError(str(path), where, str(error), expected) from error
+        return Batch(
+            hash_slots(self.slots, hashed, rows),
+            dense,
+            self._label(block.column(self.label), path),
+        )
+
+    def _dense(self, column: pa.Array, name: str, path: Path) -> npt.NDArray[np.float64]:
+        values = _numbers(column, f"data.dense: {name}", path)
+        if not np.isfinite(values).all():
+            infinite = values[np.isinf(values)]
+            if len(infinite):
+                raise DataError(str(path), f"data.dense: {name}", infinite[0], "finite numbers")
+            values = np.nan_to_num(values)
+        return values
+
+    def _label(self, column: pa.Array, path: Path) -> npt.NDArray[np.float32]:
+        values = _numbers(column, f"data.label: {self.label}", path)
+        wrong = values[(values != 0) & (values != 1)]
+        if len(wrong):
+            value = "missing" if np.isnan(wrong[0]) else float(wrong[0])
+            raise DataError(str(path), f"data.label: {self.label}", value, "0 or 1 in every row")
+        return values.astype(np.float32)
+
+
+def _slot(written: str) -> Slot:
+    try:
+        return Slot.parse(written)
+    except ValueError:
+        expected = "a column, or columns joined by *, such as origin*date"
+        raise DataError("job", "data.sparse", written, expected) from None
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_integer(kind)
+        or pa.types.is_floating(kind)
+        or pa.types.is_boolean(kind)
+        or pa.types.is_decimal(kind)
+        or pa.types.is_null(kind)
+    )
+
+
+def _numbers(column: pa.Array, key: str, path: Path) -> npt.NDArray[np.float64]:
+    """float64 `[n]` with NaN for what is missing, also from text."""
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if pa.types.is_string(column.type):
+        column = pc.if_else(pc.is_in(column, _MISSING), pa.scalar(None, pa.string()), column)
+        try:
+            column = column.cast(pa.float64())
+        except pa.ArrowInvalid:
+            wrong = next(value for value in column.drop_null().to_pylist() if not _parses(value))
+            raise DataError(str(path), key, wrong, "a number") from None
+    elif pa.types.is_boolean(column.type):
+        column = column.cast(pa.uint8())
+    return np.asarray(column.cast(pa.float64(), safe=False).fill_null(np.nan))
+
+
+def _parses(text: str) -> bool:
+    try:
+        pa.array([text]).cast(pa.float64())
+    except pa.ArrowInvalid:
+        return False
+    return True

@@ -1,0 +1,127 @@
+"""Finding the files of a split and reading them as Arrow record batches."""
+
+import glob
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+
+from workers.data.errors import DataError
+
+_BLOCK_BYTES = 4 << 20  # of text, a step of the CSV reader
+_SEPARATORS = {".csv": ",", ".tsv": "\t"}
+_COMPRESSIONS = {".gz", ".bz2", ".zst", ".lz4"}
+_FORMATS = "a .parquet, .csv or .tsv file (.csv and .tsv also with .gz)"
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """The rows that can be reached without reading others: a row group, or a whole text file."""
+
+    path: Path
+    row_group: int | None
+    rows: int | None  # None: known only once the text file has been read
+
+
+def find(directory: Path, path: str, pattern: str, key: str) -> list[Path]:
+    """The files that `pattern` names under `directory / path`, in order of name.
+
+    Raises:
+        DataError: there are none, or one has a format that cannot be read.
+    """
+    if not pattern:
+        raise DataError("job", key, pattern, "a file name or glob under data.path")
+    folder = directory / path
+    if not folder.is_dir():
+        raise DataError("job", "data.path", path, f"a folder, but {folder} is none")
+    exact = folder / pattern
+    found = [exact] if exact.is_file() else sorted(map(Path, glob.glob(str(exact), recursive=True)))
+    found = [file for file in found if file.is_file()]
+    if not found:
+        names = sorted(entry.name for entry in folder.iterdir())
+        there = ", ".join(names[:8]) + (", …" if len(names) > 8 else "") or "nothing"
+        raise DataError("job", key, pattern, f"a file or glob in {folder}, which holds {there}")
+    for file in found:
+        if not is_parquet(file) and _separator(file) is None:
+            raise DataError(str(file), key, file.name, _FORMATS)
+    return found
+
+
+def is_parquet(path: Path) -> bool:
+    """Whether the name says Parquet."""
+    return path.suffix in (".parquet", ".pq")
+
+
+def _separator(path: Path) -> str | None:
+    suffixes = path.suffixes
+    if suffixes and suffixes[-1] in _COMPRESSIONS:
+        suffixes = suffixes[:-1]
+    return _SEPARATORS.get(suffixes[-1]) if suffixes else None
+
+
+def schema(path: Path) -> pa.Schema:
+    """Names and types of the columns; text files have strings only."""
+    try:
+        if is_parquet(path):
+            return pa.parquet.read_schema(path)
+        with _open_text(path, None) as reader:
+            return pa.schema([(name, pa.string()) for name in reader.schema.names])
+    except (pa.ArrowInvalid, OSError) as error:
+        raise _unreadable(path, error) from error
+
+
+def units(path: Path) -> list[Unit]:
+    """The units of a file, in order."""
+    if not is_parquet(path):
+        return [Unit(path, None, None)]
+    metadata = pa.parquet.read_metadata(path)
+    return [
+        Unit(path, group, metadata.row_group(group).num_rows)
+        for group in range(metadata.num_row_groups)
+    ]
+
+
+def read(unit: Unit, columns: Sequence[str], block_rows: int) -> Iterator[pa.RecordBatch]:
+    """The record batches of a unit in order, with these columns; holds one at a time."""
+    try:
+        if unit.row_group is None:
+            with _open_text(unit.path, columns) as reader:
+                yield from reader
+            return
+        with pa.parquet.ParquetFile(
+            unit.path, read_dictionary=_strings(unit.path, columns), memory_map=True
+        ) as file:
+            yield from file.iter_batches(
+                block_rows, row_groups=[unit.row_group], columns=list(columns), use_threads=False
+            )
+    except (pa.ArrowInvalid, OSError) as error:
+        raise _unreadable(unit.path, error) from error
+
+
+def _strings(path: Path, columns: Sequence[str]) -> list[str]:
+    """String columns, which Parquet can hand over as it keeps them: dictionary-encoded."""
+    types = pa.parquet.read_schema(path)
+    return [name for name in columns if pa.types.is_string(types.field(name).type)]
+
+
+def _open_text(path: Path, columns: Sequence[str] | None) -> pa.csv.CSVStreamingReader:
+    # Every column is read as text: types guessed from a block would differ between files.
+    return pa.csv.open_csv(
+        path,
+        read_options=pa.csv.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES),
+        parse_options=pa.csv.ParseOptions(delimiter=_separator(path)),
+        convert_options=pa.csv.ConvertOptions(
+            column_types={name: pa.string() for name in columns or ()},
+            include_columns=list(columns or ()),
+            null_values=[""],
+            strings_can_be_null=True,
+        ),
+    )
+
+
+def _unreadable(path: Path, error: Exception) -> DataError:
+    text = str(error).splitlines()[0][:300]
+    return DataError(str(path), "contents", text, f"a readable {'/'.join(path.suffixes)} file")

@@ -1,0 +1,1 @@
+"""Layers of a user's model that HeterPS knows how to place, shard and feed."""

@@ -1,0 +1,38 @@
+"""Quality of predictions on held-out data."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def auc(scores: NDArray[np.float32], labels: NDArray[np.float32]) -> float:
+    """Area under the ROC curve: ties count half; NaN when only one class is there."""
+    order = np.argsort(scores, kind="stable")
+    sorted_scores = scores[order]
+    positive = labels[order] > 0.5
+    edges = np.flatnonzero(np.diff(sorted_scores)) + 1
+    starts = np.concatenate(([0], edges))
+    ends = np.concatenate((edges, [len(scores)]))
+    mean_rank = (starts + ends + 1) / 2  # ranks from 1, shared by equal scores
+    ranks = np.repeat(mean_rank, ends - starts)
+    positives = int(positive.sum())
+    negatives = len(scores) - positives
+    if positives == 0 or negatives == 0:
+        return float("nan")
+    return float(
+        (ranks[positive].sum() - positives * (positives + 1) / 2) / (positives * negatives)
+    )
+
+
+def logloss(logits: NDArray[np.float32], labels: NDArray[np.float32]) -> float:
+    """Mean binary cross-entropy of logits."""
+    x = logits.astype(np.float64)
+    return float(np.mean(np.maximum(x, 0) - x * labels + np.log1p(np.exp(-np.abs(x)))))
+
+
+def measure(
+    loss: str, scores: NDArray[np.float32], labels: NDArray[np.float32], prefix: str
+) -> dict[str, float]:
+    """The metrics that suit a loss, named PREFIX_metric."""
+    if loss == "mse":
+        return {f"{prefix}_mse": float(np.mean((scores - labels) ** 2))}
+    return {f"{prefix}_auc": auc(scores, labels), f"{prefix}_logloss": logloss(scores, labels)}

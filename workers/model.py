@@ -1,0 +1,96 @@
+"""From a job's `model.entry` to a module, the same on every process of the job."""
+
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from google.protobuf.json_format import MessageToDict
+from torch import nn
+
+from protos.job_pb2 import JobSpec, ModelSpec
+
+
+class ModelError(ValueError):
+    """A model that cannot be found, built or traced."""
+
+
+def load_entry(entry: str, directory: Path, key: str) -> Callable[..., Any]:
+    """The callable named by `file.py:name`, `file.py` being relative to `directory`.
+
+    Raises:
+        ModelError: names the key, the file or name that is missing.
+    """
+    file, _, name = entry.partition(":")
+    path = (directory / file).resolve()
+    if not name or not file.endswith(".py"):
+        raise ModelError(f"{key}: {entry!r}: expected file.py:callable")
+    if not path.is_file():
+        raise ModelError(f"{key}: {path}: no such file")
+    module = _import_file(path, key)
+    found = getattr(module, name, None)
+    if not callable(found):
+        names = sorted(n for n, v in vars(module).items() if callable(v) and not n.startswith("_"))
+        raise ModelError(f"{key}: {path} has no callable {name!r}; it has {', '.join(names)}")
+    return found  # type: ignore[no-any-return]
+
+
+def build_model(spec: ModelSpec, directory: Path, seed: int) -> nn.Module:
+    """Build the job's module with seeded initial parameters.
+
+    Raises:
+        ModelError: the entry is wrong, fails, or returns no module.
+    """
+    build = load_entry(spec.entry, directory, "model.entry")
+    arguments = {k: _integral(v) for k, v in MessageToDict(spec.args).items()}
+    torch.manual_seed(seed)
+    try:
+        model = build(**arguments)
+    except Exception as error:
+        raise ModelError(
+            f"model.entry: {spec.entry} with {arguments} failed: {type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(model, nn.Module):
+        raise ModelError(
+            f"model.entry: {spec.entry} returned {type(model).__name__}; expected a torch.nn.Module"
+        )
+    return model
+
+
+def job_model(job: JobSpec) -> nn.Module:
+    """The model of a job."""
+    return build_model(job.model, Path(job.directory), job.train.seed)
+
+
+def _integral(value: Any) -> Any:
+    """Struct numbers are doubles; whole ones were whole in the file."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, list):
+        return [_integral(v) for v in value]
+    if isinstance(value, dict):
+        return {k: _integral(v) for k, v in value.items()}
+    return value
+
+
+def _import_file(path: Path, key: str) -> ModuleType:
+    name = f"heterps_user_{path.stem}_{abs(hash(str(path)))}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ModelError(f"{key}: {path}: not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    sys.path.insert(0, str(path.parent))
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise ModelError(f"{key}: {path}: {type(error).__name__}: {error}") from error
+    finally:
+        sys.path.remove(str(path.parent))
+    return module

@@ -1,0 +1,210 @@
+"""Embedding rows of a stage: pulled ahead of need, their gradients pushed behind.
+
+Staleness S bounds how many steps a pulled row may lag: the rows of step t are pulled after the
+pushes of step t-1-S have been acknowledged. Where one worker reads its own batches, a push is
+moreover held until the rows of S steps ahead have been pulled, so that which pushes a pull has
+seen does not depend on timing and a run can be repeated exactly.
+"""
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from ps import ParameterClient
+from ps import _native as native
+from workers.layers.sparse_embedding import EmbeddingSpec, SparseEmbedding
+from workers.transport import Stopped
+
+
+@dataclass(frozen=True, slots=True)
+class PulledRows:
+    """Rows of one or more micro-batches, each distinct key once."""
+
+    keys: dict[str, NDArray[np.uint64]]  # model input -> distinct keys [U]
+    rows: dict[str, Tensor]  # table -> leaf [U, dim] that collects the gradient
+    inverse: dict[str, list[Tensor]]  # model input -> per micro-batch, positions [n]
+
+
+@dataclass(slots=True)
+class StalenessGate:
+    """Which steps' rows have been pulled and which steps' gradients have landed."""
+
+    staleness: int
+    stop: threading.Event
+    ordered: bool
+    _pulled: int = -1
+    _acked: int = -1
+    _last: bool = False
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+
+    def before_pull(self, step: int) -> None:
+        """Wait until rows of `step` may be pulled."""
+        self._wait(lambda: self._acked >= step - 1 - self.staleness)
+
+    def pulled(self, step: int) -> None:
+        """Rows of `step` are here."""
+        with self._changed:
+            self._pulled = max(self._pulled, step)
+            self._changed.notify_all()
+
+    def no_more_pulls(self) -> None:
+        """The last step's rows have been pulled."""
+        with self._changed:
+            self._last = True
+            self._changed.notify_all()
+
+    def before_push(self, step: int) -> None:
+        """Wait until gradients of `step` may be pushed."""
+        if self.ordered:
+            self._wait(lambda: self._last or self._pulled >= step + self.staleness)
+
+    def acked(self, step: int) -> None:
+        """Gradients of `step` have been applied by every shard."""
+        with self._changed:
+            self._acked = max(self._acked, step)
+            self._changed.notify_all()
+
+    def _wait(self, condition: Callable[[], bool]) -> None:
+        with self._changed:
+            while not condition():
+                if self.stop.is_set():
+                    raise Stopped("stopped")
+                self._changed.wait(0.2)
+
+
+class StageRows:
+    """The sparse embeddings of one stage and their tables.
+
+    Args:
+        module: the stage's module.
+        keys_of: embedding layer -> model input with its keys.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        keys_of: Mapping[str, str],
+        client: ParameterClient,
+        gate: StalenessGate,
+        device: torch.device,
+    ) -> None:
+        self.layers: dict[str, SparseEmbedding] = {}
+        for name in keys_of:
+            layer = module.get_submodule(name)
+            assert isinstance(layer, SparseEmbedding)
+            self.layers[name] = layer
+        self.keys_of = dict(keys_of)
+        self.gate = gate
+        self._client = client
+        self._device = device
+        self._pushing = ThreadPoolExecutor(1, thread_name_prefix="push")
+        self._pulling = ThreadPoolExecutor(max(1, len(keys_of)), thread_name_prefix="pull")
+        self._pushes: list[Future[None]] = []
+        self.tables = tables_of(self.layers.values())
+        self._source = {layer.spec.table: keys_of[name] for name, layer in self.layers.items()}
+        for spec in self.tables.values():
+            client.create_table(spec.table, **spec.table_options())
+
+    def pull(
+        self, micro_batches: Sequence[Mapping[str, Tensor]], *, learning: bool
+    ) -> PulledRows | None:
+        """Pull the rows of some micro-batches' keys, each distinct key once."""
+        if not self.layers:
+            return None
+        keys: dict[str, NDArray[np.uint64]] = {}
+        inverse: dict[str, list[Tensor]] = {}
+        for source in dict.fromkeys(self.keys_of.values()):
+            parts = [m[source].numpy().reshape(-1) for m in micro_batches]
+            flat = parts[0] if len(parts) == 1 else np.concatenate(parts)
+            distinct, positions = native.unique(flat)
+            keys[source] = distinct
+            inverse[source] = list(torch.from_numpy(positions).split([len(p) for p in parts]))
+        waiting = {
+            table: self._pulling.submit(
+                self._client.pull_unique, table, keys[source], read_only=not learning
+            )
+            for table, source in self._source.items()
+        }
+        rows = {table: torch.from_numpy(f.result()) for table, f in waiting.items()}
+        if self._device.type != "cpu":
+            rows = {t: r.pin_memory().to(self._device, non_blocking=True) for t, r in rows.items()}
+        if learning:
+            for r in rows.values():
+                r.requires_grad_()
+        return PulledRows(keys, rows, inverse)
+
+    def bind(self, pulled: PulledRows | None, index: int) -> None:
+        """Give the layers their rows for the forward of the `index`-th micro-batch pulled."""
+        if pulled is None:
+            return
+        for name, layer in self.layers.items():
+            positions = pulled.inverse[self.keys_of[name]][index].to(self._device)
+            layer.bind(pulled.rows[layer.spec.table], positions)
+
+    def push(self, step: int, pulled: Iterable[PulledRows | None]) -> None:
+        """Push what the rows collected in `step`, in the background."""
+        blocks = [block for block in pulled if block is not None]
+        self.gate.before_push(step)
+        self._pushes = [f for f in self._pushes if not _finished(f)]
+        self._pushes.append(self._pushing.submit(self._push_now, step, blocks))
+        if self.gate.staleness == 0:
+            self.flush()
+
+    def flush(self) -> None:
+        """Wait until everything pushed has been applied."""
+        for future in self._pushes:
+            future.result()
+        self._pushes.clear()
+
+    def close(self) -> None:
+        """Stop the pulling and pushing threads."""
+        self._pulling.shutdown(wait=False, cancel_futures=True)
+        self._pushing.shutdown(wait=False, cancel_futures=True)
+
+    def _push_now(self, step: int, blocks: list[PulledRows]) -> None:
+        waiting = []
+        for table, source in self._source.items():
+            used = [b for b in blocks if b.rows[table].grad is not None]
+            if not used:
+                continue
+            keys = [b.keys[source] for b in used]
+            grads = [b.rows[table].grad.cpu().numpy() for b in used]  # type: ignore[union-attr]
+            waiting.append(
+                self._client.push_async(
+                    table,
+                    keys[0] if len(keys) == 1 else np.concatenate(keys),
+                    grads[0] if len(grads) == 1 else np.concatenate(grads),
+                )
+            )
+        for future in waiting:
+            future.result()
+        self.gate.acked(step)
+
+
+def tables_of(layers: Iterable[SparseEmbedding]) -> dict[str, EmbeddingSpec]:
+    """The tables that some layers use, by name.
+
+    Raises:
+        ValueError: two layers name one table and disagree about it.
+    """
+    tables: dict[str, EmbeddingSpec] = {}
+    for layer in layers:
+        known = tables.setdefault(layer.spec.table, layer.spec)
+        if known != layer.spec:
+            raise ValueError(
+                f"table {known.table!r} is described in two ways: {known} and {layer.spec}"
+            )
+    return tables
+
+
+def _finished(future: "Future[None]") -> bool:
+    if not future.done():
+        return False
+    future.result()
+    return True

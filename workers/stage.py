@@ -1,0 +1,201 @@
+"""The process of one worker of one stage: `python -m workers.stage --launch FILE`."""
+
+import argparse
+import logging
+import os
+import sys
+import threading
+import traceback
+from pathlib import Path
+
+import torch
+
+from protos import process
+from protos.node_pb2 import LaunchRequest
+from protos.stage_pb2 import Topology
+from ps import ParameterClient
+from workers import metrics
+from workers.data import Dataset
+from workers.data.reader import Split
+from workers.executor import StageExecutor
+from workers.model import job_model
+from workers.progress import Reporter
+from workers.reduce import Rendezvous, StageGroup
+from workers.rows import StageRows, StalenessGate
+from workers.saved import SavedModel
+from workers.source import Schedule, TrainingSource
+from workers.trace import TracedModel
+from workers.transport import Inbox, Neighbours, StageService, Stopped
+
+_log = logging.getLogger("heterps.stage")
+_START_TIMEOUT_S = 120.0
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one worker to the job's end; 0 when it succeeded or was stopped on request."""
+    parser = argparse.ArgumentParser(prog="workers.stage", description=__doc__)
+    parser.add_argument("--launch", required=True, type=Path, help="serialized LaunchRequest")
+    parser.add_argument("--ready-file", type=Path)
+    parser.add_argument("--bind", default="127.0.0.1:0")
+    arguments = parser.parse_args(argv)
+    launch = LaunchRequest.FromString(arguments.launch.read_bytes())
+    process.setup_logging(f"stage {launch.index} worker {launch.rank}")
+    stop = threading.Event()
+    process.install_signals(stop)
+    try:
+        Worker(launch, arguments.bind, stop).run(arguments.ready_file)
+    except Stopped:
+        _log.info("stopped")
+    except Exception as error:
+        if stop.is_set():
+            _log.info("stopped: %s", error)
+            return 0
+        _log.error("%s", traceback.format_exc())
+        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        return 1
+    return 0
+
+
+class Worker:
+    """Builds this worker's part of the model, waits for the others, and runs."""
+
+    def __init__(self, launch: LaunchRequest, bind: str, stop: threading.Event) -> None:
+        self._launch = launch
+        self._stop = stop
+        self._inbox = Inbox(stop)
+        self._service = StageService(self._inbox)
+        self._widths = [stage.units for stage in launch.stages]
+        self._index = launch.index
+        self._device = _device(launch)
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+        plan = launch.stages[self._index]
+        self._traced = TracedModel(job_model(launch.job))
+        self._graph = self._traced.stage(plan.first, plan.last)
+        train = Dataset(launch.job.data, "train", launch.job.directory)
+        self._dataset = train
+        self._schedule = Schedule.of(launch.job, train, list(self._widths))
+        before = self._widths[self._index - 1] if self._index else 0
+        self._server = self._service.serve(bind, threads=8 + 8 * before)
+        host = self._server.address.rpartition(":")[0]
+        shared = plan.units > 1 and launch.rank == 0
+        self._rendezvous = Rendezvous(host) if shared else None
+
+    def run(self, ready_file: Path | None) -> None:
+        """Announce, wait for the topology, train, evaluate, save."""
+        process.announce(
+            ready_file,
+            address=self._server.address,
+            rendezvous=self._rendezvous.address if self._rendezvous else "",
+        )
+        topology = self._wait_for_topology()
+        launch, job = self._launch, self._launch.job
+        leads = launch.rank == 0 and self._index == len(self._widths) - 1
+        reporter = Reporter(launch, self._schedule.steps, self._stop, 0.5 if leads else 2.0)
+        client = ParameterClient(list(topology.shards))
+        before, after = self._neighbours(topology, -1), self._neighbours(topology, +1)
+        own = topology.stages[self._index]
+        group = StageGroup(
+            launch.rank, len(own.addresses), own.rendezvous, self._rendezvous, self._device
+        )
+        gate = StalenessGate(job.train.staleness, self._stop, ordered=self._index == 0)
+        rows = StageRows(self._graph.module, self._graph.keys_of, client, gate, self._device)
+        executor = StageExecutor(
+            job,
+            self._graph,
+            stage=self._index,
+            rank=launch.rank,
+            widths=list(self._widths),
+            schedule=self._schedule,
+            rows=rows,
+            group=group,
+            inbox=self._inbox,
+            before=before,
+            after=after,
+            device=self._device,
+            stop=self._stop,
+        )
+        reporter.follow(executor.progress)
+        try:
+            source = None
+            if self._index == 0:
+                source = TrainingSource(
+                    job, self._dataset, self._schedule, launch.rank, rows, self._stop
+                )
+            executor.train(source)
+            self._finish(executor, client, reporter, leads)
+        except Stopped:
+            raise
+        except Exception as error:
+            if not self._stop.is_set():
+                reporter.send("failed", error=f"{type(error).__name__}: {error}")
+            raise
+        finally:
+            reporter.close()
+            rows.close()
+            for neighbour in (before, after):
+                if neighbour is not None:
+                    neighbour.close()
+            client.close()
+            group.close()
+            self._server.stop(0.5)
+
+    def _finish(
+        self, executor: StageExecutor, client: ParameterClient, reporter: Reporter, leads: bool
+    ) -> None:
+        job = self._launch.job
+        saved = SavedModel(self._launch.output)
+        if self._launch.rank == 0:  # before the next phase's END, so the last stage finds the file
+            saved.write_stage(self._index, self._graph.module.state_dict())
+        results: dict[str, float] = {}
+        splits: list[Split] = []
+        if job.data.valid:
+            splits.append("valid")
+        if job.data.test:
+            splits.append("test")
+        for split in splits or ["train"]:  # a pass over something orders save after every push
+            scores, labels = executor.evaluate(split)
+            if leads:
+                results |= metrics.measure(job.train.loss, scores.numpy(), labels.numpy(), split)
+        if not leads:
+            reporter.send("trained")
+            return
+        executor.progress.phase = "save"
+        client.save(saved.tables)
+        progress = executor.progress
+        facts = {
+            "job_id": self._launch.job_id,
+            "layers": [layer.name for layer in self._traced.layers],
+            "metrics": results,
+            "steps": progress.step,
+            "samples": progress.samples,
+            "train_seconds": progress.train_seconds,
+        }
+        output = saved.finish(job, len(self._widths), progress.losses, facts)
+        reporter.send("done", metrics=results, output=str(output))
+
+    def _wait_for_topology(self) -> Topology:
+        waited = 0.0
+        while not self._service.started.wait(0.1):
+            waited += 0.1
+            if self._stop.is_set():
+                raise Stopped("stopped")
+            if waited > _START_TIMEOUT_S:
+                raise TimeoutError(f"no Start within {_START_TIMEOUT_S:.0f} s of being ready")
+        assert self._service.topology is not None
+        return self._service.topology
+
+    def _neighbours(self, topology: Topology, step: int) -> Neighbours | None:
+        index = self._index + step
+        if not 0 <= index < len(topology.stages):
+            return None
+        return Neighbours(topology.stages[index].addresses, f"stage {index}", self._launch.rank)
+
+
+def _device(launch: LaunchRequest) -> torch.device:
+    if launch.devices and launch.devices[launch.index] == "cuda" and torch.cuda.is_available():
+        return torch.device("cuda", launch.rank % torch.cuda.device_count())
+    return torch.device("cpu")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
