@@ -20,11 +20,11 @@ import time
 from pathlib import Path
 
 import torch
-from heterps.jobfile import load_job
-from heterps.prepare import prepare
 from torch import Tensor, nn
 
 from heterps import Client, Cluster
+from heterps.jobfile import load_job
+from heterps.prepare import prepare
 from protos.job_pb2 import JobSpec
 from workers.data import Dataset
 from workers.executor import loss_function, make_optimizer
@@ -34,7 +34,6 @@ from workers.source import tensors_of
 
 ROOT = Path(__file__).resolve().parent.parent
 ROWS = 1 << 20
-WARMUP_STEPS = 5
 
 
 class PlainEmbedding(nn.Module):
@@ -69,11 +68,9 @@ def train_plain(job: JobSpec, steps: int) -> float:
     loss_of = loss_function(job.train.loss)
     auxiliary = [m for m in model.modules() if hasattr(m, "aux_loss")]
     dataset = Dataset(job.data, "train", job.directory)
-    done, samples, began = 0, 0, 0.0
+    done, samples, began = 0, 0, time.perf_counter()
     for epoch in range(job.train.epochs):
         for batch in dataset.batches(job.train.batch_size, seed=job.train.seed, epoch=epoch):
-            if done == WARMUP_STEPS:
-                began, samples = time.perf_counter(), 0
             tensors = tensors_of(batch)
             loss = loss_of(model(tensors["sparse"], tensors["dense"]).reshape(-1), tensors["label"])
             loss = loss + sum(m.aux_loss for m in auxiliary)
@@ -92,9 +89,9 @@ def train_heterps(client: Client, job: JobSpec) -> tuple[float, dict[str, float]
     """Samples a second of the job on the cluster, and its metrics."""
     job_id = client.submit(job)
     status = client.wait(job_id)
-    if status.reason:
+    if status.state != "succeeded":
         raise SystemExit(f"{job_id} failed: {status.reason}")
-    return client.decision(job_id).measured.throughput, dict(status.metrics)
+    return client.decision_message(job_id).measured.throughput, dict(status.metrics)
 
 
 def main() -> int:

@@ -1,5 +1,7 @@
-"""`python -m heterps`."""
+"""`python -m heterps` is `heterps`."""
+
+import sys
 
 from heterps.cli import main
 
-main()
+sys.exit(main())

@@ -21,13 +21,16 @@ _DAYS = 825  # what clients commonly accept at most
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 
 
-def make(directory: Path, hosts: Iterable[str] = (), days: int = _DAYS) -> dict[str, str]:
+def make(
+    directory: Path, hosts: Iterable[str] = (), days: int = _DAYS, *, replace: bool = False
+) -> dict[str, str]:
     """Write all files of `FILES` into `directory`, readable by the owner alone.
 
     The authority's key is not kept: to add hosts, make everything anew.
 
     Args:
         hosts: names and addresses that servers are called by, besides this machine's own.
+        replace: whether files that are there are made anew.
 
     Returns:
         The environment that uses them.
@@ -36,7 +39,7 @@ def make(directory: Path, hosts: Iterable[str] = (), days: int = _DAYS) -> dict[
         HeterpsError: one of the files is there already, or cannot be written.
     """
     directory = directory.absolute()
-    for name in FILES:
+    for name in () if replace else FILES:
         if (directory / name).exists():
             raise HeterpsError(
                 f"{directory / name}: exists; expected a folder without it, or --force to replace"
@@ -62,7 +65,9 @@ def make(directory: Path, hosts: Iterable[str] = (), days: int = _DAYS) -> dict[
         for name, content in contents.items():
             _write(directory / name, content)
     except OSError as error:
-        raise HeterpsError(f"{error.filename}: {error.strerror}; expected a folder to write to")
+        raise HeterpsError(
+            f"{error.filename}: {error.strerror}; expected a folder to write to"
+        ) from None
     return environment(directory)
 
 

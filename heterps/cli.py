@@ -1,82 +1,136 @@
 """The command line: `heterps COMMAND`. What a command needs is imported when it runs."""
 
+import sys
+from collections.abc import Sequence
+from typing import Any
+
 import click
 
-from heterps import __version__
-from heterps.errors import EXIT_CODES
+from heterps.errors import EXIT_CODES, INTERRUPTED, OK, USAGE, HeterpsError
 
-_HOMES = {
-    "train": "jobs",
-    "submit": "jobs",
-    "jobs": "jobs",
-    "logs": "jobs",
-    "cancel": "jobs",
-    "inspect": "jobs",
-    "up": "cluster",
-    "down": "cluster",
-    "status": "cluster",
-    "plan": "planning",
-    "ps": "roles",
-    "node": "roles",
-    "scheduler": "roles",
-    "certs": "certs",
-}
-_HELP = {
-    "train": "Train a job on a cluster of its own on this machine.",
-    "submit": "Hand a job to the running cluster.",
-    "jobs": "List the jobs.",
-    "logs": "Show what a job's processes wrote.",
-    "cancel": "Stop a job.",
-    "inspect": "Show what the scheduler decided for a job, and how it turned out.",
-    "up": "Start a cluster on this machine that stays.",
-    "down": "Stop the cluster that `up` started.",
-    "status": "Show the cluster's processes, nodes and jobs.",
-    "plan": "Decide for a workload file, without a cluster.",
-    "ps": "Run one parameter-server shard.",
-    "node": "Run the daemon of one host.",
-    "scheduler": "Run the scheduler.",
-    "certs": "Make TLS certificates and a token for a cluster beyond this machine.",
+# Command: its module under heterps.commands, and a line for --help; nothing is imported for it.
+_COMMANDS = {
+    "train": ("train", "Train a job on a cluster of its own on this machine."),
+    "plan": ("plan", "Plan a workload file, without a cluster."),
+    "up": ("cluster", "Start a cluster on this machine that stays."),
+    "down": ("cluster", "End the cluster that `up` started."),
+    "status": ("cluster", "Show the cluster's processes, nodes and jobs."),
+    "submit": ("submit", "Hand a job to the running cluster."),
+    "jobs": ("jobs", "List the jobs."),
+    "inspect": ("jobs", "Show a job's plan, the reasons for it, and how it turned out."),
+    "logs": ("jobs", "Show what a job's processes wrote."),
+    "cancel": ("jobs", "Stop a job."),
+    "scheduler": ("rooms", "Run the scheduler."),
+    "node": ("rooms", "Run the daemon of one host."),
+    "ps": ("rooms", "Run one parameter-server shard."),
+    "certs": ("certs", "Make TLS certificates and a token, for more than one machine."),
 }
 
 
 class _Lazy(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(_HOMES)
+        return list(_COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        home = _HOMES.get(cmd_name)
-        if home is None:
+        if cmd_name not in _COMMANDS:
             return None
         from importlib import import_module
 
-        command = getattr(import_module(f"heterps.commands.{home}"), cmd_name)
+        command = getattr(import_module(f"heterps.commands.{_COMMANDS[cmd_name][0]}"), cmd_name)
         assert isinstance(command, click.Command)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl(list(_HELP.items()))
+            formatter.write_dl([(name, line) for name, (_, line) in _COMMANDS.items()])
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        import difflib
+        if args and args[0] not in _COMMANDS and not args[0].startswith("-"):
+            import difflib
 
-        if args and args[0] not in _HOMES and not args[0].startswith("-"):
-            close = difflib.get_close_matches(args[0], _HOMES, 1)
-            hint = f" Did you mean {close[0]}?" if close else ""
+            near = difflib.get_close_matches(args[0], _COMMANDS, 1)
+            hint = f" Did you mean {near[0]}?" if near else ""
             ctx.fail(f"No such command {args[0]!r}.{hint}")
         return super().resolve_command(ctx, args)
 
 
-@click.group(cls=_Lazy, epilog=EXIT_CODES, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="heterps")
-def main() -> None:
+def _print_version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if not value or ctx.resilient_parsing:
+        return
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        click.echo(f"heterps {version('heterps')}")
+    except PackageNotFoundError:
+        click.echo("heterps (run from its source, not installed)")
+    ctx.exit()
+
+
+@click.group(
+    cls=_Lazy,
+    epilog=EXIT_CODES,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    no_args_is_help=True,
+)
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
+    help="Show the version.",
+)
+def heterps() -> None:
     """Train recommendation and mixture-of-experts models on mixed machines, for the least money.
 
-    Begin with `heterps train JOB.yaml`.
+    Begin with `heterps train JOB.yaml`: it needs no cluster.
     """
 
 
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; the exit code. Expected errors are printed as a few lines."""
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure: Any = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors="replace")  # a bar must not fail in a terminal without Unicode
+    try:
+        code = heterps.main(argv, prog_name="heterps", standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else OK
+    except (KeyboardInterrupt, click.Abort):
+        return _fail("interrupted", INTERRUPTED)
+    except BrokenPipeError:
+        sys.stderr.close()  # whoever read has gone; nothing is left to say
+        return OK
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message())
+        return OK
+    except click.ClickException as error:
+        error.show()
+        return USAGE
+    except HeterpsError as error:
+        return _fail(f"error: {error}", error.exit_code)
+    except (ValueError, RuntimeError) as error:
+        if not _is_explained(error):
+            raise
+        return _fail(f"error: {error}", USAGE)
+
+
+def _fail(text: str, code: int) -> int:
+    click.echo(text, err=True)
+    return code
+
+
+def _is_explained(error: Exception) -> bool:
+    """Whether the message was written for the user."""
+    from heterps.jobfile import JobFileError
+    from protos.security import SecurityError
+    from scheduler.fields import InputError
+
+    return isinstance(error, JobFileError | InputError | SecurityError)
+
+
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,9 +1,9 @@
 """The Python client of a scheduler.
 
-    client = Client()
-    job_id = client.submit("job.yaml")
-    for job in client.watch(job_id):
-        print(job.state, job.step, job.loss)
+client = Client()
+job_id = client.submit("job.yaml")
+for job in client.watch(job_id):
+    print(job.state, job.step, job.loss)
 """
 
 import os
@@ -211,9 +211,7 @@ class Client:
     def decision_message(self, job_id: str) -> "DecisionMessage":
         """The message behind `decision`."""
         request = pb.JobRequest(job_id=job_id)
-        return self._call(
-            self._stub.GetDecision, request, f"decision of {job_id}", job_id=job_id
-        )
+        return self._call(self._stub.GetDecision, request, f"decision of {job_id}", job_id=job_id)
 
     def close(self) -> None:
         """Close the connection."""
@@ -253,8 +251,10 @@ class Client:
                 f"the scheduler at {self.address} answers, but not its Redis: {error.details}"
             )
         if error.code in _AWAY:
-            tls = "" if os.environ.get("HETERPS_TLS_CA") else (
-                " If it listens with TLS, set HETERPS_TLS_CA and HETERPS_TOKEN_FILE."
+            tls = (
+                ""
+                if os.environ.get("HETERPS_TLS_CA")
+                else (" If it listens with TLS, set HETERPS_TLS_CA and HETERPS_TOKEN_FILE.")
             )
             return UnreachableError(
                 f"no scheduler answers at {self.address}: {error.details}.{tls}\n"

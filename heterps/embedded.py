@@ -1,7 +1,7 @@
 """A whole cluster on this machine: real processes on loopback.
 
-    with Cluster(types={"cpu": 2}, emulate=["t4"]) as cluster:
-        client = cluster.client()
+with Cluster(types={"cpu": 2}, emulate=["t4"]) as cluster:
+    client = cluster.client()
 """
 
 import os
@@ -17,7 +17,15 @@ from typing import TYPE_CHECKING
 from heterps.client import Client
 from heterps.errors import ClusterError, HeterpsError
 from heterps.home import Role
-from protos.process import Child, ChildError, describe_exit, last_lines, module_argv, spawn, stop_all
+from protos.process import (
+    Child,
+    ChildError,
+    describe_exit,
+    last_lines,
+    module_argv,
+    spawn,
+    stop_all,
+)
 
 if TYPE_CHECKING:
     from scheduler.redis_server import EmbeddedRedis

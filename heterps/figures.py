@@ -36,8 +36,10 @@ def size(count: float) -> str:
 
 def duration(seconds: float) -> str:
     """Seconds as a person says them."""
+    if seconds < 1:
+        return f"{max(0.0, seconds) * 1000:.0f} ms"
     if seconds < 10:
-        return f"{max(0.0, seconds):.1f} s"
+        return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if hours:

@@ -49,8 +49,10 @@ def logs(job_id: str) -> list[LogText]:
 
 def _ids() -> list[str]:
     """Ids from the oldest record to the newest."""
-    found = [path for path in _folder().glob("*/status.pb")]
-    return [path.parent.name for path in sorted(found, key=lambda path: path.stat().st_mtime)]
+    return [
+        path.parent.name
+        for path in sorted(_folder().glob("*/status.pb"), key=lambda path: path.stat().st_mtime)
+    ]
 
 
 def _folder() -> Path:

@@ -63,7 +63,6 @@ def _run(job: JobSpec, on_line: Callable[[str], None]) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         env={**os.environ, LIFELINE: "1", "PYTHONUNBUFFERED": "1"},
-        cwd=job.directory,
         text=True,
         errors="replace",
         start_new_session=True,  # Ctrl-C reaches us alone, and we end it
@@ -105,7 +104,8 @@ def _main(script: str, name: str, path: str) -> int:
     sys.path.insert(0, str(Path(script).parent))
     try:
         spec = importlib.util.spec_from_file_location(Path(script).stem, script)
-        assert spec is not None and spec.loader is not None
+        assert spec is not None
+        assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         sys.modules[spec.name] = module  # so that its dataclasses and pickles find it
         spec.loader.exec_module(module)

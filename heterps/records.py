@@ -67,7 +67,6 @@ class Job:
             output=status.output,
         )
 
-
     @property
     def eta_s(self) -> float | None:
         """Seconds until training ends at the pace so far; None when that is unknown."""
@@ -120,9 +119,7 @@ class Node:
             emulated=status.emulated,
             device=status.device,
             processes=tuple(
-                Process(
-                    p.process_id, p.job_id, p.role, p.label, p.pid, p.running, p.exit_code
-                )
+                Process(p.process_id, p.job_id, p.role, p.label, p.pid, p.running, p.exit_code)
                 for p in status.processes
             ),
         )

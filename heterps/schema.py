@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 from google.protobuf.struct_pb2 import Struct
 from yaml import MappingNode, Node, ScalarNode, SequenceNode
@@ -18,6 +18,8 @@ from yaml import MappingNode, Node, ScalarNode, SequenceNode
 from heterps import yamlnodes
 from heterps.yamlnodes import NULL, YamlError, describe, place
 
+# The stubs of protobuf give a descriptor two types, that of its C core included.
+Descriptor = Any
 _STRUCT = Struct.DESCRIPTOR.full_name
 _INTEGERS = {
     FieldDescriptor.CPPTYPE_UINT32: (0, 2**32 - 1),
@@ -129,7 +131,8 @@ class Reading:
     def _scalar(self, spec: FieldDescriptor, node: Node, path: str) -> Any:
         """The value of a field, None where it is wrong."""
         kind = spec.cpp_type
-        value = yamlnodes.plain(node) if isinstance(node, ScalarNode) and _known(node) else node
+        scalar = isinstance(node, ScalarNode) and _known(node)
+        value: Any = yamlnodes.plain(node) if scalar else node
         expected = "text"
         if kind in _INTEGERS:
             low, high = _INTEGERS[kind]
@@ -142,8 +145,8 @@ class Reading:
                 expected = f"a whole number from {low} to {high}"
         elif kind in _FLOATS:
             expected = "a number"
-            good = isinstance(value, int | float) and not isinstance(value, bool)
-            if good and math.isfinite(value):
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if number and math.isfinite(value):
                 return float(value)
         elif kind == FieldDescriptor.CPPTYPE_BOOL:
             expected = "true or false"

@@ -55,7 +55,6 @@ def up(
             stdout=output,
             stderr=subprocess.STDOUT,
             env=environment,
-            cwd="/",
             start_new_session=True,
         )
     deadline = time.monotonic() + _UP_S

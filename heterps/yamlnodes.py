@@ -47,7 +47,9 @@ def read(path: Path, shown: str) -> MappingNode:
     if node is None:
         raise YamlError(f"{shown}: the file is empty; expected name:, model:, data:, …")
     if not isinstance(node, MappingNode):
-        raise YamlError(f"{place(node)}: expected a mapping of keys to values, such as name: flights")
+        raise YamlError(
+            f"{place(node)}: expected a mapping of keys to values, such as name: flights"
+        )
     return node
 
 
@@ -89,7 +91,7 @@ def plain(node: Node) -> Any:
         YamlError: it holds a tag or an alias that has no plain value.
     """
     try:
-        return _Loader("").construct_object(node, deep=True)  # type: ignore[no-untyped-call]
+        return _Loader("").construct_object(node, deep=True)
     except (yaml.YAMLError, ValueError, RecursionError, TypeError) as error:
         reason = getattr(error, "problem", None) or str(error)
         raise YamlError(f"{place(node)}: {reason}") from None
@@ -112,9 +114,9 @@ def describe(node: Node) -> str:
 
 
 def _compose(text: str, name: str) -> Node | None:
-    loader = _Loader(text)
-    loader.name = name
     try:
+        loader = _Loader(text)
+        loader.name = name
         node: Node | None = loader.get_single_node()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
@@ -126,7 +128,7 @@ def _compose(text: str, name: str) -> Node | None:
 
 
 def _marks(name: str) -> tuple[yaml.Mark, yaml.Mark]:
-    mark = yaml.Mark(name, 0, 0, 0, None, None)
+    mark = yaml.Mark(name, 0, 0, 0, "", 0)
     return mark, mark
 
 

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dprotos/parameter_server.proto\x12\nheterps.v1\"\x96\x01\n\rOptimizerSpec\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x15\n\rlearning_rate\x18\x02 \x01(\x01\x12\x0f\n\x07\x65psilon\x18\x03 \x01(\x01\x12\r\n\x05\x62\x65ta1\x18\x04 \x01(\x01\x12\r\n\x05\x62\x65ta2\x18\x05 \x01(\x01\x12\x14\n\x0cweight_decay\x18\x06 \x01(\x01\x12\x1b\n\x13initial_accumulator\x18\x07 \x01(\x01\"<\n\x0fInitializerSpec\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\r\n\x05scale\x18\x02 \x01(\x01\x12\x0c\n\x04seed\x18\x03 \x01(\x04\"\x86\x01\n\tTableSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0b\n\x03\x64im\x18\x02 \x01(\r\x12,\n\toptimizer\x18\x03 \x01(\x0b\x32\x19.heterps.v1.OptimizerSpec\x12\x30\n\x0binitializer\x18\x04 \x01(\x0b\x32\x1b.heterps.v1.InitializerSpec\":\n\x12\x43reateTableRequest\x12$\n\x05table\x18\x01 \x01(\x0b\x32\x15.heterps.v1.TableSpec\"#\n\x10\x43reateTableReply\x12\x0f\n\x07\x63reated\x18\x01 \x01(\x08\"\\\n\x0bPullRequest\x12\r\n\x05table\x18\x01 \x01(\t\x12\x0b\n\x03\x64im\x18\x02 \x01(\r\x12\r\n\x05\x63ount\x18\x03 \x01(\x04\x12\x11\n\tread_only\x18\x04 \x01(\x08\x12\x0f\n\x07payload\x18\x0f \x01(\x0c\"8\n\tPullReply\x12\x0b\n\x03\x64im\x18\x01 \x01(\r\x12\r\n\x05\x63ount\x18\x02 \x01(\x04\x12\x0f\n\x07payload\x18\x0f \x01(\x0c\"z\n\x0bPushRequest\x12\r\n\x05table\x18\x01 \x01(\t\x12\x0b\n\x03\x64im\x18\x02 \x01(\r\x12\r\n\x05\x63ount\x18\x03 \x01(\x04\x12\x0e\n\x06\x63lient\x18\x04 \x01(\t\x12\r\n\x05\x65poch\x18\x05 \x01(\x04\x12\x10\n\x08sequence\x18\x06 \x01(\x04\x12\x0f\n\x07payload\x18\x0f \x01(\x0c\"\x1c\n\tPushReply\x12\x0f\n\x07\x61pplied\x18\x01 \x01(\x08\"?\n\x0bSaveRequest\x12\x11\n\tdirectory\x18\x01 \x01(\t\x12\r\n\x05shard\x18\x02 \x01(\r\x12\x0e\n\x06shards\x18\x03 \x01(\r\"1\n\tSaveReply\x12$\n\x05\x66iles\x18\x01 \x03(\x0b\x32\x15.heterps.v1.SavedFile\"U\n\tSavedFile\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x0e\n\x06sha256\x18\x03 \x01(\t\x12\x0c\n\x04rows\x18\x04 \x01(\x04\x12\r\n\x05table\x18\x05 \x01(\t\"?\n\x0bLoadRequest\x12\x11\n\tdirectory\x18\x01 \x01(\t\x12\r\n\x05shard\x18\x02 \x01(\r\x12\x0e\n\x06shards\x18\x03 \x01(\r\"\x19\n\tLoadReply\x12\x0c\n\x04rows\x18\x01 \x01(\x04\"\x0e\n\x0cStatsRequest\"d\n\nTableStats\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0b\n\x03\x64im\x18\x02 \x01(\r\x12\x0c\n\x04rows\x18\x03 \x01(\x04\x12\r\n\x05\x62ytes\x18\x04 \x01(\x04\x12\x0e\n\x06pulled\x18\x05 \x01(\x04\x12\x0e\n\x06pushed\x18\x06 \x01(\x04\"a\n\nStatsReply\x12&\n\x06tables\x18\x01 \x03(\x0b\x32\x16.heterps.v1.TableStats\x12\x13\n\x0b\x63pu_seconds\x18\x02 \x01(\x01\x12\x16\n\x0eresident_bytes\x18\x03 \x01(\x04\x32\xf9\x02\n\x0fParameterServer\x12K\n\x0b\x43reateTable\x12\x1e.heterps.v1.CreateTableRequest\x1a\x1c.heterps.v1.CreateTableReply\x12\x36\n\x04Pull\x12\x17.heterps.v1.PullRequest\x1a\x15.heterps.v1.PullReply\x12\x36\n\x04Push\x12\x17.heterps.v1.PushRequest\x1a\x15.heterps.v1.PushReply\x12\x36\n\x04Save\x12\x17.heterps.v1.SaveRequest\x1a\x15.heterps.v1.SaveReply\x12\x36\n\x04Load\x12\x17.heterps.v1.LoadRequest\x1a\x15.heterps.v1.LoadReply\x12\x39\n\x05Stats\x12\x18.heterps.v1.StatsRequest\x1a\x16.heterps.v1.StatsReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dprotos/parameter_server.proto\x12\nheterps.v1\"\x96\x01\n\rOptimizerSpec\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x15\n\rlearning_rate\x18\x02 \x01(\x01\x12\x0f\n\x07\x65psilon\x18\x03 \x01(\x01\x12\r\n\x05\x62\x65ta1\x18\x04 \x01(\x01\x12\r\n\x05\x62\x65ta2\x18\x05 \x01(\x01\x12\x14\n\x0cweight_decay\x18\x06 \x01(\x01\x12\x1b\n\x13initial_accumulator\x18\x07 \x01(\x01\"<\n\x0fInitializerSpec\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\r\n\x05scale\x18\x02 \x01(\x01\x12\x0c\n\x04seed\x18\x03 \x01(\x04\"\x86\x01\n\tTableSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0b\n\x03\x64im\x18\x02 \x01(\r\x12,\n\toptimizer\x18\x03 \x01(\x0b\x32\x19.heterps.v1.OptimizerSpec\x12\x30\n\x0binitializer\x18\x04 \x01(\x0b\x32\x1b.heterps.v1.InitializerSpec\":\n\x12\x43reateTableRequest\x12$\n\x05table\x18\x01 \x01(\x0b\x32\x15.heterps.v1.TableSpec\"#\n\x10\x43reateTableReply\x12\x0f\n\x07\x63reated\x18\x01 \x01(\x08\"\\\n\x0bPullRequest\x12\r\n\x05table\x18\x01 \x01(\t\x12\x0b\n\x03\x64im\x18\x02 \x01(\r\x12\r\n\x05\x63ount\x18\x03 \x01(\x04\x12\x11\n\tread_only\x18\x04 \x01(\x08\x12\x0f\n\x07payload\x18\x0f \x01(\x0c\"8\n\tPullReply\x12\x0b\n\x03\x64im\x18\x01 \x01(\r\x12\r\n\x05\x63ount\x18\x02 \x01(\x04\x12\x0f\n\x07payload\x18\x0f \x01(\x0c\"z\n\x0bPushRequest\x12\r\n\x05table\x18\x01 \x01(\t\x12\x0b\n\x03\x64im\x18\x02 \x01(\r\x12\r\n\x05\x63ount\x18\x03 \x01(\x04\x12\x0e\n\x06\x63lient\x18\x04 \x01(\t\x12\r\n\x05\x65poch\x18\x05 \x01(\x04\x12\x10\n\x08sequence\x18\x06 \x01(\x04\x12\x0f\n\x07payload\x18\x0f \x01(\x0c\"\x1c\n\tPushReply\x12\x0f\n\x07\x61pplied\x18\x01 \x01(\x08\"#\n\x11\x44ropTablesRequest\x12\x0e\n\x06prefix\x18\x01 \x01(\t\"!\n\x0f\x44ropTablesReply\x12\x0e\n\x06tables\x18\x01 \x03(\t\"O\n\x0bSaveRequest\x12\x11\n\tdirectory\x18\x01 \x01(\t\x12\r\n\x05shard\x18\x02 \x01(\r\x12\x0e\n\x06shards\x18\x03 \x01(\r\x12\x0e\n\x06prefix\x18\x04 \x01(\t\"1\n\tSaveReply\x12$\n\x05\x66iles\x18\x01 \x03(\x0b\x32\x15.heterps.v1.SavedFile\"U\n\tSavedFile\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x0e\n\x06sha256\x18\x03 \x01(\t\x12\x0c\n\x04rows\x18\x04 \x01(\x04\x12\r\n\x05table\x18\x05 \x01(\t\"?\n\x0bLoadRequest\x12\x11\n\tdirectory\x18\x01 \x01(\t\x12\r\n\x05shard\x18\x02 \x01(\r\x12\x0e\n\x06shards\x18\x03 \x01(\r\"\x19\n\tLoadReply\x12\x0c\n\x04rows\x18\x01 \x01(\x04\"\x0e\n\x0cStatsRequest\"d\n\nTableStats\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0b\n\x03\x64im\x18\x02 \x01(\r\x12\x0c\n\x04rows\x18\x03 \x01(\x04\x12\r\n\x05\x62ytes\x18\x04 \x01(\x04\x12\x0e\n\x06pulled\x18\x05 \x01(\x04\x12\x0e\n\x06pushed\x18\x06 \x01(\x04\"a\n\nStatsReply\x12&\n\x06tables\x18\x01 \x03(\x0b\x32\x16.heterps.v1.TableStats\x12\x13\n\x0b\x63pu_seconds\x18\x02 \x01(\x01\x12\x16\n\x0eresident_bytes\x18\x03 \x01(\x04\x32\xc3\x03\n\x0fParameterServer\x12K\n\x0b\x43reateTable\x12\x1e.heterps.v1.CreateTableRequest\x1a\x1c.heterps.v1.CreateTableReply\x12\x36\n\x04Pull\x12\x17.heterps.v1.PullRequest\x1a\x15.heterps.v1.PullReply\x12\x36\n\x04Push\x12\x17.heterps.v1.PushRequest\x1a\x15.heterps.v1.PushReply\x12H\n\nDropTables\x12\x1d.heterps.v1.DropTablesRequest\x1a\x1b.heterps.v1.DropTablesReply\x12\x36\n\x04Save\x12\x17.heterps.v1.SaveRequest\x1a\x15.heterps.v1.SaveReply\x12\x36\n\x04Load\x12\x17.heterps.v1.LoadRequest\x1a\x15.heterps.v1.LoadReply\x12\x39\n\x05Stats\x12\x18.heterps.v1.StatsRequest\x1a\x16.heterps.v1.StatsReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -49,22 +49,26 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PUSHREQUEST']._serialized_end=768
   _globals['_PUSHREPLY']._serialized_start=770
   _globals['_PUSHREPLY']._serialized_end=798
-  _globals['_SAVEREQUEST']._serialized_start=800
-  _globals['_SAVEREQUEST']._serialized_end=863
-  _globals['_SAVEREPLY']._serialized_start=865
-  _globals['_SAVEREPLY']._serialized_end=914
-  _globals['_SAVEDFILE']._serialized_start=916
-  _globals['_SAVEDFILE']._serialized_end=1001
-  _globals['_LOADREQUEST']._serialized_start=1003
-  _globals['_LOADREQUEST']._serialized_end=1066
-  _globals['_LOADREPLY']._serialized_start=1068
-  _globals['_LOADREPLY']._serialized_end=1093
-  _globals['_STATSREQUEST']._serialized_start=1095
-  _globals['_STATSREQUEST']._serialized_end=1109
-  _globals['_TABLESTATS']._serialized_start=1111
-  _globals['_TABLESTATS']._serialized_end=1211
-  _globals['_STATSREPLY']._serialized_start=1213
-  _globals['_STATSREPLY']._serialized_end=1310
-  _globals['_PARAMETERSERVER']._serialized_start=1313
-  _globals['_PARAMETERSERVER']._serialized_end=1690
+  _globals['_DROPTABLESREQUEST']._serialized_start=800
+  _globals['_DROPTABLESREQUEST']._serialized_end=835
+  _globals['_DROPTABLESREPLY']._serialized_start=837
+  _globals['_DROPTABLESREPLY']._serialized_end=870
+  _globals['_SAVEREQUEST']._serialized_start=872
+  _globals['_SAVEREQUEST']._serialized_end=951
+  _globals['_SAVEREPLY']._serialized_start=953
+  _globals['_SAVEREPLY']._serialized_end=1002
+  _globals['_SAVEDFILE']._serialized_start=1004
+  _globals['_SAVEDFILE']._serialized_end=1089
+  _globals['_LOADREQUEST']._serialized_start=1091
+  _globals['_LOADREQUEST']._serialized_end=1154
+  _globals['_LOADREPLY']._serialized_start=1156
+  _globals['_LOADREPLY']._serialized_end=1181
+  _globals['_STATSREQUEST']._serialized_start=1183
+  _globals['_STATSREQUEST']._serialized_end=1197
+  _globals['_TABLESTATS']._serialized_start=1199
+  _globals['_TABLESTATS']._serialized_end=1299
+  _globals['_STATSREPLY']._serialized_start=1301
+  _globals['_STATSREPLY']._serialized_end=1398
+  _globals['_PARAMETERSERVER']._serialized_start=1401
+  _globals['_PARAMETERSERVER']._serialized_end=1852
 # @@protoc_insertion_point(module_scope)

@@ -53,6 +53,11 @@ class ParameterServerStub:
                 request_serializer=protos_dot_parameter__server__pb2.PushRequest.SerializeToString,
                 response_deserializer=protos_dot_parameter__server__pb2.PushReply.FromString,
                 _registered_method=True)
+        self.DropTables = channel.unary_unary(
+                '/heterps.v1.ParameterServer/DropTables',
+                request_serializer=protos_dot_parameter__server__pb2.DropTablesRequest.SerializeToString,
+                response_deserializer=protos_dot_parameter__server__pb2.DropTablesReply.FromString,
+                _registered_method=True)
         self.Save = channel.unary_unary(
                 '/heterps.v1.ParameterServer/Save',
                 request_serializer=protos_dot_parameter__server__pb2.SaveRequest.SerializeToString,
@@ -95,6 +100,12 @@ class ParameterServerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DropTables(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Save(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -130,6 +141,11 @@ def add_ParameterServerServicer_to_server(servicer, server):
                     servicer.Push,
                     request_deserializer=protos_dot_parameter__server__pb2.PushRequest.FromString,
                     response_serializer=protos_dot_parameter__server__pb2.PushReply.SerializeToString,
+            ),
+            'DropTables': grpc.unary_unary_rpc_method_handler(
+                    servicer.DropTables,
+                    request_deserializer=protos_dot_parameter__server__pb2.DropTablesRequest.FromString,
+                    response_serializer=protos_dot_parameter__server__pb2.DropTablesReply.SerializeToString,
             ),
             'Save': grpc.unary_unary_rpc_method_handler(
                     servicer.Save,
@@ -232,6 +248,33 @@ class ParameterServer:
             '/heterps.v1.ParameterServer/Push',
             protos_dot_parameter__server__pb2.PushRequest.SerializeToString,
             protos_dot_parameter__server__pb2.PushReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DropTables(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/heterps.v1.ParameterServer/DropTables',
+            protos_dot_parameter__server__pb2.DropTablesRequest.SerializeToString,
+            protos_dot_parameter__server__pb2.DropTablesReply.FromString,
             options,
             channel_credentials,
             insecure,

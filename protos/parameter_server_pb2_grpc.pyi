@@ -40,6 +40,7 @@ class ParameterServerStub:
     CreateTable: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.CreateTableRequest, _parameter_server_pb2.CreateTableReply]
     Pull: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.PullRequest, _parameter_server_pb2.PullReply]
     Push: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.PushRequest, _parameter_server_pb2.PushReply]
+    DropTables: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.DropTablesRequest, _parameter_server_pb2.DropTablesReply]
     Save: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.SaveRequest, _parameter_server_pb2.SaveReply]
     Load: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.LoadRequest, _parameter_server_pb2.LoadReply]
     Stats: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.StatsRequest, _parameter_server_pb2.StatsReply]
@@ -56,6 +57,7 @@ class ParameterServerAsyncStub(ParameterServerStub):
     CreateTable: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.CreateTableRequest, _parameter_server_pb2.CreateTableReply]  # type: ignore[assignment]
     Pull: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.PullRequest, _parameter_server_pb2.PullReply]  # type: ignore[assignment]
     Push: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.PushRequest, _parameter_server_pb2.PushReply]  # type: ignore[assignment]
+    DropTables: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.DropTablesRequest, _parameter_server_pb2.DropTablesReply]  # type: ignore[assignment]
     Save: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.SaveRequest, _parameter_server_pb2.SaveReply]  # type: ignore[assignment]
     Load: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.LoadRequest, _parameter_server_pb2.LoadReply]  # type: ignore[assignment]
     Stats: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.StatsRequest, _parameter_server_pb2.StatsReply]  # type: ignore[assignment]
@@ -87,6 +89,13 @@ class ParameterServerServicer(metaclass=_abc_1.ABCMeta):
         request: _parameter_server_pb2.PushRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_parameter_server_pb2.PushReply, _abc.Awaitable[_parameter_server_pb2.PushReply]]: ...
+
+    @_abc_1.abstractmethod
+    def DropTables(
+        self,
+        request: _parameter_server_pb2.DropTablesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_parameter_server_pb2.DropTablesReply, _abc.Awaitable[_parameter_server_pb2.DropTablesReply]]: ...
 
     @_abc_1.abstractmethod
     def Save(

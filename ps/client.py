@@ -151,8 +151,25 @@ class ParameterClient:
             pending = list(self._pending)
         wait(pending)
 
-    def save(self, path: str | Path, timeout_s: float = FILES_TIMEOUT_S) -> None:
+    def drop_tables(self, prefix: str) -> list[str]:
+        """Forget the tables whose names begin with `prefix`, on every shard; their names."""
+        request = pb.DropTablesRequest(prefix=prefix)
+        what = f"DropTables of {prefix!r}"
+        replies = self._all(
+            lambda shard: list(shard.call(shard.stub.DropTables, request, what).tables)
+        )
+        self._dims.clear()
+        return sorted({name for names in replies for name in names})
+
+    def save(
+        self, path: str | Path, timeout_s: float = FILES_TIMEOUT_S, *, prefix: str = ""
+    ) -> None:
         """Write a checkpoint directory, replacing an earlier checkpoint in one step.
+
+        Args:
+            path: the directory to write.
+            timeout_s: for each shard.
+            prefix: only tables whose names begin so.
 
         The path must mean the same place to this process and to every shard. Each shard's
         files are one cut of its tables; pushes of this client made before are in it.
@@ -166,7 +183,9 @@ class ParameterClient:
             shards = len(self._addresses)
 
             def one(shard: Shard) -> pb.SaveReply:
-                request = pb.SaveRequest(directory=str(folder), shard=shard.index, shards=shards)
+                request = pb.SaveRequest(
+                    directory=str(folder), shard=shard.index, shards=shards, prefix=prefix
+                )
                 return shard.call(shard.stub.Save, request, f"Save to {folder}", timeout_s)
 
             replies = self._all(one)

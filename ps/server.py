@@ -10,13 +10,17 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from protos.channels import RpcError
+from protos.lease import Lease
 from protos.parameter_server_pb2_grpc import add_ParameterServerServicer_to_server
 from protos.process import announce, install_signals, setup_logging
+from protos.scheduler_pb2 import NodeStatus
 from protos.security import SecurityError
 from protos.servers import BindError, Server
 from ps.errors import CheckpointError
 from ps.service import ParameterService
 
+_SCHEDULER_S = 30.0
 _log = logging.getLogger("heterps.ps")
 
 
@@ -28,6 +32,8 @@ def serve(
     shard: int = 0,
     shards: int = 1,
     threads: int = 16,
+    scheduler: str = "",
+    advertise: str = "",
     ready: Callable[[str], None] = lambda address: None,
 ) -> None:
     """Serve one shard until `stop` is set.
@@ -39,10 +45,13 @@ def serve(
         shard: which one this is.
         shards: of how many.
         threads: how many calls are handled at once.
+        scheduler: offer this shard to the jobs of that scheduler, for as long as it lives.
+        advertise: the host to be reached at, where it is not that of `bind`.
         ready: called with the address once calls are answered.
 
     Raises:
         BindError, SecurityError, CheckpointError: before anything is served.
+        RpcError: the scheduler did not answer.
     """
     service = ParameterService()
     server = Server("ps", bind, threads=threads)
@@ -56,10 +65,25 @@ def serve(
         service.restore(restore, shard, shards)
     address = server.start()
     _log.info("shard %d of %d listens on %s", shard, shards, address)
+    lease = _stand(scheduler, _advertised(address, advertise), stop) if scheduler else None
     ready(address)
     stop.wait()
     _log.info("stopping")
+    if lease is not None:
+        lease.close()
     server.stop(5.0)
+
+
+def _advertised(address: str, host: str) -> str:
+    return f"{host}:{address.rpartition(':')[2]}" if host else address
+
+
+def _stand(scheduler: str, address: str, stop: threading.Event) -> Lease:
+    """Take a lease as a standing shard; shards are numbered in the order of their names."""
+    status = NodeStatus(node_id=f"shard-{address}", kind="shard", address=address)
+    lease = Lease(scheduler, lambda: status)
+    lease.start(_SCHEDULER_S, stop.is_set)
+    return lease
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -71,6 +95,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--shard", type=int, default=0, help="which shard this is")
     parser.add_argument("--shards", type=int, default=1, help="of how many")
     parser.add_argument("--threads", type=int, default=16, help="calls handled at once")
+    parser.add_argument("--scheduler", default="", metavar="HOST:PORT", help="offer it to jobs")
+    parser.add_argument("--advertise", default="", metavar="HOST", help="where others reach it")
     options = parser.parse_args(argv)
     if not 0 <= options.shard < options.shards:
         parser.error(f"--shard {options.shard}: expected 0 to {options.shards - 1} (--shards - 1)")
@@ -85,9 +111,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             shard=options.shard,
             shards=options.shards,
             threads=options.threads,
+            scheduler=options.scheduler,
+            advertise=options.advertise,
             ready=lambda address: announce(options.ready_file, address=address),
         )
-    except (BindError, SecurityError, CheckpointError) as error:
+    except (BindError, SecurityError, CheckpointError, RpcError) as error:
         _log.error("%s", error)
         return 1
     return 0

@@ -184,6 +184,23 @@ class ParameterService(ParameterServerServicer):
 
         return _guarded(context, work)
 
+    def DropTables(  # noqa: N802
+        self, request: pb.DropTablesRequest, context: grpc.ServicerContext
+    ) -> pb.DropTablesReply:
+        """Forget the tables whose names begin with a prefix; safe to repeat."""
+
+        def work() -> pb.DropTablesReply:
+            if not request.prefix:
+                _invalid("DropTables: the prefix is empty; expected the beginning of names")
+            with self._lock:
+                names = [name for name in self._tables if name.startswith(request.prefix)]
+                for name in names:
+                    del self._tables[name]
+            _log.info("dropped %s", ", ".join(names) or f"nothing beginning {request.prefix!r}")
+            return pb.DropTablesReply(tables=names)
+
+        return _guarded(context, work)
+
     def Save(self, request: pb.SaveRequest, context: grpc.ServicerContext) -> pb.SaveReply:  # noqa: N802
         """Write this shard's files into a folder that is there already."""
 
@@ -198,7 +215,12 @@ class ParameterService(ParameterServerServicer):
             began = time.monotonic()
             with self._files:
                 with self._lock:
-                    tables, window = dict(self._tables), self._window
+                    tables = {
+                        name: table
+                        for name, table in self._tables.items()
+                        if name.startswith(request.prefix)
+                    }
+                    window = self._window
                 files = checkpoint.write_tables(
                     folder, tables, request.shard, request.shards, window
                 )

@@ -1,5 +1,6 @@
 """Putting a planned job on nodes: shards first, then stage workers, then the word to start."""
 
+import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -8,6 +9,8 @@ from pathlib import Path
 from protos.decision_pb2 import Decision
 from protos.job_pb2 import JobSpec
 from protos.node_pb2 import SHARD, STAGE, LaunchReply, LaunchRequest, StopJobRequest
+from protos.parameter_server_pb2 import DropTablesRequest
+from protos.parameter_server_pb2_grpc import ParameterServerStub
 from protos.scheduler_pb2 import NodeStatus
 from protos.stage_pb2 import StageWorkers, Topology
 from protos.stage_pb2_grpc import StageStub
@@ -209,6 +212,26 @@ def stop_job(
     return silent
 
 
+def drop_tables(job_id: str, shards: Sequence[str], channels: Channels) -> list[str]:
+    """Free what a job kept on standing shards; the shards that did not answer."""
+    silent: list[str] = []
+    for address in shards:
+        try:
+            call(
+                ParameterServerStub(channels.to(address)).DropTables,
+                DropTablesRequest(prefix=f"{job_id}."),
+                what=f"standing shard at {address}: drop the tables of {job_id}",
+                timeout_s=_START_TIMEOUT_S,
+                retry_s=2.0,
+                stop=lambda: False,
+            )
+        except CallError as error:
+            silent.append(str(error))
+        finally:
+            channels.forget(address)
+    return silent
+
+
 def topology_of(job_id: str, processes: Sequence[Process]) -> Topology:
     """Who listens where."""
     topology = Topology(job_id=job_id)
@@ -227,7 +250,7 @@ def topology_of(job_id: str, processes: Sequence[Process]) -> Topology:
 
 def output_of(job_id: str, job: JobSpec) -> str:
     """The absolute folder where the job's model is saved."""
-    return str(Path(job.directory or "/") / (job.output or "output") / job_id)
+    return os.path.normpath(Path(job.directory or "/") / (job.output or "output") / job_id)
 
 
 def _place_shards(

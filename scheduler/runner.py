@@ -27,7 +27,16 @@ from scheduler.calls import CallError, Channels, Interrupted, in_background
 from scheduler.fields import InputError
 from scheduler.follow import Follower
 from scheduler.jobs import Jobs
-from scheduler.launch import LaunchError, Process, begin, demand, launch, place, stop_job
+from scheduler.launch import (
+    LaunchError,
+    Process,
+    begin,
+    demand,
+    drop_tables,
+    launch,
+    place,
+    stop_job,
+)
 from scheduler.logs import JobLogs
 from scheduler.nodes import Nodes
 from scheduler.offer import (
@@ -43,7 +52,6 @@ from scheduler.store import TERMINAL, Store, StoreError
 DEFAULT_METHOD = "ppo"
 _GRACE_S = 3.0
 _KEEP_TRYING_S = 60.0
-_TELL_AGAIN_S = 10.0
 _log = logging.getLogger("heterps.runner")
 
 
@@ -264,6 +272,9 @@ class Run:
         addresses = [p.node.address for p in processes if not p.standing]
         for silent in stop_job(self.job_id, addresses, control.channels, _GRACE_S):
             _log.warning("%s", silent)
+        standing = [p.address for p in processes if p.standing and p.address]
+        for silent in drop_tables(self.job_id, standing, control.channels):
+            _log.warning("%s", silent)
         self.logs.set_processes(processes)
         self.logs.keep()
 
@@ -297,7 +308,7 @@ class Runs:
         self._lock = threading.Lock()
         self._runs: dict[str, Run] = {}
         self._closed = False
-        self._told: dict[tuple[str, str], float] = {}  # when a node was told to stop a stranger
+        self._strangers: dict[tuple[str, str], float] = {}  # (node, job) -> when seen or told
 
     def get(self, job_id: str) -> Run | None:
         """A job's run; None when it waits or has ended."""
@@ -351,17 +362,25 @@ class Runs:
             return
 
     def _stop_strangers(self) -> None:
-        """Stop processes of jobs that have no run: left over from a scheduler before us."""
-        for node in self._control.nodes.live(registry.NODE):
-            for job_id in {p.job_id for p in node.processes if p.running}:
-                now = time.monotonic()
-                if now - self._told.get((node.node_id, job_id), 0.0) < _TELL_AGAIN_S:
-                    continue
-                if self.get(job_id) is None:
-                    self._told[node.node_id, job_id] = now
-                    _log.info("node %s still runs job %s: stopping it", node.node_id, job_id)
-                    threading.Thread(
-                        target=stop_job,
-                        args=(job_id, [node.address], self._control.channels, _GRACE_S),
-                        daemon=True,
-                    ).start()
+        """Stop processes of jobs that have no run: left over from a scheduler before us.
+
+        They get as long as a lease first: workers hear from `Report` that they are to stop.
+        """
+        control, now = self._control, time.monotonic()
+        strangers = {
+            (node.node_id, process.job_id): node.address
+            for node in control.nodes.live(registry.NODE)
+            for process in node.processes
+            if process.running and self.get(process.job_id) is None
+        }
+        self._strangers = {key: self._strangers.get(key, now) for key in strangers}
+        for (node_id, job_id), address in strangers.items():
+            if now - self._strangers[node_id, job_id] < control.nodes.lease_s:
+                continue
+            self._strangers[node_id, job_id] = now
+            _log.info("node %s still runs job %s: stopping it", node_id, job_id)
+            threading.Thread(
+                target=stop_job,
+                args=(job_id, [address], control.channels, _GRACE_S),
+                daemon=True,
+            ).start()

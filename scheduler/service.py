@@ -383,18 +383,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     install_signals(stop)
     try:
         with ExitStack() as stack:
-            url = options.redis
+            url, facts = options.redis, {}
             if not url:
                 directory = options.directory or stack.enter_context(
                     tempfile.TemporaryDirectory(prefix="heterps-redis-", ignore_cleanup_errors=True)
                 )
                 url = stack.enter_context(EmbeddedRedis(directory)).url
+                facts = {"redis": url}  # a given one may hold a password
             scheduler = SchedulerProcess(
                 options.bind, url, advertise=options.advertise, lease_s=options.lease
             )
             address = scheduler.start(stop.set)
             _log.info("listens on %s", address)
-            announce(options.ready_file, address=address, redis=url)
+            announce(options.ready_file, address=address, **facts)
             stop.wait()
             _log.info("stopping")
             scheduler.stop()

@@ -25,6 +25,7 @@ from workers.trace import StageGraph
 from workers.transport import Inbox, Neighbours, Parcel
 
 TRAIN = "train"
+_DRAIN = "drain"
 _EVALUATION_BATCH = 2048
 
 
@@ -157,6 +158,16 @@ class StageExecutor:
         mine = torch.stack([torch.cat(scores or empty), torch.cat(labels or empty)], dim=1)
         both = self._group.gather(mine)
         return both[:, 0], both[:, 1]
+
+    def drain(self) -> None:
+        """Wait until every worker of the stages before has ended, its writes done.
+
+        Once the last stage returns from here, all tables and weights are final.
+        """
+        self._inbox.wait(lambda: self._inbox.ended(_DRAIN, self._before_width))
+        self._group.barrier()
+        if self._after is not None:
+            self._after.end(_DRAIN)
 
     def _another_step(self, step: int) -> bool:
         first = self._mine[0]

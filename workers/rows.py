@@ -84,6 +84,7 @@ class StageRows:
     Args:
         module: the stage's module.
         keys_of: embedding layer -> model input with its keys.
+        namespace: begins the tables' names on the servers.
     """
 
     def __init__(
@@ -93,6 +94,7 @@ class StageRows:
         client: ParameterClient,
         gate: StalenessGate,
         device: torch.device,
+        namespace: str,
     ) -> None:
         self.layers: dict[str, SparseEmbedding] = {}
         for name in keys_of:
@@ -102,6 +104,7 @@ class StageRows:
         self.keys_of = dict(keys_of)
         self.gate = gate
         self._client = client
+        self._namespace = namespace
         self._device = device
         self._pushing = ThreadPoolExecutor(1, thread_name_prefix="push")
         self._pulling = ThreadPoolExecutor(max(1, len(keys_of)), thread_name_prefix="pull")
@@ -109,7 +112,7 @@ class StageRows:
         self.tables = tables_of(self.layers.values())
         self._source = {layer.spec.table: keys_of[name] for name, layer in self.layers.items()}
         for spec in self.tables.values():
-            client.create_table(spec.table, **spec.table_options())
+            client.create_table(namespace + spec.table, **spec.table_options())
 
     def pull(
         self, micro_batches: Sequence[Mapping[str, Tensor]], *, learning: bool
@@ -127,7 +130,10 @@ class StageRows:
             inverse[source] = list(torch.from_numpy(positions).split([len(p) for p in parts]))
         waiting = {
             table: self._pulling.submit(
-                self._client.pull_unique, table, keys[source], read_only=not learning
+                self._client.pull_unique,
+                self._namespace + table,
+                keys[source],
+                read_only=not learning,
             )
             for table, source in self._source.items()
         }
@@ -177,7 +183,7 @@ class StageRows:
             grads = [b.rows[table].grad.cpu().numpy() for b in used]  # type: ignore[union-attr]
             waiting.append(
                 self._client.push_async(
-                    table,
+                    self._namespace + table,
                     keys[0] if len(keys) == 1 else np.concatenate(keys),
                     grads[0] if len(grads) == 1 else np.concatenate(grads),
                 )

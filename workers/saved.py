@@ -20,6 +20,11 @@ from workers.model import ModelError, job_model
 FORMAT = "heterps-model-1"
 
 
+def namespace_of(job_id: str) -> str:
+    """What the names of a job's tables begin with on the parameter servers."""
+    return f"{job_id}."
+
+
 class SavedModel:
     """The folder being written: OUTPUT.partial until it is complete."""
 
@@ -84,5 +89,5 @@ def load(path: str | Path) -> nn.Module:
     tables = LocalTable.load_checkpoint(folder / "tables")
     for layer in model.modules():
         if isinstance(layer, SparseEmbedding):
-            layer.store = tables[layer.spec.table]
+            layer.store = tables[namespace_of(facts["job_id"]) + layer.spec.table]
     return model.eval()

@@ -22,7 +22,7 @@ from workers.model import job_model
 from workers.progress import Reporter
 from workers.reduce import Rendezvous, StageGroup
 from workers.rows import StageRows, StalenessGate
-from workers.saved import SavedModel
+from workers.saved import SavedModel, namespace_of
 from workers.source import Schedule, TrainingSource
 from workers.trace import TracedModel
 from workers.transport import Inbox, Neighbours, StageService, Stopped
@@ -66,6 +66,7 @@ class Worker:
         self._service = StageService(self._inbox)
         self._widths = [stage.units for stage in launch.stages]
         self._index = launch.index
+        self._namespace = namespace_of(launch.job_id)
         self._device = _device(launch)
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         plan = launch.stages[self._index]
@@ -98,7 +99,9 @@ class Worker:
             launch.rank, len(own.addresses), own.rendezvous, self._rendezvous, self._device
         )
         gate = StalenessGate(job.train.staleness, self._stop, ordered=self._index == 0)
-        rows = StageRows(self._graph.module, self._graph.keys_of, client, gate, self._device)
+        rows = StageRows(
+            self._graph.module, self._graph.keys_of, client, gate, self._device, self._namespace
+        )
         executor = StageExecutor(
             job,
             self._graph,
@@ -152,15 +155,16 @@ class Worker:
             splits.append("valid")
         if job.data.test:
             splits.append("test")
-        for split in splits or ["train"]:  # a pass over something orders save after every push
+        for split in splits:
             scores, labels = executor.evaluate(split)
             if leads:
                 results |= metrics.measure(job.train.loss, scores.numpy(), labels.numpy(), split)
+        executor.drain()
         if not leads:
             reporter.send("trained")
             return
         executor.progress.phase = "save"
-        client.save(saved.tables)
+        client.save(saved.tables, prefix=self._namespace)
         progress = executor.progress
         facts = {
             "job_id": self._launch.job_id,

@@ -43,7 +43,8 @@ class Flights(nn.Module):
         weights = self.wide(sparse)
         hidden = self.tower(torch.cat([vectors.flatten(1), dense], 1))
         hidden = hidden + self.experts(hidden)
-        return self.head(hidden).squeeze(1) + weights.sum((1, 2))
+        logits: Tensor = self.head(hidden).squeeze(1) + weights.sum((1, 2))
+        return logits
 
 
 def build(

@@ -129,4 +129,6 @@ def _standardised(
 ) -> npt.NDArray[np.float32]:
     """Mean 0 and deviation 1 over the training rows, cut off at ±5; what is missing is 0."""
     mean, deviation = np.nanmean(values[train]), np.nanstd(values[train])
-    return np.nan_to_num(np.clip((values - mean) / deviation, -5, 5)).astype(np.float32)
+    scaled = np.clip((values - mean) / deviation, -5, 5)
+    filled: npt.NDArray[np.float32] = np.nan_to_num(scaled).astype(np.float32)
+    return filled

@@ -7,6 +7,7 @@ from heterps import MoE, SparseEmbedding
 
 # A row's gradient is divided by the batch, so Adagrad has to start from a small accumulator.
 INITIAL_ACCUMULATOR = 1e-6
+BINS = 21
 
 
 class Numbers(nn.Module):
@@ -16,7 +17,9 @@ class Numbers(nn.Module):
     line follows. Bins are 0.25 apart from e^7.5 ms = 1.8 s to e^12.5 ms = 4.5 min.
     """
 
-    def __init__(self, bins: int = 21) -> None:
+    centres: Tensor
+
+    def __init__(self, bins: int) -> None:
         super().__init__()
         self.register_buffer("centres", torch.linspace(7.5, 12.5, bins))
 
@@ -32,14 +35,15 @@ class Tower(nn.Module):
 
     def __init__(self, slots: int, dense: int, dim: int, width: int, dropout: float) -> None:
         super().__init__()
-        self.numbers = Numbers()
+        self.numbers = Numbers(BINS)
         self.layers = nn.Sequential(
-            nn.Linear(slots * dim + dense + 21, width), nn.ReLU(), nn.Dropout(dropout)
+            nn.Linear(slots * dim + dense + BINS, width), nn.ReLU(), nn.Dropout(dropout)
         )
 
     def forward(self, vectors: Tensor, dense: Tensor) -> Tensor:
         """[B, slots, dim] and [B, dense] to [B, width]."""
-        return self.layers(torch.cat([vectors.flatten(1), self.numbers(dense)], 1))
+        hidden: Tensor = self.layers(torch.cat([vectors.flatten(1), self.numbers(dense)], 1))
+        return hidden
 
 
 class KuaiRand(nn.Module):
@@ -50,12 +54,12 @@ class KuaiRand(nn.Module):
     ) -> None:
         super().__init__()
         self.embedding = SparseEmbedding(
-            "deep", dim, learning_rate=0.01, initial_accumulator=INITIAL_ACCUMULATOR, scale=0.01
+            "deep", dim, learning_rate=0.005, initial_accumulator=INITIAL_ACCUMULATOR, scale=0.01
         )
         self.wide = SparseEmbedding(
             "wide",
             1,
-            learning_rate=0.02,
+            learning_rate=0.01,
             initial_accumulator=INITIAL_ACCUMULATOR,
             initializer="zeros",
         )
@@ -70,7 +74,8 @@ class KuaiRand(nn.Module):
         weights = self.wide(sparse)
         hidden = self.tower(vectors, dense)
         hidden = hidden + self.experts(hidden)
-        return self.head(hidden).squeeze(1) + weights.sum((1, 2))
+        logits: Tensor = self.head(hidden).squeeze(1) + weights.sum((1, 2))
+        return logits
 
 
 def build(

@@ -1,1 +1,1 @@
-"""One file for each group of commands."""
+"""The commands, a file for each group of them."""

@@ -1,110 +1,122 @@
 """The cluster that stays: up, down, status."""
 
 import os
-import signal
 import time
-from pathlib import Path
+from dataclasses import asdict
 
 import click
 
-from heterps import state
-from heterps.errors import OK, UNREACHABLE, explained, print_json
-
-_READY_S = 90.0
-_DOWN_S = 30.0
+from heterps import home
+from heterps.commands import options
+from heterps.errors import OK, UNREACHABLE, HeterpsError
 
 
 @click.command()
-@click.option("--units", type=click.IntRange(1), help="CPU units to offer; all cores by default.")
-@click.option("--emulate", multiple=True, metavar="TYPE", help="Offer a type without its device.")
-@click.option("--redis", "redis_url", metavar="URL", help="Use this server, not the bundled one.")
-@click.option("--bind", default="127.0.0.1:0", show_default=True, help="The scheduler's address.")
-@explained
-def up(units: int | None, emulate: tuple[str, ...], redis_url: str | None, bind: str) -> int:
+@options.units
+@click.option(
+    "--type",
+    "types",
+    multiple=True,
+    metavar="TYPE[=N]",
+    help="Also offer N (1) units of a type whose device is here, such as h200=1.",
+)
+@options.emulate
+@options.redis_url
+@click.option(
+    "--bind",
+    default="127.0.0.1:0",
+    metavar="HOST:PORT",
+    show_default=True,
+    help="Where the scheduler listens; port 0 picks a free one.",
+)
+def up(
+    units: int | None,
+    types: tuple[str, ...],
+    emulate: tuple[str, ...],
+    redis_url: str | None,
+    bind: str,
+) -> int:
     """Start a cluster on this machine that stays until `heterps down`."""
-    from protos.process import module_argv, spawn
+    from heterps import report, supervisor
+    from heterps.progress import step
 
-    record = state.read()
-    if record is not None:
-        click.echo(f"a cluster is up already at {record['address']} (pid {record['pid']})")
-        return OK
-    directory = state.home() / "cluster"
-    directory.mkdir(parents=True, exist_ok=True)
-    argv = module_argv("heterps.supervisor", "--directory", str(directory), "--bind", bind)
-    argv += ["--units", str(units or os.cpu_count() or 1)]
-    for name in emulate:
-        argv += ["--emulate", name]
-    if redis_url:
-        argv += ["--redis", redis_url]
-    child = spawn("supervisor", argv, directory=directory)
-    child.wait_ready(_READY_S)
-    click.echo(f"cluster at {child.address}, logs in {directory}")
-    click.echo("next: heterps submit JOB.yaml, heterps status, heterps down")
+    emulated = options.types_of(emulate, "--emulate")
+    offered = {"cpu": units or os.cpu_count() or 1, **options.types_of(types, "--type"), **emulated}
+    console = report.console()
+    with step(console, "starting the cluster"):
+        running = supervisor.up(offered, list(emulated), redis_url=redis_url, bind=bind)
+    shown = [f"{n} {t}{' (emulated)' if t in emulated else ''}" for t, n in offered.items()]
+    console.print(f"cluster up at {running.address} with {', '.join(shown)}", soft_wrap=True)
+    commands = [
+        ("heterps submit JOB.yaml --wait", "train on it"),
+        ("heterps status", "what runs"),
+        ("heterps down", "end it"),
+    ]
+    console.print(report.next_commands(commands), soft_wrap=True)
     return OK
 
 
 @click.command()
-@explained
 def down() -> int:
-    """Stop the cluster that `heterps up` started, and its jobs."""
-    record = state.read()
-    if record is None:
-        click.echo("no cluster is up")
-        return OK
-    pid = int(record["pid"])
-    os.kill(pid, signal.SIGTERM)
-    deadline = time.monotonic() + _DOWN_S
-    while time.monotonic() < deadline:
-        if state.read() is None:
-            click.echo(f"the cluster at {record['address']} is down")
-            return OK
-        time.sleep(0.1)
-    click.echo(f"the cluster's supervisor (pid {pid}) has not ended within {_DOWN_S:.0f} s")
-    return UNREACHABLE
+    """End the cluster that `heterps up` started, and its jobs."""
+    from heterps import supervisor
+
+    ended = supervisor.down()
+    click.echo(f"cluster at {ended.address} is down" if ended else "no cluster is up")
+    return OK
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@explained
+@options.as_json
 def status(as_json: bool) -> int:
-    """Show the cluster's processes, nodes and jobs."""
-    from rich.console import Console
-
+    """Show the cluster's processes, nodes, units and jobs. Exits with 4 when none answers."""
     from heterps import report
-    from heterps.client import Client, ClusterError
-    from heterps.commands.jobs import status_json
+    from heterps.client import Client
 
-    record = state.read()
+    running = home.running()
     try:
         with Client() as client:
             address, nodes, jobs = client.address, client.nodes(), client.jobs()
-    except ClusterError as error:
-        if as_json:
-            print_json({"up": False, "reason": str(error)})
-        else:
-            click.echo(str(error))
+    except HeterpsError as error:
+        if not as_json:
+            raise
+        options.print_json({"up": False, "reason": str(error)})
         return UNREACHABLE
+    ours = running if running is not None and running.address == address else None
+    alive = {role.pid: _alive(role.pid) for role in ours.roles} if ours else {}
     if as_json:
-        shown = [{f.name: getattr(n, f.name) for f, _ in n.ListFields() if f.name != "processes"}
-                 | {"processes": [{f.name: getattr(p, f.name) for f, _ in p.ListFields()}
-                                  for p in n.processes]} for n in nodes]
-        print_json(
-            {
-                "up": True,
-                "address": address,
-                "supervisor": record,
-                "nodes": shown,
-                "jobs": [status_json(j) for j in jobs],
-            }
-        )
+        roles = [asdict(role) | {"alive": alive[role.pid]} for role in ours.roles] if ours else []
+        value = {"up": True, "address": address, "roles": roles}
+        value["nodes"] = [asdict(node) for node in nodes]
+        value["jobs"] = [job.to_json() for job in jobs]
+        options.print_json(value)
         return OK
-    console = Console()
-    console.print(f"scheduler at {address}", highlight=False)
-    for role in (record or {}).get("processes", []):
-        console.print(f"  {role['label']}: pid {role['pid']}", highlight=False)
-    console.print(report.nodes_table(nodes))
+    console = report.console()
+    console.print(f"scheduler at {address}")
+    if ours:
+        from heterps.figures import duration
+
+        console.print(f"up for {duration(time.time() - ours.started_at)}, logs in {ours.directory}")
+        console.print()
+        report.show(console, report.roles_table(ours.roles, alive))
+    console.print()
+    if nodes:
+        report.show(console, report.nodes_table(nodes))
+    else:
+        console.print("no nodes: start one with `heterps node`")
+    console.print()
     if jobs:
-        console.print(report.jobs_table(jobs))
-    if record:
-        console.print(f"logs: {Path(record['directory'])}", highlight=False, soft_wrap=True)
+        report.show(console, report.jobs_table(jobs))
+    else:
+        console.print("no jobs yet: submit one with `heterps submit JOB.yaml`")
     return OK
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

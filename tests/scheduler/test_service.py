@@ -204,8 +204,10 @@ def test_a_worker_that_cannot_start_fails_the_job_with_its_error(
     listed = stub.ListNodes(ListNodesRequest(), timeout=5).nodes
     assert [(n.node_id, n.units_used) for n in listed] == [(node.facts["node_id"], 0)]
     wait_until(
-        lambda: not any(
-            p.running for n in stub.ListNodes(ListNodesRequest()).nodes for p in n.processes
+        lambda: (
+            not any(
+                p.running for n in stub.ListNodes(ListNodesRequest()).nodes for p in n.processes
+            )
         )
     )
 
@@ -252,8 +254,10 @@ def test_nodes_ride_out_a_scheduler_that_restarts(cluster: Cluster, tmp_path: Pa
     again, stub = cluster.scheduler("--bind", scheduler.address)  # after the dead one's hold
     assert again.address == scheduler.address
     wait_until(
-        lambda: [n.node_id for n in stub.ListNodes(ListNodesRequest(), timeout=5).nodes]
-        == [node.facts["node_id"]]
+        lambda: (
+            [n.node_id for n in stub.ListNodes(ListNodesRequest(), timeout=5).nodes]
+            == [node.facts["node_id"]]
+        )
     )
     assert stub.GetJob(JobRequest(job_id="waits"), timeout=5).state == QUEUED
 
@@ -263,7 +267,7 @@ def test_processes_of_a_job_nobody_runs_are_stopped(cluster: Cluster) -> None:
     from protos.node_pb2 import SHARD, LaunchRequest
     from protos.node_pb2_grpc import NodeStub
 
-    scheduler, _ = cluster.scheduler()
+    scheduler, _ = cluster.scheduler("--lease", "2")
     node = cluster.node(scheduler, "cpu", "--units", "1")
     with connect(node.address) as channel:
         request = LaunchRequest(process_id="old.shard-0", job_id="old", role=SHARD)

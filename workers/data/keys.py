@@ -173,7 +173,9 @@ class Slot:
         return keys
 
 
-def hash_slots(slots: Sequence[Slot], hashed: dict[str, Column], rows: int) -> npt.NDArray[np.int64]:
+def hash_slots(
+    slots: Sequence[Slot], hashed: dict[str, Column], rows: int
+) -> npt.NDArray[np.int64]:
     """Keys of all slots, `[rows, F]` int64, in the order of `slots`."""
     keys = np.empty((rows, len(slots)), np.uint64)
     for index, slot in enumerate(slots):

@@ -1,5 +1,6 @@
 """Reading a split of a job's data in batches, shared out over workers."""
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
@@ -86,7 +87,7 @@ class Dataset:
         """
         if drop_last:
             return self.rows // num_shards // batch_size
-        return -(-(-(-self.rows // num_shards)) // batch_size)
+        return math.ceil(math.ceil(self.rows / num_shards) / batch_size)
 
     def batches(
         self,
@@ -121,8 +122,7 @@ class Dataset:
         else:
             limit = stop - start
         if rows * self._encoder.row_bytes <= self._cache_bytes:
-            chosen = self._in_memory(start, start + limit, seed, epoch, shuffle, batch_size)
-            return chosen
+            return self._in_memory(start, start + limit, seed, epoch, shuffle, batch_size)
         blocks = self._stream(start, stop, seed, epoch, shuffle)
         if shuffle:
             rng = np.random.default_rng([seed, epoch, num_shards, shard])

@@ -1,0 +1,54 @@
+"""Options and output that several commands share."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+job_file = click.argument("job_file", metavar="JOB.yaml", type=click.Path(path_type=Path))
+job = click.argument("job", metavar="[JOB]", required=False)
+overrides = click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Override a key of the job file, such as train.epochs=3. May be repeated.",
+)
+as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+units = click.option(
+    "--units", type=click.IntRange(1), help="CPU cores to offer.  [default: all of them]"
+)
+emulate = click.option(
+    "--emulate",
+    multiple=True,
+    metavar="TYPE[=N]",
+    help="Offer N (1) units of a type whose device is not here; its layers run on the CPU.",
+)
+redis_url = click.option(
+    "--redis",
+    "redis_url",
+    metavar="URL",
+    help="Use this Redis.  [default: $HETERPS_REDIS, else one of its own]",
+)
+JOB_HELP = "JOB is a job's id or the beginning of one; by default the latest."
+
+
+def types_of(texts: tuple[str, ...], option: str) -> dict[str, int]:
+    """Units by type from `TYPE` or `TYPE=N` texts."""
+    types = {}
+    for text in texts:
+        name, equals, number = text.partition("=")
+        if not name or (equals and not (number.isdecimal() and int(number) > 0)):
+            raise click.BadParameter(
+                f"{text!r}: expected TYPE or TYPE=N, N a whole number above 0", param_hint=option
+            )
+        types[name] = int(number) if equals else 1
+    return types
+
+
+def print_json(value: Any) -> None:
+    """One JSON document on standard output."""
+    json.dump(value, sys.stdout, indent=2, allow_nan=False)
+    sys.stdout.write("\n")

@@ -1,0 +1,55 @@
+"""Handing a job to the running cluster."""
+
+from pathlib import Path
+
+import click
+
+from heterps.commands import options
+from heterps.errors import INTERRUPTED, OK
+
+
+@click.command()
+@options.job_file
+@options.overrides
+@click.option("--id", "job_id", help="The job's id: submitting it again changes nothing.")
+@click.option("--wait", is_flag=True, help="Follow the job to its end, and exit as it does.")
+@options.as_json
+def submit(
+    job_file: Path, overrides: tuple[str, ...], job_id: str | None, wait: bool, as_json: bool
+) -> int:
+    """Check JOB.yaml, make its data, and hand it to the running cluster.
+
+    With --wait, Ctrl-C leaves the job running.
+    """
+    from heterps import report
+    from heterps.client import Client
+    from heterps.commands import following
+    from heterps.jobfile import load_job
+    from heterps.progress import step
+
+    console = report.console(stderr=as_json)
+    job = load_job(job_file, overrides)
+    with Client() as client:
+        client.ping()
+        with step(console, f"preparing {job.data.path}") as detail:
+            submitted = client.submit(job, job_id, on_line=detail)
+        if not wait:
+            if as_json:
+                options.print_json({"job_id": submitted})
+                return OK
+            console.print(f"submitted {submitted}")
+            commands = [
+                (f"heterps logs -f {submitted}", "follow what it prints"),
+                (f"heterps inspect {submitted}", "its plan and how it goes"),
+                (f"heterps cancel {submitted}", "stop it"),
+            ]
+            console.print(report.next_commands(commands), soft_wrap=True)
+            return OK
+        try:
+            ended, decision = following.follow_job(console, client, submitted)
+        except KeyboardInterrupt:
+            console.print(f"\n{submitted} goes on; stop it with `heterps cancel {submitted}`")
+            return INTERRUPTED
+    if as_json:
+        options.print_json(following.result_json(ended, decision))
+    return following.exit_code(ended, decision)

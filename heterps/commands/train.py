@@ -1,0 +1,211 @@
+"""Training on a cluster of one's own."""
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+import click
+
+from heterps.commands import options
+from heterps.errors import INTERRUPTED, JOB_FAILED, HeterpsError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from heterps.client import Client
+    from protos.decision_pb2 import ResourceType
+    from protos.job_pb2 import JobSpec
+
+
+@click.command()
+@options.job_file
+@options.overrides
+@options.units
+@options.emulate
+@options.redis_url
+@click.option("--keep", is_flag=True, help="Leave the cluster up afterwards, as `heterps up` does.")
+@options.as_json
+def train(
+    job_file: Path,
+    overrides: tuple[str, ...],
+    units: int | None,
+    emulate: tuple[str, ...],
+    redis_url: str | None,
+    keep: bool,
+    as_json: bool,
+) -> int:
+    """Train JOB.yaml on a cluster of its own on this machine.
+
+    Starts every role as a process on loopback, plans, trains, reports, and ends them all.
+    Ctrl-C cancels the job and ends them, too.
+    """
+    from heterps import report
+    from heterps.commands import following
+    from heterps.jobfile import load_job
+    from heterps.prepare import prepare
+    from heterps.progress import step
+
+    signal.signal(signal.SIGTERM, _interrupt)
+    console = report.console(stderr=as_json)
+    job = load_job(job_file, overrides)
+    emulated = dict.fromkeys(job.schedule.emulate, 1)
+    emulated |= options.types_of(emulate, "--emulate")
+    _check_types(job, emulated)
+    del job.schedule.emulate[:]
+    job.schedule.emulate.extend(emulated)
+    types = {**_present(job, set(emulated), units), **emulated}
+    if not types:
+        names = ", ".join(kind.name for kind in job.schedule.offered.types)
+        raise HeterpsError(
+            f"{job.schedule.resources}: none of its types is on this machine: {names}; "
+            "expected a CPU type, or --emulate TYPE"
+        )
+    with step(console, f"preparing {job.data.path}") as detail:
+        prepare(job, detail)
+    with _cluster(console, job, types, list(emulated), redis_url, keep) as client:
+        job_id = client.submit(job)
+        console.print(f"job {job_id} on {_listed(types, emulated)}")
+        absent = [kind.name for kind in job.schedule.offered.types if kind.name not in types]
+        if absent:
+            console.print(
+                f"not on this machine: {', '.join(absent)}; --emulate {absent[0]} plans with it",
+                soft_wrap=True,
+            )
+        try:
+            ended, decision = following.follow_job(console, client, job_id)
+        except KeyboardInterrupt:
+            with _uninterrupted():
+                console.print(f"\ncancelling {job_id} …")
+                with suppress(HeterpsError):
+                    client.cancel(job_id)
+                _keep(client, job_id)
+            console.print(f"{job_id} cancelled")
+            return INTERRUPTED
+        _keep(client, job_id)
+        code = following.exit_code(ended, decision)
+        if code == JOB_FAILED:
+            console.print(f"  logs: heterps logs {job_id}")
+        elif not code:
+            console.print(report.next_commands(_next(job_id, ended.output)), soft_wrap=True)
+    if as_json:
+        options.print_json(following.result_json(ended, decision))
+    return code
+
+
+@contextmanager
+def _cluster(
+    console: "Console",
+    job: "JobSpec",
+    types: dict[str, int],
+    emulated: list[str],
+    redis_url: str | None,
+    keep: bool,
+) -> "Iterator[Client]":
+    """A cluster for the job, ended afterwards unless it is to be kept."""
+    from heterps.client import Client
+    from heterps.embedded import Cluster
+    from heterps.progress import step
+
+    if keep:
+        from heterps import supervisor
+
+        with step(console, "starting the cluster"):
+            running = supervisor.up(types, emulated, redis_url=redis_url)
+        with Client(running.address) as client:
+            yield client
+        console.print(f"  the cluster stays up at {running.address}; end it with `heterps down`")
+        return
+    devices = {kind.name: kind.device for kind in job.schedule.offered.types}
+    cluster = Cluster(types=types, emulate=emulated, redis_url=redis_url, devices=devices)
+    with step(console, "starting the cluster"):
+        cluster.start()
+    try:
+        yield cluster.client()
+    finally:
+        with _uninterrupted():
+            cluster.stop()
+
+
+def _check_types(job: "JobSpec", emulated: dict[str, int]) -> None:
+    known = [kind.name for kind in job.schedule.offered.types]
+    for name in emulated:
+        if name not in known:
+            raise click.BadParameter(
+                f"{name!r}: {job.schedule.resources} has no such type; it has {', '.join(known)}",
+                param_hint="--emulate",
+            )
+
+
+def _present(job: "JobSpec", emulated: set[str], units: int | None) -> dict[str, int]:
+    """Units of the job's types that are on this machine."""
+    offered = [kind for kind in job.schedule.offered.types if kind.name not in emulated]
+    processors = [kind for kind in offered if _is_cpu(kind)]
+    # One pool of cores: of several CPU types, all but one need --emulate.
+    found = {processors[0].name: units or os.cpu_count() or 1} if processors else {}
+    accelerators = [kind for kind in offered if not _is_cpu(kind)]
+    if accelerators and any(Path("/dev").glob("nvidia[0-9]*")):
+        found |= _gpus(accelerators)
+    return found
+
+
+def _is_cpu(kind: "ResourceType") -> bool:
+    return (kind.device or kind.name).lower().startswith("cpu")
+
+
+def _gpus(kinds: "list[ResourceType]") -> dict[str, int]:
+    """The GPUs here, under the type that they carry the name of; under the only one otherwise."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return {}
+    model = torch.cuda.get_device_name(0).lower()
+    named = [kind.name for kind in kinds if kind.name.lower() in model]
+    named = named or [kind.name for kind in kinds[:1] if len(kinds) == 1]
+    return {named[0]: torch.cuda.device_count()} if named else {}
+
+
+def _listed(types: dict[str, int], emulated: dict[str, int]) -> str:
+    return ", ".join(f"{n} {t}{' (emulated)' if t in emulated else ''}" for t, n in types.items())
+
+
+def _keep(client: "Client", job_id: str) -> None:
+    """Keep the job's record, so that `inspect` and `logs` know it when the cluster is gone."""
+    from heterps import history
+    from heterps.errors import NoDecisionError
+
+    with suppress(HeterpsError, OSError):
+        try:
+            decision = client.decision_message(job_id)
+        except NoDecisionError:
+            decision = None
+        history.keep(client.status_message(job_id), decision, client.logs(job_id))
+
+
+def _next(job_id: str, output: str) -> list[tuple[str, str]]:
+    commands = [
+        (f"heterps inspect {job_id}", "this report again"),
+        (f"heterps logs {job_id}", "what its processes wrote"),
+    ]
+    if output:
+        use = f"python -c \"import heterps; model = heterps.load('{output}')\""
+        commands.append((use, "use the model"))
+    return commands
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Let nothing cut the ending short: it is bounded in time."""
+    before = {s: signal.signal(s, signal.SIG_IGN) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

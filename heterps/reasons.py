@@ -1,0 +1,49 @@
+"""Why a job failed, as its owner needs it: their own code's frames, not ours."""
+
+import re
+
+_TRACE = "Traceback (most recent call last):"
+_FRAME = re.compile(r'\s+File "(?P<path>[^"]+)", line \d+')
+_MODULE = re.compile(r"^[\w.]+\.(?=\w+: )")  # an error's name, the last line of a traceback
+_OURS = re.compile(
+    r"(/site-packages/|/dist-packages/|/lib/python3[^/]*/|^<frozen )"
+    r"|/(heterps|scheduler|workers|ps|protos)/([\w/]+/)?\w+\.py$"
+)
+
+
+def shortened(reason: str) -> str:
+    """The reason without frames of HeterPS, of libraries and of Python.
+
+    A traceback that has no other frames goes altogether; its last line, the error, stays. Lines
+    that say again what a line before them said are left out.
+    """
+    kept: list[str] = []
+    lines = reason.splitlines()
+    position = 0
+    while position < len(lines):
+        if lines[position].strip() == _TRACE:
+            position, frames = _frames(lines, position + 1)
+            kept += [_TRACE, *frames] if frames else []
+        else:
+            kept.append(lines[position])
+            position += 1
+    said: list[str] = []
+    for line in kept:
+        text = _MODULE.sub("", line.strip())
+        if not any(text and text in before for before in said):
+            said.append(line)
+    return "\n".join(said)
+
+
+def _frames(lines: list[str], position: int) -> tuple[int, list[str]]:
+    """The user's own frames of a traceback that begins at `position`, and where it ends."""
+    frames: list[str] = []
+    keep = False
+    while position < len(lines) and lines[position].startswith((" ", "\t")):
+        frame = _FRAME.match(lines[position])
+        if frame is not None:
+            keep = _OURS.search(frame["path"]) is None
+        if keep:
+            frames.append(lines[position])
+        position += 1
+    return position, frames

@@ -1,0 +1,46 @@
+"""A job that is right in every key, and a home folder of the test's own."""
+
+from pathlib import Path
+
+import pytest
+
+RESOURCES = """\
+types:
+  - {name: cpu, price_per_hour: 0.04, limit: 8, memory_bytes: 4.0e9, device: cpu}
+  - {name: t4, price_per_hour: 0.35, limit: 4, memory_bytes: 1.6e10, device: cuda}
+"""
+JOB = """\
+name: clicks
+model:
+  entry: model.py:build
+  args: {hidden: [64, 32], rate: 1e-3}
+data:
+  train: train.csv
+  label: clicked
+  dense: [age]
+  sparse: [user, user*item]
+train:
+  epochs: 2
+schedule:
+  resources: resources.yaml
+"""
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path_factory.mktemp("home")
+    monkeypatch.setenv("HETERPS_HOME", str(folder))
+    monkeypatch.delenv("HETERPS_SCHEDULER", raising=False)
+    monkeypatch.setenv("COLUMNS", "80")
+    return folder
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    """The job file, with the files that it names beside it."""
+    (tmp_path / "resources.yaml").write_text(RESOURCES)
+    (tmp_path / "model.py").write_text("def build(hidden, rate): ...\n")
+    (tmp_path / "train.csv").write_text("user,item,age,clicked\n1,2,3,0\n")
+    path = tmp_path / "job.yaml"
+    path.write_text(JOB)
+    return path

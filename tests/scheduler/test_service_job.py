@@ -1,0 +1,194 @@
+"""Whole jobs under the scheduler: trained, queued behind each other, cancelled, broken."""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from protos.channels import connect
+from protos.job_pb2 import JobSpec
+from protos.process import module_argv, spawn
+from protos.scheduler_pb2 import (
+    CANCELLED,
+    FAILED,
+    PLANNING,
+    PROFILING,
+    RUNNING,
+    SUCCEEDED,
+    JobRequest,
+    JobStatus,
+    ListNodesRequest,
+    LogsRequest,
+    ProcessStatus,
+    SubmitRequest,
+)
+from protos.scheduler_pb2_grpc import SchedulerStub
+
+pytest.importorskip("workers.stage")
+
+_MODEL = """
+from torch import nn
+from workers.layers.sparse_embedding import SparseEmbedding
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = SparseEmbedding("rows", 4, learning_rate=0.05)
+        self.tower = nn.Sequential(nn.Flatten(), nn.Linear(8, 1))
+        self.wide = nn.Linear(1, 1)
+
+    def forward(self, sparse, dense):
+        return (self.tower(self.embedding(sparse)) + self.wide(dense)).squeeze(-1)
+
+
+def build():
+    return Model()
+"""
+
+
+class Service:
+    """A scheduler with a real CPU node and an emulated GPU node."""
+
+    def __init__(self, stub: SchedulerStub, directory: Path) -> None:
+        self.stub = stub
+        self.directory = directory
+
+    def job(self, epochs: int = 1) -> JobSpec:
+        job = JobSpec(name="tiny", directory=str(self.directory), output="output")
+        job.model.entry = "model.py:build"
+        job.data.path, job.data.train, job.data.label = str(self.directory), "train.csv", "y"
+        job.data.valid = "train.csv"
+        job.data.dense.append("x")
+        job.data.sparse.extend(("a", "b"))
+        job.train.epochs, job.train.batch_size, job.train.loss = epochs, 256, "bce_with_logits"
+        job.train.optimizer.name, job.train.optimizer.learning_rate = "adam", 0.01
+        job.schedule.method = "exact"
+        job.schedule.pin.update({"embedding": "cpu", "tower": "v100", "wide": "v100"})
+        for name, device, flops in (("cpu", "cpu", 5e10), ("v100", "cuda", 1e13)):
+            job.schedule.offered.types.add(
+                name=name,
+                device=device,
+                flops_per_s=flops,
+                price_per_hour=1.0,
+                limit=4,
+                memory_bytes=8e9,
+                memory_bandwidth=1e10,
+            )
+        return job
+
+    def submit(self, job_id: str, job: JobSpec) -> None:
+        self.stub.Submit(SubmitRequest(job_id=job_id, job=job), timeout=10)
+
+    def get(self, job_id: str) -> JobStatus:
+        return self.stub.GetJob(JobRequest(job_id=job_id), timeout=10)
+
+    def end(self, job_id: str) -> JobStatus:
+        return list(self.stub.WatchJob(JobRequest(job_id=job_id), timeout=120))[-1]
+
+    def processes(self, job_id: str) -> list[ProcessStatus]:
+        nodes = self.stub.ListNodes(ListNodesRequest(), timeout=10).nodes
+        return [p for n in nodes for p in n.processes if p.running and p.job_id == job_id]
+
+    def wait_until_trains(self, job_id: str) -> None:
+        def trains() -> bool:
+            status = self.get(job_id)
+            assert status.state <= RUNNING, status.reason
+            return status.state == RUNNING and status.step > 2
+
+        wait_until(trains)
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    directory = tmp_path_factory.mktemp("job")
+    (directory / "model.py").write_text(_MODEL)
+    random = np.random.default_rng(0)
+    a, b, x = random.integers(0, 9, 4000), random.integers(0, 9, 4000), random.normal(size=4000)
+    rows = zip(((a % 2) + x > 0.5).astype(int), a, b, x, strict=True)
+    lines = ["y,a,b,x", *(f"{y},{a},{b},{x:.3f}" for y, a, b, x in rows)]
+    (directory / "train.csv").write_text("\n".join(lines) + "\n")
+    with ExitStack() as stack:
+
+        def start(label: str, module: str, *arguments: str) -> str:
+            child = spawn(
+                label,
+                module_argv(module, *arguments),
+                directory=directory / "logs",
+                environment={"HETERPS_REDIS": ""},
+            )
+            stack.callback(child.stop, 10.0)
+            return child.wait_ready(40.0).address
+
+        address = start("scheduler", "scheduler.service", "--directory", str(directory / "redis"))
+        to = ("--scheduler", address)
+        start("cpu", "workers.node", "--type", "cpu", "--units", "4", *to)
+        start("v100", "workers.node", "--type", "v100", "--emulate", *to)
+        channel = stack.enter_context(connect(address))
+        yield Service(SchedulerStub(channel), directory)
+
+
+def wait_until(ready: Callable[[], object], timeout_s: float = 60.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not ready():
+        assert time.monotonic() < deadline, "not in time"
+        time.sleep(0.05)
+
+
+def test_a_job_is_measured_planned_trained_and_saved(service: Service) -> None:
+    service.submit("trains", service.job(epochs=2))
+    status = service.end("trains")
+    assert (status.state, status.reason) == (SUCCEEDED, "")
+    assert status.samples == 2 * 15 * 256  # whole batches of 4,000 rows, twice
+    assert status.step == status.total_steps > 0
+    assert status.metrics["valid_auc"] > 0.5
+    assert Path(status.output).is_dir()
+    assert 0 < status.submitted_at < status.started_at < status.ended_at
+    decision = service.stub.GetDecision(JobRequest(job_id="trains"), timeout=10)
+    assert [stage.type for stage in decision.stages] == ["cpu", "v100"]
+    assert all(layer.cost["v100"].estimated for layer in decision.workload.layers)
+    measured = decision.measured
+    assert measured.emulated
+    assert measured.throughput == pytest.approx(status.samples / measured.seconds)
+    assert measured.cost == pytest.approx(decision.price_per_hour * measured.seconds / 3600)
+    assert len(measured.stage_s) == len(decision.stages)
+    assert all(busy_s > 0 for busy_s in measured.stage_s)
+    assert not service.processes("trains")
+    logs = service.stub.Logs(LogsRequest(job_id="trains", follow=True), timeout=20)
+    assert "listens on" in "".join(c.text for c in logs if c.process == "shard 0")
+
+
+def test_a_second_job_waits_for_units_and_cancelling_the_first_frees_them(
+    service: Service,
+) -> None:
+    service.submit("first", service.job(epochs=5000))
+    service.submit("second", service.job())
+    service.wait_until_trains("first")
+    wait_until(lambda: "become free" in service.get("second").reason)
+    assert service.get("second").state in (PROFILING, PLANNING)
+    assert service.processes("first")
+    cancelled = service.stub.CancelJob(JobRequest(job_id="first"), timeout=30)
+    assert cancelled.state == CANCELLED
+    assert not service.processes("first")
+    assert service.end("second").state == SUCCEEDED
+
+
+@pytest.mark.parametrize("role", ["shard", "stage"])
+def test_the_process_that_was_killed_is_named(service: Service, role: str) -> None:
+    job_id = f"killed-{role}"
+    service.submit(job_id, service.job(epochs=5000))
+    service.wait_until_trains(job_id)
+    victim = next(p for p in service.processes(job_id) if p.role == role)
+    os.kill(victim.pid, signal.SIGKILL)
+    status = service.end(job_id)
+    assert status.state == FAILED
+    first = status.reason.splitlines()[0]
+    assert first.startswith(f"{victim.label} (pid {victim.pid} on node cpu-")
+    assert "ended by signal 9 (SIGKILL)" in first
+    assert len(status.reason.splitlines()) < 40
+    assert not service.processes(job_id)

@@ -1,0 +1,109 @@
+"""Feature hashing: stable, by text, nulls apart, crosses ordered."""
+
+import datetime
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workers.data.keys import Slot, hash_column, hash_slots
+
+GOLDEN = [
+    -2764899343415922184,
+    7260288890373534906,
+    -182955197782043472,
+    7095238720682515071,
+    1927371529210268025,
+]
+GOLDEN_CROSS = [-3412335475834112710]
+INTEGERS = st.integers(-(2**63), 2**63 - 1)
+
+
+def keys_of(slot: str, **columns: pa.Array) -> list[int]:
+    hashed = {name: hash_column(column) for name, column in columns.items()}
+    rows = len(next(iter(columns.values())))
+    keys: list[int] = hash_slots([Slot.parse(slot)], hashed, rows)[:, 0].tolist()
+    return keys
+
+
+def test_golden_values_never_change() -> None:
+    assert keys_of("a", a=pa.array(["x", "", None, "42", "a longer text, 26 bytes …"])) == GOLDEN
+    assert keys_of("a*b", a=pa.array([1]), b=pa.array(["x"])) == GOLDEN_CROSS
+
+
+@given(st.lists(INTEGERS | st.none(), min_size=1, max_size=20))
+def test_integers_hash_as_their_text(values: list[int | None]) -> None:
+    texts = [None if value is None else str(value) for value in values]
+    as_integers = keys_of("a", a=pa.array(values, pa.int64()))
+    assert as_integers == keys_of("a", a=pa.array(texts, pa.string()))
+
+
+@given(st.lists(st.floats() | st.none(), min_size=1, max_size=20))
+def test_whole_floats_hash_as_integers_and_nan_as_null(values: list[float | None]) -> None:
+    keys = keys_of("a", a=pa.array(values, pa.float64()))
+    for key, value in zip(keys, values, strict=True):
+        if value is None or value != value:
+            assert [key] == keys_of("a", a=pa.array([None], pa.string()))
+        elif abs(value) < 10**18 and value == int(value):
+            assert [key] == keys_of("a", a=pa.array([int(value)], pa.int64()))
+
+
+@given(st.lists(st.text(max_size=40) | st.none(), min_size=1, max_size=20), st.integers(0, 19))
+def test_a_key_does_not_depend_on_the_batch(values: list[str | None], at: int) -> None:
+    at %= len(values)
+    column = pa.array(values, pa.string())
+    keys = keys_of("a", a=column)
+    assert keys_of("a", a=column.slice(at)) == keys[at:]
+    assert keys_of("a", a=column.dictionary_encode()) == keys
+    assert len(set(keys)) == len(set(values))
+
+
+@pytest.mark.parametrize("kind", [pa.int8(), pa.uint8(), pa.int32(), pa.uint64(), pa.float32()])
+def test_the_type_of_a_number_does_not_matter(kind: pa.DataType) -> None:
+    numbers = keys_of("a", a=pa.array([0, 5, 100], kind))
+    assert numbers == keys_of("a", a=pa.array(["0", "5", "100"]))
+
+
+def test_large_unsigned_integers_hash_as_their_text() -> None:
+    value = 2**64 - 1
+    integers = keys_of("a", a=pa.array([value], pa.uint64()))
+    assert integers == keys_of("a", a=pa.array([str(value)]))
+
+
+def test_dates_and_booleans_hash_as_their_text() -> None:
+    assert keys_of("a", a=pa.array([datetime.date(2013, 1, 2)])) == keys_of(
+        "a", a=pa.array(["2013-01-02"])
+    )
+    assert keys_of("a", a=pa.array([True])) == keys_of("a", a=pa.array(["true"]))
+
+
+def test_text_that_is_no_canonical_integer_is_a_value_of_its_own() -> None:
+    column = pa.array(["5", "05", "+5", "5.0", " 5", "", None])
+    assert len(set(keys_of("a", a=column))) == 7
+
+
+def test_slots_and_orders_are_kept_apart() -> None:
+    x, y = pa.array(["x"]), pa.array(["y"])
+    slots = ["a", "b", "a*b", "b*a", "a*a"]
+    keys = [keys_of(slot, a=x, b=y)[0] for slot in slots]
+    swapped = [keys_of(slot, a=y, b=x)[0] for slot in slots]
+    assert len({*keys, *swapped}) == 10
+    assert keys_of(" a * b ", a=x, b=y) == keys_of("a*b", a=x, b=y)
+
+
+def test_crosses_tell_pairs_apart() -> None:
+    a, b = np.divmod(np.arange(200_000), 400)
+    assert len(set(keys_of("a*b", a=pa.array(a), b=pa.array(b)))) == 200_000
+
+
+def test_low_bits_are_spread_evenly() -> None:
+    keys = np.array(keys_of("a", a=pa.array(np.arange(64_000))))
+    counts = np.bincount(keys & 63, minlength=64)
+    assert abs(counts - 1000).max() < 200
+
+
+def test_lists_are_refused() -> None:
+    with pytest.raises(TypeError, match="list"):
+        hash_column(pa.array([[1]]))
