@@ -188,7 +188,7 @@ def metrics_table(job: Job) -> Table:
 
 def jobs_table(jobs: Sequence[Job]) -> Table:
     """One row a job."""
-    table = _table("job", "state", ">done", ">samples/s", ">loss", "")
+    table = _table("!job", "state", ">done", ">samples/s", ">loss", "")
     for job in jobs:
         auc = ", ".join(f"{k} {v:.4f}" for k, v in job.metrics.items() if k.endswith("auc"))
         why = job.reason.splitlines()[0] if job.reason and job.state is not State.SUCCEEDED else ""
@@ -205,9 +205,9 @@ def jobs_table(jobs: Sequence[Job]) -> Table:
 
 def nodes_table(nodes: Sequence[Node]) -> Table:
     """One row a node or standing shard, and one a process of a job on it."""
-    table = _table("node", "type", ">units", ">used", "address", "hardware")
+    table = _table("!node", "!type", ">units", ">used", "!address", "hardware")
     for node in nodes:
-        kind = node.type if node.kind == "node" else "standing shard"
+        kind = node.type if node.kind == "node" else "shard"
         mark = f" ({_EMULATED})" if node.emulated else ""
         counts = (str(node.units), str(node.units_used)) if node.kind == "node" else ("", "")
         table.add_row(node.node_id, kind + mark, *counts, node.address, node.device)
@@ -313,14 +313,14 @@ def _indented(what: RenderableType) -> RenderableType:
 
 
 def _table(*columns: str) -> Table:
-    """Columns that begin with ">" hold numbers: right-justified and never broken."""
+    """Columns that begin with ">" hold numbers, at the right; these and "!" are never broken."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_edge=False)
     for column in columns:
         number = column.startswith(">")
         table.add_column(
-            column.removeprefix(">"),
+            column.lstrip(">!"),
             justify="right" if number else "left",
             overflow="fold",
-            no_wrap=number,
+            no_wrap=column.startswith((">", "!")),
         )
     return table

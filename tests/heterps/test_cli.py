@@ -1,7 +1,6 @@
 """The command line: exit codes, messages without a traceback, and a quick start."""
 
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -199,7 +198,7 @@ def test_jobs_of_clusters_that_are_gone_are_still_known(run, kept):
 def test_a_reader_that_leaves_is_no_error():
     argv = f"{sys.executable} -m heterps --help | head -1; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(
-        ["bash", "-c", argv], capture_output=True, text=True, cwd=ROOT, env=dict(os.environ)
+        ["bash", "-c", argv], check=False, capture_output=True, text=True, cwd=ROOT
     )
     assert done.returncode == OK
     assert done.stderr == ""

@@ -93,7 +93,7 @@ def test_a_port_in_use_is_named(tmp_path, marker):
 
 
 def test_a_redis_that_is_not_there_is_named(tmp_path, marker):
-    with pytest.raises(ClusterError, match="127.0.0.1:1"):
+    with pytest.raises(ClusterError, match=r"127\.0\.0\.1:1"):
         Cluster(tmp_path, types={"cpu": 1}, redis_url="redis://:secret@127.0.0.1:1/0").start()
     assert gone(marker, 1.0)
 

@@ -166,7 +166,7 @@ def test_numbers_read_well():
     ]
     assert figures.money(float("inf")) == "-"
     assert [figures.size(v) for v in (0, 999, 2.4e9, 8e12)] == ["0 B", "999 B", "2.4 GB", "8.0 TB"]
-    assert figures.duration(3700) == "1 h 2 min"
+    assert figures.duration(3720) == "1 h 2 min"
     assert figures.per_sample(2.5e-3) == "2.50 ms"
 
 

@@ -284,7 +284,7 @@ def test_a_killed_shard_fails_the_job_and_is_named(tmp_path):
     [
         (["train.epoch=3"], 2, "train.epoch"),
         (["data.sparse=[carrier, orgin]"], 1, "orgin"),
-        (["data.label=distance"], 1, "distance"),
+        (["data.label=carrier", "data.sparse=[origin]"], 1, "carrier"),
         (["schedule.min_throughput=1e12"], 5, "1,000,000,000,000"),
         (["model.entry=broken.py:build"], 2, "broken.py"),
     ],
