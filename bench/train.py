@@ -3,7 +3,8 @@
 Both sides train the same model on the same batches from the same reader: HeterPS with its
 scheduler, parameter-server shard and stage workers as separate processes, and one PyTorch
 process with `nn.EmbeddingBag(sparse=True)` and Adagrad, on one thread or on every core, whichever
-is faster. The sides take turns in one run, because machines drift; the figure to read is the ratio of medians.
+is faster. The sides take turns in one run, because machines drift; the figure to read is the
+ratio of medians.
 
     python bench/train.py [--rounds 3] [--steps 0] [--json FILE]
 """
