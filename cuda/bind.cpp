@@ -250,6 +250,7 @@ void gather_dot(const Input& x, const Input& rows, const Input& inverse, int64_t
 }  // namespace heterps
 
 NB_MODULE(_ops, m) {
+  nb::set_leak_warnings(false);  // what lives until exit is not a leak
   m.doc() = "Native ops (see workers/ops.py, which registers them with torch)";
   m.attr("has_cuda") = heterps::kHasCuda;
   m.def("route_workspace", &heterps::workspace_size, "pairs"_a, "experts"_a,

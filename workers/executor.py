@@ -107,6 +107,8 @@ class StageExecutor:
         self._loss = loss_function(job.train.loss)
         self._auxiliary = [m for m in self._module.modules() if hasattr(m, "aux_loss")]
         group.share_parameters(self._parameters)
+        if before is not None:
+            inbox.on_forward = rows.pull_ahead
 
     def train(self, source: TrainingSource | None) -> None:
         """Run all steps; on return every gradient of this worker has been applied."""
@@ -234,8 +236,7 @@ class StageExecutor:
         else:
             parcel = self._inbox.take("forward", TRAIN, step, index)
             tensors, wanted = parcel.tensors, parcel.wants_gradient
-            self._rows.gate.before_pull(step)
-            pulled = self._rows.pull([tensors], learning=True)
+            pulled = self._rows.arrived(parcel)
             self._rows.bind(pulled, 0)
             blocks.append(pulled)
         moved = {name: tensor.to(self._device) for name, tensor in tensors.items()}

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ps import ParameterClient
 from ps import _native as native
 from workers.layers.sparse_embedding import EmbeddingSpec, SparseEmbedding
-from workers.transport import Stopped
+from workers.transport import Parcel, Stopped
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +100,7 @@ class StageRows:
         for name in keys_of:
             layer = module.get_submodule(name)
             assert isinstance(layer, SparseEmbedding)
+            layer.remote = True
             self.layers[name] = layer
         self.keys_of = dict(keys_of)
         self.gate = gate
@@ -108,6 +109,8 @@ class StageRows:
         self._device = device
         self._pushing = ThreadPoolExecutor(1, thread_name_prefix="push")
         self._pulling = ThreadPoolExecutor(max(1, len(keys_of)), thread_name_prefix="pull")
+        self._arriving = ThreadPoolExecutor(1, thread_name_prefix="arriving")
+        self._ahead: dict[tuple[int, int], Future[PulledRows | None]] = {}
         self._pushes: list[Future[None]] = []
         self.tables = tables_of(self.layers.values())
         self._source = {layer.spec.table: keys_of[name] for name, layer in self.layers.items()}
@@ -145,6 +148,19 @@ class StageRows:
                 r.requires_grad_()
         return PulledRows(keys, rows, inverse)
 
+    def pull_ahead(self, parcel: Parcel) -> None:
+        """Begin to pull the rows of a micro-batch that has just arrived."""
+        if self.layers:
+            key = (parcel.step, parcel.micro_batch)
+            self._ahead[key] = self._arriving.submit(self._pull_arrived, parcel)
+
+    def arrived(self, parcel: Parcel) -> PulledRows | None:
+        """The rows of an arrived micro-batch: those begun by `pull_ahead`, else pulled now."""
+        if not self.layers:
+            return None
+        future = self._ahead.pop((parcel.step, parcel.micro_batch), None)
+        return future.result() if future is not None else self._pull_arrived(parcel)
+
     def bind(self, pulled: PulledRows | None, index: int) -> None:
         """Give the layers their rows for the forward of the `index`-th micro-batch pulled."""
         if pulled is None:
@@ -170,8 +186,13 @@ class StageRows:
 
     def close(self) -> None:
         """Stop the pulling and pushing threads."""
+        self._arriving.shutdown(wait=False, cancel_futures=True)
         self._pulling.shutdown(wait=False, cancel_futures=True)
         self._pushing.shutdown(wait=False, cancel_futures=True)
+
+    def _pull_arrived(self, parcel: Parcel) -> PulledRows | None:
+        self.gate.before_pull(parcel.step)
+        return self.pull([parcel.tensors], learning=True)
 
     def _push_now(self, step: int, blocks: list[PulledRows]) -> None:
         waiting = []

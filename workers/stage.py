@@ -124,7 +124,9 @@ class Worker:
                 source = TrainingSource(
                     job, self._dataset, self._schedule, launch.rank, rows, self._stop
                 )
+            _log.info("training %d steps, %s", self._schedule.steps, self._device)
             executor.train(source)
+            _log.info("trained in %.1f s", executor.progress.train_seconds)
             self._finish(executor, client, reporter, leads)
         except Stopped:
             raise

@@ -60,6 +60,7 @@ class Inbox:
         self._parcels: dict[tuple[str, str, int, int], Parcel] = {}
         self._evaluation: dict[str, deque[Parcel]] = defaultdict(deque)
         self._ended: dict[str, set[int]] = defaultdict(set)
+        self.on_forward: Callable[[Parcel], None] | None = None  # told of each before it is taken
 
     def put(self, frame: stage_pb2.Frame, payload: memoryview) -> None:
         """Add a frame; holds the sender of evaluation frames while too many wait."""
@@ -73,7 +74,10 @@ class Inbox:
                 queue.append(_parcel(frame, payload))
             else:
                 key = (_KINDS[frame.kind], frame.phase, frame.step, frame.micro_batch)
-                self._parcels[key] = _parcel(frame, payload)
+                parcel = _parcel(frame, payload)
+                if frame.kind == stage_pb2.FORWARD and self.on_forward is not None:
+                    self.on_forward(parcel)
+                self._parcels[key] = parcel
             self._ready.notify_all()
 
     def has(self, kind: str, phase: str, step: int, micro_batch: int) -> bool:

@@ -297,6 +297,7 @@ void CheckFiniteGradients(nb::handle keys_object, nb::handle grads_object, size_
 }  // namespace
 
 NB_MODULE(_native, m) {
+  nb::set_leak_warnings(false);  // what lives until exit is not a leak
   m.attr("BUCKETS") = kBuckets;
   m.attr("WINDOW") = Window::kWidth;
 

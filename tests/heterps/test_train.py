@@ -228,6 +228,8 @@ def start_train(tmp_path, marker, *options):
         text=True,
         env={**os.environ, "HETERPS_TEST": marker},
         cwd=ROOT,
+        # A background shell leaves Ctrl-C ignored, and children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
 
 

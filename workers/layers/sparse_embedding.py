@@ -70,6 +70,7 @@ class SparseEmbedding(nn.Module):
         super().__init__()
         self.spec = EmbeddingSpec(table, dim, **options)
         self.store: RowStore | None = None
+        self.remote = False  # its rows live elsewhere: never make any here
         self._bound: tuple[Tensor, Tensor] | None = None
 
     def bind(self, rows: Tensor, inverse: Tensor) -> None:
@@ -88,6 +89,8 @@ class SparseEmbedding(nn.Module):
         return f"{self.spec.table!r}, dim={self.spec.dim}, optimizer={self.spec.optimizer!r}"
 
     def _own_rows(self, keys: Tensor) -> tuple[Tensor, Tensor]:
+        if self.remote:
+            raise RuntimeError(f"no rows were bound for table {self.spec.table!r}")
         if self.store is None:
             self.store = LocalTable.create(self.spec.table, **self.spec.table_options())
         store = self.store
