@@ -25,6 +25,13 @@ FLIGHTS = ROOT / "examples/flights/job.yaml"
 KUAIRAND = ROOT / "examples/kuairand/job.yaml"
 KUAIRAND_DATA = ROOT.parent / "shared/data/kuairand-pure-ctr"
 REQUIRED_AUC = 0.82
+# A background shell leaves Ctrl-C ignored, and children inherit that.
+INTERRUPTIBLE = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from heterps.cli import main
+main()
+"""
 WITHIN = 0.003
 
 
@@ -213,8 +220,8 @@ def start_train(tmp_path, marker, *options):
     return subprocess.Popen(
         [
             sys.executable,
-            "-m",
-            "heterps",
+            "-c",
+            INTERRUPTIBLE,
             "train",
             str(FLIGHTS),
             "--set",
@@ -228,8 +235,6 @@ def start_train(tmp_path, marker, *options):
         text=True,
         env={**os.environ, "HETERPS_TEST": marker},
         cwd=ROOT,
-        # A background shell leaves Ctrl-C ignored, and children inherit that.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
 
 
