@@ -27,10 +27,10 @@ KUAIRAND_DATA = ROOT.parent / "shared/data/kuairand-pure-ctr"
 REQUIRED_AUC = 0.82
 # A background shell leaves Ctrl-C ignored, and children inherit that.
 INTERRUPTIBLE = """
-import signal
+import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
 from heterps.cli import main
-main()
+sys.exit(main())
 """
 WITHIN = 0.003
 
