@@ -3,6 +3,7 @@
 import argparse
 import os
 import sys
+import traceback
 from pathlib import Path
 
 import torch
@@ -35,9 +36,8 @@ def main(argv: list[str] | None = None) -> int:
         profiler = Profiler(request.job, here, [t for t in types.values() if t is not here], _say)
         workload = profiler.run(request.resources)
     except Exception as error:
-        import traceback
-
-        traceback.print_exc()
+        if not isinstance(error, ValueError):  # those speak of the user's files, not of ours
+            traceback.print_exc()
         print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
         return 1
     temporary = arguments.result.with_name(arguments.result.name + ".tmp")

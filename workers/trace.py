@@ -127,9 +127,9 @@ class TracedModel:
             frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == file]
             at = f"{file}:{frames[-1].lineno}: {frames[-1].line}" if frames else self._where()
             raise ModelError(
-                f"the model cannot be traced\n  {at}\n  {type(error).__name__}: {error}\n"
-                "forward may call its direct children and tensor operations; Python control flow "
-                "that depends on tensor values belongs inside a child module"
+                f"the model cannot be traced at {at}: {type(error).__name__}: {error}; forward may "
+                "call its direct children and tensor operations; Python control flow that depends "
+                "on tensor values belongs inside a child module"
             ) from error
 
     def _assign(self) -> None:
