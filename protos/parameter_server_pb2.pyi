@@ -281,7 +281,7 @@ Global___PushReply: _TypeAlias = PushReply  # noqa: Y015
 
 @_typing.final
 class DropTablesRequest(_message.Message):
-    """A job's tables are named JOB_ID.table, so that jobs can share standing shards."""
+    """A job's tables begin with its prefix (protos/naming.py), so that jobs can share standing shards."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -151,16 +151,6 @@ class ParameterClient:
             pending = list(self._pending)
         wait(pending)
 
-    def drop_tables(self, prefix: str) -> list[str]:
-        """Forget the tables whose names begin with `prefix`, on every shard; their names."""
-        request = pb.DropTablesRequest(prefix=prefix)
-        what = f"DropTables of {prefix!r}"
-        replies = self._all(
-            lambda shard: list(shard.call(shard.stub.DropTables, request, what).tables)
-        )
-        self._dims.clear()
-        return sorted({name for names in replies for name in names})
-
     def save(
         self, path: str | Path, timeout_s: float = FILES_TIMEOUT_S, *, prefix: str = ""
     ) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from protos.decision_pb2 import Decision
 from protos.job_pb2 import JobSpec
+from protos.naming import table_prefix
 from protos.node_pb2 import SHARD, STAGE, LaunchReply, LaunchRequest, StopJobRequest
 from protos.parameter_server_pb2 import DropTablesRequest
 from protos.parameter_server_pb2_grpc import ParameterServerStub
@@ -219,7 +220,7 @@ def drop_tables(job_id: str, shards: Sequence[str], channels: Channels) -> list[
         try:
             call(
                 ParameterServerStub(channels.to(address)).DropTables,
-                DropTablesRequest(prefix=f"{job_id}."),
+                DropTablesRequest(prefix=table_prefix(job_id)),
                 what=f"standing shard at {address}: drop the tables of {job_id}",
                 timeout_s=_START_TIMEOUT_S,
                 retry_s=2.0,

@@ -14,15 +14,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from protos.job_pb2 import JobSpec
+from protos.naming import table_prefix
 from workers.layers.sparse_embedding import SparseEmbedding
 from workers.model import ModelError, job_model
 
 FORMAT = "heterps-model-1"
-
-
-def namespace_of(job_id: str) -> str:
-    """What the names of a job's tables begin with on the parameter servers."""
-    return f"{job_id}."
 
 
 class SavedModel:
@@ -89,5 +85,5 @@ def load(path: str | Path) -> nn.Module:
     tables = LocalTable.load_checkpoint(folder / "tables")
     for layer in model.modules():
         if isinstance(layer, SparseEmbedding):
-            layer.store = tables[namespace_of(facts["job_id"]) + layer.spec.table]
+            layer.store = tables[table_prefix(facts["job_id"]) + layer.spec.table]
     return model.eval()

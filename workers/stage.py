@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from protos import process
+from protos.naming import table_prefix
 from protos.node_pb2 import LaunchRequest
 from protos.stage_pb2 import Topology
 from ps import ParameterClient
@@ -22,7 +23,7 @@ from workers.model import job_model
 from workers.progress import Reporter
 from workers.reduce import Rendezvous, StageGroup
 from workers.rows import StageRows, StalenessGate
-from workers.saved import SavedModel, namespace_of
+from workers.saved import SavedModel
 from workers.source import Schedule, TrainingSource
 from workers.trace import TracedModel
 from workers.transport import Inbox, Neighbours, StageService, Stopped
@@ -66,7 +67,7 @@ class Worker:
         self._service = StageService(self._inbox)
         self._widths = [stage.units for stage in launch.stages]
         self._index = launch.index
-        self._namespace = namespace_of(launch.job_id)
+        self._namespace = table_prefix(launch.job_id)
         self._device = _device(launch)
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         plan = launch.stages[self._index]
