@@ -4,15 +4,15 @@ PYTHON  ?= python3
 VENV    := .venv
 BIN     := $(VENV)/bin
 STAMP   := $(VENV)/.installed
-SOURCES := pyproject.toml CMakeLists.txt $(shell find ps/csrc cuda -type f 2>/dev/null)
+SOURCES := pyproject.toml CMakeLists.txt $(shell find ps/csrc scheduler/csrc cuda -type f 2>/dev/null)
 PIP     := $(BIN)/python -m pip --disable-pip-version-check
 # The CPU build where one is offered: a GPU machine sets TORCH=torch to get its own.
 TORCH   ?= torch>=2.9,<2.14
 
-.PHONY: help setup run test check format protos bench clean
+.PHONY: help setup run test check format protos bench bench-plan clean
 
 help: ## show this list
-	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## make the virtual environment and build the native core
 
@@ -50,6 +50,9 @@ protos: $(STAMP) ## regenerate the stubs
 
 bench: $(STAMP) ## compare with plain PyTorch; writes bench/results/
 	$(BIN)/python bench/train.py
+
+bench-plan: $(STAMP) ## measure planning, for hours; writes bench/results/ and docs/
+	$(BIN)/python bench/scheduler.py
 
 clean: ## remove what was built
 	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache

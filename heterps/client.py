@@ -10,7 +10,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -21,7 +21,7 @@ from heterps import home
 from heterps.errors import HeterpsError, NoDecisionError, UnknownJobError, UnreachableError
 from heterps.jobfile import load_job
 from heterps.prepare import prepare
-from heterps.records import Job, LogText, Node
+from heterps.records import Job, KeptDecision, LogText, Node
 from heterps.schema import nearest
 from protos import scheduler_pb2 as pb
 from protos.channels import RpcError, call, connect, status_of
@@ -31,7 +31,8 @@ from protos.scheduler_pb2_grpc import SchedulerStub
 if TYPE_CHECKING:
     from protos.decision_pb2 import Decision as DecisionMessage
     from scheduler import Decision
-    from scheduler.planning import ResourcesLike, WorkloadLike
+    from scheduler.demands import Pin
+    from scheduler.inputs import ResourcesLike, WorkloadLike
 
 R = TypeVar("R")
 VARIABLE = "HETERPS_SCHEDULER"
@@ -163,6 +164,27 @@ class Client:
 
         return Decision.from_message(self.decision_message(job_id))
 
+    def decisions(self, limit: int = 0) -> list[KeptDecision]:
+        """The decisions of the latest `limit` jobs (0: of all), the oldest first.
+
+        They hold figures and stages; `decision` gives all of one.
+        """
+        from scheduler import Decision
+
+        request = pb.ListDecisionsRequest(limit=limit)
+        reply = self._call(self._stub.ListDecisions, request, "list decisions")
+        return [
+            KeptDecision(
+                one.job_id, one.job_name, one.submitted_at, Decision.from_message(one.decision)
+            )
+            for one in reply.decisions
+        ]
+
+    def replan(self, job_id: str) -> pb.Replan:
+        """What a job's run was measured to take so far, and the proposal that stands, if any."""
+        request = pb.JobRequest(job_id=job_id)
+        return self._call(self._stub.GetReplan, request, f"replan {job_id}", job_id=job_id)
+
     def nodes(self) -> list[Node]:
         """The nodes and standing shards that are alive."""
         reply = self._call(self._stub.ListNodes, pb.ListNodesRequest(), "list nodes")
@@ -175,28 +197,51 @@ class Client:
         min_throughput: float | None = None,
         method: str = "ppo",
         seed: int = 0,
+        pin: "Pin" = None,
+        *,
+        exclude: Sequence[str] = (),
+        max_price_per_hour: float | None = None,
+        finish_by: float | str | None = None,
+        pareto: bool = False,
+        finetune: float = 0.0,
     ) -> "Decision":
         """Plan on the scheduler's machine, without running anything.
 
         Args:
             workload, resources: files, parsed files, or messages.
-            min_throughput: samples/s to reach.
+            min_throughput, method, seed, pin, exclude, max_price_per_hour, finish_by, pareto,
+                finetune: as of `scheduler.plan`.
+
+        Raises:
+            InputError: an argument that cannot be used; nothing was asked.
         """
-        from scheduler import Decision, load_resources, load_workload
-        from scheduler.planning import as_resources, as_workload
+        from heterps.resources import load_resources
+        from scheduler import Decision, load_workload
+        from scheduler.demands import Demands
+        from scheduler.inputs import as_resources, as_workload
 
         if isinstance(workload, str | Path):
             workload = load_workload(workload)
         if isinstance(resources, str | Path):
             resources = load_resources(resources)
+        workload = as_workload(workload)
+        demands = Demands.check(
+            workload, min_throughput, max_price_per_hour, finish_by, pin, exclude
+        )
         request = pb.PlanRequest(
-            workload=as_workload(workload).to_message(),
+            workload=workload.to_message(),
             resources=as_resources(resources).to_message(),
             min_throughput=min_throughput or 0.0,
             method=method,
             seed=seed,
+            max_price_per_hour=demands.cap,
+            finish_by_hours=demands.finish_by,
+            exclude=demands.excluded,
+            pin=demands.pin,
+            pareto=pareto,
+            finetune_s=finetune,
         )
-        reply = self._call(self._stub.Plan, request, "plan", timeout_s=_PLAN_S)
+        reply = self._call(self._stub.Plan, request, "plan", timeout_s=_PLAN_S + finetune)
         return Decision.from_message(reply)
 
     def ping(self) -> None:

@@ -1,6 +1,7 @@
 """Numbers as a person reads them."""
 
 import math
+from collections.abc import Callable
 
 
 def rate(samples_per_s: float) -> str:
@@ -36,6 +37,8 @@ def size(count: float) -> str:
 
 def duration(seconds: float) -> str:
     """Seconds as a person says them."""
+    if 0 < seconds < 0.00995:
+        return f"{seconds * 1000:.1f} ms"
     if seconds < 1:
         return f"{max(0.0, seconds) * 1000:.0f} ms"
     if seconds < 10:
@@ -45,3 +48,29 @@ def duration(seconds: float) -> str:
     if hours:
         return f"{hours} h {minutes} min"
     return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+def percent(fraction: float) -> str:
+    """A share or a gap, with two digits where it is small."""
+    if not math.isfinite(fraction):
+        return "-"
+    if abs(fraction) < 5e-6:
+        return "0%"
+    return f"{fraction:.{0 if abs(fraction) >= 0.1 else 1 if abs(fraction) >= 0.01 else 2}%}"
+
+
+def count(number: float) -> str:
+    """A number of things; large ones in thousands and millions."""
+    for least, scale, unit in ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k")):
+        if number >= least:
+            scaled = number / scale
+            return f"{scaled:,.0f} {unit}" if scaled >= 100 else f"{scaled:.3g} {unit}"
+    return f"{number:,.0f}"
+
+
+def per_sample_in(largest_s: float) -> Callable[[float], str]:
+    """Seconds a sample in one unit for a whole column, the one that suits its largest figure."""
+    for factor, unit in ((1.0, "s"), (1e3, "ms"), (1e6, "µs"), (1e9, "ns")):
+        if largest_s * factor >= 0.1 or unit == "ns":
+            break
+    return lambda seconds: f"{seconds * factor:.2f} {unit}"

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from heterps.home import home
-from heterps.records import Job, LogText
+from heterps.records import Job, KeptDecision, LogText
 from protos.decision_pb2 import Decision
 from protos.scheduler_pb2 import JobStatus
 
@@ -39,6 +39,17 @@ def decision(job_id: str) -> Decision | None:
     """A kept job's decision; None when it came to none."""
     path = _path(job_id, "decision.pb")
     return Decision.FromString(path.read_bytes()) if path.is_file() else None
+
+
+def decisions(limit: int) -> list[KeptDecision]:
+    """The decisions of the latest `limit` kept jobs, in the order of submission."""
+    from scheduler import Decision
+
+    return [
+        KeptDecision(job.job_id, job.name, job.submitted_at, Decision.from_message(kept))
+        for job in jobs()[-limit:]
+        if (kept := decision(job.job_id)) is not None
+    ]
 
 
 def logs(job_id: str) -> list[LogText]:

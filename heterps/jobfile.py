@@ -12,6 +12,7 @@ from heterps import yamlnodes
 from heterps.schema import Reading, nearest
 from heterps.yamlnodes import YamlError
 from protos.job_pb2 import JobSpec
+from scheduler.method_names import JOB_METHODS
 
 _HIDDEN: Final = frozenset(("directory", "schedule.offered", "schedule.given"))
 _REQUIRED: Final = {
@@ -32,13 +33,19 @@ _DEFAULTS: Final[Mapping[str, Any]] = {
     "schedule.method": "ppo",
     "output": "runs",
 }
-METHODS: Final = ("ppo", "exact", "greedy", "all-cpu", "all-gpu", "best")
+METHODS: Final = JOB_METHODS
 _CHOICES: Final = {
     "train.loss": ("bce_with_logits", "mse"),
     "train.optimizer.name": ("adam", "adamw", "sgd", "adagrad"),
     "schedule.method": METHODS,
 }
-_POSITIVE: Final = ("train.epochs", "train.batch_size", "train.optimizer.learning_rate")
+_POSITIVE: Final = (
+    "train.epochs",
+    "train.batch_size",
+    "train.optimizer.learning_rate",
+    "schedule.max_price_per_hour",
+    "schedule.finish_by_hours",
+)
 _NOT_NEGATIVE: Final = ("train.optimizer.weight_decay", "schedule.min_throughput")
 _SHOWN = 12  # problems, so that the message fits one screen
 
@@ -166,9 +173,15 @@ class _Check:
             return
         for index, name in enumerate(schedule.emulate):
             self._known_type("schedule.emulate", f"schedule.emulate[{index}]", name, types)
+        for index, name in enumerate(schedule.exclude):
+            self._known_type("schedule.exclude", f"schedule.exclude[{index}]", name, types)
         for layer in sorted(schedule.pin):
             key = f"schedule.pin.{layer}"
             self._known_type(key, key, schedule.pin[layer], types)
+            if schedule.pin[layer] in schedule.exclude:
+                self._wrong(
+                    key, repr(schedule.pin[layer]), "a type that schedule.exclude does not name"
+                )
 
     def _callable(self, key: str, entry: str) -> None:
         if not entry:
@@ -209,7 +222,7 @@ class _Check:
             self.problems.append(f"{self._at(key)}: {key}: {error}")
 
     def _take_resources(self, path: Path) -> None:
-        from scheduler import load_resources
+        from heterps.resources import load_resources
 
         self.job.schedule.offered.CopyFrom(load_resources(path).to_message())
 

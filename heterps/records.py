@@ -3,9 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from protos import scheduler_pb2 as pb
+
+if TYPE_CHECKING:
+    from scheduler import Decision
 
 
 class State(StrEnum):
@@ -131,3 +134,31 @@ class LogText:
 
     process: str
     text: str
+
+
+@dataclass(frozen=True, slots=True)
+class KeptDecision:
+    """A job's decision in a list: its figures and stages, perhaps without its inputs."""
+
+    job_id: str
+    job_name: str
+    submitted_at: float
+    decision: "Decision"
+
+    @property
+    def decided_at(self) -> float:
+        """Seconds since the epoch."""
+        return self.decision.created_at or self.submitted_at
+
+    def to_json(self) -> dict[str, Any]:
+        """The same for programs."""
+        decision = self.decision.to_json()
+        measured = decision["measured"]
+        names = ("method", "feasible", "throughput", "price_per_hour", "cost", "lower_bound", "gap")
+        return {
+            "job_id": self.job_id,
+            "job_name": self.job_name,
+            "decided_at": self.decided_at,
+            **{name: decision[name] for name in names},
+            "measured": measured,
+        }

@@ -33,6 +33,7 @@ class LayerCost(_message.Message):
     PARALLEL_SYNC_FIELD_NUMBER: _builtins.int
     MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     ESTIMATED_FIELD_NUMBER: _builtins.int
+    UNCERTAINTY_FIELD_NUMBER: _builtins.int
     compute_s: _builtins.float
     sync_s: _builtins.float
     transfer_s: _builtins.float
@@ -41,6 +42,8 @@ class LayerCost(_message.Message):
     memory_bytes: _builtins.float
     estimated: _builtins.bool
     """from a data sheet, not measured"""
+    uncertainty: _builtins.float
+    """standard deviation of ln(compute_s + sync_s); 0: not known"""
     def __init__(
         self,
         *,
@@ -51,10 +54,11 @@ class LayerCost(_message.Message):
         parallel_sync: _builtins.float = ...,
         memory_bytes: _builtins.float = ...,
         estimated: _builtins.bool = ...,
+        uncertainty: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_s", b"compute_s", "estimated", b"estimated", "memory_bytes", b"memory_bytes", "parallel_compute", b"parallel_compute", "parallel_sync", b"parallel_sync", "sync_s", b"sync_s", "transfer_s", b"transfer_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_s", b"compute_s", "estimated", b"estimated", "memory_bytes", b"memory_bytes", "parallel_compute", b"parallel_compute", "parallel_sync", b"parallel_sync", "sync_s", b"sync_s", "transfer_s", b"transfer_s", "uncertainty", b"uncertainty"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -158,6 +162,8 @@ class ResourceType(_message.Message):
     FLOPS_PER_S_FIELD_NUMBER: _builtins.int
     MEMORY_BANDWIDTH_FIELD_NUMBER: _builtins.int
     EMULATED_FIELD_NUMBER: _builtins.int
+    INTERRUPTIONS_PER_HOUR_FIELD_NUMBER: _builtins.int
+    RECOVERY_S_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     price_per_hour: _builtins.float
     limit: _builtins.int
@@ -169,6 +175,10 @@ class ResourceType(_message.Message):
     memory_bandwidth: _builtins.float
     """bytes/s, likewise"""
     emulated: _builtins.bool
+    interruptions_per_hour: _builtins.float
+    """of a spot unit; 0 for one that is never taken away"""
+    recovery_s: _builtins.float
+    """seconds of work that an interruption costs the unit"""
     def __init__(
         self,
         *,
@@ -180,10 +190,12 @@ class ResourceType(_message.Message):
         flops_per_s: _builtins.float = ...,
         memory_bandwidth: _builtins.float = ...,
         emulated: _builtins.bool = ...,
+        interruptions_per_hour: _builtins.float = ...,
+        recovery_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "emulated", b"emulated", "flops_per_s", b"flops_per_s", "limit", b"limit", "memory_bandwidth", b"memory_bandwidth", "memory_bytes", b"memory_bytes", "name", b"name", "price_per_hour", b"price_per_hour"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "emulated", b"emulated", "flops_per_s", b"flops_per_s", "interruptions_per_hour", b"interruptions_per_hour", "limit", b"limit", "memory_bandwidth", b"memory_bandwidth", "memory_bytes", b"memory_bytes", "name", b"name", "price_per_hour", b"price_per_hour", "recovery_s", b"recovery_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -266,6 +278,7 @@ class Alternative(_message.Message):
     PRICE_PER_HOUR_FIELD_NUMBER: _builtins.int
     COST_FIELD_NUMBER: _builtins.int
     SECONDS_FIELD_NUMBER: _builtins.int
+    EVALUATIONS_FIELD_NUMBER: _builtins.int
     method: _builtins.str
     feasible: _builtins.bool
     reason: _builtins.str
@@ -274,6 +287,8 @@ class Alternative(_message.Message):
     price_per_hour: _builtins.float
     cost: _builtins.float
     seconds: _builtins.float
+    evaluations: _builtins.int
+    """assignments that were provisioned"""
     @_builtins.property
     def assignment(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -291,10 +306,11 @@ class Alternative(_message.Message):
         price_per_hour: _builtins.float = ...,
         cost: _builtins.float = ...,
         seconds: _builtins.float = ...,
+        evaluations: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "cost", b"cost", "feasible", b"feasible", "method", b"method", "price_per_hour", b"price_per_hour", "ps_units", b"ps_units", "reason", b"reason", "seconds", b"seconds", "stages", b"stages", "throughput", b"throughput"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "cost", b"cost", "evaluations", b"evaluations", "feasible", b"feasible", "method", b"method", "price_per_hour", b"price_per_hour", "ps_units", b"ps_units", "reason", b"reason", "seconds", b"seconds", "stages", b"stages", "throughput", b"throughput"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -326,7 +342,10 @@ class LayerProbabilities(_message.Message):
 
     LAYER_FIELD_NUMBER: _builtins.int
     BY_TYPE_FIELD_NUMBER: _builtins.int
+    VALUE_FIELD_NUMBER: _builtins.int
     layer: _builtins.str
+    value: _builtins.float
+    """the critic's estimate of the reward before this layer"""
     @_builtins.property
     def by_type(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]: ...
     def __init__(
@@ -334,14 +353,87 @@ class LayerProbabilities(_message.Message):
         *,
         layer: _builtins.str = ...,
         by_type: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        value: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["by_type", b"by_type", "layer", b"layer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["by_type", b"by_type", "layer", b"layer", "value", b"value"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LayerProbabilities: _TypeAlias = LayerProbabilities  # noqa: Y015
+
+@_typing.final
+class ParetoPoint(_message.Message):
+    """A plan that no other beats in both throughput and cost."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    THROUGHPUT_FIELD_NUMBER: _builtins.int
+    PRICE_PER_HOUR_FIELD_NUMBER: _builtins.int
+    COST_FIELD_NUMBER: _builtins.int
+    ASSIGNMENT_FIELD_NUMBER: _builtins.int
+    PROVEN_FIELD_NUMBER: _builtins.int
+    throughput: _builtins.float
+    price_per_hour: _builtins.float
+    cost: _builtins.float
+    proven: _builtins.bool
+    @_builtins.property
+    def assignment(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        throughput: _builtins.float = ...,
+        price_per_hour: _builtins.float = ...,
+        cost: _builtins.float = ...,
+        assignment: _abc.Iterable[_builtins.str] | None = ...,
+        proven: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "cost", b"cost", "price_per_hour", b"price_per_hour", "proven", b"proven", "throughput", b"throughput"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ParetoPoint: _TypeAlias = ParetoPoint  # noqa: Y015
+
+@_typing.final
+class Relaxation(_message.Message):
+    """One change of the demands or the offer that makes a plan possible."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    CURRENT_FIELD_NUMBER: _builtins.int
+    NEEDED_FIELD_NUMBER: _builtins.int
+    THROUGHPUT_FIELD_NUMBER: _builtins.int
+    PRICE_PER_HOUR_FIELD_NUMBER: _builtins.int
+    COST_FIELD_NUMBER: _builtins.int
+    key: _builtins.str
+    """min_throughput | max_price_per_hour | limit.TYPE | ..."""
+    current: _builtins.float
+    needed: _builtins.float
+    throughput: _builtins.float
+    """of the plan it makes possible"""
+    price_per_hour: _builtins.float
+    cost: _builtins.float
+    def __init__(
+        self,
+        *,
+        key: _builtins.str = ...,
+        current: _builtins.float = ...,
+        needed: _builtins.float = ...,
+        throughput: _builtins.float = ...,
+        price_per_hour: _builtins.float = ...,
+        cost: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cost", b"cost", "current", b"current", "key", b"key", "needed", b"needed", "price_per_hour", b"price_per_hour", "throughput", b"throughput"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Relaxation: _TypeAlias = Relaxation  # noqa: Y015
 
 @_typing.final
 class TrainingPoint(_message.Message):
@@ -413,6 +505,46 @@ Global___Measured: _TypeAlias = Measured  # noqa: Y015
 class Decision(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class PinEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class VersionsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     METHOD_FIELD_NUMBER: _builtins.int
     FEASIBLE_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
@@ -435,6 +567,15 @@ class Decision(_message.Message):
     RESOURCES_FIELD_NUMBER: _builtins.int
     MEASURED_FIELD_NUMBER: _builtins.int
     TRAINING_FIELD_NUMBER: _builtins.int
+    MAX_PRICE_PER_HOUR_FIELD_NUMBER: _builtins.int
+    PIN_FIELD_NUMBER: _builtins.int
+    EXCLUDED_FIELD_NUMBER: _builtins.int
+    PROVEN_FIELD_NUMBER: _builtins.int
+    PARETO_FIELD_NUMBER: _builtins.int
+    RELAXATIONS_FIELD_NUMBER: _builtins.int
+    INPUT_HASH_FIELD_NUMBER: _builtins.int
+    VERSIONS_FIELD_NUMBER: _builtins.int
+    CREATED_AT_FIELD_NUMBER: _builtins.int
     method: _builtins.str
     feasible: _builtins.bool
     reason: _builtins.str
@@ -453,6 +594,14 @@ class Decision(_message.Message):
     min_throughput: _builtins.float
     max_throughput: _builtins.float
     """the highest that any plan reaches"""
+    max_price_per_hour: _builtins.float
+    """the cap; 0 for none"""
+    proven: _builtins.bool
+    """no plan costs less"""
+    input_hash: _builtins.str
+    """sha256 of workload, resources and demands"""
+    created_at: _builtins.float
+    """seconds since the epoch"""
     @_builtins.property
     def assignment(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -475,6 +624,22 @@ class Decision(_message.Message):
 
     @_builtins.property
     def training(self) -> _containers.RepeatedCompositeFieldContainer[Global___TrainingPoint]: ...
+    @_builtins.property
+    def pin(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """layer to type"""
+
+    @_builtins.property
+    def excluded(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """types"""
+
+    @_builtins.property
+    def pareto(self) -> _containers.RepeatedCompositeFieldContainer[Global___ParetoPoint]: ...
+    @_builtins.property
+    def relaxations(self) -> _containers.RepeatedCompositeFieldContainer[Global___Relaxation]:
+        """where no plan meets the demands, cheapest first"""
+
+    @_builtins.property
+    def versions(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     def __init__(
         self,
         *,
@@ -500,10 +665,19 @@ class Decision(_message.Message):
         resources: Global___Resources | None = ...,
         measured: Global___Measured | None = ...,
         training: _abc.Iterable[Global___TrainingPoint] | None = ...,
+        max_price_per_hour: _builtins.float = ...,
+        pin: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        excluded: _abc.Iterable[_builtins.str] | None = ...,
+        proven: _builtins.bool = ...,
+        pareto: _abc.Iterable[Global___ParetoPoint] | None = ...,
+        relaxations: _abc.Iterable[Global___Relaxation] | None = ...,
+        input_hash: _builtins.str = ...,
+        versions: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        created_at: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["measured", b"measured", "resources", b"resources", "workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["alternatives", b"alternatives", "assignment", b"assignment", "cost", b"cost", "feasible", b"feasible", "gap", b"gap", "lower_bound", b"lower_bound", "max_throughput", b"max_throughput", "measured", b"measured", "method", b"method", "min_throughput", b"min_throughput", "price_per_hour", b"price_per_hour", "probabilities", b"probabilities", "ps_units", b"ps_units", "reason", b"reason", "reasons", b"reasons", "resources", b"resources", "seconds", b"seconds", "seed", b"seed", "stages", b"stages", "throughput", b"throughput", "training", b"training", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alternatives", b"alternatives", "assignment", b"assignment", "cost", b"cost", "created_at", b"created_at", "excluded", b"excluded", "feasible", b"feasible", "gap", b"gap", "input_hash", b"input_hash", "lower_bound", b"lower_bound", "max_price_per_hour", b"max_price_per_hour", "max_throughput", b"max_throughput", "measured", b"measured", "method", b"method", "min_throughput", b"min_throughput", "pareto", b"pareto", "pin", b"pin", "price_per_hour", b"price_per_hour", "probabilities", b"probabilities", "proven", b"proven", "ps_units", b"ps_units", "reason", b"reason", "reasons", b"reasons", "relaxations", b"relaxations", "resources", b"resources", "seconds", b"seconds", "seed", b"seed", "stages", b"stages", "throughput", b"throughput", "training", b"training", "versions", b"versions", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -271,6 +271,9 @@ class ScheduleSpec(_message.Message):
     EMULATE_FIELD_NUMBER: _builtins.int
     OFFERED_FIELD_NUMBER: _builtins.int
     GIVEN_FIELD_NUMBER: _builtins.int
+    MAX_PRICE_PER_HOUR_FIELD_NUMBER: _builtins.int
+    FINISH_BY_HOURS_FIELD_NUMBER: _builtins.int
+    EXCLUDE_FIELD_NUMBER: _builtins.int
     method: _builtins.str
     """ppo | exact | greedy | all-cpu | all-gpu | best"""
     min_throughput: _builtins.float
@@ -279,6 +282,10 @@ class ScheduleSpec(_message.Message):
     """file: types, prices, limits"""
     workload: _builtins.str
     """file: given costs instead of profiling"""
+    max_price_per_hour: _builtins.float
+    """dollars an hour, 0: no cap"""
+    finish_by_hours: _builtins.float
+    """deadline for all samples, 0: none"""
     @_builtins.property
     def pin(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """layer -> type"""
@@ -295,6 +302,10 @@ class ScheduleSpec(_message.Message):
     def given(self) -> _decision_pb2.Workload:
         """read from `workload` by the client, not in the file"""
 
+    @_builtins.property
+    def exclude(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """types that no layer may run on"""
+
     def __init__(
         self,
         *,
@@ -306,10 +317,13 @@ class ScheduleSpec(_message.Message):
         emulate: _abc.Iterable[_builtins.str] | None = ...,
         offered: _decision_pb2.Resources | None = ...,
         given: _decision_pb2.Workload | None = ...,
+        max_price_per_hour: _builtins.float = ...,
+        finish_by_hours: _builtins.float = ...,
+        exclude: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["given", b"given", "offered", b"offered"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["emulate", b"emulate", "given", b"given", "method", b"method", "min_throughput", b"min_throughput", "offered", b"offered", "pin", b"pin", "resources", b"resources", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["emulate", b"emulate", "exclude", b"exclude", "finish_by_hours", b"finish_by_hours", "given", b"given", "max_price_per_hour", b"max_price_per_hour", "method", b"method", "min_throughput", b"min_throughput", "offered", b"offered", "pin", b"pin", "resources", b"resources", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -26,7 +26,7 @@ from protos import decision_pb2 as protos_dot_decision__pb2
 from protos import job_pb2 as protos_dot_job__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16protos/scheduler.proto\x12\nheterps.v1\x1a\x15protos/decision.proto\x1a\x10protos/job.proto\"A\n\rSubmitRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12 \n\x03job\x18\x02 \x01(\x0b\x32\x13.heterps.v1.JobSpec\".\n\x0bSubmitReply\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0f\n\x07\x63reated\x18\x02 \x01(\x08\"\x1c\n\nJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"\x11\n\x0fListJobsRequest\"4\n\rListJobsReply\x12#\n\x04jobs\x18\x01 \x03(\x0b\x32\x15.heterps.v1.JobStatus\"\x99\x03\n\tJobStatus\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12#\n\x05state\x18\x03 \x01(\x0e\x32\x14.heterps.v1.JobState\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x14\n\x0csubmitted_at\x18\x05 \x01(\x01\x12\x12\n\nstarted_at\x18\x06 \x01(\x01\x12\x10\n\x08\x65nded_at\x18\x07 \x01(\x01\x12\x0c\n\x04step\x18\x08 \x01(\x04\x12\x13\n\x0btotal_steps\x18\t \x01(\x04\x12\x0f\n\x07samples\x18\n \x01(\x04\x12\x0c\n\x04loss\x18\x0b \x01(\x01\x12\x15\n\rsamples_per_s\x18\x0c \x01(\x01\x12\r\n\x05phase\x18\r \x01(\t\x12\x33\n\x07metrics\x18\x0e \x03(\x0b\x32\".heterps.v1.JobStatus.MetricsEntry\x12\x0e\n\x06output\x18\x0f \x01(\t\x12 \n\x03job\x18\x10 \x01(\x0b\x32\x13.heterps.v1.JobSpec\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"-\n\x0bLogsRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0e\n\x06\x66ollow\x18\x02 \x01(\x08\")\n\x08LogChunk\x12\x0f\n\x07process\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\"\x95\x01\n\x0bPlanRequest\x12&\n\x08workload\x18\x01 \x01(\x0b\x32\x14.heterps.v1.Workload\x12(\n\tresources\x18\x02 \x01(\x0b\x32\x15.heterps.v1.Resources\x12\x16\n\x0emin_throughput\x18\x03 \x01(\x01\x12\x0e\n\x06method\x18\x04 \x01(\t\x12\x0c\n\x04seed\x18\x05 \x01(\x04\"\x95\x01\n\rProcessStatus\x12\x12\n\nprocess_id\x18\x01 \x01(\t\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12\x0c\n\x04role\x18\x03 \x01(\t\x12\r\n\x05label\x18\x04 \x01(\t\x12\x0b\n\x03pid\x18\x05 \x01(\r\x12\x0f\n\x07running\x18\x06 \x01(\x08\x12\x11\n\texit_code\x18\x07 \x01(\x05\x12\x12\n\nlast_lines\x18\x08 \x01(\t\"\xbd\x01\n\nNodeStatus\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x0c\n\x04type\x18\x04 \x01(\t\x12\r\n\x05units\x18\x05 \x01(\r\x12\x10\n\x08\x65mulated\x18\x06 \x01(\x08\x12\x12\n\nunits_used\x18\x07 \x01(\r\x12,\n\tprocesses\x18\x08 \x03(\x0b\x32\x19.heterps.v1.ProcessStatus\x12\x0e\n\x06\x64\x65vice\x18\t \x01(\t\"I\n\x10HeartbeatRequest\x12$\n\x04node\x18\x01 \x01(\x0b\x32\x16.heterps.v1.NodeStatus\x12\x0f\n\x07leaving\x18\x02 \x01(\x08\"!\n\x0eHeartbeatReply\x12\x0f\n\x07lease_s\x18\x01 \x01(\x01\"\x12\n\x10ListNodesRequest\"7\n\x0eListNodesReply\x12%\n\x05nodes\x18\x01 \x03(\x0b\x32\x16.heterps.v1.NodeStatus\"\xd5\x02\n\x0eProgressReport\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\r\n\x05stage\x18\x02 \x01(\r\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\r\n\x05phase\x18\x04 \x01(\t\x12\x0c\n\x04step\x18\x05 \x01(\x04\x12\x13\n\x0btotal_steps\x18\x06 \x01(\x04\x12\x0f\n\x07samples\x18\x07 \x01(\x04\x12\x0c\n\x04loss\x18\x08 \x01(\x01\x12\x15\n\rsamples_per_s\x18\t \x01(\x01\x12\x0e\n\x06\x62usy_s\x18\n \x01(\x01\x12\x38\n\x07metrics\x18\x0b \x03(\x0b\x32\'.heterps.v1.ProgressReport.MetricsEntry\x12\r\n\x05\x65rror\x18\x0c \x01(\t\x12\x0e\n\x06output\x18\r \x01(\t\x12\x15\n\rtrain_seconds\x18\x0e \x01(\x01\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x1b\n\x0bReportReply\x12\x0c\n\x04stop\x18\x01 \x01(\x08*\x8d\x01\n\x08JobState\x12\x13\n\x0fJOB_UNSPECIFIED\x10\x00\x12\n\n\x06QUEUED\x10\x01\x12\r\n\tPROFILING\x10\x02\x12\x0c\n\x08PLANNING\x10\x03\x12\x0c\n\x08STARTING\x10\x04\x12\x0b\n\x07RUNNING\x10\x05\x12\r\n\tSUCCEEDED\x10\x06\x12\n\n\x06\x46\x41ILED\x10\x07\x12\r\n\tCANCELLED\x10\x08\x32\xb9\x05\n\tScheduler\x12<\n\x06Submit\x12\x19.heterps.v1.SubmitRequest\x1a\x17.heterps.v1.SubmitReply\x12\x37\n\x06GetJob\x12\x16.heterps.v1.JobRequest\x1a\x15.heterps.v1.JobStatus\x12\x42\n\x08ListJobs\x12\x1b.heterps.v1.ListJobsRequest\x1a\x19.heterps.v1.ListJobsReply\x12;\n\x08WatchJob\x12\x16.heterps.v1.JobRequest\x1a\x15.heterps.v1.JobStatus0\x01\x12:\n\tCancelJob\x12\x16.heterps.v1.JobRequest\x1a\x15.heterps.v1.JobStatus\x12\x37\n\x04Logs\x12\x17.heterps.v1.LogsRequest\x1a\x14.heterps.v1.LogChunk0\x01\x12;\n\x0bGetDecision\x12\x16.heterps.v1.JobRequest\x1a\x14.heterps.v1.Decision\x12\x35\n\x04Plan\x12\x17.heterps.v1.PlanRequest\x1a\x14.heterps.v1.Decision\x12\x45\n\tListNodes\x12\x1c.heterps.v1.ListNodesRequest\x1a\x1a.heterps.v1.ListNodesReply\x12\x45\n\tHeartbeat\x12\x1c.heterps.v1.HeartbeatRequest\x1a\x1a.heterps.v1.HeartbeatReply\x12=\n\x06Report\x12\x1a.heterps.v1.ProgressReport\x1a\x17.heterps.v1.ReportReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16protos/scheduler.proto\x12\nheterps.v1\x1a\x15protos/decision.proto\x1a\x10protos/job.proto\"A\n\rSubmitRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12 \n\x03job\x18\x02 \x01(\x0b\x32\x13.heterps.v1.JobSpec\".\n\x0bSubmitReply\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0f\n\x07\x63reated\x18\x02 \x01(\x08\"\x1c\n\nJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"\x11\n\x0fListJobsRequest\"4\n\rListJobsReply\x12#\n\x04jobs\x18\x01 \x03(\x0b\x32\x15.heterps.v1.JobStatus\"\x99\x03\n\tJobStatus\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12#\n\x05state\x18\x03 \x01(\x0e\x32\x14.heterps.v1.JobState\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x14\n\x0csubmitted_at\x18\x05 \x01(\x01\x12\x12\n\nstarted_at\x18\x06 \x01(\x01\x12\x10\n\x08\x65nded_at\x18\x07 \x01(\x01\x12\x0c\n\x04step\x18\x08 \x01(\x04\x12\x13\n\x0btotal_steps\x18\t \x01(\x04\x12\x0f\n\x07samples\x18\n \x01(\x04\x12\x0c\n\x04loss\x18\x0b \x01(\x01\x12\x15\n\rsamples_per_s\x18\x0c \x01(\x01\x12\r\n\x05phase\x18\r \x01(\t\x12\x33\n\x07metrics\x18\x0e \x03(\x0b\x32\".heterps.v1.JobStatus.MetricsEntry\x12\x0e\n\x06output\x18\x0f \x01(\t\x12 \n\x03job\x18\x10 \x01(\x0b\x32\x13.heterps.v1.JobSpec\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"%\n\x14ListDecisionsRequest\x12\r\n\x05limit\x18\x01 \x01(\r\"@\n\x12ListDecisionsReply\x12*\n\tdecisions\x18\x01 \x03(\x0b\x32\x17.heterps.v1.JobDecision\"m\n\x0bJobDecision\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x10\n\x08job_name\x18\x02 \x01(\t\x12\x14\n\x0csubmitted_at\x18\x03 \x01(\x01\x12&\n\x08\x64\x65\x63ision\x18\x04 \x01(\x0b\x32\x14.heterps.v1.Decision\"-\n\x0bLogsRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0e\n\x06\x66ollow\x18\x02 \x01(\x08\")\n\x08LogChunk\x12\x0f\n\x07process\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\"\xda\x02\n\x0bPlanRequest\x12&\n\x08workload\x18\x01 \x01(\x0b\x32\x14.heterps.v1.Workload\x12(\n\tresources\x18\x02 \x01(\x0b\x32\x15.heterps.v1.Resources\x12\x16\n\x0emin_throughput\x18\x03 \x01(\x01\x12\x0e\n\x06method\x18\x04 \x01(\t\x12\x0c\n\x04seed\x18\x05 \x01(\x04\x12\x1a\n\x12max_price_per_hour\x18\x06 \x01(\x01\x12\x17\n\x0f\x66inish_by_hours\x18\x07 \x01(\x01\x12\x0f\n\x07\x65xclude\x18\x08 \x03(\t\x12-\n\x03pin\x18\t \x03(\x0b\x32 .heterps.v1.PlanRequest.PinEntry\x12\x0e\n\x06pareto\x18\n \x01(\x08\x12\x12\n\nfinetune_s\x18\x0b \x01(\x01\x1a*\n\x08PinEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x95\x01\n\rProcessStatus\x12\x12\n\nprocess_id\x18\x01 \x01(\t\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12\x0c\n\x04role\x18\x03 \x01(\t\x12\r\n\x05label\x18\x04 \x01(\t\x12\x0b\n\x03pid\x18\x05 \x01(\r\x12\x0f\n\x07running\x18\x06 \x01(\x08\x12\x11\n\texit_code\x18\x07 \x01(\x05\x12\x12\n\nlast_lines\x18\x08 \x01(\t\"\xbd\x01\n\nNodeStatus\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x0c\n\x04type\x18\x04 \x01(\t\x12\r\n\x05units\x18\x05 \x01(\r\x12\x10\n\x08\x65mulated\x18\x06 \x01(\x08\x12\x12\n\nunits_used\x18\x07 \x01(\r\x12,\n\tprocesses\x18\x08 \x03(\x0b\x32\x19.heterps.v1.ProcessStatus\x12\x0e\n\x06\x64\x65vice\x18\t \x01(\t\"I\n\x10HeartbeatRequest\x12$\n\x04node\x18\x01 \x01(\x0b\x32\x16.heterps.v1.NodeStatus\x12\x0f\n\x07leaving\x18\x02 \x01(\x08\"!\n\x0eHeartbeatReply\x12\x0f\n\x07lease_s\x18\x01 \x01(\x01\"\x12\n\x10ListNodesRequest\"7\n\x0eListNodesReply\x12%\n\x05nodes\x18\x01 \x03(\x0b\x32\x16.heterps.v1.NodeStatus\"\xd5\x02\n\x0eProgressReport\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\r\n\x05stage\x18\x02 \x01(\r\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\r\n\x05phase\x18\x04 \x01(\t\x12\x0c\n\x04step\x18\x05 \x01(\x04\x12\x13\n\x0btotal_steps\x18\x06 \x01(\x04\x12\x0f\n\x07samples\x18\x07 \x01(\x04\x12\x0c\n\x04loss\x18\x08 \x01(\x01\x12\x15\n\rsamples_per_s\x18\t \x01(\x01\x12\x0e\n\x06\x62usy_s\x18\n \x01(\x01\x12\x38\n\x07metrics\x18\x0b \x03(\x0b\x32\'.heterps.v1.ProgressReport.MetricsEntry\x12\r\n\x05\x65rror\x18\x0c \x01(\t\x12\x0e\n\x06output\x18\r \x01(\t\x12\x15\n\rtrain_seconds\x18\x0e \x01(\x01\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x1b\n\x0bReportReply\x12\x0c\n\x04stop\x18\x01 \x01(\x08\"<\n\x08\x46iltered\x12\x0f\n\x07windows\x18\x01 \x01(\r\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\x12\x0e\n\x06spread\x18\x03 \x01(\x01\"U\n\x0bMeasurement\x12\"\n\x04\x62usy\x18\x01 \x03(\x0b\x32\x14.heterps.v1.Filtered\x12\"\n\x04pace\x18\x02 \x01(\x0b\x32\x14.heterps.v1.Filtered\"\x93\x02\n\x08Proposal\x12\x12\n\nworthwhile\x18\x01 \x01(\x08\x12\x0f\n\x07reasons\x18\x02 \x03(\t\x12\x19\n\x11remaining_samples\x18\x03 \x01(\x01\x12\x10\n\x08overhead\x18\x04 \x01(\x01\x12\x14\n\x0c\x63urrent_cost\x18\x05 \x01(\x01\x12\x15\n\rproposed_cost\x18\x06 \x01(\x01\x12\x10\n\x08moving_s\x18\x07 \x01(\x01\x12\x13\n\x0bmoving_cost\x18\x08 \x01(\x01\x12\x0f\n\x07savings\x18\t \x01(\x01\x12(\n\x07\x63urrent\x18\n \x01(\x0b\x32\x17.heterps.v1.Alternative\x12&\n\x08proposed\x18\x0b \x01(\x0b\x32\x14.heterps.v1.Decision\"^\n\x06Replan\x12,\n\x0bmeasurement\x18\x01 \x01(\x0b\x32\x17.heterps.v1.Measurement\x12&\n\x08proposal\x18\x02 \x01(\x0b\x32\x14.heterps.v1.Proposal*\x8d\x01\n\x08JobState\x12\x13\n\x0fJOB_UNSPECIFIED\x10\x00\x12\n\n\x06QUEUED\x10\x01\x12\r\n\tPROFILING\x10\x02\x12\x0c\n\x08PLANNING\x10\x03\x12\x0c\n\x08STARTING\x10\x04\x12\x0b\n\x07RUNNING\x10\x05\x12\r\n\tSUCCEEDED\x10\x06\x12\n\n\x06\x46\x41ILED\x10\x07\x12\r\n\tCANCELLED\x10\x08\x32\xc5\x06\n\tScheduler\x12<\n\x06Submit\x12\x19.heterps.v1.SubmitRequest\x1a\x17.heterps.v1.SubmitReply\x12\x37\n\x06GetJob\x12\x16.heterps.v1.JobRequest\x1a\x15.heterps.v1.JobStatus\x12\x42\n\x08ListJobs\x12\x1b.heterps.v1.ListJobsRequest\x1a\x19.heterps.v1.ListJobsReply\x12;\n\x08WatchJob\x12\x16.heterps.v1.JobRequest\x1a\x15.heterps.v1.JobStatus0\x01\x12:\n\tCancelJob\x12\x16.heterps.v1.JobRequest\x1a\x15.heterps.v1.JobStatus\x12\x37\n\x04Logs\x12\x17.heterps.v1.LogsRequest\x1a\x14.heterps.v1.LogChunk0\x01\x12;\n\x0bGetDecision\x12\x16.heterps.v1.JobRequest\x1a\x14.heterps.v1.Decision\x12Q\n\rListDecisions\x12 .heterps.v1.ListDecisionsRequest\x1a\x1e.heterps.v1.ListDecisionsReply\x12\x35\n\x04Plan\x12\x17.heterps.v1.PlanRequest\x1a\x14.heterps.v1.Decision\x12\x37\n\tGetReplan\x12\x16.heterps.v1.JobRequest\x1a\x12.heterps.v1.Replan\x12\x45\n\tListNodes\x12\x1c.heterps.v1.ListNodesRequest\x1a\x1a.heterps.v1.ListNodesReply\x12\x45\n\tHeartbeat\x12\x1c.heterps.v1.HeartbeatRequest\x1a\x1a.heterps.v1.HeartbeatReply\x12=\n\x06Report\x12\x1a.heterps.v1.ProgressReport\x1a\x17.heterps.v1.ReportReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,10 +35,12 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_JOBSTATUS_METRICSENTRY']._loaded_options = None
   _globals['_JOBSTATUS_METRICSENTRY']._serialized_options = b'8\001'
+  _globals['_PLANREQUEST_PINENTRY']._loaded_options = None
+  _globals['_PLANREQUEST_PINENTRY']._serialized_options = b'8\001'
   _globals['_PROGRESSREPORT_METRICSENTRY']._loaded_options = None
   _globals['_PROGRESSREPORT_METRICSENTRY']._serialized_options = b'8\001'
-  _globals['_JOBSTATE']._serialized_start=1856
-  _globals['_JOBSTATE']._serialized_end=1997
+  _globals['_JOBSTATE']._serialized_start=2792
+  _globals['_JOBSTATE']._serialized_end=2933
   _globals['_SUBMITREQUEST']._serialized_start=79
   _globals['_SUBMITREQUEST']._serialized_end=144
   _globals['_SUBMITREPLY']._serialized_start=146
@@ -53,30 +55,46 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_JOBSTATUS']._serialized_end=707
   _globals['_JOBSTATUS_METRICSENTRY']._serialized_start=661
   _globals['_JOBSTATUS_METRICSENTRY']._serialized_end=707
-  _globals['_LOGSREQUEST']._serialized_start=709
-  _globals['_LOGSREQUEST']._serialized_end=754
-  _globals['_LOGCHUNK']._serialized_start=756
-  _globals['_LOGCHUNK']._serialized_end=797
-  _globals['_PLANREQUEST']._serialized_start=800
-  _globals['_PLANREQUEST']._serialized_end=949
-  _globals['_PROCESSSTATUS']._serialized_start=952
-  _globals['_PROCESSSTATUS']._serialized_end=1101
-  _globals['_NODESTATUS']._serialized_start=1104
-  _globals['_NODESTATUS']._serialized_end=1293
-  _globals['_HEARTBEATREQUEST']._serialized_start=1295
-  _globals['_HEARTBEATREQUEST']._serialized_end=1368
-  _globals['_HEARTBEATREPLY']._serialized_start=1370
-  _globals['_HEARTBEATREPLY']._serialized_end=1403
-  _globals['_LISTNODESREQUEST']._serialized_start=1405
-  _globals['_LISTNODESREQUEST']._serialized_end=1423
-  _globals['_LISTNODESREPLY']._serialized_start=1425
-  _globals['_LISTNODESREPLY']._serialized_end=1480
-  _globals['_PROGRESSREPORT']._serialized_start=1483
-  _globals['_PROGRESSREPORT']._serialized_end=1824
+  _globals['_LISTDECISIONSREQUEST']._serialized_start=709
+  _globals['_LISTDECISIONSREQUEST']._serialized_end=746
+  _globals['_LISTDECISIONSREPLY']._serialized_start=748
+  _globals['_LISTDECISIONSREPLY']._serialized_end=812
+  _globals['_JOBDECISION']._serialized_start=814
+  _globals['_JOBDECISION']._serialized_end=923
+  _globals['_LOGSREQUEST']._serialized_start=925
+  _globals['_LOGSREQUEST']._serialized_end=970
+  _globals['_LOGCHUNK']._serialized_start=972
+  _globals['_LOGCHUNK']._serialized_end=1013
+  _globals['_PLANREQUEST']._serialized_start=1016
+  _globals['_PLANREQUEST']._serialized_end=1362
+  _globals['_PLANREQUEST_PINENTRY']._serialized_start=1320
+  _globals['_PLANREQUEST_PINENTRY']._serialized_end=1362
+  _globals['_PROCESSSTATUS']._serialized_start=1365
+  _globals['_PROCESSSTATUS']._serialized_end=1514
+  _globals['_NODESTATUS']._serialized_start=1517
+  _globals['_NODESTATUS']._serialized_end=1706
+  _globals['_HEARTBEATREQUEST']._serialized_start=1708
+  _globals['_HEARTBEATREQUEST']._serialized_end=1781
+  _globals['_HEARTBEATREPLY']._serialized_start=1783
+  _globals['_HEARTBEATREPLY']._serialized_end=1816
+  _globals['_LISTNODESREQUEST']._serialized_start=1818
+  _globals['_LISTNODESREQUEST']._serialized_end=1836
+  _globals['_LISTNODESREPLY']._serialized_start=1838
+  _globals['_LISTNODESREPLY']._serialized_end=1893
+  _globals['_PROGRESSREPORT']._serialized_start=1896
+  _globals['_PROGRESSREPORT']._serialized_end=2237
   _globals['_PROGRESSREPORT_METRICSENTRY']._serialized_start=661
   _globals['_PROGRESSREPORT_METRICSENTRY']._serialized_end=707
-  _globals['_REPORTREPLY']._serialized_start=1826
-  _globals['_REPORTREPLY']._serialized_end=1853
-  _globals['_SCHEDULER']._serialized_start=2000
-  _globals['_SCHEDULER']._serialized_end=2697
+  _globals['_REPORTREPLY']._serialized_start=2239
+  _globals['_REPORTREPLY']._serialized_end=2266
+  _globals['_FILTERED']._serialized_start=2268
+  _globals['_FILTERED']._serialized_end=2328
+  _globals['_MEASUREMENT']._serialized_start=2330
+  _globals['_MEASUREMENT']._serialized_end=2415
+  _globals['_PROPOSAL']._serialized_start=2418
+  _globals['_PROPOSAL']._serialized_end=2693
+  _globals['_REPLAN']._serialized_start=2695
+  _globals['_REPLAN']._serialized_end=2789
+  _globals['_SCHEDULER']._serialized_start=2936
+  _globals['_SCHEDULER']._serialized_end=3773
 # @@protoc_insertion_point(module_scope)

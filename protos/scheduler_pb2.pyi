@@ -241,6 +241,76 @@ class JobStatus(_message.Message):
 Global___JobStatus: _TypeAlias = JobStatus  # noqa: Y015
 
 @_typing.final
+class ListDecisionsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LIMIT_FIELD_NUMBER: _builtins.int
+    limit: _builtins.int
+    def __init__(
+        self,
+        *,
+        limit: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["limit", b"limit"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListDecisionsRequest: _TypeAlias = ListDecisionsRequest  # noqa: Y015
+
+@_typing.final
+class ListDecisionsReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DECISIONS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def decisions(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobDecision]: ...
+    def __init__(
+        self,
+        *,
+        decisions: _abc.Iterable[Global___JobDecision] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decisions", b"decisions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListDecisionsReply: _TypeAlias = ListDecisionsReply  # noqa: Y015
+
+@_typing.final
+class JobDecision(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    JOB_NAME_FIELD_NUMBER: _builtins.int
+    SUBMITTED_AT_FIELD_NUMBER: _builtins.int
+    DECISION_FIELD_NUMBER: _builtins.int
+    job_id: _builtins.str
+    job_name: _builtins.str
+    submitted_at: _builtins.float
+    @_builtins.property
+    def decision(self) -> _decision_pb2.Decision:
+        """its figures and stages; GetDecision has all of it"""
+
+    def __init__(
+        self,
+        *,
+        job_id: _builtins.str = ...,
+        job_name: _builtins.str = ...,
+        submitted_at: _builtins.float = ...,
+        decision: _decision_pb2.Decision | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["decision", b"decision"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decision", b"decision", "job_id", b"job_id", "job_name", b"job_name", "submitted_at", b"submitted_at"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___JobDecision: _TypeAlias = JobDecision  # noqa: Y015
+
+@_typing.final
 class LogsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -288,18 +358,61 @@ Global___LogChunk: _TypeAlias = LogChunk  # noqa: Y015
 class PlanRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class PinEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     WORKLOAD_FIELD_NUMBER: _builtins.int
     RESOURCES_FIELD_NUMBER: _builtins.int
     MIN_THROUGHPUT_FIELD_NUMBER: _builtins.int
     METHOD_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
+    MAX_PRICE_PER_HOUR_FIELD_NUMBER: _builtins.int
+    FINISH_BY_HOURS_FIELD_NUMBER: _builtins.int
+    EXCLUDE_FIELD_NUMBER: _builtins.int
+    PIN_FIELD_NUMBER: _builtins.int
+    PARETO_FIELD_NUMBER: _builtins.int
+    FINETUNE_S_FIELD_NUMBER: _builtins.int
     min_throughput: _builtins.float
+    """samples/s, 0: no floor"""
     method: _builtins.str
     seed: _builtins.int
+    max_price_per_hour: _builtins.float
+    """dollars an hour, 0: no cap"""
+    finish_by_hours: _builtins.float
+    """for all samples, 0: no deadline"""
+    pareto: _builtins.bool
+    """also the curve of cost against throughput"""
+    finetune_s: _builtins.float
+    """seconds of fine-tuning on this problem, of ppo"""
     @_builtins.property
     def workload(self) -> _decision_pb2.Workload: ...
     @_builtins.property
     def resources(self) -> _decision_pb2.Resources: ...
+    @_builtins.property
+    def exclude(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """types that no layer may run on"""
+
+    @_builtins.property
+    def pin(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """layer -> type"""
+
     def __init__(
         self,
         *,
@@ -308,10 +421,16 @@ class PlanRequest(_message.Message):
         min_throughput: _builtins.float = ...,
         method: _builtins.str = ...,
         seed: _builtins.int = ...,
+        max_price_per_hour: _builtins.float = ...,
+        finish_by_hours: _builtins.float = ...,
+        exclude: _abc.Iterable[_builtins.str] | None = ...,
+        pin: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        pareto: _builtins.bool = ...,
+        finetune_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["resources", b"resources", "workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["method", b"method", "min_throughput", b"min_throughput", "resources", b"resources", "seed", b"seed", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["exclude", b"exclude", "finetune_s", b"finetune_s", "finish_by_hours", b"finish_by_hours", "max_price_per_hour", b"max_price_per_hour", "method", b"method", "min_throughput", b"min_throughput", "pareto", b"pareto", "pin", b"pin", "resources", b"resources", "seed", b"seed", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -587,3 +706,149 @@ class ReportReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReportReply: _TypeAlias = ReportReply  # noqa: Y015
+
+@_typing.final
+class Filtered(_message.Message):
+    """Seconds a sample, filtered over the windows of a run."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WINDOWS_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    SPREAD_FIELD_NUMBER: _builtins.int
+    windows: _builtins.int
+    seconds: _builtins.float
+    """0 while there are too few windows"""
+    spread: _builtins.float
+    """typical deviation of a window, as a fraction"""
+    def __init__(
+        self,
+        *,
+        windows: _builtins.int = ...,
+        seconds: _builtins.float = ...,
+        spread: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["seconds", b"seconds", "spread", b"spread", "windows", b"windows"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Filtered: _TypeAlias = Filtered  # noqa: Y015
+
+@_typing.final
+class Measurement(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BUSY_FIELD_NUMBER: _builtins.int
+    PACE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def busy(self) -> _containers.RepeatedCompositeFieldContainer[Global___Filtered]:
+        """by stage: spent computing"""
+
+    @_builtins.property
+    def pace(self) -> Global___Filtered:
+        """of the whole pipeline"""
+
+    def __init__(
+        self,
+        *,
+        busy: _abc.Iterable[Global___Filtered] | None = ...,
+        pace: Global___Filtered | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["pace", b"pace"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["busy", b"busy", "pace", b"pace"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Measurement: _TypeAlias = Measurement  # noqa: Y015
+
+@_typing.final
+class Proposal(_message.Message):
+    """Whether to move the rest of a run to another plan. Dollars are for the remaining samples."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORTHWHILE_FIELD_NUMBER: _builtins.int
+    REASONS_FIELD_NUMBER: _builtins.int
+    REMAINING_SAMPLES_FIELD_NUMBER: _builtins.int
+    OVERHEAD_FIELD_NUMBER: _builtins.int
+    CURRENT_COST_FIELD_NUMBER: _builtins.int
+    PROPOSED_COST_FIELD_NUMBER: _builtins.int
+    MOVING_S_FIELD_NUMBER: _builtins.int
+    MOVING_COST_FIELD_NUMBER: _builtins.int
+    SAVINGS_FIELD_NUMBER: _builtins.int
+    CURRENT_FIELD_NUMBER: _builtins.int
+    PROPOSED_FIELD_NUMBER: _builtins.int
+    worthwhile: _builtins.bool
+    remaining_samples: _builtins.float
+    overhead: _builtins.float
+    """measured over modelled seconds a sample, expected of any plan"""
+    current_cost: _builtins.float
+    proposed_cost: _builtins.float
+    moving_s: _builtins.float
+    """draining, saving, restarting, pulling"""
+    moving_cost: _builtins.float
+    savings: _builtins.float
+    """current less proposed, before the cost of moving"""
+    @_builtins.property
+    def reasons(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """sentences a person can read"""
+
+    @_builtins.property
+    def current(self) -> _decision_pb2.Alternative:
+        """the running plan by the updated profile"""
+
+    @_builtins.property
+    def proposed(self) -> _decision_pb2.Decision:
+        """with the updated profile as its workload"""
+
+    def __init__(
+        self,
+        *,
+        worthwhile: _builtins.bool = ...,
+        reasons: _abc.Iterable[_builtins.str] | None = ...,
+        remaining_samples: _builtins.float = ...,
+        overhead: _builtins.float = ...,
+        current_cost: _builtins.float = ...,
+        proposed_cost: _builtins.float = ...,
+        moving_s: _builtins.float = ...,
+        moving_cost: _builtins.float = ...,
+        savings: _builtins.float = ...,
+        current: _decision_pb2.Alternative | None = ...,
+        proposed: _decision_pb2.Decision | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["current", b"current", "proposed", b"proposed"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["current", b"current", "current_cost", b"current_cost", "moving_cost", b"moving_cost", "moving_s", b"moving_s", "overhead", b"overhead", "proposed", b"proposed", "proposed_cost", b"proposed_cost", "reasons", b"reasons", "remaining_samples", b"remaining_samples", "savings", b"savings", "worthwhile", b"worthwhile"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Proposal: _TypeAlias = Proposal  # noqa: Y015
+
+@_typing.final
+class Replan(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MEASUREMENT_FIELD_NUMBER: _builtins.int
+    PROPOSAL_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def measurement(self) -> Global___Measurement: ...
+    @_builtins.property
+    def proposal(self) -> Global___Proposal:
+        """the standing one, while another plan would pay"""
+
+    def __init__(
+        self,
+        *,
+        measurement: Global___Measurement | None = ...,
+        proposal: Global___Proposal | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["measurement", b"measurement", "proposal", b"proposal"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["measurement", b"measurement", "proposal", b"proposal"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Replan: _TypeAlias = Replan  # noqa: Y015

@@ -71,10 +71,20 @@ class SchedulerStub:
                 request_serializer=protos_dot_scheduler__pb2.JobRequest.SerializeToString,
                 response_deserializer=protos_dot_decision__pb2.Decision.FromString,
                 _registered_method=True)
+        self.ListDecisions = channel.unary_unary(
+                '/heterps.v1.Scheduler/ListDecisions',
+                request_serializer=protos_dot_scheduler__pb2.ListDecisionsRequest.SerializeToString,
+                response_deserializer=protos_dot_scheduler__pb2.ListDecisionsReply.FromString,
+                _registered_method=True)
         self.Plan = channel.unary_unary(
                 '/heterps.v1.Scheduler/Plan',
                 request_serializer=protos_dot_scheduler__pb2.PlanRequest.SerializeToString,
                 response_deserializer=protos_dot_decision__pb2.Decision.FromString,
+                _registered_method=True)
+        self.GetReplan = channel.unary_unary(
+                '/heterps.v1.Scheduler/GetReplan',
+                request_serializer=protos_dot_scheduler__pb2.JobRequest.SerializeToString,
+                response_deserializer=protos_dot_scheduler__pb2.Replan.FromString,
                 _registered_method=True)
         self.ListNodes = channel.unary_unary(
                 '/heterps.v1.Scheduler/ListNodes',
@@ -140,8 +150,21 @@ class SchedulerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListDecisions(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Plan(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetReplan(self, request, context):
+        """What a job's run was measured to take, and whether another plan would pay.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -204,10 +227,20 @@ def add_SchedulerServicer_to_server(servicer, server):
                     request_deserializer=protos_dot_scheduler__pb2.JobRequest.FromString,
                     response_serializer=protos_dot_decision__pb2.Decision.SerializeToString,
             ),
+            'ListDecisions': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListDecisions,
+                    request_deserializer=protos_dot_scheduler__pb2.ListDecisionsRequest.FromString,
+                    response_serializer=protos_dot_scheduler__pb2.ListDecisionsReply.SerializeToString,
+            ),
             'Plan': grpc.unary_unary_rpc_method_handler(
                     servicer.Plan,
                     request_deserializer=protos_dot_scheduler__pb2.PlanRequest.FromString,
                     response_serializer=protos_dot_decision__pb2.Decision.SerializeToString,
+            ),
+            'GetReplan': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetReplan,
+                    request_deserializer=protos_dot_scheduler__pb2.JobRequest.FromString,
+                    response_serializer=protos_dot_scheduler__pb2.Replan.SerializeToString,
             ),
             'ListNodes': grpc.unary_unary_rpc_method_handler(
                     servicer.ListNodes,
@@ -426,6 +459,33 @@ class Scheduler:
             _registered_method=True)
 
     @staticmethod
+    def ListDecisions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/heterps.v1.Scheduler/ListDecisions',
+            protos_dot_scheduler__pb2.ListDecisionsRequest.SerializeToString,
+            protos_dot_scheduler__pb2.ListDecisionsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def Plan(request,
             target,
             options=(),
@@ -442,6 +502,33 @@ class Scheduler:
             '/heterps.v1.Scheduler/Plan',
             protos_dot_scheduler__pb2.PlanRequest.SerializeToString,
             protos_dot_decision__pb2.Decision.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetReplan(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/heterps.v1.Scheduler/GetReplan',
+            protos_dot_scheduler__pb2.JobRequest.SerializeToString,
+            protos_dot_scheduler__pb2.Replan.FromString,
             options,
             channel_credentials,
             insecure,

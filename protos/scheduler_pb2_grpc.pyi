@@ -42,7 +42,10 @@ class SchedulerStub:
     CancelJob: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.JobRequest, _scheduler_pb2.JobStatus]
     Logs: _grpc.UnaryStreamMultiCallable[_scheduler_pb2.LogsRequest, _scheduler_pb2.LogChunk]
     GetDecision: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.JobRequest, _decision_pb2.Decision]
+    ListDecisions: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.ListDecisionsRequest, _scheduler_pb2.ListDecisionsReply]
     Plan: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.PlanRequest, _decision_pb2.Decision]
+    GetReplan: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.JobRequest, _scheduler_pb2.Replan]
+    """What a job's run was measured to take, and whether another plan would pay."""
     ListNodes: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.ListNodesRequest, _scheduler_pb2.ListNodesReply]
     Heartbeat: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.HeartbeatRequest, _scheduler_pb2.HeartbeatReply]
     """From nodes and standing shards: renews the lease."""
@@ -62,7 +65,10 @@ class SchedulerAsyncStub(SchedulerStub):
     CancelJob: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.JobRequest, _scheduler_pb2.JobStatus]  # type: ignore[assignment]
     Logs: _aio.UnaryStreamMultiCallable[_scheduler_pb2.LogsRequest, _scheduler_pb2.LogChunk]  # type: ignore[assignment]
     GetDecision: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.JobRequest, _decision_pb2.Decision]  # type: ignore[assignment]
+    ListDecisions: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.ListDecisionsRequest, _scheduler_pb2.ListDecisionsReply]  # type: ignore[assignment]
     Plan: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.PlanRequest, _decision_pb2.Decision]  # type: ignore[assignment]
+    GetReplan: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.JobRequest, _scheduler_pb2.Replan]  # type: ignore[assignment]
+    """What a job's run was measured to take, and whether another plan would pay."""
     ListNodes: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.ListNodesRequest, _scheduler_pb2.ListNodesReply]  # type: ignore[assignment]
     Heartbeat: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.HeartbeatRequest, _scheduler_pb2.HeartbeatReply]  # type: ignore[assignment]
     """From nodes and standing shards: renews the lease."""
@@ -123,11 +129,26 @@ class SchedulerServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_decision_pb2.Decision, _abc.Awaitable[_decision_pb2.Decision]]: ...
 
     @_abc_1.abstractmethod
+    def ListDecisions(
+        self,
+        request: _scheduler_pb2.ListDecisionsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_scheduler_pb2.ListDecisionsReply, _abc.Awaitable[_scheduler_pb2.ListDecisionsReply]]: ...
+
+    @_abc_1.abstractmethod
     def Plan(
         self,
         request: _scheduler_pb2.PlanRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_decision_pb2.Decision, _abc.Awaitable[_decision_pb2.Decision]]: ...
+
+    @_abc_1.abstractmethod
+    def GetReplan(
+        self,
+        request: _scheduler_pb2.JobRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_scheduler_pb2.Replan, _abc.Awaitable[_scheduler_pb2.Replan]]:
+        """What a job's run was measured to take, and whether another plan would pay."""
 
     @_abc_1.abstractmethod
     def ListNodes(

@@ -8,34 +8,45 @@ Importing this package is cheap; what a name needs is imported when it is first 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from scheduler.comparison import Comparison, what_if
     from scheduler.decision import Decision
     from scheduler.explain import reasons
     from scheduler.fields import InputError
-    from scheduler.planning import METHODS, plan
+    from scheduler.frontier import pareto, pareto_of
+    from scheduler.methods import METHODS
+    from scheduler.planning import plan
     from scheduler.workload import Resources, Workload, load_resources, load_workload
 
 _HOMES = {
-    "METHODS": "planning",
+    "METHODS": "methods",
+    "Comparison": "comparison",
     "Decision": "decision",
     "InputError": "fields",
     "Resources": "workload",
     "Workload": "workload",
     "load_resources": "workload",
     "load_workload": "workload",
+    "pareto": "frontier",
+    "pareto_of": "frontier",
     "plan": "planning",
     "reasons": "explain",
+    "what_if": "comparison",
 }
 
 __all__ = [
     "METHODS",
+    "Comparison",
     "Decision",
     "InputError",
     "Resources",
     "Workload",
     "load_resources",
     "load_workload",
+    "pareto",
+    "pareto_of",
     "plan",
     "reasons",
+    "what_if",
 ]
 
 

@@ -1,221 +1,334 @@
-"""The PPO agent: learns to place the layers of one instance.
+"""The PPO agent: plans any problem with one policy that was trained beforehand.
 
-What it returns comes from the policy's own samples alone: assignments drawn while it learns, the
-greedy decoding of the trained policy, and draws from it; the best by the cost model. This module
-alone imports torch, and late.
+A plan is drawn layer by layer from the policy at a *pace*, a throughput to keep. The agent tries
+paces from the floor up, draws more where its plans came out cheapest, and provisions every
+assignment exactly. What it returns comes from the policy's own samples alone.
 """
 
-import random
+import math
 import time
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
-from scheduler.baselines import Evaluator
-from scheduler.cost import Plan
+from scheduler import paces
+from scheduler._planner import Network, Pace, provision
+from scheduler._planner import paces as keep
+from scheduler.cost import CostModel, Floats, Plan
 from scheduler.decision import TrainingPoint
-from scheduler.environment import PlacementEnv
+from scheduler.policy import Policy, shipped
+from scheduler.provision import provision as provisioned
+
+# Where no more assignments than this exist, each is likely to be drawn at an even temperature.
+_FEW, _EVEN = 64, 50.0
+_QUICK_LAYERS, _THOROUGH = 32, 400_000
+_STARTS = 3  # of rollouts at one pace
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    """How long and how to train.
+class Round:
+    """At most so many paces, and so many plans drawn at each, the first the likeliest one.
 
-    Attributes:
-        steps: most environment steps.
-        seconds: a guard against a slow machine; results repeat only where it is not reached.
-        patience: updates without a better plan after which a settled policy stops.
+    Where fewer paces are worth trying, as many plans are drawn in all.
     """
 
-    steps: int = 6144
-    seconds: float = 60.0
-    environments: int = 8
-    learning_rate: float = 5e-3
-    entropy: float = 0.01
-    patience: int = 6
-    draws: int = 256
+    paces: int
+    draws: int
+    temperature: float
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
-    """The best plan of the policy's samples, its probabilities [layers][types], the curve."""
+class Effort:
+    """How much is drawn: rounds that narrow down, then passes of rollouts around the best plans.
+
+    A rollout draws some layers anew `draws` times, all along a plan, `sweeps` times. A pass does so
+    for `rollouts` plans, with a window of `windows[n]` layers in pass n; after the second pass the
+    next follows only while one still saves a thousandth. `nodes` is the effort of the masks' search
+    where limits are tight.
+    """
+
+    rounds: tuple[Round, ...] = (Round(26, 6, 1.3), Round(12, 10, 1.1))
+    windows: tuple[int, ...] = (6, 14, 4, 20, 9, 30)
+    rollouts: int = 10
+    draws: int = 6
+    temperature: float = 1.8
+    sweeps: int = 2
+    nodes: int = 100_000
+
+    @classmethod
+    def of(cls, model: CostModel) -> "Effort":
+        """What fits a problem: tens of milliseconds up to 32 layers, then what quality asks."""
+        pairs = model.num_layers * model.num_types
+        if model.num_layers <= _QUICK_LAYERS:
+            return cls()
+        if pairs <= 640:
+            more = (Round(36, 5, 1.3), Round(18, 12, 1.0))
+            windows = (6, 20, 4, 12, 30, 6)
+            return cls(more, windows, rollouts=24, draws=12, temperature=1.8, nodes=_THOROUGH)
+        # Drawing takes time with layers times types, and attention with the square of the layers.
+        if pairs <= 3000:
+            return cls((Round(20, 4, 1.3), Round(8, 6, 1.0)), (8, 20), rollouts=6, draws=4)
+        return cls((Round(2, 2, 1.0),), ())
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """The best plan of the policy's samples and what the policy thought of it.
+
+    `probabilities` [layers][types] and `values` [layers] are the policy's along the plan;
+    `evaluations` counts the assignments that were provisioned.
+    """
 
     plan: Plan
     probabilities: tuple[tuple[float, ...], ...]
-    curve: tuple[TrainingPoint, ...]
-    steps: int
+    values: tuple[float, ...]
+    evaluations: int
+    curve: tuple[TrainingPoint, ...] = ()
 
 
-def train(
-    evaluate: Evaluator, reference: float, seed: int = 0, settings: Settings | None = None
-) -> Trained:
-    """Train a policy on one instance and return its best plan.
+@dataclass(slots=True)
+class Samples:
+    """Assignments drawn so far, each once, with value (tau * price an hour), tau and pace."""
+
+    model: CostModel
+    floor: float
+    best: float = math.inf
+    seen: set[bytes] = field(default_factory=set)
+    values: list[float] = field(default_factory=list)
+    taus: list[float] = field(default_factory=list)
+    assignments: list[NDArray[np.int32]] = field(default_factory=list)
+
+    def add(self, drawn: NDArray[np.int32]) -> None:
+        """Provision those not seen before."""
+        fresh: list[NDArray[np.int32]] = []
+        for row in drawn:
+            key = row.tobytes()
+            if key not in self.seen:
+                self.seen.add(key)
+                fresh.append(row)
+        if not fresh:
+            return
+        # Plans within a tenth of the best are worth going on from; the units of others do not
+        # matter, nor do those that could save less than 1e-4.
+        worth = 1.1 * self.best
+        values, taus = provision(self.model.native, np.stack(fresh), self.floor, worth, 1e-4)
+        self.assignments += fresh
+        self.values += values.tolist()
+        self.taus += taus.tolist()
+        self.best = min(self.best, float(values.min()))
+
+    def ranked(self) -> list[int]:
+        """Indices of the plans that meet the demands, cheapest first."""
+        order = np.argsort(self.values, kind="stable")
+        return [int(n) for n in order if math.isfinite(self.values[n])]
+
+
+def draw(
+    model: CostModel,
+    floor: float = 0.0,
+    seed: int = 0,
+    effort: Effort | None = None,
+    policy: Policy | None = None,
+    finetune: float = 0.0,
+) -> Drawn:
+    """Plan with the policy.
 
     Args:
-        reference: the cost in dollars that rewards are relative to.
+        floor: samples/s to reach; 0 for the cheapest at any speed.
+        policy: the shipped one unless given.
+        finetune: seconds to go on learning on this very problem (needs torch).
 
     Raises:
         ValueError: a layer has no type that can run it.
     """
-    model = evaluate.model
     if not model.usable.any(axis=1).all():
         raise ValueError("a layer has no type that can run it")
-    if (model.usable.sum(axis=1) == 1).all():
-        only = model.usable.argmax(axis=1)
-        certain = tuple(tuple(float(x) for x in row) for row in np.eye(model.num_types)[only])
-        return Trained(evaluate([int(kind) for kind in only]), certain, (), 0)
-    with _torch_settings(seed):
-        return _train(evaluate, reference, seed, settings or Settings())
+    effort = effort or Effort.of(model)
+    policy = policy or shipped()
+    low = max(floor, paces.slowest(model) if floor <= 0 else 0.0)
+    top, fastest = paces.fastest(model.native, low)
+    samples = Samples(model, floor)
+    if fastest is None:
+        return _missed(model, floor, seed, policy, samples)
+    search = _Range(low, top, effort.rounds[0].paces)
+    for number, step in enumerate(effort.rounds):
+        wanted = search.around(samples, step.paces) if number else search.grid
+        kept = keep(model.native, wanted, effort.nodes)
+        if kept:
+            words = seed * 7919 + number
+            draws = max(step.draws, step.draws * step.paces // len(kept))
+            samples.add(policy.network.sample(kept, draws, step.temperature, words))
+            if number == 0 and np.log(model.usable.sum(axis=1)).sum() <= math.log(_FEW) + 1e-9:
+                samples.add(policy.network.sample(kept, _FEW, _EVEN, words))
+    for number, window in enumerate(effort.windows):
+        before = samples.best
+        words = seed * 7919 + 17 + number
+        # Every third pass warmer: what the policy all but excludes is sometimes what is missing.
+        warmth = effort.temperature * (1.7 if number % 3 == 2 else 1.0)
+        _roll_out(samples, policy.network, effort, (window, warmth), search, words)
+        if number and samples.best > before * (1 - 1e-3):
+            break
+    if finetune <= 0 or not samples.ranked():
+        return best_of(model, floor, policy, samples)
+    tuned, curve = _finetune(samples, policy, effort, search, seed, finetune)
+    return replace(best_of(model, floor, tuned, samples), curve=curve)
 
 
-@contextmanager
-def _torch_settings(seed: int) -> Iterator[None]:
-    """One thread (the networks are tiny), and every random state put back afterwards."""
-    import torch
-
-    threads = torch.get_num_threads()
-    states = random.getstate(), np.random.get_state()
-    torch.set_num_threads(1)
-    try:
-        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        torch.set_num_threads(threads)
-
-
-def _train(evaluate: Evaluator, reference: float, seed: int, settings: Settings) -> Trained:
-    from sb3_contrib import MaskablePPO
-    from stable_baselines3.common.callbacks import BaseCallback
-    from stable_baselines3.common.vec_env import DummyVecEnv
-
-    model = evaluate.model
-    layers = model.num_layers
-    # Whole episodes: at least 16, and enough steps for an update to mean something.
-    episodes = max(2, -(-32 // layers))
-    rollout = layers * episodes * settings.environments
-    total = max(settings.steps, 4 * rollout)
-    choices = float(np.prod(model.usable.sum(axis=1).astype(float)))
-    deadline = time.monotonic() + settings.seconds
-    seen: dict[tuple[int, ...], Plan] = {}
-    curve: list[TrainingPoint] = []
-
-    def best() -> Plan:
-        return min(seen.values(), key=lambda plan: plan.rank)
-
-    class Watch(BaseCallback):
-        """Keeps what the policy sampled, and stops once it has settled."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.rewards: list[float] = []
-            self.stale = 0
-            self.rank: object = None
-
-        def _on_step(self) -> bool:
-            for n, done in enumerate(self.locals["dones"]):
-                if done:
-                    info = self.locals["infos"][n]
-                    seen[info["assignment"]] = info["plan"]
-                    self.rewards.append(float(self.locals["rewards"][n]))
-            return time.monotonic() < deadline and len(seen) < choices
-
-        def _on_rollout_end(self) -> None:
-            mean = float(np.mean(self.rewards))
-            rank = best().rank
-            self.stale = self.stale + 1 if rank == self.rank else 0
-            self.rank = rank
-            # Settled: what the policy draws is nearly as good as the best it ever drew.
-            top = max(self.rewards)
-            self.settled = self.stale >= settings.patience and top - mean < 0.05
-            curve.append(TrainingPoint(self.num_timesteps, mean, best().cost))
-            self.rewards = []
-
-        def _on_rollout_start(self) -> None:
-            if getattr(self, "settled", False):
-                raise _SettledError
-
-    environments = DummyVecEnv(
-        [lambda: PlacementEnv(evaluate, reference) for _ in range(settings.environments)]
-    )
-    agent = MaskablePPO(
-        "MlpPolicy",
-        environments,
-        seed=seed,
-        device="cpu",
-        n_steps=layers * episodes,
-        batch_size=64,
-        n_epochs=6,
-        gamma=1.0,
-        gae_lambda=1.0,
-        learning_rate=settings.learning_rate,
-        ent_coef=settings.entropy,
-        policy_kwargs={"net_arch": [48, 48], "optimizer_kwargs": {"fused": True}},
-    )
-    with suppress(_SettledError):
-        agent.learn(total, callback=Watch())
-    probabilities = _decode(agent, PlacementEnv(evaluate, reference), seen)
-    if len(seen) < choices:
-        _draw(agent, evaluate, reference, settings.draws, seed, seen)
-    return Trained(best(), probabilities, tuple(curve), int(agent.num_timesteps))
-
-
-class _SettledError(Exception):
-    """Training has nothing more to gain."""
-
-
-def _decode(
-    agent: Any, env: PlacementEnv, seen: dict[tuple[int, ...], Plan]
-) -> tuple[tuple[float, ...], ...]:
-    """Take the likeliest type at each layer; return the probabilities met on the way."""
-    rows = []
-    observation, _ = env.reset()
-    done = False
-    while not done:
-        chances = _chances(agent, observation[None], env.action_masks()[None])[0]
-        rows.append(tuple(float(chance) for chance in chances))
-        observation, _, done, _, _ = env.step(np.int64(chances.argmax()))
-    assert env.plan is not None
-    seen[tuple(env.assignment)] = env.plan
-    return tuple(rows)
-
-
-def _draw(
-    agent: Any,
-    evaluate: Evaluator,
-    reference: float,
-    draws: int,
+def _roll_out(
+    samples: Samples,
+    network: Network,
+    effort: Effort,
+    how: tuple[int, float],
+    search: "_Range",
     seed: int,
-    seen: dict[tuple[int, ...], Plan],
 ) -> None:
-    """Draw complete assignments from the policy, side by side."""
-    rng = np.random.default_rng(seed)
-    environments = [PlacementEnv(evaluate, reference) for _ in range(draws)]
-    observations = np.stack([env.reset()[0] for env in environments])
-    for _ in range(evaluate.model.num_layers):
-        masks = np.stack([env.action_masks() for env in environments])
-        chances = np.cumsum(_chances(agent, observations, masks), axis=1)
-        picks = (rng.random((draws, 1)) * chances[:, -1:] >= chances).sum(axis=1)
-        observations = np.stack(
-            [env.step(np.int64(pick))[0] for env, pick in zip(environments, picks, strict=True)]
+    """Draw again around the cheapest plans, each at the pace that it runs at.
+
+    `how` is the window of layers and the temperature.
+    """
+    window, temperature = how
+    made: list[Pace] = []
+    starts = []
+    for index in samples.ranked():
+        rate = search.clipped(1 / samples.taus[index])
+        # Where the floor binds the best plans all run at it; elsewhere paces should differ.
+        alike = sum(abs(math.log(rate / other.floor)) <= 1e-3 for other in made)
+        if alike < _STARTS:
+            made.append(search.pace(samples.model, rate * (1 - 1e-9), alike, effort.nodes))
+            starts.append(samples.assignments[index])
+        if len(made) >= effort.rollouts:
+            break
+    kept = [n for n, pace in enumerate(made) if pace.feasible]
+    if kept:
+        drawn = network.rollout(
+            [made[n] for n in kept],
+            np.stack([starts[n] for n in kept]),
+            window,
+            effort.draws,
+            temperature,
+            effort.sweeps,
+            seed,
         )
-    for env in environments:
-        if env.plan is not None:
-            seen[tuple(env.assignment)] = env.plan
+        samples.add(drawn)
 
 
-def _chances(agent: Any, observations: Any, masks: Any) -> Any:
-    """Probabilities of the types under the policy, [n, T] float64, exactly 0 where masked."""
-    import torch
+def _finetune(
+    samples: Samples, policy: Policy, effort: Effort, search: "_Range", seed: int, seconds: float
+) -> tuple[Policy, tuple[TrainingPoint, ...]]:
+    """Draw on for a while, learn, and draw from what was learned."""
+    from scheduler.training.finetune import tune  # takes seconds to import, which do not count
 
-    with torch.no_grad():
-        tensor = torch.as_tensor(observations)
-        distribution = agent.policy.get_distribution(tensor, action_masks=masks)
-        chances = distribution.distribution.probs.double().numpy()
-    return np.where(masks, chances, 0.0)
+    model = samples.model
+    started = time.monotonic()
+
+    def draw_until(network: Network, end: float, words: int) -> None:
+        # Wide and narrow, warm and cool in turn.
+        number = 0
+        while time.monotonic() < end:
+            search.narrow()
+            kept = keep(model.native, search.around(samples, 12), _THOROUGH)
+            if kept:
+                samples.add(network.sample(kept, 12, (1.3, 0.8, 1.8)[number % 3], words + number))
+            window = (6, 14, 4, 20, 9)[number % 5]
+            if time.monotonic() < end:
+                _roll_out(
+                    samples, network, effort, (window, effort.temperature), search, words + number
+                )
+            number += 1
+
+    draw_until(policy.network, started + 0.4 * seconds, (seed + 1) * 1_000_003)
+
+    def drawn(assignments: NDArray[np.int32]) -> float:
+        samples.add(assignments)
+        return samples.best * model.samples / 3600
+
+    learned = tune(
+        policy,
+        lambda: search.around(samples, 6),
+        lambda rate: Pace(model.native, rate),
+        drawn,
+        started + 0.75 * seconds,
+        seed,
+    )
+    draw_until(learned.network, started + seconds, (seed + 2) * 1_000_003)
+    return replace(policy, network=learned.network), learned.curve
+
+
+class _Range:
+    """The paces between the floor and the highest that can be kept, ever closer to the best."""
+
+    def __init__(self, low: float, top: float, most: int) -> None:
+        self.low, self.top = low, top
+        ratio = max(top / low, 1.0)
+        count = int(np.clip(round(6 + 6 * math.log2(ratio)), min(6, most), most))
+        self.grid: list[float] = np.geomspace(low, top, count).tolist()
+        self._beside = max(ratio ** (0.5 / max(count - 1, 1)), 1.01)
+        self._made: dict[tuple[float, int], Pace] = {}
+
+    def clipped(self, rate: float) -> float:
+        """The pace nearest to `rate` within the range."""
+        return min(max(rate, self.low), self.top)
+
+    def pace(self, model: CostModel, rate: float, slot: int, nodes: int) -> Pace:
+        """A pace that is kept, with what its masks have found out; each slot has its own."""
+        key = rate, slot
+        if key not in self._made:
+            self._made[key] = Pace(model.native, rate, nodes)
+        return self._made[key]
+
+    def narrow(self) -> None:
+        """Look closer to the best paces from now on; start wide again once very close."""
+        self._beside = self._beside**0.7 if self._beside > 1.003 else 1.1
+
+    def around(self, samples: Samples, count: int) -> list[float]:
+        """Paces at which the cheapest plans so far run, and beside them."""
+        rates: list[float] = []
+        for index in samples.ranked():
+            rate = self.clipped(1 / samples.taus[index])
+            if all(abs(math.log(rate / other)) > 1e-3 for other in rates):
+                rates.append(rate)
+            if 3 * len(rates) >= count:
+                break
+        # A plan drawn for a pace beside rounds its units otherwise, and often runs at this one.
+        beside = [rate * by for rate in rates for by in (self._beside, 1 / self._beside)]
+        rates += [rate for rate in beside if self.low <= rate <= self.top]
+        return rates[:count]
+
+
+def best_of(model: CostModel, floor: float, policy: Policy, samples: Samples) -> Drawn:
+    """Provision the cheapest samples in full, and replay the best."""
+    ranked = samples.ranked()[:3]
+    plans = [provisioned(model, samples.assignments[n].tolist(), floor) for n in ranked]
+    if not plans:
+        plans = [provisioned(model, row.tolist(), floor) for row in samples.assignments[:64]]
+        ranked = list(range(len(plans)))
+    place = min(range(len(plans)), key=lambda n: plans[n].rank)
+    plan = plans[place]
+    chances, values = _replayed(model, policy, samples.assignments[ranked[place]], plan)
+    return Drawn(
+        plan,
+        tuple(tuple(float(chance) for chance in row) for row in chances),
+        tuple(float(value) for value in values),
+        len(samples.seen),
+    )
+
+
+def _replayed(
+    model: CostModel, policy: Policy, assignment: NDArray[np.int32], plan: Plan
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    if plan.throughput <= 0:
+        return np.zeros(model.allowed.shape, np.float32), np.zeros(model.num_layers, np.float32)
+    pace = Pace(model.native, plan.throughput * (1 - 1e-9))
+    return policy.network.replay(pace, assignment)
+
+
+def _missed(model: CostModel, floor: float, seed: int, policy: Policy, samples: Samples) -> Drawn:
+    """What comes nearest where the floor cannot be kept: a plan at the highest pace that can."""
+    fastest = paces.fastest(model.native, paces.slowest(model))[1]
+    if fastest is not None:
+        samples.add(policy.network.sample([fastest], 16, 1.0, seed))
+    if not samples.assignments:
+        usable: Floats = np.where(model.usable, 0.0, np.inf)
+        samples.add(usable.argmin(axis=1).astype(np.int32)[None])
+    return best_of(model, floor, policy, samples)

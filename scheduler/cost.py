@@ -12,12 +12,14 @@ ceil(throughput * ps_core_s) units of its type.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
+from scheduler._planner import Problem
 from scheduler.fields import InputError, nearest
+from scheduler.wording import rate_text
 from scheduler.workload import Resources, Workload, check_together
 
 Floats = NDArray[np.float64]
@@ -103,9 +105,11 @@ class CostModel:
 
     Args:
         pin: types that layers must run on, by layer name; or one type per layer.
+        exclude: types that no layer may run on; the parameter server may.
+        max_price_per_hour: dollars an hour that no plan may exceed.
 
     Raises:
-        InputError: workload, resources and pin do not fit together.
+        InputError: workload, resources, pin and exclude do not fit together.
     """
 
     def __init__(
@@ -113,6 +117,8 @@ class CostModel:
         workload: Workload,
         resources: Resources,
         pin: Mapping[str, str] | Sequence[str] | None = None,
+        exclude: Sequence[str] = (),
+        max_price_per_hour: float = math.inf,
     ) -> None:
         check_together(workload, resources)
         self.workload = workload
@@ -120,7 +126,8 @@ class CostModel:
         self.types = resources.names
         self.num_layers = len(workload.layers)
         self.num_types = len(self.types)
-        self.price = np.array([kind.price_per_hour for kind in resources.types])
+        self.max_price = max_price_per_hour
+        self.price = np.array([kind.effective_price for kind in resources.types])
         self.limit = np.array([kind.limit for kind in resources.types])
         self.capacity = np.array([kind.memory_bytes for kind in resources.types])
         self.samples = workload.samples
@@ -142,7 +149,15 @@ class CostModel:
         self.sync_serial, self.sync_parallel = sync * (1 - b) / batch, sync * b / batch
         self.transfer_serial = transfer * (1 - b) / batch
         self.transfer_parallel = transfer * b / batch
+        self._exclude(exclude)
         self._pin(pin)
+
+    def _exclude(self, exclude: Sequence[str]) -> None:
+        for name in exclude:
+            if name not in self.types:
+                problem = f"{name!r}: expected a type on offer{nearest(str(name), self.types)}"
+                raise InputError("", "exclude", problem)
+            self.allowed[:, self.types.index(name)] = False
 
     def _pin(self, pin: Mapping[str, str] | Sequence[str] | None) -> None:
         layers = [layer.name for layer in self.workload.layers]
@@ -163,6 +178,27 @@ class CostModel:
                 raise InputError("", f"pin.{name}", problem)
             self.allowed[row] = np.arange(self.num_types) == self.types.index(kind)
 
+    @cached_property
+    def native(self) -> Problem:
+        """The same problem for the native solvers."""
+        return Problem(
+            self.allowed,
+            self.compute_serial,
+            self.compute_parallel,
+            self.sync_serial,
+            self.sync_parallel,
+            self.transfer_serial,
+            self.transfer_parallel,
+            self.memory,
+            self.price,
+            self.limit.astype(np.float64),
+            self.capacity,
+            self.samples,
+            self.ps_core_s,
+            self.ps_type,
+            self.max_price,
+        )
+
     @property
     def usable(self) -> NDArray[np.bool_]:
         """[L, T]: the type may run the layer and a unit's memory holds it."""
@@ -171,27 +207,27 @@ class CostModel:
 
     def runs(self, assignment: Sequence[int]) -> list[Run]:
         """Split an assignment (type index per layer) into its stages."""
-        runs, first = [], 0
-        for kind, group in groupby(assignment):
-            last = first + sum(1 for _ in group) - 1
-            rows = slice(first, last + 1), kind
-            serial, parallel = self.sync_serial[rows].sum(), self.sync_parallel[rows].sum()
+        kinds, rows = np.asarray(assignment), np.arange(self.num_layers)
+        starts = np.flatnonzero(np.concatenate([[True], kinds[1:] != kinds[:-1]]))
+        terms = (
+            self.compute_serial,
+            self.compute_parallel,
+            self.sync_serial,
+            self.sync_parallel,
+            self.memory,
+        )
+        sums = [np.add.reduceat(term[rows, kinds], starts).tolist() for term in terms]
+        lasts = [*(starts[1:] - 1).tolist(), self.num_layers - 1]
+        runs = []
+        for n, (first, last) in enumerate(zip(starts.tolist(), lasts, strict=True)):
+            kind = int(kinds[first])
+            compute_serial, compute_parallel, serial, parallel, memory = (each[n] for each in sums)
             if last < self.num_layers - 1:
-                serial += self.transfer_serial[last, kind]
-                parallel += self.transfer_parallel[last, kind]
+                serial += float(self.transfer_serial[last, kind])
+                parallel += float(self.transfer_parallel[last, kind])
             runs.append(
-                Run(
-                    first,
-                    last,
-                    kind,
-                    float(self.compute_serial[rows].sum()),
-                    float(self.compute_parallel[rows].sum()),
-                    float(serial),
-                    float(parallel),
-                    float(self.memory[rows].sum()),
-                )
+                Run(first, last, kind, compute_serial, compute_parallel, serial, parallel, memory)
             )
-            first = last + 1
         return runs
 
     def throughput(self, busy_s: Floats, floor: float) -> Floats:
@@ -242,8 +278,11 @@ class CostModel:
         if over.size:
             kind = over[0]
             problem = f"{total[kind]:.0f} units of {self.types[kind]}, limit {self.limit[kind]}"
+        elif price > self.max_price * (1 + TOLERANCE):
+            problem = f"${price:,.2f} an hour, the cap is ${self.max_price:,.2f}"
         elif throughput < floor:
-            problem = f"{throughput:,.1f} samples/s, the floor is {floor:,.1f}"
+            reached = rate_text(throughput, down=True)
+            problem = f"{reached} samples/s, the floor is {rate_text(floor)}"
         stages = tuple(
             PlanStage(
                 run.first,

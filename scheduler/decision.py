@@ -1,12 +1,13 @@
 """The record of a decision: the chosen plan, what else was considered, and how good it is."""
 
-import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 from protos import decision_pb2 as pb
 from scheduler.cost import Plan, PlanStage
+from scheduler.fields import read_file
 from scheduler.workload import Resources, Workload
 
 
@@ -24,11 +25,13 @@ class Alternative:
     price_per_hour: float
     cost: float
     seconds: float
+    evaluations: int = 0
 
     @classmethod
-    def of(cls, method: str, plan: Plan, seconds: float) -> "Alternative":
-        """Record `plan`."""
-        return cls(method, **{f.name: getattr(plan, f.name) for f in fields(plan)}, seconds=seconds)
+    def of(cls, method: str, plan: Plan, seconds: float, evaluations: int = 0) -> "Alternative":
+        """Record `plan`, found in `seconds` by provisioning `evaluations` assignments."""
+        values = {f.name: getattr(plan, f.name) for f in fields(plan)}
+        return cls(method, **values, seconds=seconds, evaluations=evaluations)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,32 @@ class TrainingPoint:
     steps: int
     mean_reward: float
     best_cost: float
+
+
+@dataclass(frozen=True, slots=True)
+class ParetoPoint:
+    """A plan that no other beats in both throughput and cost; `proven` when that is certain."""
+
+    throughput: float
+    price_per_hour: float
+    cost: float
+    assignment: tuple[str, ...]
+    proven: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Relaxation:
+    """One change, of `key` from `current` to `needed`, with which a plan exists, and its figures.
+
+    `key` is min_throughput, max_price_per_hour or limit.TYPE.
+    """
+
+    key: str
+    current: float
+    needed: float
+    throughput: float
+    price_per_hour: float
+    cost: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +88,9 @@ class Decision:
     Costs are dollars for all samples, prices dollars an hour, throughputs samples/s. No plan of
     this workload costs less than `lower_bound`, `gap` is cost / lower_bound - 1, and
     `max_throughput` is the highest that any plan was found to reach. Where no plan exists the cost
-    is infinite (null in JSON), and so is the bound where the floor cannot be met.
+    is infinite (null in JSON), and so is the bound where the floor cannot be met. `proven` says
+    that no plan costs less. `values` are the critic's estimates before each layer. `relaxations`
+    are filled where no plan meets the demands, the cheapest first.
     """
 
     method: str
@@ -84,23 +115,89 @@ class Decision:
     workload: Workload | None = None
     resources: Resources | None = None
     measured: Measured | None = None
+    max_price_per_hour: float = 0.0
+    pin: Mapping[str, str] = field(default_factory=dict)
+    excluded: tuple[str, ...] = ()
+    proven: bool = False
+    values: Mapping[str, float] = field(default_factory=dict)
+    pareto: tuple[ParetoPoint, ...] = ()
+    relaxations: tuple[Relaxation, ...] = ()
+    input_hash: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    created_at: float = 0.0
 
-    def to_json(self) -> dict[str, Any]:
-        """Return what `heterps plan --json` prints; the inputs are left out."""
-        value = asdict(replace(self, workload=None, resources=None))
-        del value["workload"], value["resources"]
-        plain: dict[str, Any] = _plain(value)
-        return plain
+    @property
+    def slack(self) -> tuple[float, ...]:
+        """By stage, the share of the time, 0 to 1, that it waits for the slowest one."""
+        slowest = max((stage.busy_s for stage in self.stages), default=0.0)
+        return tuple(1 - stage.busy_s / slowest if slowest else 0.0 for stage in self.stages)
+
+    @property
+    def total_units(self) -> dict[str, int]:
+        """Units rented by type, those of the parameter server included."""
+        total: dict[str, int] = {}
+        for stage in self.stages:
+            total[stage.type] = total.get(stage.type, 0) + stage.units
+        if self.ps_units and self.workload is not None:
+            kind = self.workload.ps_type
+            total[kind] = total.get(kind, 0) + self.ps_units
+        return total
+
+    def to_json(self, inputs: bool = False) -> dict[str, Any]:
+        """Return plain values: infinities are null, each stage has its slack.
+
+        Args:
+            inputs: with the workload and the resources, as `from_json` needs them to plan anew.
+        """
+        from scheduler.decision_json import to_json
+
+        return to_json(self, inputs)
+
+    @classmethod
+    def from_json(cls, value: object, source: str = "") -> "Decision":
+        """Return the decision that `to_json` wrote, with or without its inputs.
+
+        Raises:
+            InputError: naming `source`, key path, value and what was expected.
+        """
+        from scheduler.decision_json import from_json
+
+        return from_json(value, source)
+
+    def export(self, path: str | Path) -> None:
+        """Write the decision with its inputs to a JSON file, in one atomic step.
+
+        Raises:
+            InputError: the file cannot be written.
+        """
+        from scheduler.decision_json import write_file
+
+        write_file(self, Path(path))
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Decision":
+        """Return the decision of a file that `export` wrote.
+
+        Raises:
+            InputError: the file cannot be read, or is no decision.
+        """
+        return cls.from_json(read_file(path), str(path))
 
     def to_message(self) -> pb.Decision:
         """Return the message of the same content, with the inputs."""
         message = pb.Decision(
             stages=[pb.PlanStage(**asdict(stage)) for stage in self.stages],
             probabilities=[
-                pb.LayerProbabilities(layer=layer, by_type=dict(by_type))
+                pb.LayerProbabilities(
+                    layer=layer, by_type=dict(by_type), value=self.values.get(layer, 0.0)
+                )
                 for layer, by_type in self.probabilities.items()
             ],
             training=[pb.TrainingPoint(**asdict(point)) for point in self.training],
+            pareto=[pb.ParetoPoint(**asdict(point)) for point in self.pareto],
+            relaxations=[pb.Relaxation(**asdict(change)) for change in self.relaxations],
+            pin=dict(self.pin),
+            versions=dict(self.versions),
             **{name: getattr(self, name) for name in _PLAIN},
         )
         for other in self.alternatives:
@@ -135,7 +232,16 @@ class Decision:
                 entry.layer: {name: entry.by_type[name] for name in sorted(entry.by_type)}
                 for entry in message.probabilities
             },
+            values=_values(message),
             training=tuple(TrainingPoint(**_scalars(point)) for point in message.training),
+            pareto=tuple(
+                ParetoPoint(assignment=tuple(point.assignment), **_scalars(point))
+                for point in message.pareto
+            ),
+            relaxations=tuple(Relaxation(**_scalars(change)) for change in message.relaxations),
+            pin=dict(message.pin),
+            excluded=tuple(message.excluded),
+            versions=dict(message.versions),
             assignment=tuple(message.assignment),
             reasons=tuple(message.reasons),
             workload=Workload.from_message(message.workload) if has("workload") else None,
@@ -165,6 +271,11 @@ _PLAIN = (
     "min_throughput",
     "max_throughput",
     "reasons",
+    "max_price_per_hour",
+    "excluded",
+    "proven",
+    "input_hash",
+    "created_at",
 )
 
 
@@ -181,12 +292,7 @@ def _scalars(message: Any) -> dict[str, Any]:
     }
 
 
-def _plain(value: Any) -> Any:
-    """What JSON can hold: lists for tuples, null for numbers that are not finite."""
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
+def _values(message: pb.Decision) -> dict[str, float]:
+    """The critic's estimates; none where a method without a critic has left all of them 0."""
+    values = {entry.layer: entry.value for entry in message.probabilities}
+    return values if any(values.values()) else {}

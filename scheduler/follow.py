@@ -12,6 +12,7 @@ from protos.process import describe_exit
 from protos.scheduler_pb2 import NodeStatus, ProcessStatus, ProgressReport
 from scheduler.calls import CallError, Channels, Interrupted, Stop, call
 from scheduler.launch import Process
+from scheduler.measure import Mark, Measurement, Windows
 from scheduler.nodes import Nodes
 
 COLLECT_S = 1.5  # one death makes others fail: their deaths are waited for before one is blamed
@@ -64,6 +65,7 @@ class Follower:
         self._channels = channels
         self._lock = threading.Lock()
         self._reports: dict[tuple[int, int], ProgressReport] = {}
+        self._windows = Windows(stages)
         self._trained: set[tuple[int, int]] = set()
         self._errors: dict[tuple[int, int], tuple[float, str]] = {}
         self._seen: dict[str, float] = {}  # when each process was first seen ended
@@ -76,6 +78,8 @@ class Follower:
         leads = worker == (self._last_stage, 0)
         with self._lock:
             self._reports[worker] = report
+            if report.rank == 0:
+                self._windows.add(report.stage, _mark(report))
             if report.phase in ("trained", "done"):
                 self._trained.add(worker)
             if report.phase == "failed":
@@ -120,6 +124,12 @@ class Follower:
             time.sleep(_POLL_S / 2)
         signs = sorted(self._signs(self._ask(stop)), key=lambda sign: (sign.blame, sign.when))
         return Outcome(reason=explain(signs) if signs else otherwise)
+
+    def so_far(self) -> tuple[Measurement, int]:
+        """What the windows of the run have told, and the samples trained."""
+        with self._lock:
+            last = self._reports.get((self._last_stage, 0))
+            return self._windows.measurement, last.samples if last is not None else 0
 
     def measured(self, decision: Decision, report: ProgressReport) -> Measured:
         """What the run came to, beside what was predicted."""
@@ -255,6 +265,10 @@ def explain(signs: Sequence[Sign]) -> str:
         tail = f": {_last_line(other.error)[:_LINE_LENGTH]}" if other.error else ""
         lines.append(f"also: {other.headline}{tail}")
     return "\n".join(lines)
+
+
+def _mark(report: ProgressReport) -> Mark:
+    return Mark(report.step, report.samples, report.busy_s, report.train_seconds)
 
 
 def _last_line(text: str) -> str:

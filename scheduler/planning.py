@@ -1,27 +1,22 @@
-"""Planning: workload + resources + throughput floor -> decision."""
+"""Planning: run the methods on one question and put the decision together."""
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from protos import decision_pb2 as pb
-from scheduler import baselines
-from scheduler.baselines import Evaluator
-from scheduler.cost import CostModel, Plan
+from scheduler.cost import TOLERANCE, CostModel, Plan
 from scheduler.decision import Alternative, Decision
-from scheduler.exact import Solution, solve
+from scheduler.demands import Demands, Pin
 from scheduler.explain import reasons
-from scheduler.fields import InputError, nearest
-from scheduler.workload import Resources, Workload
-
-METHODS: Final = ("ppo", "exact", "greedy", "all-cpu", "all-gpu", "random", "best", "all")
-# Considered for every decision: they take milliseconds, and show what the choice is worth.
-_ALWAYS: Final = ("exact", "greedy", "all-cpu", "all-gpu")
-
-WorkloadLike = Workload | pb.Workload | Mapping[str, Any]
-ResourcesLike = Resources | pb.Resources | Mapping[str, Any]
+from scheduler.fields import Fields, InputError, nearest
+from scheduler.frontier import frontier
+from scheduler.infeasible import barred, why_no_plan
+from scheduler.inputs import ResourcesLike, WorkloadLike, as_resources, as_workload
+from scheduler.methods import METHODS, Bench, Found, methods_for
+from scheduler.provenance import input_hash, versions
+from scheduler.relaxation import relaxations
+from scheduler.wording import money_text
 
 
 def plan(
@@ -30,153 +25,105 @@ def plan(
     min_throughput: float | None = None,
     method: str = "ppo",
     seed: int = 0,
-    pin: Mapping[str, str] | Sequence[str] | None = None,
+    pin: Pin = None,
+    *,
+    exclude: Sequence[str] = (),
+    max_price_per_hour: float | None = None,
+    finish_by: float | str | None = None,
+    pareto: bool = False,
+    finetune: float = 0.0,
 ) -> Decision:
     """Decide which layer runs on which resource type with how many units.
 
     Args:
         workload, resources: parsed files, dataclasses or messages.
         min_throughput: samples/s to reach; None or 0 for the cheapest plan at any speed.
-        method: one of `METHODS`. `best` returns the best plan of those that take no learning,
-            `all` the best of every method; each other method returns its own plan.
-        seed: of `ppo` and `random`; the same seed gives the same plan.
+        method: one of `METHODS`. `auto` (or `best`) returns the best plan of the exact solver, the
+            agent and the rules, `all` that of every method; each other method its own plan.
+        seed: of the methods that draw; the same seed gives the same plan.
         pin: types that layers must run on, by layer name; or one type per layer.
+        exclude: types that no layer may run on; the parameter server still may.
+        max_price_per_hour: dollars an hour that all units together may cost; None for no cap.
+        finish_by: hours for all samples, or text such as 90m or 2h; the floor on throughput is
+            then at least samples / time.
+        pareto: also find the curve of cost against throughput, see `scheduler.pareto`.
+        finetune: seconds that `ppo` may spend on learning this very problem.
 
     Returns:
-        The decision, with what the other methods came to as alternatives. Where the floor cannot
-        be met, `feasible` is false, `reason` names the highest throughput that can be.
+        The decision, with what the other methods came to as alternatives. Where no plan meets the
+        demands, `feasible` is false, `reason` names the highest throughput that can be, and
+        `relaxations` lists the single changes that make a plan possible.
 
     Raises:
         InputError: an argument that cannot be used, naming file, key, value, what was expected.
     """
     started = time.perf_counter()
-    model = CostModel(as_workload(workload), as_resources(resources), pin)
-    floor = _floor(min_throughput)
+    workload, resources = as_workload(workload), as_resources(resources)
+    demands = Demands.check(workload, min_throughput, max_price_per_hour, finish_by, pin, exclude)
+    model = demands.model(workload, resources)
     if method not in METHODS:
         problem = f"{method!r}: expected a planning method{nearest(str(method), METHODS)}"
         raise InputError("", "method", problem)
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32:
         raise InputError("", "seed", f"{seed!r}: expected a whole number from 0 to 4294967295")
-    bench = _Bench(model, floor, seed)
-    names: tuple[str, ...]
-    if method == "all":
-        names = ("ppo", *_ALWAYS, "random")
-    elif method == "best":
-        names = _ALWAYS
-    else:
-        names = (*(() if method in _ALWAYS else (method,)), *_ALWAYS)
-    # The cheap ones first: greedy is the reference of the agent's rewards.
-    results = {name: bench.run(name) for name in sorted(names, key=lambda name: name == "ppo")}
-    # On a tie the method named first wins.
-    chosen = method if method in results else min(names, key=lambda name: _tied(results[name][0]))
-    return _decision(model, floor, seed, chosen, results, bench, started)
+    finetune = Fields({"finetune": finetune}, "", "", ("finetune",)).number("finetune")
+    answer = _answer(model, demands, method, seed, finetune)
+    decision = _decision(model, demands, seed, answer)
+    if pareto:
+        curve = frontier(model, at=[demands.min_throughput] if demands.min_throughput else ())
+        decision = replace(decision, pareto=curve)
+    return replace(decision, seconds=time.perf_counter() - started)
 
 
-def as_workload(value: WorkloadLike) -> Workload:
-    """Return a workload from its parsed file, message or dataclass."""
-    if isinstance(value, Workload):
-        return value
-    if isinstance(value, pb.Workload):
-        return Workload.from_message(value, "workload")
-    return Workload.parse(value, "workload")
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What the methods came to; `bound` is a cost, `top` a throughput."""
+
+    chosen: str
+    results: Mapping[str, Found]
+    bound: float
+    top: float
+    bench: Bench | None
 
 
-def as_resources(value: ResourcesLike) -> Resources:
-    """Return resources from their parsed file, message or dataclass."""
-    if isinstance(value, Resources):
-        return value
-    if isinstance(value, pb.Resources):
-        return Resources.from_message(value, "resources")
-    return Resources.parse(value, "resources")
-
-
-def _floor(value: float | None) -> float:
-    if value is None:
-        return 0.0
-    good = isinstance(value, int | float) and not isinstance(value, bool)
-    if not good or not math.isfinite(value) or value < 0:
-        problem = f"{value!r}: expected samples/s, a finite number of at least 0"
-        raise InputError("", "min_throughput", problem)
-    return float(value)
-
-
-class _Bench:
-    """Runs methods on one problem; what they share is computed once."""
-
-    def __init__(self, model: CostModel, floor: float, seed: int) -> None:
-        self.model = model
-        self.floor = floor
-        self.seed = seed
-        self.evaluate = Evaluator(model, floor)
-        self.solution: Solution | None = None
-        self.probabilities: dict[str, dict[str, float]] = {}
-        self.training: tuple[Any, ...] = ()
-
-    def run(self, method: str) -> tuple[Plan, float]:
-        """Return what a method comes to, and the seconds it took."""
-        methods: dict[str, Callable[[], Plan]] = {
-            "ppo": self._ppo,
-            "exact": self._exact,
-            "greedy": lambda: baselines.greedy(self.evaluate),
-            "all-cpu": lambda: baselines.one_device(self.evaluate, cpu=True),
-            "all-gpu": lambda: baselines.one_device(self.evaluate, cpu=False),
-            "random": lambda: baselines.random(self.evaluate, self.seed),
-        }
-        started = time.perf_counter()
-        found = methods[method]()
-        return found, time.perf_counter() - started
-
-    def _exact(self) -> Plan:
-        greedy = baselines.greedy(self.evaluate)
-        self.solution = solve(self.model, self.floor, start=greedy)
-        return self.solution.plan or greedy
-
-    def _ppo(self) -> Plan:
-        from scheduler import agent
-
-        usable = self.model.usable.any(axis=1)
-        if not usable.all():
-            return baselines.greedy(self.evaluate)  # which says what is impossible
-        reference = baselines.greedy(self.evaluate).cost
-        trained = agent.train(self.evaluate, reference, self.seed)
-        self.training = trained.curve
-        self.probabilities = {
-            layer.name: dict(zip(self.model.types, row, strict=True))
-            for layer, row in zip(self.model.workload.layers, trained.probabilities, strict=True)
-        }
-        return trained.plan
-
-
-def _tied(found: Plan) -> tuple[bool, float, float]:
-    """A plan's rank with costs that differ by rounding alone made equal."""
-    missed, cost, slow = found.rank
-    return missed, float(f"{cost:.9g}"), 0.0 if not missed else slow
-
-
-def _decision(
-    model: CostModel,
-    floor: float,
-    seed: int,
-    chosen: str,
-    results: Mapping[str, tuple[Plan, float]],
-    bench: _Bench,
-    started: float,
-) -> Decision:
+def _answer(model: CostModel, demands: Demands, method: str, seed: int, finetune: float) -> _Answer:
+    """Run the methods, and choose."""
+    names = methods_for(method)
+    reason = barred(model)
+    if reason:
+        able = [layer.cost for layer in model.workload.layers]
+        assignment = tuple(next(iter(costs)) for costs in able)
+        nothing = Plan(False, reason, assignment, (), 0, 0.0, 0.0, math.inf)
+        chosen = method if method in names else names[0]
+        return _Answer(chosen, {chosen: Found(nothing, 0, 0.0)}, math.inf, 0.0, None)
+    bench = Bench(model, demands.min_throughput, seed, finetune=finetune)
+    results = bench.consider(method)
+    chosen = bench.choose(method, results)
+    plans = [found.plan for found in results.values()]
     solution = bench.solution
     assert solution is not None
-    found, _ = results[chosen]
-    costs = [other.cost for other, _ in results.values() if other.feasible]
+    costs = [plan.cost for plan in plans if plan.feasible]
     # Costs of one plan from two sums differ in the last digit; a bound is below all of them.
     bound = min([solution.lower_bound, *costs])
-    top = max([solution.max_throughput, *(other.throughput for other, _ in results.values())])
-    others = sorted((name for name in results if name != chosen), key=lambda n: results[n][0].rank)
+    within = [p.throughput for p in plans if p.price_per_hour <= model.max_price]
+    top = max([solution.max_throughput, *within])
+    return _Answer(chosen, results, bound, top, bench)
+
+
+def _decision(model: CostModel, demands: Demands, seed: int, answer: _Answer) -> Decision:
+    found = answer.results[answer.chosen].plan
+    bound, bench = answer.bound, answer.bench
+    others = sorted(
+        (name for name in answer.results if name != answer.chosen),
+        key=lambda name: answer.results[name].plan.rank,
+    )
     gap = math.inf
     if found.feasible:
         gap = found.cost / bound - 1 if bound > 0 else 0.0 if found.cost == bound else math.inf
     decision = Decision(
-        method=chosen,
+        method=answer.chosen,
         feasible=found.feasible,
-        reason=_reason(found, floor, top, others, results),
+        reason=found.reason,
         assignment=found.assignment,
         stages=found.stages,
         ps_units=found.ps_units,
@@ -185,39 +132,50 @@ def _decision(
         cost=found.cost,
         lower_bound=bound,
         gap=gap,
-        seconds=time.perf_counter() - started,
-        alternatives=tuple(Alternative.of(name, *results[name]) for name in others),
+        seconds=0.0,
+        alternatives=tuple(_alternative(name, answer.results[name]) for name in others),
         seed=seed,
-        min_throughput=floor,
-        max_throughput=top,
-        probabilities=bench.probabilities,
+        min_throughput=demands.min_throughput,
+        max_throughput=answer.top,
+        probabilities=bench.probabilities if bench else {},
+        values=bench.values if bench else {},
         reasons=(),
-        training=bench.training,
+        training=bench.training if bench else (),
         workload=model.workload,
         resources=model.resources,
+        max_price_per_hour=demands.cap,
+        pin=demands.pin,
+        excluded=demands.excluded,
+        proven=found.feasible and gap <= TOLERANCE,
+        input_hash=input_hash(model.workload, model.resources, demands),
+        versions=versions(bench.policy if bench else ""),
+        created_at=time.time(),
     )
-    sentences = tuple(reasons(decision, model.workload, model.resources, model))
-    return replace(decision, reasons=sentences, seconds=time.perf_counter() - started)
+    if not found.feasible:
+        decision = _infeasible(decision, demands, [found.plan for found in answer.results.values()])
+    return replace(decision, reasons=tuple(_reasons(decision, model, demands)))
 
 
-def _reason(
-    found: Plan,
-    floor: float,
-    top: float,
-    others: Sequence[str],
-    results: Mapping[str, tuple[Plan, float]],
-) -> str:
-    """Say why a plan is not feasible, and what would be."""
-    if found.feasible:
-        return ""
-    able = [name for name in others if results[name][0].feasible]
-    if able:
-        return f"{found.reason}; {able[0]} reaches the floor for ${results[able[0]][0].cost:,.2f}"
-    if top <= 0:
-        return f"no plan can run: {found.reason}"
-    if floor > top:
-        return (
-            f"no plan reaches {floor:,.1f} samples/s; the highest throughput that can be is "
-            f"{top:,.1f}. This one {found.reason}"
+def _alternative(method: str, found: Found) -> Alternative:
+    return Alternative.of(method, found.plan, found.seconds, found.evaluations)
+
+
+def _reasons(decision: Decision, model: CostModel, demands: Demands) -> list[str]:
+    return reasons(decision, model.workload, model.resources, model, demands.finish_by)
+
+
+def _infeasible(decision: Decision, demands: Demands, found: Sequence[Plan]) -> Decision:
+    """Say why there is no plan, or who has one, and what would have to change."""
+    able = next((other for other in decision.alternatives if other.feasible), None)
+    if able is not None:
+        cost = money_text(able.cost)
+        return replace(
+            decision, reason=f"{decision.reason}; {able.method} meets the demands for {cost}"
         )
-    return found.reason
+    assert decision.workload is not None
+    assert decision.resources is not None
+    within = [p for p in found if p.stages and p.price_per_hour <= demands.max_price_per_hour]
+    fastest = max(within, key=lambda plan: plan.throughput, default=None)
+    changes = relaxations(decision.workload, decision.resources, demands, fastest)
+    decision = replace(decision, relaxations=changes)
+    return replace(decision, reason=why_no_plan(decision, fastest))

@@ -38,6 +38,7 @@ from scheduler.launch import (
     stop_job,
 )
 from scheduler.logs import JobLogs
+from scheduler.measure import Measurement
 from scheduler.nodes import Nodes
 from scheduler.offer import (
     Offer,
@@ -47,6 +48,7 @@ from scheduler.offer import (
     profile,
     profiling_types,
 )
+from scheduler.standing import watch
 from scheduler.store import TERMINAL, Store, StoreError
 
 DEFAULT_METHOD = "ppo"
@@ -107,6 +109,11 @@ class Run:
             jobs.change(self.job_id, lambda status: _progress(status, report))
         return False
 
+    def measurement(self) -> Measurement | None:
+        """What the run was measured to take so far; None before it trains."""
+        follower = self._follower
+        return follower.so_far()[0] if follower is not None else None
+
     def _main(self) -> None:
         state: JobState.ValueType = FAILED
         reason = ""
@@ -147,6 +154,7 @@ class Run:
         units = self._reserve(decision)
         self._enter(STARTING)
         self.settled.set()
+        starting = time.monotonic()
         self._processes = place(self.job_id, spec, decision, units, control.nodes)
         self._processes = launch(
             self.job_id,
@@ -165,7 +173,9 @@ class Run:
         except CallError as error:
             raise JobError(follower.diagnose(self._cancel.is_set, str(error)).reason) from None
         self._enter(RUNNING)
-        outcome = follower.follow(self._cancel.is_set)
+        started_s = time.monotonic() - starting
+        with watch(self.job_id, decision, follower.so_far, control.store, started_s):
+            outcome = follower.follow(self._cancel.is_set)
         if outcome.report is None:
             raise JobError(outcome.reason)
         decision.measured.CopyFrom(follower.measured(decision, outcome.report))
@@ -196,6 +206,10 @@ class Run:
                 method=schedule.method or DEFAULT_METHOD,
                 seed=spec.train.seed % 2**32,
                 pin=dict(schedule.pin) or None,
+                # A type that no live node has is out of reach anyhow.
+                exclude=[kind for kind in schedule.exclude if kind not in offer.absent],
+                max_price_per_hour=schedule.max_price_per_hour or None,
+                finish_by=schedule.finish_by_hours or None,
             ).to_message()
 
         try:

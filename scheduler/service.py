@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import NoReturn
+from typing import Final, NoReturn
 
 import grpc
 
@@ -24,8 +24,11 @@ from protos.process import announce, install_signals, setup_logging
 from protos.scheduler_pb2 import (
     HeartbeatReply,
     HeartbeatRequest,
+    JobDecision,
     JobRequest,
     JobStatus,
+    ListDecisionsReply,
+    ListDecisionsRequest,
     ListJobsReply,
     ListJobsRequest,
     ListNodesReply,
@@ -34,6 +37,7 @@ from protos.scheduler_pb2 import (
     LogsRequest,
     PlanRequest,
     ProgressReport,
+    Replan,
     ReportReply,
     SubmitReply,
     SubmitRequest,
@@ -57,6 +61,17 @@ _STEP_S = 0.1
 _CANCEL_WAIT_S = 20.0
 _CLOSE_WAIT_S = 10.0
 _HOLD_S = 5.0
+# What makes a decision large: kilobytes a layer, where its figures are a few hundred bytes.
+_BULKY: Final = (
+    "workload",
+    "resources",
+    "probabilities",
+    "alternatives",
+    "training",
+    "pareto",
+    "relaxations",
+    "reasons",
+)
 _JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _log = logging.getLogger("heterps.scheduler")
 
@@ -162,6 +177,28 @@ class SchedulerService(SchedulerServicer):
             )
         return decision
 
+    def ListDecisions(  # noqa: N802
+        self, request: ListDecisionsRequest, context: grpc.ServicerContext
+    ) -> ListDecisionsReply:
+        """The decisions of the latest jobs, without what only one at a time is looked at for."""
+        try:
+            found = self._store.decisions(request.limit)
+        except StoreError as error:
+            _unavailable(context, error)
+        reply = ListDecisionsReply()
+        for status, decision in found:
+            for name in _BULKY:
+                decision.ClearField(name)
+            reply.decisions.append(
+                JobDecision(
+                    job_id=status.job_id,
+                    job_name=status.name,
+                    submitted_at=status.submitted_at,
+                    decision=decision,
+                )
+            )
+        return reply
+
     def Plan(self, request: PlanRequest, context: grpc.ServicerContext) -> Decision:  # noqa: N802
         """Plan a workload without running it."""
         from scheduler import plan
@@ -173,9 +210,28 @@ class SchedulerService(SchedulerServicer):
                 request.min_throughput or None,
                 method=request.method or DEFAULT_METHOD,
                 seed=request.seed % 2**32,
+                pin=dict(request.pin) or None,
+                exclude=list(request.exclude),
+                max_price_per_hour=request.max_price_per_hour or None,
+                finish_by=request.finish_by_hours or None,
+                pareto=request.pareto,
+                finetune=request.finetune_s,
             ).to_message()
         except InputError as error:
             _refuse(context, str(error))
+
+    def GetReplan(self, request: JobRequest, context: grpc.ServicerContext) -> Replan:  # noqa: N802
+        """What a job's run was measured to take, up to now, and the proposal that stands."""
+        self._known(request.job_id, context)
+        try:
+            record = self._store.replan(request.job_id) or Replan()
+        except StoreError as error:
+            _unavailable(context, error)
+        run = self._runs.get(request.job_id)
+        measurement = run.measurement() if run is not None else None
+        if measurement is not None:
+            record.measurement.CopyFrom(measurement.to_message())
+        return record
 
     def ListNodes(self, request: ListNodesRequest, context: grpc.ServicerContext) -> ListNodesReply:  # noqa: N802
         """Live nodes and standing shards, with the units that jobs hold."""

@@ -1,8 +1,8 @@
 """What the scheduler must not forget, in Redis: jobs, decisions, the queue, logs and leases.
 
-Keys: `heterps:jobs` (ids by submission), `heterps:job:ID` (hash: spec, status, state, decision),
-`heterps:queue` (list), `heterps:log:ID` (hash by process), `heterps:node:ID` (with a time to live),
-`heterps:nodes` (their ids), `heterps:scheduler` (who is in charge, with a time to live).
+Keys: `heterps:jobs` (ids by submission), `heterps:job:ID` (hash: spec, status, state, decision,
+replan), `heterps:queue` (list), `heterps:log:ID` (hash by process), `heterps:node:ID` (with a time
+to live), `heterps:nodes` (their ids), `heterps:scheduler` (who is in charge, with a time to live).
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,6 +23,7 @@ from protos.scheduler_pb2 import (
     JobState,
     JobStatus,
     NodeStatus,
+    Replan,
 )
 
 PREFIX = "heterps:"
@@ -159,6 +160,30 @@ class Store:
         """A job's decision; None before there is one."""
         data = self._do("HGET", _job(job_id), "decision")
         return None if data is None else Decision.FromString(data)
+
+    def decisions(self, limit: int = 0) -> list[tuple[JobStatus, Decision]]:
+        """Those of the latest `limit` jobs (0: of all) that have one, in the order of submission.
+
+        Two round trips, however many there are.
+        """
+        ids = [name.decode() for name in self._do("LRANGE", PREFIX + "jobs", -limit, -1)]
+        pipe = self._redis.pipeline(transaction=False)
+        for job_id in ids:
+            pipe.hmget(_job(job_id), "status", "decision")
+        return [
+            (JobStatus.FromString(status), Decision.FromString(decision))
+            for status, decision in self._run(pipe.execute)
+            if status is not None and decision is not None
+        ]
+
+    def put_replan(self, job_id: str, record: Replan) -> None:
+        """Keep what a job's run was measured to take, and the proposal that stands."""
+        self._do("HSET", _job(job_id), "replan", record.SerializeToString())
+
+    def replan(self, job_id: str) -> Replan | None:
+        """What `put_replan` kept; None before anything was measured."""
+        data = self._do("HGET", _job(job_id), "replan")
+        return None if data is None else Replan.FromString(data)
 
     # Logs of ended processes
 

@@ -9,7 +9,7 @@ from typing import Any
 from protos import decision_pb2 as pb
 from scheduler.fields import Fields, InputError, nearest, read_file, unique
 
-# Provisioning looks at every number of units up to the limit, so a limit is a real one.
+# Numbers of units are exact in every representation up to here, and beyond what can be rented.
 MAX_LIMIT = 1_000_000
 
 
@@ -18,6 +18,8 @@ class LayerCost:
     """Cost of one layer on one resource type, on one unit with the reference batch.
 
     Times are seconds a batch; `parallel_*` is the fraction that divides by the number of units.
+    `uncertainty` is the standard deviation of ln(compute_s + sync_s), which is the relative one
+    where it is small; 0 where it is not known.
     """
 
     compute_s: float
@@ -27,6 +29,10 @@ class LayerCost:
     parallel_sync: float
     memory_bytes: float
     estimated: bool = False
+    uncertainty: float = 0.0
+
+
+_COST_FIELDS = tuple(LayerCost.__slots__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,15 +125,35 @@ class Workload:
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of a workload file."""
-        value = asdict(self)
-        del value["source"]
-        value["layers"] = list(value["layers"])
-        return value
+        # By hand: `asdict` copies every number, which takes milliseconds where planning takes tens.
+        layers = [
+            {
+                "name": layer.name,
+                "kind": layer.kind,
+                "cost": {
+                    kind: {name: getattr(cost, name) for name in _COST_FIELDS}
+                    for kind, cost in layer.cost.items()
+                },
+            }
+            for layer in self.layers
+        ]
+        return {
+            "name": self.name,
+            "reference_batch": self.reference_batch,
+            "samples": self.samples,
+            "ps_type": self.ps_type,
+            "ps_core_s": self.ps_core_s,
+            "layers": layers,
+        }
 
 
 @dataclass(frozen=True, slots=True)
 class ResourceType:
-    """A kind of unit that can be rented: a CPU core, a GPU."""
+    """A kind of unit that can be rented: a CPU core, a GPU.
+
+    A spot unit is taken away `interruptions_per_hour` times on average, and each time costs
+    `recovery_s` seconds of its work.
+    """
 
     name: str
     price_per_hour: float
@@ -137,6 +163,13 @@ class ResourceType:
     flops_per_s: float = 0.0
     memory_bandwidth: float = 0.0
     emulated: bool = False
+    interruptions_per_hour: float = 0.0
+    recovery_s: float = 0.0
+
+    @property
+    def effective_price(self) -> float:
+        """Dollars for an hour of work: the price, and what is paid while recovering."""
+        return self.price_per_hour * (1 + self.interruptions_per_hour * self.recovery_s / 3600)
 
     @property
     def is_cpu(self) -> bool:
@@ -209,6 +242,7 @@ def _parse_cost(value: object, path: str, source: str) -> LayerCost:
         parallel_sync=fields.number("parallel_sync", high=1.0),
         memory_bytes=fields.number("memory_bytes"),
         estimated=fields.boolean("estimated", default=False),
+        uncertainty=fields.number("uncertainty", default=0.0),
     )
 
 
@@ -226,6 +260,8 @@ def _parse_type(value: object, path: str, source: str) -> ResourceType:
         flops_per_s=fields.number("flops_per_s", default=0.0),
         memory_bandwidth=fields.number("memory_bandwidth", default=0.0),
         emulated=fields.boolean("emulated", default=False),
+        interruptions_per_hour=fields.number("interruptions_per_hour", default=0.0),
+        recovery_s=fields.number("recovery_s", default=0.0),
     )
 
 

@@ -2,9 +2,11 @@
 
 import argparse
 import os
+import signal
 import sys
 import traceback
 from pathlib import Path
+from types import FrameType
 
 import torch
 
@@ -19,31 +21,41 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--request", required=True, type=Path, help="serialized ProfileRequest")
     parser.add_argument("--result", required=True, type=Path, help="where the Workload goes")
     parser.add_argument("--type", required=True, help="the resource type of this node")
+    parser.add_argument("--units", type=int, default=1, help="workers that may run at once")
+    parser.add_argument("--batch", type=int, default=0, help="reference batch; 0: the job's")
+    parser.add_argument(
+        "--bytes-per-s", type=float, default=0.0, help="of the network; 0: what loopback does here"
+    )
     parser.add_argument("--ready-file", type=Path)
-    arguments = parser.parse_args(argv)
+    options = parser.parse_args(argv)
     process.setup_logging("profile")
     process.lifeline()
+    signal.signal(signal.SIGTERM, _end)
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    request = ProfileRequest.FromString(arguments.request.read_bytes())
-    types = {t.name: t for t in request.resources.types}
-    here = types.get(arguments.type)
+    request = ProfileRequest.FromString(options.request.read_bytes())
     try:
-        if here is None:
-            raise ValueError(
-                f"resources: this node is of type {arguments.type!r}; expected one of "
-                f"{', '.join(types)}"
-            )
-        profiler = Profiler(request.job, here, [t for t in types.values() if t is not here], _say)
-        workload = profiler.run(request.resources)
+        workload = Profiler(
+            request,
+            options.type,
+            _say,
+            units=options.units,
+            batch=options.batch,
+            bytes_per_s=options.bytes_per_s,
+        ).run()
     except Exception as error:
         if not isinstance(error, ValueError):  # those speak of the user's files, not of ours
             traceback.print_exc()
         print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
         return 1
-    temporary = arguments.result.with_name(arguments.result.name + ".tmp")
+    temporary = options.result.with_name(options.result.name + ".tmp")
     temporary.write_bytes(workload.SerializeToString())
-    os.replace(temporary, arguments.result)
+    os.replace(temporary, options.result)
     return 0
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    """End in order: what was started and written for the measurement goes first."""
+    sys.exit(128 + number)
 
 
 def _say(text: str) -> None:

@@ -1,279 +1,300 @@
 """Measures each layer of a job's model on this machine and writes down a `Workload`.
 
-Every layer runs alone, forward and backward, on real batches, on one unit; embedding rows come
-from a real shard that is started for the purpose. Timing a batch and half a batch separates the
-part that shrinks with data parallelism from the part that does not.
+Every layer runs alone, forward and backward, on real batches; embedding rows come from a real
+shard that is started for the purpose. A unit is one data-parallel worker with its share of the
+batch. As many units as are lent run at once, as they would in a step; for more of them one runs
+a smaller share alone, slowed as much as the largest group that could run was.
 """
 
-import statistics
+import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from itertools import count, islice
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
 
+import numpy as np
 import torch
-from torch import Tensor, nn
+from numpy.typing import NDArray
+from torch import Tensor
 
 from protos.decision_pb2 import Layer, LayerCost, Resources, ResourceType, Workload
-from protos.job_pb2 import JobSpec
+from protos.node_pb2 import ProfileRequest
 from ps import LocalShards, ParameterClient
-from ps import _native as native
 from workers import datasheet
-from workers.data import Batch, Dataset
-from workers.executor import make_optimizer
-from workers.layers.sparse_embedding import SparseEmbedding
+from workers.catalogue import with_data_sheet
+from workers.data import Dataset
 from workers.model import job_model
-from workers.rows import tables_of
+from workers.profiler_memory import layer_memory
+from workers.profiler_peers import Peers
+from workers.profiler_reading import Reading, cycle_batches, time_reading
+from workers.profiler_rows import ShardRows
+from workers.profiler_scaling import Scaling, combined, fit_scaling
+from workers.profiler_timing import LayerTimer, Part, keys_of, share_of
 from workers.source import tensors_of
-from workers.trace import LayerInfo, StageGraph, TracedModel
+from workers.trace import TracedModel
 from workers.transport import measure_rate
 
 MAX_BATCH = 2048
 WARMUP = 2
-REPEATS = 7
-_ROW_STATE = 2  # a row and its optimizer state, in units of the row
-_PUSH_AND_PULL = 3
+REPEATS = (3, 15)  # least and most, within the time below
+PHASE_S = 4.0  # that measuring one number of units may take
+SHARES = (1, 2, 4, 8)  # numbers of units that are measured or imitated
+
+_Timings = dict[int, NDArray[np.float64]]  # units -> seconds [repeats, layers, parts]
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
-    """Seconds of one layer on one batch."""
+class _Rates:
+    """What layers have in common."""
 
-    compute_s: float
-    sync_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class LayerProfile:
-    """One layer as measured here."""
-
-    info: LayerInfo
-    cost: LayerCost
-    work: datasheet.Work
+    bytes_per_s: float
+    reading: Reading
+    reduce_s: float  # of all dense gradients, however many workers
+    dense_bytes: int
 
 
 class Profiler:
     """Profiles one job on this machine's type.
 
     Args:
-        here: the resource type of this node; estimated like an absent one where it is emulated.
-        others: types to estimate from their data sheets.
+        request: the job and the types to give costs for.
+        kind: name of the type that this machine is of; estimated, as an absent one is, where it
+            is emulated.
+        units: how many workers may run here at once.
+        batch: the reference batch; 0 for the job's, up to `MAX_BATCH`.
+        bytes_per_s: of the network between hosts; 0 for what loopback does here.
         log: told what is being done.
+
+    Raises:
+        ValueError: the resources do not list `kind`.
     """
 
     def __init__(
         self,
-        job: JobSpec,
-        here: ResourceType,
-        others: list[ResourceType],
+        request: ProfileRequest,
+        kind: str,
         log: Callable[[str], None],
+        *,
+        units: int = 1,
+        batch: int = 0,
+        bytes_per_s: float = 0.0,
     ) -> None:
-        self._job = job
-        self._here = here
-        self._estimated = [*others, here] if here.emulated else others
+        types = {t.name: with_data_sheet(t) for t in request.resources.types}
+        if kind not in types:
+            raise ValueError(
+                f"resources: this node is of type {kind!r}; expected one of {', '.join(types)}"
+            )
+        self._request = request
+        self._job = request.job
+        self._here = types[kind]
+        self._estimated = [t for t in types.values() if t.name != kind or t.emulated]
         self._log = log
-        self._device = torch.device(
-            "cuda" if here.device == "cuda" and torch.cuda.is_available() else "cpu"
-        )
-        self._model = job_model(job).to(self._device).train()
-        self._traced = TracedModel(self._model)
-        self._dataset = Dataset(job.data, "train", job.directory)
-        self._batch = max(2, min(MAX_BATCH, job.train.batch_size, self._dataset.rows))
+        self._stated_rate = bytes_per_s
+        wants_gpu = self._here.device == "cuda" and not self._here.emulated
+        cuda = wants_gpu and torch.cuda.is_available()
+        self._device = torch.device("cuda", 0) if cuda else torch.device("cpu")
+        self._units = min(units, torch.cuda.device_count()) if cuda else units
+        # Building the model first: most mistakes are in it, and it is what is quick to check.
+        self._traced = TracedModel(job_model(self._job).to(self._device).train())
+        self._dataset = Dataset(self._job.data, "train", self._job.directory)
+        wanted = batch or min(MAX_BATCH, self._job.train.batch_size)
+        self._batch = max(2, min(wanted, self._dataset.rows))
 
-    def run(self, resources: Resources) -> Workload:
-        """Measure every layer; the workload with a cost for this type and for the others."""
-        batches = self._batches(WARMUP + REPEATS)
-        read_s = self._read_seconds()
-        rate = measure_rate()
-        self._log(f"reads {self._batch / read_s:,.0f} rows/s, passes {rate / 1e9:.2f} GB/s")
-        with LocalShards(1) as shards, ParameterClient(shards.addresses) as client:
-            rows = _ShardRows(self._model, client)
-            profiles = []
-            values = [rows.warm(dict(batch)) for batch in batches]
-            for index, info in enumerate(self._traced.layers):
-                profile, values = self._layer(index, info, values, rows, rate)
-                profiles.append(profile)
-                self._log(
-                    f"{info.name} ({info.kind}): compute {profile.cost.compute_s * 1e3:.2f} ms, "
-                    f"sync {profile.cost.sync_s * 1e3:.2f} ms a batch of {self._batch}"
-                )
-            profiles[0].cost.sync_s += read_s  # reading is communication: it overlaps computing
-            ps_core_s = rows.core_seconds_per_sample
-        return self._workload(resources, profiles, ps_core_s)
+    def run(self) -> Workload:
+        """Measure every layer; the workload with a cost for each type."""
+        together = [k for k in SHARES if 1 < k <= self._units]
+        if self._units > 1 and self._units not in together:
+            together.append(self._units)
+        with ExitStack() as stack:
+            peers = self._start_peers(stack, max(together, default=1))
+            batches = list(islice(self._batches(self._dataset), WARMUP + REPEATS[1]))
+            reading = time_reading(self._job, self._batch, self._samples())
+            rate = measure_rate()
+            self._log(f"reads {self._batch / reading.batch_s:,.0f} rows/s, {rate / 1e9:.2f} GB/s")
+            shards = stack.enter_context(LocalShards(1))
+            client = stack.enter_context(ParameterClient(shards.addresses))
+            rows = ShardRows(self._traced.model, client, self._device, create=True)
+            timer = LayerTimer(self._traced, self._job.train.optimizer, rows, self._device)
+            for batch in batches:
+                rows.warm(keys_of(timer.graphs), batch)
+            if peers is not None:
+                peers.begin(batches, shards.addresses[0], together)
+            begun = rows.server_seconds()
+            timings, samples = self._time_alone(timer, batches)
+            ps_core_s = max(0.0, rows.server_seconds() - begun) / samples
+            reduce_s = self._time_together(peers, timer, batches, together, timings)
+            works, memories = self._inspect(timer, batches[0], rows)
+        dense = sum(p.nbytes for own in timer.parameters for p in own)
+        bytes_per_s = min(rate, self._stated_rate) if self._stated_rate else rate
+        # An all-reduce moves about twice the weights, however many workers; once a step, of
+        # which the reference batch may be a part.
+        reduce_s = max(reduce_s, 2 * dense / bytes_per_s)
+        reduce_s *= self._batch / max(self._batch, self._job.train.batch_size)
+        rates = _Rates(bytes_per_s, reading, reduce_s, dense)
+        works = [replace(w, handling=_handling(i, timings, rates)) for i, w in enumerate(works)]
+        costs = [
+            self._cost(index, timings, works[index], memories[index], timer, rates)
+            for index in range(len(works))
+        ]
+        busy_s = np.median(timings[1], axis=0)[:, Part.COMPUTE]
+        uncertainty = datasheet.misses(self._here, works, busy_s.tolist())
+        uncertainty = max(uncertainty, datasheet.LEAST_UNCERTAINTY)
+        return self._workload(costs, works, ps_core_s, uncertainty)
+
+    def _start_peers(self, stack: ExitStack, units: int) -> Peers | None:
+        if units < 2:
+            return None
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="heterps-")))
+        request = directory / "request"
+        request.write_bytes(self._request.SerializeToString())
+        return stack.enter_context(Peers(units - 1, request, directory, self._device))
+
+    def _time_alone(
+        self, timer: LayerTimer, batches: list[dict[str, Tensor]]
+    ) -> tuple[_Timings, int]:
+        """One worker on the whole batch and on shares of it; how many samples that were."""
+        timer.time(batches[:WARMUP])
+        begin = time.perf_counter()
+        timer.time(batches[:1])
+        took = time.perf_counter() - begin
+        repeats = min(max(int(PHASE_S / took), REPEATS[0]), REPEATS[1])
+        counts = sorted({k for k in (*SHARES, self._units) if k <= self._batch // 2 or k == 1})
+        done = self._batch * (WARMUP + 1)
+        timings: _Timings = {}
+        for units in counts:
+            shares = [share_of(batch, 0, units) for batch in batches[:repeats]]
+            timings[units] = timer.time(shares)
+            done += sum(len(share["label"]) for share in shares)
+            self._log(f"measured 1 worker on 1/{units} of a batch, {repeats} times")
+        return timings, done
+
+    def _time_together(
+        self,
+        peers: Peers | None,
+        timer: LayerTimer,
+        batches: list[dict[str, Tensor]],
+        together: list[int],
+        timings: _Timings,
+    ) -> float:
+        """Put what groups of workers take into `timings`; seconds of their all-reduce."""
+        if peers is None:
+            return 0.0
+        reduce_s, slowdown = 0.0, np.ones(1)
+        repeats = len(timings[1])
+        for units in together:
+            alone = np.median(timings[units], axis=0)
+            seconds, reduced = peers.time(timer, batches[: repeats + 1], units)
+            timings[units] = seconds[1:]  # the first run connects the group
+            slowdown = np.maximum(1.0, np.median(seconds[1:], axis=0) / np.maximum(alone, 1e-9))
+            # A ring moves (k - 1) / k of what it moves among many.
+            reduce_s = max(reduce_s, float(np.median(reduced[1:])) * units / (units - 1))
+            self._log(f"measured {units} workers at once, {repeats} times")
+        for units in [k for k in timings if k > max(together)]:
+            timings[units] = timings[units] * slowdown
+        return reduce_s
+
+    def _inspect(
+        self, timer: LayerTimer, batch: dict[str, Tensor], rows: ShardRows
+    ) -> tuple[list[datasheet.Work], list[float]]:
+        """Count each layer's work and memory, on one batch."""
+        works, memories = [], []
+        values = dict(batch)
+        for index, graph in enumerate(timer.graphs):
+            rows.bind(graph, values)
+            moved = rows.bytes_moved(graph)
+            inputs = [values[name].to(self._device) for name in graph.inputs]
+            memory, outputs = layer_memory(timer, index, values, moved)
+            last = index == len(timer.graphs) - 1
+            crossing = 0 if last else sum(_both_ways(values[name]) for name in graph.outputs)
+            rows.push(graph)
+            rows.bind(graph, values)
+            counted = datasheet.measure_work(graph.module, inputs, outputs)
+            rows.push(graph)
+            works.append(datasheet.Work(*counted, 2.0 * moved, crossing))
+            memories.append(memory)
+        return works, memories
+
+    def _cost(
+        self,
+        index: int,
+        timings: _Timings,
+        work: datasheet.Work,
+        memory: float,
+        timer: LayerTimer,
+        rates: _Rates,
+    ) -> LayerCost:
+        own = {units: seconds[:, index] for units, seconds in timings.items()}
+        # Rows of the next step are pulled while gradients of the last one are pushed.
+        rows = {k: np.maximum(s[:, Part.PULL], s[:, Part.PUSH]) for k, s in own.items()}
+        compute = [fit_scaling({k: s[:, Part.COMPUTE] for k, s in own.items()})]
+        if self._device.type == "cpu":  # handling overlaps computing, but not on the only core
+            compute.append(work.handling)
+        weights = sum(p.nbytes for p in timer.parameters[index])
+        reduce_s = rates.reduce_s * weights / rates.dense_bytes if weights else 0.0
+        sync = [fit_scaling(rows), Scaling(reduce_s, 0.0)]
+        if index == 0:
+            sync.append(rates.reading.scaling)
+        computing, syncing = combined(compute), combined(sync)
+        info = self._traced.layers[index]
+        self._log(
+            f"{info.name} ({info.kind}): compute {computing.seconds * 1e3:.2f} ms "
+            f"({computing.parallel:.0%} parallel), sync {syncing.seconds * 1e3:.2f} ms "
+            f"a batch of {self._batch}"
+        )
+        return LayerCost(
+            compute_s=computing.seconds,
+            sync_s=syncing.seconds,
+            transfer_s=work.crossing_bytes / rates.bytes_per_s,
+            parallel_compute=computing.parallel,
+            parallel_sync=syncing.parallel,
+            memory_bytes=memory,
+            uncertainty=combined([computing, syncing]).deviation,
+        )
 
     def _workload(
-        self, resources: Resources, profiles: list[LayerProfile], ps_core_s: float
+        self,
+        costs: list[LayerCost],
+        works: list[datasheet.Work],
+        ps_core_s: float,
+        uncertainty: float,
     ) -> Workload:
         layers = []
-        for profile in profiles:
-            cost = {} if self._here.emulated else {self._here.name: profile.cost}
+        for info, cost, work in zip(self._traced.layers, costs, works, strict=True):
+            by_type = {} if self._here.emulated else {self._here.name: cost}
             for other in self._estimated:
-                cost[other.name] = datasheet.estimate(other, profile.work, profile.cost)
-            layers.append(Layer(name=profile.info.name, kind=profile.info.kind, cost=cost))
-        ps_types = [t.name for t in resources.types if t.device == "cpu"]
-        steps_samples = self._dataset.rows * self._job.train.epochs
-        if self._job.train.max_steps:
-            steps_samples = min(
-                steps_samples, self._job.train.max_steps * self._job.train.batch_size
-            )
+                by_type[other.name] = datasheet.estimate(other, work, cost, uncertainty)
+            layers.append(Layer(name=info.name, kind=info.kind, cost=by_type))
         return Workload(
             name=self._job.name,
             reference_batch=self._batch,
-            samples=steps_samples,
-            ps_type=ps_types[0] if ps_types else self._here.name,
+            samples=self._samples(),
+            ps_type=_ps_type(self._request.resources, self._here),
             ps_core_s=ps_core_s,
             layers=layers,
         )
 
-    def _layer(
-        self,
-        index: int,
-        info: LayerInfo,
-        values: list[dict[str, Tensor]],
-        rows: "_ShardRows",
-        rate: float,
-    ) -> tuple[LayerProfile, list[dict[str, Tensor]]]:
-        graph = self._traced.stage(index, index)
-        parameters = [p for p in graph.module.parameters() if p.requires_grad]
-        optimizer = make_optimizer(self._job.train.optimizer, parameters)
-        whole, half, after = [], [], []
-        for number, batch in enumerate(values):
-            sample, outputs = self._time(graph, batch, rows, optimizer)
-            after.append(outputs)
-            shorter = {n: t[: self._batch // 2] for n, t in batch.items()}
-            shorter_sample, _ = self._time(graph, shorter, rows, optimizer)
-            if number >= WARMUP:
-                whole.append(sample)
-                half.append(shorter_sample)
-        last = index == len(self._traced.layers) - 1
-        outputs = after[-1]
-        crossing = [] if last else [outputs[name] for name in graph.outputs]
-        moved = sum(
-            t.numel() * t.element_size() * (2 if t.is_floating_point() else 1) for t in crossing
-        )
-        weights = sum(p.numel() * p.element_size() for p in parameters)
-        activations = sum(t.numel() * t.element_size() for t in outputs.values())
-        compute = statistics.median(s.compute_s for s in whole)
-        sync = statistics.median(s.sync_s for s in whole)
-        cost = LayerCost(
-            compute_s=compute,
-            # All-reduce moves about twice the weights and does not shrink with more workers.
-            sync_s=sync + 2 * weights / rate,
-            transfer_s=moved / rate,
-            parallel_compute=_parallel(compute, statistics.median(s.compute_s for s in half)),
-            parallel_sync=_parallel(sync, statistics.median(s.sync_s for s in half)) if sync else 0,
-            memory_bytes=4 * weights + 2 * activations,
-        )
-        inputs = [values[-1][name] for name in graph.inputs]
-        rows.bind(graph, values[-1])
-        work = datasheet.measure_work(graph.module, inputs, list(outputs.values()))
-        return LayerProfile(info, cost, work), after
+    def _samples(self) -> int:
+        train = self._job.train
+        samples: int = self._dataset.rows * max(1, train.epochs)
+        return min(samples, train.max_steps * train.batch_size) if train.max_steps else samples
 
-    def _time(
-        self,
-        graph: StageGraph,
-        values: dict[str, Tensor],
-        rows: "_ShardRows",
-        optimizer: torch.optim.Optimizer | None,
-    ) -> tuple[Sample, dict[str, Tensor]]:
-        inputs = []
-        for name in graph.inputs:
-            tensor = values[name].detach().to(self._device)
-            inputs.append(tensor.requires_grad_() if tensor.is_floating_point() else tensor)
-        pulled_s = rows.bind(graph, values)
-        begin = self._now()
-        results = graph.module(*inputs)
-        made = [r for r in results if r.requires_grad and not any(r is i for i in inputs)]
-        if made:
-            torch.autograd.backward(made, [torch.full_like(r, 1e-6) for r in made])
-        if optimizer is not None:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=False)
-        compute_s = self._now() - begin
-        pushed_s = rows.push(graph, len(values["label"]))
-        outputs = dict(zip(graph.outputs, (r.detach() for r in results), strict=True))
-        kept = {n: outputs.get(n, t) for n, t in values.items()}
-        # Rows of the next step are pulled while gradients of the last one are pushed.
-        return Sample(compute_s, max(pulled_s, pushed_s)), {**kept, **outputs}
-
-    def _now(self) -> float:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize()
-        return time.perf_counter()
-
-    def _batches(self, wanted: int) -> list[dict[str, Tensor]]:
-        return [tensors_of(b) for b in islice(cycle_batches(self._dataset, self._batch), wanted)]
-
-    def _read_seconds(self) -> float:
-        fresh = Dataset(self._job.data, "train", self._job.directory)
-        begin = time.perf_counter()
-        batches = sum(1 for _ in islice(cycle_batches(fresh, self._batch), 20))
-        first = time.perf_counter() - begin
-        begin = time.perf_counter()
-        again = sum(1 for _ in islice(cycle_batches(fresh, self._batch), 20))
-        later = time.perf_counter() - begin
-        epochs = max(1, self._job.train.epochs)
-        return (first / batches + (epochs - 1) * later / again) / epochs
+    def _batches(self, dataset: Dataset) -> Iterator[dict[str, Tensor]]:
+        return (tensors_of(batch) for batch in cycle_batches(dataset, self._batch))
 
 
-class _ShardRows:
-    """Rows of the model's embeddings on a real shard, with the time that moving them takes."""
-
-    def __init__(self, model: nn.Module, client: ParameterClient) -> None:
-        self._client = client
-        self._samples = 0
-        self._layers = {n: m for n, m in model.named_children() if isinstance(m, SparseEmbedding)}
-        for spec in tables_of(self._layers.values()).values():
-            client.create_table(spec.table, **spec.table_options())
-        self._pulled: dict[str, tuple[Tensor, object]] = {}
-        self._core_begin = self._cores()
-
-    def warm(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Grow the batch's rows, so that growth is not what is measured."""
-        for layer in self._layers.values():
-            self._client.pull(layer.spec.table, batch["sparse"].numpy().reshape(-1))
-        self._core_begin, self._samples = self._cores(), 0
-        return batch
-
-    def bind(self, graph: StageGraph, values: dict[str, Tensor]) -> float:
-        """Pull and bind the rows of a layer's embeddings; seconds."""
-        begin = time.perf_counter()
-        for name, source in graph.keys_of.items():
-            layer = self._layers[name]
-            keys, inverse = native.unique(values[source].numpy().reshape(-1))
-            rows = torch.from_numpy(self._client.pull_unique(layer.spec.table, keys))
-            self._pulled[name] = (rows.requires_grad_(), keys)
-            layer.bind(rows, torch.from_numpy(inverse))
-        return time.perf_counter() - begin if graph.keys_of else 0.0
-
-    def push(self, graph: StageGraph, samples: int) -> float:
-        """Push what the rows collected; seconds."""
-        begin = time.perf_counter()
-        for name in graph.keys_of:
-            rows, keys = self._pulled.pop(name)
-            if rows.grad is not None:
-                self._client.push(self._layers[name].spec.table, keys, rows.grad.numpy())
-            self._samples += samples
-        return time.perf_counter() - begin if graph.keys_of else 0.0
-
-    @property
-    def core_seconds_per_sample(self) -> float:
-        """Server core seconds that one sample costs, over all embeddings."""
-        if not self._layers or not self._samples:
-            return 0.0
-        per_layer_sample = (self._cores() - self._core_begin) / self._samples
-        return max(0.0, per_layer_sample) * len(self._layers)
-
-    def _cores(self) -> float:
-        return sum(s.cpu_seconds for s in self._client.stats())
+def _handling(index: int, timings: _Timings, rates: _Rates) -> Scaling:
+    """Processor time that a layer takes beside computing, on the worker's core."""
+    packing = fit_scaling({k: seconds[:, index, Part.HANDLING] for k, seconds in timings.items()})
+    return combined([packing, rates.reading.scaling]) if index == 0 else packing
 
 
-def cycle_batches(dataset: Dataset, size: int) -> Iterator[Batch]:
-    """Batches without end."""
-    for epoch in count():
-        yield from dataset.batches(size, seed=0, epoch=epoch, shuffle=True, drop_last=True)
+def _ps_type(resources: Resources, here: ResourceType) -> str:
+    names = [kind.name for kind in resources.types if kind.device == "cpu"]
+    return names[0] if names else here.name
 
 
-def _parallel(whole_s: float, half_s: float) -> float:
-    """The share of a batch's time that shrinks with its size."""
-    return min(1.0, max(0.05, 2.0 * (whole_s - half_s) / whole_s)) if whole_s > 0 else 1.0
+def _both_ways(tensor: Tensor) -> int:
+    """Bytes of a value that crosses to the next stage, and of its gradient coming back."""
+    return tensor.nbytes * (2 if tensor.is_floating_point() else 1)

@@ -94,8 +94,8 @@ class StageGroup:
         """All workers' values [n, ...] one after the other, on every worker."""
         if self.size == 1:
             return values
-        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
-        dist.all_gather(sizes, torch.tensor([len(values)]))
+        sizes = [values.new_zeros(1, dtype=torch.int64) for _ in range(self.size)]
+        dist.all_gather(sizes, values.new_tensor([len(values)], dtype=torch.int64))
         longest = int(max(sizes))
         padded = values.new_zeros((longest, *values.shape[1:]))
         padded[: len(values)] = values

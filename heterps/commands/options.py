@@ -48,6 +48,17 @@ def types_of(texts: tuple[str, ...], option: str) -> dict[str, int]:
     return types
 
 
+def assignments(texts: tuple[str, ...], option: str, expected: str) -> dict[str, str]:
+    """Values by key from `KEY=VALUE` texts; of a key given twice the last one counts."""
+    found = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not (key.strip() and equals and value.strip()):
+            raise click.BadParameter(f"{text!r}: expected {expected}", param_hint=option)
+        found[key.strip()] = value.strip()
+    return found
+
+
 def print_json(value: Any) -> None:
     """One JSON document on standard output."""
     json.dump(value, sys.stdout, indent=2, allow_nan=False)

@@ -1,6 +1,5 @@
 """Training on a cluster of one's own."""
 
-import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from heterps.client import Client
-    from protos.decision_pb2 import ResourceType
     from protos.job_pb2 import JobSpec
 
 
@@ -47,6 +45,7 @@ def train(
     from heterps.commands import following
     from heterps.jobfile import load_job
     from heterps.prepare import prepare
+    from heterps.present import present_types
     from heterps.progress import step
 
     signal.signal(signal.SIGTERM, _interrupt)
@@ -57,7 +56,7 @@ def train(
     _check_types(job, emulated)
     del job.schedule.emulate[:]
     job.schedule.emulate.extend(emulated)
-    types = {**_present(job, set(emulated), units), **emulated}
+    types = {**present_types(job.schedule.offered.types, emulated, units), **emulated}
     if not types:
         names = ", ".join(kind.name for kind in job.schedule.offered.types)
         raise HeterpsError(
@@ -138,34 +137,6 @@ def _check_types(job: "JobSpec", emulated: dict[str, int]) -> None:
                 f"{name!r}: {job.schedule.resources} has no such type; it has {', '.join(known)}",
                 param_hint="--emulate",
             )
-
-
-def _present(job: "JobSpec", emulated: set[str], units: int | None) -> dict[str, int]:
-    """Units of the job's types that are on this machine."""
-    offered = [kind for kind in job.schedule.offered.types if kind.name not in emulated]
-    processors = [kind for kind in offered if _is_cpu(kind)]
-    # One pool of cores: of several CPU types, all but one need --emulate.
-    found = {processors[0].name: units or os.cpu_count() or 1} if processors else {}
-    accelerators = [kind for kind in offered if not _is_cpu(kind)]
-    if accelerators and any(Path("/dev").glob("nvidia[0-9]*")):
-        found |= _gpus(accelerators)
-    return found
-
-
-def _is_cpu(kind: "ResourceType") -> bool:
-    return (kind.device or kind.name).lower().startswith("cpu")
-
-
-def _gpus(kinds: "list[ResourceType]") -> dict[str, int]:
-    """The GPUs here, under the type that they carry the name of; under the only one otherwise."""
-    import torch
-
-    if not torch.cuda.is_available():
-        return {}
-    model = torch.cuda.get_device_name(0).lower()
-    named = [kind.name for kind in kinds if kind.name.lower() in model]
-    named = named or [kind.name for kind in kinds[:1] if len(kinds) == 1]
-    return {named[0]: torch.cuda.device_count()} if named else {}
 
 
 def _listed(types: dict[str, int], emulated: dict[str, int]) -> str:

@@ -60,7 +60,11 @@ def test_help_imports_nothing_heavy():
 
 
 @pytest.mark.parametrize(
-    "name", ["train", "plan", "up", "down", "status", "submit", "jobs", "inspect", "logs", "cancel"]
+    "name",
+    [
+        *("train", "profile", "plan", "policy", "up", "down", "status", "submit", "jobs"),
+        *("decisions", "inspect", "diff", "replan", "logs", "cancel", "certs"),
+    ],
 )
 def test_every_command_has_help(run, name):
     code, out, _ = run(name, "--help")

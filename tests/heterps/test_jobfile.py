@@ -60,6 +60,29 @@ def test_overrides_take_yaml(job):
     assert load_job(job, {"train.epochs": 7, "name": "other"}).train.epochs == 7
 
 
+def test_demands_are_read(job):
+    spec = load_job(
+        job,
+        [
+            "schedule.max_price_per_hour=2.5",
+            "schedule.finish_by_hours=1.5",
+            "schedule.exclude=[t4]",
+        ],
+    )
+    schedule = spec.schedule
+    assert (schedule.max_price_per_hour, schedule.finish_by_hours) == (2.5, 1.5)
+    assert list(schedule.exclude) == ["t4"]
+    plain = load_job(job).schedule
+    assert (plain.max_price_per_hour, plain.finish_by_hours, list(plain.exclude)) == (0, 0, [])
+
+
+def test_a_pin_to_an_excluded_type_is_refused(job):
+    found = problems(job, "schedule.exclude=[t4]", "schedule.pin.tower=t4")
+    assert "schedule.pin.tower: got 't4', expected a type that schedule.exclude does not name" in (
+        "\n".join(found)
+    )
+
+
 def test_the_methods_are_the_schedulers():
     assert set(METHODS) <= set(scheduler.METHODS)
 
@@ -127,6 +150,12 @@ def test_no_text_breaks_the_reader(job, text):
         ("schedule.emulate=[t5]", "expected a type of resources.yaml: cpu, t4"),
         ("schedule.pin.tower=gpu", "expected a type of resources.yaml: cpu, t4"),
         ("schedule.min_throughput=-5", "expected a number of at least 0"),
+        ("schedule.max_price_per_hour=0", "got 0, expected a number above 0"),
+        ("schedule.max_price_per_hour=.inf", "expected a number"),
+        ("schedule.finish_by_hours=-1", "got -1, expected a number above 0"),
+        ("schedule.finish_by_hours=2h", "got '2h', expected a number"),
+        ("schedule.exclude=[t5]", "expected a type of resources.yaml: cpu, t4"),
+        ("schedule.exclude=t4", "expected a list, such as [t4]"),
         ("model.entry=model.py", "expected FILE.py:NAME"),
         ("model.entry=modle.py:build", "did you mean model.py?"),
         ("model.entry=model.py:biuld", "did you mean model.py:build?"),

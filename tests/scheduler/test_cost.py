@@ -59,7 +59,7 @@ def test_floor_memory_and_barred_types_are_reasons() -> None:
     assert "need 120 bytes" in problem.evaluate([0, 0], [1]).reason
     assert "may not run on v100" in problem.evaluate([0, 1], [1, 1]).reason
     problem = model(workload({"cpu": cost(1.0)}), resources(cpu=(0.04, 8)))
-    assert "the floor is 200.0" in problem.evaluate([0], [1], floor=200.0).reason
+    assert "the floor is 200" in problem.evaluate([0], [1], floor=200.0).reason
     assert problem.evaluate([0], [2], floor=200.0).feasible
 
 

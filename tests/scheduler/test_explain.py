@@ -3,6 +3,7 @@
 import pytest
 
 from scheduler import load_resources, load_workload, plan, reasons
+from scheduler.wording import hours_text, money_text, rate_text
 from tests.scheduler.instances import EXAMPLE, cost, resources, workload
 
 WORK = load_workload(EXAMPLE / "workload.yaml")
@@ -52,10 +53,47 @@ def test_communication_bottleneck_estimates_and_used_up_limits() -> None:
 
 def test_infeasible_starts_with_why() -> None:
     decision = plan(WORK, OFFER, 9e6, "exact")
-    assert decision.reasons[0].startswith("no plan reaches 9,000,000.0 samples/s")
+    assert decision.reasons[0].startswith("no plan reaches 9,000,000 samples/s")
 
 
 @pytest.mark.parametrize("method", ["all-gpu", "greedy"])
 def test_what_would_be_cheaper_is_said(method: str) -> None:
     decision = plan(WORK, OFFER, 600_000.0, method)
     assert any("exact found $2.41" in line for line in decision.reasons)
+
+
+def test_one_stage_trains_and_one_layer_is_measured() -> None:
+    decision = plan(workload({"cpu": cost(1.0)}), resources(cpu=(0.04, 3)), 250.0, "exact")
+    assert decision.reasons[0].startswith("1 stage trains 3,600,000 samples at 300 samples/s in ")
+    assert "The figures of the only layer on its type were measured." in decision.reasons
+
+
+def test_a_stage_that_can_move_nowhere_says_what_fails_on_each_type() -> None:
+    kinds = ("cpu", "t4", "l4", "a10", "v100")
+    row = {kind: cost(1.0) for kind in kinds}
+    offer = resources(cpu=(0.04, 9), t4=(0.4, 1), l4=(0.7, 1), a10=(1.0, 1), v100=(2.4, 1))
+    decision = plan(workload(row), offer, 900.0, "exact")
+    said = next(line for line in decision.reasons if line.startswith("'l0' on cpu"))
+    assert said.count("the plan fails") == 2
+    assert said.endswith("so does it on a10, v100.")
+
+
+def test_explaining_again_says_the_same_under_the_same_demands() -> None:
+    demands = {"pin": {"loss": "t4"}, "exclude": ["v100"], "max_price_per_hour": 20.0}
+    decision = plan(WORK, OFFER, 300_000.0, "exact", **demands)
+    assert reasons(decision, WORK, OFFER) == list(decision.reasons)
+    assert not any("to v100" in line for line in decision.reasons)
+
+
+def test_figures_never_promise_too_much() -> None:
+    assert rate_text(1999.99, down=True) == "1,999"
+    assert rate_text(2000.0, down=True) == "2,000"
+    assert rate_text(12.3456) == "12.35"
+    assert rate_text(0.5) == "0.5"
+    assert rate_text(1e9) == "1,000,000,000"
+    assert money_text(7.751, up=True) == "$7.76"
+    assert money_text(7.75, up=True) == "$7.75"
+    assert money_text(0.0123) == "$0.012"
+    assert hours_text(0.25) == "15 min"
+    assert hours_text(2.0) == "2 h"
+    assert hours_text(5000.0) == "5,000 h"

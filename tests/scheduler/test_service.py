@@ -159,6 +159,29 @@ def test_plan_runs_in_the_service(cluster: Cluster) -> None:
     assert [(stage.type, stage.units) for stage in decision.stages] == [("cpu", 4)]
 
 
+def test_demands_reach_the_service(cluster: Cluster) -> None:
+    _, stub = cluster.scheduler()
+    request = PlanRequest(
+        workload=workload(),
+        resources=resources(),
+        method="exact",
+        finish_by_hours=1e-3,
+        max_price_per_hour=1e-3,
+        pin={"only": "cpu"},
+        pareto=True,
+    )
+    request.workload.samples = 3600
+    decision = stub.Plan(request, timeout=60)
+    assert decision.min_throughput == 1000
+    assert not decision.feasible
+    assert decision.max_price_per_hour == 1e-3
+    assert dict(decision.pin) == {"only": "cpu"}
+    assert "max_price_per_hour" in [change.key for change in decision.relaxations]
+    request.exclude.append("cpu")
+    with pytest.raises(grpc.RpcError, match=r"pin\.only: 'cpu': expected a type that may run it"):
+        stub.Plan(request, timeout=60)
+
+
 def test_queued_jobs_wait_for_their_node_and_can_be_cancelled(
     cluster: Cluster, tmp_path: Path
 ) -> None:

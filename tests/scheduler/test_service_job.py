@@ -28,6 +28,9 @@ from protos.scheduler_pb2 import (
     SubmitRequest,
 )
 from protos.scheduler_pb2_grpc import SchedulerStub
+from scheduler import Decision
+from scheduler.measure import MIN_WINDOWS, Measurement
+from scheduler.replan import propose
 
 pytest.importorskip("workers.stage")
 
@@ -176,6 +179,36 @@ def test_a_second_job_waits_for_units_and_cancelling_the_first_frees_them(
     assert cancelled.state == CANCELLED
     assert not service.processes("first")
     assert service.end("second").state == SUCCEEDED
+
+
+def test_a_run_is_measured_in_windows_that_outlast_it(service: Service) -> None:
+    job = service.job(epochs=5000)
+    job.schedule.pin.update({"tower": "cpu"})
+    service.submit("measured", job)
+
+    def measured() -> Measurement:
+        request = JobRequest(job_id="measured")
+        record = service.stub.GetReplan(request, timeout=10)
+        return Measurement.from_message(record.measurement)
+
+    service.wait_until_trains("measured")
+    wait_until(lambda: measured().pace.counts and measured().busy[0].counts, timeout_s=180.0)
+    assert service.stub.CancelJob(JobRequest(job_id="measured"), timeout=30).state == CANCELLED
+    found = measured()
+    # cpu, and v100 for the last layer, which is emulated: it runs, but tells nothing of a v100
+    assert len(found.busy) == 2
+    assert all(one.windows >= MIN_WINDOWS for one in (*found.busy, found.pace))
+    assert 0 < found.busy[0].seconds < 2 * found.pace.seconds
+    request = JobRequest(job_id="measured")
+    decision = Decision.from_message(service.stub.GetDecision(request, timeout=10))
+    proposal = propose(decision, found)
+    assert proposal.proposed.workload is not None
+    assert decision.workload is not None
+    before, after = decision.workload.layers, proposal.proposed.workload.layers
+    ratio = found.busy[0].seconds / decision.stages[0].compute_s
+    assert after[0].cost["cpu"].compute_s == pytest.approx(ratio * before[0].cost["cpu"].compute_s)
+    assert after[-1].cost == before[-1].cost
+    assert any("emulated" in reason for reason in proposal.reasons)
 
 
 @pytest.mark.parametrize("role", ["shard", "stage"])

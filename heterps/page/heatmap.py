@@ -1,0 +1,49 @@
+"""What the agent thought: how likely it puts each layer on each type, as a heat map."""
+
+from typing import TYPE_CHECKING
+
+from heterps.page.markup import Markup, tag
+from heterps.page.palette import Palette
+
+if TYPE_CHECKING:
+    from scheduler import Decision
+
+
+def heatmap(decision: "Decision", palette: Palette) -> Markup:
+    """A row a layer, a column a type; the table is the picture."""
+    types = list(dict.fromkeys(name for row in decision.probabilities.values() for name in row))
+    if decision.resources is not None:  # the order of the lanes
+        types.sort(key=list(decision.resources.names).index)
+    with_value = bool(decision.values)
+    head = tag(
+        "tr",
+        tag("th", "layer", scope="col"),
+        *(tag("th", palette.chip(name), scope="col") for name in types),
+        tag("th", "value", scope="col", class_="number") if with_value else None,
+    )
+    body = []
+    for (layer, shares), chosen in zip(
+        decision.probabilities.items(), decision.assignment, strict=False
+    ):
+        cells = [
+            tag(
+                "td",
+                tag("span", f"{shares.get(name, 0.0):.0%}"),
+                tag("span", ", chosen", class_="hidden") if name == chosen else None,
+                class_=f"heat {palette.of(name)}{' chosen' if name == chosen else ''}",
+                style=f"--p:{shares.get(name, 0.0):.3f}",
+            )
+            for name in types
+        ]
+        if with_value:
+            cells.append(tag("td", f"{decision.values.get(layer, 0.0):.3f}", class_="number"))
+        body.append(tag("tr", tag("th", layer, scope="row", title=layer), *cells))
+    caption = "Probability of each type by layer"
+    made = tag(
+        "table",
+        tag("caption", caption, class_="hidden"),
+        tag("thead", head),
+        tag("tbody", *body),
+        class_="heatmap",
+    )
+    return tag("div", made, class_="scroll", tabindex="0", role="region", aria_label=caption)

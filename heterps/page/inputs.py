@@ -1,0 +1,134 @@
+"""What the decision was made from: demands, offer, profile and versions, folded away."""
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from heterps.changes import name_of, value_of
+from heterps.figures import duration, money, size
+from heterps.page.markup import Markup, join, tag
+from heterps.page.palette import Palette
+from heterps.page.parts import Column, details, pairs, table
+
+if TYPE_CHECKING:
+    from scheduler import Decision
+    from scheduler.workload import LayerCost, Resources, Workload
+
+_MOST = 2000  # rows of the profile; of more, the exported decision has all
+_PROFILE = (
+    Column("layer"),
+    Column("kind"),
+    Column("type"),
+    Column("compute", number=True),
+    Column("parallel", number=True),
+    Column("sync", number=True),
+    Column("transfer", number=True),
+    Column("parallel", number=True),
+    Column("memory", number=True),
+    Column("figures"),
+)
+_OFFER = (
+    Column("type"),
+    Column("price an hour", number=True),
+    Column("units, at most", number=True),
+    Column("memory a unit", number=True),
+    Column(""),
+)
+
+
+def inputs(decision: "Decision", palette: Palette) -> Markup:
+    """Each input under a line that opens it."""
+    workload, resources = decision.workload, decision.resources
+    return join(
+        details("Demands", _demands(decision)),
+        details(f"Offer: {len(resources.types)} resource types", _offer(resources, palette))
+        if resources
+        else None,
+        details(f"Profile: {len(workload.layers)} layers of {workload.name}", _profile(workload))
+        if workload
+        else None,
+        details("How this decision came about", _origin(decision)),
+    )
+
+
+def _demands(decision: "Decision") -> Markup:
+    demands = [
+        (name_of(key), value_of(key, getattr(decision, key)))
+        for key in ("min_throughput", "max_price_per_hour")
+    ]
+    pins = ", ".join(f"{layer} on {kind}" for layer, kind in decision.pin.items())
+    demands += [("pinned", pins or "none")]
+    demands += [("excluded", ", ".join(decision.excluded) or "none")]
+    return pairs(demands)
+
+
+def _offer(resources: "Resources", palette: Palette) -> Markup:
+    rows = []
+    for kind in resources.types:
+        marks = ["emulated here"] if kind.emulated else []
+        if kind.interruptions_per_hour:
+            marks.append(
+                f"spot: {kind.interruptions_per_hour:g} interruptions an hour, "
+                f"{duration(kind.recovery_s)} each; {money(kind.effective_price)} an hour of work"
+            )
+        rows.append(
+            (
+                palette.chip(kind.name),
+                money(kind.price_per_hour),
+                f"{kind.limit:,}",
+                size(kind.memory_bytes),
+                "; ".join(marks),
+            )
+        )
+    return table("Resource types on offer", _OFFER, rows, stacked=False)
+
+
+def _profile(workload: "Workload") -> Markup:
+    rows = [
+        (
+            layer.name,
+            layer.kind,
+            kind,
+            *_figures(cost),
+            "estimated" if cost.estimated else "measured or given",
+        )
+        for layer in workload.layers
+        for kind, cost in layer.cost.items()
+    ]
+    more = len(rows) - _MOST
+    return join(
+        tag(
+            "p",
+            f"Milliseconds on one unit for a batch of {workload.reference_batch:,} samples; "
+            f"{workload.samples:,.0f} samples in all. Parallel: the share that divides by the "
+            "number of units.",
+            class_="caption",
+        ),
+        table("Profile", _PROFILE, rows[:_MOST], stacked=False),
+        tag("p", f"and {more:,} rows more in the exported decision") if more > 0 else None,
+    )
+
+
+def _figures(cost: "LayerCost") -> tuple[str, ...]:
+    def milliseconds(seconds: float) -> str:
+        return f"{1000 * seconds:.4g}" if seconds else "0"
+
+    return (
+        milliseconds(cost.compute_s),
+        f"{cost.parallel_compute:.0%}",
+        milliseconds(cost.sync_s),
+        milliseconds(cost.transfer_s),
+        f"{cost.parallel_sync:.0%}",
+        size(cost.memory_bytes),
+    )
+
+
+def _origin(decision: "Decision") -> Markup:
+    facts = [("method", decision.method), ("seed", str(decision.seed))]
+    facts.append(("decided in", duration(decision.seconds)))
+    if decision.created_at:
+        when = datetime.fromtimestamp(decision.created_at, UTC)
+        facts.append(("decided at", when.strftime("%Y-%m-%d %H:%M:%S UTC")))
+    if decision.input_hash:
+        facts.append(("SHA-256 of the inputs", decision.input_hash))
+    facts += [(name, version) for name, version in sorted(decision.versions.items())]
+    return pairs(facts)

@@ -1,0 +1,97 @@
+"""Cost against throughput: the plans that no other beats in both, and the chosen one."""
+
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from heterps.figures import count, money, rate
+from heterps.page.markup import Markup, join
+from heterps.page.parts import Column, details, table
+from heterps.page.plot import Plot
+from heterps.page.scale import Axis
+from heterps.placement import chosen_point, types_text
+
+if TYPE_CHECKING:
+    from scheduler import Decision
+
+_COLUMNS = (
+    Column(""),
+    Column("samples/s", number=True),
+    Column("price an hour", number=True),
+    Column("cost", number=True),
+    Column("types in order"),
+    Column("proven"),
+)
+_FAR = 1.15  # times the dearest point: other methods' plans beyond are not drawn
+
+
+def pareto(decision: "Decision") -> Markup:
+    """The chart, and its points as a table."""
+    points = sorted(decision.pareto, key=lambda point: point.throughput)
+    dearest = _FAR * max(point.cost for point in points)
+    slowest = 0.5 * points[0].throughput
+    others = [
+        other
+        for other in decision.alternatives
+        if other.feasible and other.cost <= dearest and other.throughput >= slowest
+    ]
+    places = [(one.throughput, one.cost) for one in points]
+    places += [(other.throughput, other.cost) for other in others]
+    places += [(decision.throughput, decision.cost)] if decision.feasible else []
+    floor = decision.min_throughput
+    rates = [throughput for throughput, _ in places] + ([floor] if floor >= slowest else [])
+    plot = Plot(
+        "Cost against throughput",
+        f"{len(points)} plans from {rate(points[0].throughput)} samples/s for "
+        f"{money(points[0].cost)} to {rate(points[-1].throughput)} samples/s for "
+        f"{money(points[-1].cost)}.",
+        Axis.around(rates),
+        Axis.around([cost for _, cost in places]),
+        "samples/s",
+        "cost of the training",
+        count,
+        money,
+    )
+    if floor >= slowest:
+        plot.upright(floor, "limit", f"floor {rate(floor)}")
+    # Between two points the faster plan is the cheapest that is fast enough: a step.
+    steps = [(points[0].throughput, points[0].cost)]
+    for before, after in pairwise(points):
+        steps += [(before.throughput, after.cost), (after.throughput, after.cost)]
+    plot.line(steps, "curve")
+    for point in points:
+        tip = f"{rate(point.throughput)} samples/s, {money(point.cost)}"
+        plot.point(point.throughput, point.cost, "dot" if point.proven else "dot open", 3.5, tip)
+    if decision.feasible:
+        tip = f"this plan: {rate(decision.throughput)} samples/s, {money(decision.cost)}"
+        plot.point(decision.throughput, decision.cost, "chosen", 7, tip)
+        plot.label(decision.throughput, decision.cost, "this plan", "note strong")
+    for other in others:
+        same = decision.feasible and abs(other.cost / decision.cost - 1) < 1e-6
+        if not same:
+            tip = f"{other.method}: {rate(other.throughput)} samples/s, {money(other.cost)}"
+            plot.point(other.throughput, other.cost, "other", 4, tip)
+            plot.label(other.throughput, other.cost, other.method)
+    return join(plot.draw(), details("The points as a table", _table(decision)))
+
+
+def _table(decision: "Decision") -> Markup:
+    chosen = chosen_point(decision)
+    points = sorted(decision.pareto, key=lambda point: point.throughput)
+    rows = [
+        (
+            "this plan" if point is chosen else "",
+            rate(point.throughput),
+            money(point.price_per_hour),
+            money(point.cost),
+            types_text(point.assignment),
+            "yes" if point.proven else "no",
+        )
+        for point in points
+    ]
+    return table(
+        "Points of the curve",
+        _COLUMNS,
+        rows,
+        lambda row: "picked" if points[row] is chosen else None,
+        stacked=False,
+    )

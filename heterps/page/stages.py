@@ -1,0 +1,69 @@
+"""Where the time goes: each stage's computation and communication beside the slowest stage's."""
+
+from typing import TYPE_CHECKING
+
+from heterps.figures import per_sample_in, percent, size
+from heterps.page.markup import Markup, join, tag
+from heterps.page.palette import Palette
+from heterps.page.parts import Column, bars, table
+from heterps.placement import layers_text
+
+if TYPE_CHECKING:
+    from scheduler import Decision
+    from scheduler.cost import PlanStage
+
+_COLUMNS = (
+    Column("stage"),
+    Column("on"),
+    Column("time a sample", wide=True),
+    Column("computing", number=True),
+    Column("communicating", number=True),
+    Column("slack", number=True),
+    Column("memory a unit", number=True),
+)
+
+
+def stages(decision: "Decision", palette: Palette) -> Markup:
+    """A row a stage; times in one unit."""
+    slowest = max(stage.busy_s for stage in decision.stages)
+    times = per_sample_in(slowest)
+    rows: list[tuple[str | None, ...]] = []
+    for number, (stage, slack) in enumerate(zip(decision.stages, decision.slack, strict=True)):
+        colour = palette.of(stage.type)
+        drawn = bars(
+            (
+                (stage.compute_s / slowest if slowest else 0.0, "bar", colour),
+                (stage.transfer_s / slowest if slowest else 0.0, "bar thin", colour),
+            ),
+            1.0,
+        )
+        rows.append(
+            (
+                join(tag("b", str(number)), " ", layers_text(decision, stage.first, stage.last)),
+                palette.chip(stage.type, f"{stage.units:,} × {stage.type}"),
+                drawn,
+                times(stage.compute_s),
+                times(stage.transfer_s),
+                tag("b", "slowest", class_="warn") if stage.bottleneck else percent(slack),
+                _memory(decision, stage),
+            )
+        )
+    if decision.ps_units and decision.workload is not None:
+        kind = decision.workload.ps_type
+        chip = palette.chip(kind, f"{decision.ps_units:,} × {kind}")
+        rows.append(("parameter servers", chip, None, "", "", "", ""))
+    return table(
+        "Stages with their times",
+        _COLUMNS,
+        rows,
+        lambda row: (
+            "slow" if row < len(decision.stages) and decision.stages[row].bottleneck else None
+        ),
+    )
+
+
+def _memory(decision: "Decision", stage: "PlanStage") -> str:
+    for kind in decision.resources.types if decision.resources else ():
+        if kind.name == stage.type:
+            return f"{size(stage.memory_bytes)} of {size(kind.memory_bytes)}"
+    return size(stage.memory_bytes)

@@ -1,0 +1,105 @@
+"""The head of the page: what was decided, in a sentence and a few figures."""
+
+from typing import TYPE_CHECKING
+
+from heterps.changes import name_of, value_of
+from heterps.figures import duration, money, percent, rate
+from heterps.page.markup import Markup, join, tag
+from heterps.page.palette import Palette
+from heterps.page.parts import Column, table
+from heterps.placement import ESTIMATED, gap_text, notes, rests_on_estimates
+
+if TYPE_CHECKING:
+    from heterps.records import Job
+    from scheduler import Decision
+
+_CHANGES = (
+    Column("change"),
+    Column("from", number=True),
+    Column("to", number=True),
+    Column("samples/s", number=True),
+    Column("price an hour", number=True),
+    Column("cost", number=True),
+)
+
+
+def summary(decision: "Decision", palette: Palette, job: "Job | None") -> Markup:
+    """Title, verdict, figures, and what the figures are worth."""
+    title = decision.workload.name if decision.workload is not None else "Decision"
+    where = f"Job {job.job_id}, {job.state}" if job is not None else "Decision"
+    return tag(
+        "header",
+        tag("p", where, class_="eyebrow"),
+        tag("h1", title),
+        tag("p", *_verdict(decision, palette), class_="verdict"),
+        _tiles(decision) if decision.feasible else None,
+        *(tag("p", note, class_="aside") for note in notes(decision)),
+    )
+
+
+def relaxations(decision: "Decision") -> Markup:
+    """Changes that make a plan possible."""
+    rows = [
+        (
+            name_of(change.key),
+            value_of(change.key, change.current),
+            value_of(change.key, change.needed),
+            rate(change.throughput),
+            money(change.price_per_hour),
+            money(change.cost),
+        )
+        for change in decision.relaxations
+    ]
+    return table("Changes that make a plan possible", _CHANGES, rows)
+
+
+def _verdict(decision: "Decision", palette: Palette) -> list[Markup | str]:
+    if not decision.feasible:
+        return [tag("b", "No plan meets the demands: ", class_="warn"), decision.reason]
+    stages = len(decision.stages)
+    said: list[Markup | str] = [f"{stages} stage{'s' * (stages != 1)} on "]
+    units = list(decision.total_units.items())
+    for place, (kind, number) in enumerate(units):
+        joint = "" if not place else " and " if place == len(units) - 1 else ", "
+        said += [joint, palette.chip(kind, f"{number:,} × {kind}")]
+    said.append(f", planned by {decision.method} in {duration(decision.seconds)}.")
+    return said
+
+
+def _tiles(decision: "Decision") -> Markup:
+    guess = f"{ESTIMATED}; " if rests_on_estimates(decision) else ""
+    floor, cap = decision.min_throughput, decision.max_price_per_hour
+    spare = f"floor {rate(floor)}" if floor else "no floor"
+    tiles = [
+        ("cost of the training", money(decision.cost), f"{guess}{gap_text(decision)}"),
+        ("samples/s", rate(decision.throughput), guess + spare),
+        (
+            "an hour",
+            money(decision.price_per_hour),
+            f"cap {money(cap)}" if cap else "no cap on the price",
+        ),
+    ]
+    if decision.workload is not None:
+        seconds = decision.workload.samples / decision.throughput
+        tiles.append(
+            ("for all samples", duration(seconds), f"{decision.workload.samples:,.0f} samples")
+        )
+    if decision.measured is not None:
+        ratio = decision.measured.throughput / decision.throughput
+        mark = " (emulated)" if decision.measured.emulated else ""
+        measured = rate(decision.measured.throughput)
+        tiles.append((f"measured samples/s{mark}", measured, f"{percent(ratio)} of predicted"))
+    return tag(
+        "ul",
+        *(
+            tag("li", tag("b", value), tag("span", name), tag("small", note))
+            for name, value, note in tiles
+        ),
+        class_="tiles",
+    )
+
+
+def reasons(decision: "Decision") -> Markup:
+    """Why, sentence by sentence."""
+    said = [text for text in decision.reasons if text.rstrip(".") != decision.reason.rstrip(".")]
+    return tag("ul", join(*(tag("li", text) for text in said)), class_="reasons")

@@ -1,0 +1,137 @@
+"""The numbers behind planning, in C++. Arrays must be C-contiguous."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+_Floats = NDArray[np.float64]
+
+class Problem:
+    """Layer costs as serial and parallel seconds a sample, prices and limits."""
+
+    layers: int
+    types: int
+
+    def __init__(
+        self,
+        allowed: NDArray[np.bool_],
+        compute_serial: _Floats,
+        compute_parallel: _Floats,
+        sync_serial: _Floats,
+        sync_parallel: _Floats,
+        transfer_serial: _Floats,
+        transfer_parallel: _Floats,
+        memory: _Floats,
+        price: _Floats,
+        limit: _Floats,
+        capacity: _Floats,
+        samples: float,
+        ps_core_s: float,
+        ps_type: int,
+        max_price: float,
+    ) -> None: ...
+
+def provision(
+    problem: Problem,
+    assignments: NDArray[np.int32],
+    floor: float,
+    incumbent: float = ...,
+    slack: float = ...,
+    share: bool = ...,
+) -> tuple[_Floats, _Floats]: ...
+
+STATIC: int
+DYNAMIC: int
+
+class Pace:
+    """A problem at one pace: a throughput to keep, samples/s."""
+
+    floor: float
+    feasible: bool
+    least_price: float
+    guided_price: float
+    reference: float
+    layers: int
+    types: int
+
+    def __init__(self, problem: Problem, floor: float, nodes: int = ...) -> None: ...
+    def features(self) -> NDArray[np.float32]: ...
+
+def paces(problem: Problem, floors: list[float], nodes: int = ...) -> list[Pace]: ...
+
+class Episodes:
+    """Episodes of the placement environment, stepped together."""
+
+    def __init__(self, paces: list[Pace], layers: int, types: int) -> None: ...
+    def __len__(self) -> int: ...
+    def replace(self, index: int, pace: Pace) -> None: ...
+    def masks(self) -> NDArray[np.uint8]: ...
+    def observe(self) -> NDArray[np.float32]: ...
+    def teach(self) -> _Floats: ...
+    def step(self, types: NDArray[np.int64]) -> None: ...
+    def done(self) -> NDArray[np.uint8]: ...
+    def prices(self) -> _Floats: ...
+    def assignments(self) -> NDArray[np.int32]: ...
+
+def demonstrate(
+    paces: list[Pace],
+    layers: int,
+    types: int,
+    temperature: float,
+    chance: float,
+    seed: int,
+    student: Network | None = ...,
+) -> tuple[NDArray[np.float32], NDArray[np.uint8], _Floats, _Floats]: ...
+
+class Found:
+    """What the exact solver found."""
+
+    assignment: list[int]  # type of each layer; empty where no plan was found
+    value: float  # tau * price an hour
+    bound: float  # no plan has a smaller value; infinite where there is no plan
+    hard_tau: float  # ET at which that bound is lowest; 0 where the search came to its end
+    fastest: list[int]  # the assignment of the highest throughput found
+    fastest_tau: float
+    paces: int  # at which the problem was solved
+
+def solve(
+    problem: Problem,
+    floor: float,
+    starts: Sequence[Sequence[int]],
+    seconds: float,
+    known: Sequence[tuple[float, float]] = ...,
+) -> Found: ...
+def units(problem: Problem, assignment: Sequence[int], tau: float) -> list[float]: ...
+def fastest(problem: Problem, assignment: Sequence[int]) -> float: ...
+
+class Network:
+    """The policy's network, forward only."""
+
+    def __init__(
+        self,
+        weights: dict[str, NDArray[np.float32]],
+        distances: list[int],
+        heads: int,
+        blocks: int,
+    ) -> None: ...
+    def encode(self, pace: Pace) -> NDArray[np.float32]: ...
+    def score(
+        self, encoded: NDArray[np.float32], state: NDArray[np.float32], mask: NDArray[np.uint8]
+    ) -> tuple[NDArray[np.float32], float]: ...
+    def sample(
+        self, paces: list[Pace], count: int, temperature: float, seed: int
+    ) -> NDArray[np.int32]: ...
+    def rollout(
+        self,
+        paces: list[Pace],
+        assignments: NDArray[np.int32],
+        window: int,
+        draws: int,
+        temperature: float,
+        sweeps: int,
+        seed: int,
+    ) -> NDArray[np.int32]: ...
+    def replay(
+        self, pace: Pace, assignment: NDArray[np.int32]
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]: ...

@@ -1,0 +1,1 @@
+"""How the shipped policy is trained: random workloads, a warm start, PPO. Needs torch."""
