@@ -1,7 +1,6 @@
 """A job anew, with the profile and the plan that a proposal came to."""
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -113,10 +112,9 @@ def _whole(value: Any) -> Any:
 
 
 def _write(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    from scheduler.fields import write_file
+
     try:
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
+        write_file(path, text)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise HeterpsError(f"{path}: cannot be written ({error.strerror})") from None

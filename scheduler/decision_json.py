@@ -6,7 +6,6 @@ and read without a change here. A number that is not finite is null, and null is
 
 import json
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, fields, is_dataclass, replace
 from functools import cache
@@ -17,6 +16,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 from scheduler.cost import PlanStage
 from scheduler.decision import Decision
 from scheduler.fields import Fields, InputError
+from scheduler.fields import write_file as _write
 from scheduler.workload import Resources, Workload
 
 # Written for the reader, and computed anew from the rest.
@@ -49,12 +49,9 @@ def from_json(value: object, source: str) -> Decision:
 def write_file(decision: Decision, path: Path) -> None:
     """Write a decision with its inputs; a reader never sees a half of it."""
     text = json.dumps(decision.to_json(inputs=True), indent=2, allow_nan=False) + "\n"
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
+        _write(path, text)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         reason = f"cannot be written ({error.strerror})"
         raise InputError(str(path), "", reason) from error
 

@@ -3,6 +3,7 @@
 import difflib
 import json
 import math
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -190,3 +191,18 @@ def read_file(path: str | Path) -> object:
     except (ValueError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
         raise InputError(str(path), "", f"expected JSON or YAML: {reason}") from error
+
+
+def write_file(path: Path, text: str) -> None:
+    """Write `text`, UTF-8; a reader never sees a half of it.
+
+    Raises:
+        OSError: it cannot be written; what was there before still is.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise

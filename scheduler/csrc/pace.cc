@@ -36,7 +36,6 @@ Finish Pace::Solve(const std::vector<double>& weight) const {
   f.off.assign(f.on.size(), kInf);
   f.use_on.assign(f.on.size() * types, 0);
   f.use_off.assign(f.on.size() * types, 0);
-  f.last.assign(static_cast<size_t>(layers) * types, -1);
   std::fill(f.off.end() - types, f.off.end(), 0.0);
   for (int first = layers - 1; first >= 0; --first) {
     for (int type = 0; type < types; ++type) {
@@ -60,7 +59,6 @@ Finish Pace::Solve(const std::vector<double>& weight) const {
       }
       size_t at = p.At(first, type);
       f.on[at] = best;
-      f.last[at] = best_last;
       if (best_last >= 0) {
         const float* after = &f.use_off[p.At(best_last + 1, type) * types];
         std::copy(after, after + types, &f.use_on[at * types]);

@@ -19,7 +19,6 @@ struct Finish {
   std::vector<double> weight;
   std::vector<double> on, off;         // [layers + 1, types]
   std::vector<float> use_on, use_off;  // [layers + 1, types, types]
-  std::vector<int32_t> last;           // [layers, types], last layer of that first stage
 };
 
 class Pace {

@@ -1,8 +1,11 @@
 """A job that is right in every key, and a home folder of the test's own."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from heterps import cli
 
 RESOURCES = """\
 types:
@@ -44,3 +47,16 @@ def job(tmp_path: Path) -> Path:
     path = tmp_path / "job.yaml"
     path.write_text(JOB)
     return path
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Call the command line in this process: exit code, output, errors; never a traceback."""
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        code = cli.main(list(arguments))
+        out, err = capfd.readouterr()
+        assert "Traceback" not in out + err
+        return code, out, err
+
+    return call

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from heterps import cli, history
+from heterps import history
 from heterps.errors import INFEASIBLE, OK, UNREACHABLE, USAGE
 from heterps.records import LogText
 from protos import scheduler_pb2 as pb
@@ -17,17 +17,6 @@ from protos import scheduler_pb2 as pb
 ROOT = Path(__file__).resolve().parents[2]
 PLAN = [str(ROOT / "examples/plan/workload.yaml")]
 PLAN += ["--resources", str(ROOT / "examples/plan/resources.yaml")]
-
-
-@pytest.fixture
-def run(capfd):
-    def call(*arguments: str) -> tuple[int, str, str]:
-        code = cli.main(list(arguments))
-        out, err = capfd.readouterr()
-        assert "Traceback" not in out + err
-        return code, out, err
-
-    return call
 
 
 @pytest.fixture

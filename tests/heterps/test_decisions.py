@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import scheduler
-from heterps import cli, history
+from heterps import history
 from heterps.changes import compare
 from heterps.client import Client
 from heterps.errors import OK, UNREACHABLE, USAGE
@@ -64,17 +64,6 @@ def proposal() -> Proposal:
 
 def plan_of(decision: Decision) -> Plan:
     return Plan(**{name: getattr(decision, name) for name in Plan.__slots__})
-
-
-@pytest.fixture
-def run(capfd: pytest.CaptureFixture[str]) -> Run:
-    def call(*arguments: str) -> tuple[int, str, str]:
-        code = cli.main(list(arguments))
-        out, err = capfd.readouterr()
-        assert "Traceback" not in out + err
-        return code, out, err
-
-    return call
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from heterps import cli
 from heterps.errors import INFEASIBLE, OK, USAGE
 from scheduler import Decision
 
@@ -15,17 +14,6 @@ ROOT = Path(__file__).resolve().parents[2]
 PLAN = ["plan", str(ROOT / "examples/plan/workload.yaml")]
 PLAN += ["--resources", str(ROOT / "examples/plan/resources.yaml")]
 EXACT = [*PLAN, "--method", "exact", "--min-throughput", "600000"]
-
-
-@pytest.fixture
-def run(capfd):
-    def call(*arguments: str) -> tuple[int, str, str]:
-        code = cli.main(list(arguments))
-        out, err = capfd.readouterr()
-        assert "Traceback" not in out + err
-        return code, out, err
-
-    return call
 
 
 def test_demands_reach_the_decision(run):

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler import load_resources, load_workload
-from scheduler.baselines import Evaluator, greedy, one_device, random
+from scheduler import load_resources, load_workload, rivals
 from scheduler.cost import CostModel, Plan
 from scheduler.exact import solve
 from scheduler.milp import cheapest
 from scheduler.provision import provision
+from scheduler.rivals import Budget, Problem
 from tests.scheduler.instances import (
     EXAMPLE,
     cost,
@@ -118,13 +118,13 @@ def test_exact_equals_brute_force_where_everything_binds(seed: int) -> None:
 @given(problems(layers=5, limit=5))
 def test_no_rule_beats_exact(drawn: tuple[CostModel, float]) -> None:
     problem, floor = drawn
-    evaluate = Evaluator(problem, floor)
+    rule = Problem(problem, floor)
     solution = solve(problem, floor, seconds=30.0)
     others = (
-        greedy(evaluate),
-        one_device(evaluate, cpu=True),
-        one_device(evaluate, cpu=False),
-        random(evaluate),
+        rivals.run("greedy", rule).plan,
+        rivals.run("all-cpu", rule).plan,
+        rivals.run("all-gpu", rule).plan,
+        rivals.run("random", rule, Budget(evaluations=64)).plan,
     )
     for plan in others:
         if plan.feasible:
@@ -165,8 +165,7 @@ def test_many_layers_and_units_still_give_a_true_bound() -> None:
         for x, y in rng.lognormal(0, 1, (30, 2))
     ]
     problem = model(workload(*rows), resources(cpu=(0.04, 20_000), v100=(2.42, 64)))
-    evaluate = Evaluator(problem, 500.0)
-    start = greedy(evaluate)
+    start = rivals.run("greedy", Problem(problem, 500.0)).plan
     solution = solve(problem, 500.0, start=start)
     assert solution.plan is not None
     assert solution.lower_bound <= solution.plan.cost <= start.cost
@@ -255,8 +254,7 @@ def test_bound_of_a_short_search_is_below_every_plan(seed: int, seconds: float) 
 
 def test_start_is_never_made_worse() -> None:
     problem = _large(0, 24, 6, 0.1)
-    evaluate = Evaluator(problem, 100.0)
-    start = greedy(evaluate)
+    start = rivals.run("greedy", Problem(problem, 100.0)).plan
     assert start.feasible
     solution = solve(problem, 100.0, start=start, seconds=0.0)
     assert solution.plan is not None
@@ -288,20 +286,21 @@ def test_one_device() -> None:
     problem = model(
         workload({"cpu": cost(0.1)}, row, row), resources(cpu=(0.04, 99), t4=(0.3, 9), v100=(9, 9))
     )
-    evaluate = Evaluator(problem, 100.0)
-    assert one_device(evaluate, cpu=True).assignment == ("cpu",) * 3
+    offered = Problem(problem, 100.0)
+    assert rivals.run("all-cpu", offered).plan.assignment == ("cpu",) * 3
     # The embedding stays on the parameter server's type; of the GPUs the cheaper one is taken.
-    assert one_device(evaluate, cpu=False).assignment == ("cpu", "t4", "t4")
+    assert rivals.run("all-gpu", offered).plan.assignment == ("cpu", "t4", "t4")
     lone = model(workload({"cpu": cost(0.1)}), resources(cpu=(0.04, 99)))
-    plan = one_device(Evaluator(lone), cpu=False)
+    plan = rivals.run("all-gpu", Problem(lone, 0.0)).plan
     assert plan.reason == "no GPU type is on offer"
 
 
 def test_random_repeats_by_seed() -> None:
     row = {"cpu": cost(1.0), "t4": cost(0.3), "v100": cost(0.1)}
     problem = model(workload(*[row] * 8), resources(cpu=(0.04, 99), t4=(0.3, 9), v100=(9, 9)))
-    evaluate = Evaluator(problem)
-    assert random(evaluate, 3, draws=4) == random(evaluate, 3, draws=4)
+    few = Budget(evaluations=4)
+    one, two = (rivals.run("random", Problem(problem, 0.0), few, 3).plan for _ in range(2))
+    assert one == two
 
 
 def test_memory_of_a_whole_stage_forces_a_split() -> None:
