@@ -9,7 +9,7 @@ PIP     := $(BIN)/python -m pip --disable-pip-version-check
 # The CPU build where one is offered: a GPU machine sets TORCH=torch to get its own.
 TORCH   ?= torch>=2.9,<2.14
 
-.PHONY: help setup run test check format protos bench bench-plan clean
+.PHONY: help setup run test check format protos bench bench-plan bench-ps clean
 
 help: ## show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,6 +53,9 @@ bench: $(STAMP) ## compare with plain PyTorch; writes bench/results/
 
 bench-plan: $(STAMP) ## measure planning, for hours; writes bench/results/ and docs/
 	$(BIN)/python bench/scheduler.py
+
+bench-ps: $(STAMP) ## measure the parameter server beside others; writes bench/results/ and docs/
+	@$(BIN)/python bench/ps.py
 
 clean: ## remove what was built
 	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache

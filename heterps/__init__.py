@@ -11,6 +11,15 @@ if TYPE_CHECKING:
     from heterps.client import Client as Client
     from heterps.embedded import Cluster as Cluster
     from scheduler import plan as plan
+    from workers.layers.embedding_collection import (
+        RemoteEmbeddingBagCollection as RemoteEmbeddingBagCollection,
+    )
+    from workers.layers.embedding_collection import (
+        RemoteEmbeddingCollection as RemoteEmbeddingCollection,
+    )
+    from workers.layers.embedding_config import EmbeddingBagConfig as EmbeddingBagConfig
+    from workers.layers.embedding_config import EmbeddingConfig as EmbeddingConfig
+    from workers.layers.jagged import KeyedJaggedTensor as KeyedJaggedTensor
     from workers.layers.moe import MoE as MoE
     from workers.layers.sparse_embedding import SparseEmbedding as SparseEmbedding
     from workers.saved import load as load
@@ -18,12 +27,29 @@ if TYPE_CHECKING:
 _HOMES = {
     "Client": "heterps.client",
     "Cluster": "heterps.embedded",
+    "EmbeddingBagConfig": "workers.layers.embedding_config",
+    "EmbeddingConfig": "workers.layers.embedding_config",
+    "KeyedJaggedTensor": "workers.layers.jagged",
     "MoE": "workers.layers.moe",
+    "RemoteEmbeddingBagCollection": "workers.layers.embedding_collection",
+    "RemoteEmbeddingCollection": "workers.layers.embedding_collection",
     "SparseEmbedding": "workers.layers.sparse_embedding",
     "load": "workers.saved",
     "plan": "scheduler",
 }
-__all__ = ["Client", "Cluster", "MoE", "SparseEmbedding", "load", "plan"]
+__all__ = [
+    "Client",
+    "Cluster",
+    "EmbeddingBagConfig",
+    "EmbeddingConfig",
+    "KeyedJaggedTensor",
+    "MoE",
+    "RemoteEmbeddingBagCollection",
+    "RemoteEmbeddingCollection",
+    "SparseEmbedding",
+    "load",
+    "plan",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -27,7 +27,7 @@ _COMMANDS = {
     "cancel": ("jobs", "Stop a job."),
     "scheduler": ("rooms", "Run the scheduler."),
     "node": ("rooms", "Run the daemon of one host."),
-    "ps": ("rooms", "Run one parameter-server shard."),
+    "ps": ("ps", "Run one parameter-server shard, or look into those that run."),
     "certs": ("certs", "Make TLS certificates and a token, for more than one machine."),
 }
 

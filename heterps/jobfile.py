@@ -37,6 +37,7 @@ METHODS: Final = JOB_METHODS
 _CHOICES: Final = {
     "train.loss": ("bce_with_logits", "mse"),
     "train.optimizer.name": ("adam", "adamw", "sgd", "adagrad"),
+    "servers.durability": ("none", "checkpoint", "log"),
     "schedule.method": METHODS,
 }
 _POSITIVE: Final = (
@@ -47,6 +48,7 @@ _POSITIVE: Final = (
     "schedule.finish_by_hours",
 )
 _NOT_NEGATIVE: Final = ("train.optimizer.weight_decay", "schedule.min_throughput")
+_LEAST_MEMORY: Final = 1 << 16  # bytes that a shard takes for a table
 _SHOWN = 12  # problems, so that the message fits one screen
 
 
@@ -151,6 +153,9 @@ class _Check:
         for key in _NOT_NEGATIVE:
             if _value(self.job, key) < 0:
                 self._wrong(key, f"{_value(self.job, key):g}", "a number of at least 0")
+        memory = self.job.servers.memory_bytes
+        if 0 < memory < _LEAST_MEMORY:
+            self._wrong("servers.memory_bytes", str(memory), f"0 or at least {_LEAST_MEMORY}")
         data = self.job.data
         if not {"data.dense", "data.sparse"} & self._places.keys():
             text = "missing; expected data.sparse or data.dense, lists of columns"

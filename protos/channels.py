@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import grpc
 
+from protos import tracing
 from protos.security import Security
 
 R = TypeVar("R")
@@ -40,7 +41,8 @@ class RpcError(RuntimeError):
 
 def connect(address: str, security: Security | None = None) -> grpc.Channel:
     """A channel to `host:port`. Create it after forking, never before."""
-    return (security or Security.from_environment()).channel(address, OPTIONS)
+    channel = (security or Security.from_environment()).channel(address, OPTIONS)
+    return tracing.channel(channel, address)
 
 
 def call(

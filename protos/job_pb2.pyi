@@ -224,16 +224,24 @@ class ServerSpec(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SHARDS_FIELD_NUMBER: _builtins.int
+    DURABILITY_FIELD_NUMBER: _builtins.int
+    MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     shards: _builtins.int
     """0: chosen from the plan"""
+    durability: _builtins.str
+    """none | checkpoint | log: what a shard that dies brings back"""
+    memory_bytes: _builtins.int
+    """of each table on each shard, rows beyond go to disk; 0: no limit"""
     def __init__(
         self,
         *,
         shards: _builtins.int = ...,
+        durability: _builtins.str = ...,
+        memory_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["shards", b"shards"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["durability", b"durability", "memory_bytes", b"memory_bytes", "shards", b"shards"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

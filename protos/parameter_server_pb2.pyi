@@ -29,8 +29,16 @@ class OptimizerSpec(_message.Message):
     BETA2_FIELD_NUMBER: _builtins.int
     WEIGHT_DECAY_FIELD_NUMBER: _builtins.int
     INITIAL_ACCUMULATOR_FIELD_NUMBER: _builtins.int
+    MOMENTUM_FIELD_NUMBER: _builtins.int
+    L1_FIELD_NUMBER: _builtins.int
+    L2_FIELD_NUMBER: _builtins.int
+    BETA_FIELD_NUMBER: _builtins.int
+    AMSGRAD_FIELD_NUMBER: _builtins.int
+    CLIP_NORM_FIELD_NUMBER: _builtins.int
+    BOUND_FIELD_NUMBER: _builtins.int
+    TRUST_RATIO_FIELD_NUMBER: _builtins.int
     kind: _builtins.str
-    """sgd | adagrad | adam"""
+    """sgd | momentum | adagrad | rowwise_adagrad | adam | ftrl"""
     learning_rate: _builtins.float
     epsilon: _builtins.float
     beta1: _builtins.float
@@ -39,7 +47,23 @@ class OptimizerSpec(_message.Message):
     """adam"""
     weight_decay: _builtins.float
     initial_accumulator: _builtins.float
-    """adagrad"""
+    """adagrad, rowwise_adagrad, ftrl"""
+    momentum: _builtins.float
+    """momentum"""
+    l1: _builtins.float
+    """ftrl"""
+    l2: _builtins.float
+    """ftrl"""
+    beta: _builtins.float
+    """ftrl"""
+    amsgrad: _builtins.bool
+    """adam"""
+    clip_norm: _builtins.float
+    """a row's gradient is scaled down to this L2 norm; 0: not"""
+    bound: _builtins.float
+    """weights are kept within [-bound, bound]; 0: not"""
+    trust_ratio: _builtins.bool
+    """LAMB: the step is scaled by |weights| / |step|"""
     def __init__(
         self,
         *,
@@ -50,10 +74,18 @@ class OptimizerSpec(_message.Message):
         beta2: _builtins.float = ...,
         weight_decay: _builtins.float = ...,
         initial_accumulator: _builtins.float = ...,
+        momentum: _builtins.float = ...,
+        l1: _builtins.float = ...,
+        l2: _builtins.float = ...,
+        beta: _builtins.float = ...,
+        amsgrad: _builtins.bool = ...,
+        clip_norm: _builtins.float = ...,
+        bound: _builtins.float = ...,
+        trust_ratio: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["beta1", b"beta1", "beta2", b"beta2", "epsilon", b"epsilon", "initial_accumulator", b"initial_accumulator", "kind", b"kind", "learning_rate", b"learning_rate", "weight_decay", b"weight_decay"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["amsgrad", b"amsgrad", "beta", b"beta", "beta1", b"beta1", "beta2", b"beta2", "bound", b"bound", "clip_norm", b"clip_norm", "epsilon", b"epsilon", "initial_accumulator", b"initial_accumulator", "kind", b"kind", "l1", b"l1", "l2", b"l2", "learning_rate", b"learning_rate", "momentum", b"momentum", "trust_ratio", b"trust_ratio", "weight_decay", b"weight_decay"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -88,15 +120,18 @@ class InitializerSpec(_message.Message):
 Global___InitializerSpec: _TypeAlias = InitializerSpec  # noqa: Y015
 
 @_typing.final
-class TableSpec(_message.Message):
+class SegmentSpec(_message.Message):
+    """Columns of a row under an optimizer of their own."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
-    NAME_FIELD_NUMBER: _builtins.int
     DIM_FIELD_NUMBER: _builtins.int
     OPTIMIZER_FIELD_NUMBER: _builtins.int
     INITIALIZER_FIELD_NUMBER: _builtins.int
-    name: _builtins.str
+    LAZY_FIELD_NUMBER: _builtins.int
     dim: _builtins.int
+    lazy: _builtins.float
+    """held from this score (or count) on, and zero before; 0: always"""
     @_builtins.property
     def optimizer(self) -> Global___OptimizerSpec: ...
     @_builtins.property
@@ -104,14 +139,208 @@ class TableSpec(_message.Message):
     def __init__(
         self,
         *,
+        dim: _builtins.int = ...,
+        optimizer: Global___OptimizerSpec | None = ...,
+        initializer: Global___InitializerSpec | None = ...,
+        lazy: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["initializer", b"initializer", "optimizer", b"optimizer"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dim", b"dim", "initializer", b"initializer", "lazy", b"lazy", "optimizer", b"optimizer"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SegmentSpec: _TypeAlias = SegmentSpec  # noqa: Y015
+
+@_typing.final
+class AdmissionSpec(_message.Message):
+    """When a key gets a row."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    THRESHOLD_FIELD_NUMBER: _builtins.int
+    CAPACITY_FIELD_NUMBER: _builtins.int
+    FALSE_POSITIVE_FIELD_NUMBER: _builtins.int
+    READS_FIELD_NUMBER: _builtins.int
+    kind: _builtins.str
+    """"" (at once) | count | bloom | probability | score"""
+    threshold: _builtins.float
+    """count, bloom: pushes; probability: of each push; score: see ScoreSpec"""
+    capacity: _builtins.int
+    """bloom: keys expected"""
+    false_positive: _builtins.float
+    """bloom: rate at that capacity"""
+    reads: _builtins.str
+    """what a key without a row reads: initial | zeros"""
+    def __init__(
+        self,
+        *,
+        kind: _builtins.str = ...,
+        threshold: _builtins.float = ...,
+        capacity: _builtins.int = ...,
+        false_positive: _builtins.float = ...,
+        reads: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "false_positive", b"false_positive", "kind", b"kind", "reads", b"reads", "threshold", b"threshold"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AdmissionSpec: _TypeAlias = AdmissionSpec  # noqa: Y015
+
+@_typing.final
+class ScoreSpec(_message.Message):
+    """score = non_click * (shows - clicks) + click * clicks; both decay at every shrink."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NON_CLICK_FIELD_NUMBER: _builtins.int
+    CLICK_FIELD_NUMBER: _builtins.int
+    DECAY_FIELD_NUMBER: _builtins.int
+    non_click: _builtins.float
+    click: _builtins.float
+    decay: _builtins.float
+    def __init__(
+        self,
+        *,
+        non_click: _builtins.float = ...,
+        click: _builtins.float = ...,
+        decay: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["click", b"click", "decay", b"decay", "non_click", b"non_click"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ScoreSpec: _TypeAlias = ScoreSpec  # noqa: Y015
+
+@_typing.final
+class EvictionSpec(_message.Message):
+    """Which rows a shrink, or the memory budget, removes. Zero: that rule is off."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TTL_S_FIELD_NUMBER: _builtins.int
+    TTL_STEPS_FIELD_NUMBER: _builtins.int
+    MIN_NORM_FIELD_NUMBER: _builtins.int
+    MIN_SCORE_FIELD_NUMBER: _builtins.int
+    MAX_ROWS_FIELD_NUMBER: _builtins.int
+    ORDER_FIELD_NUMBER: _builtins.int
+    ttl_s: _builtins.int
+    """not pushed to for so many seconds"""
+    ttl_steps: _builtins.int
+    """not pushed to for so many steps (PushRequest.step)"""
+    min_norm: _builtins.float
+    """weights with a smaller L2 norm"""
+    min_score: _builtins.float
+    max_rows: _builtins.int
+    """of the whole shard; the least used go first"""
+    order: _builtins.str
+    """how max_rows chooses: lfu | lru"""
+    def __init__(
+        self,
+        *,
+        ttl_s: _builtins.int = ...,
+        ttl_steps: _builtins.int = ...,
+        min_norm: _builtins.float = ...,
+        min_score: _builtins.float = ...,
+        max_rows: _builtins.int = ...,
+        order: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_rows", b"max_rows", "min_norm", b"min_norm", "min_score", b"min_score", "order", b"order", "ttl_s", b"ttl_s", "ttl_steps", b"ttl_steps"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EvictionSpec: _TypeAlias = EvictionSpec  # noqa: Y015
+
+@_typing.final
+class TierSpec(_message.Message):
+    """Memory over SSD."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    memory_bytes: _builtins.int
+    """of a shard; 0: all in memory"""
+    def __init__(
+        self,
+        *,
+        memory_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["memory_bytes", b"memory_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TierSpec: _TypeAlias = TierSpec  # noqa: Y015
+
+@_typing.final
+class TableSpec(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    DIM_FIELD_NUMBER: _builtins.int
+    OPTIMIZER_FIELD_NUMBER: _builtins.int
+    INITIALIZER_FIELD_NUMBER: _builtins.int
+    SEGMENTS_FIELD_NUMBER: _builtins.int
+    DTYPE_FIELD_NUMBER: _builtins.int
+    STOCHASTIC_ROUNDING_FIELD_NUMBER: _builtins.int
+    ADMISSION_FIELD_NUMBER: _builtins.int
+    EVICTION_FIELD_NUMBER: _builtins.int
+    SCORE_FIELD_NUMBER: _builtins.int
+    TIER_FIELD_NUMBER: _builtins.int
+    DURABILITY_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    dim: _builtins.int
+    """of all segments together"""
+    dtype: _builtins.str
+    """of weights at rest: "" (float32) | float16 | bfloat16 | int8"""
+    stochastic_rounding: _builtins.bool
+    durability: _builtins.str
+    """"" (none) | checkpoint | log | replica"""
+    @_builtins.property
+    def optimizer(self) -> Global___OptimizerSpec:
+        """of a table without segments"""
+
+    @_builtins.property
+    def initializer(self) -> Global___InitializerSpec:
+        """of a table without segments"""
+
+    @_builtins.property
+    def segments(self) -> _containers.RepeatedCompositeFieldContainer[Global___SegmentSpec]: ...
+    @_builtins.property
+    def admission(self) -> Global___AdmissionSpec: ...
+    @_builtins.property
+    def eviction(self) -> Global___EvictionSpec: ...
+    @_builtins.property
+    def score(self) -> Global___ScoreSpec: ...
+    @_builtins.property
+    def tier(self) -> Global___TierSpec: ...
+    def __init__(
+        self,
+        *,
         name: _builtins.str = ...,
         dim: _builtins.int = ...,
         optimizer: Global___OptimizerSpec | None = ...,
         initializer: Global___InitializerSpec | None = ...,
+        segments: _abc.Iterable[Global___SegmentSpec] | None = ...,
+        dtype: _builtins.str = ...,
+        stochastic_rounding: _builtins.bool = ...,
+        admission: Global___AdmissionSpec | None = ...,
+        eviction: Global___EvictionSpec | None = ...,
+        score: Global___ScoreSpec | None = ...,
+        tier: Global___TierSpec | None = ...,
+        durability: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["initializer", b"initializer", "optimizer", b"optimizer"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["admission", b"admission", "eviction", b"eviction", "initializer", b"initializer", "optimizer", b"optimizer", "score", b"score", "tier", b"tier"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dim", b"dim", "initializer", b"initializer", "name", b"name", "optimizer", b"optimizer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission", b"admission", "dim", b"dim", "dtype", b"dtype", "durability", b"durability", "eviction", b"eviction", "initializer", b"initializer", "name", b"name", "optimizer", b"optimizer", "score", b"score", "segments", b"segments", "stochastic_rounding", b"stochastic_rounding", "tier", b"tier"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -164,15 +393,35 @@ class PullRequest(_message.Message):
     DIM_FIELD_NUMBER: _builtins.int
     COUNT_FIELD_NUMBER: _builtins.int
     READ_ONLY_FIELD_NUMBER: _builtins.int
+    DTYPE_FIELD_NUMBER: _builtins.int
+    KEY_BYTES_FIELD_NUMBER: _builtins.int
+    ROUTE_FIELD_NUMBER: _builtins.int
+    REGION_FIELD_NUMBER: _builtins.int
+    KEYS_AT_FIELD_NUMBER: _builtins.int
+    ROWS_AT_FIELD_NUMBER: _builtins.int
+    PREFETCH_FIELD_NUMBER: _builtins.int
     PAYLOAD_FIELD_NUMBER: _builtins.int
     table: _builtins.str
     dim: _builtins.int
     """what the client believes; refused when wrong"""
     count: _builtins.int
     read_only: _builtins.bool
-    """a missing key reads its initial value and grows no row"""
+    """rows on disk stay there"""
+    dtype: _builtins.str
+    """of the reply's rows: "" (float32) | float16 | bfloat16"""
+    key_bytes: _builtins.int
+    """0 (8) | 4"""
+    route: _builtins.int
+    """version of the routing the client goes by; 0: any"""
+    region: _builtins.str
+    """shared memory that holds keys and takes rows, see Attach"""
+    keys_at: _builtins.int
+    """offsets in it"""
+    rows_at: _builtins.int
+    prefetch: _builtins.bool
+    """bring rows into memory; the reply has none"""
     payload: _builtins.bytes
-    """count keys, uint64 little-endian"""
+    """count keys, little-endian"""
     def __init__(
         self,
         *,
@@ -180,11 +429,18 @@ class PullRequest(_message.Message):
         dim: _builtins.int = ...,
         count: _builtins.int = ...,
         read_only: _builtins.bool = ...,
+        dtype: _builtins.str = ...,
+        key_bytes: _builtins.int = ...,
+        route: _builtins.int = ...,
+        region: _builtins.str = ...,
+        keys_at: _builtins.int = ...,
+        rows_at: _builtins.int = ...,
+        prefetch: _builtins.bool = ...,
         payload: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "dim", b"dim", "payload", b"payload", "read_only", b"read_only", "table", b"table"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "dim", b"dim", "dtype", b"dtype", "key_bytes", b"key_bytes", "keys_at", b"keys_at", "payload", b"payload", "prefetch", b"prefetch", "read_only", b"read_only", "region", b"region", "route", b"route", "rows_at", b"rows_at", "table", b"table"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -200,7 +456,7 @@ class PullReply(_message.Message):
     dim: _builtins.int
     count: _builtins.int
     payload: _builtins.bytes
-    """count x dim float32"""
+    """count x dim"""
     def __init__(
         self,
         *,
@@ -230,6 +486,19 @@ class PushRequest(_message.Message):
     CLIENT_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     SEQUENCE_FIELD_NUMBER: _builtins.int
+    DTYPE_FIELD_NUMBER: _builtins.int
+    KEY_BYTES_FIELD_NUMBER: _builtins.int
+    ROUTE_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    RATE_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    USAGE_FIELD_NUMBER: _builtins.int
+    REGION_FIELD_NUMBER: _builtins.int
+    REGION_AT_FIELD_NUMBER: _builtins.int
+    FIRST_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
+    DISTINCT_FIELD_NUMBER: _builtins.int
+    POSITION_FIELD_NUMBER: _builtins.int
     PAYLOAD_FIELD_NUMBER: _builtins.int
     table: _builtins.str
     dim: _builtins.int
@@ -238,9 +507,32 @@ class PushRequest(_message.Message):
     epoch: _builtins.int
     """grows when a client restarts"""
     sequence: _builtins.int
-    """grows with every push of a client to one shard"""
+    """grows with every push of a client"""
+    dtype: _builtins.str
+    """of the values: "" (float32) | float16 | bfloat16"""
+    key_bytes: _builtins.int
+    """0 (8) | 4"""
+    route: _builtins.int
+    kind: _builtins.str
+    """"" (gradients) | add (to the weights) | assign"""
+    rate: _builtins.float
+    """times the learning rate"""
+    step: _builtins.int
+    """the trainer's, for ttl_steps"""
+    usage: _builtins.bool
+    """float32 shows and clicks of every key follow the values"""
+    region: _builtins.str
+    region_at: _builtins.int
+    first: _builtins.int
+    """the messages of one push are numbered first, first + 1, ..."""
+    parts: _builtins.int
+    """so many of them; 0: 1"""
+    distinct: _builtins.bool
+    """no key comes twice in this message"""
+    position: _builtins.str
+    """of the client's reader once this push is applied; kept in checkpoints"""
     payload: _builtins.bytes
-    """count keys (uint64), then count x dim float32 gradients"""
+    """count keys, count x dim values, [count shows, count clicks]"""
     def __init__(
         self,
         *,
@@ -250,13 +542,28 @@ class PushRequest(_message.Message):
         client: _builtins.str = ...,
         epoch: _builtins.int = ...,
         sequence: _builtins.int = ...,
+        dtype: _builtins.str = ...,
+        key_bytes: _builtins.int = ...,
+        route: _builtins.int = ...,
+        kind: _builtins.str = ...,
+        rate: _builtins.float | None = ...,
+        step: _builtins.int = ...,
+        usage: _builtins.bool = ...,
+        region: _builtins.str = ...,
+        region_at: _builtins.int = ...,
+        first: _builtins.int = ...,
+        parts: _builtins.int = ...,
+        distinct: _builtins.bool = ...,
+        position: _builtins.str = ...,
         payload: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_rate", b"_rate", "rate", b"rate"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client", b"client", "count", b"count", "dim", b"dim", "epoch", b"epoch", "payload", b"payload", "sequence", b"sequence", "table", b"table"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_rate", b"_rate", "client", b"client", "count", b"count", "dim", b"dim", "distinct", b"distinct", "dtype", b"dtype", "epoch", b"epoch", "first", b"first", "key_bytes", b"key_bytes", "kind", b"kind", "parts", b"parts", "payload", b"payload", "position", b"position", "rate", b"rate", "region", b"region", "region_at", b"region_at", "route", b"route", "sequence", b"sequence", "step", b"step", "table", b"table", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__rate: _TypeAlias = _typing.Literal["rate"]  # noqa: Y015
+    _WhichOneofArgType__rate: _TypeAlias = _typing.Literal["_rate", b"_rate"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__rate) -> _WhichOneofReturnType__rate | None: ...
 
 Global___PushRequest: _TypeAlias = PushRequest  # noqa: Y015
 
@@ -278,6 +585,120 @@ class PushReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PushReply: _TypeAlias = PushReply  # noqa: Y015
+
+@_typing.final
+class AttachRequest(_message.Message):
+    """Offers a file of this host's shared memory for payloads; refused where it is not the same host."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REGION_FIELD_NUMBER: _builtins.int
+    NONCE_FIELD_NUMBER: _builtins.int
+    region: _builtins.str
+    nonce: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        region: _builtins.str = ...,
+        nonce: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["nonce", b"nonce", "region", b"region"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AttachRequest: _TypeAlias = AttachRequest  # noqa: Y015
+
+@_typing.final
+class AttachReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ATTACHED_FIELD_NUMBER: _builtins.int
+    attached: _builtins.bool
+    def __init__(
+        self,
+        *,
+        attached: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AttachReply: _TypeAlias = AttachReply  # noqa: Y015
+
+@_typing.final
+class AdvanceRequest(_message.Message):
+    """A worker's clock. Answered once the slowest of the group is no more than `staleness` behind."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: _builtins.int
+    WORKER_FIELD_NUMBER: _builtins.int
+    WORKERS_FIELD_NUMBER: _builtins.int
+    CLOCK_FIELD_NUMBER: _builtins.int
+    STALENESS_FIELD_NUMBER: _builtins.int
+    WAIT_S_FIELD_NUMBER: _builtins.int
+    LEAVE_FIELD_NUMBER: _builtins.int
+    EXPIRE_S_FIELD_NUMBER: _builtins.int
+    group: _builtins.str
+    worker: _builtins.int
+    workers: _builtins.int
+    clock: _builtins.int
+    """steps whose pushes are acknowledged"""
+    staleness: _builtins.int
+    """0: a barrier"""
+    wait_s: _builtins.float
+    leave: _builtins.bool
+    """the worker has ended and holds nobody back"""
+    expire_s: _builtins.float
+    """nor does one that has not called for so long; 0: it does"""
+    def __init__(
+        self,
+        *,
+        group: _builtins.str = ...,
+        worker: _builtins.int = ...,
+        workers: _builtins.int = ...,
+        clock: _builtins.int = ...,
+        staleness: _builtins.int = ...,
+        wait_s: _builtins.float = ...,
+        leave: _builtins.bool = ...,
+        expire_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock", b"clock", "expire_s", b"expire_s", "group", b"group", "leave", b"leave", "staleness", b"staleness", "wait_s", b"wait_s", "worker", b"worker", "workers", b"workers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AdvanceRequest: _TypeAlias = AdvanceRequest  # noqa: Y015
+
+@_typing.final
+class AdvanceReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    READY_FIELD_NUMBER: _builtins.int
+    SLOWEST_FIELD_NUMBER: _builtins.int
+    SLOWEST_WORKER_FIELD_NUMBER: _builtins.int
+    ready: _builtins.bool
+    slowest: _builtins.int
+    slowest_worker: _builtins.int
+    def __init__(
+        self,
+        *,
+        ready: _builtins.bool = ...,
+        slowest: _builtins.int = ...,
+        slowest_worker: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ready", b"ready", "slowest", b"slowest", "slowest_worker", b"slowest_worker"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AdvanceReply: _TypeAlias = AdvanceReply  # noqa: Y015
 
 @_typing.final
 class DropTablesRequest(_message.Message):
@@ -321,18 +742,275 @@ class DropTablesReply(_message.Message):
 Global___DropTablesReply: _TypeAlias = DropTablesReply  # noqa: Y015
 
 @_typing.final
+class ShrinkRequest(_message.Message):
+    """Applies the table's eviction rules now, and decays its scores."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TABLE_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    DECAY_FIELD_NUMBER: _builtins.int
+    TIME_S_FIELD_NUMBER: _builtins.int
+    table: _builtins.str
+    step: _builtins.int
+    decay: _builtins.bool
+    time_s: _builtins.int
+    def __init__(
+        self,
+        *,
+        table: _builtins.str = ...,
+        step: _builtins.int = ...,
+        decay: _builtins.bool = ...,
+        time_s: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decay", b"decay", "step", b"step", "table", b"table", "time_s", b"time_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ShrinkRequest: _TypeAlias = ShrinkRequest  # noqa: Y015
+
+@_typing.final
+class ShrinkReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EVICTED_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    evicted: _builtins.int
+    rows: _builtins.int
+    def __init__(
+        self,
+        *,
+        evicted: _builtins.int = ...,
+        rows: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["evicted", b"evicted", "rows", b"rows"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ShrinkReply: _TypeAlias = ShrinkReply  # noqa: Y015
+
+@_typing.final
+class KeysRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TABLE_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    table: _builtins.str
+    limit: _builtins.int
+    def __init__(
+        self,
+        *,
+        table: _builtins.str = ...,
+        limit: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["limit", b"limit", "table", b"table"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KeysRequest: _TypeAlias = KeysRequest  # noqa: Y015
+
+@_typing.final
+class KeysReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROWS_FIELD_NUMBER: _builtins.int
+    PAYLOAD_FIELD_NUMBER: _builtins.int
+    rows: _builtins.int
+    payload: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        rows: _builtins.int = ...,
+        payload: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["payload", b"payload", "rows", b"rows"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KeysReply: _TypeAlias = KeysReply  # noqa: Y015
+
+@_typing.final
+class CutRequest(_message.Message):
+    """Holds pushes back on this shard until Save takes the cut, or `hold_s` is over. A push that
+    another shard has applied in part is let through, so that a cut has all of it or nothing.
+    Without `hold_s` it only keeps other saves, folds and moves of this shard from beginning.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    HOLD_S_FIELD_NUMBER: _builtins.int
+    ADMIT_FIELD_NUMBER: _builtins.int
+    ABANDON_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    hold_s: _builtins.float
+    abandon: _builtins.bool
+    @_builtins.property
+    def admit(self) -> _containers.RepeatedCompositeFieldContainer[Global___Pushes]: ...
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        hold_s: _builtins.float = ...,
+        admit: _abc.Iterable[Global___Pushes] | None = ...,
+        abandon: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandon", b"abandon", "admit", b"admit", "hold_s", b"hold_s", "id", b"id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CutRequest: _TypeAlias = CutRequest  # noqa: Y015
+
+@_typing.final
+class Pushes(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLIENT_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    SEQUENCES_FIELD_NUMBER: _builtins.int
+    client: _builtins.str
+    epoch: _builtins.int
+    @_builtins.property
+    def sequences(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        client: _builtins.str = ...,
+        epoch: _builtins.int = ...,
+        sequences: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client", b"client", "epoch", b"epoch", "sequences", b"sequences"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Pushes: _TypeAlias = Pushes  # noqa: Y015
+
+@_typing.final
+class CutReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLIENTS_FIELD_NUMBER: _builtins.int
+    ROUTE_FIELD_NUMBER: _builtins.int
+    BUSY_FIELD_NUMBER: _builtins.int
+    route: _builtins.int
+    """version of the shard's routing"""
+    busy: _builtins.bool
+    """with another save, fold or move; ask again"""
+    @_builtins.property
+    def clients(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClientWindow]: ...
+    def __init__(
+        self,
+        *,
+        clients: _abc.Iterable[Global___ClientWindow] | None = ...,
+        route: _builtins.int = ...,
+        busy: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["busy", b"busy", "clients", b"clients", "route", b"route"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CutReply: _TypeAlias = CutReply  # noqa: Y015
+
+@_typing.final
+class ClientWindow(_message.Message):
+    """What a shard has applied of a client: bit s % width of `bits` for the sequence s."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLIENT_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    HIGHEST_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    BITS_FIELD_NUMBER: _builtins.int
+    client: _builtins.str
+    epoch: _builtins.int
+    highest: _builtins.int
+    end: _builtins.int
+    bits: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        client: _builtins.str = ...,
+        epoch: _builtins.int = ...,
+        highest: _builtins.int = ...,
+        end: _builtins.int = ...,
+        bits: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bits", b"bits", "client", b"client", "end", b"end", "epoch", b"epoch", "highest", b"highest"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClientWindow: _TypeAlias = ClientWindow  # noqa: Y015
+
+@_typing.final
 class SaveRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class SinceEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     DIRECTORY_FIELD_NUMBER: _builtins.int
     SHARD_FIELD_NUMBER: _builtins.int
     SHARDS_FIELD_NUMBER: _builtins.int
     PREFIX_FIELD_NUMBER: _builtins.int
+    CUT_FIELD_NUMBER: _builtins.int
+    MODE_FIELD_NUMBER: _builtins.int
+    SINCE_FIELD_NUMBER: _builtins.int
+    RUN_FIELD_NUMBER: _builtins.int
+    LOST_FIELD_NUMBER: _builtins.int
     directory: _builtins.str
+    """path or fsspec URL"""
     shard: _builtins.int
     shards: _builtins.int
     prefix: _builtins.str
     """only tables whose names begin so"""
+    cut: _builtins.str
+    """of CutRequest; empty: a cut of this shard alone, now"""
+    mode: _builtins.str
+    """"" (checkpoint) | delta | base | serving"""
+    run: _builtins.str
+    """of the shard process that counted those generations"""
+    @_builtins.property
+    def since(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """delta, serving: table -> generation of the save before"""
+
+    @_builtins.property
+    def lost(self) -> _containers.RepeatedCompositeFieldContainer[Global___Pushes]:
+        """never to be completed: not to be waited for again"""
+
     def __init__(
         self,
         *,
@@ -340,10 +1018,15 @@ class SaveRequest(_message.Message):
         shard: _builtins.int = ...,
         shards: _builtins.int = ...,
         prefix: _builtins.str = ...,
+        cut: _builtins.str = ...,
+        mode: _builtins.str = ...,
+        since: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        run: _builtins.str = ...,
+        lost: _abc.Iterable[Global___Pushes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory", "prefix", b"prefix", "shard", b"shard", "shards", b"shards"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cut", b"cut", "directory", b"directory", "lost", b"lost", "mode", b"mode", "prefix", b"prefix", "run", b"run", "shard", b"shard", "shards", b"shards", "since", b"since"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -353,21 +1036,80 @@ Global___SaveRequest: _TypeAlias = SaveRequest  # noqa: Y015
 class SaveReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class GenerationsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     FILES_FIELD_NUMBER: _builtins.int
+    GENERATIONS_FIELD_NUMBER: _builtins.int
+    RUN_FIELD_NUMBER: _builtins.int
+    POSITIONS_FIELD_NUMBER: _builtins.int
+    run: _builtins.str
     @_builtins.property
     def files(self) -> _containers.RepeatedCompositeFieldContainer[Global___SavedFile]: ...
+    @_builtins.property
+    def generations(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
+    @_builtins.property
+    def positions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Position]: ...
     def __init__(
         self,
         *,
         files: _abc.Iterable[Global___SavedFile] | None = ...,
+        generations: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        run: _builtins.str = ...,
+        positions: _abc.Iterable[Global___Position] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["files", b"files"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["files", b"files", "generations", b"generations", "positions", b"positions", "run", b"run"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SaveReply: _TypeAlias = SaveReply  # noqa: Y015
+
+@_typing.final
+class Position(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLIENT_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    POSITION_FIELD_NUMBER: _builtins.int
+    client: _builtins.str
+    epoch: _builtins.int
+    sequence: _builtins.int
+    position: _builtins.str
+    def __init__(
+        self,
+        *,
+        client: _builtins.str = ...,
+        epoch: _builtins.int = ...,
+        sequence: _builtins.int = ...,
+        position: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client", b"client", "epoch", b"epoch", "position", b"position", "sequence", b"sequence"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Position: _TypeAlias = Position  # noqa: Y015
 
 @_typing.final
 class SavedFile(_message.Message):
@@ -445,6 +1187,314 @@ class LoadReply(_message.Message):
 Global___LoadReply: _TypeAlias = LoadReply  # noqa: Y015
 
 @_typing.final
+class Routing(_message.Message):
+    """Which shard holds each of the 1,024 buckets. Version 0: shard i of n has the i-th n-th of them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    SHARDS_FIELD_NUMBER: _builtins.int
+    BUCKET_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    @_builtins.property
+    def shards(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def bucket(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        version: _builtins.int = ...,
+        shards: _abc.Iterable[_builtins.str] | None = ...,
+        bucket: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket", b"bucket", "shards", b"shards", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Routing: _TypeAlias = Routing  # noqa: Y015
+
+@_typing.final
+class RouteRequest(_message.Message):
+    """Installs a routing of a higher version, at the shard that stands in it as `index`; a shard
+    forgets the buckets that are no longer its own. Without `install` it only asks.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INSTALL_FIELD_NUMBER: _builtins.int
+    INDEX_FIELD_NUMBER: _builtins.int
+    index: _builtins.int
+    @_builtins.property
+    def install(self) -> Global___Routing: ...
+    def __init__(
+        self,
+        *,
+        install: Global___Routing | None = ...,
+        index: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["install", b"install"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "install", b"install"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RouteRequest: _TypeAlias = RouteRequest  # noqa: Y015
+
+@_typing.final
+class RouteReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROUTING_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def routing(self) -> Global___Routing: ...
+    def __init__(
+        self,
+        *,
+        routing: Global___Routing | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["routing", b"routing"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["routing", b"routing"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RouteReply: _TypeAlias = RouteReply  # noqa: Y015
+
+@_typing.final
+class FetchRequest(_message.Message):
+    """The whole state, for a primary that has lost its own."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FetchRequest: _TypeAlias = FetchRequest  # noqa: Y015
+
+@_typing.final
+class StateBlock(_message.Message):
+    """State on its way: tables and their rows, or, in a transfer of buckets, those rows alone."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TABLE_FIELD_NUMBER: _builtins.int
+    WINDOW_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    RESET_FIELD_NUMBER: _builtins.int
+    OF_FIELD_NUMBER: _builtins.int
+    ERASE_FIELD_NUMBER: _builtins.int
+    LAST_FIELD_NUMBER: _builtins.int
+    POSITIONS_FIELD_NUMBER: _builtins.int
+    ROUTE_FIELD_NUMBER: _builtins.int
+    ROUTING_FIELD_NUMBER: _builtins.int
+    PAYLOAD_FIELD_NUMBER: _builtins.int
+    token: _builtins.str
+    """names the transfer; the same again begins it anew"""
+    number: _builtins.int
+    """of the last log record in it"""
+    name: _builtins.str
+    """of the table the payload belongs to"""
+    reset: _builtins.bool
+    """everything there before goes"""
+    of: _builtins.str
+    """the run of the shard it comes from"""
+    last: _builtins.bool
+    """of the transfer"""
+    route: _builtins.int
+    """version of the routing that the rows are sent for"""
+    payload: _builtins.bytes
+    """a block of rows, laid out as in ps/csrc/block.h"""
+    @_builtins.property
+    def table(self) -> Global___TableSpec:
+        """begins a table"""
+
+    @_builtins.property
+    def window(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClientWindow]: ...
+    @_builtins.property
+    def erase(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """buckets whose rows go first"""
+
+    @_builtins.property
+    def positions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Position]: ...
+    @_builtins.property
+    def routing(self) -> Global___RouteRequest:
+        """of the shard, where it is not the first"""
+
+    def __init__(
+        self,
+        *,
+        table: Global___TableSpec | None = ...,
+        window: _abc.Iterable[Global___ClientWindow] | None = ...,
+        token: _builtins.str = ...,
+        number: _builtins.int = ...,
+        name: _builtins.str = ...,
+        reset: _builtins.bool = ...,
+        of: _builtins.str = ...,
+        erase: _abc.Iterable[_builtins.int] | None = ...,
+        last: _builtins.bool = ...,
+        positions: _abc.Iterable[Global___Position] | None = ...,
+        route: _builtins.int = ...,
+        routing: Global___RouteRequest | None = ...,
+        payload: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["routing", b"routing", "table", b"table"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["erase", b"erase", "last", b"last", "name", b"name", "number", b"number", "of", b"of", "payload", b"payload", "positions", b"positions", "reset", b"reset", "route", b"route", "routing", b"routing", "table", b"table", "token", b"token", "window", b"window"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StateBlock: _TypeAlias = StateBlock  # noqa: Y015
+
+@_typing.final
+class AbsorbReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROWS_FIELD_NUMBER: _builtins.int
+    rows: _builtins.int
+    def __init__(
+        self,
+        *,
+        rows: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["rows", b"rows"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AbsorbReply: _TypeAlias = AbsorbReply  # noqa: Y015
+
+@_typing.final
+class LogRecord(_message.Message):
+    """A change of a shard's state, as its log and its replica have it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    TIME_S_FIELD_NUMBER: _builtins.int
+    OF_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    PAYLOAD_FIELD_NUMBER: _builtins.int
+    kind: _builtins.str
+    """push | create | drop | shrink | absorb | route | state"""
+    time_s: _builtins.int
+    """Unix time at the shard that took it"""
+    of: _builtins.str
+    """the run of the primary"""
+    number: _builtins.int
+    """counts up by one; a gap means that the replica must be filled anew"""
+    payload: _builtins.bytes
+    """the request"""
+    def __init__(
+        self,
+        *,
+        kind: _builtins.str = ...,
+        time_s: _builtins.int = ...,
+        of: _builtins.str = ...,
+        number: _builtins.int = ...,
+        payload: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "number", b"number", "of", b"of", "payload", b"payload", "time_s", b"time_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LogRecord: _TypeAlias = LogRecord  # noqa: Y015
+
+@_typing.final
+class ReplicateReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    APPLIED_FIELD_NUMBER: _builtins.int
+    applied: _builtins.bool
+    def __init__(
+        self,
+        *,
+        applied: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReplicateReply: _TypeAlias = ReplicateReply  # noqa: Y015
+
+@_typing.final
+class MoveRequest(_message.Message):
+    """Sends buckets to another shard: first all their rows, then, again and again, those that have
+    changed since. `last` holds pushes back until the new routing is installed, or `hold_s` is over;
+    a routing that takes buckets away is refused unless `last` has sent them and still holds.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TO_FIELD_NUMBER: _builtins.int
+    BUCKETS_FIELD_NUMBER: _builtins.int
+    LAST_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
+    AGAIN_FIELD_NUMBER: _builtins.int
+    HOLD_S_FIELD_NUMBER: _builtins.int
+    ROUTE_FIELD_NUMBER: _builtins.int
+    to: _builtins.str
+    last: _builtins.bool
+    token: _builtins.str
+    again: _builtins.bool
+    hold_s: _builtins.float
+    route: _builtins.int
+    """version of the routing that takes effect afterwards"""
+    @_builtins.property
+    def buckets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        to: _builtins.str = ...,
+        buckets: _abc.Iterable[_builtins.int] | None = ...,
+        last: _builtins.bool = ...,
+        token: _builtins.str = ...,
+        again: _builtins.bool = ...,
+        hold_s: _builtins.float = ...,
+        route: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["again", b"again", "buckets", b"buckets", "hold_s", b"hold_s", "last", b"last", "route", b"route", "to", b"to", "token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MoveRequest: _TypeAlias = MoveRequest  # noqa: Y015
+
+@_typing.final
+class MoveReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROWS_FIELD_NUMBER: _builtins.int
+    rows: _builtins.int
+    def __init__(
+        self,
+        *,
+        rows: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["rows", b"rows"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MoveReply: _TypeAlias = MoveReply  # noqa: Y015
+
+@_typing.final
 class StatsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -469,12 +1519,35 @@ class TableStats(_message.Message):
     BYTES_FIELD_NUMBER: _builtins.int
     PULLED_FIELD_NUMBER: _builtins.int
     PUSHED_FIELD_NUMBER: _builtins.int
+    MISSED_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    EVICTED_FIELD_NUMBER: _builtins.int
+    DISK_ROWS_FIELD_NUMBER: _builtins.int
+    DISK_BYTES_FIELD_NUMBER: _builtins.int
+    PROMOTED_FIELD_NUMBER: _builtins.int
+    DEMOTED_FIELD_NUMBER: _builtins.int
+    SPEC_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     dim: _builtins.int
     rows: _builtins.int
     bytes: _builtins.int
+    """of memory"""
     pulled: _builtins.int
+    """keys"""
     pushed: _builtins.int
+    """keys"""
+    missed: _builtins.int
+    """pulled keys that had no row"""
+    waiting: _builtins.int
+    """keys counted but not admitted"""
+    evicted: _builtins.int
+    disk_rows: _builtins.int
+    disk_bytes: _builtins.int
+    promoted: _builtins.int
+    """rows brought from disk to memory"""
+    demoted: _builtins.int
+    @_builtins.property
+    def spec(self) -> Global___TableSpec: ...
     def __init__(
         self,
         *,
@@ -484,10 +1557,18 @@ class TableStats(_message.Message):
         bytes: _builtins.int = ...,
         pulled: _builtins.int = ...,
         pushed: _builtins.int = ...,
+        missed: _builtins.int = ...,
+        waiting: _builtins.int = ...,
+        evicted: _builtins.int = ...,
+        disk_rows: _builtins.int = ...,
+        disk_bytes: _builtins.int = ...,
+        promoted: _builtins.int = ...,
+        demoted: _builtins.int = ...,
+        spec: Global___TableSpec | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "dim", b"dim", "name", b"name", "pulled", b"pulled", "pushed", b"pushed", "rows", b"rows"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "demoted", b"demoted", "dim", b"dim", "disk_bytes", b"disk_bytes", "disk_rows", b"disk_rows", "evicted", b"evicted", "missed", b"missed", "name", b"name", "promoted", b"promoted", "pulled", b"pulled", "pushed", b"pushed", "rows", b"rows", "spec", b"spec", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -500,8 +1581,20 @@ class StatsReply(_message.Message):
     TABLES_FIELD_NUMBER: _builtins.int
     CPU_SECONDS_FIELD_NUMBER: _builtins.int
     RESIDENT_BYTES_FIELD_NUMBER: _builtins.int
+    BYTES_IN_FIELD_NUMBER: _builtins.int
+    BYTES_OUT_FIELD_NUMBER: _builtins.int
+    LOG_BYTES_FIELD_NUMBER: _builtins.int
+    UPTIME_S_FIELD_NUMBER: _builtins.int
+    RUN_FIELD_NUMBER: _builtins.int
     cpu_seconds: _builtins.float
     resident_bytes: _builtins.int
+    bytes_in: _builtins.int
+    """payloads of pushes and pulls"""
+    bytes_out: _builtins.int
+    log_bytes: _builtins.int
+    """write-ahead log not yet folded into a base"""
+    uptime_s: _builtins.float
+    run: _builtins.str
     @_builtins.property
     def tables(self) -> _containers.RepeatedCompositeFieldContainer[Global___TableStats]: ...
     def __init__(
@@ -510,10 +1603,15 @@ class StatsReply(_message.Message):
         tables: _abc.Iterable[Global___TableStats] | None = ...,
         cpu_seconds: _builtins.float = ...,
         resident_bytes: _builtins.int = ...,
+        bytes_in: _builtins.int = ...,
+        bytes_out: _builtins.int = ...,
+        log_bytes: _builtins.int = ...,
+        uptime_s: _builtins.float = ...,
+        run: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cpu_seconds", b"cpu_seconds", "resident_bytes", b"resident_bytes", "tables", b"tables"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_in", b"bytes_in", "bytes_out", b"bytes_out", "cpu_seconds", b"cpu_seconds", "log_bytes", b"log_bytes", "resident_bytes", b"resident_bytes", "run", b"run", "tables", b"tables", "uptime_s", b"uptime_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

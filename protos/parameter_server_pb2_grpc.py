@@ -38,11 +38,6 @@ class ParameterServerStub:
         Args:
             channel: A grpc.Channel.
         """
-        self.CreateTable = channel.unary_unary(
-                '/heterps.v1.ParameterServer/CreateTable',
-                request_serializer=protos_dot_parameter__server__pb2.CreateTableRequest.SerializeToString,
-                response_deserializer=protos_dot_parameter__server__pb2.CreateTableReply.FromString,
-                _registered_method=True)
         self.Pull = channel.unary_unary(
                 '/heterps.v1.ParameterServer/Pull',
                 request_serializer=protos_dot_parameter__server__pb2.PullRequest.SerializeToString,
@@ -53,10 +48,45 @@ class ParameterServerStub:
                 request_serializer=protos_dot_parameter__server__pb2.PushRequest.SerializeToString,
                 response_deserializer=protos_dot_parameter__server__pb2.PushReply.FromString,
                 _registered_method=True)
+        self.Attach = channel.unary_unary(
+                '/heterps.v1.ParameterServer/Attach',
+                request_serializer=protos_dot_parameter__server__pb2.AttachRequest.SerializeToString,
+                response_deserializer=protos_dot_parameter__server__pb2.AttachReply.FromString,
+                _registered_method=True)
+        self.Advance = channel.unary_unary(
+                '/heterps.v1.ParameterServer/Advance',
+                request_serializer=protos_dot_parameter__server__pb2.AdvanceRequest.SerializeToString,
+                response_deserializer=protos_dot_parameter__server__pb2.AdvanceReply.FromString,
+                _registered_method=True)
+        self.CreateTable = channel.unary_unary(
+                '/heterps.v1.ParameterServer/CreateTable',
+                request_serializer=protos_dot_parameter__server__pb2.CreateTableRequest.SerializeToString,
+                response_deserializer=protos_dot_parameter__server__pb2.CreateTableReply.FromString,
+                _registered_method=True)
         self.DropTables = channel.unary_unary(
                 '/heterps.v1.ParameterServer/DropTables',
                 request_serializer=protos_dot_parameter__server__pb2.DropTablesRequest.SerializeToString,
                 response_deserializer=protos_dot_parameter__server__pb2.DropTablesReply.FromString,
+                _registered_method=True)
+        self.Shrink = channel.unary_unary(
+                '/heterps.v1.ParameterServer/Shrink',
+                request_serializer=protos_dot_parameter__server__pb2.ShrinkRequest.SerializeToString,
+                response_deserializer=protos_dot_parameter__server__pb2.ShrinkReply.FromString,
+                _registered_method=True)
+        self.Stats = channel.unary_unary(
+                '/heterps.v1.ParameterServer/Stats',
+                request_serializer=protos_dot_parameter__server__pb2.StatsRequest.SerializeToString,
+                response_deserializer=protos_dot_parameter__server__pb2.StatsReply.FromString,
+                _registered_method=True)
+        self.Keys = channel.unary_unary(
+                '/heterps.v1.ParameterServer/Keys',
+                request_serializer=protos_dot_parameter__server__pb2.KeysRequest.SerializeToString,
+                response_deserializer=protos_dot_parameter__server__pb2.KeysReply.FromString,
+                _registered_method=True)
+        self.Cut = channel.unary_unary(
+                '/heterps.v1.ParameterServer/Cut',
+                request_serializer=protos_dot_parameter__server__pb2.CutRequest.SerializeToString,
+                response_deserializer=protos_dot_parameter__server__pb2.CutReply.FromString,
                 _registered_method=True)
         self.Save = channel.unary_unary(
                 '/heterps.v1.ParameterServer/Save',
@@ -68,10 +98,30 @@ class ParameterServerStub:
                 request_serializer=protos_dot_parameter__server__pb2.LoadRequest.SerializeToString,
                 response_deserializer=protos_dot_parameter__server__pb2.LoadReply.FromString,
                 _registered_method=True)
-        self.Stats = channel.unary_unary(
-                '/heterps.v1.ParameterServer/Stats',
-                request_serializer=protos_dot_parameter__server__pb2.StatsRequest.SerializeToString,
-                response_deserializer=protos_dot_parameter__server__pb2.StatsReply.FromString,
+        self.Route = channel.unary_unary(
+                '/heterps.v1.ParameterServer/Route',
+                request_serializer=protos_dot_parameter__server__pb2.RouteRequest.SerializeToString,
+                response_deserializer=protos_dot_parameter__server__pb2.RouteReply.FromString,
+                _registered_method=True)
+        self.Fetch = channel.unary_stream(
+                '/heterps.v1.ParameterServer/Fetch',
+                request_serializer=protos_dot_parameter__server__pb2.FetchRequest.SerializeToString,
+                response_deserializer=protos_dot_parameter__server__pb2.StateBlock.FromString,
+                _registered_method=True)
+        self.Move = channel.unary_unary(
+                '/heterps.v1.ParameterServer/Move',
+                request_serializer=protos_dot_parameter__server__pb2.MoveRequest.SerializeToString,
+                response_deserializer=protos_dot_parameter__server__pb2.MoveReply.FromString,
+                _registered_method=True)
+        self.Absorb = channel.stream_unary(
+                '/heterps.v1.ParameterServer/Absorb',
+                request_serializer=protos_dot_parameter__server__pb2.StateBlock.SerializeToString,
+                response_deserializer=protos_dot_parameter__server__pb2.AbsorbReply.FromString,
+                _registered_method=True)
+        self.Replicate = channel.unary_unary(
+                '/heterps.v1.ParameterServer/Replicate',
+                request_serializer=protos_dot_parameter__server__pb2.LogRecord.SerializeToString,
+                response_deserializer=protos_dot_parameter__server__pb2.ReplicateReply.FromString,
                 _registered_method=True)
 
 
@@ -82,14 +132,9 @@ class ParameterServerServicer:
     that both sides can use the bytes in place; see protos/codec.py.
     """
 
-    def CreateTable(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def Pull(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Data.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -100,8 +145,52 @@ class ParameterServerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Attach(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Advance(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CreateTable(self, request, context):
+        """Tables.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def DropTables(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Shrink(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Stats(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Keys(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Cut(self, request, context):
+        """Checkpoints: Cut on every shard, then Save on every shard.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -118,7 +207,32 @@ class ParameterServerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Stats(self, request, context):
+    def Route(self, request, context):
+        """State from shard to shard: replicas, and buckets that move.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Fetch(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Move(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Absorb(self, request_iterator, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Replicate(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -127,11 +241,6 @@ class ParameterServerServicer:
 
 def add_ParameterServerServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'CreateTable': grpc.unary_unary_rpc_method_handler(
-                    servicer.CreateTable,
-                    request_deserializer=protos_dot_parameter__server__pb2.CreateTableRequest.FromString,
-                    response_serializer=protos_dot_parameter__server__pb2.CreateTableReply.SerializeToString,
-            ),
             'Pull': grpc.unary_unary_rpc_method_handler(
                     servicer.Pull,
                     request_deserializer=protos_dot_parameter__server__pb2.PullRequest.FromString,
@@ -142,10 +251,45 @@ def add_ParameterServerServicer_to_server(servicer, server):
                     request_deserializer=protos_dot_parameter__server__pb2.PushRequest.FromString,
                     response_serializer=protos_dot_parameter__server__pb2.PushReply.SerializeToString,
             ),
+            'Attach': grpc.unary_unary_rpc_method_handler(
+                    servicer.Attach,
+                    request_deserializer=protos_dot_parameter__server__pb2.AttachRequest.FromString,
+                    response_serializer=protos_dot_parameter__server__pb2.AttachReply.SerializeToString,
+            ),
+            'Advance': grpc.unary_unary_rpc_method_handler(
+                    servicer.Advance,
+                    request_deserializer=protos_dot_parameter__server__pb2.AdvanceRequest.FromString,
+                    response_serializer=protos_dot_parameter__server__pb2.AdvanceReply.SerializeToString,
+            ),
+            'CreateTable': grpc.unary_unary_rpc_method_handler(
+                    servicer.CreateTable,
+                    request_deserializer=protos_dot_parameter__server__pb2.CreateTableRequest.FromString,
+                    response_serializer=protos_dot_parameter__server__pb2.CreateTableReply.SerializeToString,
+            ),
             'DropTables': grpc.unary_unary_rpc_method_handler(
                     servicer.DropTables,
                     request_deserializer=protos_dot_parameter__server__pb2.DropTablesRequest.FromString,
                     response_serializer=protos_dot_parameter__server__pb2.DropTablesReply.SerializeToString,
+            ),
+            'Shrink': grpc.unary_unary_rpc_method_handler(
+                    servicer.Shrink,
+                    request_deserializer=protos_dot_parameter__server__pb2.ShrinkRequest.FromString,
+                    response_serializer=protos_dot_parameter__server__pb2.ShrinkReply.SerializeToString,
+            ),
+            'Stats': grpc.unary_unary_rpc_method_handler(
+                    servicer.Stats,
+                    request_deserializer=protos_dot_parameter__server__pb2.StatsRequest.FromString,
+                    response_serializer=protos_dot_parameter__server__pb2.StatsReply.SerializeToString,
+            ),
+            'Keys': grpc.unary_unary_rpc_method_handler(
+                    servicer.Keys,
+                    request_deserializer=protos_dot_parameter__server__pb2.KeysRequest.FromString,
+                    response_serializer=protos_dot_parameter__server__pb2.KeysReply.SerializeToString,
+            ),
+            'Cut': grpc.unary_unary_rpc_method_handler(
+                    servicer.Cut,
+                    request_deserializer=protos_dot_parameter__server__pb2.CutRequest.FromString,
+                    response_serializer=protos_dot_parameter__server__pb2.CutReply.SerializeToString,
             ),
             'Save': grpc.unary_unary_rpc_method_handler(
                     servicer.Save,
@@ -157,10 +301,30 @@ def add_ParameterServerServicer_to_server(servicer, server):
                     request_deserializer=protos_dot_parameter__server__pb2.LoadRequest.FromString,
                     response_serializer=protos_dot_parameter__server__pb2.LoadReply.SerializeToString,
             ),
-            'Stats': grpc.unary_unary_rpc_method_handler(
-                    servicer.Stats,
-                    request_deserializer=protos_dot_parameter__server__pb2.StatsRequest.FromString,
-                    response_serializer=protos_dot_parameter__server__pb2.StatsReply.SerializeToString,
+            'Route': grpc.unary_unary_rpc_method_handler(
+                    servicer.Route,
+                    request_deserializer=protos_dot_parameter__server__pb2.RouteRequest.FromString,
+                    response_serializer=protos_dot_parameter__server__pb2.RouteReply.SerializeToString,
+            ),
+            'Fetch': grpc.unary_stream_rpc_method_handler(
+                    servicer.Fetch,
+                    request_deserializer=protos_dot_parameter__server__pb2.FetchRequest.FromString,
+                    response_serializer=protos_dot_parameter__server__pb2.StateBlock.SerializeToString,
+            ),
+            'Move': grpc.unary_unary_rpc_method_handler(
+                    servicer.Move,
+                    request_deserializer=protos_dot_parameter__server__pb2.MoveRequest.FromString,
+                    response_serializer=protos_dot_parameter__server__pb2.MoveReply.SerializeToString,
+            ),
+            'Absorb': grpc.stream_unary_rpc_method_handler(
+                    servicer.Absorb,
+                    request_deserializer=protos_dot_parameter__server__pb2.StateBlock.FromString,
+                    response_serializer=protos_dot_parameter__server__pb2.AbsorbReply.SerializeToString,
+            ),
+            'Replicate': grpc.unary_unary_rpc_method_handler(
+                    servicer.Replicate,
+                    request_deserializer=protos_dot_parameter__server__pb2.LogRecord.FromString,
+                    response_serializer=protos_dot_parameter__server__pb2.ReplicateReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -176,33 +340,6 @@ class ParameterServer:
     Payload-bearing messages keep their bulk data in the last field (number 15), so
     that both sides can use the bytes in place; see protos/codec.py.
     """
-
-    @staticmethod
-    def CreateTable(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/heterps.v1.ParameterServer/CreateTable',
-            protos_dot_parameter__server__pb2.CreateTableRequest.SerializeToString,
-            protos_dot_parameter__server__pb2.CreateTableReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
 
     @staticmethod
     def Pull(request,
@@ -259,6 +396,87 @@ class ParameterServer:
             _registered_method=True)
 
     @staticmethod
+    def Attach(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/heterps.v1.ParameterServer/Attach',
+            protos_dot_parameter__server__pb2.AttachRequest.SerializeToString,
+            protos_dot_parameter__server__pb2.AttachReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Advance(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/heterps.v1.ParameterServer/Advance',
+            protos_dot_parameter__server__pb2.AdvanceRequest.SerializeToString,
+            protos_dot_parameter__server__pb2.AdvanceReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CreateTable(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/heterps.v1.ParameterServer/CreateTable',
+            protos_dot_parameter__server__pb2.CreateTableRequest.SerializeToString,
+            protos_dot_parameter__server__pb2.CreateTableReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def DropTables(request,
             target,
             options=(),
@@ -275,6 +493,114 @@ class ParameterServer:
             '/heterps.v1.ParameterServer/DropTables',
             protos_dot_parameter__server__pb2.DropTablesRequest.SerializeToString,
             protos_dot_parameter__server__pb2.DropTablesReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Shrink(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/heterps.v1.ParameterServer/Shrink',
+            protos_dot_parameter__server__pb2.ShrinkRequest.SerializeToString,
+            protos_dot_parameter__server__pb2.ShrinkReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Stats(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/heterps.v1.ParameterServer/Stats',
+            protos_dot_parameter__server__pb2.StatsRequest.SerializeToString,
+            protos_dot_parameter__server__pb2.StatsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Keys(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/heterps.v1.ParameterServer/Keys',
+            protos_dot_parameter__server__pb2.KeysRequest.SerializeToString,
+            protos_dot_parameter__server__pb2.KeysReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Cut(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/heterps.v1.ParameterServer/Cut',
+            protos_dot_parameter__server__pb2.CutRequest.SerializeToString,
+            protos_dot_parameter__server__pb2.CutReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -340,7 +666,7 @@ class ParameterServer:
             _registered_method=True)
 
     @staticmethod
-    def Stats(request,
+    def Route(request,
             target,
             options=(),
             channel_credentials=None,
@@ -353,9 +679,117 @@ class ParameterServer:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/heterps.v1.ParameterServer/Stats',
-            protos_dot_parameter__server__pb2.StatsRequest.SerializeToString,
-            protos_dot_parameter__server__pb2.StatsReply.FromString,
+            '/heterps.v1.ParameterServer/Route',
+            protos_dot_parameter__server__pb2.RouteRequest.SerializeToString,
+            protos_dot_parameter__server__pb2.RouteReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Fetch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/heterps.v1.ParameterServer/Fetch',
+            protos_dot_parameter__server__pb2.FetchRequest.SerializeToString,
+            protos_dot_parameter__server__pb2.StateBlock.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Move(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/heterps.v1.ParameterServer/Move',
+            protos_dot_parameter__server__pb2.MoveRequest.SerializeToString,
+            protos_dot_parameter__server__pb2.MoveReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Absorb(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/heterps.v1.ParameterServer/Absorb',
+            protos_dot_parameter__server__pb2.StateBlock.SerializeToString,
+            protos_dot_parameter__server__pb2.AbsorbReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Replicate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/heterps.v1.ParameterServer/Replicate',
+            protos_dot_parameter__server__pb2.LogRecord.SerializeToString,
+            protos_dot_parameter__server__pb2.ReplicateReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -37,13 +37,27 @@ class ParameterServerStub:
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ParameterServerAsyncStub: ...
-    CreateTable: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.CreateTableRequest, _parameter_server_pb2.CreateTableReply]
     Pull: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.PullRequest, _parameter_server_pb2.PullReply]
+    """Data."""
     Push: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.PushRequest, _parameter_server_pb2.PushReply]
+    Attach: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.AttachRequest, _parameter_server_pb2.AttachReply]
+    Advance: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.AdvanceRequest, _parameter_server_pb2.AdvanceReply]
+    CreateTable: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.CreateTableRequest, _parameter_server_pb2.CreateTableReply]
+    """Tables."""
     DropTables: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.DropTablesRequest, _parameter_server_pb2.DropTablesReply]
+    Shrink: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.ShrinkRequest, _parameter_server_pb2.ShrinkReply]
+    Stats: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.StatsRequest, _parameter_server_pb2.StatsReply]
+    Keys: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.KeysRequest, _parameter_server_pb2.KeysReply]
+    Cut: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.CutRequest, _parameter_server_pb2.CutReply]
+    """Checkpoints: Cut on every shard, then Save on every shard."""
     Save: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.SaveRequest, _parameter_server_pb2.SaveReply]
     Load: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.LoadRequest, _parameter_server_pb2.LoadReply]
-    Stats: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.StatsRequest, _parameter_server_pb2.StatsReply]
+    Route: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.RouteRequest, _parameter_server_pb2.RouteReply]
+    """State from shard to shard: replicas, and buckets that move."""
+    Fetch: _grpc.UnaryStreamMultiCallable[_parameter_server_pb2.FetchRequest, _parameter_server_pb2.StateBlock]
+    Move: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.MoveRequest, _parameter_server_pb2.MoveReply]
+    Absorb: _grpc.StreamUnaryMultiCallable[_parameter_server_pb2.StateBlock, _parameter_server_pb2.AbsorbReply]
+    Replicate: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.LogRecord, _parameter_server_pb2.ReplicateReply]
 
 @_typing.type_check_only
 class ParameterServerAsyncStub(ParameterServerStub):
@@ -54,13 +68,27 @@ class ParameterServerAsyncStub(ParameterServerStub):
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
-    CreateTable: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.CreateTableRequest, _parameter_server_pb2.CreateTableReply]  # type: ignore[assignment]
     Pull: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.PullRequest, _parameter_server_pb2.PullReply]  # type: ignore[assignment]
+    """Data."""
     Push: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.PushRequest, _parameter_server_pb2.PushReply]  # type: ignore[assignment]
+    Attach: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.AttachRequest, _parameter_server_pb2.AttachReply]  # type: ignore[assignment]
+    Advance: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.AdvanceRequest, _parameter_server_pb2.AdvanceReply]  # type: ignore[assignment]
+    CreateTable: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.CreateTableRequest, _parameter_server_pb2.CreateTableReply]  # type: ignore[assignment]
+    """Tables."""
     DropTables: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.DropTablesRequest, _parameter_server_pb2.DropTablesReply]  # type: ignore[assignment]
+    Shrink: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.ShrinkRequest, _parameter_server_pb2.ShrinkReply]  # type: ignore[assignment]
+    Stats: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.StatsRequest, _parameter_server_pb2.StatsReply]  # type: ignore[assignment]
+    Keys: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.KeysRequest, _parameter_server_pb2.KeysReply]  # type: ignore[assignment]
+    Cut: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.CutRequest, _parameter_server_pb2.CutReply]  # type: ignore[assignment]
+    """Checkpoints: Cut on every shard, then Save on every shard."""
     Save: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.SaveRequest, _parameter_server_pb2.SaveReply]  # type: ignore[assignment]
     Load: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.LoadRequest, _parameter_server_pb2.LoadReply]  # type: ignore[assignment]
-    Stats: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.StatsRequest, _parameter_server_pb2.StatsReply]  # type: ignore[assignment]
+    Route: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.RouteRequest, _parameter_server_pb2.RouteReply]  # type: ignore[assignment]
+    """State from shard to shard: replicas, and buckets that move."""
+    Fetch: _aio.UnaryStreamMultiCallable[_parameter_server_pb2.FetchRequest, _parameter_server_pb2.StateBlock]  # type: ignore[assignment]
+    Move: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.MoveRequest, _parameter_server_pb2.MoveReply]  # type: ignore[assignment]
+    Absorb: _aio.StreamUnaryMultiCallable[_parameter_server_pb2.StateBlock, _parameter_server_pb2.AbsorbReply]  # type: ignore[assignment]
+    Replicate: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.LogRecord, _parameter_server_pb2.ReplicateReply]  # type: ignore[assignment]
 
 class ParameterServerServicer(metaclass=_abc_1.ABCMeta):
     """Storage plane: one process of this service is one shard.
@@ -70,18 +98,12 @@ class ParameterServerServicer(metaclass=_abc_1.ABCMeta):
     """
 
     @_abc_1.abstractmethod
-    def CreateTable(
-        self,
-        request: _parameter_server_pb2.CreateTableRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_parameter_server_pb2.CreateTableReply, _abc.Awaitable[_parameter_server_pb2.CreateTableReply]]: ...
-
-    @_abc_1.abstractmethod
     def Pull(
         self,
         request: _parameter_server_pb2.PullRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_parameter_server_pb2.PullReply, _abc.Awaitable[_parameter_server_pb2.PullReply]]: ...
+    ) -> _typing.Union[_parameter_server_pb2.PullReply, _abc.Awaitable[_parameter_server_pb2.PullReply]]:
+        """Data."""
 
     @_abc_1.abstractmethod
     def Push(
@@ -91,11 +113,62 @@ class ParameterServerServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_parameter_server_pb2.PushReply, _abc.Awaitable[_parameter_server_pb2.PushReply]]: ...
 
     @_abc_1.abstractmethod
+    def Attach(
+        self,
+        request: _parameter_server_pb2.AttachRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_parameter_server_pb2.AttachReply, _abc.Awaitable[_parameter_server_pb2.AttachReply]]: ...
+
+    @_abc_1.abstractmethod
+    def Advance(
+        self,
+        request: _parameter_server_pb2.AdvanceRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_parameter_server_pb2.AdvanceReply, _abc.Awaitable[_parameter_server_pb2.AdvanceReply]]: ...
+
+    @_abc_1.abstractmethod
+    def CreateTable(
+        self,
+        request: _parameter_server_pb2.CreateTableRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_parameter_server_pb2.CreateTableReply, _abc.Awaitable[_parameter_server_pb2.CreateTableReply]]:
+        """Tables."""
+
+    @_abc_1.abstractmethod
     def DropTables(
         self,
         request: _parameter_server_pb2.DropTablesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_parameter_server_pb2.DropTablesReply, _abc.Awaitable[_parameter_server_pb2.DropTablesReply]]: ...
+
+    @_abc_1.abstractmethod
+    def Shrink(
+        self,
+        request: _parameter_server_pb2.ShrinkRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_parameter_server_pb2.ShrinkReply, _abc.Awaitable[_parameter_server_pb2.ShrinkReply]]: ...
+
+    @_abc_1.abstractmethod
+    def Stats(
+        self,
+        request: _parameter_server_pb2.StatsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_parameter_server_pb2.StatsReply, _abc.Awaitable[_parameter_server_pb2.StatsReply]]: ...
+
+    @_abc_1.abstractmethod
+    def Keys(
+        self,
+        request: _parameter_server_pb2.KeysRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_parameter_server_pb2.KeysReply, _abc.Awaitable[_parameter_server_pb2.KeysReply]]: ...
+
+    @_abc_1.abstractmethod
+    def Cut(
+        self,
+        request: _parameter_server_pb2.CutRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_parameter_server_pb2.CutReply, _abc.Awaitable[_parameter_server_pb2.CutReply]]:
+        """Checkpoints: Cut on every shard, then Save on every shard."""
 
     @_abc_1.abstractmethod
     def Save(
@@ -112,10 +185,39 @@ class ParameterServerServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_parameter_server_pb2.LoadReply, _abc.Awaitable[_parameter_server_pb2.LoadReply]]: ...
 
     @_abc_1.abstractmethod
-    def Stats(
+    def Route(
         self,
-        request: _parameter_server_pb2.StatsRequest,
+        request: _parameter_server_pb2.RouteRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_parameter_server_pb2.StatsReply, _abc.Awaitable[_parameter_server_pb2.StatsReply]]: ...
+    ) -> _typing.Union[_parameter_server_pb2.RouteReply, _abc.Awaitable[_parameter_server_pb2.RouteReply]]:
+        """State from shard to shard: replicas, and buckets that move."""
+
+    @_abc_1.abstractmethod
+    def Fetch(
+        self,
+        request: _parameter_server_pb2.FetchRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_parameter_server_pb2.StateBlock], _abc.AsyncIterator[_parameter_server_pb2.StateBlock]]: ...
+
+    @_abc_1.abstractmethod
+    def Move(
+        self,
+        request: _parameter_server_pb2.MoveRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_parameter_server_pb2.MoveReply, _abc.Awaitable[_parameter_server_pb2.MoveReply]]: ...
+
+    @_abc_1.abstractmethod
+    def Absorb(
+        self,
+        request_iterator: _MaybeAsyncIterator[_parameter_server_pb2.StateBlock],
+        context: _ServicerContext,
+    ) -> _typing.Union[_parameter_server_pb2.AbsorbReply, _abc.Awaitable[_parameter_server_pb2.AbsorbReply]]: ...
+
+    @_abc_1.abstractmethod
+    def Replicate(
+        self,
+        request: _parameter_server_pb2.LogRecord,
+        context: _ServicerContext,
+    ) -> _typing.Union[_parameter_server_pb2.ReplicateReply, _abc.Awaitable[_parameter_server_pb2.ReplicateReply]]: ...
 
 def add_ParameterServerServicer_to_server(servicer: ParameterServerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

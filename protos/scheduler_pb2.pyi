@@ -448,6 +448,8 @@ class ProcessStatus(_message.Message):
     RUNNING_FIELD_NUMBER: _builtins.int
     EXIT_CODE_FIELD_NUMBER: _builtins.int
     LAST_LINES_FIELD_NUMBER: _builtins.int
+    RESTARTS_FIELD_NUMBER: _builtins.int
+    NOTE_FIELD_NUMBER: _builtins.int
     process_id: _builtins.str
     job_id: _builtins.str
     role: _builtins.str
@@ -460,6 +462,10 @@ class ProcessStatus(_message.Message):
     """negative: killed by that signal"""
     last_lines: _builtins.str
     """of its log, once it ended"""
+    restarts: _builtins.int
+    """how often its node has started it again"""
+    note: _builtins.str
+    """why its node did not start it again, once it ended"""
     def __init__(
         self,
         *,
@@ -471,10 +477,12 @@ class ProcessStatus(_message.Message):
         running: _builtins.bool = ...,
         exit_code: _builtins.int = ...,
         last_lines: _builtins.str = ...,
+        restarts: _builtins.int = ...,
+        note: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["exit_code", b"exit_code", "job_id", b"job_id", "label", b"label", "last_lines", b"last_lines", "pid", b"pid", "process_id", b"process_id", "role", b"role", "running", b"running"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["exit_code", b"exit_code", "job_id", b"job_id", "label", b"label", "last_lines", b"last_lines", "note", b"note", "pid", b"pid", "process_id", b"process_id", "restarts", b"restarts", "role", b"role", "running", b"running"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -8,6 +8,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from protos import tracing
 from protos.channels import OPTIONS
 from protos.security import Security
 
@@ -48,7 +49,7 @@ class Server:
         guard = self._security.interceptor()
         self._server = grpc.server(
             ThreadPoolExecutor(threads, thread_name_prefix=name),
-            interceptors=[guard] if guard else [],
+            interceptors=[*([guard] if guard else []), *tracing.interceptors(name)],
             options=_SERVER_OPTIONS,
         )
         self._health = health.HealthServicer()

@@ -7,25 +7,34 @@ if TYPE_CHECKING:
     from ps.errors import CheckpointError as CheckpointError
     from ps.errors import ShardError as ShardError
     from ps.errors import TableError as TableError
+    from ps.export import export_checkpoint as export_checkpoint
+    from ps.follow import Follower as Follower
     from ps.local import LocalShards as LocalShards
+    from ps.publish import Publisher as Publisher
     from ps.table import LocalTable as LocalTable
 
 # Loaded on first use, so that `import ps` costs neither NumPy nor gRPC.
 _HOMES = {
     "CheckpointError": "ps.errors",
+    "Follower": "ps.follow",
     "LocalShards": "ps.local",
     "LocalTable": "ps.table",
     "ParameterClient": "ps.client",
+    "Publisher": "ps.publish",
     "ShardError": "ps.errors",
     "TableError": "ps.errors",
+    "export_checkpoint": "ps.export",
 }
 __all__ = [
     "CheckpointError",
+    "Follower",
     "LocalShards",
     "LocalTable",
     "ParameterClient",
+    "Publisher",
     "ShardError",
     "TableError",
+    "export_checkpoint",
 ]
 
 

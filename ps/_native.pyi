@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _Buffer = bytes | bytearray | memoryview | NDArray[Any]
+_Client = tuple[str, int, int, bytes]
 
 BUCKETS: int
 WINDOW: int
@@ -15,69 +16,112 @@ class Window:
     """Which (client, epoch, sequence) have been applied."""
 
     def __init__(self) -> None: ...
-    def export(self) -> list[tuple[str, int, int, bytes]]: ...
-    def restore(self, clients: list[tuple[str, int, int, bytes]]) -> None: ...
+    def mark(self, client: str, epoch: int, sequence: int) -> int:
+        """0 new, and now marked; 1 repeated; 2 too old to tell; 3 of an earlier epoch."""
+
+    def unmark(self, client: str, epoch: int, sequence: int) -> None: ...
+    def export(self) -> list[_Client]: ...
+    def merge(self, clients: list[_Client]) -> None: ...
+
+class Snapshot:
+    """Rows as they were at a cut, in blocks, while the table goes on changing."""
+
+    @property
+    def cut(self) -> int: ...
+    def next(self) -> bytes | None: ...
+    def close(self) -> None: ...
 
 class Table:
-    """Rows by key. `keys` are uint64, `grads` float32 [n, dim]."""
+    """Rows by key. `keys` are unsigned, of 8 or 4 bytes; `values` float32 [n, dim]."""
 
     def __init__(
         self,
-        dim: int,
-        optimizer: str,
-        learning_rate: float,
-        epsilon: float,
-        beta1: float,
-        beta2: float,
-        weight_decay: float,
-        initial_accumulator: float,
-        initializer: str,
-        scale: float,
-        seed: int,
+        segments: list[dict[str, Any]],
+        dtype: str,
+        stochastic: bool,
+        admission: dict[str, Any],
+        score: dict[str, Any],
+        eviction: dict[str, Any],
+        memory_bytes: int,
+        directory: str,
     ) -> None: ...
     def pull(self, keys: _Buffer, read_only: bool) -> NDArray[np.float32]: ...
-    def pull_message(self, prefix: _Buffer, keys: _Buffer, read_only: bool) -> bytes: ...
-    def push(self, keys: _Buffer, grads: _Buffer) -> None: ...
-    def push_once(
+    def pull_message(
+        self, prefix: _Buffer, keys: _Buffer, key_bytes: int, read_only: bool, dtype: str
+    ) -> bytes: ...
+    def pull_into(
+        self, keys: _Buffer, key_bytes: int, read_only: bool, dtype: str, out: _Buffer
+    ) -> None: ...
+    def prefetch(self, keys: _Buffer, key_bytes: int) -> None: ...
+    def push(
         self,
-        window: Window,
-        client: str,
-        epoch: int,
-        sequence: int,
         keys: _Buffer,
-        grads: _Buffer,
-    ) -> int:
-        """0 applied, 1 repeated, 2 too old to tell, 3 of an earlier epoch."""
-
-    def pause(self) -> None: ...
-    def resume(self) -> None: ...
-    def save(self, path: str, spec: bytes) -> int: ...
-    def load(self, path: str, shard: int, shards: int) -> int: ...
-    def keys(self) -> NDArray[np.uint64]: ...
+        key_bytes: int,
+        values: _Buffer,
+        kind: str,
+        rate: float,
+        nonce: int,
+        time_s: int,
+        step: int,
+        usage: _Buffer | None,
+        distinct: bool = False,
+    ) -> None: ...
+    def snapshot(
+        self, since: int, values: bool, min_score: float, buckets: _Buffer | None
+    ) -> Snapshot: ...
+    def absorb(self, block: _Buffer, wanted: _Buffer | None) -> int: ...
+    def erase(self, buckets: _Buffer) -> None: ...
+    def shrink(self, time_s: int, step: int, decay: bool) -> int: ...
+    def demote(self) -> None: ...
+    def keys(self, limit: int) -> NDArray[np.uint64]: ...
+    def counters(self) -> dict[str, int]: ...
     @property
     def dim(self) -> int: ...
     @property
-    def state_width(self) -> int: ...
+    def row_bytes(self) -> int: ...
     @property
-    def rows(self) -> int: ...
-    @property
-    def nbytes(self) -> int: ...
-    @property
-    def pulled(self) -> int: ...
-    @property
-    def pushed(self) -> int: ...
+    def tracks_usage(self) -> bool: ...
 
 def unique(keys: _Buffer) -> tuple[NDArray[np.uint64], NDArray[np.int64]]: ...
 def partition(
-    keys: _Buffer, shards: int
+    keys: _Buffer, route: NDArray[np.uint16], shards: int
 ) -> list[tuple[NDArray[np.uint64], NDArray[np.int64]]]: ...
 def gather(
-    parts: Sequence[tuple[_Buffer, _Buffer]], distinct: int, inverse: _Buffer | None, dim: int
+    parts: Sequence[tuple[_Buffer, _Buffer]],
+    distinct: int,
+    inverse: _Buffer | None,
+    dim: int,
+    dtype: str,
 ) -> NDArray[np.float32]: ...
 def segment_sum(
     inverse: _Buffer, grads: _Buffer, segments: int, dim: int
 ) -> NDArray[np.float32]: ...
 def push_message(
-    prefix: _Buffer, keys: _Buffer, grads: _Buffer, positions: _Buffer, dim: int
+    prefix: _Buffer,
+    keys: _Buffer,
+    values: _Buffer,
+    positions: _Buffer,
+    dim: int,
+    dtype: str,
+    key_bytes: int,
+    usage: _Buffer | None,
 ) -> bytes: ...
-def check_finite(keys: _Buffer, grads: _Buffer, dim: int) -> None: ...
+def push_into(
+    out: _Buffer,
+    keys: _Buffer,
+    values: _Buffer,
+    positions: _Buffer,
+    dim: int,
+    dtype: str,
+    key_bytes: int,
+    usage: _Buffer | None,
+) -> None: ...
+def narrow_keys(keys: _Buffer) -> bytes: ...
+def check_finite(keys: _Buffer, key_bytes: int, grads: _Buffer, dim: int) -> None: ...
+def decode_values(values: _Buffer, dtype: str) -> NDArray[np.float32]: ...
+def decode_block(
+    block: _Buffer, dim: int
+) -> tuple[bool, NDArray[np.uint64], NDArray[np.float32]]:
+    """Whether it names removed keys, the keys, and their float32 rows."""
+
+def buckets_of(keys: _Buffer) -> NDArray[np.uint16]: ...

@@ -1,304 +1,243 @@
-"""Checkpoints: a directory of row files, and a manifest that is written last.
+"""Checkpoints: what shards write, and tables made from it.
 
-The client makes `DIR.tmp-XXXX`, every shard writes its files there, the client adds
-`manifest.json` with their sizes and SHA-256, and one rename makes it DIR. Until then the
-checkpoint that was there before stays what it was. Layout of a row file: csrc/file.cc.
+Modes: `checkpoint` has everything that training needs; `delta` the same of the rows changed
+since another checkpoint or delta, its parent; `base` has weights alone, for serving; `serving`
+those changed since a base or another serving save. Layout of the files: rowfile.py.
 """
 
 import base64
 import json
-import shutil
-import struct
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from secrets import token_hex
-from typing import Any
 
-from google.protobuf.json_format import MessageToDict
-from google.protobuf.message import DecodeError
+import numpy as np
+from numpy.typing import NDArray
 
 from protos.parameter_server_pb2 import SavedFile, TableSpec
 from ps import _native
-from ps.disk import publish, sha256, sync_directory, write_synced
-from ps.errors import CheckpointError, TableError
+from ps.errors import CheckpointError
+from ps.manifest import File, Manifest, read_manifest, verify
+from ps.routing import Route, buckets_of, default_route
+from ps.rowfile import RowWriter, read_blocks, read_spec
 from ps.spec import describe_difference, make_table
-
-MANIFEST = "manifest.json"
-FORMAT, VERSION = "heterps-checkpoint", 1
-_HEADER = struct.Struct("<8s4IQI28x")
-_MAGIC = b"HPSROWS\n"
-
-
-@dataclass(frozen=True, slots=True)
-class File:
-    """One file of a checkpoint; `table` is empty for a shard's window of applied pushes."""
-
-    name: str
-    shard: int
-    table: str
-    rows: int
-    bytes: int
-    sha256: str
-
-
-@dataclass(frozen=True, slots=True)
-class Manifest:
-    """What a checkpoint holds."""
-
-    directory: Path
-    shards: int
-    files: tuple[File, ...]
-
-    def tables(self) -> list[str]:
-        """The names of its tables."""
-        return sorted({f.table for f in self.files if f.table})
-
+from ps.store import Store, open_store
 
 Tables = dict[str, tuple[TableSpec, _native.Table]]
+ClientState = tuple[str, int, int, bytes]  # as _native.Window exports it
+_LONGEST_CHAIN = 10_000
 
 
-def is_checkpoint(directory: str | Path) -> bool:
-    """Whether a finished checkpoint is there."""
-    return (Path(directory) / MANIFEST).is_file()
-
-
-@contextmanager
-def writing(directory: str | Path) -> Iterator[Path]:
-    """A new folder that becomes `directory` when the block ends well, and vanishes otherwise.
-
-    Raises:
-        CheckpointError: something that is not a checkpoint is in the way.
-    """
-    target = Path(directory).absolute()
-    reusable = not target.exists() or is_checkpoint(target)
-    if not reusable and not (target.is_dir() and not any(target.iterdir())):
-        raise CheckpointError(
-            f"{target}: exists and is not a checkpoint; expected a new or empty directory, "
-            "or an earlier checkpoint to replace"
-        )
-    target.parent.mkdir(parents=True, exist_ok=True)
-    folder = target.with_name(f"{target.name}.tmp-{token_hex(4)}")
-    folder.mkdir()
-    try:
-        yield folder
-        sync_directory(folder)
-        publish(folder, target)
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-
-
-def write_manifest(folder: Path, shards: int, files: Sequence[tuple[int, SavedFile]]) -> None:
-    """Write the manifest of (shard, file)s into `folder`; only then is it a checkpoint."""
-    specs: dict[str, TableSpec] = {}
-    for _, file in files:
-        if file.table and file.table not in specs:
-            specs[file.table] = read_spec(folder / file.name)
-    tree = {
-        "format": FORMAT,
-        "version": VERSION,
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "shards": shards,
-        "buckets": _native.BUCKETS,
-        "tables": {
-            name: MessageToDict(spec, preserving_proto_field_name=True)
-            for name, spec in sorted(specs.items())
-        },
-        "files": [
-            {
-                "name": file.name,
-                "shard": shard,
-                "table": file.table,
-                "rows": file.rows,
-                "bytes": file.bytes,
-                "sha256": file.sha256,
-            }
-            for shard, file in files
-        ],
-    }
-    write_synced(folder / MANIFEST, json.dumps(tree, indent=1).encode())
-
-
-def read_manifest(directory: str | Path) -> Manifest:
-    """Read and check a manifest; the files it names are looked at by `verify`.
+def begin(
+    tables: Mapping[str, tuple[TableSpec, _native.Table]],
+    mode: str,
+    since: Mapping[str, int],
+) -> dict[str, _native.Snapshot]:
+    """Snapshots of all tables; no push may be under way.
 
     Raises:
-        CheckpointError: naming the file, what is wrong and what was expected.
+        CheckpointError: a table cannot tell any more what has changed since then.
     """
-    path = Path(directory) / MANIFEST
+    snapshots: dict[str, _native.Snapshot] = {}
+    values = mode in ("base", "serving")
     try:
-        tree: Any = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise CheckpointError(
-            f"{path}: not found; expected a finished checkpoint in {Path(directory)}"
-        ) from None
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: {error}; expected the manifest of a checkpoint") from None
-    try:
-        found = (tree["format"], tree["version"], tree["buckets"])
-        if found != (FORMAT, VERSION, _native.BUCKETS):
-            raise CheckpointError(
-                f"{path}: format, version, buckets are {found}; "
-                f"expected {(FORMAT, VERSION, _native.BUCKETS)}"
+        for name, (_, table) in sorted(tables.items()):
+            snapshots[name] = table.snapshot(
+                since=since.get(name, 0), values=values, min_score=0.0, buckets=None
             )
-        files = tuple(File(**entry) for entry in tree["files"])
-        shards = int(tree["shards"])
-    except (KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{path}: lacks or misnames a field: {error}") from None
-    for file in files:
-        if Path(file.name).name != file.name:
-            raise CheckpointError(f"{path}: file name {file.name!r}; expected a plain name")
-    if {f.shard for f in files} - set(range(shards)) or shards < 1:
-        raise CheckpointError(f"{path}: has files of other shards than its {shards}")
-    return Manifest(Path(directory), shards, files)
-
-
-def verify(manifest: Manifest, files: Sequence[File] | None = None) -> None:
-    """Compare files (all, unless given) with the sizes and checksums of the manifest.
-
-    Raises:
-        CheckpointError: naming the first that differs.
-    """
-    for file in manifest.files if files is None else files:
-        path = manifest.directory / file.name
-        try:
-            size = path.stat().st_size
-            if size != file.bytes:
-                raise CheckpointError(f"{path}: {size} bytes; the manifest says {file.bytes}")
-            digest = sha256(path)
-        except OSError as error:
-            raise CheckpointError(f"{path}: {error.strerror}; the manifest names it") from None
-        if digest != file.sha256:
-            raise CheckpointError(
-                f"{path}: SHA-256 is {digest}; the manifest says {file.sha256}: it was damaged"
-            )
+    except (ValueError, RuntimeError) as error:
+        for snapshot in snapshots.values():
+            snapshot.close()
+        raise CheckpointError(f"table {name!r}: {error}") from None
+    return snapshots
 
 
 def write_tables(
-    folder: Path,
-    tables: Mapping[str, tuple[TableSpec, _native.Table]],
+    store: Store,
+    folder: str,
+    specs: Mapping[str, TableSpec],
+    snapshots: Mapping[str, _native.Snapshot],
     shard: int,
     shards: int,
-    window: _native.Window | None = None,
 ) -> list[SavedFile]:
-    """Write the files of one shard, from one cut over all its tables and its window."""
-    stem = f"shard-{shard:05d}-of-{shards:05d}"
-    rows: dict[str, int] = {}
-    with ExitStack() as paused:
-        for name in sorted(tables):
-            tables[name][1].pause()
-            paused.callback(tables[name][1].resume)
-        clients = window.export() if window is not None else []
-        for name, (spec, table) in sorted(tables.items()):
-            path = folder / f"{stem}.{name}.rows"
-            rows[name] = table.save(str(path), spec.SerializeToString(deterministic=True))
-    saved = [_saved(folder / f"{stem}.{name}.rows", name, rows[name]) for name in sorted(tables)]
-    if window is not None:
-        path = folder / f"{stem}.window.json"
-        entries = [[c, e, s, base64.b64encode(bits).decode()] for c, e, s, bits in clients]
-        write_synced(path, json.dumps(entries).encode())
-        saved.append(_saved(path, "", 0))
+    """Write one shard's snapshots while its tables go on changing."""
+    saved = []
+    for name, snapshot in snapshots.items():
+        writer = RowWriter(specs[name], snapshot)
+        file = f"{folder}/shard-{shard:05d}-of-{shards:05d}.{name}.rows"
+        try:
+            written = store.write(file, writer)
+        finally:
+            snapshot.close()
+        saved.append(
+            SavedFile(
+                name=file, bytes=written.bytes, sha256=written.sha256, rows=writer.rows, table=name
+            )
+        )
     return saved
 
 
-def load_tables(
-    manifest: Manifest, shard: int = 0, shards: int = 1, *, verified: bool = False
-) -> tuple[Tables, _native.Window | None]:
-    """New tables with the rows that belong to `shard` of `shards`, and the shard's window.
+def write_window(
+    store: Store, folder: str, clients: Sequence[ClientState], shard: int, shards: int
+) -> SavedFile:
+    """Write what a shard has applied of each client."""
+    entries = [[c, e, s, base64.b64encode(bits).decode()] for c, e, s, bits in clients]
+    file = f"{folder}/shard-{shard:05d}-of-{shards:05d}.window.json"
+    written = store.write(file, [json.dumps(entries).encode()])
+    return SavedFile(name=file, bytes=written.bytes, sha256=written.sha256)
 
-    The checkpoint may have been written by any number of shards. The window is None unless
-    that number was the same: a client counts its pushes for each shard.
+
+def chain(store: Store) -> list[tuple[Store, Manifest]]:
+    """A checkpoint and those it builds on, oldest first.
+
+    Raises:
+        CheckpointError: one is missing or is no longer the save that the next one was made of.
+    """
+    found = [(store, read_manifest(store))]
+    while (parent := found[-1][1].parent) is not None:
+        place = parent.place
+        if not place.startswith("/") and "://" not in place:
+            place = _beside(store.url, place)
+        store = open_store(place)
+        manifest = read_manifest(store)
+        if manifest.id != parent.id:
+            raise CheckpointError(
+                f"{found[-1][0].url}: builds on save {parent.id} in {store.url}, which now holds "
+                f"{manifest.id}"
+            )
+        found.append((store, manifest))
+        if len(found) > _LONGEST_CHAIN:
+            raise CheckpointError(f"{found[0][0].url}: its parents go in a circle")
+    return found[::-1]
+
+
+def load_tables(
+    links: Sequence[tuple[Store, Manifest]],
+    wanted: NDArray[np.uint8] | None = None,
+    directory: str = "",
+    *,
+    verified: bool = False,
+) -> tuple[Tables, list[ClientState]]:
+    """New tables with the rows of some buckets, and what had been applied of each client.
 
     Args:
-        manifest: of the checkpoint.
-        shard: which one, by bucket range.
-        shards: of how many.
+        links: of `chain`. They may have been written by any number of shards.
+        wanted: 1 for each bucket to take; all unless given.
+        directory: for rows beyond a table's memory.
         verified: the checksums have been compared already.
 
     Raises:
         CheckpointError: naming the file, what is wrong and what was expected.
     """
-    wanted = [f for f in manifest.files if _overlaps(f.shard, manifest.shards, shard, shards)]
-    if not verified:
-        verify(manifest, wanted)
     tables: Tables = {}
-    # The spec of every table, even one without a row of ours.
-    for file in manifest.files:
-        if file.table and file.table not in tables:
-            spec = read_spec(manifest.directory / file.name)
-            if spec.name != file.table:
-                raise CheckpointError(
-                    f"{manifest.directory / file.name}: holds table {spec.name!r}; "
-                    f"the manifest says {file.table!r}"
-                )
-            tables[file.table] = (spec, make_table(spec))
-    window: _native.Window | None = None
-    for file in wanted:
-        path = manifest.directory / file.name
-        if not file.table:
-            if manifest.shards == shards:
-                window = _read_window(path)
-            continue
-        spec, table = tables[file.table]
-        other = read_spec(path)
+    clients: list[ClientState] = []
+    for store, manifest in links:
+        if manifest.mode in ("base", "serving"):
+            raise CheckpointError(
+                f"{store.url}: holds weights for serving; expected a checkpoint or delta"
+            )
+        files = [f for f in manifest.files if _touches(f.shard, manifest, wanted)]
+        if not verified:
+            verify(store, files)
+        # The spec of every table, even one without a row of ours.
+        for file in _first_of_each(manifest.files):
+            _add_table(store, file, tables, directory)
+        # What the newest save had applied holds the windows of all before.
+        clients = []
+        for file in manifest.files:
+            if not file.table:
+                clients += _read_window(store, file)
+        for file in files:
+            if file.table:
+                # A shard may also have rows that were on their way to it, of buckets not its own.
+                own = buckets_of(_route(manifest), file.shard)
+                _absorb(store, file, tables, own if wanted is None else own & wanted)
+    return tables, clients
+
+
+def _absorb(store: Store, file: File, tables: Tables, wanted: NDArray[np.uint8]) -> None:
+    path = f"{store.url}/{file.name}"
+    spec, table = tables[file.table]
+    with store.open(file.name) as stream:
+        other = read_spec(stream, path)
         if other != spec:
             raise CheckpointError(
                 f"{path}: its spec differs from that of the table's other files: "
                 f"{describe_difference(spec, other)}"
             )
         try:
-            table.load(str(path), shard, shards)
+            for block in read_blocks(stream, path):
+                table.absorb(block, wanted)
         except (ValueError, RuntimeError) as error:
-            raise CheckpointError(str(error)) from None
-    return tables, window
+            raise CheckpointError(f"{path}: {error}") from None
 
 
-def read_spec(path: Path) -> TableSpec:
-    """The spec in the head of a row file.
-
-    Raises:
-        CheckpointError: it is no row file.
-    """
+def _add_table(store: Store, file: File, tables: Tables, directory: str) -> None:
+    path = f"{store.url}/{file.name}"
     try:
-        with path.open("rb") as stream:
-            head = stream.read(_HEADER.size)
-            if len(head) < _HEADER.size or head[:8] != _MAGIC:
-                raise CheckpointError(f"{path}: not a file of rows (wrong magic)")
-            size = _HEADER.unpack(head)[6]
-            spec = TableSpec.FromString(stream.read(min(size, 1 << 20)))
-        make_table(spec)
+        with store.open(file.name) as stream:
+            spec = read_spec(stream, path)
     except OSError as error:
-        raise CheckpointError(f"{path}: {error.strerror}") from None
-    except (DecodeError, TableError) as error:
-        raise CheckpointError(f"{path}: the table spec in its head is damaged: {error}") from None
-    return spec
+        raise CheckpointError(f"{path}: {error.strerror or error}") from None
+    if spec.name != file.table:
+        raise CheckpointError(
+            f"{path}: holds table {spec.name!r}; the manifest says {file.table!r}"
+        )
+    have = tables.get(spec.name)
+    if have is None:
+        tables[spec.name] = (spec, make_table(spec, directory))
+    elif have[0] != spec:
+        raise CheckpointError(f"{path}: differs: {describe_difference(have[0], spec)}")
 
 
-def _overlaps(a: int, of_a: int, b: int, of_b: int) -> bool:
-    """Whether shard a of of_a and shard b of of_b share a bucket; shards are bucket ranges."""
-    buckets = _native.BUCKETS
-
-    def bounds(shard: int, shards: int) -> tuple[int, int]:
-        return -(-shard * buckets // shards), -(-(shard + 1) * buckets // shards)
-
-    (a0, a1), (b0, b1) = bounds(a, of_a), bounds(b, of_b)
-    return a0 < b1 and b0 < a1
+def _first_of_each(files: Iterable[File]) -> list[File]:
+    first: dict[str, File] = {}
+    for file in files:
+        if file.table:
+            first.setdefault(file.table, file)
+    return list(first.values())
 
 
-def _read_window(path: Path) -> _native.Window:
-    window = _native.Window()
+def _touches(shard: int, manifest: Manifest, wanted: NDArray[np.uint8] | None) -> bool:
+    """Whether that shard of the writers held a bucket that is wanted."""
+    if wanted is None:
+        return True
+    return bool(np.any(wanted[_route(manifest) == shard]))
+
+
+def _route(manifest: Manifest) -> Route:
+    if manifest.route is not None:
+        return np.array(manifest.route, np.uint16)
+    return default_route(manifest.shards)
+
+
+def _read_window(store: Store, file: File) -> list[ClientState]:
+    path = f"{store.url}/{file.name}"
     try:
-        entries = json.loads(path.read_bytes())
-        window.restore([(c, e, s, base64.b64decode(bits)) for c, e, s, bits in entries])
+        with store.open(file.name) as stream:
+            entries = json.loads(stream.read())
+        clients = [(str(c), int(e), int(s), base64.b64decode(bits)) for c, e, s, bits in entries]
+        _native.Window().merge(clients)  # checks the sizes
     except (OSError, ValueError, TypeError) as error:
         raise CheckpointError(f"{path}: not a window of applied pushes: {error}") from None
-    return window
+    return clients
 
 
-def _saved(path: Path, table: str, rows: int) -> SavedFile:
-    return SavedFile(
-        name=path.name, bytes=path.stat().st_size, sha256=sha256(path), rows=rows, table=table
-    )
+def _beside(url: str, name: str) -> str:
+    head, _, _ = url.rpartition("/")
+    return f"{head}/{name}"
+
+
+def relative_place(store: Store, parent: Store) -> str:
+    """How a save names its parent: by name alone where they lie side by side."""
+    mine, _, _ = store.url.rpartition("/")
+    head, _, name = parent.url.rpartition("/")
+    return name if mine == head else parent.url
+
+
+def read_checkpoint(place: str | Path) -> Manifest:
+    """The manifest of the checkpoint at a path or URL.
+
+    Raises:
+        CheckpointError: there is none, or it is damaged.
+    """
+    return read_manifest(open_store(place))

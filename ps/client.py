@@ -1,7 +1,8 @@
-"""The sharded client of the parameter server."""
+"""The client: tables that lie on several shards, used as one."""
 
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from functools import partial
@@ -10,21 +11,21 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
-from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from protos import parameter_server_pb2 as pb
-from protos.codec import payload_prefix, unpack
-from ps import _native, checkpoint
-from ps.arrays import Floats, Keys, as_gradients, as_keys
+from protos.codec import unpack
+from ps import _native, saves
+from ps.arrays import as_gradients, as_keys
 from ps.errors import TableError
-from ps.session import Session, Shard, combine
+from ps.pulling import Pull
+from ps.pushing import Push, Usage
+from ps.rules import WIRE_DTYPES
+from ps.session import Session, Shard
 from ps.spec import make_spec, nearest
 
-# Larger batches travel as several messages: gRPC is fastest with 1-16 MiB.
-MESSAGE_BYTES = 8 << 20
 FILES_TIMEOUT_S = 600.0
-_Part = tuple[Shard, Keys, NDArray[np.int64]]
+_ADVANCE_PAUSE_S = 0.02
 
 
 class ParameterClient:
@@ -37,10 +38,20 @@ class ParameterClient:
         timeout_s: how long a call may take, and how long an unreachable shard is tried.
         client_id: names this client to the shards, which apply each of its pushes once. Only
             one client may use a name at a time; made up when not given.
+        wire: how rows and gradients travel: float32, float16 or bfloat16.
+        channels: connections to each shard.
+        shared_memory: use it with shards of this host and user.
     """
 
     def __init__(
-        self, addresses: Sequence[str], timeout_s: float = 30, client_id: str | None = None
+        self,
+        addresses: Sequence[str],
+        timeout_s: float = 30,
+        client_id: str | None = None,
+        *,
+        wire: str = "float32",
+        channels: int = 1,
+        shared_memory: bool = True,
     ) -> None:
         if isinstance(addresses, str) or not 1 <= len(addresses) <= _native.BUCKETS:
             raise ValueError(
@@ -53,19 +64,28 @@ class ParameterClient:
             raise ValueError(f"timeout_s={timeout_s}; expected a positive number of seconds")
         if client_id is not None and not 1 <= len(client_id) <= 200:
             raise ValueError(f"client_id: {len(client_id)} characters; expected 1 to 200")
+        if wire not in WIRE_DTYPES:
+            raise ValueError(f"wire={wire!r}; expected {', '.join(WIRE_DTYPES)}")
+        if not 1 <= channels <= 64:
+            raise ValueError(f"channels={channels}; expected 1 to 64")
         self._addresses = list(addresses)
         self._timeout_s = float(timeout_s)
         self._client_id = client_id
+        self._wire = wire
+        self._connect = partial(Session, channels=channels, shared_memory=shared_memory)
         self._lock = threading.Lock()
         self._current: Session | None = None
         self._closed = False
-        self._dims: dict[str, int] = {}
+        self._specs: dict[str, pb.TableSpec] = {}
         self._pending: set[Future[None]] = set()
 
     @property
     def addresses(self) -> list[str]:
         """host:port of every shard."""
-        return list(self._addresses)
+        session = self._current
+        return list(session.routes.addresses if session else self._addresses)
+
+    # Tables.
 
     def create_table(self, name: str, dim: int, **options: Any) -> bool:
         """Make a table on every shard; with the same spec again, do nothing.
@@ -83,67 +103,155 @@ class ParameterClient:
             TableError: naming the argument, its value and what was expected.
             ShardError: the table is there with another spec, or a shard did not answer.
         """
-        request = pb.CreateTableRequest(table=make_spec(name, dim, **options))
-        replies = self._all(
+        spec = make_spec(name, dim, **options)
+        request = pb.CreateTableRequest(table=spec)
+        replies = self._on_all_of_one_routing(
             lambda shard: (
                 shard.call(shard.stub.CreateTable, request, f"CreateTable of {name!r}").created
             )
         )
-        self._dims[name] = dim
+        self._specs[name] = spec
         return any(replies)
+
+    def drop_tables(self, prefix: str) -> list[str]:
+        """Forget the tables whose names begin with `prefix`; their names."""
+        request = pb.DropTablesRequest(prefix=prefix)
+        replies = self._on_all_of_one_routing(
+            lambda shard: list(shard.call(shard.stub.DropTables, request, "DropTables").tables)
+        )
+        self._specs.clear()
+        return sorted({name for names in replies for name in names})
+
+    def shrink(self, table: str, *, step: int = 0, decay: bool = True) -> int:
+        """Apply the table's eviction rules now.
+
+        Args:
+            table: its name.
+            step: the trainer's, for `ttl_steps`.
+            decay: let scores decay first.
+
+        Returns:
+            The number of keys removed.
+        """
+        request = pb.ShrinkRequest(table=table, step=step, decay=decay, time_s=int(time.time()))
+        return sum(
+            self.on_all(
+                lambda shard: (
+                    shard.call(
+                        shard.stub.Shrink, request, f"Shrink of {table!r}", FILES_TIMEOUT_S
+                    ).evicted
+                )
+            )
+        )
+
+    def keys(self, table: str, limit: int = 100) -> NDArray[np.uint64]:
+        """Some keys that have a row: uint64 [at most `limit`], in no order that means anything."""
+        request = pb.KeysRequest(table=table, limit=limit).SerializeToString()
+
+        def one(shard: Shard) -> NDArray[np.uint64]:
+            reply = shard.call(shard.keys, request, f"Keys of {table!r}")
+            return np.frombuffer(unpack(pb.KeysReply, reply)[1], np.uint64)
+
+        return np.concatenate(self.on_all(one))[:limit]
+
+    def spec(self, table: str) -> pb.TableSpec:
+        """What a table is; asks a shard about one that another client made.
+
+        Raises:
+            TableError: there is no such table.
+        """
+        spec = self._specs.get(table)
+        if spec is None:
+            shard = self.session().shards[0]
+            reply = shard.call(shard.stub.Stats, pb.StatsRequest(), "Stats")
+            self._specs.update({t.name: t.spec for t in reply.tables})
+            spec = self._specs.get(table)
+        if spec is None:
+            known = sorted(self._specs)
+            raise TableError(
+                f"table {table!r} does not exist on the parameter server; it has "
+                f"{', '.join(known) or 'no tables'}{nearest(table, known)}: see create_table"
+            )
+        return spec
+
+    # Rows.
 
     def pull(self, table: str, keys: Any, read_only: bool = False) -> NDArray[np.float32]:
         """Rows of `keys` (integers of any shape): float32 [*keys.shape, dim].
 
-        Repeated keys are fetched once. A key without a row gets one.
+        Repeated keys are fetched once. A key that was never pushed to reads its first value.
 
         Args:
             table: its name.
             keys: NumPy or torch; int64 keeps its bits.
-            read_only: a missing key reads its first value and grows no row.
+            read_only: rows that lie on disk are read there, and stay.
 
         Raises:
             TableError: wrong keys, or no such table.
             ShardError: a shard did not answer or refused.
         """
-        works, finish = self._plan_pull(table, keys, read_only, distinct=False)
-        return finish(self._session().run(works))
+        return self._pull(table, keys, read_only, distinct=False).run()
 
     def pull_unique(
         self, table: str, unique_keys: Any, read_only: bool = False
     ) -> NDArray[np.float32]:
         """`pull` for keys known to be distinct, which saves finding that out."""
-        works, finish = self._plan_pull(table, unique_keys, read_only, distinct=True)
-        return finish(self._session().run(works))
+        return self._pull(table, unique_keys, read_only, distinct=True).run()
 
     def pull_async(
-        self, table: str, keys: Any, read_only: bool = False
+        self, table: str, keys: Any, read_only: bool = False, *, distinct: bool = False
     ) -> "Future[NDArray[np.float32]]":
         """`pull` as a future. Its order among other calls under way is not defined."""
-        works, finish = self._plan_pull(table, keys, read_only, distinct=False)
-        return combine(self._session().submit(works), finish)
+        return self._pull(table, keys, read_only, distinct=distinct).start()
 
-    def push(self, table: str, keys: Any, grads: Any) -> None:
+    def prefetch(self, table: str, keys: Any) -> "Future[None]":
+        """Have the shards bring rows from disk into memory."""
+        return self._pull(table, keys, read_only=False, distinct=False).prefetch()
+
+    def push(self, table: str, keys: Any, grads: Any, **how: Any) -> None:
         """Apply gradients, float32 [*keys.shape, dim]; those of equal keys sum first.
 
         Returns once every shard has acknowledged. Each shard applies it exactly once, however
         often it had to be sent. After a ShardError other shards may have applied their part.
+
+        Args:
+            table: its name.
+            keys: NumPy or torch; int64 keeps its bits.
+            grads: NumPy or torch floats.
+            how: `rate`, times the learning rate; `step`, of the trainer, for `ttl_steps`;
+                `shows` and `clicks`, float32 [*keys.shape], for scores and counts (one show each
+                unless given); `position`, of this client's reader once this push is applied,
+                kept in checkpoints.
 
         Raises:
             TableError: wrong keys, shapes or dtypes, no such table, or a gradient that is not
                 finite (names its key); nothing was applied.
             ShardError: a shard did not answer or refused.
         """
-        self._session().run(self._plan_push(table, keys, grads))
+        self._push(table, keys, grads, **how).run()
 
-    def push_async(self, table: str, keys: Any, grads: Any) -> "Future[None]":
-        """`push` as a future; the arrays may be reused as soon as this returns."""
-        works = self._plan_push(table, keys, grads)
-        future = combine(self._session().submit(works), lambda _: None)
+    def push_async(
+        self, table: str, keys: Any, grads: Any, *, distinct: bool = False, **how: Any
+    ) -> "Future[None]":
+        """`push` as a future; the arrays may be reused as soon as this returns.
+
+        Args:
+            table, keys, grads, how: as of `push`.
+            distinct: the keys are known to be distinct, which saves finding that out.
+        """
+        future = self._push(table, keys, grads, distinct=distinct, **how).start()
         with self._lock:
             self._pending.add(future)
         future.add_done_callback(self._forget)
         return future
+
+    def assign(self, table: str, keys: Any, values: Any) -> None:
+        """Write weights, float32 [*keys.shape, dim]; of equal keys the last holds."""
+        self._push(table, keys, values, kind="assign").run()
+
+    def add(self, table: str, keys: Any, deltas: Any) -> None:
+        """Add to weights, past the optimizer; those of equal keys sum."""
+        self._push(table, keys, deltas, kind="add").run()
 
     def flush(self) -> None:
         """Wait until every `push_async` so far is acknowledged or has failed."""
@@ -151,36 +259,100 @@ class ParameterClient:
             pending = list(self._pending)
         wait(pending)
 
-    def save(
-        self, path: str | Path, timeout_s: float = FILES_TIMEOUT_S, *, prefix: str = ""
-    ) -> None:
-        """Write a checkpoint directory, replacing an earlier checkpoint in one step.
+    def advance(
+        self,
+        group: str,
+        worker: int,
+        workers: int,
+        clock: int,
+        staleness: int = 0,
+        timeout_s: float | None = None,
+        expire_s: float = 0.0,
+    ) -> int:
+        """Tell that the pushes of `clock` steps are acknowledged; wait for the slowest worker.
+
+        Returns once it is at most `staleness` steps behind: 0 is a barrier. Workers that push
+        faster than others are thus held back (stale-synchronous parallel, Ho et al. 2013).
 
         Args:
-            path: the directory to write.
-            timeout_s: for each shard.
-            prefix: only tables whose names begin so.
+            group: names the workers that wait for each other.
+            worker: which one this is.
+            workers: of how many.
+            clock: steps done.
+            staleness: how many steps the slowest may be behind.
+            timeout_s: how long to wait; as long as a call unless given.
+            expire_s: a worker that has not called for so long counts as dead and holds this one
+                back no more, until it calls again; 0 for never. More than a step ever takes.
 
-        The path must mean the same place to this process and to every shard. Each shard's
-        files are one cut of its tables; pushes of this client made before are in it.
+        Returns:
+            The slowest worker's clock.
 
         Raises:
-            CheckpointError: something that is not a checkpoint is at `path`.
+            ShardError: the first shard did not answer.
+            TimeoutError: the slowest worker did not get there.
+        """
+        shard = self.session().shards[0]
+        limit = time.monotonic() + (timeout_s or self._timeout_s)
+        while True:
+            request = pb.AdvanceRequest(
+                group=group,
+                worker=worker,
+                workers=workers,
+                clock=clock,
+                staleness=staleness,
+                wait_s=min(2.0, max(0.0, limit - time.monotonic())),
+                expire_s=expire_s,
+            )
+            reply = shard.call(shard.stub.Advance, request, f"Advance of {group!r}")
+            if reply.ready:
+                return int(reply.slowest)
+            if time.monotonic() >= limit:
+                raise TimeoutError(
+                    f"group {group!r}: worker {worker} is at {clock}, the slowest, worker "
+                    f"{reply.slowest_worker}, at {reply.slowest}; expected at most {staleness} "
+                    "steps between them"
+                )
+            time.sleep(_ADVANCE_PAUSE_S)  # many wait there, and this one was not let in
+
+    def leave(self, group: str, worker: int, workers: int) -> None:
+        """This worker has ended and holds nobody back any more."""
+        shard = self.session().shards[0]
+        request = pb.AdvanceRequest(group=group, worker=worker, workers=workers, leave=True)
+        shard.call(shard.stub.Advance, request, f"Advance of {group!r}")
+
+    # Checkpoints.
+
+    def save(
+        self,
+        path: str | Path,
+        timeout_s: float = FILES_TIMEOUT_S,
+        *,
+        prefix: str = "",
+        mode: str = "checkpoint",
+        since: str | Path | None = None,
+    ) -> None:
+        """Write a checkpoint, replacing an earlier one at its place in one step.
+
+        All shards write the same cut while training goes on: of every push it has all or
+        nothing. Pushes of this client made before are in it.
+
+        Args:
+            path: a directory that every shard and this process see as one, or a URL that fsspec
+                knows.
+            timeout_s: for each shard.
+            prefix: only tables whose names begin so.
+            mode: `checkpoint`, all that training needs; `delta`, the same of the rows changed
+                since the save at `since`; `base`, weights alone, for serving; `serving`, those
+                changed since the base or serving save at `since`.
+            since: for delta and serving: the save that it builds on, which must stay.
+
+        Raises:
+            CheckpointError: something that is not a checkpoint is at `path`, or the save at
+                `since` cannot be built on.
             ShardError: a shard failed; what was at `path` is untouched.
         """
         self.flush()
-        with checkpoint.writing(path) as folder:
-            shards = len(self._addresses)
-
-            def one(shard: Shard) -> pb.SaveReply:
-                request = pb.SaveRequest(
-                    directory=str(folder), shard=shard.index, shards=shards, prefix=prefix
-                )
-                return shard.call(shard.stub.Save, request, f"Save to {folder}", timeout_s)
-
-            replies = self._all(one)
-            files = [(i, f) for i, reply in enumerate(replies) for f in reply.files]
-            checkpoint.write_manifest(folder, shards, files)
+        saves.save(self.session(), path, timeout_s, prefix=prefix, mode=mode, since=since)
 
     def load(self, path: str | Path, timeout_s: float = FILES_TIMEOUT_S) -> int:
         """Replace the tables of a checkpoint by its rows, written by any number of shards.
@@ -195,22 +367,27 @@ class ParameterClient:
             ShardError: a shard failed.
         """
         self.flush()
-        manifest = checkpoint.read_manifest(path)
-        checkpoint.verify(manifest)
-        shards = len(self._addresses)
-        directory = str(Path(path).absolute())
-
-        def one(shard: Shard) -> int:
-            request = pb.LoadRequest(directory=directory, shard=shard.index, shards=shards)
-            return shard.call(shard.stub.Load, request, f"Load of {path}", timeout_s).rows
-
-        rows: int = sum(self._all(one))
-        self._dims.clear()
+        rows = saves.load(self.session(), path, timeout_s)
+        self._specs.clear()
         return rows
+
+    def reshard(self, addresses: Sequence[str], timeout_s: float = FILES_TIMEOUT_S) -> int:
+        """Spread the tables over other shards while training goes on; the rows moved.
+
+        Args:
+            addresses: all shards from now on: those that stay, and new, empty ones.
+            timeout_s: for the whole change.
+
+        Raises:
+            ShardError: a shard failed. Repeat it: what was begun is taken up or begun anew.
+        """
+        from ps.reshard import reshard
+
+        return reshard(self.session(), list(addresses), timeout_s)
 
     def stats(self) -> list[pb.StatsReply]:
         """What every shard holds and uses, in shard order."""
-        return self._all(lambda shard: shard.call(shard.stub.Stats, pb.StatsRequest(), "Stats"))
+        return self.on_all(lambda shard: shard.call(shard.stub.Stats, pb.StatsRequest(), "Stats"))
 
     def close(self) -> None:
         """Wait for calls under way and disconnect; safe to repeat."""
@@ -230,7 +407,8 @@ class ParameterClient:
     ) -> None:
         self.close()
 
-    def _session(self) -> Session:
+    def session(self) -> Session:
+        """The connections of this process."""
         session = self._current
         if session is not None and session.pid == os.getpid():
             return session
@@ -239,52 +417,29 @@ class ParameterClient:
                 raise RuntimeError("this ParameterClient is closed")
             session = self._current
             if session is None or session.pid != os.getpid():
-                session = Session(self._addresses, self._timeout_s, self._client_id)
+                session = self._connect(self._addresses, self._timeout_s, self._client_id)
                 self._current = session
             return session
 
-    def _all(self, one: Callable[[Shard], Any]) -> list[Any]:
-        session = self._session()
+    def on_all(self, one: Callable[[Shard], Any]) -> list[Any]:
+        """Call every shard side by side; the replies in shard order."""
+        session = self.session()
+        session.look()
         return session.run([partial(one, shard) for shard in session.shards])
 
-    def _forget(self, future: "Future[None]") -> None:
-        with self._lock:
-            self._pending.discard(future)
+    def _on_all_of_one_routing(self, one: Callable[[Shard], Any]) -> list[Any]:
+        """Call every shard, those too that buckets have moved to meanwhile."""
+        session = self.session()
+        replies: list[Any] = []
+        while True:
+            version = session.routes.version
+            replies += self.on_all(one)
+            session.look()
+            if session.routes.version == version:
+                return replies
 
-    def _dim(self, table: str) -> int:
-        """The table's dim; asks a shard about one that another client made."""
-        dim = self._dims.get(table)
-        if dim is None:
-            shard = self._session().shards[0]
-            reply = shard.call(shard.stub.Stats, pb.StatsRequest(), "Stats")
-            self._dims.update({t.name: t.dim for t in reply.tables})
-            dim = self._dims.get(table)
-        if dim is None:
-            known = sorted(self._dims)
-            raise TableError(
-                f"table {table!r} does not exist on the parameter server; it has "
-                f"{', '.join(known) or 'no tables'}{nearest(table, known)}: see create_table"
-            )
-        return dim
-
-    def _parts(self, keys: Keys, row_bytes: int) -> list[_Part]:
-        """Keys by shard, in messages of a good size, with their positions in `keys`."""
-        shards = self._session().shards
-        if len(shards) == 1:
-            split = [(keys, np.arange(len(keys), dtype=np.int64))]
-        else:
-            split = _native.partition(keys, len(shards))
-        step = max(1, MESSAGE_BYTES // row_bytes)
-        return [
-            (shard, part[begin : begin + step], positions[begin : begin + step])
-            for shard, (part, positions) in zip(shards, split, strict=True)
-            for begin in range(0, len(part), step)
-        ]
-
-    def _plan_pull(
-        self, table: str, keys: Any, read_only: bool, distinct: bool
-    ) -> tuple[list[Callable[[], memoryview]], Callable[[list[memoryview]], Floats]]:
-        dim = self._dim(table)
+    def _pull(self, table: str, keys: Any, read_only: bool, distinct: bool) -> Pull:
+        dim = self.spec(table).dim
         flat, shape = as_keys(keys)
         inverse: NDArray[np.int64] | None = None
         if not distinct:
@@ -292,60 +447,46 @@ class ParameterClient:
             if len(unique) == len(flat):
                 inverse = None  # first-occurrence order: they are the keys given
             flat = unique
-        parts = self._parts(flat, 4 * dim)
+        return Pull(self.session(), table, dim, flat, inverse, shape, self._wire, read_only)
 
-        def fetch(shard: Shard, part: Keys) -> memoryview:
-            head = pb.PullRequest(table=table, dim=dim, count=len(part), read_only=read_only)
-            request = payload_prefix(head, part.nbytes) + part.tobytes()
-            reply = shard.call(shard.pull, request, f"Pull of {len(part)} rows of {table!r}")
-            try:
-                return _rows(reply, dim, len(part))
-            except (DecodeError, ValueError) as error:
-                raise RuntimeError(
-                    f"parameter-server shard {shard.index} ({shard.address}) sent a malformed "
-                    f"reply to Pull of {table!r}: {error}"
-                ) from None
-
-        def finish(replies: list[memoryview]) -> Floats:
-            rows = [(r, p[2]) for r, p in zip(replies, parts, strict=True)]
-            return _native.gather(rows, len(flat), inverse, dim).reshape(*shape, dim)
-
-        return [partial(fetch, s, k) for s, k, _ in parts], finish
-
-    def _plan_push(self, table: str, keys: Any, grads: Any) -> list[Callable[[], Any]]:
-        dim = self._dim(table)
+    def _push(
+        self,
+        table: str,
+        keys: Any,
+        values: Any,
+        *,
+        kind: str = "",
+        rate: float | None = None,
+        step: int = 0,
+        shows: Any = None,
+        clicks: Any = None,
+        position: str = "",
+        distinct: bool = False,
+    ) -> Push:
+        spec = self.spec(table)
         flat, shape = as_keys(keys)
-        values = as_gradients(grads, shape, dim)
-        unique, inverse = _native.unique(flat)
-        if len(unique) < len(flat):
-            values = _native.segment_sum(inverse, values, len(unique), dim)
+        floats = as_gradients(values, shape, spec.dim)
+        usage = Usage.of(spec, shows, clicks, shape)
+        unique = flat
+        if not distinct:
+            unique, inverse = _native.unique(flat)
+            if len(unique) < len(flat):
+                usage = usage.merged(inverse, len(unique))
+                if kind == "assign":
+                    last = np.zeros(len(unique), np.int64)
+                    last[inverse] = np.arange(len(flat))
+                    floats = np.ascontiguousarray(floats[last])
+                else:
+                    floats = _native.segment_sum(inverse, floats, len(unique), spec.dim)
         try:  # here, so that no shard has applied its part when another refuses
-            _native.check_finite(unique, values, dim)
+            _native.check_finite(unique, 8, floats, spec.dim)
         except ValueError as error:
             raise TableError(f"table {table!r}: {error}") from None
-        session = self._session()
-        works: list[Callable[[], Any]] = []
-        for shard, part, positions in self._parts(unique, 8 + 4 * dim):
-            head = pb.PushRequest(
-                table=table,
-                dim=dim,
-                count=len(part),
-                client=session.client,
-                epoch=session.epoch,
-                sequence=shard.next_sequence(),
-            )
-            prefix = payload_prefix(head, len(part) * (8 + 4 * dim))
-            request = _native.push_message(prefix, part, values, positions, dim)
-            what = f"Push of {len(part)} rows to {table!r}"
-            works.append(partial(shard.call, shard.push, request, what))
-        return works
+        head = pb.PushRequest(table=table, dim=spec.dim, kind=kind, step=step, position=position)
+        if rate is not None:
+            head.rate = rate
+        return Push(self.session(), head, unique, floats, usage, self._wire)
 
-
-def _rows(reply: bytes, dim: int, count: int) -> memoryview:
-    head, payload = unpack(pb.PullReply, reply)
-    if (head.dim, head.count, len(payload)) != (dim, count, 4 * dim * count):
-        raise ValueError(
-            f"{head.count} rows of dim {head.dim} in {len(payload)} bytes; "
-            f"expected {count} of {dim}"
-        )
-    return payload
+    def _forget(self, future: "Future[None]") -> None:
+        with self._lock:
+            self._pending.discard(future)

@@ -1,154 +1,96 @@
-"""The handlers of one shard: checks what arrives, then hands it to the engine."""
+"""The gRPC methods of one shard: any bytes a caller sends end in a reply or a status."""
 
 import logging
 import resource
-import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError
 
 from protos import parameter_server_pb2 as pb
-from protos.codec import payload_prefix, unpack
+from protos.codec import pack
 from protos.parameter_server_pb2_grpc import ParameterServerServicer
-from ps import _native, checkpoint
+from ps.checks import check_spec
+from ps.clock import Clocks
+from ps.data import DataPlane
 from ps.errors import CheckpointError, TableError
-from ps.spec import check_spec, describe_difference, make_table, nearest
+from ps.metrics import ShardMetrics
+from ps.moving import Moving
+from ps.replica import Standby
+from ps.saving import Saving
+from ps.state import ConflictError, OutdatedError, ShardState, StaleRouteError, now_s
 
-MAX_REPLY_BYTES = 1 << 30
-MAX_CLIENT_NAME = 256
-_REPEATED, _TOO_OLD, _EARLIER_EPOCH = 1, 2, 3
 _log = logging.getLogger("heterps.ps")
+_CODES: list[tuple[type[BaseException], grpc.StatusCode]] = [
+    (StaleRouteError, grpc.StatusCode.ABORTED),
+    (OutdatedError, grpc.StatusCode.OUT_OF_RANGE),
+    (ConflictError, grpc.StatusCode.FAILED_PRECONDITION),
+    (CheckpointError, grpc.StatusCode.FAILED_PRECONDITION),
+    (KeyError, grpc.StatusCode.NOT_FOUND),
+    (DecodeError, grpc.StatusCode.INVALID_ARGUMENT),
+    (TableError, grpc.StatusCode.INVALID_ARGUMENT),
+    (TimeoutError, grpc.StatusCode.UNAVAILABLE),
+    (MemoryError, grpc.StatusCode.RESOURCE_EXHAUSTED),
+]
 R = TypeVar("R")
 
 
-class _RefusalError(Exception):
-    """A request that is answered with a status."""
-
-    def __init__(self, code: grpc.StatusCode, text: str) -> None:
-        super().__init__(text)
-        self.code = code
-
-
-def _invalid(text: str) -> NoReturn:
-    raise _RefusalError(grpc.StatusCode.INVALID_ARGUMENT, text)
-
-
-def _guarded(context: grpc.ServicerContext, work: Callable[[], R]) -> R:
-    """Run a handler; whatever it raises becomes a status, and only surprises are logged."""
-    try:
-        return work()
-    except _RefusalError as error:
-        code, text = error.code, str(error)
-    except (DecodeError, TableError) as error:
-        code, text = grpc.StatusCode.INVALID_ARGUMENT, str(error)
-    except CheckpointError as error:
-        code, text = grpc.StatusCode.FAILED_PRECONDITION, str(error)
-    except MemoryError:
-        code, text = grpc.StatusCode.RESOURCE_EXHAUSTED, "the shard has no memory left for this"
-    except Exception as error:
-        _log.exception("a handler failed")
-        code, text = grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}"
-    return context.abort(code, text[:2000])
-
-
 class ParameterService(ParameterServerServicer):
-    """One shard's tables. Any bytes a caller sends end in a reply or a status."""
+    """One shard.
 
-    def __init__(self) -> None:
-        self._tables: checkpoint.Tables = {}
-        self._window = _native.Window()
-        self._lock = threading.Lock()  # the dictionary and window; held briefly
-        self._files = threading.Lock()  # one save or load at a time
+    Args:
+        state: its tables.
+        threads: how many calls are handled at once.
+    """
 
-    def restore(self, directory: Path, shard: int, shards: int) -> int:
-        """Take the rows that `shard` of `shards` has in a checkpoint; returns their number.
+    def __init__(self, state: ShardState, threads: int = 0) -> None:
+        self.state = state
+        if threads:
+            state.gate.room = max(1, threads // 2)
+        self.metrics = ShardMetrics(self.stats, threads)
+        self.data = DataPlane(state)
+        self.saving = Saving(state)
+        self.moving = Moving(state)
+        self.standby = Standby(state)
+        self.clocks = Clocks(max(1, threads // 2))
+        self.log_bytes: Callable[[], int] = lambda: 0
+        self._began = time.monotonic()
 
-        Raises:
-            CheckpointError: nothing was changed.
-        """
-        manifest = checkpoint.read_manifest(directory)
-        with self._files:
-            tables, window = checkpoint.load_tables(manifest, shard, shards)
-            with self._lock:
-                for name, (spec, _) in tables.items():
-                    have = self._tables.get(name)
-                    if have is not None and have[0] != spec:
-                        raise CheckpointError(
-                            f"{directory}: table {name!r} differs from the one in use: "
-                            f"{describe_difference(have[0], spec)}"
-                        )
-                self._tables.update(tables)
-                if window is not None:
-                    self._window = window
-        rows = sum(table.rows for _, table in tables.values())
-        _log.info("restored %d rows of %d tables from %s", rows, len(tables), directory)
-        return rows
-
-    # Data: the message's bytes in, the reply's bytes out.
+    # Data, raw: the message's bytes in, the reply's bytes out.
 
     def pull(self, request: bytes, context: grpc.ServicerContext) -> bytes:
-        """Pull, raw: rows are written once, straight into the reply."""
-        return _guarded(context, lambda: self._pull(request))
+        """Pull."""
+        return self._guarded("Pull", context, lambda: self.data.pull(request))
 
     def push(self, request: bytes, context: grpc.ServicerContext) -> bytes:
-        """Push, raw: keys and gradients are read where gRPC put them."""
-        return _guarded(context, lambda: self._push(request))
+        """Push."""
 
-    def _pull(self, request: bytes) -> bytes:
-        head, payload = unpack(pb.PullRequest, request)
-        table = self._find(head.table, head.dim)
-        if head.count * 8 != len(payload):
-            _invalid(
-                f"Pull of table {head.table!r}: the payload has {len(payload)} bytes; expected "
-                f"{head.count * 8} for {head.count} keys"
-            )
-        size = head.count * head.dim * 4
-        if size > MAX_REPLY_BYTES:
-            _invalid(
-                f"Pull of table {head.table!r}: the reply would have {size} bytes; expected at "
-                f"most {MAX_REPLY_BYTES}: pull in parts"
-            )
-        prefix = payload_prefix(pb.PullReply(dim=head.dim, count=head.count), size)
-        return table.pull_message(prefix, payload, head.read_only)
+        def work() -> bytes:
+            reply, applied = self.data.push(request)
+            self.metrics.pushed(applied)
+            return reply
 
-    def _push(self, request: bytes) -> bytes:
-        head, payload = unpack(pb.PushRequest, request)
-        table = self._find(head.table, head.dim)
-        expected = head.count * (8 + 4 * head.dim)
-        if expected != len(payload):
-            _invalid(
-                f"Push to table {head.table!r}: the payload has {len(payload)} bytes; expected "
-                f"{expected} for {head.count} keys and gradients of dim {head.dim}"
-            )
-        if not 1 <= len(head.client) <= MAX_CLIENT_NAME:
-            _invalid(f"Push: client has {len(head.client)} characters; expected 1 to 256")
-        keys, grads = payload[: 8 * head.count], payload[8 * head.count :]
-        try:
-            verdict = table.push_once(
-                self._window, head.client, head.epoch, head.sequence, keys, grads
-            )
-        except ValueError as error:
-            _invalid(f"Push to table {head.table!r}: {error}")
-        who = f"client {head.client!r} epoch {head.epoch} sequence {head.sequence}"
-        if verdict == _TOO_OLD:
-            raise _RefusalError(
-                grpc.StatusCode.OUT_OF_RANGE,
-                f"Push of {who}: more than {_native.WINDOW} pushes behind its newest, so whether "
-                "it was applied is no longer known; it was not applied now",
-            )
-        if verdict == _EARLIER_EPOCH:
-            raise _RefusalError(
-                grpc.StatusCode.FAILED_PRECONDITION,
-                f"Push of {who}: a later epoch of this client has pushed since; two clients must "
-                "not share a client_id",
-            )
-        return pb.PushReply(applied=verdict != _REPEATED).SerializeToString()
+        return self._guarded("Push", context, work)
 
-    # The same two for a caller that goes through protobuf.
+    def replicate(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+        """Replicate."""
+        return self._guarded("Replicate", context, lambda: self.standby.replicate(request))
+
+    def keys(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+        """Keys."""
+
+        def work() -> bytes:
+            head = pb.KeysRequest.FromString(request)
+            table = self.state.find(head.table, 0).native
+            keys = table.keys(min(head.limit or 100, 1 << 24))[: head.limit or 100]
+            return pack(pb.KeysReply(rows=table.counters()["rows"]), keys)
+
+        return self._guarded("Keys", context, work)
+
+    # The same for a caller that goes through protobuf.
 
     def Pull(self, request: pb.PullRequest, context: grpc.ServicerContext) -> pb.PullReply:  # noqa: N802
         """Pull as an ordinary method."""
@@ -158,7 +100,40 @@ class ParameterService(ParameterServerServicer):
         """Push as an ordinary method."""
         return pb.PushReply.FromString(self.push(request.SerializeToString(), context))
 
+    def Keys(self, request: pb.KeysRequest, context: grpc.ServicerContext) -> pb.KeysReply:  # noqa: N802
+        """Keys as an ordinary method."""
+        return pb.KeysReply.FromString(self.keys(request.SerializeToString(), context))
+
+    def Replicate(  # noqa: N802
+        self, request: pb.LogRecord, context: grpc.ServicerContext
+    ) -> pb.ReplicateReply:
+        """Replicate as an ordinary method."""
+        return pb.ReplicateReply.FromString(self.replicate(request.SerializeToString(), context))
+
     # Control: ordinary protobuf.
+
+    def Attach(self, request: pb.AttachRequest, context: grpc.ServicerContext) -> pb.AttachReply:  # noqa: N802
+        """Share memory with a client of the same host and user."""
+        return self._guarded(
+            "Attach",
+            context,
+            lambda: pb.AttachReply(
+                attached=self.data.regions.attach(request.region, request.nonce)
+            ),
+        )
+
+    def Advance(  # noqa: N802
+        self, request: pb.AdvanceRequest, context: grpc.ServicerContext
+    ) -> pb.AdvanceReply:
+        """Bounded staleness; answers within seconds, ready or not."""
+
+        def work() -> pb.AdvanceReply:
+            reply = self.clocks.advance(request)
+            if not request.leave:
+                self.metrics.lag(max(0, request.clock - reply.slowest))
+            return reply
+
+        return self._guarded("Advance", context, work)
 
     def CreateTable(  # noqa: N802
         self, request: pb.CreateTableRequest, context: grpc.ServicerContext
@@ -169,20 +144,9 @@ class ParameterService(ParameterServerServicer):
             spec = pb.TableSpec()
             spec.CopyFrom(request.table)
             check_spec(spec)
-            with self._lock:
-                have = self._tables.get(spec.name)
-                if have is None:
-                    self._tables[spec.name] = (spec, make_table(spec))
-                    _log.info("table %s: dim %d, %s", spec.name, spec.dim, spec.optimizer.kind)
-                elif have[0] != spec:
-                    raise _RefusalError(
-                        grpc.StatusCode.FAILED_PRECONDITION,
-                        f"table {spec.name!r} exists with another spec: "
-                        f"{describe_difference(have[0], spec)}",
-                    )
-            return pb.CreateTableReply(created=have is None)
+            return pb.CreateTableReply(created=self.state.create(spec))
 
-        return _guarded(context, work)
+        return self._guarded("CreateTable", context, work)
 
     def DropTables(  # noqa: N802
         self, request: pb.DropTablesRequest, context: grpc.ServicerContext
@@ -191,100 +155,106 @@ class ParameterService(ParameterServerServicer):
 
         def work() -> pb.DropTablesReply:
             if not request.prefix:
-                _invalid("DropTables: the prefix is empty; expected the beginning of names")
-            with self._lock:
-                names = [name for name in self._tables if name.startswith(request.prefix)]
-                for name in names:
-                    del self._tables[name]
+                raise TableError("DropTables: the prefix is empty; expected the beginning of names")
+            names = self.state.drop(request.prefix)
             _log.info("dropped %s", ", ".join(names) or f"nothing beginning {request.prefix!r}")
             return pb.DropTablesReply(tables=names)
 
-        return _guarded(context, work)
+        return self._guarded("DropTables", context, work)
+
+    def Shrink(self, request: pb.ShrinkRequest, context: grpc.ServicerContext) -> pb.ShrinkReply:  # noqa: N802
+        """Apply a table's eviction rules now."""
+
+        def work() -> pb.ShrinkReply:
+            asked = pb.ShrinkRequest()
+            asked.CopyFrom(request)
+            asked.time_s = asked.time_s or now_s()
+            evicted = self.state.shrink(asked)
+            rows = self.state.find(request.table, 0).native.counters()["rows"]
+            return pb.ShrinkReply(evicted=evicted, rows=rows)
+
+        return self._guarded("Shrink", context, work)
+
+    def Cut(self, request: pb.CutRequest, context: grpc.ServicerContext) -> pb.CutReply:  # noqa: N802
+        """Hold pushes back for a save."""
+        return self._guarded("Cut", context, lambda: self.saving.cut(request))
 
     def Save(self, request: pb.SaveRequest, context: grpc.ServicerContext) -> pb.SaveReply:  # noqa: N802
-        """Write this shard's files into a folder that is there already."""
-
-        def work() -> pb.SaveReply:
-            _check_shard(request.shard, request.shards)
-            folder = Path(request.directory)
-            if not folder.is_absolute() or not folder.is_dir():
-                _invalid(
-                    f"Save: {request.directory!r} is not a directory this shard can see; expected "
-                    "an absolute path on a file system shared with the client"
-                )
-            began = time.monotonic()
-            with self._files:
-                with self._lock:
-                    tables = {
-                        name: table
-                        for name, table in self._tables.items()
-                        if name.startswith(request.prefix)
-                    }
-                    window = self._window
-                files = checkpoint.write_tables(
-                    folder, tables, request.shard, request.shards, window
-                )
-            _log.info(
-                "saved %d rows to %s in %.2f s",
-                sum(f.rows for f in files),
-                folder,
-                time.monotonic() - began,
-            )
-            return pb.SaveReply(files=files)
-
-        return _guarded(context, work)
+        """Write this shard's files."""
+        return self._guarded("Save", context, lambda: self.saving.save(request))
 
     def Load(self, request: pb.LoadRequest, context: grpc.ServicerContext) -> pb.LoadReply:  # noqa: N802
         """Replace the tables a checkpoint names by their rows there; others stay."""
+        return self._guarded("Load", context, lambda: pb.LoadReply(rows=self.saving.load(request)))
 
-        def work() -> pb.LoadReply:
-            _check_shard(request.shard, request.shards)
-            rows = self.restore(Path(request.directory), request.shard, request.shards)
-            return pb.LoadReply(rows=rows)
+    def Route(self, request: pb.RouteRequest, context: grpc.ServicerContext) -> pb.RouteReply:  # noqa: N802
+        """Tell or install the routing."""
+        return self._guarded("Route", context, lambda: self.moving.route(request))
 
-        return _guarded(context, work)
+    def Move(self, request: pb.MoveRequest, context: grpc.ServicerContext) -> pb.MoveReply:  # noqa: N802
+        """Send buckets to another shard."""
+        return self._guarded("Move", context, lambda: self.moving.move(request))
+
+    def Absorb(  # noqa: N802
+        self, request_iterator: Iterator[pb.StateBlock], context: grpc.ServicerContext
+    ) -> pb.AbsorbReply:
+        """Take state from another shard."""
+
+        def work() -> pb.AbsorbReply:
+            first = next(request_iterator, None)
+            if first is None:
+                raise TableError("Absorb: no blocks; expected at least one")
+            taker = self.standby if first.reset else self.moving
+            return pb.AbsorbReply(rows=taker.absorb(first, request_iterator))
+
+        return self._guarded("Absorb", context, work)
+
+    def Fetch(  # noqa: N802
+        self, request: pb.FetchRequest, context: grpc.ServicerContext
+    ) -> Iterator[pb.StateBlock]:
+        """Give the whole state to a primary that has lost its own."""
+        del request
+        try:
+            yield from self.standby.fetch()
+        except Exception as error:
+            _log.exception("Fetch failed")
+            context.abort(grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}"[:2000])
 
     def Stats(self, request: pb.StatsRequest, context: grpc.ServicerContext) -> pb.StatsReply:  # noqa: N802
         """What the tables hold and what the process uses."""
+        return self._guarded("Stats", context, self.stats)
 
-        def work() -> pb.StatsReply:
-            with self._lock:
-                tables = dict(self._tables)
-            return pb.StatsReply(
-                tables=[
-                    pb.TableStats(
-                        name=name,
-                        dim=spec.dim,
-                        rows=table.rows,
-                        bytes=table.nbytes,
-                        pulled=table.pulled,
-                        pushed=table.pushed,
-                    )
-                    for name, (spec, table) in sorted(tables.items())
-                ],
-                cpu_seconds=time.process_time(),
-                resident_bytes=_resident_bytes(),
-            )
+    def stats(self) -> pb.StatsReply:
+        """As Stats."""
+        tables = [
+            pb.TableStats(name=name, dim=table.spec.dim, spec=table.spec, **table.native.counters())
+            for name, table in sorted(dict(self.state.tables).items())
+        ]
+        return pb.StatsReply(
+            tables=tables,
+            cpu_seconds=time.process_time(),
+            resident_bytes=_resident_bytes(),
+            bytes_in=self.data.bytes_in,
+            bytes_out=self.data.bytes_out,
+            log_bytes=self.log_bytes(),
+            uptime_s=time.monotonic() - self._began,
+            run=self.state.run,
+        )
 
-        return _guarded(context, work)
-
-    def _find(self, name: str, dim: int) -> _native.Table:
-        found = self._tables.get(name)
-        if found is None:
-            known = sorted(self._tables)
-            raise _RefusalError(
-                grpc.StatusCode.NOT_FOUND,
-                f"table {name[:140]!r} does not exist here; the shard has "
-                f"{', '.join(known) or 'no tables'}{nearest(name[:140], known)}",
-            )
-        if found[0].dim != dim:
-            _invalid(f"table {name!r} has dim {found[0].dim}; the request says {dim}")
-        return found[1]
-
-
-def _check_shard(shard: int, shards: int) -> None:
-    if not (1 <= shards <= _native.BUCKETS and shard < shards):
-        _invalid(f"shard {shard} of {shards}; expected 0 <= shard < shards <= {_native.BUCKETS}")
+    def _guarded(self, method: str, context: grpc.ServicerContext, work: Callable[[], R]) -> R:
+        """Run a handler; what it raises becomes a status, and only surprises are logged."""
+        try:
+            with self.metrics.call(method):
+                return work()
+        except Exception as error:
+            text = str(error.args[0]) if isinstance(error, KeyError) else str(error)
+            code = next((c for kind, c in _CODES if isinstance(error, kind)), None)
+            if code is None:
+                _log.exception("%s failed", method)
+                code, text = grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}"
+            elif isinstance(error, MemoryError):
+                text = "the shard has no memory left for this"
+        return context.abort(code, text[:2000])
 
 
 def _resident_bytes() -> int:

@@ -7,50 +7,105 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, TypeVar
 from uuid import uuid4
 
 import grpc
 
 from protos.channels import RpcError, call, connect
+from protos.memory import keep_buffers
+from protos.parameter_server_pb2 import AttachRequest, RouteRequest
 from protos.parameter_server_pb2_grpc import ParameterServerStub
 from ps.errors import ShardError
+from ps.region import Region
+from ps.routing import Route, default_route, route_of
+from ps.sharing import SharedMemory
 
 T = TypeVar("T")
 _SILENT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 _PATH = "/heterps.v1.ParameterServer/"
 
 
-class Shard:
-    """One shard as a client sees it."""
+class StaleError(RuntimeError):
+    """A shard goes by another routing than the request did."""
 
-    def __init__(self, index: int, address: str, timeout_s: float) -> None:
+
+@dataclass(frozen=True, slots=True)
+class Routes:
+    """Which shard has which bucket, as of some version."""
+
+    version: int
+    addresses: tuple[str, ...]
+    route: Route
+
+
+class Shard:
+    """One shard as a client sees it.
+
+    Args:
+        index: among the shards, for errors.
+        address: host:port.
+        timeout_s: of a call, and how long an unreachable shard is tried.
+        channels: connections to spread messages over.
+        shared_memory: offer it payloads in shared memory.
+    """
+
+    def __init__(
+        self, index: int, address: str, timeout_s: float, channels: int, shared_memory: bool
+    ) -> None:
         self.index = index
         self.address = address
         self._timeout_s = timeout_s
-        self._channel = connect(address)
-        self.stub = ParameterServerStub(self._channel)
+        self._channels = [connect(address) for _ in range(channels)]
+        self.stub = ParameterServerStub(self._channels[0])
         # Bytes in and out: the payloads never pass through protobuf.
-        self.pull: Callable[..., bytes] = self._channel.unary_unary(_PATH + "Pull")
-        self.push: Callable[..., bytes] = self._channel.unary_unary(_PATH + "Push")
-        self._sequence = itertools.count(1)
+        self._pulls: list[Callable[..., bytes]] = [
+            c.unary_unary(_PATH + "Pull") for c in self._channels
+        ]
+        self._pushes: list[Callable[..., bytes]] = [
+            c.unary_unary(_PATH + "Push") for c in self._channels
+        ]
+        self.keys = _raw(self._channels[0], "Keys")
+        self._turn = itertools.count()
+        self.memory = SharedMemory(self._attach) if shared_memory else None
 
-    def next_sequence(self) -> int:
-        """The number of the next push to this shard."""
-        return next(self._sequence)
+    def pull(self, request: bytes, what: str) -> bytes:
+        """Pull, raw."""
+        return self.call(self._pulls[next(self._turn) % len(self._pulls)], request, what)
+
+    def push(self, request: bytes, what: str) -> bytes:
+        """Push, raw."""
+        return self.call(self._pushes[next(self._turn) % len(self._pushes)], request, what)
 
     def call(
-        self, method: Callable[..., T], request: object, what: str, timeout_s: float | None = None
+        self,
+        method: Callable[..., T],
+        request: object,
+        what: str,
+        timeout_s: float | None = None,
+        patience_s: float | None = None,
     ) -> T:
         """Call and, while the shard cannot be reached, repeat; every method of it may be.
 
+        Args:
+            method: of the stub.
+            request: its message.
+            what: names it in errors.
+            timeout_s: of one attempt; the session's unless given.
+            patience_s: for how long it is repeated; the session's timeout unless given.
+
         Raises:
+            StaleError: the routing has changed.
             ShardError: no answer in time, or a refusal.
         """
         limit = timeout_s or self._timeout_s
+        patience = self._timeout_s if patience_s is None else patience_s
         try:
-            return call(method, request, what=what, timeout_s=limit, retry_s=self._timeout_s)
+            return call(method, request, what=what, timeout_s=limit, retry_s=patience)
         except RpcError as error:
+            if error.code is grpc.StatusCode.ABORTED:
+                raise StaleError(str(error)) from None
             if error.code in _SILENT:
                 text = f"did not answer within {limit:g} s ({what}: {error.details})"
             else:
@@ -58,27 +113,109 @@ class Shard:
             raise ShardError(self.index, self.address, error.code, text) from None
 
     def close(self) -> None:
-        """Close the connection; calls under way fail."""
-        self._channel.close()
+        """Close the connections; calls under way fail."""
+        for channel in self._channels:
+            channel.close()
+        if self.memory is not None:
+            self.memory.close()
+
+    def _attach(self, region: Region) -> bool:
+        request = AttachRequest(region=region.name, nonce=region.nonce)
+        return self.call(self.stub.Attach, request, "Attach").attached
 
 
 class Session:
     """The connections of one process. A forked child must make its own.
 
     Attributes:
-        client, epoch: with a push's sequence they name it to a shard, once and for all.
+        client, epoch: with a push's sequence they name it, once and for all.
     """
 
-    def __init__(self, addresses: Sequence[str], timeout_s: float, client: str | None) -> None:
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        timeout_s: float,
+        client: str | None,
+        *,
+        channels: int,
+        shared_memory: bool,
+    ) -> None:
+        keep_buffers()
         self.pid = os.getpid()
         self.client = client or f"{socket.gethostname()[:64]}-{self.pid}-{uuid4().hex[:12]}"
         self.epoch = time.time_ns()
-        self.shards = [Shard(i, a, timeout_s) for i, a in enumerate(addresses)]
+        self._make: Callable[[int, str], Shard] = lambda index, address: Shard(
+            index, address, timeout_s, channels, shared_memory
+        )
+        self.timeout_s = timeout_s
+        self._known: dict[str, Shard] = {}
+        self._lock = threading.Lock()
+        self._next = 1
+        self.routes = Routes(0, tuple(addresses), default_route(len(addresses)))
         self._pool = ThreadPoolExecutor(
-            min(64, 4 * len(self.shards)), thread_name_prefix="ps-client"
+            min(64, 4 * len(addresses) + 4), thread_name_prefix="ps-client"
         )
 
-    def submit(self, works: Sequence[Callable[[], Any]]) -> list["Future[Any]"]:
+    @property
+    def shards(self) -> list[Shard]:
+        """The shards of the present routing, in order."""
+        return self.shards_of(self.routes)
+
+    def shards_of(self, routes: Routes) -> list[Shard]:
+        """The shards of a routing."""
+        return self.connect(routes.addresses)
+
+    def connect(self, addresses: Sequence[str]) -> list[Shard]:
+        """Shards by address, known or new."""
+        with self._lock:
+            for index, address in enumerate(addresses):
+                if address not in self._known:
+                    self._known[address] = self._make(index, address)
+            return [self._known[address] for address in addresses]
+
+    def sequences(self, count: int) -> int:
+        """The first of so many consecutive numbers for messages of one push."""
+        with self._lock:
+            first = self._next
+            self._next += count
+            return first
+
+    def refresh(self, stale: Routes) -> None:
+        """Ask the shards for the routing that holds now, or wait a little for a newer one."""
+        if self.routes.version > stale.version:
+            return  # somebody else has asked
+        self.look()
+        if self.routes.version <= stale.version:
+            time.sleep(0.02)  # not installed everywhere yet
+
+    def look(self) -> None:
+        """Go by the newest routing that a shard knows.
+
+        One that does not answer at once may have left it.
+        """
+        asked: set[str] = set()
+        while True:
+            self.connect(self.routes.addresses)  # those that were not known yet
+            with self._lock:
+                shards = [s for s in self._known.values() if s.address not in asked]
+            if not shards:
+                return
+            for shard in shards:
+                asked.add(shard.address)
+                self._ask(shard)
+
+    def _ask(self, shard: Shard) -> None:
+        wait_s = min(1.0, self.timeout_s)
+        try:
+            reply = shard.call(shard.stub.Route, RouteRequest(), "Route", wait_s, 0.0)
+        except ShardError:
+            return
+        routing = reply.routing
+        with self._lock:
+            if routing.version > self.routes.version:
+                self.routes = Routes(routing.version, tuple(routing.shards), route_of(routing))
+
+    def submit(self, works: Sequence[Callable[[], T]]) -> list["Future[T]"]:
         """Start calls side by side."""
         return [self._pool.submit(work) for work in works]
 
@@ -94,11 +231,21 @@ class Session:
             last.set_exception(error)
         return settle([*futures, last])
 
+    def run_apart(self, works: Sequence[Callable[[], T]]) -> list[T]:
+        """As `run`, on threads of their own: pushes that a cut holds back may have all others."""
+        with ThreadPoolExecutor(max(1, len(works)), thread_name_prefix="ps-control") as pool:
+            return settle([pool.submit(work) for work in works])
+
     def close(self) -> None:
         """Wait for what was started, then disconnect."""
         self._pool.shutdown(wait=True)
-        for shard in self.shards:
+        for shard in self._known.values():
             shard.close()
+
+
+def _raw(channel: grpc.Channel, method: str) -> Callable[..., bytes]:
+    made: Callable[..., bytes] = channel.unary_unary(_PATH + method)
+    return made
 
 
 def settle(futures: Sequence["Future[T]"]) -> list[T]:
@@ -109,26 +256,44 @@ def settle(futures: Sequence["Future[T]"]) -> list[T]:
     return [f.result() for f in futures]
 
 
-def combine(futures: Sequence["Future[Any]"], finish: Callable[[list[Any]], T]) -> "Future[T]":
-    """A future of finish(results) once all are done; finish runs on the last one's thread."""
+def combine(
+    futures: Sequence["Future[Any]"],
+    finish: Callable[[list[Any]], T],
+    or_else: Callable[[BaseException], T] | None = None,
+) -> "Future[T]":
+    """A future of finish(results) once all are done; finish runs on the last one's thread.
+
+    Args:
+        futures: what to wait for.
+        finish: makes the result of theirs.
+        or_else: makes it of the first error, or raises.
+    """
     combined: Future[T] = Future()
     combined.set_running_or_notify_cancel()
-    if not futures:
-        combined.set_result(finish([]))
-        return combined
     left = itertools.count(len(futures) - 1, -1)
     lock = threading.Lock()
+
+    def complete() -> None:
+        try:
+            try:
+                results = settle(futures)
+            except Exception as error:
+                if or_else is None:
+                    raise
+                combined.set_result(or_else(error))
+                return
+            combined.set_result(finish(results))
+        except Exception as error:
+            combined.set_exception(error)
 
     def done(_: "Future[Any]") -> None:
         with lock:
             last = next(left) == 0
-        if not last:
-            return
-        try:
-            combined.set_result(finish(settle(futures)))
-        except Exception as error:
-            combined.set_exception(error)
+        if last:
+            complete()
 
+    if not futures:
+        complete()
     for future in futures:
         future.add_done_callback(done)
     return combined

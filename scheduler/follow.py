@@ -1,10 +1,11 @@
 """Following a running job to its end, and finding out what broke it."""
 
+import logging
 import re
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from protos.decision_pb2 import Decision, Measured
 from protos.node_pb2 import SHARD, NodeStatusRequest
@@ -19,6 +20,7 @@ COLLECT_S = 1.5  # one death makes others fail: their deaths are waited for befo
 _POLL_S = 0.2
 _LOG_LINES = 15
 _LINE_LENGTH = 200
+_log = logging.getLogger("heterps.follow")
 # How a worker words that another process went away: a consequence, hardly a cause.
 _COMPLAINT = re.compile(
     r"UNAVAILABLE|DEADLINE_EXCEEDED|CANCELLED|no server answers|no answer within|connection|"
@@ -69,6 +71,7 @@ class Follower:
         self._trained: set[tuple[int, int]] = set()
         self._errors: dict[tuple[int, int], tuple[float, str]] = {}
         self._seen: dict[str, float] = {}  # when each process was first seen ended
+        self._restarts: dict[str, int] = {}  # of each shard, as told
         self._done: ProgressReport | None = None
         self._wake = threading.Event()
 
@@ -166,6 +169,8 @@ class Follower:
                     signs.append(self._lost(process, answer if isinstance(answer, str) else ""))
                 continue
             entries = [p for p in status.processes if p.process_id == process.process_id]
+            if entries:
+                self._note_restarts(process, entries[0].restarts)
             if entries and not entries[0].running:
                 sign = self._ended(process, entries[0])
                 if sign is not None:
@@ -186,6 +191,15 @@ class Follower:
             + ("" if process.standing else f"; it ran {', '.join(here)}"),
         )
 
+    def _note_restarts(self, process: Process, count: int) -> None:
+        if count > self._restarts.get(process.process_id, 0):
+            self._restarts[process.process_id] = count
+            _log.warning(
+                "%s (%s) died and was started again with its rows; the job goes on",
+                process.process_id,
+                process.place,
+            )
+
     def _ended(self, process: Process, entry: ProcessStatus) -> Sign | None:
         code = entry.exit_code
         worker = (process.index, process.rank)
@@ -196,9 +210,12 @@ class Follower:
             finished = not is_shard and code == 0 and worker in self._trained
         if finished:
             return None
-        headline = f"{process.label} ({process.place}) ended {describe_exit(code)}"
+        place = replace(process, pid=entry.pid or process.pid).place
+        headline = f"{process.label} ({place}) ended {describe_exit(code)}"
         if code == -9:
             headline += "; the kernel does this too when memory runs out"
+        if entry.note:
+            headline += f"; it {entry.note}"
         error = reported[1] if reported is not None else ""
         if not error and code > 0:
             error = _last_line(entry.last_lines)

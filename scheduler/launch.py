@@ -126,8 +126,11 @@ def launch(
         output=output_of(job_id, job),
     )
 
-    # What the job left open is settled now: every process reads the same number of shards.
-    base.job.servers.shards = sum(process.role == SHARD for process in processes)
+    # What the job left open is settled now: every process reads the same.
+    shards = [process for process in processes if process.role == SHARD]
+    base.job.servers.shards = len(shards)
+    if not base.job.servers.durability:
+        base.job.servers.durability = _durability(shards)
 
     def start(process: Process) -> Process | None:
         if process.standing:
@@ -304,6 +307,11 @@ def _devices(decision: Decision) -> list[str]:
         kind = kinds[stage.type]
         devices.append("cpu" if kind.emulated or kind.device != "cuda" else "cuda")
     return devices
+
+
+def _durability(shards: Sequence[Process]) -> str:
+    """Where the job does not say: a node starts a shard of its own again, nobody a standing one."""
+    return "none" if any(shard.standing for shard in shards) else "log"
 
 
 def _started(process: Process, reply: LaunchReply) -> Process:

@@ -20,6 +20,7 @@ from typing import Final, NoReturn
 import grpc
 
 from protos.decision_pb2 import Decision
+from protos.metrics import Metrics, add_metrics_option, serve_metrics
 from protos.process import announce, install_signals, setup_logging
 from protos.scheduler_pb2 import (
     HeartbeatReply,
@@ -334,7 +335,7 @@ class SchedulerProcess:
     def _serve(self, lost: Callable[[], None]) -> str:
         jobs = Jobs(self._store)
         jobs.recover("the scheduler was restarted")
-        nodes = Nodes(self._store, self._lease_s)
+        nodes = self._nodes = Nodes(self._store, self._lease_s)
         self._channels = Channels()
         server = self._server = Server("scheduler", self._bind, threads=_THREADS)
         # The address is known once it listens, and calls come in at once: a gate in between.
@@ -365,6 +366,12 @@ class SchedulerProcess:
             _log.warning("%s", error)
         self._channels.close()
         self._store.close()
+
+    def metrics(self) -> Metrics:
+        """What it shows to Prometheus, once started."""
+        from scheduler.metrics import scheduler_metrics
+
+        return scheduler_metrics(self._jobs, self._nodes)
 
     def _begin(self, name: str, body: Callable[[], None]) -> None:
         thread = threading.Thread(target=body, name=name, daemon=True)
@@ -432,6 +439,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--directory", type=Path, help="where its own server keeps its data")
     parser.add_argument("--advertise", default="", metavar="HOST", help="host for others to call")
     parser.add_argument("--lease", type=float, default=LEASE_S, metavar="SECONDS")
+    add_metrics_option(parser)
     parser.add_argument("--ready-file", metavar="FILE", help="written once calls are answered")
     options = parser.parse_args(argv)
     setup_logging("scheduler")
@@ -450,11 +458,14 @@ def main(argv: Sequence[str] | None = None) -> int:
                 options.bind, url, advertise=options.advertise, lease_s=options.lease
             )
             address = scheduler.start(stop.set)
+            stack.callback(scheduler.stop)
             _log.info("listens on %s", address)
+            if options.metrics:
+                facts["metrics"], close = serve_metrics(options.metrics, scheduler.metrics())
+                stack.callback(close)
             announce(options.ready_file, address=address, **facts)
             stop.wait()
             _log.info("stopping")
-            scheduler.stop()
     except (BindError, SecurityError, StoreError, HeldError, RedisServerError) as error:
         _log.error("%s", error)
         return 1

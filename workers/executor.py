@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from protos import stage_pb2
 from protos.job_pb2 import DenseOptimizer, JobSpec
+from protos.tracing import span
 from workers.data.reader import Split
 from workers.reduce import StageGroup
 from workers.rows import PulledRows, StageRows
@@ -123,7 +124,8 @@ class StageExecutor:
                 break
             if inputs is None and not self._another_step(step):
                 break
-            loss = self._step(step, given)
+            with span("step", step=step, rank=self._rank):
+                loss = self._step(step, given)
             step += 1
             self.progress.step = step
             self.progress.samples = step * self._schedule.samples_per_step

@@ -23,6 +23,7 @@ import grpc
 from protos.channels import RpcError
 from protos.decision_pb2 import Workload
 from protos.lease import Lease
+from protos.metrics import add_metrics_option, serve_metrics
 from protos.node_pb2 import (
     SHARD,
     STAGE,
@@ -206,13 +207,19 @@ def _run(options: argparse.Namespace, stop: threading.Event) -> None:
         server.add(add_NodeServicer_to_server, service, "heterps.v1.Node")
         status.address = f"{host}:{server.start().rpartition(':')[2]}"
         stack.callback(server.stop, 0.5)
+        facts = {}
+        if options.metrics:
+            from workers.node_metrics import node_metrics
+
+            facts["metrics"], close = serve_metrics(options.metrics, node_metrics(service.status))
+            stack.callback(close)
         lease = Lease(options.scheduler, service.status)
         lease.start(options.wait, stop.is_set)
         stack.callback(lease.close)  # first of all: nobody is to see the children end
         _log.info(
             "%s: %d units of %s at %s", status.node_id, status.units, hardware, status.address
         )
-        announce(options.ready_file, address=status.address, node_id=status.node_id)
+        announce(options.ready_file, address=status.address, node_id=status.node_id, **facts)
         stop.wait()
         _log.info("stopping")
 
@@ -238,6 +245,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--wait", type=float, default=30.0, metavar="S", help="for the scheduler at the start"
     )
+    add_metrics_option(parser)
     parser.add_argument("--ready-file", metavar="FILE", help="written once the lease is held")
     return parser
 

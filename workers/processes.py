@@ -1,4 +1,7 @@
-"""The processes of jobs on one node: started once, watched, stopped, their logs readable."""
+"""The processes of jobs on one node: started once, watched, stopped, their logs readable.
+
+A shard that keeps its rows and dies is started again at its place; nobody is told that it ended.
+"""
 
 import logging
 import os
@@ -9,42 +12,29 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 
-from protos.node_pb2 import SHARD, STAGE, LaunchReply, LaunchRequest, ReadLogReply
-from protos.process import Child, ChildError, last_lines, module_argv, spawn, stop_all
+from protos.node_pb2 import SHARD, LaunchReply, LaunchRequest, ReadLogReply
+from protos.process import (
+    Child,
+    ChildError,
+    describe_exit,
+    module_argv,
+    spawn,
+    stop_all,
+)
 from protos.scheduler_pb2 import ProcessStatus
+from workers.launched import Entry, Job, label_of
+from workers.shard import RestartRule, shard_argv
 
 _WATCH_S = 0.1
 _KEPT_JOBS = 100  # ended jobs whose logs stay readable
 _READ_LIMIT = 1 << 20
-_ROLES = {SHARD: "shard", STAGE: "stage"}
 _log = logging.getLogger("heterps.node")
 
 
 class LaunchError(RuntimeError):
     """A process that did not start, worded for the job's owner."""
-
-
-@dataclass(slots=True)
-class _Entry:
-    """One process, from the request on."""
-
-    request: LaunchRequest
-    label: str
-    ready: threading.Event = field(default_factory=threading.Event)  # or failed
-    child: Child | None = None
-    reply: LaunchReply | None = None
-    error: str = ""
-    ended: int | None = None
-
-
-@dataclass(slots=True)
-class _Job:
-    directory: Path
-    entries: dict[str, _Entry] = field(default_factory=dict)
-    stopped: bool = False
 
 
 class Processes:
@@ -54,7 +44,8 @@ class Processes:
         directory: logs and launch files go to DIRECTORY/JOB_ID.
         host: where the processes listen.
         ready_timeout_s: how long a process may take to listen.
-        changed: called when a process has ended.
+        changed: called when a process has ended or was started again.
+        rule: for shards that die.
     """
 
     def __init__(
@@ -63,13 +54,15 @@ class Processes:
         host: str,
         ready_timeout_s: float,
         changed: Callable[[], None] = lambda: None,
+        rule: RestartRule | None = None,
     ) -> None:
         self._directory = directory
         self._host = host
         self._ready_timeout_s = ready_timeout_s
         self._changed = changed
+        self._rule = rule or RestartRule()
         self._lock = threading.Lock()
-        self._jobs: OrderedDict[str, _Job] = OrderedDict()
+        self._jobs: OrderedDict[str, Job] = OrderedDict()
         self._closed = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="watch", daemon=True)
         self._watcher.start()
@@ -87,7 +80,7 @@ class Processes:
             if entry is None:
                 if job.stopped or self._closed.is_set():
                     raise LaunchError(f"job {request.job_id} was stopped on this node")
-                entry = _Entry(request, _label(request))
+                entry = Entry(request, label_of(request))
                 job.entries[request.process_id] = entry
         if is_first:
             try:
@@ -122,19 +115,20 @@ class Processes:
         """The processes of all jobs that have not been stopped."""
         with self._lock:
             entries = [e for j in self._jobs.values() if not j.stopped for e in j.entries.values()]
-        return [status for entry in entries if (status := _status(entry)) is not None]
+        return [status for entry in entries if (status := entry.status()) is not None]
 
     def stop_job(self, job_id: str, grace_s: float) -> int:
         """Stop a job's processes, and start none for it any more; how many were running."""
         with self._lock:
             job = self._job(job_id)
-            job.stopped = True
+            job.stopping.set()
             entries = list(job.entries.values())
         children = [e.child for e in entries if e.child is not None]
         running = [child for child in children if child.poll() is None]
         stop_all(children, grace_s)
         for child in running:
             _end_group(child)
+        _forget_rows(job)
         self._changed()
         return len(running)
 
@@ -148,7 +142,7 @@ class Processes:
         child = entry.child
         if child is None:
             return ReadLogReply(ended=entry.ready.is_set())
-        ended = child.poll() is not None  # asked first: what it wrote is there by then
+        ended = entry.exit_code() is not None  # asked first: what it wrote is there by then
         size = child.log.stat().st_size if child.log.exists() else 0
         offset = min(offset, size)
         with child.log.open("rb") as stream:
@@ -161,23 +155,33 @@ class Processes:
         """Stop everything."""
         self._closed.set()
         with self._lock:
-            for job in self._jobs.values():
-                job.stopped = True
+            jobs = list(self._jobs.values())
+            for job in jobs:
+                job.stopping.set()
             children = [
                 entry.child
-                for job in self._jobs.values()
+                for job in jobs
                 for entry in job.entries.values()
                 if entry.child is not None
             ]
         stop_all(children, grace_s)
         self._watcher.join(1.0)
+        for job in jobs:
+            _forget_rows(job)
 
-    def _start(self, job: _Job, entry: _Entry) -> None:
+    def _start(self, job: Job, entry: Entry) -> None:
+        child = self._spawn(job, entry, f"{self._host}:0")
+        entry.reply = LaunchReply(
+            address=child.address, rendezvous=str(child.facts.get("rendezvous", "")), pid=child.pid
+        )
+        _log.info("job %s: %s runs (pid %d)", entry.request.job_id, entry.label, child.pid)
+
+    def _spawn(self, job: Job, entry: Entry, bind: str) -> Child:
         request = entry.request
         job.directory.mkdir(parents=True, exist_ok=True)
         child = spawn(
             entry.label,
-            self._argv(job, entry),
+            self._argv(job, entry, bind),
             directory=job.directory,
             environment=one_thread(),
         )
@@ -187,27 +191,19 @@ class Processes:
         if stopped:  # between the check and the start
             child.stop(0.5)
             raise ChildError(f"job {request.job_id} was stopped on this node")
-        child.wait_ready(self._ready_timeout_s, lambda: job.stopped)
-        entry.reply = LaunchReply(
-            address=child.address, rendezvous=str(child.facts.get("rendezvous", "")), pid=child.pid
-        )
-        _log.info("job %s: %s runs (pid %d)", request.job_id, entry.label, child.pid)
+        return child.wait_ready(self._ready_timeout_s, lambda: job.stopped)
 
-    def _argv(self, job: _Job, entry: _Entry) -> list[str]:
-        request, bind = entry.request, f"{self._host}:0"
+    def _argv(self, job: Job, entry: Entry, bind: str) -> list[str]:
+        request = entry.request
         if request.role == SHARD:
-            shards = max(request.job.servers.shards, request.index + 1)
-            return module_argv(
-                "ps.server",
-                *("--bind", bind, "--shard", str(request.index), "--shards", str(shards)),
-            )
+            return shard_argv(request, bind, job.shards / str(request.index))
         path = job.directory / f"{entry.label.replace(' ', '-')}.launch"
         path.write_bytes(request.SerializeToString())
         return module_argv("workers.stage", "--launch", str(path), "--bind", bind)
 
-    def _job(self, job_id: str) -> _Job:
+    def _job(self, job_id: str) -> Job:
         if job_id not in self._jobs:
-            self._jobs[job_id] = _Job(self._directory / job_id)
+            self._jobs[job_id] = Job(self._directory / job_id)
             ended = [name for name, job in self._jobs.items() if job.stopped]
             for name in ended[: max(0, len(ended) - _KEPT_JOBS)]:
                 shutil.rmtree(self._jobs.pop(name).directory, ignore_errors=True)
@@ -217,13 +213,55 @@ class Processes:
         """Notice ends at once: a job whose process died is told to its owner within a second."""
         while not self._closed.wait(_WATCH_S):
             with self._lock:
-                entries = [e for j in self._jobs.values() for e in j.entries.values()]
-            for entry in entries:
-                if entry.child is None or entry.ended is not None:
+                pairs = [(j, e) for j in self._jobs.values() for e in j.entries.values()]
+            for job, entry in pairs:
+                if entry.child is None or entry.ended is not None or entry.starter is not None:
                     continue
-                entry.ended = entry.child.poll()
-                if entry.ended is not None:
+                code = entry.child.poll()
+                if code is not None and not self._revive(job, entry, code):
+                    entry.ended = code
                     self._changed()
+
+    def _revive(self, job: Job, entry: Entry, code: int) -> bool:
+        """Have a process that ended started again, where that may be."""
+        if job.stopped or entry.request.role != SHARD or entry.reply is None:
+            return False
+        if not entry.returns:
+            entry.note = "cannot be started again: its rows are lost, as servers.durability is none"
+            return False
+        now = time.monotonic()
+        pause = self._rule.pause_before(entry.restarts, now)
+        if pause is None:
+            entry.note = self._rule.exhausted
+            return False
+        entry.restarts.append(now)
+        _log.warning(
+            "job %s: %s (pid %d) ended %s; it is started again with the rows it kept",
+            *(entry.request.job_id, entry.label, entry.child.pid if entry.child else 0),
+            describe_exit(code),
+        )
+        entry.starter = threading.Thread(
+            target=self._start_again, args=(job, entry, pause), name="start again", daemon=True
+        )
+        entry.starter.start()
+        return True
+
+    def _start_again(self, job: Job, entry: Entry, pause: float) -> None:
+        """Start a shard at the address it had; where that fails, the watcher sees another end."""
+        assert entry.child is not None
+        assert entry.reply is not None
+        try:
+            if not job.stopping.wait(pause):
+                entry.child.stop(0.0)  # closes what is left of the dead one
+                child = self._spawn(job, entry, entry.reply.address)
+                _log.info(
+                    "job %s: %s runs again (pid %d)", entry.request.job_id, entry.label, child.pid
+                )
+        except (ChildError, OSError) as error:
+            _log.warning("job %s: %s", entry.request.job_id, error)
+        finally:
+            entry.starter = None
+            self._changed()
 
 
 def one_thread() -> dict[str, str]:
@@ -244,27 +282,13 @@ def wait_for(child: Child, timeout_s: float, stop: Callable[[], bool]) -> int | 
     return code
 
 
-def _status(entry: _Entry) -> ProcessStatus | None:
-    child = entry.child
-    if child is None:
-        return None
-    code = child.poll()
-    return ProcessStatus(
-        process_id=entry.request.process_id,
-        job_id=entry.request.job_id,
-        role=_ROLES.get(entry.request.role, ""),
-        label=entry.label,
-        pid=child.pid,
-        running=code is None,
-        exit_code=code or 0,
-        last_lines=last_lines(child.log, limit=4096) if code is not None else "",
-    )
-
-
-def _label(request: LaunchRequest) -> str:
-    if request.role == SHARD:
-        return f"shard {request.index}"
-    return f"stage {request.index} worker {request.rank}"
+def _forget_rows(job: Job) -> None:
+    """Remove what the shards of a job that was stopped have kept."""
+    for entry in list(job.entries.values()):
+        starter = entry.starter
+        if starter is not None:  # it sees that the job was stopped
+            starter.join(5.0)
+    shutil.rmtree(job.shards, ignore_errors=True)
 
 
 def _end_group(child: Child) -> None:

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from protos.job_pb2 import ServerSpec
 from ps import ParameterClient
 from ps import _native as native
 from workers.layers.sparse_embedding import EmbeddingSpec, SparseEmbedding
@@ -85,6 +86,7 @@ class StageRows:
         module: the stage's module.
         keys_of: embedding layer -> model input with its keys.
         namespace: begins the tables' names on the servers.
+        servers: what the job says of them.
     """
 
     def __init__(
@@ -95,6 +97,7 @@ class StageRows:
         gate: StalenessGate,
         device: torch.device,
         namespace: str,
+        servers: ServerSpec,
     ) -> None:
         self.layers: dict[str, SparseEmbedding] = {}
         for name in keys_of:
@@ -115,7 +118,12 @@ class StageRows:
         self.tables = tables_of(self.layers.values())
         self._source = {layer.spec.table: keys_of[name] for name, layer in self.layers.items()}
         for spec in self.tables.values():
-            client.create_table(namespace + spec.table, **spec.table_options())
+            client.create_table(
+                namespace + spec.table,
+                **spec.table_options(),
+                durability=servers.durability or "none",
+                memory_bytes=servers.memory_bytes,
+            )
 
     def pull(
         self, micro_batches: Sequence[Mapping[str, Tensor]], *, learning: bool

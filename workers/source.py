@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from protos.job_pb2 import JobSpec
+from protos.tracing import span
 from workers.data import Batch, DataError, Dataset
 from workers.data.reader import Split
 from workers.rows import PulledRows, StageRows
@@ -106,7 +107,8 @@ class TrainingSource:
             for step, batch in enumerate(self._batches()):
                 micro = split(batch, self._schedule.size)
                 self._rows.gate.before_pull(step)
-                pulled = self._rows.pull(micro, learning=True)
+                with span("pull ahead", step=step):
+                    pulled = self._rows.pull(micro, learning=True)
                 self._rows.gate.pulled(step)
                 self._put(StepInput(step, micro, pulled))
             self._rows.gate.no_more_pulls()

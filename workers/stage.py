@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from protos import process
+from protos import process, tracing
 from protos.naming import table_prefix
 from protos.node_pb2 import LaunchRequest
 from protos.stage_pb2 import Topology
@@ -30,6 +30,8 @@ from workers.transport import Inbox, Neighbours, StageService, Stopped
 
 _log = logging.getLogger("heterps.stage")
 _START_TIMEOUT_S = 120.0
+_SILENCE_S = 30.0  # how long a shard may not answer
+_OUTAGE_S = 300.0  # the same of one that its node starts again: it reads what it kept first
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -41,6 +43,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     launch = LaunchRequest.FromString(arguments.launch.read_bytes())
     process.setup_logging(f"stage {launch.index} worker {launch.rank}")
+    tracing.begin_job(launch.job_id)
     stop = threading.Event()
     process.install_signals(stop)
     try:
@@ -93,7 +96,10 @@ class Worker:
         launch, job = self._launch, self._launch.job
         leads = launch.rank == 0 and self._index == len(self._widths) - 1
         reporter = Reporter(launch, self._schedule.steps, self._stop, 0.5 if leads else 2.0)
-        client = ParameterClient(list(topology.shards))
+        durable = job.servers.durability not in ("", "none")
+        client = ParameterClient(
+            list(topology.shards), timeout_s=_OUTAGE_S if durable else _SILENCE_S
+        )
         before, after = self._neighbours(topology, -1), self._neighbours(topology, +1)
         own = topology.stages[self._index]
         group = StageGroup(
@@ -101,7 +107,13 @@ class Worker:
         )
         gate = StalenessGate(job.train.staleness, self._stop, ordered=self._index == 0)
         rows = StageRows(
-            self._graph.module, self._graph.keys_of, client, gate, self._device, self._namespace
+            self._graph.module,
+            self._graph.keys_of,
+            client,
+            gate,
+            self._device,
+            self._namespace,
+            job.servers,
         )
         executor = StageExecutor(
             job,

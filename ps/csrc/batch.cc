@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <memory>
+#include <stdexcept>
 
 #include "hash.h"
 #include "platform.h"
@@ -13,72 +15,85 @@ constexpr size_t kAhead = 12;
 }
 
 void FindUnique(const void* keys, size_t n, Unique* out) {
-  struct Slot {
-    uint64_t key;
-    int64_t index;  // into out->keys; -1 when empty
-  };
-  // Grows with the number of distinct keys: skewed batches stay in cache.
-  size_t capacity = std::max<size_t>(256, std::bit_ceil(n / 2 + 1));
-  std::vector<Slot> slots(capacity, Slot{0, -1});
-  uint64_t mask = capacity - 1;
-  out->keys.clear();
-  out->keys.reserve(std::min<size_t>(n, capacity));
-  out->inverse.resize(n);
-  auto place = [&](uint64_t key) -> Slot& {
-    for (uint64_t i = Mix(key) & mask;; i = (i + 1) & mask) {
-      if (slots[i].index < 0 || slots[i].key == key) return slots[i];
-    }
-  };
+  // A slot is half of a key's hash and 1 + its position in the list of distinct keys, so keys
+  // themselves are rarely compared; 0 when empty. Roomy from the start: growing costs more.
+  if (n >= UINT32_MAX) throw std::invalid_argument("a batch of 2^32 keys or more");
+  const size_t capacity = std::bit_ceil(std::max<size_t>(n + n / 2, 16));
+  const uint64_t mask = capacity - 1;
+  const int shift = 64 - std::countr_zero(capacity);
+  std::vector<uint64_t> slots(capacity, 0);
+  auto hashes = std::make_unique_for_overwrite<uint64_t[]>(n);
+  for (size_t i = 0; i < n; ++i) hashes[i] = Mix(LoadKey(keys, i));
+  auto distinct = std::make_unique_for_overwrite<uint64_t[]>(n);
+  auto inverse = std::make_unique_for_overwrite<int64_t[]>(n);
+  uint32_t count = 0;
   for (size_t i = 0; i < n; ++i) {
-    if (i + kAhead < n) Prefetch(&slots[Mix(LoadKey(keys, i + kAhead)) & mask]);
+    if (i + kAhead < n) Prefetch(&slots[hashes[i + kAhead] >> shift]);
     const uint64_t key = LoadKey(keys, i);
-    Slot* slot = &place(key);
-    if (slot->index < 0) {
-      if (out->keys.size() * 3 >= capacity * 2) {
-        capacity *= 2;
-        mask = capacity - 1;
-        slots.assign(capacity, Slot{0, -1});
-        for (size_t u = 0; u < out->keys.size(); ++u) {
-          place(out->keys[u]) = {out->keys[u], static_cast<int64_t>(u)};
-        }
-        slot = &place(key);
+    const uint64_t half = hashes[i] << 32;  // the other half is the slot's number
+    for (size_t s = hashes[i] >> shift;; s = (s + 1) & mask) {
+      if (slots[s] == 0) {
+        distinct[count] = key;
+        inverse[i] = count;
+        slots[s] = half | ++count;
+        break;
       }
-      *slot = {key, static_cast<int64_t>(out->keys.size())};
-      out->keys.push_back(key);
+      if ((slots[s] ^ half) >> 32 != 0) continue;
+      const uint32_t found = static_cast<uint32_t>(slots[s]) - 1;
+      if (distinct[found] == key) {
+        inverse[i] = found;
+        break;
+      }
     }
-    out->inverse[i] = slot->index;
   }
+  *out = {std::move(distinct), count, std::move(inverse)};
 }
 
-std::vector<Part> Partition(const void* keys, size_t n, uint32_t shards) {
+std::vector<Part> Partition(const void* keys, size_t n, const uint16_t* route, uint32_t shards) {
   std::vector<Part> parts(shards);
   std::vector<size_t> counts(shards, 0);
-  for (size_t i = 0; i < n; ++i) ++counts[ShardOf(Mix(LoadKey(keys, i)), shards)];
+  for (size_t i = 0; i < n; ++i) ++counts[route[BucketOf(Mix(LoadKey(keys, i)))]];
   for (uint32_t s = 0; s < shards; ++s) {
     parts[s].keys.reserve(counts[s]);
     parts[s].positions.reserve(counts[s]);
   }
   for (size_t i = 0; i < n; ++i) {
     const uint64_t key = LoadKey(keys, i);
-    Part& part = parts[ShardOf(Mix(key), shards)];
+    Part& part = parts[route[BucketOf(Mix(key))]];
     part.keys.push_back(key);
     part.positions.push_back(static_cast<int64_t>(i));
   }
   return parts;
 }
 
-void CopyRows(const void* const* rows, const int64_t* inverse, size_t n, size_t bytes, void* to) {
-  char* out = static_cast<char*>(to);
+void CopyRows(const void* const* rows, const int64_t* inverse, size_t n, size_t dim, Dtype from,
+              float* to) {
   auto row = [&](size_t i) { return inverse ? rows[inverse[i]] : rows[i]; };
   for (size_t i = 0; i < n; ++i) {
     if (i + kAhead < n) Prefetch(row(i + kAhead));
-    std::memcpy(out + i * bytes, row(i), bytes);
+    if (from == Dtype::kFloat32) {
+      std::memcpy(to + i * dim, row(i), dim * sizeof(float));
+    } else {
+      Decode(from, row(i), dim, to + i * dim);
+    }
+  }
+}
+
+void CopyKeys(const void* keys, size_t n, size_t key_bytes, void* to) {
+  if (key_bytes == 8) {
+    std::memcpy(to, keys, 8 * n);
+    return;
+  }
+  auto* out = static_cast<char*>(to);
+  for (size_t i = 0; i < n; ++i) {
+    const auto key = static_cast<uint32_t>(LoadKey(keys, i));
+    std::memcpy(out + 4 * i, &key, 4);
   }
 }
 
 HETERPS_CLONES
 void SegmentSum(const int64_t* inverse, const void* grads, size_t n, size_t dim, float* sums) {
-  const auto* values = static_cast<const UnalignedFloat*>(grads);
+  const UnalignedFloat* values = static_cast<const UnalignedFloat*>(grads);
   for (size_t i = 0; i < n; ++i) {
     if (i + kAhead < n) Prefetch(sums + static_cast<size_t>(inverse[i + kAhead]) * dim);
     float* __restrict sum = sums + static_cast<size_t>(inverse[i]) * dim;

@@ -3,13 +3,17 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
+
+#include "half.h"
 
 namespace heterps::ps {
 
 struct Unique {
-  std::vector<uint64_t> keys;    // distinct, in order of first occurrence
-  std::vector<int64_t> inverse;  // keys[inverse[i]] is the i-th key given
+  std::unique_ptr<uint64_t[]> keys;    // distinct, in order of first occurrence
+  size_t count = 0;                    // of them
+  std::unique_ptr<int64_t[]> inverse;  // keys[inverse[i]] is the i-th key given
 };
 void FindUnique(const void* keys, size_t n, Unique* out);
 
@@ -17,10 +21,15 @@ struct Part {
   std::vector<uint64_t> keys;
   std::vector<int64_t> positions;  // of those keys in the batch, ascending
 };
-std::vector<Part> Partition(const void* keys, size_t n, uint32_t shards);
+// `route[bucket]` is the bucket's shard.
+std::vector<Part> Partition(const void* keys, size_t n, const uint16_t* route, uint32_t shards);
 
-// Copies `n` rows of `bytes` each: to + i * bytes from rows[i], or from rows[inverse[i]].
-void CopyRows(const void* const* rows, const int64_t* inverse, size_t n, size_t bytes, void* to);
+// Decodes `n` rows of `dim` values each: row i from rows[i], or from rows[inverse[i]].
+void CopyRows(const void* const* rows, const int64_t* inverse, size_t n, size_t dim, Dtype from,
+              float* to);
+
+// Keys as `key_bytes` (4 or 8) bytes each; those cut to 4 must fit.
+void CopyKeys(const void* keys, size_t n, size_t key_bytes, void* to);
 
 // sums[inverse[i]] += grads[i], in order of i. `sums` must be zero before.
 void SegmentSum(const int64_t* inverse, const void* grads, size_t n, size_t dim, float* sums);

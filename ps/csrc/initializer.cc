@@ -35,7 +35,7 @@ void Normal(uint64_t base, double scale, size_t dim, UnalignedFloat* out) {
 
 void Initializer::Fill(uint64_t key, size_t dim, void* out) const {
   const uint64_t base = Mix(Mix(seed) ^ key);
-  auto* values = static_cast<UnalignedFloat*>(out);
+  UnalignedFloat* values = static_cast<UnalignedFloat*>(out);
   switch (kind) {
     case Kind::kZeros:
       std::memset(out, 0, dim * sizeof(float));

@@ -3,73 +3,15 @@
 #include <algorithm>
 #include <cmath>
 
+#include "optimizer_rules.h"
 #include "platform.h"
 
 namespace heterps::ps {
 namespace {
 
-constexpr size_t kAhead = 8;  // rows prefetched ahead of the one in work
-
-// A whole row, since the optimizer touches all of it.
-inline void PrefetchRow(const float* row, size_t width) {
-  for (size_t j = 0; j < width; j += 16) Prefetch(row + j);
-}
-
-HETERPS_CLONES
-void Sgd(float* const* rows, const void* const* grads, size_t n, size_t dim, float rate,
-         float decay) {
-  for (size_t i = 0; i < n; ++i) {
-    if (i + kAhead < n) PrefetchRow(rows[i + kAhead], dim);
-    float* __restrict w = rows[i];
-    const auto* __restrict g = static_cast<const UnalignedFloat*>(grads[i]);
-    for (size_t j = 0; j < dim; ++j) w[j] -= rate * (g[j] + decay * w[j]);
-  }
-}
-
-HETERPS_CLONES
-void Adagrad(float* const* rows, const void* const* grads, size_t n, size_t dim, float rate,
-             float epsilon, float decay) {
-  for (size_t i = 0; i < n; ++i) {
-    if (i + kAhead < n) PrefetchRow(rows[i + kAhead], 2 * dim);
-    float* __restrict w = rows[i];
-    float* __restrict sum = rows[i] + dim;
-    const auto* __restrict g = static_cast<const UnalignedFloat*>(grads[i]);
-    for (size_t j = 0; j < dim; ++j) {
-      const float d = g[j] + decay * w[j];
-      sum[j] += d * d;
-      w[j] -= rate * d / (std::sqrt(sum[j]) + epsilon);
-    }
-  }
-}
-
-HETERPS_CLONES
-void Adam(float* const* rows, const void* const* grads, size_t n, size_t dim, const Optimizer& o) {
-  const auto b1 = static_cast<float>(o.beta1);
-  const auto b2 = static_cast<float>(o.beta2);
-  const auto c1 = static_cast<float>(1 - o.beta1);
-  const auto c2 = static_cast<float>(1 - o.beta2);
-  for (size_t i = 0; i < n; ++i) {
-    if (i + kAhead < n) PrefetchRow(rows[i + kAhead], 3 * dim + 1);
-    float* __restrict w = rows[i];
-    float* __restrict m = rows[i] + dim;
-    float* __restrict v = rows[i] + 2 * dim;
-    float* step = rows[i] + 3 * dim;
-    const auto* __restrict g = static_cast<const UnalignedFloat*>(grads[i]);
-    // Each row counts its own steps; float32 counts to 2^24, long after the correction is 1.
-    const auto t = static_cast<size_t>(*step);
-    if (*step < 0x1p24f) *step += 1;
-    const float first = t < o.correction1.size() ? o.correction1[t] : 1.0f;
-    const float second = t < o.correction2.size() ? o.correction2[t] : 1.0f;
-    const float rate = o.learning_rate / first;
-    const float root = 1.0f / std::sqrt(second);
-    for (size_t j = 0; j < dim; ++j) {
-      const float d = g[j] + o.weight_decay * w[j];
-      m[j] = b1 * m[j] + c1 * d;
-      v[j] = b2 * v[j] + c2 * d * d;
-      w[j] -= rate * m[j] / (std::sqrt(v[j]) * root + o.epsilon);
-    }
-  }
-}
+// Least epsilon, and least beta of ftrl. The square of a smaller gradient is 0 in float32, so that
+// without it such a gradient, or a gradient of 0, would be divided by 0.
+constexpr float kLeastEpsilon = 0x1p-75f;
 
 std::vector<float> Corrections(double beta) {
   std::vector<float> out;
@@ -81,9 +23,76 @@ std::vector<float> Corrections(double beta) {
   return out;
 }
 
+// L2 norm; in double, where no float32 overflows or vanishes when squared.
+double Norm(const UnalignedFloat* values, size_t dim) {
+  double sum = 0;
+  for (size_t j = 0; j < dim; ++j) sum += static_cast<double>(values[j]) * values[j];
+  return std::sqrt(sum);
+}
+
+// Copies a gradient, made no longer than `longest` (0: as it is).
+void Clip(const UnalignedFloat* grad, size_t dim, double longest, float* out) {
+  const double norm = longest > 0 ? Norm(grad, dim) : 0;
+  const double scale = norm > longest ? longest / norm : 1;
+  for (size_t j = 0; j < dim; ++j) out[j] = static_cast<float>(grad[j] * scale);
+}
+
+// Adds the step, found for a learning rate of 1, with the norm that LAMB gives it.
+void AddTrusted(const float* step, size_t dim, double rate, float* weights) {
+  const double length = Norm(step, dim);
+  const double weight = Norm(weights, dim);
+  const double scale = length > 0 && weight > 0 ? rate * (weight / length) : rate;
+  for (size_t j = 0; j < dim; ++j) {
+    weights[j] = static_cast<float>(weights[j] + scale * step[j]);
+  }
+}
+
+// Clipping, trust ratio and bound, in chunks that stay in the nearest cache. With a trust ratio the
+// step is taken from zero weights in scratch, which loses no digits to their size.
+void StepGuarded(const Optimizer& o, const RowBatch& rows, float rate) {
+  const size_t dim = rows.dim;
+  const bool trusted = o.trust_ratio && o.kind != Optimizer::Kind::kFtrl;
+  const size_t chunk = std::min(rows.n, std::clamp<size_t>(2048 / dim, 1, 64));
+  std::vector<float> grads(chunk * dim), steps(trusted ? chunk * dim : 0);
+  std::vector<const void*> grad_rows(chunk);
+  std::vector<float*> step_rows(trusted ? chunk : 0);
+  for (size_t k = 0; k < chunk; ++k) grad_rows[k] = &grads[k * dim];
+  for (size_t k = 0; k < step_rows.size(); ++k) step_rows[k] = &steps[k * dim];
+
+  for (size_t begin = 0; begin < rows.n; begin += chunk) {
+    const size_t count = std::min(chunk, rows.n - begin);
+    float* const* weights = rows.weights + begin;
+    float* const* states = rows.states == nullptr ? nullptr : rows.states + begin;
+    for (size_t k = 0; k < count; ++k) {
+      Prefetch(weights[k]);
+      if (begin + k + 8 < rows.n) Prefetch(rows.grads[begin + k + 8]);
+      Clip(static_cast<const UnalignedFloat*>(rows.grads[begin + k]), dim, o.clip_norm,
+           &grads[k * dim]);
+    }
+    if (trusted) {
+      std::fill(steps.begin(), steps.end(), 0.0f);
+      for (size_t k = 0; k < count; ++k) {
+        for (size_t j = 0; j < dim; ++j) grads[k * dim + j] += o.weight_decay * weights[k][j];
+      }
+      Step(o, {step_rows.data(), states, grad_rows.data(), count, dim}, 1.0f, 0.0f);
+      for (size_t k = 0; k < count; ++k) AddTrusted(step_rows[k], dim, rate, weights[k]);
+    } else {
+      Step(o, {weights, states, grad_rows.data(), count, dim}, rate, o.weight_decay);
+    }
+    if (o.bound > 0) {
+      for (size_t k = 0; k < count; ++k) {
+        for (size_t j = 0; j < dim; ++j)
+          weights[k][j] = std::clamp(weights[k][j], -o.bound, o.bound);
+      }
+    }
+  }
+}
+
 }  // namespace
 
 void Optimizer::Prepare() {
+  epsilon = std::max(epsilon, kLeastEpsilon);
+  beta = std::max(beta, kLeastEpsilon);
   if (kind != Kind::kAdam) return;
   correction1 = Corrections(beta1);
   correction2 = Corrections(beta2);
@@ -93,26 +102,36 @@ size_t Optimizer::StateWidth(size_t dim) const {
   switch (kind) {
     case Kind::kSgd:
       return 0;
+    case Kind::kMomentum:
     case Kind::kAdagrad:
       return dim;
+    case Kind::kRowwiseAdagrad:
+      return 1;
     case Kind::kAdam:
-      return 2 * dim + 1;
+      return (amsgrad ? 3 : 2) * dim + 1;
+    case Kind::kFtrl:
+      return 2 * dim;
   }
   return 0;
 }
 
 void Optimizer::InitState(size_t dim, float* state) const {
-  std::fill_n(state, StateWidth(dim), kind == Kind::kAdagrad ? initial_accumulator : 0.0f);
+  std::fill_n(state, StateWidth(dim), 0.0f);
+  if (kind == Kind::kAdagrad || kind == Kind::kFtrl) {
+    std::fill_n(state, dim, initial_accumulator);
+  } else if (kind == Kind::kRowwiseAdagrad) {
+    *state = initial_accumulator;
+  }
 }
 
-void Optimizer::Apply(float* const* rows, const void* const* grads, size_t n, size_t dim) const {
-  switch (kind) {
-    case Kind::kSgd:
-      return Sgd(rows, grads, n, dim, learning_rate, weight_decay);
-    case Kind::kAdagrad:
-      return Adagrad(rows, grads, n, dim, learning_rate, epsilon, weight_decay);
-    case Kind::kAdam:
-      return Adam(rows, grads, n, dim, *this);
+void Optimizer::Apply(float* const* weights, float* const* states, const void* const* grads,
+                      size_t n, size_t dim, float rate) const {
+  const RowBatch rows{weights, states, grads, n, dim};
+  const float size = rate * learning_rate;
+  if (clip_norm > 0 || bound > 0 || trust_ratio) {
+    StepGuarded(*this, rows, size);
+  } else {
+    Step(*this, rows, size, weight_decay);
   }
 }
 

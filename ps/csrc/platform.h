@@ -6,7 +6,7 @@
 
 // Compiles a function twice, once for AVX2, and picks at load time.
 #if defined(__x86_64__) && defined(__gnu_linux__) && defined(__GNUC__) && \
-    !defined(__SANITIZE_THREAD__)
+    !defined(__SANITIZE_THREAD__) && !defined(HETERPS_PORTABLE)
 #define HETERPS_CLONES __attribute__((target_clones("avx2", "default")))
 #else
 #define HETERPS_CLONES

@@ -3,15 +3,23 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <mutex>
 #include <stdexcept>
+#include <string>
 
 #include "parallel.h"
 
 namespace heterps::ps {
 namespace {
 
-constexpr size_t kAhead = 12;            // index entries prefetched ahead
-constexpr size_t kParallelFrom = 16384;  // keys from which a batch is worth several threads
+constexpr uint64_t kTrimmedAtOnce = 1 << 20;  // rows
+constexpr size_t kParallelFrom = 16384;       // keys from which a batch is worth several threads
+
+uint64_t LoadKey(const void* keys, size_t i, size_t key_bytes) {
+  uint64_t key = 0;
+  std::memcpy(&key, static_cast<const char*>(keys) + key_bytes * i, key_bytes);
+  return key;
+}
 
 HETERPS_CLONES
 bool AllFinite(const void* grads, size_t n) {
@@ -46,41 +54,39 @@ void ForGroups(const Begin& begin, size_t n, Work work) {
 
 }  // namespace
 
-void CheckFinite(const void* keys, const void* grads, size_t n, size_t dim) {
+void CheckFinite(const void* keys, size_t key_bytes, const void* grads, size_t n, size_t dim) {
   if (AllFinite(grads, n * dim)) return;
-  const auto* values = static_cast<const UnalignedFloat*>(grads);
+  const UnalignedFloat* values = static_cast<const UnalignedFloat*>(grads);
   for (size_t i = 0; i < n; ++i) {
     for (size_t j = 0; j < dim; ++j) {
       if (std::isfinite(values[i * dim + j])) continue;
-      throw std::invalid_argument("gradient of key " + std::to_string(LoadKey(keys, i)) + " (row " +
-                                  std::to_string(i) + ") is " +
+      throw std::invalid_argument("gradient of key " + std::to_string(LoadKey(keys, i, key_bytes)) +
+                                  " (row " + std::to_string(i) + ") is " +
                                   std::to_string(values[i * dim + j]) + " at element " +
                                   std::to_string(j) + "; expected finite values");
     }
   }
 }
 
-Table::Table(size_t dim, Optimizer optimizer, Initializer initializer)
-    : dim_(dim),
-      width_(dim + optimizer.StateWidth(dim)),
-      optimizer_(std::move(optimizer)),
-      initializer_(initializer) {
-  optimizer_.Prepare();
+Table::Table(Options options) : options_(std::move(options)), file_(options_.directory) {
+  if (options_.tiered() && !file_.usable()) {
+    throw std::invalid_argument("memory_bytes needs a directory for the rows on disk");
+  }
   for (size_t s = 0; s < kSubtables; ++s) {
-    subtables_[s].rows =
-        std::make_unique<Rows>(width_, 0.5 + 0.25 * static_cast<double>(s) / kSubtables);
+    // They do not all grow within the same batch.
+    const double load = 0.81 + 0.07 * static_cast<double>(s) / kSubtables;
+    subtables_[s] = std::make_unique<Subtable>(options_, arena_, file_, s, load);
   }
 }
 
-void Table::InitRow(uint64_t key, float* row) const {
-  initializer_.Fill(key, dim_, row);
-  optimizer_.InitState(dim_, row + dim_);
-}
-
-Table::Grouped Table::Group(const void* keys, size_t n) const {
+Table::Grouped Table::Group(const void* keys, size_t n, size_t key_bytes) const {
   Grouped out{std::make_unique_for_overwrite<Item[]>(n), {}};
+  auto parts = std::make_unique_for_overwrite<uint8_t[]>(n);
   std::array<size_t, kSubtables> next{};
-  for (size_t i = 0; i < n; ++i) ++next[SubtableOf(Mix(LoadKey(keys, i)))];
+  for (size_t i = 0; i < n; ++i) {
+    parts[i] = static_cast<uint8_t>(SubtableOf(Mix(LoadKey(keys, i, key_bytes))));
+    ++next[parts[i]];
+  }
   size_t total = 0;
   for (size_t s = 0; s < kSubtables; ++s) {
     out.begin[s] = total;
@@ -89,161 +95,213 @@ Table::Grouped Table::Group(const void* keys, size_t n) const {
   }
   out.begin[kSubtables] = total;
   for (size_t i = 0; i < n; ++i) {
-    const uint64_t key = LoadKey(keys, i);
-    out.items[next[SubtableOf(Mix(key))]++] = {key, i};
+    out.items[next[parts[i]]++] = {LoadKey(keys, i, key_bytes), i};
   }
   return out;
 }
 
-bool Table::Resolve(Rows& rows, const Item* items, size_t n, float** out) {
-  const uint32_t stamp = rows.NextStamp();
-  bool repeats = false;
-  for (size_t i = 0; i < n; ++i) {
-    if (i + kAhead < n) rows.PrefetchIndex(Mix(items[i + kAhead].key));
-    const auto found = rows.FindOrCreate(items[i].key, Mix(items[i].key), stamp);
-    out[i] = rows.at(found.row);
-    if (found.created) InitRow(items[i].key, out[i]);
-    repeats |= found.repeated;
-  }
-  return repeats;
-}
-
-void Table::Pull(const void* keys, size_t n, bool read_only, void* out) {
+void Table::Pull(const void* keys, size_t n, size_t key_bytes, const PullBatch& batch) {
   if (n == 0) return;
-  const Grouped grouped = Group(keys, n);
+  const Grouped grouped = Group(keys, n, key_bytes);
   ForGroups(grouped.begin, n, [&](size_t s) {
-    const size_t begin = grouped.begin[s];
-    PullGroup(subtables_[s], &grouped.items[begin], grouped.begin[s + 1] - begin, read_only,
-              static_cast<char*>(out));
+    std::lock_guard lock(subtables_[s]->mutex);
+    subtables_[s]->Pull(&grouped.items[grouped.begin[s]], grouped.begin[s + 1] - grouped.begin[s],
+                        batch);
   });
-  pulled_.fetch_add(n, std::memory_order_relaxed);
+  if (batch.copy) pulled_.fetch_add(n, std::memory_order_relaxed);
 }
 
-void Table::PullGroup(Subtable& sub, const Item* items, size_t n, bool read_only, char* out) {
-  const size_t bytes = dim_ * sizeof(float);
-  auto addresses = std::make_unique_for_overwrite<float*[]>(n);
-  std::lock_guard lock(sub.mutex);
-  Rows& rows = *sub.rows;
-  if (read_only) {
-    for (size_t i = 0; i < n; ++i) {
-      if (i + kAhead < n) rows.PrefetchIndex(Mix(items[i + kAhead].key));
-      const uint32_t row = rows.Find(items[i].key, Mix(items[i].key));
-      addresses[i] = row == Rows::kMissing ? nullptr : rows.at(row);
-    }
-  } else {
-    Resolve(rows, items, n, addresses.get());
-  }
-  for (size_t i = 0; i < n; ++i) {
-    if (i + kAhead < n && addresses[i + kAhead]) {
-      const float* ahead = addresses[i + kAhead];
-      for (size_t j = 0; j < dim_; j += 16) Prefetch(ahead + j);
-    }
-    char* to = out + items[i].position * bytes;
-    if (addresses[i]) {
-      std::memcpy(to, addresses[i], bytes);
-    } else {
-      initializer_.Fill(items[i].key, dim_, to);
-    }
-  }
-}
-
-void Table::Push(const void* keys, const void* grads, size_t n) {
-  CheckFinite(keys, grads, n, dim_);
-  Gate::Pass pass(gate_);
-  Apply(keys, grads, n);
-}
-
-Window::Verdict Table::PushOnce(Window& window, std::string_view client, uint64_t epoch,
-                                uint64_t sequence, const void* keys, const void* grads, size_t n) {
-  CheckFinite(keys, grads, n, dim_);
-  Window::Verdict verdict;
-  {
-    // One pass around both: a save sees the mark and its rows, or neither.
-    Gate::Pass pass(gate_);
-    verdict = window.Mark(client, epoch, sequence);
-    if (verdict == Window::Verdict::kNew) {
-      try {
-        Apply(keys, grads, n);
-      } catch (...) {
-        window.Unmark(client, epoch, sequence);
-        throw;
-      }
-    }
-  }
-  if (verdict == Window::Verdict::kRepeated) {
-    // The first may still be at work; nobody passes a closed gate before it is done.
-    gate_.Close();
-    gate_.Open();
-  }
-  return verdict;
-}
-
-void Table::Apply(const void* keys, const void* grads, size_t n) {
+void Table::Push(const void* keys, size_t n, size_t key_bytes, const PushBatch& batch) {
   if (n == 0) return;
-  const Grouped grouped = Group(keys, n);
+  const Grouped grouped = Group(keys, n, key_bytes);
   ForGroups(grouped.begin, n, [&](size_t s) {
-    const size_t begin = grouped.begin[s];
-    PushGroup(subtables_[s], &grouped.items[begin], grouped.begin[s + 1] - begin,
-              static_cast<const char*>(grads));
+    std::lock_guard lock(subtables_[s]->mutex);
+    subtables_[s]->Push(&grouped.items[grouped.begin[s]], grouped.begin[s + 1] - grouped.begin[s],
+                        batch);
   });
   pushed_.fetch_add(n, std::memory_order_relaxed);
 }
 
-void Table::PushGroup(Subtable& sub, const Item* items, size_t n, const char* grads) {
-  const size_t bytes = dim_ * sizeof(float);
-  auto addresses = std::make_unique_for_overwrite<float*[]>(n);
-  auto gradients = std::make_unique_for_overwrite<const void*[]>(n);
-  for (size_t i = 0; i < n; ++i) gradients[i] = grads + items[i].position * bytes;
-  std::lock_guard lock(sub.mutex);
-  if (!Resolve(*sub.rows, items, n, addresses.get())) {
-    optimizer_.Apply(addresses.get(), gradients.get(), n, dim_);
-    return;
+void Table::Demote() {
+  // A little below the limit, so that those who push rarely have to.
+  const size_t target = options_.memory_bytes / kSubtables / 10 * 9;
+  for (auto& sub : subtables_) {
+    std::lock_guard lock(sub->mutex);
+    sub->Demote(target);
   }
-  // Some key repeats: sum each key's gradients in the order given, then apply once.
-  std::vector<size_t> order(n);
-  for (size_t i = 0; i < n; ++i) order[i] = i;
-  std::stable_sort(order.begin(), order.end(),
-                   [&](size_t a, size_t b) { return addresses[a] < addresses[b]; });
-  std::vector<float*> distinct;
-  for (size_t i = 0; i < n; ++i) {
-    if (i == 0 || addresses[order[i]] != distinct.back()) distinct.push_back(addresses[order[i]]);
-  }
-  std::vector<float> sums(distinct.size() * dim_, 0.0f);
-  std::vector<const void*> summed(distinct.size());
-  size_t d = 0;
-  for (size_t i = 0; i < n; ++i) {
-    if (i > 0 && addresses[order[i]] != distinct[d]) ++d;
-    float* sum = &sums[d * dim_];
-    const auto* g = static_cast<const UnalignedFloat*>(gradients[order[i]]);
-    for (size_t j = 0; j < dim_; ++j) sum[j] += g[j];
-    summed[d] = sum;
-  }
-  optimizer_.Apply(distinct.data(), summed.data(), distinct.size(), dim_);
 }
 
-uint64_t Table::rows() const {
+uint64_t Table::Shrink(uint32_t time_s, uint32_t step, bool decay) {
+  if (snapshotting_) throw std::runtime_error("a table cannot shrink while it is being saved");
+  uint64_t removed = 0;
+  for (auto& sub : subtables_) {
+    std::lock_guard lock(sub->mutex);
+    removed += sub->Shrink(time_s, step, decay);
+  }
+  return removed + Trim();
+}
+
+uint64_t Table::Trim() {
+  const uint64_t most = options_.eviction.max_rows;
   uint64_t total = 0;
-  for (const Subtable& sub : subtables_) {
+  for (const auto& sub : subtables_) {
+    std::lock_guard lock(sub->mutex);
+    total += sub->rows();
+  }
+  if (most == 0 || total <= most) return 0;
+  // A list of all rows would be long: in a large table every sub-table, which has a random sample
+  // of the keys, gives up its share.
+  const bool at_once = total <= kTrimmedAtOnce;
+  const double share = static_cast<double>(total - most) / static_cast<double>(total);
+  uint64_t seen = 0, removed = 0;
+  std::vector<Subtable::Worth> rows;
+  for (size_t s = 0; s < kSubtables; ++s) {
+    {
+      std::lock_guard lock(subtables_[s]->mutex);
+      seen += subtables_[s]->rows();
+      subtables_[s]->Worths(&rows);
+    }
+    const bool last = s + 1 == kSubtables;
+    if (at_once && !last) continue;
+    const auto until =
+        last ? total - most : static_cast<uint64_t>(static_cast<double>(seen) * share);
+    removed += EvictLeast(&rows, until - removed);
+    rows.clear();
+  }
+  return removed;
+}
+
+uint64_t Table::EvictLeast(std::vector<Subtable::Worth>* rows, uint64_t n) {
+  n = std::min<uint64_t>(n, rows->size());
+  const auto less = [](const Subtable::Worth& a, const Subtable::Worth& b) {
+    return a.worth != b.worth ? a.worth < b.worth : Mix(a.key) < Mix(b.key);
+  };
+  const auto cut = rows->begin() + static_cast<ptrdiff_t>(n);
+  std::nth_element(rows->begin(), cut, rows->end(), less);
+  for (auto it = rows->begin(); it != cut; ++it) {
+    Subtable& sub = *subtables_[SubtableOf(Mix(it->key))];
     std::lock_guard lock(sub.mutex);
-    total += sub.rows->size();
+    sub.EvictKey(it->key);
+  }
+  return n;
+}
+
+void Table::Erase(const Buckets& buckets) {
+  for (auto& sub : subtables_) {
+    std::lock_guard lock(sub->mutex);
+    sub->Erase(buckets);
+  }
+}
+
+uint64_t Table::Absorb(const void* block, size_t size, const Buckets* wanted) {
+  BlockHeader header;
+  if (size < sizeof(header)) throw std::invalid_argument("a block of rows ends early");
+  std::memcpy(&header, block, sizeof(header));
+  const auto kind = static_cast<BlockKind>(header.kind);
+  const uint64_t body = uint64_t{header.count} * header.record_bytes;
+  if (std::memcmp(header.magic, kBlockMagic, 4) != 0 || body != size - sizeof(header)) {
+    throw std::invalid_argument("not a block of rows");
+  }
+  const char* record = static_cast<const char*>(block) + sizeof(header);
+  if (kind == BlockKind::kBloom) {
+    if (header.count != 1 || header.subtable >= kSubtables) {
+      throw std::invalid_argument("a damaged block of counters");
+    }
+    Subtable& sub = *subtables_[header.subtable];
+    std::lock_guard lock(sub.mutex);
+    if (!sub.AbsorbBloom(record, header.record_bytes)) {
+      throw std::invalid_argument("a block of counters of another size");
+    }
+    return 0;
+  }
+  const bool rows = kind == BlockKind::kNarrow || kind == BlockKind::kFull;
+  const bool usage = options_.usage() || kind == BlockKind::kCounted;
+  const size_t expected = sizeof(uint64_t) +
+                          (kind == BlockKind::kGone ? 0 : (usage ? sizeof(Usage) : 0)) +
+                          (rows ? options_.layout.bytes(kind == BlockKind::kFull) : 0);
+  if (header.kind > static_cast<uint8_t>(BlockKind::kGone) || header.record_bytes != expected) {
+    throw std::invalid_argument("a block of kind " + std::to_string(header.kind) + " has " +
+                                std::to_string(header.record_bytes) + " bytes a record; expected " +
+                                std::to_string(expected));
+  }
+  uint64_t taken = 0;
+  for (uint32_t i = 0; i < header.count; ++i, record += header.record_bytes) {
+    uint64_t key;
+    std::memcpy(&key, record, sizeof(key));
+    const uint64_t hash = Mix(key);
+    if (wanted && !(*wanted)[BucketOf(hash)]) continue;
+    Subtable& sub = *subtables_[SubtableOf(hash)];
+    std::lock_guard lock(sub.mutex);
+    if (kind == BlockKind::kGone) {
+      sub.AbsorbGone(key);
+      continue;
+    }
+    Usage used;
+    const char* row = record + sizeof(key);
+    if (usage) {
+      std::memcpy(&used, row, sizeof(used));
+      row += sizeof(used);
+    }
+    sub.AbsorbRow(kind, key, used, row);
+    ++taken;
+  }
+  return taken;
+}
+
+uint32_t Table::Begin(const Selection* selection) {
+  if (snapshotting_) throw std::runtime_error("the table is being saved already");
+  for (const auto& sub : subtables_) {
+    std::lock_guard lock(sub->mutex);
+    if (selection->since > 0 && !sub->RemembersSince(selection->since)) {
+      throw std::invalid_argument(
+          "too many rows were evicted since that save to name them all; save a whole one");
+    }
+  }
+  snapshotting_ = true;
+  scanning_ = 0;
+  const uint32_t cut = ++generation_;
+  for (auto& sub : subtables_) {
+    std::lock_guard lock(sub->mutex);
+    sub->BeginSnapshot(selection, cut);
+  }
+  return cut;
+}
+
+std::vector<char> Table::Next() {
+  for (; snapshotting_ && scanning_ < kSubtables; ++scanning_) {
+    Subtable& sub = *subtables_[scanning_];
+    std::lock_guard lock(sub.mutex);
+    std::vector<char> block = sub.NextBlock();
+    if (!block.empty()) return block;
+  }
+  return {};
+}
+
+void Table::End() {
+  for (auto& sub : subtables_) {
+    std::lock_guard lock(sub->mutex);
+    sub->EndSnapshot();
+  }
+  snapshotting_ = false;
+}
+
+Counters Table::counters() const {
+  Counters total;
+  for (const auto& sub : subtables_) {
+    std::lock_guard lock(sub->mutex);
+    const Counters c = sub->counters();
+    total.rows += c.rows, total.waiting += c.waiting, total.disk_rows += c.disk_rows;
+    total.bytes += c.bytes, total.missed += c.missed, total.evicted += c.evicted;
+    total.promoted += c.promoted, total.demoted += c.demoted;
   }
   return total;
 }
 
-uint64_t Table::bytes() const {
-  uint64_t total = 0;
-  for (const Subtable& sub : subtables_) {
-    std::lock_guard lock(sub.mutex);
-    total += sub.rows->bytes();
-  }
-  return total;
-}
-
-std::vector<uint64_t> Table::Keys() const {
+std::vector<uint64_t> Table::Keys(size_t limit) const {
   std::vector<uint64_t> keys;
-  for (const Subtable& sub : subtables_) {
-    std::lock_guard lock(sub.mutex);
-    sub.rows->ForEach([&](uint64_t key, const float*) { keys.push_back(key); });
+  for (const auto& sub : subtables_) {
+    std::lock_guard lock(sub->mutex);
+    sub->Keys(limit, &keys);
   }
   return keys;
 }

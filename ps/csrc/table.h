@@ -1,121 +1,72 @@
-// One embedding table of one shard: rows by 64-bit key, made when first asked for.
+// One embedding table of one shard: rows by 64-bit key, made when first pushed to.
 #pragma once
 
 #include <array>
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <mutex>
-#include <shared_mutex>
-#include <string>
-#include <string_view>
 #include <vector>
 
-#include "initializer.h"
-#include "optimizer.h"
-#include "rows.h"
-#include "window.h"
+#include "subtable.h"
 
 namespace heterps::ps {
 
-// Pushes hold the gate shared, a save holds it alone. The turnstile keeps a stream of pushes
-// from starving a save.
-class Gate {
- public:
-  class Pass {
-   public:
-    explicit Pass(Gate& gate) : gate_(gate) {
-      std::lock_guard turn(gate.turnstile_);
-      gate.mutex_.lock_shared();
-    }
-    ~Pass() { gate_.mutex_.unlock_shared(); }
-    Pass(const Pass&) = delete;
-    Pass& operator=(const Pass&) = delete;
-
-   private:
-    Gate& gate_;
-  };
-
-  void Close() {
-    std::lock_guard turn(turnstile_);
-    mutex_.lock();
-  }
-  void Open() { mutex_.unlock(); }
-
- private:
-  std::mutex turnstile_;
-  std::shared_mutex mutex_;
-};
-
-// Thread-safe. Keys are 8-byte little-endian integers at any alignment, and so are floats.
+// Thread-safe. Keys are 8-byte (or 4-byte) little-endian integers at any alignment, and so are
+// floats. Pulls may run beside everything. What changes rows (Push, Shrink, Erase, Absorb) must
+// not run beside Begin: see ps/gate.py.
 class Table {
  public:
-  Table(size_t dim, Optimizer optimizer, Initializer initializer);
+  explicit Table(Options options);
 
-  size_t dim() const { return dim_; }
-  size_t state_width() const { return width_ - dim_; }
-  const Optimizer& optimizer() const { return optimizer_; }
+  const Options& options() const { return options_; }
+  size_t dim() const { return options_.layout.dim(); }
 
-  // Writes n x dim floats to `out`. A missing key grows a row unless `read_only`.
-  void Pull(const void* keys, size_t n, bool read_only, void* out);
+  // `key_bytes` is 8 or 4. A key without a row reads its first value; none is made.
+  void Pull(const void* keys, size_t n, size_t key_bytes, const PullBatch& batch);
+  // Sums the gradients of equal keys and applies the optimizer once to each.
+  void Push(const void* keys, size_t n, size_t key_bytes, const PushBatch& batch);
 
-  // Sums the gradients of equal keys and applies the optimizer once to each. Throws
-  // std::invalid_argument, with nothing applied, when a gradient is not finite.
-  void Push(const void* keys, const void* grads, size_t n);
+  void Demote();
+  uint64_t Shrink(uint32_t time_s, uint32_t step, bool decay);
+  void Erase(const Buckets& buckets);
+  // Takes the rows of a block whose buckets are wanted. Throws std::invalid_argument.
+  uint64_t Absorb(const void* block, size_t size, const Buckets* wanted);
 
-  // Push, unless `window` has seen (client, epoch, sequence); a repeat returns after the first
-  // has been applied.
-  Window::Verdict PushOnce(Window& window, std::string_view client, uint64_t epoch,
-                           uint64_t sequence, const void* keys, const void* grads, size_t n);
+  // One snapshot at a time. Begin is quick: it names the cut, and `selection` must live until
+  // End. Next returns blocks until an empty one.
+  uint32_t Begin(const Selection* selection);
+  std::vector<char> Next();
+  void End();
+  bool snapshotting() const { return snapshotting_; }
 
-  // While paused no push is applied; Save belongs between the two, on one thread.
-  void Pause() { gate_.Close(); }
-  void Resume() { gate_.Open(); }
-
-  // file.cc. Save returns the number of rows written; Load, the number kept: those whose shard
-  // of `shards` is `shard`. Loaded rows replace rows of the same key.
-  uint64_t Save(const std::string& path, std::string_view spec);
-  uint64_t Load(const std::string& path, uint32_t shard, uint32_t shards);
-
-  uint64_t rows() const;
-  uint64_t bytes() const;
+  Counters counters() const;
   uint64_t pulled() const { return pulled_.load(std::memory_order_relaxed); }
   uint64_t pushed() const { return pushed_.load(std::memory_order_relaxed); }
-  std::vector<uint64_t> Keys() const;
+  uint64_t disk_bytes() const { return file_.bytes(); }
+  std::vector<uint64_t> Keys(size_t limit) const;
 
  private:
-  struct Item {
-    uint64_t key;
-    size_t position;
-  };
   // Items ordered by sub-table, stably; those of sub-table s are [begin[s], begin[s + 1]).
   struct Grouped {
     std::unique_ptr<Item[]> items;
     std::array<size_t, kSubtables + 1> begin;
   };
-  struct alignas(64) Subtable {
-    mutable std::mutex mutex;
-    std::unique_ptr<Rows> rows;
-  };
+  // Removes the rows beyond max_rows; returns how many.
+  uint64_t Trim();
+  uint64_t EvictLeast(std::vector<Subtable::Worth>* rows, uint64_t n);
+  Grouped Group(const void* keys, size_t n, size_t key_bytes) const;
 
-  Grouped Group(const void* keys, size_t n) const;
-  void Apply(const void* keys, const void* grads, size_t n);
-  void PullGroup(Subtable& sub, const Item* items, size_t n, bool read_only, char* out);
-  void PushGroup(Subtable& sub, const Item* items, size_t n, const char* grads);
-  // Row addresses of the items, making rows that are missing. True when a key repeats.
-  bool Resolve(Rows& rows, const Item* items, size_t n, float** out);
-  void InitRow(uint64_t key, float* row) const;
-
-  size_t dim_;
-  size_t width_;  // dim + state
-  Optimizer optimizer_;
-  Initializer initializer_;
-  Gate gate_;
-  std::array<Subtable, kSubtables> subtables_;
+  Options options_;
+  Arena arena_;
+  DiskFile file_;
+  std::array<std::unique_ptr<Subtable>, kSubtables> subtables_;
   std::atomic<uint64_t> pulled_{0}, pushed_{0};
+  uint32_t generation_ = 1;
+  bool snapshotting_ = false;
+  size_t scanning_ = 0;  // sub-table that Next is at
 };
 
 // Throws std::invalid_argument naming the first key whose gradient holds a NaN or an infinity.
-void CheckFinite(const void* keys, const void* grads, size_t n, size_t dim);
+void CheckFinite(const void* keys, size_t key_bytes, const void* grads, size_t n, size_t dim);
 
 }  // namespace heterps::ps

@@ -61,15 +61,34 @@ std::vector<Window::Client> Window::Export() const {
   return {clients_.begin(), clients_.end()};
 }
 
-void Window::Restore(std::vector<Client> clients) {
+void Window::Merge(std::vector<Client> clients) {
   std::lock_guard lock(mutex_);
-  by_name_.clear();
-  clients_.clear();
-  for (Client& client : clients) {
-    clients_.push_back(std::move(client));
-    if (!by_name_.emplace(clients_.back().name, std::prev(clients_.end())).second) {
-      clients_.pop_back();
+  for (Client& other : clients) {
+    auto found = by_name_.find(other.name);
+    if (found == by_name_.end()) {
+      clients_.push_back(std::move(other));
+      by_name_.emplace(clients_.back().name, std::prev(clients_.end()));
+      continue;
     }
+    Client& ours = *found->second;
+    if (other.epoch < ours.epoch) continue;
+    if (other.epoch > ours.epoch) {
+      ours.epoch = other.epoch;
+      ours.highest = other.highest;
+      ours.bits = other.bits;
+      continue;
+    }
+    // Of both, the bits within the width of the higher one.
+    Client& ahead = ours.highest >= other.highest ? ours : other;
+    const Client& behind = ours.highest >= other.highest ? other : ours;
+    const uint64_t first = ahead.highest >= kWidth ? ahead.highest - kWidth + 1 : 0;
+    for (uint64_t s = first; s <= behind.highest; ++s) {
+      if (behind.highest - s < kWidth && (behind.bits[s % kWidth / 64] & Bit(s))) {
+        Word(ahead, s) |= Bit(s);
+      }
+    }
+    ours.highest = ahead.highest;
+    ours.bits = ahead.bits;
   }
 }
 

@@ -17,7 +17,7 @@ namespace heterps::ps {
 // rather than guessed at.
 class Window {
  public:
-  static constexpr uint64_t kWidth = 4096;
+  static constexpr uint64_t kWidth = 16384;
   static constexpr size_t kClients = 65536;  // the least recently heard is forgotten beyond this
 
   enum class Verdict { kNew = 0, kRepeated = 1, kTooOld = 2, kEarlierEpoch = 3 };
@@ -34,7 +34,8 @@ class Window {
   void Unmark(std::string_view client, uint64_t epoch, uint64_t sequence);
 
   std::vector<Client> Export() const;
-  void Restore(std::vector<Client> clients);
+  // Adds what another window has seen, of the same pushes or of others.
+  void Merge(std::vector<Client> clients);
 
  private:
   mutable std::mutex mutex_;

@@ -270,7 +270,7 @@ def test_ending_train_leaves_no_process_behind(tmp_path, number):
 
 def test_a_killed_shard_fails_the_job_and_is_named(tmp_path):
     marker = f"shard-{os.getpid()}"
-    process = start_train(tmp_path, marker)
+    process = start_train(tmp_path, marker, "--set", "servers.durability=none")
     try:
         wait_for(lambda: stage_pids(marker), 120, "training")
         time.sleep(3)
@@ -281,6 +281,7 @@ def test_a_killed_shard_fails_the_job_and_is_named(tmp_path):
         assert "shard 0" in output
         assert "SIGKILL" in output
         assert str(shards[0]) in output
+        assert "rows are lost" in " ".join(output.split())
         wait_for(lambda: not processes_of(marker), 20, "the end of every process")
     finally:
         process.kill()

@@ -92,6 +92,44 @@ def test_applied_pushes_are_remembered_across_a_restart(tmp_path: Path) -> None:
         assert client.pull("t", [5])[0, 0] == 1
 
 
+def test_each_table_comes_back_from_what_keeps_it(tmp_path: Path) -> None:
+    """Logs and replicas have the last push; a checkpoint has what it had when it was saved."""
+    keys = np.arange(100)
+    durabilities = ("none", "checkpoint", "log", "replica")
+    with (
+        LocalShards(
+            1, directory=tmp_path / "ck", replicas=True, options=("--fold", "1e9")
+        ) as shards,
+        ParameterClient(shards.addresses) as client,
+    ):
+        for name in durabilities:
+            client.create_table(
+                name,
+                1,
+                optimizer="sgd",
+                learning_rate=1.0,
+                initializer="zeros",
+                durability=name,
+            )
+            client.push(name, keys, np.full((100, 1), -1, np.float32))
+        client.save(tmp_path / "ck")
+        for name in durabilities:
+            client.push(name, keys, np.full((100, 1), -1, np.float32))
+        shards.processes[0].process.kill()
+        shards.restart(0)
+        found = {name: client.pull(name, keys) for name in durabilities}
+        # No base was folded yet, and the shard's own data comes before any checkpoint.
+        expected = {"none": 1, "checkpoint": 0, "log": 2, "replica": 2}
+        assert {n: set(rows[:, 0].tolist()) for n, rows in found.items()} == {
+            n: {value} for n, value in expected.items()
+        }
+        client.drop_tables("log")
+        shards.processes[0].process.kill()
+        shards.restart(0)
+        names = {t.name for t in client.stats()[0].tables}
+        assert names == {"none", "checkpoint", "replica"}  # the checkpoint brings no table back
+
+
 def test_a_silent_shard_meets_the_deadline() -> None:
     with LocalShards(1) as shards, ParameterClient(shards.addresses, timeout_s=1) as client:
         client.create_table("t", 4)

@@ -214,7 +214,9 @@ def test_a_run_is_measured_in_windows_that_outlast_it(service: Service) -> None:
 @pytest.mark.parametrize("role", ["shard", "stage"])
 def test_the_process_that_was_killed_is_named(service: Service, role: str) -> None:
     job_id = f"killed-{role}"
-    service.submit(job_id, service.job(epochs=5000))
+    job = service.job(epochs=5000)
+    job.servers.durability = "none"  # with rows kept, its node would start the shard again
+    service.submit(job_id, job)
     service.wait_until_trains(job_id)
     victim = next(p for p in service.processes(job_id) if p.role == role)
     os.kill(victim.pid, signal.SIGKILL)

@@ -1,0 +1,67 @@
+"""Shards that run, as commands name and reach them."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import click
+
+from heterps.errors import HeterpsError, UnreachableError
+
+if TYPE_CHECKING:
+    from ps import ParameterClient
+
+ANSWER_S = 5.0
+
+shards_option = click.option(
+    "--shards",
+    metavar="HOST:PORT,...",
+    help="All shards, in shard order.  [default: the standing ones of the running cluster]",
+)
+
+
+@contextmanager
+def connected(shards: str | None, timeout_s: float = ANSWER_S) -> "Iterator[ParameterClient]":
+    """A client of all shards whose failures are the command's."""
+    from ps import ParameterClient
+
+    addresses = addresses_of(shards)
+    with explained(), ParameterClient(addresses, timeout_s=timeout_s) as client:
+        yield client
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """Turn what tables, saves and shards complain of into the command's own errors."""
+    import grpc
+
+    from ps import CheckpointError, ShardError, TableError
+
+    try:
+        yield
+    except (CheckpointError, TableError) as error:
+        raise HeterpsError(str(error)) from None
+    except ShardError as error:
+        away = error.code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+        raise (UnreachableError if away else HeterpsError)(str(error)) from None
+
+
+def addresses_of(shards: str | None, option: str = "--shards") -> list[str]:
+    """The shards that are named, else the cluster's standing ones in the order that jobs use."""
+    if shards is not None:
+        named = [one.strip() for one in shards.split(",") if one.strip()]
+        for one in named or [shards]:
+            host, _, port = one.rpartition(":")
+            if not host or not port.isdecimal():
+                raise click.BadParameter(f"{one!r}: expected HOST:PORT,...", param_hint=option)
+        return named
+    from heterps.client import Client
+
+    with Client() as client:
+        standing = [node.address for node in client.nodes() if node.kind == "shard"]
+        if not standing:
+            raise HeterpsError(
+                f"the cluster at {client.address} has no standing shards; name those to look "
+                "into with --shards HOST:PORT,... (`heterps ps --scheduler` starts standing ones)"
+            )
+    return standing

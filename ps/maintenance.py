@@ -1,0 +1,74 @@
+"""What a shard does by itself, now and then: make room, apply limits, fold its log."""
+
+import logging
+import threading
+import time
+
+from protos.parameter_server_pb2 import ShrinkRequest
+from ps.durable import Durable
+from ps.errors import CheckpointError
+from ps.replica import Replicator
+from ps.state import ShardState, now_s
+
+_PERIOD_S = 0.2
+_EXPIRY_S = 60.0
+_CHECK_S = 1.0
+_log = logging.getLogger("heterps.ps")
+
+
+class Maintenance:
+    """A thread of its own.
+
+    Args:
+        state: of the shard.
+        durable: its directory, if it has one.
+        replicator: its replica, if it has one.
+    """
+
+    def __init__(
+        self,
+        state: ShardState,
+        durable: Durable | None,
+        replicator: Replicator | None = None,
+    ) -> None:
+        self._state = state
+        self._durable = durable
+        self._replicator = replicator
+        self._checked = time.monotonic()
+        self._stop = threading.Event()
+        self._expired = time.monotonic()
+        self._thread = threading.Thread(target=self._run, name="maintenance", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop, after what is under way."""
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stop.wait(_PERIOD_S):
+            try:
+                self._round()
+            except (CheckpointError, OSError, RuntimeError, TimeoutError) as error:
+                _log.warning("maintenance: %s; it is tried again", error)
+
+    def _round(self) -> None:
+        expire = time.monotonic() - self._expired > _EXPIRY_S
+        for name, table in list(self._state.tables.items()):
+            if table.spec.tier.memory_bytes:
+                table.native.demote()
+            rules = table.spec.eviction
+            if self._state.follows:
+                continue
+            full = rules.max_rows and table.native.counters()["rows"] > rules.max_rows
+            if full or (expire and rules.ttl_s):
+                evicted = self._state.shrink(ShrinkRequest(table=name, time_s=now_s()))
+                if evicted:
+                    _log.info("table %s: evicted %d rows", name, evicted)
+        if expire:
+            self._expired = time.monotonic()
+        if self._durable is not None and self._durable.due():
+            self._durable.fold()
+        if self._replicator is not None and time.monotonic() - self._checked > _CHECK_S:
+            self._checked = time.monotonic()
+            self._replicator.check()

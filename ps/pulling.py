@@ -1,0 +1,246 @@
+"""One pull: its messages to the shards, and the rows put together again."""
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+
+import grpc
+import numpy as np
+from google.protobuf.message import DecodeError
+from numpy.typing import NDArray
+
+from protos import parameter_server_pb2 as pb
+from protos.codec import payload_prefix, unpack
+from ps import _native
+from ps.arrays import Floats, Keys
+from ps.errors import ShardError
+from ps.region import Region
+from ps.session import Routes, Session, Shard, StaleError, combine
+
+# Larger batches travel as several messages: gRPC is fastest with 1-16 MiB.
+MESSAGE_BYTES = 8 << 20
+_NARROW = np.uint64(1 << 32)
+Part = tuple[Shard, Keys, NDArray[np.int64]]
+
+
+class DetachedError(RuntimeError):
+    """The shard does not know a block of shared memory: it was restarted."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Reply:
+    rows: memoryview
+    release: Callable[[], None] = lambda: None
+
+
+class Pull:
+    """Rows of distinct keys, spread to where the caller's keys were.
+
+    Args:
+        session: the connections.
+        table: its name.
+        dim: floats a row.
+        keys: distinct, uint64 [U].
+        inverse: for each key of the caller, which of `keys` it is; None: they are the same.
+        shape: of the caller's keys.
+        wire: how rows travel.
+        read_only: rows on disk stay there.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        table: str,
+        dim: int,
+        keys: Keys,
+        inverse: NDArray[np.int64] | None,
+        shape: tuple[int, ...],
+        wire: str,
+        read_only: bool,
+    ) -> None:
+        self._session = session
+        self._table = table
+        self._dim = dim
+        self._keys = keys
+        self._inverse = inverse
+        self._shape = shape
+        self._wire = wire
+        self._row_bytes = dim * (4 if wire == "float32" else 2)
+        self._read_only = read_only
+        self._lent: list[_Reply] = []  # in shared memory, to be given back
+
+    def run(self) -> Floats:
+        """Make it on this thread and helpers."""
+        routes = self._session.routes
+        parts = split(self._session, routes, self._keys, self._row_bytes)
+        works = [partial(self._fetch, routes, shard, keys) for shard, keys, _ in parts]
+        try:
+            return self._finish(parts, self._session.run(works))
+        except StaleError as error:
+            return self._again(routes)(error)
+
+    def start(self) -> "Future[Floats]":
+        """Make it in the background."""
+        routes = self._session.routes
+        parts = split(self._session, routes, self._keys, self._row_bytes)
+        futures = self._session.submit(
+            [partial(self._fetch, routes, shard, keys) for shard, keys, _ in parts]
+        )
+
+        def finish(replies: list[_Reply]) -> Floats:
+            return self._finish(parts, replies)
+
+        return combine(futures, finish, or_else=self._again(routes))
+
+    def prefetch(self) -> "Future[None]":
+        """Have the shards bring the rows into memory, and send none."""
+        routes = self._session.routes
+        parts = split(self._session, routes, self._keys, self._row_bytes)
+        return combine(
+            self._session.submit(
+                [partial(self._fetch, routes, s, keys, prefetch=True) for s, keys, _ in parts]
+            ),
+            lambda _: None,
+            or_else=self._let_go,
+        )
+
+    @staticmethod
+    def _let_go(error: BaseException) -> None:
+        if not isinstance(error, StaleError):  # else the rows are elsewhere: nothing is lost
+            raise error
+
+    def _again(self, routes: Routes) -> Callable[[BaseException], Floats]:
+        """Makes it anew by the routing that holds now.
+
+        On this thread alone: it may be one of the helpers, and they must not wait for each other.
+        """
+
+        def again(error: BaseException) -> Floats:
+            self._release()
+            limit = time.monotonic() + self._session.timeout_s
+            stale = routes
+            while isinstance(error, StaleError) and time.monotonic() < limit:
+                self._session.refresh(stale)
+                stale = self._session.routes
+                parts = split(self._session, stale, self._keys, self._row_bytes)
+                try:
+                    replies = [self._fetch(stale, shard, keys) for shard, keys, _ in parts]
+                except StaleError as another:
+                    error = another
+                    self._release()
+                    continue
+                return self._finish(parts, replies)
+            raise unsettled(self._session, error)
+
+        return again
+
+    def _finish(self, parts: list[Part], replies: "list[_Reply]") -> Floats:
+        try:
+            rows = [(reply.rows, p[2]) for reply, p in zip(replies, parts, strict=True)]
+            flat = _native.gather(rows, len(self._keys), self._inverse, self._dim, self._wire)
+            return flat.reshape(*self._shape, self._dim)
+        finally:
+            self._release()
+
+    def _release(self) -> None:
+        while self._lent:
+            self._lent.pop().release()
+
+    def _fetch(self, routes: Routes, shard: Shard, keys: Keys, prefetch: bool = False) -> "_Reply":
+        head = pb.PullRequest(
+            table=self._table,
+            dim=self._dim,
+            count=len(keys),
+            read_only=self._read_only,
+            dtype="" if self._wire == "float32" else self._wire,
+            route=routes.version,
+            prefetch=prefetch,
+        )
+        what = f"Pull of {len(keys)} rows of {self._table!r}"
+        rows_bytes = len(keys) * self._row_bytes
+        region = None
+        if shard.memory is not None and not prefetch:
+            region = shard.memory.take(keys.nbytes + rows_bytes)
+        if region is not None:
+            try:
+                return self._fetch_shared(shard, head, keys, region, what)
+            except DetachedError:
+                shard.memory.drop()  # type: ignore[union-attr]
+                head.ClearField("region")
+        payload = keys.tobytes()
+        if len(keys) and keys.max() < _NARROW:
+            head.key_bytes = 4
+            payload = _native.narrow_keys(keys)
+        reply = shard.pull(payload_prefix(head, len(payload)) + payload, what)
+        return _Reply(self._check(shard, reply, head, 0 if prefetch else rows_bytes))
+
+    def _fetch_shared(
+        self, shard: Shard, head: pb.PullRequest, keys: Keys, region: Region, what: str
+    ) -> "_Reply":
+        keep = False
+        try:
+            head.region, head.rows_at = region.name, keys.nbytes
+            region.view(0, keys.nbytes)[:] = keys.view(np.uint8).data
+            try:
+                reply = shard.pull(head.SerializeToString(), what)
+            except ShardError as error:
+                if "is not attached" in str(error):
+                    raise DetachedError from None
+                raise
+            self._check(shard, reply, head, 0)
+            keep = True
+            rows = region.view(keys.nbytes, len(keys) * self._row_bytes)
+            memory = shard.memory
+            assert memory is not None
+            reply_in_memory = _Reply(rows, partial(memory.give_back, region))
+            self._lent.append(reply_in_memory)
+            return reply_in_memory
+        finally:
+            if not keep and shard.memory is not None:
+                shard.memory.discard(region)
+
+    def _check(self, shard: Shard, reply: bytes, asked: pb.PullRequest, size: int) -> memoryview:
+        try:
+            head, payload = unpack(pb.PullReply, reply)
+            if (head.dim, head.count, len(payload)) != (asked.dim, asked.count, size):
+                raise ValueError(
+                    f"{head.count} rows of dim {head.dim} in {len(payload)} bytes; expected "
+                    f"{asked.count} of {asked.dim} in {size}"
+                )
+        except (DecodeError, ValueError) as error:
+            raise RuntimeError(
+                f"parameter-server shard {shard.index} ({shard.address}) sent a malformed "
+                f"reply to Pull of {self._table!r}: {error}"
+            ) from None
+        return payload
+
+
+def unsettled(session: Session, error: BaseException) -> BaseException:
+    """The error, in words of the user's where shards went by different routings for too long."""
+    if not isinstance(error, StaleError):
+        return error
+    first = session.shards[0]
+    return ShardError(
+        first.index,
+        first.address,
+        grpc.StatusCode.ABORTED,
+        f"and others went by different routings for {session.timeout_s:g} s; finish the reshard "
+        "that was begun: repeat it",
+    )
+
+
+def split(session: Session, routes: Routes, keys: Keys, row_bytes: int) -> list[Part]:
+    """Keys by shard, in messages of a good size, with their positions in `keys`."""
+    shards = session.shards_of(routes)
+    if len(shards) == 1:
+        groups = [(keys, np.arange(len(keys), dtype=np.int64))]
+    else:
+        groups = _native.partition(keys, routes.route, len(shards))
+    step = max(1, MESSAGE_BYTES // row_bytes)
+    return [
+        (shard, part[begin : begin + step], positions[begin : begin + step])
+        for shard, (part, positions) in zip(shards, groups, strict=True)
+        for begin in range(0, len(part), step)
+    ]

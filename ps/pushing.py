@@ -1,0 +1,237 @@
+"""One push: its messages to the shards, each applied exactly once."""
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protos import parameter_server_pb2 as pb
+from protos.codec import payload_prefix
+from ps import _native
+from ps.arrays import Floats, Keys
+from ps.errors import ShardError, TableError
+from ps.pulling import split, unsettled
+from ps.session import Session, Shard, StaleError, combine
+from ps.spec import wants_usage
+
+_NARROW = np.uint64(1 << 32)
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """How often keys were shown and clicked: float32 [2, n], or none where it is not wanted."""
+
+    values: NDArray[np.float32] | None
+
+    @classmethod
+    def of(cls, spec: pb.TableSpec, shows: Any, clicks: Any, shape: tuple[int, ...]) -> "Usage":
+        """As given, checked; one show each unless given.
+
+        Raises:
+            TableError: not one number for each key, or negative, or not finite.
+        """
+        count = int(np.prod(shape, dtype=np.int64))
+        if not wants_usage(spec):
+            if shows is not None or clicks is not None:
+                raise TableError(
+                    f"table {spec.name!r}: shows and clicks given; expected a table with a score, "
+                    "an admission, lazy segments or max_rows"
+                )
+            return cls(None)
+        values = np.zeros((2, count), np.float32)
+        values[0] = 1.0
+        for row, name, given in ((0, "shows", shows), (1, "clicks", clicks)):
+            if given is None:
+                continue
+            array = np.asarray(given, dtype=np.float32)
+            if array.size != count:
+                raise TableError(
+                    f"table {spec.name!r}: {name} has {array.size} values; expected {count}, one "
+                    "for each key"
+                )
+            if not (np.isfinite(array).all() and (array >= 0).all()):
+                raise TableError(f"table {spec.name!r}: {name}: expected finite numbers >= 0")
+            values[row] = array.reshape(-1)
+        return cls(values)
+
+    def merged(self, inverse: NDArray[np.int64], distinct: int) -> "Usage":
+        """Summed over equal keys."""
+        if self.values is None:
+            return self
+        sums = [np.bincount(inverse, weights=row, minlength=distinct) for row in self.values]
+        return Usage(np.ascontiguousarray(np.stack(sums), dtype=np.float32))
+
+
+@dataclass(frozen=True, slots=True)
+class _Message:
+    """Some of the push's keys, for one shard, under one sequence."""
+
+    shard: Shard
+    route: int
+    keys: Keys
+    positions: NDArray[np.int64]  # of the keys in the push
+    sequence: int
+    # The sequences that belong together: whoever has seen one waits for all.
+    first: int
+    parts: int
+    added: bool = False  # beyond those that the push was made of
+
+
+class Push:
+    """Gradients, or weights, of distinct keys.
+
+    Sequences are given to messages when the push is made, so however often one is sent no row
+    takes it twice. A message that a shard refuses because buckets have moved was not applied, and
+    never will be as it is: it is split anew, and its first part takes over its sequence.
+
+    Args:
+        session: the connections.
+        head: all that its messages have in common.
+        keys: distinct, uint64 [U].
+        values: float32 [U, dim].
+        usage: of the keys.
+        wire: how values travel.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        head: pb.PushRequest,
+        keys: Keys,
+        values: Floats,
+        usage: Usage,
+        wire: str,
+    ) -> None:
+        self._session = session
+        self._head = head
+        self._values = values
+        self._usage = usage.values
+        # Weights that are written outright keep all their digits.
+        self._wire = "float32" if head.kind == "assign" else wire
+        width = 4 if self._wire == "float32" else 2
+        self._row_bytes = 8 + width * head.dim + (8 if usage.values is not None else 0)
+        routes = session.routes
+        parts = split(session, routes, keys, self._row_bytes)
+        first = session.sequences(len(parts))
+        head.client, head.epoch = session.client, session.epoch
+        head.usage = usage.values is not None
+        head.distinct = True
+        if self._wire != "float32":
+            head.dtype = self._wire
+        self._messages = [
+            _Message(shard, routes.version, part, positions, first + i, first, len(parts))
+            for i, (shard, part, positions) in enumerate(parts)
+        ]
+
+    def run(self) -> None:
+        """Send it; returns once every shard has acknowledged."""
+        self._session.run([partial(self._deliver, m) for m in self._messages])
+
+    def start(self) -> "Future[None]":
+        """Send it in the background; the caller's arrays are copied first."""
+        works: list[Callable[[], None]] = [
+            partial(self._deliver, m, self._encode(m)) for m in self._messages
+        ]
+        return combine(self._session.submit(works), lambda _: None)
+
+    def _deliver(self, message: _Message, encoded: bytes | None = None) -> None:
+        what = f"Push of {len(message.keys)} rows to {self._head.table!r}"
+        limit = time.monotonic() + self._session.timeout_s
+        left = [message]
+        while left:
+            message = left.pop(0)
+            try:
+                if encoded is not None or not self._share(message, what):
+                    message.shard.push(encoded or self._encode(message), what)
+            except StaleError as error:
+                if time.monotonic() > limit:
+                    raise unsettled(self._session, error) from None
+                left = self._split_anew(message) + left
+            encoded = None
+
+    def _split_anew(self, message: _Message) -> list[_Message]:
+        """A message by the routing that holds now."""
+        stale = replace(self._session.routes, version=message.route)
+        self._session.refresh(stale)
+        routes = self._session.routes
+        parts = split(self._session, routes, message.keys, self._row_bytes)
+        if len(parts) == 1:
+            return [replace(message, shard=parts[0][0], route=routes.version)]
+        first = self._session.sequences(len(parts) - 1)
+        return [
+            _Message(
+                shard,
+                routes.version,
+                keys,
+                np.ascontiguousarray(message.positions[at]),
+                message.sequence if i == 0 else first + i - 1,
+                first,
+                len(parts) - 1,
+                message.added or i > 0,
+            )
+            for i, (shard, keys, at) in enumerate(parts)
+        ]
+
+    def _head_of(self, message: _Message) -> pb.PushRequest:
+        head = pb.PushRequest()
+        head.CopyFrom(self._head)
+        head.count = len(message.keys)
+        head.sequence = message.sequence
+        head.route = message.route
+        head.first, head.parts = message.first, message.parts
+        if message.added:  # its sequence does not tell its place among pushes
+            head.ClearField("position")
+        return head
+
+    def _encode(self, message: _Message) -> bytes:
+        head = self._head_of(message)
+        narrow = len(message.keys) > 0 and message.keys.max() < _NARROW
+        key_bytes = 4 if narrow else 8
+        if narrow:
+            head.key_bytes = 4
+        size = len(message.keys) * (self._row_bytes - 8 + key_bytes)
+        return _native.push_message(
+            payload_prefix(head, size),
+            message.keys,
+            self._values,
+            message.positions,
+            self._head.dim,
+            self._wire,
+            key_bytes,
+            self._usage,
+        )
+
+    def _share(self, message: _Message, what: str) -> bool:
+        """Send it through shared memory; False where there is none."""
+        memory = message.shard.memory
+        if memory is None:
+            return False
+        size = len(message.keys) * self._row_bytes
+        with memory.block(size) as region:
+            if region is None:
+                return False
+            head = self._head_of(message)
+            head.region, head.region_at = region.name, 0
+            _native.push_into(
+                region.view(0, size),
+                message.keys,
+                self._values,
+                message.positions,
+                self._head.dim,
+                self._wire,
+                8,
+                self._usage,
+            )
+            try:
+                message.shard.push(head.SerializeToString(), what)
+            except ShardError as error:
+                if "is not attached" not in str(error):
+                    raise
+                memory.drop()
+                return False
+        return True
