@@ -29,8 +29,8 @@ $(STAMP): $(SOURCES)
 run: $(STAMP) ## train the flights job on an embedded cluster and explain its plan
 	@$(BIN)/heterps train examples/flights/job.yaml
 
-test: $(STAMP) ## run all tests
-	@$(BIN)/python -m pytest
+test: $(STAMP) ## run all tests, on all cores
+	@$(BIN)/python -m pytest -n auto --dist loadfile
 
 check: $(STAMP) ## lint, format, types, floors, stubs
 	$(BIN)/ruff check .
