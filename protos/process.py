@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -34,13 +35,28 @@ def setup_logging(role: str) -> None:
 
 
 def install_signals(stop: threading.Event) -> None:
-    """Turn SIGTERM and SIGINT into `stop`, and end with the parent where it holds a lifeline."""
+    """Turn SIGTERM and SIGINT into `stop`, and end with the parent where it holds a lifeline.
 
-    def handle(number: int, frame: FrameType | None) -> None:
-        stop.set()
+    A thread of its own sets `stop`: a handler would run in the main thread, which may hold the
+    event's lock just then, or be about to wait without having seen the signal.
+    """
+    reading, writing = socket.socketpair()
+    writing.setblocking(False)
 
-    signal.signal(signal.SIGTERM, handle)
-    signal.signal(signal.SIGINT, handle)
+    def watch() -> None:
+        while number := reading.recv(1):
+            if number[0] in (signal.SIGTERM, signal.SIGINT):
+                stop.set()
+
+    def nothing(number: int, frame: FrameType | None) -> None:
+        assert writing  # it lives as long as the handler does
+
+    signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)
+    # A forked child's signals are not ours.
+    os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
+    signal.signal(signal.SIGTERM, nothing)
+    signal.signal(signal.SIGINT, nothing)
+    threading.Thread(target=watch, name="signals", daemon=True).start()
     lifeline(stop)
 
 

@@ -1,5 +1,6 @@
 """A job that is right in every key, and a home folder of the test's own."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -27,6 +28,19 @@ train:
 schedule:
   resources: resources.yaml
 """
+# A background shell leaves Ctrl-C ignored, and children inherit that.
+_INTERRUPTIBLE = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from heterps.cli import main
+sys.exit(main())
+"""
+
+
+@pytest.fixture
+def interruptible() -> list[str]:
+    """The command `heterps`, as a terminal would start it."""
+    return [sys.executable, "-c", _INTERRUPTIBLE]
 
 
 @pytest.fixture(autouse=True)

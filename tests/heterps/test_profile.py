@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -32,13 +31,6 @@ class Net(nn.Module):
 
     def forward(self, sparse):
         return self.head(self.tower(self.rows(sparse).flatten(1))).squeeze(1)
-"""
-# A background shell leaves Ctrl-C ignored, and children inherit that.
-INTERRUPTIBLE = """
-import signal, sys
-signal.signal(signal.SIGINT, signal.default_int_handler)
-from heterps.cli import main
-sys.exit(main())
 """
 
 
@@ -93,12 +85,12 @@ def test_a_model_that_cannot_be_traced_is_explained_in_a_line(run, tmp_path):
     assert said in err
 
 
-def test_ctrl_c_ends_it_and_everything_it_started(net, tmp_path):
+def test_ctrl_c_ends_it_and_everything_it_started(net, tmp_path, interruptible):
     marker = f"profile-{os.getpid()}"
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     process = subprocess.Popen(
-        [sys.executable, "-c", INTERRUPTIBLE, "profile", net, "--args", "{slots: 3}"],
+        [*interruptible, "profile", net, "--args", "{slots: 3}"],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -3,7 +3,6 @@
 import json
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -86,7 +85,11 @@ def test_export(run: Run, client: ParameterClient, option: tuple[str, str], tmp_
 
 
 def test_publish_and_follow(
-    run: Run, client: ParameterClient, option: tuple[str, str], tmp_path: Path
+    run: Run,
+    client: ParameterClient,
+    option: tuple[str, str],
+    tmp_path: Path,
+    interruptible: list[str],
 ) -> None:
     place = str(tmp_path / "feed")
     code, _, err = run("ps", "follow", place, "--once")
@@ -94,7 +97,7 @@ def test_publish_and_follow(
     assert "latest.json: not found" in err
     assert run("ps", "publish", place, *option, "--once")[1].startswith("published base-")
     assert run("ps", "publish", place, *option, "--once")[1] == "nothing has changed\n"
-    argv = [sys.executable, "-m", "heterps", "ps", "follow", place, "--interval", "0.1", "--json"]
+    argv = [*interruptible, "ps", "follow", place, "--interval", "0.1", "--json"]
     with subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:

@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -25,13 +24,6 @@ FLIGHTS = ROOT / "examples/flights/job.yaml"
 KUAIRAND = ROOT / "examples/kuairand/job.yaml"
 KUAIRAND_DATA = ROOT.parent / "shared/data/kuairand-pure-ctr"
 REQUIRED_AUC = 0.82
-# A background shell leaves Ctrl-C ignored, and children inherit that.
-INTERRUPTIBLE = """
-import signal, sys
-signal.signal(signal.SIGINT, signal.default_int_handler)
-from heterps.cli import main
-sys.exit(main())
-"""
 WITHIN = 0.003
 
 
@@ -216,12 +208,10 @@ def processes_of(marker):
     return found
 
 
-def start_train(tmp_path, marker, *options):
+def start_train(heterps, tmp_path, marker, *options):
     return subprocess.Popen(
         [
-            sys.executable,
-            "-c",
-            INTERRUPTIBLE,
+            *heterps,
             "train",
             str(FLIGHTS),
             "--set",
@@ -253,9 +243,9 @@ def stage_pids(marker):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_ending_train_leaves_no_process_behind(tmp_path, number):
+def test_ending_train_leaves_no_process_behind(interruptible, tmp_path, number):
     marker = f"end-{number.value}-{os.getpid()}"
-    process = start_train(tmp_path, marker)
+    process = start_train(interruptible, tmp_path, marker)
     try:
         wait_for(lambda: stage_pids(marker), 120, "training")
         time.sleep(3)  # inside the steps
@@ -268,9 +258,9 @@ def test_ending_train_leaves_no_process_behind(tmp_path, number):
     assert not list(Path(tmp_path, "out").glob("*/model.json"))
 
 
-def test_a_killed_shard_fails_the_job_and_is_named(tmp_path):
+def test_a_killed_shard_fails_the_job_and_is_named(interruptible, tmp_path):
     marker = f"shard-{os.getpid()}"
-    process = start_train(tmp_path, marker, "--set", "servers.durability=none")
+    process = start_train(interruptible, tmp_path, marker, "--set", "servers.durability=none")
     try:
         wait_for(lambda: stage_pids(marker), 120, "training")
         time.sleep(3)
@@ -297,10 +287,10 @@ def test_a_killed_shard_fails_the_job_and_is_named(tmp_path):
         (["model.entry=broken.py:build"], 2, "broken.py"),
     ],
 )
-def test_a_wrong_job_is_one_screen_and_an_exit_code(tmp_path, overrides, code, said):
+def test_a_wrong_job_is_one_screen_and_an_exit_code(interruptible, tmp_path, overrides, code, said):
     marker = f"wrong-{os.getpid()}"
     options = [part for o in overrides for part in ("--set", o)]
-    process = start_train(tmp_path, marker, *options)
+    process = start_train(interruptible, tmp_path, marker, *options)
     output, _ = process.communicate(timeout=120)
     assert process.returncode == code, output
     assert said in output

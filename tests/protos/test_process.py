@@ -52,6 +52,21 @@ def test_a_child_is_ready_when_it_says_so_and_stops_when_asked(tmp_path):
     child.stop()
 
 
+def test_a_signal_that_another_thread_gets_ends_the_wait(tmp_path):
+    """As if it came just before the main thread began to wait, which then does not see it."""
+    code = CHILD.replace(
+        "stop.wait()",
+        "other = threading.Thread(target=threading.Event().wait, daemon=True)\n"
+        "other.start()\n"
+        "kill = lambda: signal.pthread_kill(other.ident, signal.SIGTERM)\n"
+        "threading.Timer(0.5, kill).start()\n"
+        "stop.wait()",
+    ).replace("import sys", "import signal, sys")
+    child = process.spawn("child", [sys.executable, "-c", code], directory=tmp_path)
+    child.wait_ready(20)
+    assert child.process.wait(10) == 0
+
+
 def test_a_child_that_fails_is_quoted(tmp_path):
     child = process.spawn("shard 7", [sys.executable, "-c", "1/0"], directory=tmp_path)
     with pytest.raises(process.ChildError, match=r"shard 7 ended with exit code 1(.|\n)*ZeroDiv"):
