@@ -151,8 +151,9 @@ def _growth(found: dict[str, Any]) -> str:
     texts = [
         "## Cost of a row by size of the table\n",
         "Distinct keys are pushed to one shard until it has so many rows; then batches of distinct "
-        "keys spread over all of them are pulled and pushed. *Peak* is the most memory until then, "
-        "per row. Later figures follow a + b log10(rows), fitted from a million rows on.\n",
+        "keys spread over all of them are pulled and pushed. Memory is what is resident after "
+        "a few seconds' rest, *peak* the most until then, per row. Later figures follow "
+        "a + b log10(rows), fitted from a million rows on.\n",
     ]
     lines: list[Sequence[str]] = []
     for grown in found["growth"]:
@@ -183,8 +184,8 @@ def _memory(found: dict[str, Any]) -> str:
             lines.append([f"`{peer}`", *("–" if x is None else f"{x:.0f}" for x in row)])
     text = (
         f"Growth of the shards' resident memory over {found['settings']['table_rows']:,} rows, "
-        "bytes a row, with the buffers of the pushes that brought them. A static array without "
-        "any would have 8 bytes times the dim.\n"
+        "bytes a row, after a few seconds' rest, with what is left of the buffers of the pushes "
+        "that brought them. A static array would have 8 bytes times the dim.\n"
     )
     return "\n".join(["## Memory\n", text, _table(("", *map(_place, places)), lines)])
 

@@ -1,9 +1,10 @@
-"""What a shard does by itself, now and then: make room, apply limits, fold its log."""
+"""What a shard does by itself, now and then: make room, apply limits, fold its log, let go."""
 
 import logging
 import threading
 import time
 
+from protos.memory import release_buffers
 from protos.parameter_server_pb2 import ShrinkRequest
 from ps.durable import Durable
 from ps.errors import CheckpointError
@@ -13,6 +14,7 @@ from ps.state import ShardState, now_s
 _PERIOD_S = 0.2
 _EXPIRY_S = 60.0
 _CHECK_S = 1.0
+_REST_S = 2.0  # without a push or pull, after which buffers of messages go
 _log = logging.getLogger("heterps.ps")
 
 
@@ -35,6 +37,7 @@ class Maintenance:
         self._durable = durable
         self._replicator = replicator
         self._checked = time.monotonic()
+        self._handled, self._since, self._released = 0, time.monotonic(), True
         self._stop = threading.Event()
         self._expired = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="maintenance", daemon=True)
@@ -69,6 +72,17 @@ class Maintenance:
             self._expired = time.monotonic()
         if self._durable is not None and self._durable.due():
             self._durable.fold()
-        if self._replicator is not None and time.monotonic() - self._checked > _CHECK_S:
+        if time.monotonic() - self._checked > _CHECK_S:
             self._checked = time.monotonic()
-            self._replicator.check()
+            self._let_go()
+            if self._replicator is not None:
+                self._replicator.check()
+
+    def _let_go(self) -> None:
+        counts = [t.native.counters() for t in list(self._state.tables.values())]
+        handled = sum(count["pulled"] + count["pushed"] for count in counts)
+        if handled != self._handled:
+            self._handled, self._since, self._released = handled, time.monotonic(), False
+        elif not self._released and time.monotonic() - self._since > _REST_S:
+            release_buffers()
+            self._released = True

@@ -17,6 +17,7 @@ from bench.ps_peers.check import largest_error
 from bench.ps_peers.peer import Batch, Data, Ints, Peer, Setting
 
 _CALIBRATION = 3
+_REST_S = 4.0  # before memory is read: some servers let buffers go when nothing happens
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
@@ -132,6 +133,8 @@ class Client:
         return total * _TICK_S
 
     def _resident(self, field: str = "VmRSS") -> int:
+        if field == "VmRSS":
+            time.sleep(_REST_S)
         total = 0
         for pid in self._pids or [os.getpid()]:
             with open(f"/proc/{pid}/status") as file:

@@ -1,7 +1,8 @@
 """HeterPS as it runs on one host: rows pass through shared memory, gRPC carries offsets.
 
-Measures and leaves out what `heterps` does; no system beside it has such a way, so no target
-goes by it.
+Measures and leaves out what `heterps` does. It is what a client does by default where it shares a
+host with the shards. Of the systems beside it PyTorch RPC has such a way too, which is switched off
+here: over TCP they are compared as they would be between machines, which `heterps` is as well.
 """
 
 from bench.ps_peers.client import run

@@ -20,7 +20,31 @@ size_t RoundUp(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
 
 }  // namespace
 
-void Arena::Release::operator()(char* p) const { std::free(p); }
+void Arena::Release::operator()(char* p) const {
+  if (mapped) {
+    ::munmap(p, mapped);
+  } else {
+    std::free(p);
+  }
+}
+
+// On its own, not from malloc: what a chunk has not used yet is then not resident, and blocks of
+// malloc do not lie between chunks.
+Arena::Chunk Arena::Map(size_t bytes) {
+  void* found =
+      ::mmap(nullptr, bytes + kHuge, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (found == MAP_FAILED) throw std::bad_alloc();
+  char* const whole = static_cast<char*>(found);
+  const auto address = reinterpret_cast<uintptr_t>(whole);
+  const size_t before = RoundUp(address, kHuge) - address;
+  char* const begin = whole + before;
+  if (before) ::munmap(whole, before);
+  ::munmap(begin + bytes, kHuge - before);
+#ifdef MADV_HUGEPAGE
+  ::madvise(begin, bytes, MADV_HUGEPAGE);
+#endif
+  return Chunk(begin, Release{bytes});
+}
 
 void* Arena::Allocate(size_t bytes) {
   bytes = RoundUp(std::max<size_t>(bytes, 1), kLine);
@@ -34,14 +58,14 @@ void* Arena::Allocate(size_t bytes) {
   if (bytes > left_) {
     // A quarter of what there is: few chunks, and little of the last one in vain.
     size_t size = std::max(bytes, std::clamp(total_ / 4, kFirstChunk, kMostChunk));
-    const bool huge = size >= 2 * kHuge;
-    if (huge) size = RoundUp(size, kHuge);
-    void* memory = nullptr;
-    if (::posix_memalign(&memory, huge ? kHuge : kLine, size) != 0) throw std::bad_alloc();
-#ifdef MADV_HUGEPAGE
-    if (huge) ::madvise(memory, size, MADV_HUGEPAGE);
-#endif
-    chunks_.emplace_back(static_cast<char*>(memory));
+    if (size >= 2 * kHuge) {
+      size = RoundUp(size, kHuge);
+      chunks_.push_back(Map(size));
+    } else {
+      void* memory = nullptr;
+      if (::posix_memalign(&memory, kLine, size) != 0) throw std::bad_alloc();
+      chunks_.emplace_back(static_cast<char*>(memory));
+    }
     next_ = chunks_.back().get();
     left_ = size;
     total_ += size;

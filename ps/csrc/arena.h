@@ -24,11 +24,14 @@ class Arena {
 
  private:
   struct Release {
+    size_t mapped = 0;  // bytes; 0: of malloc
     void operator()(char* p) const;
   };
+  using Chunk = std::unique_ptr<char, Release>;
+  static Chunk Map(size_t bytes);
 
   std::mutex mutex_;
-  std::vector<std::unique_ptr<char, Release>> chunks_;
+  std::vector<Chunk> chunks_;
   std::map<size_t, std::vector<void*>> free_;  // by size
   char* next_ = nullptr;
   size_t left_ = 0;

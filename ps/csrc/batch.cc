@@ -7,21 +7,26 @@
 #include <stdexcept>
 
 #include "hash.h"
+#include "parallel.h"
 #include "platform.h"
 
 namespace heterps::ps {
 namespace {
 constexpr size_t kAhead = 12;
-}
+constexpr size_t kRange = 1 << 19;  // bytes of rows that one thread copies in one go
+
+}  // namespace
 
 void FindUnique(const void* keys, size_t n, Unique* out) {
-  // A slot is half of a key's hash and 1 + its position in the list of distinct keys, so keys
-  // themselves are rarely compared; 0 when empty. Roomy from the start: growing costs more.
+  // A slot is 1 + the key's position in the list of distinct ones, 0 when empty, and above it as
+  // much of the hash as fits, so keys themselves are rarely compared. Roomy from the start:
+  // growing costs more.
   if (n >= UINT32_MAX) throw std::invalid_argument("a batch of 2^32 keys or more");
   const size_t capacity = std::bit_ceil(std::max<size_t>(n + n / 2, 16));
   const uint64_t mask = capacity - 1;
   const int shift = 64 - std::countr_zero(capacity);
-  std::vector<uint64_t> slots(capacity, 0);
+  const uint32_t positions = static_cast<uint32_t>(std::bit_ceil(n + 1) - 1);
+  std::vector<uint32_t> slots(capacity, 0);
   auto hashes = std::make_unique_for_overwrite<uint64_t[]>(n);
   for (size_t i = 0; i < n; ++i) hashes[i] = Mix(LoadKey(keys, i));
   auto distinct = std::make_unique_for_overwrite<uint64_t[]>(n);
@@ -30,16 +35,18 @@ void FindUnique(const void* keys, size_t n, Unique* out) {
   for (size_t i = 0; i < n; ++i) {
     if (i + kAhead < n) Prefetch(&slots[hashes[i + kAhead] >> shift]);
     const uint64_t key = LoadKey(keys, i);
-    const uint64_t half = hashes[i] << 32;  // the other half is the slot's number
+    // Its low bits: the high ones are the slot's number.
+    const uint32_t tag = static_cast<uint32_t>(hashes[i]) & ~positions;
     for (size_t s = hashes[i] >> shift;; s = (s + 1) & mask) {
-      if (slots[s] == 0) {
+      const uint32_t slot = slots[s];
+      if (slot == 0) {
         distinct[count] = key;
         inverse[i] = count;
-        slots[s] = half | ++count;
+        slots[s] = tag | ++count;
         break;
       }
-      if ((slots[s] ^ half) >> 32 != 0) continue;
-      const uint32_t found = static_cast<uint32_t>(slots[s]) - 1;
+      if (((slot ^ tag) & ~positions) != 0) continue;
+      const uint32_t found = (slot & positions) - 1;
       if (distinct[found] == key) {
         inverse[i] = found;
         break;
@@ -68,15 +75,19 @@ std::vector<Part> Partition(const void* keys, size_t n, const uint16_t* route, u
 
 void CopyRows(const void* const* rows, const int64_t* inverse, size_t n, size_t dim, Dtype from,
               float* to) {
-  auto row = [&](size_t i) { return inverse ? rows[inverse[i]] : rows[i]; };
-  for (size_t i = 0; i < n; ++i) {
-    if (i + kAhead < n) Prefetch(row(i + kAhead));
-    if (from == Dtype::kFloat32) {
-      std::memcpy(to + i * dim, row(i), dim * sizeof(float));
-    } else {
-      Decode(from, row(i), dim, to + i * dim);
+  const auto row = [&](size_t i) { return inverse ? rows[inverse[i]] : rows[i]; };
+  const size_t ranges = std::max<size_t>(n * dim * sizeof(float) / kRange, 1);
+  ParallelFor(ranges, [&](size_t r) {
+    const size_t begin = n * r / ranges, end = n * (r + 1) / ranges;
+    for (size_t i = begin; i < end; ++i) {
+      if (i + kAhead < end) Prefetch(row(i + kAhead));
+      if (from == Dtype::kFloat32) {
+        std::memcpy(to + i * dim, row(i), dim * sizeof(float));
+      } else {
+        Decode(from, row(i), dim, to + i * dim);
+      }
     }
-  }
+  });
 }
 
 void CopyKeys(const void* keys, size_t n, size_t key_bytes, void* to) {
@@ -92,7 +103,9 @@ void CopyKeys(const void* keys, size_t n, size_t key_bytes, void* to) {
 }
 
 HETERPS_CLONES
-void SegmentSum(const int64_t* inverse, const void* grads, size_t n, size_t dim, float* sums) {
+void SegmentSum(const int64_t* inverse, const void* grads, size_t n, size_t segments, size_t dim,
+                float* sums) {
+  std::memset(sums, 0, segments * dim * sizeof(float));
   const UnalignedFloat* values = static_cast<const UnalignedFloat*>(grads);
   for (size_t i = 0; i < n; ++i) {
     if (i + kAhead < n) Prefetch(sums + static_cast<size_t>(inverse[i + kAhead]) * dim);

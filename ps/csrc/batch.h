@@ -31,7 +31,8 @@ void CopyRows(const void* const* rows, const int64_t* inverse, size_t n, size_t 
 // Keys as `key_bytes` (4 or 8) bytes each; those cut to 4 must fit.
 void CopyKeys(const void* keys, size_t n, size_t key_bytes, void* to);
 
-// sums[inverse[i]] += grads[i], in order of i. `sums` must be zero before.
-void SegmentSum(const int64_t* inverse, const void* grads, size_t n, size_t dim, float* sums);
+// sums[s] is the sum of those grads[i] for which inverse[i] is s, added in order of i.
+void SegmentSum(const int64_t* inverse, const void* grads, size_t n, size_t segments, size_t dim,
+                float* sums);
 
 }  // namespace heterps::ps

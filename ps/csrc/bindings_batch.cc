@@ -99,10 +99,10 @@ Floats SumSegments(nb::handle inverse_object, nb::handle grads_object, size_t se
   View inverse(inverse_object), grads(grads_object);
   const size_t n = inverse.Count(8, "inverse");
   grads.Expect(n * dim * sizeof(float), "gradients");
-  Floats out = NewFloats(segments, dim, true);
+  Floats out = NewFloats(segments, dim);
   nb::gil_scoped_release released;
   CheckIndices(Indices(inverse), n, segments, "inverse");
-  SegmentSum(Indices(inverse), grads.data(), n, dim, out.data());
+  SegmentSum(Indices(inverse), grads.data(), n, segments, dim, out.data());
   return out;
 }
 

@@ -24,5 +24,6 @@ inline uint64_t LoadKey(const void* keys, size_t i) {
 }
 
 inline void Prefetch(const void* address) { __builtin_prefetch(address); }
+inline void PrefetchToWrite(void* address) { __builtin_prefetch(address, 1); }
 
 }  // namespace heterps::ps

@@ -55,8 +55,8 @@ class View {
 
 using Floats = nb::ndarray<nb::numpy, float, nb::ndim<2>>;
 
-inline Floats NewFloats(size_t n, size_t dim, bool zero = false) {
-  float* data = zero ? new float[n * dim]() : new float[n * dim];
+inline Floats NewFloats(size_t n, size_t dim) {
+  float* data = new float[n * dim];
   nb::capsule owner(data, [](void* p) noexcept { delete[] static_cast<float*>(p); });
   return Floats(data, {n, dim}, owner);
 }

@@ -40,26 +40,15 @@ uint32_t Subtable::FindPlace(uint64_t key, uint64_t hash) {
   return index_.Find(hash, [&](uint32_t place) { return KeyAt(place) == key; });
 }
 
-template <typename Keyed>
-void Subtable::Probe(const Keyed* keyed, size_t n, bool whole, Probed* out) {
-  for (size_t i = 0; i < n; ++i) {
-    out[i].hash = Mix(keyed[i].key);
-    index_.PrefetchBucket(out[i].hash);
-  }
-  for (size_t i = 0; i < n; ++i) {
-    const uint32_t place = out[i].place = index_.Candidate(out[i].hash);
-    if (place == Index::kNone || KindOf(place) == kDisk) continue;
-    Pool& rows = pool(place);
-    const uint32_t slot = SlotOf(place);
-    const char* head = rows.head(slot);
-    const size_t read = whole ? rows.row_bytes() : std::min(rows.row_bytes(), read_bytes_);
-    const size_t bytes = rows.head_bytes() + read;
-    for (size_t b = 0; b < bytes; b += 64) Prefetch(head + b);
-    Prefetch(head + bytes - 1);
-  }
+void Subtable::Fetch(size_t row_bytes, Probed* out) {
+  const uint32_t place = out->place = index_.Candidate(out->hash);
+  if (place == Index::kNone || KindOf(place) == kDisk) return;
+  Pool& rows = pool(place);
+  const char* head = rows.head(SlotOf(place));
+  const size_t bytes = rows.head_bytes() + std::min(rows.row_bytes(), row_bytes);
+  for (size_t b = 0; b < bytes; b += 64) Prefetch(head + b);
+  Prefetch(head + bytes - 1);
 }
-template void Subtable::Probe(const Item*, size_t, bool, Probed*);
-template void Subtable::Probe(const Entry*, size_t, bool, Probed*);
 
 uint32_t Subtable::FindProbed(uint64_t key, const Probed& probed) {
   const uint32_t place = probed.place;

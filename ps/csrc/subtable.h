@@ -115,9 +115,13 @@ class alignas(64) Subtable {
   Pool& pool(uint32_t place) { return pools_[KindOf(place)]; }
   uint64_t KeyAt(uint32_t place);
   uint32_t FindPlace(uint64_t key, uint64_t hash);
-  // Looks keys up as far as the index goes, and has their rows fetched from memory.
-  template <typename Keyed>
-  void Probe(const Keyed* keyed, size_t n, bool whole, Probed* out);
+  // A look-up in three steps, some keys apart, so that their cache misses overlap: the bucket of
+  // the index, the row that it names, and then the comparison of keys.
+  void Look(uint64_t key, Probed* out) const {
+    out->hash = Mix(key);
+    index_.PrefetchBucket(out->hash);
+  }
+  void Fetch(size_t row_bytes, Probed* out);
   uint32_t FindProbed(uint64_t key, const Probed& probed);
   void Insert(uint64_t key, uint64_t hash, uint32_t place);
   void Grow();
@@ -132,6 +136,7 @@ class alignas(64) Subtable {
   // Adds what is given to an earlier entry of the same key.
   void Merge(const Entry& given, size_t first, const PushBatch& batch, std::vector<Entry>* entries,
              std::vector<std::unique_ptr<float[]>>* sums) const;
+  void PullChunk(const Item* items, size_t n, const PullBatch& batch);
   void PushChunk(const Entry* entries, size_t n, const PushBatch& batch);
 
   // Moves a row; its key's place in the index follows.

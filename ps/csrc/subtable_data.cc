@@ -10,7 +10,8 @@
 namespace heterps::ps {
 namespace {
 
-constexpr size_t kChunk = 128;  // keys looked up together: their cache misses overlap
+constexpr size_t kAhead = 16;   // keys from one step of a look-up to the next
+constexpr size_t kChunk = 128;  // rows that a push looks up, then changes together
 
 float FloatAt(const char* values, size_t i) {
   float value;
@@ -21,41 +22,54 @@ float FloatAt(const char* values, size_t i) {
 }  // namespace
 
 void Subtable::Pull(const Item* items, size_t n, const PullBatch& batch) {
+  // Rows that come from disk need room, and no look-up may be under way when others make it.
+  const size_t most = options_.tiered() ? kChunk : n;
+  for (size_t begin = 0; begin < n; begin += most) {
+    PullChunk(items + begin, std::min(most, n - begin), batch);
+    Relieve();
+  }
+}
+
+void Subtable::PullChunk(const Item* items, size_t n, const PullBatch& batch) {
   const size_t dim = layout_.dim();
   const size_t bytes = dim * SizeOf(batch.dtype);
   const bool encode = batch.dtype != Dtype::kFloat32;
   std::vector<float> scratch(encode ? dim : 0);
-  std::array<Probed, kChunk> probed;
-  for (size_t begin = 0; begin < n; begin += kChunk) {
-    const size_t end = std::min(n, begin + kChunk);
-    Probe(items + begin, end - begin, false, probed.data());
-    for (size_t i = begin; i < end; ++i) {
-      const uint64_t key = items[i].key;
-      uint32_t place = FindProbed(key, probed[i - begin]);
-      const bool absent = place == Index::kNone || KindOf(place) == kCounted;
-      counters_.missed += absent;
-      if (!absent && KindOf(place) == kDisk && !batch.read_only) {
-        place = Promote(key, probed[i - begin].hash, place);
-      }
-      if (!batch.copy) continue;
-      char* to = batch.out + items[i].position * bytes;
-      void* floats = encode ? static_cast<void*>(scratch.data()) : to;
-      if (absent) {
-        layout_.Fill(key, options_.admission.reads_zeros, floats);
-      } else if (KindOf(place) == kDisk) {
-        const Record record = ReadRecord(SlotOf(place));
-        layout_.Read(record.row, record.full, floats);
-      } else {
-        Pool& rows = pool(place);
-        if (options_.tiered() && !batch.read_only) {
-          uint8_t& heat = rows.heat(SlotOf(place));
-          heat = static_cast<uint8_t>(std::min(255, heat + 1));
-        }
-        layout_.Read(rows.row(SlotOf(place)), KindOf(place) == kFull, floats);
-      }
-      if (encode) Encode(batch.dtype, scratch.data(), dim, to);
+  std::array<Probed, 4 * kAhead> ring;
+  for (size_t step = 0; step < n + 2 * kAhead; ++step) {
+    if (step < n) Look(items[step].key, &ring[step % ring.size()]);
+    if (step >= kAhead && step - kAhead < n) {
+      const size_t i = step - kAhead;
+      Fetch(read_bytes_, &ring[i % ring.size()]);
+      if (batch.copy) PrefetchToWrite(batch.out + items[i].position * bytes);
     }
-    Relieve();
+    if (step < 2 * kAhead) continue;
+    const size_t i = step - 2 * kAhead;
+    const Probed& probed = ring[i % ring.size()];
+    const uint64_t key = items[i].key;
+    uint32_t place = FindProbed(key, probed);
+    const bool absent = place == Index::kNone || KindOf(place) == kCounted;
+    counters_.missed += absent;
+    if (!absent && KindOf(place) == kDisk && !batch.read_only) {
+      place = Promote(key, probed.hash, place);
+    }
+    if (!batch.copy) continue;
+    char* to = batch.out + items[i].position * bytes;
+    void* floats = encode ? static_cast<void*>(scratch.data()) : to;
+    if (absent) {
+      layout_.Fill(key, options_.admission.reads_zeros, floats);
+    } else if (KindOf(place) == kDisk) {
+      const Record record = ReadRecord(SlotOf(place));
+      layout_.Read(record.row, record.full, floats);
+    } else {
+      Pool& rows = pool(place);
+      if (options_.tiered() && !batch.read_only) {
+        uint8_t& heat = rows.heat(SlotOf(place));
+        heat = static_cast<uint8_t>(std::min(255, heat + 1));
+      }
+      layout_.Read(rows.row(SlotOf(place)), KindOf(place) == kFull, floats);
+    }
+    if (encode) Encode(batch.dtype, scratch.data(), dim, to);
   }
 }
 
@@ -124,7 +138,11 @@ void Subtable::Merge(const Entry& given, size_t first, const PushBatch& batch,
 
 void Subtable::PushChunk(const Entry* entries, size_t n, const PushBatch& batch) {
   std::array<Probed, kChunk> probed;
-  Probe(entries, n, true, probed.data());
+  for (size_t i = 0; i < n; ++i) Look(entries[i].key, &probed[i]);
+  for (size_t i = 0; i < n; ++i) {
+    Fetch(layout_.bytes(true), &probed[i]);
+    Prefetch(entries[i].values);  // in the order of the batch, not of the sub-tables
+  }
   std::array<char*, kChunk> rows;
   std::array<const void*, kChunk> values;
   std::array<size_t, kChunk> widen;  // narrow rows that have earned the rest

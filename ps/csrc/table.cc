@@ -80,11 +80,21 @@ Table::Table(Options options) : options_(std::move(options)), file_(options_.dir
 }
 
 Table::Grouped Table::Group(const void* keys, size_t n, size_t key_bytes) const {
+  return key_bytes == 4 ? GroupOf<uint32_t>(keys, n) : GroupOf<uint64_t>(keys, n);
+}
+
+template <typename Key>
+Table::Grouped Table::GroupOf(const void* keys, size_t n) const {
+  const auto load = [keys](size_t i) {
+    Key key;
+    std::memcpy(&key, static_cast<const char*>(keys) + i * sizeof(Key), sizeof(Key));
+    return uint64_t{key};
+  };
   Grouped out{std::make_unique_for_overwrite<Item[]>(n), {}};
   auto parts = std::make_unique_for_overwrite<uint8_t[]>(n);
   std::array<size_t, kSubtables> next{};
   for (size_t i = 0; i < n; ++i) {
-    parts[i] = static_cast<uint8_t>(SubtableOf(Mix(LoadKey(keys, i, key_bytes))));
+    parts[i] = static_cast<uint8_t>(SubtableOf(Mix(load(i))));
     ++next[parts[i]];
   }
   size_t total = 0;
@@ -94,9 +104,7 @@ Table::Grouped Table::Group(const void* keys, size_t n, size_t key_bytes) const 
     next[s] = out.begin[s];
   }
   out.begin[kSubtables] = total;
-  for (size_t i = 0; i < n; ++i) {
-    out.items[next[parts[i]]++] = {LoadKey(keys, i, key_bytes), i};
-  }
+  for (size_t i = 0; i < n; ++i) out.items[next[parts[i]]++] = {load(i), i};
   return out;
 }
 

@@ -55,6 +55,8 @@ class Table {
   uint64_t Trim();
   uint64_t EvictLeast(std::vector<Subtable::Worth>* rows, uint64_t n);
   Grouped Group(const void* keys, size_t n, size_t key_bytes) const;
+  template <typename Key>
+  Grouped GroupOf(const void* keys, size_t n) const;
 
   Options options_;
   Arena arena_;

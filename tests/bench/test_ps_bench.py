@@ -151,9 +151,10 @@ def test_quick_run(tmp_path):
     for point in grown["points"]:
         assert 64 < point["bytes_a_row"] <= point["peak_bytes_a_row"]
     targets = {(x["target"], x["dim"]): x for x in found["targets"]}
-    echo = targets["pull, over the raw echo", 16]
+    echo = targets["`heterps`: pull, over the raw echo", 16]
     assert echo["met"] is (echo["value"] >= 0.8)
-    assert targets["push, over the best networked peer with any keys", 16]["met"] is None
+    best = "`heterps`: push, over the best networked peer with any keys"
+    assert targets[best, 16]["met"] is None
 
     page = write_page(results, tmp_path).read_text()
     assert "| `echo` |" in page
