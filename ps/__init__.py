@@ -4,11 +4,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ps.client import ParameterClient as ParameterClient
+    from ps.dense import DenseParameters as DenseParameters
+    from ps.dense import DensePushPull as DensePushPull
     from ps.errors import CheckpointError as CheckpointError
     from ps.errors import ShardError as ShardError
     from ps.errors import TableError as TableError
     from ps.export import export_checkpoint as export_checkpoint
     from ps.follow import Follower as Follower
+    from ps.geo import GeoTable as GeoTable
     from ps.local import LocalShards as LocalShards
     from ps.publish import Publisher as Publisher
     from ps.table import LocalTable as LocalTable
@@ -16,7 +19,10 @@ if TYPE_CHECKING:
 # Loaded on first use, so that `import ps` costs neither NumPy nor gRPC.
 _HOMES = {
     "CheckpointError": "ps.errors",
+    "DenseParameters": "ps.dense",
+    "DensePushPull": "ps.dense",
     "Follower": "ps.follow",
+    "GeoTable": "ps.geo",
     "LocalShards": "ps.local",
     "LocalTable": "ps.table",
     "ParameterClient": "ps.client",
@@ -27,7 +33,10 @@ _HOMES = {
 }
 __all__ = [
     "CheckpointError",
+    "DenseParameters",
+    "DensePushPull",
     "Follower",
+    "GeoTable",
     "LocalShards",
     "LocalTable",
     "ParameterClient",

@@ -117,6 +117,9 @@ class Durable:
             for record, payload in log.read(path, last=path == logs[-1][0]):
                 state.replay(record, payload)
                 records += 1
+        for name, table in state.tables.items():
+            if not found and table.spec.durability == "checkpoint":
+                _log.warning("table %s comes back empty: no base had been made of it yet", name)
         if found or records:
             _log.info(
                 "took back %d tables and %d changes from %s in %.2f s",
