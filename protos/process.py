@@ -15,6 +15,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from protos.logs import JsonFormatter, log_format, readable
+
 LIFELINE = "HETERPS_LIFELINE"
 _log = logging.getLogger("heterps.process")
 
@@ -24,7 +26,11 @@ class ChildError(RuntimeError):
 
 
 def setup_logging(role: str) -> None:
-    """One line an event on standard error: time, level, role, message."""
+    """One line an event on standard error: time, level, role, message.
+
+    HETERPS_LOG_FORMAT=json makes each a JSON object with more; `text` and `auto` are the same.
+    """
+    form = log_format()
     logging.basicConfig(
         level=os.environ.get("HETERPS_LOG", "INFO").upper(),
         format=f"%(asctime)s %(levelname).1s {role}: %(message)s",
@@ -32,6 +38,9 @@ def setup_logging(role: str) -> None:
         stream=sys.stderr,
         force=True,
     )
+    if form == "json":
+        for handler in logging.getLogger().handlers:
+            handler.setFormatter(JsonFormatter(role))
 
 
 def install_signals(stop: threading.Event) -> None:
@@ -200,11 +209,12 @@ def describe_exit(code: int) -> str:
 
 
 def last_lines(log: Path, lines: int = 15, limit: int = 8192) -> str:
-    """The end of a log file."""
+    """The end of a log file, for people whatever its format."""
     try:
         with log.open("rb") as stream:
             stream.seek(max(0, log.stat().st_size - limit))
             text = stream.read().decode(errors="replace")
     except OSError:
         return ""
-    return "\n".join(text.splitlines()[-lines:])
+    shown = [part for line in text.splitlines() for part in readable(line).splitlines()]
+    return "\n".join(shown[-lines:])

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from protos.channels import RpcError
 from protos.lease import Lease
+from protos.logs import log_fields
 from protos.memory import keep_buffers
 from protos.metrics import add_metrics_option, serve_metrics
 from protos.parameter_server_pb2_grpc import add_ParameterServerServicer_to_server
@@ -177,11 +178,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, default=16, help="calls handled at once")
     parser.add_argument("--scheduler", default="", metavar="HOST:PORT", help="offer it to jobs")
     parser.add_argument("--advertise", default="", metavar="HOST", help="where others reach it")
+    parser.add_argument("--job", default="", metavar="ID", help="whose shard it is, for its log")
     add_metrics_option(parser)
     options = parser.parse_args(argv)
     if not 0 <= options.shard < options.shards:
         parser.error(f"--shard {options.shard}: expected 0 to {options.shards - 1} (--shards - 1)")
     setup_logging(f"ps {options.shard}")
+    log_fields(shard=options.shard, **({"job": options.job} if options.job else {}))
     keep_buffers()
     stop = threading.Event()
     install_signals(stop)

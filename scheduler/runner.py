@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from protos.decision_pb2 import Decision, Workload
 from protos.job_pb2 import JobSpec
+from protos.logs import log_scope
 from protos.scheduler_pb2 import (
     CANCELLED,
     FAILED,
@@ -115,6 +116,10 @@ class Run:
         return follower.so_far()[0] if follower is not None else None
 
     def _main(self) -> None:
+        with log_scope(job=self.job_id):
+            self._run_to_end()
+
+    def _run_to_end(self) -> None:
         state: JobState.ValueType = FAILED
         reason = ""
         try:

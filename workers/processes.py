@@ -12,8 +12,10 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
+from contextvars import copy_context
 from pathlib import Path
 
+from protos.logs import log_scope
 from protos.node_pb2 import SHARD, LaunchReply, LaunchRequest, ReadLogReply
 from protos.process import (
     Child,
@@ -84,7 +86,8 @@ class Processes:
                 job.entries[request.process_id] = entry
         if is_first:
             try:
-                self._start(job, entry)
+                with log_scope(job=request.job_id):
+                    self._start(job, entry)
             except (ChildError, OSError) as error:
                 entry.error = str(error)
             finally:
@@ -218,9 +221,10 @@ class Processes:
                 if entry.child is None or entry.ended is not None or entry.starter is not None:
                     continue
                 code = entry.child.poll()
-                if code is not None and not self._revive(job, entry, code):
-                    entry.ended = code
-                    self._changed()
+                with log_scope(job=entry.request.job_id):
+                    if code is not None and not self._revive(job, entry, code):
+                        entry.ended = code
+                        self._changed()
 
     def _revive(self, job: Job, entry: Entry, code: int) -> bool:
         """Have a process that ended started again, where that may be."""
@@ -241,7 +245,10 @@ class Processes:
             describe_exit(code),
         )
         entry.starter = threading.Thread(
-            target=self._start_again, args=(job, entry, pause), name="start again", daemon=True
+            target=copy_context().run,
+            args=(self._start_again, job, entry, pause),
+            name="start again",
+            daemon=True,
         )
         entry.starter.start()
         return True

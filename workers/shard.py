@@ -62,4 +62,5 @@ def shard_argv(request: LaunchRequest, bind: str, directory: Path) -> list[str]:
         "ps.server",
         *("--bind", bind, "--shard", str(request.index), "--shards", str(shards)),
         *(place, str(directory)),
+        *("--job", request.job_id),
     )

@@ -5,12 +5,12 @@ import logging
 import os
 import sys
 import threading
-import traceback
 from pathlib import Path
 
 import torch
 
 from protos import process, tracing
+from protos.logs import log_fields
 from protos.naming import table_prefix
 from protos.node_pb2 import LaunchRequest
 from protos.stage_pb2 import Topology
@@ -43,6 +43,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     launch = LaunchRequest.FromString(arguments.launch.read_bytes())
     process.setup_logging(f"stage {launch.index} worker {launch.rank}")
+    log_fields(job=launch.job_id, stage=launch.index, worker=launch.rank)
     tracing.begin_job(launch.job_id)
     stop = threading.Event()
     process.install_signals(stop)
@@ -54,7 +55,7 @@ def main(argv: list[str] | None = None) -> int:
         if stop.is_set():
             _log.info("stopped: %s", error)
             return 0
-        _log.error("%s", traceback.format_exc())
+        _log.exception("failed")
         print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
         return 1
     return 0
@@ -131,6 +132,7 @@ class Worker:
             stop=self._stop,
         )
         reporter.follow(executor.progress)
+        log_fields(step=lambda: executor.progress.step)
         try:
             source = None
             if self._index == 0:
