@@ -2,11 +2,14 @@
 
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from heterps.errors import EXIT_CODES, INTERRUPTED, OK, USAGE, HeterpsError
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 # Command: its module under heterps.commands, and a line for --help; nothing is imported for it.
 _COMMANDS = {
@@ -28,8 +31,11 @@ _COMMANDS = {
     "scheduler": ("rooms", "Run the scheduler."),
     "node": ("rooms", "Run the daemon of one host."),
     "ps": ("ps", "Run one parameter-server shard, or look into those that run."),
+    "context": ("context", "Name clusters, and choose the one that commands use."),
+    "completion": ("completion", "Print the script that completes commands in a shell."),
     "certs": ("certs", "Make TLS certificates and a token, for more than one machine."),
 }
+PROGRAM = "heterps"
 
 
 class _Lazy(click.Group):
@@ -49,10 +55,21 @@ class _Lazy(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl([(name, line) for name, (_, line) in _COMMANDS.items()])
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list["CompletionItem"]:
+        from click.shell_completion import CompletionItem
+
+        found = [
+            CompletionItem(name, help=line)
+            for name, (_, line) in _COMMANDS.items()
+            if name.startswith(incomplete)
+        ]
+        return found + click.Command.shell_complete(self, ctx, incomplete)
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] not in _COMMANDS and not args[0].startswith("-"):
+        wrong = args and args[0] not in _COMMANDS and not args[0].startswith("-")
+        if wrong and not ctx.resilient_parsing:
             import difflib
 
             near = difflib.get_close_matches(args[0], _COMMANDS, 1)
@@ -101,7 +118,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if reconfigure is not None:
             reconfigure(errors="replace")  # a bar must not fail in a terminal without Unicode
     try:
-        code = heterps.main(argv, prog_name="heterps", standalone_mode=False)
+        code = heterps.main(argv, prog_name=PROGRAM, standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else OK
     except (KeyboardInterrupt, click.Abort):

@@ -6,7 +6,6 @@ for job in client.watch(job_id):
     print(job.state, job.step, job.loss)
 """
 
-import os
 import re
 import secrets
 import time
@@ -17,12 +16,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 
-from heterps import home
 from heterps.errors import HeterpsError, NoDecisionError, UnknownJobError, UnreachableError
 from heterps.jobfile import load_job
 from heterps.prepare import prepare
 from heterps.records import Job, KeptDecision, LogText, Node
 from heterps.schema import nearest
+from heterps.target import Target
 from protos import scheduler_pb2 as pb
 from protos.channels import RpcError, call, connect, status_of
 from protos.job_pb2 import JobSpec
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
     from scheduler.inputs import ResourcesLike, WorkloadLike
 
 R = TypeVar("R")
-VARIABLE = "HETERPS_SCHEDULER"
 _CALL_S = 10.0
 _CANCEL_S = 30.0  # it answers when the job's processes are stopped
 _PLAN_S = 600.0
@@ -47,16 +45,20 @@ class Client:
     """Submits jobs to a scheduler and follows them.
 
     Args:
-        address: host:port of the scheduler; None for $HETERPS_SCHEDULER, else for the cluster
-            that `heterps up` started.
+        address: host:port of the scheduler.
+        context: the name of one, see `heterps context`. With neither: $HETERPS_CONTEXT, else
+            $HETERPS_SCHEDULER, else the current context, else the cluster that `heterps up`
+            started.
 
     Raises:
+        ContextError: there is no such context, or it cannot be used.
         UnreachableError: no address is known; and from every method, when nothing answers.
     """
 
-    def __init__(self, address: str | None = None) -> None:
-        self.address = address or _known_address()
-        self._channel = connect(self.address)
+    def __init__(self, address: str | None = None, context: str | None = None) -> None:
+        self.target = Target.find(address, context)
+        self.address = self.target.address
+        self._channel = connect(self.address, self.target.security())
         self._stub = SchedulerStub(self._channel)
 
     def submit(
@@ -87,9 +89,14 @@ class Client:
         """How a job stands."""
         return Job.of(self.status_message(job_id))
 
-    def jobs(self) -> list[Job]:
-        """All jobs in the order of submission."""
-        reply = self._call(self._stub.ListJobs, pb.ListJobsRequest(), "list jobs")
+    def jobs(self, timeout: float = _CALL_S) -> list[Job]:
+        """All jobs in the order of submission.
+
+        Args:
+            timeout: seconds that the scheduler may take to answer.
+        """
+        request = pb.ListJobsRequest()
+        reply = self._call(self._stub.ListJobs, request, "list jobs", timeout_s=timeout)
         return [Job.of(status) for status in reply.jobs]
 
     def find(self, prefix: str | None = None) -> str:
@@ -296,19 +303,14 @@ class Client:
                 f"the scheduler at {self.address} answers, but not its Redis: {error.details}"
             )
         if error.code in _AWAY:
-            tls = (
-                ""
-                if os.environ.get("HETERPS_TLS_CA")
-                else (" If it listens with TLS, set HETERPS_TLS_CA and HETERPS_TOKEN_FILE.")
-            )
             return UnreachableError(
-                f"no scheduler answers at {self.address}: {error.details}.{tls}\n"
-                f"Start a cluster with `heterps up`, or name another with {VARIABLE}=HOST:PORT."
+                f"no scheduler answers at {self.target}: {error.details}.{self.target.tls_hint}\n"
+                f"{self.target.away_hint}"
             )
         if error.code is grpc.StatusCode.UNAUTHENTICATED:
             return HeterpsError(
-                f"the scheduler at {self.address} refuses us: {error.details}.\n"
-                "Set HETERPS_TOKEN_FILE to the cluster's token file and HETERPS_TLS_CA to its CA."
+                f"the scheduler at {self.target} refuses us: {error.details}.\n"
+                f"{self.target.refused_hint}"
             )
         if error.code is grpc.StatusCode.NOT_FOUND and "no decision" in error.details:
             return NoDecisionError(error.details)
@@ -344,15 +346,3 @@ def match(prefix: str | None, ids: list[str]) -> str:
     near = nearest(prefix, ids)
     hint = f"did you mean {near}? " if near else ""
     raise UnknownJobError(f"job {prefix!r}: unknown; {hint}See all jobs with `heterps jobs`.")
-
-
-def _known_address() -> str:
-    if address := os.environ.get(VARIABLE):
-        return address
-    cluster = home.running()
-    if cluster is None:
-        raise UnreachableError(
-            "no cluster is running here.\n"
-            f"Start one with `heterps up`, or name one with {VARIABLE}=HOST:PORT."
-        )
-    return cluster.address

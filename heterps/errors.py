@@ -27,6 +27,10 @@ class HeterpsError(RuntimeError):
     exit_code: int = USAGE
 
 
+class ContextError(HeterpsError):
+    """A context that is unknown, or whose file cannot be used."""
+
+
 class UnreachableError(HeterpsError):
     """No scheduler answers; says where it was looked for and what to type."""
 

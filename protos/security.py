@@ -8,13 +8,16 @@ HETERPS_TLS_CA, HETERPS_TOKEN_FILE).
 import hmac
 import ipaddress
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import grpc
 
+CERTIFICATE, KEY = "HETERPS_TLS_CERT", "HETERPS_TLS_KEY"
+AUTHORITY, TOKEN = "HETERPS_TLS_CA", "HETERPS_TOKEN_FILE"
+VARIABLES = (CERTIFICATE, KEY, AUTHORITY, TOKEN)
 _HEADER = "authorization"
 # Health is asked by container engines that hold no token; it tells nothing but "serving".
 _OPEN_METHODS = ("/grpc.health.v1.Health/",)
@@ -40,15 +43,32 @@ class Security:
         Raises:
             SecurityError: a named file cannot be read, or only half of a pair is given.
         """
-        certificate = _read("HETERPS_TLS_CERT")
-        key = _read("HETERPS_TLS_KEY")
+        return Security.from_files(os.environ)
+
+    @staticmethod
+    def from_files(
+        files: Mapping[str, str], named: Callable[[str], str] = lambda variable: variable
+    ) -> "Security":
+        """Read files.
+
+        Args:
+            files: paths by the variable that would name them; others are left alone.
+            named: what to call the source of a variable's path in errors.
+
+        Raises:
+            SecurityError: as `from_environment`.
+        """
+        certificate = _read(files, CERTIFICATE, named)
+        key = _read(files, KEY, named)
         if (certificate is None) != (key is None):
-            raise SecurityError("HETERPS_TLS_CERT and HETERPS_TLS_KEY go together; one is missing")
-        token = _read("HETERPS_TOKEN_FILE")
-        text = token.decode().strip() if token is not None else None
+            raise SecurityError(
+                f"{named(CERTIFICATE)} and {named(KEY)} go together; one is missing"
+            )
+        token = _read(files, TOKEN, named)
+        text = token.decode(errors="replace").strip() if token is not None else None
         if text is not None and len(text) < 16:
-            raise SecurityError("HETERPS_TOKEN_FILE: the token is shorter than 16 characters")
-        return Security(certificate, key, _read("HETERPS_TLS_CA"), text)
+            raise SecurityError(f"{named(TOKEN)}: the token is shorter than 16 characters")
+        return Security(certificate, key, _read(files, AUTHORITY, named), text)
 
     def require_for(self, host: str) -> None:
         """Refuse a bind that others could reach unless TLS and a token protect it."""
@@ -116,13 +136,13 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def _read(variable: str) -> bytes | None:
-    path = os.environ.get(variable)
+def _read(files: Mapping[str, str], variable: str, named: Callable[[str], str]) -> bytes | None:
+    path = files.get(variable)
     if not path:
         return None
     try:
         return Path(path).read_bytes()
     except OSError as error:
         raise SecurityError(
-            f"{variable}={path}: {error.strerror}; expected a readable file"
+            f"{named(variable)}={path}: {error.strerror}; expected a readable file"
         ) from None

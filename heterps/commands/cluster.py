@@ -2,13 +2,14 @@
 
 import os
 import time
+from contextlib import suppress
 from dataclasses import asdict
 
 import click
 
 from heterps import home
 from heterps.commands import options
-from heterps.errors import OK, UNREACHABLE, HeterpsError
+from heterps.errors import OK, UNREACHABLE, ContextError, HeterpsError
 
 
 @click.command()
@@ -37,7 +38,7 @@ def up(
     bind: str,
 ) -> int:
     """Start a cluster on this machine that stays until `heterps down`."""
-    from heterps import report, supervisor
+    from heterps import contexts, report, supervisor
     from heterps.progress import step
 
     emulated = options.types_of(emulate, "--emulate")
@@ -52,6 +53,12 @@ def up(
         ("heterps status", "what runs"),
         ("heterps down", "end it"),
     ]
+    chosen = ""
+    with suppress(ContextError):  # commands will say it; the cluster is up
+        chosen = contexts.load().current
+    if chosen:
+        use = f"heterps context use {contexts.LOCAL}"
+        commands.insert(0, (use, f"commands go to {chosen} until then"))
     console.print(report.next_commands(commands), soft_wrap=True)
     return OK
 
@@ -67,16 +74,18 @@ def down() -> int:
 
 
 @click.command()
+@options.cluster
 @options.as_json
 def status(as_json: bool) -> int:
     """Show the cluster's processes, nodes, units and jobs. Exits with 4 when none answers."""
     from heterps import report
-    from heterps.client import Client
+    from heterps.commands import lookup
 
     running = home.running()
     try:
-        with Client() as client:
+        with lookup.client() as client:
             address, nodes, jobs = client.address, client.nodes(), client.jobs()
+            target = client.target
     except HeterpsError as error:
         if not as_json:
             raise
@@ -92,7 +101,7 @@ def status(as_json: bool) -> int:
         options.print_json(value)
         return OK
     console = report.console()
-    console.print(f"scheduler at {address}")
+    console.print(f"scheduler at {target}", soft_wrap=True)
     if ours:
         from heterps.figures import duration
 

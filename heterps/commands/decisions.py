@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from heterps.commands import options
+from heterps.commands import complete, options
 from heterps.errors import OK, HeterpsError, NoDecisionError, UnreachableError
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ _SHOWN = 50
     show_default=True,
     help="Of the latest N jobs.",
 )
+@options.cluster
 @options.as_json
 def decisions(last: int, as_json: bool) -> int:
     """List what was decided for jobs, and how it turned out; the latest last."""
@@ -65,6 +66,7 @@ With --file it shows a decision that `heterps plan --export` wrote; no cluster i
     metavar="OUT.json",
     help="Write the decision with its inputs, for --file and diff.",
 )
+@options.cluster
 @options.as_json
 def inspect(
     job: str | None, file: Path | None, html: Path | None, export: Path | None, as_json: bool
@@ -105,8 +107,9 @@ def inspect(
 
 A and B are jobs (ids or their beginnings) or files that `heterps plan --export` wrote."""
 )
-@click.argument("first", metavar="A")
-@click.argument("second", metavar="B")
+@click.argument("first", metavar="A", shell_complete=complete.jobs_or_files)
+@click.argument("second", metavar="B", shell_complete=complete.jobs_or_files)
+@options.cluster
 @options.as_json
 def diff(first: str, second: str, as_json: bool) -> int:
     """Compare."""

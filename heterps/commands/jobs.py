@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
+@options.cluster
 @options.as_json
 def jobs(as_json: bool) -> int:
     """List the jobs, the latest last."""
@@ -43,6 +44,7 @@ def jobs(as_json: bool) -> int:
 
 @click.command(help=f"Show what a job's processes wrote. {options.JOB_HELP}")
 @options.job
+@options.cluster
 @click.option("-f", "--follow", is_flag=True, help="Go on until the job ends.")
 def logs(job: str | None, follow: bool) -> int:
     """Show logs."""
@@ -59,6 +61,7 @@ def logs(job: str | None, follow: bool) -> int:
 
 @click.command(help=f"Stop a job and all its processes. {options.JOB_HELP}")
 @options.job
+@options.cluster
 @options.as_json
 def cancel(job: str | None, as_json: bool) -> int:
     """Cancel."""

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from heterps.commands import options
 from heterps.errors import HeterpsError, NoDecisionError, UnknownJobError, UnreachableError
 
 if TYPE_CHECKING:
@@ -14,10 +15,10 @@ if TYPE_CHECKING:
 
 
 def client() -> "Client":
-    """A client of the cluster that is up."""
+    """A client of the cluster that the command's options name, else of the one that is found."""
     from heterps.client import Client
 
-    return Client()
+    return Client(*options.named_cluster())
 
 
 def find(prefix: str | None) -> "tuple[Client | None, Job]":

@@ -22,7 +22,8 @@ class _Ps(click.Group):
         parent: click.Context | None = None,
         **extra: Any,
     ) -> click.Context:
-        if args and not args[0].startswith("-"):
+        completing = bool(extra.get("resilient_parsing"))
+        if completing or (args and not args[0].startswith("-")):
             return super().make_context(info_name, args, parent, **extra)
         if {"-h", "--help"} & set(args):
             click.echo(f"{self._look()}\n")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from heterps.commands import options
+from heterps.commands import complete, options
 from heterps.commands.shards import addresses_of, connected, explained, shards_option
 from heterps.errors import OK, HeterpsError
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ps import ParameterClient, Publisher
 
 _CALL_S = 30.0
-_place = click.argument("place")
+_place = click.argument("place", shell_complete=complete.files)
 _interval = click.option(
     "--interval",
     "interval_s",

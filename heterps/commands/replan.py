@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     metavar="FILE",
     help="Write a job file with the new plan, and the updated profile beside it.",
 )
+@options.cluster
 @options.as_json
 def replan(
     job: str | None,

@@ -1,23 +1,29 @@
 """Shards that run, as commands name and reach them."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from heterps.commands import lookup, options
 from heterps.errors import HeterpsError, UnreachableError
 
 if TYPE_CHECKING:
     from ps import ParameterClient
 
+F = TypeVar("F", bound=Callable[..., Any])
 ANSWER_S = 5.0
 
-shards_option = click.option(
-    "--shards",
-    metavar="HOST:PORT,...",
-    help="All shards, in shard order.  [default: the standing ones of the running cluster]",
-)
+
+def shards_option(command: F) -> F:
+    """--shards, and the cluster whose standing ones are the default."""
+    named = click.option(
+        "--shards",
+        metavar="HOST:PORT,...",
+        help="All shards, in shard order.  [default: the standing ones of the running cluster]",
+    )
+    return named(options.cluster(command))
 
 
 @contextmanager
@@ -47,17 +53,21 @@ def explained() -> Iterator[None]:
 
 
 def addresses_of(shards: str | None, option: str = "--shards") -> list[str]:
-    """The shards that are named, else the cluster's standing ones in the order that jobs use."""
+    """The shards that are named, else the cluster's standing ones in the order that jobs use.
+
+    To the command's end the process has the credentials of the cluster that was named or asked.
+    """
     if shards is not None:
         named = [one.strip() for one in shards.split(",") if one.strip()]
         for one in named or [shards]:
             host, _, port = one.rpartition(":")
             if not host or not port.isdecimal():
                 raise click.BadParameter(f"{one!r}: expected HOST:PORT,...", param_hint=option)
+        if (target := options.named_target()) is not None:
+            click.get_current_context().with_resource(target.exported())
         return named
-    from heterps.client import Client
-
-    with Client() as client:
+    with lookup.client() as client:
+        click.get_current_context().with_resource(client.target.exported())
         standing = [node.address for node in client.nodes() if node.kind == "shard"]
         if not standing:
             raise HeterpsError(

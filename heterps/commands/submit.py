@@ -13,6 +13,7 @@ from heterps.errors import INTERRUPTED, OK
 @options.overrides
 @click.option("--id", "job_id", help="The job's id: submitting it again changes nothing.")
 @click.option("--wait", is_flag=True, help="Follow the job to its end, and exit as it does.")
+@options.cluster
 @options.as_json
 def submit(
     job_file: Path, overrides: tuple[str, ...], job_id: str | None, wait: bool, as_json: bool
@@ -22,14 +23,13 @@ def submit(
     With --wait, Ctrl-C leaves the job running.
     """
     from heterps import report
-    from heterps.client import Client
-    from heterps.commands import following
+    from heterps.commands import following, lookup
     from heterps.jobfile import load_job
     from heterps.progress import step
 
     console = report.console(stderr=as_json)
     job = load_job(job_file, overrides)
-    with Client() as client:
+    with lookup.client() as client:
         client.ping()
         with step(console, f"preparing {job.data.path}") as detail:
             submitted = client.submit(job, job_id, on_line=detail)

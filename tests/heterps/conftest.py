@@ -48,6 +48,7 @@ def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPat
     folder = tmp_path_factory.mktemp("home")
     monkeypatch.setenv("HETERPS_HOME", str(folder))
     monkeypatch.delenv("HETERPS_SCHEDULER", raising=False)
+    monkeypatch.delenv("HETERPS_CONTEXT", raising=False)
     monkeypatch.setenv("COLUMNS", "80")
     return folder
 

@@ -52,7 +52,17 @@ def test_help_imports_nothing_heavy():
     "name",
     [
         *("train", "profile", "plan", "policy", "up", "down", "status", "submit", "jobs"),
-        *("decisions", "inspect", "diff", "replan", "logs", "cancel", "certs"),
+        *(
+            "decisions",
+            "inspect",
+            "diff",
+            "replan",
+            "logs",
+            "cancel",
+            "context",
+            "completion",
+            "certs",
+        ),
     ],
 )
 def test_every_command_has_help(run, name):
