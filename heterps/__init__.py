@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from workers.layers.embedding_config import EmbeddingConfig as EmbeddingConfig
     from workers.layers.jagged import KeyedJaggedTensor as KeyedJaggedTensor
     from workers.layers.moe import MoE as MoE
+    from workers.layers.moe import aux_loss as aux_loss
+    from workers.layers.moefy import moefy as moefy
     from workers.layers.sparse_embedding import SparseEmbedding as SparseEmbedding
     from workers.saved import load as load
 
@@ -34,7 +36,9 @@ _HOMES = {
     "RemoteEmbeddingBagCollection": "workers.layers.embedding_collection",
     "RemoteEmbeddingCollection": "workers.layers.embedding_collection",
     "SparseEmbedding": "workers.layers.sparse_embedding",
+    "aux_loss": "workers.layers.moe",
     "load": "workers.saved",
+    "moefy": "workers.layers.moefy",
     "plan": "scheduler",
 }
 __all__ = [
@@ -47,7 +51,9 @@ __all__ = [
     "RemoteEmbeddingBagCollection",
     "RemoteEmbeddingCollection",
     "SparseEmbedding",
+    "aux_loss",
     "load",
+    "moefy",
     "plan",
 ]
 

@@ -91,13 +91,17 @@ def _route_torch(logits: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor
     # Adding zero turns -0.0 into 0.0, so that the two tie.
     keys = logits.detach().nan_to_num(nan=-infinity, posinf=infinity, neginf=-infinity) + 0.0
     chosen = keys.sort(dim=1, descending=True, stable=True).indices[:, :k].contiguous()
-    experts = chosen.flatten()
-    order = experts.argsort(stable=True)
+    return chosen.int(), *_group_torch(chosen, logits.shape[1])
+
+
+def _group_torch(chosen: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor]:
+    """(order, inverse, offsets) of the choices [T, K]."""
+    flat = chosen.flatten().long()
+    order = flat.argsort(stable=True)
     inverse = torch.empty_like(order)
     inverse[order] = torch.arange(len(order), device=order.device)
-    bounds = torch.arange(logits.shape[1] + 1, device=order.device)
-    offsets = torch.searchsorted(experts[order], bounds)
-    return chosen.int(), order, inverse, offsets
+    bounds = torch.arange(experts + 1, device=order.device)
+    return order, inverse, torch.searchsorted(flat[order], bounds)
 
 
 # --- gather_rows ---------------------------------------------------------------------------------
@@ -233,7 +237,7 @@ _gather_dot.register_autograd(_gather_dot_backward, setup_context=_save)
 class Routing:
     """Which expert each pair goes to, and the pairs grouped by expert.
 
-    chosen: int32 [T, K], best first; equal logits go to the lower expert.
+    chosen: int32 [T, K]; of `route`, best first, and equal logits go to the lower expert.
     order: int64 [R], flat pair of each row; ascending inside an expert.
     inverse: int64 [T*K], row of each pair; negative where it was dropped.
     offsets: int64 [E+1]; expert e owns rows offsets[e] to offsets[e+1].
@@ -254,18 +258,32 @@ class Routing:
         """Rows of each expert, int64 [E]."""
         return self.offsets.diff()
 
-    def limited(self, capacity: int) -> "Routing":
-        """The same with at most `capacity` rows for each expert: its later tokens are dropped."""
-        counts = self.counts
-        experts = torch.repeat_interleave(counts, output_size=len(self.order))
-        rank = torch.arange(len(self.order), device=counts.device) - self.offsets[experts]
-        kept = rank < capacity
-        order = self.order[kept]
+    def limited(self, capacity: int, first_choices_first: bool = False) -> "Routing":
+        """The same with at most `capacity` rows for each expert: its later tokens are dropped.
+
+        Args:
+            capacity: rows that an expert keeps.
+            first_choices_first: an expert drops what is a token's second choice before any first
+                one, and so on.
+        """
+        experts = torch.repeat_interleave(self.counts, output_size=len(self.order))
+        position = torch.arange(len(self.order), device=self.order.device)
+        if first_choices_first:
+            ranked = (experts * self.k + self.order % self.k).argsort(stable=True)
+            position = torch.empty_like(ranked).scatter(0, ranked, position)
+        return self._kept(position - self.offsets[experts] < capacity)
+
+    def only(self, pairs: Tensor) -> "Routing":
+        """The same without the pairs that are false in `pairs`, bool [T, K]."""
+        return self._kept(pairs.flatten()[self.order])
+
+    def _kept(self, rows: Tensor) -> "Routing":
+        """The same with the rows that are true in `rows`, bool [R]."""
+        order = self.order[rows]
         inverse = torch.full_like(self.inverse, -1)
         inverse[order] = torch.arange(len(order), device=order.device)
-        offsets = torch.zeros_like(self.offsets)
-        torch.cumsum(counts.clamp(max=capacity), 0, out=offsets[1:])
-        return Routing(self.chosen, order, inverse, offsets)
+        before = torch.nn.functional.pad(rows.cumsum(0), (1, 0))
+        return Routing(self.chosen, order, inverse, before[self.offsets])
 
 
 def route(logits: Tensor, k: int) -> Routing:
@@ -274,6 +292,11 @@ def route(logits: Tensor, k: int) -> Routing:
     logits: float32 [T, E]. Raises ValueError for another dtype or shape, or k outside 1..E.
     """
     return Routing(*_route(logits, k))
+
+
+def group(chosen: Tensor, experts: int) -> Routing:
+    """The routing of choices int32 [T, K] made elsewhere, each from 0 to experts - 1."""
+    return Routing(chosen, *_group_torch(chosen, experts))
 
 
 def gather_rows(x: Tensor, routing: Routing, weights: Tensor | None = None) -> Tensor:

@@ -7,63 +7,106 @@ expert order (T*K, less what a capacity drops).
 
 import math
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from workers import ops
+from workers.layers.gates import Decision, Gate, make_gate
+
+Activation = Literal["gelu", "relu", "silu", "swiglu"]
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu,
+    "relu": F.relu,
+    "silu": F.silu,
+    "swiglu": lambda gate_and_up: _swiglu(*gate_and_up.chunk(2, dim=-1)),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class MoEStats:
+    """How a layer spread its last batch.
+
+    load: int64 [E], pairs the gate sent to each expert, before a capacity dropped any.
+    dropped: share of these pairs that the capacity dropped.
+    entropy: of the gate's mean probabilities, in nats; log(E) when even.
+    imbalance: highest load divided by the mean load; 1 when even, or without tokens.
+    """
+
+    load: Tensor
+    dropped: float
+    entropy: float
+    imbalance: float
 
 
 class MoE(nn.Module):
-    """Softmax top-k gate over experts; x_TD -> out_TD.
+    """A gate over experts; x_TD -> out_TD.
 
-    The weights of a token's k experts are renormalised to sum to one, so with k=1 the gate learns
-    from the balance loss alone. Experts are GELU networks of two layers without bias, stacked in
-    `w1` [E, D, H] and `w2` [E, H, D], unless `expert` makes others. Tokens are grouped by expert,
-    so each expert runs once on a contiguous slice; one without tokens does not run. Sums run in a
+    By default a softmax top-k gate whose weights of a token's k experts are renormalised to sum to
+    one, so with k=1 the gate learns from the balance loss alone; the other gates are in
+    `workers.layers.gates`. Experts are GELU networks of two layers without bias, stacked in `w1`
+    [E, D, H] and `w2` [E, H, D], unless `expert` makes others. Tokens are grouped by expert, so
+    each expert runs once on a contiguous slice; one without tokens does not run. Sums run in a
     fixed order: equal inputs give equal bits. On a CUDA device a pass waits once, for the loads.
 
     Args:
         dim: width D of tokens.
         experts: number of experts E.
         hidden: hidden width H of an expert; 4 * dim unless given. Not with `expert`.
-        k: experts for each token.
+        k: experts for each token; the gate's default unless given (2, switch: 1).
         expert: makes one expert, any module [n, D] -> [n, D]; called E times.
         capacity_factor: an expert takes at most ceil(capacity_factor * T * k / E) tokens, the
             later ones lose that choice (contributing zero). None: nothing is dropped.
-        balance_weight: factor of `aux_loss`.
-        seed: of the initial weights; None takes torch's generator.
+        balance_weight: factor of the gate's balance loss.
+        seed: of the initial weights, and of what the gate draws in training; None takes torch's
+            generator.
+        gate: topk | switch | gshard | noisy | prototype | expert_choice | bias, or a Gate.
+        activation: gelu | relu | silu | swiglu; the last makes `w1` [E, D, 2H]. Not with `expert`.
+        shared_experts: experts made like the others, that every token passes; their outputs are
+            added.
+        z_weight: factor of the mean over tokens of logsumexp(logits)^2, which keeps logits small.
+        options: of the gate, such as score="sigmoid" of topk; see its class.
 
     Raises:
         ValueError: an argument out of range, or an input that is not [T, D].
+        TypeError: an option that the gate does not have.
 
     After a forward pass:
-        aux_loss: scalar to add to the loss, balance_weight * E * sum_e f_e P_e, where f_e is the
-            share of pairs sent to e and P_e its mean probability; balance_weight when even.
+        aux_loss: scalar to add to the loss: balance_weight times the gate's balance loss, plus
+            z_weight times the mean above. The balance loss of topk is E * sum_e f_e P_e, where
+            f_e is the share of pairs sent to e and P_e its mean probability; 1 when even.
             Differentiable through the gate; zero for T=0.
         load: int64 [E], pairs the gate sent to each expert, before any were dropped.
     """
 
     aux_loss: Tensor
     load: Tensor
+    experts: nn.ModuleList | None
+    shared: nn.ModuleList | None
 
     def __init__(
         self,
         dim: int,
         experts: int = 8,
         hidden: int | None = None,
-        k: int = 2,
+        k: int | None = None,
         expert: Callable[[], nn.Module] | None = None,
         capacity_factor: float | None = None,
         balance_weight: float = 0.01,
         seed: int | None = None,
+        *,
+        gate: str | Gate = "topk",
+        activation: Activation = "gelu",
+        shared_experts: int = 0,
+        z_weight: float = 0.0,
+        **options: Any,
     ) -> None:
         super().__init__()
         _require("dim", dim, dim >= 1, "at least 1")
         _require("experts", experts, experts >= 1, "at least 1")
-        _require("k", k, 1 <= k <= experts, f"1 to {experts} (experts)")
         _require("hidden", hidden, hidden is None or hidden >= 1, "at least 1")
         _require("hidden", hidden, hidden is None or expert is None, "None together with expert")
         _require(
@@ -73,51 +116,76 @@ class MoE(nn.Module):
             "None or a number above 0",
         )
         _require("balance_weight", balance_weight, balance_weight >= 0, "at least 0")
-        self.dim, self.num_experts, self.k = dim, experts, k
+        _require("z_weight", z_weight, z_weight >= 0, "at least 0")
+        _require("shared_experts", shared_experts, shared_experts >= 0, "at least 0")
+        names = ", ".join(_ACTIVATIONS)
+        _require("activation", activation, activation in _ACTIVATIONS, f"one of {names}")
+        plain = activation == "gelu" or expert is None
+        _require("activation", activation, plain, "gelu, its default, together with expert")
+        self.dim, self.num_experts, self.activation = dim, experts, activation
         self.capacity_factor, self.balance_weight = capacity_factor, balance_weight
+        self.shared_experts, self.z_weight = shared_experts, z_weight
         with torch.random.fork_rng(devices=[], enabled=seed is not None):
             if seed is not None:
                 torch.manual_seed(seed)
-            self.gate = nn.Linear(dim, experts, bias=False)
-            if expert is None:
-                hidden = 4 * dim if hidden is None else hidden
-                self.w1 = nn.Parameter(_uniform(experts, dim, hidden))
-                self.w2 = nn.Parameter(_uniform(experts, hidden, dim))
-                self.experts = None
-            else:
-                self.experts = nn.ModuleList(expert() for _ in range(experts))
+            self.gate = make_gate(gate, dim, experts, k, seed, options)
+            self._make_experts(expert, 4 * dim if hidden is None else hidden)
+        self.k = self.gate.k
+        unlimited = capacity_factor is None or not self.gate.sets_capacity
+        _require("capacity_factor", capacity_factor, unlimited, "None: this gate's k sets it")
         self.aux_loss = torch.zeros(())
         self.load = torch.zeros(experts, dtype=torch.int64)
+        self._probability = torch.zeros(experts)
+        self._dropped = 0.0
+
+    def _make_experts(self, expert: Callable[[], nn.Module] | None, hidden: int) -> None:
+        shared = self.shared_experts
+        self.experts = self.shared = None
+        if expert is not None:
+            self.experts = nn.ModuleList(expert() for _ in range(self.num_experts))
+            if shared:
+                self.shared = nn.ModuleList(expert() for _ in range(shared))
+            return
+        inner = 2 * hidden if self.activation == "swiglu" else hidden
+        self.w1 = nn.Parameter(_uniform(self.num_experts, self.dim, inner))
+        self.w2 = nn.Parameter(_uniform(self.num_experts, hidden, self.dim))
+        if shared:
+            self.shared_w1 = nn.Parameter(_uniform(shared, self.dim, inner))
+            self.shared_w2 = nn.Parameter(_uniform(shared, hidden, self.dim))
 
     def forward(self, x_TD: Tensor) -> Tensor:
         """Tokens [T, D] -> [T, D] of the same type; sets `aux_loss` and `load`."""
         if x_TD.dim() != 2 or x_TD.shape[1] != self.dim:
             raise ValueError(f"MoE: x: expected [tokens, {self.dim}], got {list(x_TD.shape)}")
-        logits_TE = self._logits(x_TD)
-        routing = ops.route(logits_TE.detach().float(), self.k)
-        # Softmax over the chosen logits: the chosen probabilities divided by their sum.
-        weights_TK = logits_TE.gather(1, routing.chosen.long()).softmax(dim=1)
-        self._balance(logits_TE, routing)
+        decision: Decision = self.gate(x_TD, self.balance_weight)
+        routing = decision.routing
+        sent = len(routing.order)
+        self.load = routing.counts
         if self.capacity_factor is not None:
             share = len(x_TD) * self.k / self.num_experts
-            routing = routing.limited(math.ceil(self.capacity_factor * share))
+            routing = self.gate.limit(routing, math.ceil(self.capacity_factor * share))
+        self._note(decision, sent, len(routing.order))
         rows_RD = ops.gather_rows(x_TD, routing)
         rows_RD = self._run_experts(rows_RD, routing.counts.tolist())
-        return ops.gather_sum(rows_RD, routing, weights_TK)
+        out_TD = ops.gather_sum(rows_RD, routing, decision.weights)
+        for output in self._run_shared(x_TD):
+            out_TD = out_TD + output
+        return out_TD
 
-    def _logits(self, x_TD: Tensor) -> Tensor:
-        # At least float32, also under autocast: rounding would reorder close experts.
-        dtype = torch.promote_types(x_TD.dtype, torch.float32)
-        with torch.autocast(x_TD.device.type, enabled=False):
-            return F.linear(x_TD.to(dtype), self.gate.weight.to(dtype))
+    def stats(self) -> MoEStats:
+        """How the last forward pass spread its tokens; on a CUDA device this waits for it."""
+        entropy = torch.special.entr(self._probability.double()).sum().item()
+        total, highest = int(self.load.sum()), int(self.load.max())
+        imbalance = highest * self.num_experts / total if total else 1.0
+        return MoEStats(self.load, self._dropped, entropy, imbalance)
 
-    def _balance(self, logits_TE: Tensor, routing: ops.Routing) -> None:
-        self.load = routing.counts
-        share_E = self.load.to(logits_TE.dtype) / max(1, len(routing.order))
-        # A sum, not a mean: no tokens then give zero rather than NaN.
-        probability_E = logits_TE.softmax(dim=1).sum(dim=0) / max(1, len(logits_TE))
-        scale = self.balance_weight * self.num_experts
-        self.aux_loss = scale * (share_E * probability_E).sum()
+    def _note(self, decision: Decision, sent: int, kept: int) -> None:
+        self.aux_loss = decision.balance
+        if self.z_weight:
+            squares_T = decision.logits.logsumexp(dim=1).square()
+            self.aux_loss = self.aux_loss + self.z_weight * squares_T.sum() / max(1, len(squares_T))
+        self._probability = decision.probability.detach()
+        self._dropped = (sent - kept) / max(1, sent)
 
     def _run_experts(self, rows_RD: Tensor, counts: list[int]) -> Tensor:
         inputs = rows_RD.split(counts)
@@ -128,8 +196,18 @@ class MoE(nn.Module):
         else:
             # Unbound once: the gradient of an index would be a zero tensor of all experts each.
             weights = zip(self.w1.unbind(), self.w2.unbind(), inputs, strict=True)
-            outputs = [F.gelu(rows @ w1) @ w2 for w1, w2, rows in weights if len(rows)]
+            activate = _ACTIVATIONS[self.activation]
+            outputs = [activate(rows @ w1) @ w2 for w1, w2, rows in weights if len(rows)]
         return torch.cat(outputs) if outputs else rows_RD
+
+    def _run_shared(self, x_TD: Tensor) -> list[Tensor]:
+        if not self.shared_experts:
+            return []
+        if self.shared is not None:
+            return [module(x_TD) for module in self.shared]
+        activate = _ACTIVATIONS[self.activation]
+        weights = zip(self.shared_w1.unbind(), self.shared_w2.unbind(), strict=True)
+        return [activate(x_TD @ w1) @ w2 for w1, w2 in weights]
 
     def __getstate__(self) -> dict[str, Any]:
         # A graph neither copies nor pickles.
@@ -140,9 +218,21 @@ class MoE(nn.Module):
         return f"dim={self.dim}, experts={self.num_experts}, k={self.k}"
 
 
+def aux_loss(model: nn.Module) -> Tensor:
+    """The sum of `aux_loss` over the MoE layers of a model, to add to its loss; else zero."""
+    losses = [module.aux_loss for module in model.modules() if isinstance(module, MoE)]
+    if not losses:
+        return torch.zeros(())
+    return torch.stack([loss.to(losses[0].device) for loss in losses]).sum()
+
+
 def _require(key: str, value: object, holds: bool, expected: str) -> None:
     if not holds:
         raise ValueError(f"MoE: {key}: expected {expected}, got {value}")
+
+
+def _swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    return F.silu(gate) * up
 
 
 def _uniform(experts: int, inputs: int, outputs: int) -> Tensor:
