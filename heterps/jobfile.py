@@ -46,6 +46,7 @@ _POSITIVE: Final = (
     "train.optimizer.learning_rate",
     "schedule.max_price_per_hour",
     "schedule.finish_by_hours",
+    "deadline_hours",
 )
 _NOT_NEGATIVE: Final = ("train.optimizer.weight_decay", "schedule.min_throughput")
 _LEAST_MEMORY: Final = 1 << 16  # bytes that a shard takes for a table

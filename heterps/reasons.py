@@ -1,6 +1,36 @@
-"""Why a job failed, as its owner needs it: their own code's frames, not ours."""
+"""Why a job failed, as its owner needs it: what it means, their own code's frames, not ours."""
 
 import re
+
+# What each reason of the closed list means, for whom the name alone says too little.
+MEANINGS = {
+    "succeeded": "it trained to the end",
+    "cancelled": "someone cancelled it",
+    "user_error": "the job's own code raised an error",
+    "invalid_job": "what was submitted cannot be planned or run",
+    "infeasible_plan": "no plan meets the job's demands",
+    "out_of_memory": "memory ran out",
+    "deadline": "it ran for longer than its deadline_hours",
+    "no_capacity": "the units that it needs are not there any more",
+    "lost_node": "a node was silent, stopped or gone",
+    "lost_shard": "a parameter-server shard died, with its rows",
+    "worker_crashed": "a worker ended by a signal, or without a word",
+    "connection_lost": "its processes could not reach each other",
+    "scheduler_lost": "the scheduler went away and could not take the job up again",
+    "internal": "a fault of HeterPS",
+}
+# Another attempt may do better: the job's own code and file are not the cause.
+NOT_THE_JOB = frozenset(
+    (
+        "no_capacity",
+        "lost_node",
+        "lost_shard",
+        "worker_crashed",
+        "connection_lost",
+        "scheduler_lost",
+        "internal",
+    )
+)
 
 _TRACE = "Traceback (most recent call last):"
 _FRAME = re.compile(r'\s+File "(?P<path>[^"]+)", line \d+')

@@ -30,6 +30,18 @@ class State(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Attempt:
+    """An attempt at a job that ended, and was followed by another."""
+
+    number: int
+    end_reason: str
+    reason: str
+    error: str
+    process: str
+    ended_at: float
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
     """A job as it stands. Times are seconds since the epoch, 0 for what has not happened."""
 
@@ -48,6 +60,15 @@ class Job:
     samples_per_s: float
     metrics: Mapping[str, float]
     output: str
+    end_reason: str = ""  # why it ended, one of a closed list; empty before
+    error: str = ""  # what broke it, in one line
+    process: str = ""  # which process that was
+    last_lines: str = ""  # of its log
+    attempt: int = 0
+    attempts: tuple[Attempt, ...] = ()  # the earlier ones
+    retries: int = 0
+    priority: int = 0
+    began_at: float = 0.0  # it left the queue for the first time
 
     @classmethod
     def of(cls, status: pb.JobStatus) -> "Job":
@@ -68,6 +89,18 @@ class Job:
             samples_per_s=status.samples_per_s,
             metrics=dict(sorted(status.metrics.items())),
             output=status.output,
+            end_reason=_reason(status.end_reason),
+            error=status.error,
+            process=status.process,
+            last_lines=status.last_lines,
+            attempt=status.attempt,
+            attempts=tuple(
+                Attempt(a.number, _reason(a.end_reason), a.reason, a.error, a.process, a.ended_at)
+                for a in status.attempts
+            ),
+            retries=status.retries,
+            priority=status.priority,
+            began_at=status.began_at,
         )
 
     @property
@@ -162,3 +195,13 @@ class KeptDecision:
             **{name: decision[name] for name in names},
             "measured": measured,
         }
+
+
+def _reason(value: "pb.EndReason.ValueType") -> str:
+    """The name of a reason, such as user_error; empty for none, a number for a newer one."""
+    if not value:
+        return ""
+    try:
+        return pb.EndReason.Name(value).removeprefix("END_").lower()
+    except ValueError:
+        return str(int(value))

@@ -36,11 +36,20 @@ class JobSpec(_message.Message):
     SCHEDULE_FIELD_NUMBER: _builtins.int
     OUTPUT_FIELD_NUMBER: _builtins.int
     DIRECTORY_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    RETRIES_FIELD_NUMBER: _builtins.int
+    DEADLINE_HOURS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     output: _builtins.str
     """where models are saved: OUTPUT/JOB_ID"""
     directory: _builtins.str
     """absolute; set by the client, not in the file"""
+    priority: _builtins.int
+    """higher ones leave the queue first"""
+    retries: _builtins.int
+    """times to start over after a fault that is not the job's own"""
+    deadline_hours: _builtins.float
+    """to run for at most, retries included; 0: no limit"""
     @_builtins.property
     def model(self) -> Global___ModelSpec: ...
     @_builtins.property
@@ -62,10 +71,13 @@ class JobSpec(_message.Message):
         schedule: Global___ScheduleSpec | None = ...,
         output: _builtins.str = ...,
         directory: _builtins.str = ...,
+        priority: _builtins.int = ...,
+        retries: _builtins.int = ...,
+        deadline_hours: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "model", b"model", "schedule", b"schedule", "servers", b"servers", "train", b"train"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "directory", b"directory", "model", b"model", "name", b"name", "output", b"output", "schedule", b"schedule", "servers", b"servers", "train", b"train"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "deadline_hours", b"deadline_hours", "directory", b"directory", "model", b"model", "name", b"name", "output", b"output", "priority", b"priority", "retries", b"retries", "schedule", b"schedule", "servers", b"servers", "train", b"train"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

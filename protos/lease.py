@@ -8,7 +8,7 @@ from collections.abc import Callable
 import grpc
 
 from protos.channels import RpcError, call, connect
-from protos.scheduler_pb2 import HeartbeatRequest, NodeStatus
+from protos.scheduler_pb2 import HeartbeatReply, HeartbeatRequest, NodeStatus
 from protos.scheduler_pb2_grpc import SchedulerStub
 
 INTERVAL_S = 1.0
@@ -24,14 +24,21 @@ class Lease:
         scheduler: address of the scheduler.
         status: what to tell it; called on the lease's thread, must be quick.
         interval_s: seconds between renewals.
+        answered: called with each answer; quick as well.
     """
 
     def __init__(
-        self, scheduler: str, status: Callable[[], NodeStatus], interval_s: float = INTERVAL_S
+        self,
+        scheduler: str,
+        status: Callable[[], NodeStatus],
+        interval_s: float = INTERVAL_S,
+        answered: Callable[[HeartbeatReply], object] = lambda reply: None,
     ) -> None:
         self._scheduler = scheduler
         self._status = status
         self._interval = interval_s
+        self._answered = answered
+        self._wanted = scheduler
         self._channel: grpc.Channel = connect(scheduler)
         self._stub = SchedulerStub(self._channel)
         self._wake = threading.Event()
@@ -50,6 +57,11 @@ class Lease:
     def kick(self) -> None:
         """Renew now: something worth knowing has changed."""
         self._wake.set()
+
+    def move(self, scheduler: str) -> None:
+        """Renew with another scheduler from the next time on."""
+        self._wanted = scheduler
+        self.kick()
 
     def close(self) -> None:
         """Give the lease back, if the scheduler can be reached; safe to repeat."""
@@ -73,7 +85,7 @@ class Lease:
         timeout_s: float = _TIMEOUT_S,
         stop: Callable[[], bool] | None = None,
     ) -> None:
-        call(
+        reply = call(
             self._stub.Heartbeat,
             HeartbeatRequest(node=self._status(), leaving=leaving),
             what=f"scheduler {self._scheduler}: renew the lease",
@@ -81,6 +93,7 @@ class Lease:
             retry_s=retry_s,
             stop=stop,
         )
+        self._answered(reply)
 
     def _loop(self) -> None:
         pause, away = self._interval, False
@@ -89,6 +102,11 @@ class Lease:
             self._wake.clear()
             if self._closed.is_set():
                 return
+            if self._wanted != self._scheduler:
+                _log.info("scheduler %s takes over from %s", self._wanted, self._scheduler)
+                self._channel.close()  # nobody else calls through it
+                self._scheduler, self._channel = self._wanted, connect(self._wanted)
+                self._stub = SchedulerStub(self._channel)
             try:
                 self._beat()
                 if away:

@@ -45,7 +45,11 @@ class ProfileRequest(_message.Message):
     JOB_ID_FIELD_NUMBER: _builtins.int
     JOB_FIELD_NUMBER: _builtins.int
     RESOURCES_FIELD_NUMBER: _builtins.int
+    TERM_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
+    term: _builtins.int
+    attempt: _builtins.int
     @_builtins.property
     def job(self) -> _job_pb2.JobSpec: ...
     @_builtins.property
@@ -58,10 +62,12 @@ class ProfileRequest(_message.Message):
         job_id: _builtins.str = ...,
         job: _job_pb2.JobSpec | None = ...,
         resources: _decision_pb2.Resources | None = ...,
+        term: _builtins.int = ...,
+        attempt: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "resources", b"resources"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "job_id", b"job_id", "resources", b"resources"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "job", b"job", "job_id", b"job_id", "resources", b"resources", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -102,6 +108,8 @@ class LaunchRequest(_message.Message):
     DEVICES_FIELD_NUMBER: _builtins.int
     SCHEDULER_FIELD_NUMBER: _builtins.int
     OUTPUT_FIELD_NUMBER: _builtins.int
+    TERM_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
     process_id: _builtins.str
     """launching the same id twice answers with the first"""
     job_id: _builtins.str
@@ -114,6 +122,9 @@ class LaunchRequest(_message.Message):
     """address to report to"""
     output: _builtins.str
     """absolute folder for the model"""
+    term: _builtins.int
+    attempt: _builtins.int
+    """one that was stopped, or any before it, is not started again"""
     @_builtins.property
     def job(self) -> _job_pb2.JobSpec: ...
     @_builtins.property
@@ -140,10 +151,12 @@ class LaunchRequest(_message.Message):
         devices: _abc.Iterable[_builtins.str] | None = ...,
         scheduler: _builtins.str = ...,
         output: _builtins.str = ...,
+        term: _builtins.int = ...,
+        attempt: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["job", b"job"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["devices", b"devices", "index", b"index", "job", b"job", "job_id", b"job_id", "layers", b"layers", "output", b"output", "process_id", b"process_id", "rank", b"rank", "role", b"role", "scheduler", b"scheduler", "stages", b"stages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "devices", b"devices", "index", b"index", "job", b"job", "job_id", b"job_id", "layers", b"layers", "output", b"output", "process_id", b"process_id", "rank", b"rank", "role", b"role", "scheduler", b"scheduler", "stages", b"stages", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -180,17 +193,24 @@ class StopJobRequest(_message.Message):
 
     JOB_ID_FIELD_NUMBER: _builtins.int
     GRACE_S_FIELD_NUMBER: _builtins.int
+    TERM_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     grace_s: _builtins.float
+    term: _builtins.int
+    attempt: _builtins.int
+    """this one and those before it"""
     def __init__(
         self,
         *,
         job_id: _builtins.str = ...,
         grace_s: _builtins.float = ...,
+        term: _builtins.int = ...,
+        attempt: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["grace_s", b"grace_s", "job_id", b"job_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "grace_s", b"grace_s", "job_id", b"job_id", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -279,3 +299,25 @@ class NodeStatusRequest(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___NodeStatusRequest: _TypeAlias = NodeStatusRequest  # noqa: Y015
+
+@_typing.final
+class FollowRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TERM_FIELD_NUMBER: _builtins.int
+    SCHEDULER_FIELD_NUMBER: _builtins.int
+    term: _builtins.int
+    scheduler: _builtins.str
+    def __init__(
+        self,
+        *,
+        term: _builtins.int = ...,
+        scheduler: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["scheduler", b"scheduler", "term", b"term"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FollowRequest: _TypeAlias = FollowRequest  # noqa: Y015

@@ -28,6 +28,9 @@ if _version_not_supported:
 
 class NodeStub:
     """The daemon on each host: starts, watches and stops the processes of jobs.
+
+    Calls carry the term of the scheduler that makes them. A node refuses a lower term than the
+    highest it has seen: a scheduler that was replaced without knowing it can start nothing.
     """
 
     def __init__(self, channel):
@@ -36,6 +39,11 @@ class NodeStub:
         Args:
             channel: A grpc.Channel.
         """
+        self.Follow = channel.unary_unary(
+                '/heterps.v1.Node/Follow',
+                request_serializer=protos_dot_node__pb2.FollowRequest.SerializeToString,
+                response_deserializer=protos_dot_scheduler__pb2.NodeStatus.FromString,
+                _registered_method=True)
         self.Profile = channel.unary_unary(
                 '/heterps.v1.Node/Profile',
                 request_serializer=protos_dot_node__pb2.ProfileRequest.SerializeToString,
@@ -65,7 +73,17 @@ class NodeStub:
 
 class NodeServicer:
     """The daemon on each host: starts, watches and stops the processes of jobs.
+
+    Calls carry the term of the scheduler that makes them. A node refuses a lower term than the
+    highest it has seen: a scheduler that was replaced without knowing it can start nothing.
     """
+
+    def Follow(self, request, context):
+        """Obey this scheduler from now on, and report to it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
 
     def Profile(self, request, context):
         """Runs the model once on this node's type and measures each layer.
@@ -103,6 +121,11 @@ class NodeServicer:
 
 def add_NodeServicer_to_server(servicer, server):
     rpc_method_handlers = {
+            'Follow': grpc.unary_unary_rpc_method_handler(
+                    servicer.Follow,
+                    request_deserializer=protos_dot_node__pb2.FollowRequest.FromString,
+                    response_serializer=protos_dot_scheduler__pb2.NodeStatus.SerializeToString,
+            ),
             'Profile': grpc.unary_unary_rpc_method_handler(
                     servicer.Profile,
                     request_deserializer=protos_dot_node__pb2.ProfileRequest.FromString,
@@ -138,7 +161,37 @@ def add_NodeServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class Node:
     """The daemon on each host: starts, watches and stops the processes of jobs.
+
+    Calls carry the term of the scheduler that makes them. A node refuses a lower term than the
+    highest it has seen: a scheduler that was replaced without knowing it can start nothing.
     """
+
+    @staticmethod
+    def Follow(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/heterps.v1.Node/Follow',
+            protos_dot_node__pb2.FollowRequest.SerializeToString,
+            protos_dot_scheduler__pb2.NodeStatus.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
 
     @staticmethod
     def Profile(request,

@@ -28,12 +28,18 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class NodeStub:
-    """The daemon on each host: starts, watches and stops the processes of jobs."""
+    """The daemon on each host: starts, watches and stops the processes of jobs.
+
+    Calls carry the term of the scheduler that makes them. A node refuses a lower term than the
+    highest it has seen: a scheduler that was replaced without knowing it can start nothing.
+    """
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> NodeAsyncStub: ...
+    Follow: _grpc.UnaryUnaryMultiCallable[_node_pb2.FollowRequest, _scheduler_pb2.NodeStatus]
+    """Obey this scheduler from now on, and report to it."""
     Profile: _grpc.UnaryUnaryMultiCallable[_node_pb2.ProfileRequest, _node_pb2.ProfileReply]
     """Runs the model once on this node's type and measures each layer."""
     Launch: _grpc.UnaryUnaryMultiCallable[_node_pb2.LaunchRequest, _node_pb2.LaunchReply]
@@ -45,9 +51,15 @@ class NodeStub:
 
 @_typing.type_check_only
 class NodeAsyncStub(NodeStub):
-    """The daemon on each host: starts, watches and stops the processes of jobs."""
+    """The daemon on each host: starts, watches and stops the processes of jobs.
+
+    Calls carry the term of the scheduler that makes them. A node refuses a lower term than the
+    highest it has seen: a scheduler that was replaced without knowing it can start nothing.
+    """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
+    Follow: _aio.UnaryUnaryMultiCallable[_node_pb2.FollowRequest, _scheduler_pb2.NodeStatus]  # type: ignore[assignment]
+    """Obey this scheduler from now on, and report to it."""
     Profile: _aio.UnaryUnaryMultiCallable[_node_pb2.ProfileRequest, _node_pb2.ProfileReply]  # type: ignore[assignment]
     """Runs the model once on this node's type and measures each layer."""
     Launch: _aio.UnaryUnaryMultiCallable[_node_pb2.LaunchRequest, _node_pb2.LaunchReply]  # type: ignore[assignment]
@@ -58,7 +70,19 @@ class NodeAsyncStub(NodeStub):
     Status: _aio.UnaryUnaryMultiCallable[_node_pb2.NodeStatusRequest, _scheduler_pb2.NodeStatus]  # type: ignore[assignment]
 
 class NodeServicer(metaclass=_abc_1.ABCMeta):
-    """The daemon on each host: starts, watches and stops the processes of jobs."""
+    """The daemon on each host: starts, watches and stops the processes of jobs.
+
+    Calls carry the term of the scheduler that makes them. A node refuses a lower term than the
+    highest it has seen: a scheduler that was replaced without knowing it can start nothing.
+    """
+
+    @_abc_1.abstractmethod
+    def Follow(
+        self,
+        request: _node_pb2.FollowRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_scheduler_pb2.NodeStatus, _abc.Awaitable[_scheduler_pb2.NodeStatus]]:
+        """Obey this scheduler from now on, and report to it."""
 
     @_abc_1.abstractmethod
     def Profile(

@@ -50,6 +50,74 @@ FAILED: JobState.ValueType  # 7
 CANCELLED: JobState.ValueType  # 8
 Global___JobState: _TypeAlias = JobState  # noqa: Y015
 
+class _EndReason:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _EndReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EndReason.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    END_UNSPECIFIED: _EndReason.ValueType  # 0
+    """it has not ended"""
+    END_SUCCEEDED: _EndReason.ValueType  # 1
+    END_CANCELLED: _EndReason.ValueType  # 2
+    END_USER_ERROR: _EndReason.ValueType  # 3
+    """the job's own code raised; `error` is the traceback's last line"""
+    END_INVALID_JOB: _EndReason.ValueType  # 4
+    """what was submitted cannot be planned or run"""
+    END_INFEASIBLE_PLAN: _EndReason.ValueType  # 5
+    """no plan meets the job's demands"""
+    END_OUT_OF_MEMORY: _EndReason.ValueType  # 6
+    """on the host or on a GPU"""
+    END_DEADLINE: _EndReason.ValueType  # 7
+    """it ran for longer than its deadline_hours"""
+    END_NO_CAPACITY: _EndReason.ValueType  # 8
+    """the units that it needs are not there any more"""
+    END_LOST_NODE: _EndReason.ValueType  # 9
+    """a node was silent, stopped or gone"""
+    END_LOST_SHARD: _EndReason.ValueType  # 10
+    """a parameter-server shard died, with its rows"""
+    END_WORKER_CRASHED: _EndReason.ValueType  # 11
+    """a worker ended by a signal, or without a word"""
+    END_CONNECTION_LOST: _EndReason.ValueType  # 12
+    """processes could not reach each other, and none has died"""
+    END_SCHEDULER_LOST: _EndReason.ValueType  # 13
+    """the scheduler went away and could not take the job up again"""
+    END_INTERNAL: _EndReason.ValueType  # 14
+    """a fault of HeterPS"""
+
+class EndReason(_EndReason, metaclass=_EndReasonEnumTypeWrapper):
+    """Why a job, or one attempt at it, ended. The list is closed: every end has one of these."""
+
+END_UNSPECIFIED: EndReason.ValueType  # 0
+"""it has not ended"""
+END_SUCCEEDED: EndReason.ValueType  # 1
+END_CANCELLED: EndReason.ValueType  # 2
+END_USER_ERROR: EndReason.ValueType  # 3
+"""the job's own code raised; `error` is the traceback's last line"""
+END_INVALID_JOB: EndReason.ValueType  # 4
+"""what was submitted cannot be planned or run"""
+END_INFEASIBLE_PLAN: EndReason.ValueType  # 5
+"""no plan meets the job's demands"""
+END_OUT_OF_MEMORY: EndReason.ValueType  # 6
+"""on the host or on a GPU"""
+END_DEADLINE: EndReason.ValueType  # 7
+"""it ran for longer than its deadline_hours"""
+END_NO_CAPACITY: EndReason.ValueType  # 8
+"""the units that it needs are not there any more"""
+END_LOST_NODE: EndReason.ValueType  # 9
+"""a node was silent, stopped or gone"""
+END_LOST_SHARD: EndReason.ValueType  # 10
+"""a parameter-server shard died, with its rows"""
+END_WORKER_CRASHED: EndReason.ValueType  # 11
+"""a worker ended by a signal, or without a word"""
+END_CONNECTION_LOST: EndReason.ValueType  # 12
+"""processes could not reach each other, and none has died"""
+END_SCHEDULER_LOST: EndReason.ValueType  # 13
+"""the scheduler went away and could not take the job up again"""
+END_INTERNAL: EndReason.ValueType  # 14
+"""a fault of HeterPS"""
+Global___EndReason: _TypeAlias = EndReason  # noqa: Y015
+
 @_typing.final
 class SubmitRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
@@ -189,6 +257,15 @@ class JobStatus(_message.Message):
     METRICS_FIELD_NUMBER: _builtins.int
     OUTPUT_FIELD_NUMBER: _builtins.int
     JOB_FIELD_NUMBER: _builtins.int
+    END_REASON_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    PROCESS_FIELD_NUMBER: _builtins.int
+    LAST_LINES_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    ATTEMPTS_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    RETRIES_FIELD_NUMBER: _builtins.int
+    BEGAN_AT_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     name: _builtins.str
     state: Global___JobState.ValueType
@@ -208,10 +285,28 @@ class JobStatus(_message.Message):
     """train | test | save"""
     output: _builtins.str
     """where the model was saved"""
+    end_reason: Global___EndReason.ValueType
+    error: _builtins.str
+    """what broke it in one line, such as a traceback's last"""
+    process: _builtins.str
+    """which process that was"""
+    last_lines: _builtins.str
+    """of that process's log"""
+    attempt: _builtins.int
+    """from 1; 0 before the first"""
+    priority: _builtins.int
+    retries: _builtins.int
+    """that the job allows"""
+    began_at: _builtins.float
+    """it left the queue for the first time"""
     @_builtins.property
     def metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]: ...
     @_builtins.property
     def job(self) -> _job_pb2.JobSpec: ...
+    @_builtins.property
+    def attempts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Attempt]:
+        """the earlier ones"""
+
     def __init__(
         self,
         *,
@@ -231,14 +326,58 @@ class JobStatus(_message.Message):
         metrics: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         output: _builtins.str = ...,
         job: _job_pb2.JobSpec | None = ...,
+        end_reason: Global___EndReason.ValueType = ...,
+        error: _builtins.str = ...,
+        process: _builtins.str = ...,
+        last_lines: _builtins.str = ...,
+        attempt: _builtins.int = ...,
+        attempts: _abc.Iterable[Global___Attempt] | None = ...,
+        priority: _builtins.int = ...,
+        retries: _builtins.int = ...,
+        began_at: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["job", b"job"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended_at", b"ended_at", "job", b"job", "job_id", b"job_id", "loss", b"loss", "metrics", b"metrics", "name", b"name", "output", b"output", "phase", b"phase", "reason", b"reason", "samples", b"samples", "samples_per_s", b"samples_per_s", "started_at", b"started_at", "state", b"state", "step", b"step", "submitted_at", b"submitted_at", "total_steps", b"total_steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "attempts", b"attempts", "began_at", b"began_at", "end_reason", b"end_reason", "ended_at", b"ended_at", "error", b"error", "job", b"job", "job_id", b"job_id", "last_lines", b"last_lines", "loss", b"loss", "metrics", b"metrics", "name", b"name", "output", b"output", "phase", b"phase", "priority", b"priority", "process", b"process", "reason", b"reason", "retries", b"retries", "samples", b"samples", "samples_per_s", b"samples_per_s", "started_at", b"started_at", "state", b"state", "step", b"step", "submitted_at", b"submitted_at", "total_steps", b"total_steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___JobStatus: _TypeAlias = JobStatus  # noqa: Y015
+
+@_typing.final
+class Attempt(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    END_REASON_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    PROCESS_FIELD_NUMBER: _builtins.int
+    ENDED_AT_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    end_reason: Global___EndReason.ValueType
+    reason: _builtins.str
+    """in full"""
+    error: _builtins.str
+    process: _builtins.str
+    ended_at: _builtins.float
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        end_reason: Global___EndReason.ValueType = ...,
+        reason: _builtins.str = ...,
+        error: _builtins.str = ...,
+        process: _builtins.str = ...,
+        ended_at: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_reason", b"end_reason", "ended_at", b"ended_at", "error", b"error", "number", b"number", "process", b"process", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Attempt: _TypeAlias = Attempt  # noqa: Y015
 
 @_typing.final
 class ListDecisionsRequest(_message.Message):
@@ -450,6 +589,8 @@ class ProcessStatus(_message.Message):
     LAST_LINES_FIELD_NUMBER: _builtins.int
     RESTARTS_FIELD_NUMBER: _builtins.int
     NOTE_FIELD_NUMBER: _builtins.int
+    OUT_OF_MEMORY_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
     process_id: _builtins.str
     job_id: _builtins.str
     role: _builtins.str
@@ -466,6 +607,9 @@ class ProcessStatus(_message.Message):
     """how often its node has started it again"""
     note: _builtins.str
     """why its node did not start it again, once it ended"""
+    out_of_memory: _builtins.bool
+    """the kernel killed a process of its node for want of memory"""
+    attempt: _builtins.int
     def __init__(
         self,
         *,
@@ -479,10 +623,12 @@ class ProcessStatus(_message.Message):
         last_lines: _builtins.str = ...,
         restarts: _builtins.int = ...,
         note: _builtins.str = ...,
+        out_of_memory: _builtins.bool = ...,
+        attempt: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["exit_code", b"exit_code", "job_id", b"job_id", "label", b"label", "last_lines", b"last_lines", "note", b"note", "pid", b"pid", "process_id", b"process_id", "restarts", b"restarts", "role", b"role", "running", b"running"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "exit_code", b"exit_code", "job_id", b"job_id", "label", b"label", "last_lines", b"last_lines", "note", b"note", "out_of_memory", b"out_of_memory", "pid", b"pid", "process_id", b"process_id", "restarts", b"restarts", "role", b"role", "running", b"running"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -563,15 +709,19 @@ class HeartbeatReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     LEASE_S_FIELD_NUMBER: _builtins.int
+    TERM_FIELD_NUMBER: _builtins.int
     lease_s: _builtins.float
+    term: _builtins.int
+    """of the scheduler in charge; nodes obey no lower one"""
     def __init__(
         self,
         *,
         lease_s: _builtins.float = ...,
+        term: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_s", b"lease_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_s", b"lease_s", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -650,6 +800,7 @@ class ProgressReport(_message.Message):
     ERROR_FIELD_NUMBER: _builtins.int
     OUTPUT_FIELD_NUMBER: _builtins.int
     TRAIN_SECONDS_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     stage: _builtins.int
     rank: _builtins.int
@@ -668,6 +819,7 @@ class ProgressReport(_message.Message):
     output: _builtins.str
     train_seconds: _builtins.float
     """wall time of the training phase so far"""
+    attempt: _builtins.int
     @_builtins.property
     def metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]: ...
     def __init__(
@@ -687,10 +839,11 @@ class ProgressReport(_message.Message):
         error: _builtins.str = ...,
         output: _builtins.str = ...,
         train_seconds: _builtins.float = ...,
+        attempt: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["busy_s", b"busy_s", "error", b"error", "job_id", b"job_id", "loss", b"loss", "metrics", b"metrics", "output", b"output", "phase", b"phase", "rank", b"rank", "samples", b"samples", "samples_per_s", b"samples_per_s", "stage", b"stage", "step", b"step", "total_steps", b"total_steps", "train_seconds", b"train_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "busy_s", b"busy_s", "error", b"error", "job_id", b"job_id", "loss", b"loss", "metrics", b"metrics", "output", b"output", "phase", b"phase", "rank", b"rank", "samples", b"samples", "samples_per_s", b"samples_per_s", "stage", b"stage", "step", b"step", "total_steps", b"total_steps", "train_seconds", b"train_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -860,3 +1013,85 @@ class Replan(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Replan: _TypeAlias = Replan  # noqa: Y015
+
+@_typing.final
+class RunRecord(_message.Message):
+    """What the scheduler keeps of a run, so that another one can follow it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    PROCESSES_FIELD_NUMBER: _builtins.int
+    UNITS_FIELD_NUMBER: _builtins.int
+    START_S_FIELD_NUMBER: _builtins.int
+    attempt: _builtins.int
+    start_s: _builtins.float
+    """seconds that its processes took to start"""
+    @_builtins.property
+    def processes(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlacedProcess]: ...
+    @_builtins.property
+    def units(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """node ids, one for each unit that the job holds"""
+
+    def __init__(
+        self,
+        *,
+        attempt: _builtins.int = ...,
+        processes: _abc.Iterable[Global___PlacedProcess] | None = ...,
+        units: _abc.Iterable[_builtins.str] | None = ...,
+        start_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "processes", b"processes", "start_s", b"start_s", "units", b"units"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RunRecord: _TypeAlias = RunRecord  # noqa: Y015
+
+@_typing.final
+class PlacedProcess(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROCESS_ID_FIELD_NUMBER: _builtins.int
+    LABEL_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
+    INDEX_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    NODE_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    RENDEZVOUS_FIELD_NUMBER: _builtins.int
+    PID_FIELD_NUMBER: _builtins.int
+    process_id: _builtins.str
+    label: _builtins.str
+    role: _builtins.int
+    """Role of node.proto"""
+    index: _builtins.int
+    rank: _builtins.int
+    address: _builtins.str
+    rendezvous: _builtins.str
+    pid: _builtins.int
+    @_builtins.property
+    def node(self) -> Global___NodeStatus:
+        """without its processes"""
+
+    def __init__(
+        self,
+        *,
+        process_id: _builtins.str = ...,
+        label: _builtins.str = ...,
+        role: _builtins.int = ...,
+        index: _builtins.int = ...,
+        rank: _builtins.int = ...,
+        node: Global___NodeStatus | None = ...,
+        address: _builtins.str = ...,
+        rendezvous: _builtins.str = ...,
+        pid: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["node", b"node"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "index", b"index", "label", b"label", "node", b"node", "pid", b"pid", "process_id", b"process_id", "rank", b"rank", "rendezvous", b"rendezvous", "role", b"role"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlacedProcess: _TypeAlias = PlacedProcess  # noqa: Y015

@@ -22,7 +22,15 @@ class Interrupted(Exception):  # noqa: N818 - a request, not an error
 
 
 class CallError(RuntimeError):
-    """A call that failed, worded for the user."""
+    """A call that failed, worded for the user.
+
+    Attributes:
+        refused: the callee answered, with these words; otherwise it was not reached.
+    """
+
+    def __init__(self, text: str, *, refused: bool = False) -> None:
+        super().__init__(text)
+        self.refused = refused
 
 
 class Channels:
@@ -73,7 +81,7 @@ def call(
         except grpc.RpcError as error:
             code, details = status_of(error)
             if code in _PLAIN:
-                raise CallError(details) from None
+                raise CallError(details, refused=True) from None
             if code not in RETRIED or time.monotonic() > give_up:
                 raise CallError(str(RpcError(what, code, details))) from None
         time.sleep(_POLL_S)

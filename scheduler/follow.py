@@ -10,14 +10,26 @@ from dataclasses import dataclass, replace
 from protos.decision_pb2 import Decision, Measured
 from protos.node_pb2 import SHARD, NodeStatusRequest
 from protos.process import describe_exit
-from protos.scheduler_pb2 import NodeStatus, ProcessStatus, ProgressReport
+from protos.scheduler_pb2 import (
+    END_CONNECTION_LOST,
+    END_LOST_NODE,
+    END_LOST_SHARD,
+    END_OUT_OF_MEMORY,
+    END_USER_ERROR,
+    EndReason,
+    NodeStatus,
+    ProcessStatus,
+    ProgressReport,
+)
 from scheduler.calls import CallError, Channels, Interrupted, Stop, call
+from scheduler.endings import Ending, is_out_of_memory, last_error, of_process
 from scheduler.launch import Process
 from scheduler.measure import Mark, Measurement, Windows
 from scheduler.nodes import Nodes
 
 COLLECT_S = 1.5  # one death makes others fail: their deaths are waited for before one is blamed
 _POLL_S = 0.2
+_FORGOTTEN_S = 5.0  # a node that says for so long that it knows nothing of a process has lost it
 _LOG_LINES = 15
 _LINE_LENGTH = 200
 _log = logging.getLogger("heterps.follow")
@@ -33,10 +45,10 @@ _NODE_LOST, _SHARD_KILLED, _KILLED, _SHARD_ENDED, _FAILED, _COMPLAINED, _LEFT = 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a job ended: with the last stage's final report, or for a reason."""
+    """How a job ended: with the last stage's final report, or otherwise."""
 
     report: ProgressReport | None = None
-    reason: str = ""
+    ending: Ending | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +60,8 @@ class Sign:
     headline: str
     error: str = ""
     log: str = ""
+    reason: "EndReason.ValueType" = END_CONNECTION_LOST
+    process: str = ""
 
 
 class Follower:
@@ -110,11 +124,11 @@ class Follower:
             self._wake.wait(_POLL_S)
             self._wake.clear()
 
-    def diagnose(self, stop: Stop, otherwise: str = "") -> Outcome:
+    def diagnose(self, stop: Stop, otherwise: Ending | None = None) -> Outcome:
         """Let what follows from the first failure happen, ask the nodes, name the cause.
 
         Args:
-            otherwise: the reason when nothing is found.
+            otherwise: how it ended when nothing is found.
         """
         until = time.monotonic() + COLLECT_S
         while time.monotonic() < until:
@@ -126,7 +140,7 @@ class Follower:
             self._signs({})  # notes when each was first seen
             time.sleep(_POLL_S / 2)
         signs = sorted(self._signs(self._ask(stop)), key=lambda sign: (sign.blame, sign.when))
-        return Outcome(reason=explain(signs) if signs else otherwise)
+        return Outcome(ending=ending_of(signs) if signs else otherwise)
 
     def so_far(self) -> tuple[Measurement, int]:
         """What the windows of the run have told, and the samples trained."""
@@ -170,13 +184,36 @@ class Follower:
                 continue
             entries = [p for p in status.processes if p.process_id == process.process_id]
             if entries:
+                self._seen.pop(f"no {process.process_id}", None)
                 self._note_restarts(process, entries[0].restarts)
+            elif self._is_forgotten(process):
+                signs.append(
+                    Sign(
+                        _NODE_LOST,
+                        time.monotonic(),
+                        f"node {node_id} (at {process.node.address}) was started again and has "
+                        f"lost {process.label}",
+                        reason=END_LOST_NODE,
+                        process=process.label,
+                    )
+                )
             if entries and not entries[0].running:
                 sign = self._ended(process, entries[0])
                 if sign is not None:
                     signs.append(sign)
         signs += self._reported({sign.headline for sign in signs})
         return signs
+
+    def _is_forgotten(self, process: Process) -> bool:
+        """Whether a live node has been saying for a while that it does not run a process."""
+        name = f"no {process.process_id}"
+        if process.standing or not self._nodes.heard(process.node.node_id):
+            self._seen.pop(name, None)
+            return False
+        worker = (process.index, process.rank)
+        if process.role != SHARD and worker in self._trained:
+            return False
+        return time.monotonic() - self._seen.setdefault(name, time.monotonic()) > _FORGOTTEN_S
 
     def _lost(self, process: Process, problem: str) -> Sign:
         node = process.node
@@ -189,6 +226,8 @@ class Follower:
             when,
             f"{kind} {node.node_id} ({node.type + ' ' if node.type else ''}at {node.address}) {how}"
             + ("" if process.standing else f"; it ran {', '.join(here)}"),
+            reason=END_LOST_SHARD if process.standing else END_LOST_NODE,
+            process=f"{kind} {node.node_id}",
         )
 
     def _note_restarts(self, process: Process, count: int) -> None:
@@ -212,13 +251,15 @@ class Follower:
             return None
         place = replace(process, pid=entry.pid or process.pid).place
         headline = f"{process.label} ({place}) ended {describe_exit(code)}"
-        if code == -9:
+        if entry.out_of_memory:
+            headline += "; the kernel killed it, as memory had run out"
+        elif code == -9:
             headline += "; the kernel does this too when memory runs out"
         if entry.note:
             headline += f"; it {entry.note}"
         error = reported[1] if reported is not None else ""
         if not error and code > 0:
-            error = _last_line(entry.last_lines)
+            error = last_error(entry.last_lines.splitlines())
         if reported is not None:
             when = min(when, reported[0])
         if is_shard:
@@ -229,7 +270,10 @@ class Follower:
             blame = _LEFT
         else:
             blame = _COMPLAINED if _COMPLAINT.search(error) else _FAILED
-        return Sign(blame, when, headline, error, entry.last_lines)
+        reason = of_process(code, error, shard=is_shard, complained=blame == _COMPLAINED)
+        if entry.out_of_memory:
+            reason = END_OUT_OF_MEMORY
+        return Sign(blame, when, headline, error, entry.last_lines, reason, process.label)
 
     def _reported(self, known: set[str]) -> list[Sign]:
         """Failures that workers told of and whose end has not been seen."""
@@ -244,7 +288,11 @@ class Follower:
                 continue
             when, error = errors[worker]
             blame = _COMPLAINED if _COMPLAINT.search(error) else _FAILED
-            signs.append(Sign(blame, when, f"{process.label} ({process.place}) failed", error))
+            reason = END_CONNECTION_LOST if blame == _COMPLAINED else END_USER_ERROR
+            if is_out_of_memory(error):
+                reason = END_OUT_OF_MEMORY
+            headline = f"{process.label} ({process.place}) failed"
+            signs.append(Sign(blame, when, headline, error, "", reason, process.label))
         return signs
 
     def _ask(self, stop: Stop) -> dict[str, NodeStatus | str]:
@@ -267,6 +315,14 @@ class Follower:
                     continue  # how its lease ended tells more
                 answers[node.node_id] = "does not answer any more"
         return answers
+
+
+def ending_of(signs: Sequence[Sign]) -> Ending:
+    """The ending that `signs`, the cause first, come to."""
+    cause = signs[0]
+    last = [line[:_LINE_LENGTH] for line in cause.log.splitlines()[-_LOG_LINES:]]
+    error = last_error(cause.error.splitlines()) or cause.headline
+    return Ending(cause.reason, explain(signs), cause.process, error, "\n".join(last))
 
 
 def explain(signs: Sequence[Sign]) -> str:

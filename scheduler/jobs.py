@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable, Iterator
 
 from protos.job_pb2 import JobSpec
-from protos.scheduler_pb2 import FAILED, QUEUED, JobState, JobStatus
+from protos.scheduler_pb2 import QUEUED, EndReason, JobState, JobStatus
+from scheduler.endings import Ending, may_retry, start_over
 from scheduler.store import TERMINAL, Store, StoreError, TransitionError
 
 _log = logging.getLogger("heterps.jobs")
@@ -33,12 +34,6 @@ class Jobs:
         self._statuses = {status.job_id: status for status in store.statuses()}
         self._dirty: set[str] = set()
 
-    def recover(self, reason: str) -> None:
-        """Fail what was under way when the scheduler went away; what waits keeps waiting."""
-        for job_id in list(self._statuses):
-            if self._statuses[job_id].state != QUEUED:
-                self.end(job_id, FAILED, reason)
-
     def submit(self, job_id: str, spec: JobSpec) -> bool:
         """Queue a job; False when this very job is known under this id.
 
@@ -46,7 +41,14 @@ class Jobs:
             DuplicateError: the id stands for a different job.
             StoreError: Redis did not take it.
         """
-        status = JobStatus(job_id=job_id, name=spec.name, state=QUEUED, submitted_at=time.time())
+        status = JobStatus(
+            job_id=job_id,
+            name=spec.name,
+            state=QUEUED,
+            submitted_at=time.time(),
+            priority=spec.priority,
+            retries=spec.retries,
+        )
         # One at a time, so that memory lists jobs in the order of the queue.
         with self._submitting:
             created = self._store.submit(status, spec)
@@ -71,9 +73,24 @@ class Jobs:
             return [copy for job_id in self._statuses if (copy := self._copy(job_id))]
 
     def queued(self) -> list[str]:
-        """Ids of the jobs that wait, first come first."""
+        """Ids of the jobs that wait: higher priorities first, within one first come first."""
         with self._changed:
-            return [job_id for job_id, s in self._statuses.items() if s.state == QUEUED]
+            waiting = [s for s in self._statuses.values() if s.state == QUEUED]
+            return [s.job_id for s in sorted(waiting, key=lambda s: -s.priority)]
+
+    def under_way(self) -> list[JobStatus]:
+        """Copies of the statuses of jobs that have left the queue and not ended."""
+        with self._changed:
+            return [
+                copy
+                for job_id, s in self._statuses.items()
+                if s.state != QUEUED and s.state not in TERMINAL and (copy := self._copy(job_id))
+            ]
+
+    def begun(self) -> list[JobStatus]:
+        """Statuses, not to be changed, of jobs that have left the queue once and not ended."""
+        with self._changed:
+            return [s for s in self._statuses.values() if s.began_at and s.state not in TERMINAL]
 
     def state(self, job_id: str) -> "JobState.ValueType":
         """The job's state; JOB_UNSPECIFIED when unknown."""
@@ -117,17 +134,38 @@ class Jobs:
 
         return self.change(job_id, edit)
 
-    def end(self, job_id: str, state: "JobState.ValueType", reason: str = "") -> bool:
-        """Move to a final state; False when it had one."""
+    def end(self, job_id: str, ending: Ending) -> bool:
+        """Move to the final state that goes with `ending`; False when it had one."""
 
         def edit(status: JobStatus) -> None:
-            status.state = state
-            status.reason = reason
+            status.state = ending.state
+            ending.write(status)
             status.ended_at = time.time()
 
-        if reason:
-            _log.info("job %s: %s", job_id, reason)
+        _log.info("job %s: %s %s", job_id, EndReason.Name(ending.reason), ending.text)
         return self.change(job_id, edit)
+
+    def retry(self, job_id: str, ending: Ending) -> bool:
+        """Put a job whose attempt ended back into the queue; False when it may not start over.
+
+        Raises:
+            StoreError: Redis did not take it; nothing has changed.
+        """
+        with self._changed:
+            current = self._copy(job_id)
+        if current is None or current.state in TERMINAL or not may_retry(current, ending):
+            return False
+        start_over(current, ending, time.time())
+        current.state = QUEUED
+        with self._writing:
+            if not self._store.requeue(current):
+                return False
+            with self._changed:
+                self._statuses[job_id] = current
+                self._dirty.discard(job_id)
+                self._changed.notify_all()
+        _log.warning("job %s: back in the queue: %s", job_id, current.reason)
+        return True
 
     def wait(self, timeout_s: float) -> None:
         """Wait for any change."""
@@ -150,6 +188,18 @@ class Jobs:
             if current.state in TERMINAL:
                 return
             time.sleep(_WATCH_INTERVAL_S)
+
+    def write(self, job_id: str) -> None:
+        """Write one job's status now.
+
+        Raises:
+            StoreError: Redis did not take it.
+        """
+        with self._writing:
+            with self._changed:
+                status = self._copy(job_id)
+            if status is not None:
+                self._store.update(status)
 
     def flush(self, job_id: str) -> None:
         """Write one job's status; what fails is written later."""

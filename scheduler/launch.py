@@ -3,7 +3,7 @@
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from protos.decision_pb2 import Decision
@@ -12,11 +12,18 @@ from protos.naming import table_prefix
 from protos.node_pb2 import SHARD, STAGE, LaunchReply, LaunchRequest, StopJobRequest
 from protos.parameter_server_pb2 import DropTablesRequest
 from protos.parameter_server_pb2_grpc import ParameterServerStub
-from protos.scheduler_pb2 import NodeStatus
+from protos.scheduler_pb2 import (
+    END_INVALID_JOB,
+    END_LOST_NODE,
+    END_NO_CAPACITY,
+    NodeStatus,
+    PlacedProcess,
+)
 from protos.stage_pb2 import StageWorkers, Topology
 from protos.stage_pb2_grpc import StageStub
 from scheduler import nodes as registry
 from scheduler.calls import CallError, Channels, Interrupted, Stop, call
+from scheduler.endings import Ending, first_line, last_error, of_text
 from scheduler.nodes import Nodes
 
 _LAUNCH_TIMEOUT_S = 240.0
@@ -25,7 +32,20 @@ _PARALLEL = 16
 
 
 class LaunchError(RuntimeError):
-    """A job's processes could not be placed or started."""
+    """A job's processes could not be placed or started; `ending` is how its job ends."""
+
+    def __init__(self, ending: Ending) -> None:
+        super().__init__(ending.text)
+        self.ending = ending
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One attempt at a job: nodes take each attempt once, and orders of the latest term alone."""
+
+    job_id: str
+    number: int
+    term: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +75,38 @@ class Process:
         pid = f"pid {self.pid} on " if self.pid else ""
         return f"{pid}node {self.node.node_id}, {self.node.type} at {self.node.address}"
 
+    @classmethod
+    def of(cls, placed: PlacedProcess) -> "Process":
+        """Read what was kept of it."""
+        return cls(
+            placed.process_id,
+            placed.label,
+            placed.role,
+            placed.index,
+            placed.rank,
+            placed.node,
+            placed.address,
+            placed.rendezvous,
+            placed.pid,
+        )
+
+    def to_message(self) -> PlacedProcess:
+        """What to keep of it."""
+        node = NodeStatus()
+        node.CopyFrom(self.node)
+        node.ClearField("processes")
+        return PlacedProcess(
+            process_id=self.process_id,
+            label=self.label,
+            role=self.role,
+            index=self.index,
+            rank=self.rank,
+            node=node,
+            address=self.address,
+            rendezvous=self.rendezvous,
+            pid=self.pid,
+        )
+
 
 def demand(decision: Decision, standing: Sequence[NodeStatus]) -> list[str]:
     """The types of the units that a decision takes: the stages' in order, then the shards'."""
@@ -65,7 +117,7 @@ def demand(decision: Decision, standing: Sequence[NodeStatus]) -> list[str]:
 
 
 def place(
-    job_id: str,
+    attempt: Attempt,
     job: JobSpec,
     decision: Decision,
     units: Sequence[NodeStatus],
@@ -79,13 +131,13 @@ def place(
     Raises:
         LaunchError: there are fewer standing shards than the job asks for, or no node at all.
     """
-    processes = _place_shards(job_id, job, decision, units, nodes)
+    processes = _place_shards(attempt, job, decision, units, nodes)
     position = 0
     for index, stage in enumerate(decision.stages):
         for rank in range(stage.units):
             processes.append(
                 Process(
-                    process_id=f"{job_id}.stage-{index}-worker-{rank}",
+                    process_id=_process_id(attempt, f"stage-{index}-worker-{rank}"),
                     label=f"stage {index} worker {rank}",
                     role=STAGE,
                     index=index,
@@ -98,7 +150,7 @@ def place(
 
 
 def launch(
-    job_id: str,
+    attempt: Attempt,
     job: JobSpec,
     decision: Decision,
     processes: Sequence[Process],
@@ -115,15 +167,17 @@ def launch(
         LaunchError: one did not start; the others are given up.
         Interrupted: `stop` said so.
     """
-    failed: list[str] = []
+    failed: list[Ending] = []
     base = LaunchRequest(
-        job_id=job_id,
+        job_id=attempt.job_id,
+        attempt=attempt.number,
+        term=attempt.term,
         job=job,
         stages=decision.stages,
         layers=[layer.name for layer in decision.workload.layers],
         devices=_devices(decision),
         scheduler=scheduler,
-        output=output_of(job_id, job),
+        output=output_of(attempt.job_id, job),
     )
 
     # What the job left open is settled now: every process reads the same.
@@ -150,7 +204,7 @@ def launch(
                 stop=lambda: stop() or bool(failed),
             )
         except CallError as error:
-            failed.append(f"{error}\n({process.label}: {process.place})")
+            failed.append(_not_started(process, error))
             return None
         except Interrupted:
             return None
@@ -193,16 +247,19 @@ def begin(job_id: str, processes: Sequence[Process], channels: Channels, stop: S
 
 
 def stop_job(
-    job_id: str, addresses: Sequence[str], channels: Channels, grace_s: float
+    attempt: Attempt, addresses: Sequence[str], channels: Channels, grace_s: float
 ) -> list[str]:
-    """Stop the job's processes on the nodes at `addresses`; the nodes that did not answer."""
+    """Stop this attempt, and those before it, on the nodes; what came of those that did not."""
+    job_id = attempt.job_id
     silent: list[str] = []
 
     def tell(address: str) -> None:
         try:
             call(
                 channels.node(address).StopJob,
-                StopJobRequest(job_id=job_id, grace_s=grace_s),
+                StopJobRequest(
+                    job_id=job_id, grace_s=grace_s, term=attempt.term, attempt=attempt.number
+                ),
                 what=f"node at {address}: stop job {job_id}",
                 timeout_s=grace_s + 5.0,
                 stop=lambda: False,
@@ -258,17 +315,18 @@ def output_of(job_id: str, job: JobSpec) -> str:
 
 
 def _place_shards(
-    job_id: str, job: JobSpec, decision: Decision, units: Sequence[NodeStatus], nodes: Nodes
+    attempt: Attempt, job: JobSpec, decision: Decision, units: Sequence[NodeStatus], nodes: Nodes
 ) -> list[Process]:
     standing = nodes.live(registry.SHARD)
     count = job.servers.shards
     if standing:
         count = count or len(standing)
         if count > len(standing):
-            raise LaunchError(
+            text = (
                 f"servers.shards: {count}, but {len(standing)} standing shards are alive; "
                 "expected at most as many"
             )
+            raise LaunchError(Ending(END_INVALID_JOB, text, error=text))
         homes: Sequence[NodeStatus] = standing
     else:
         count = count or max(1, decision.ps_units)
@@ -277,7 +335,7 @@ def _place_shards(
         homes = units[stage_units:] or [_home(decision, nodes)]
     return [
         Process(
-            process_id=f"{job_id}.shard-{index}",
+            process_id=_process_id(attempt, f"shard-{index}"),
             label=f"shard {index}",
             role=SHARD,
             index=index,
@@ -291,7 +349,8 @@ def _place_shards(
 def _home(decision: Decision, nodes: Nodes) -> NodeStatus:
     live = nodes.live(registry.NODE)
     if not live:
-        raise LaunchError("no node is alive to run the parameter server on")
+        text = "no node is alive to run the parameter server on"
+        raise LaunchError(Ending(END_NO_CAPACITY, text, error=text))
     ps_type = decision.workload.ps_type
 
     def fitness(node: NodeStatus) -> tuple[bool, bool, int]:
@@ -314,15 +373,21 @@ def _durability(shards: Sequence[Process]) -> str:
     return "none" if any(shard.standing for shard in shards) else "log"
 
 
-def _started(process: Process, reply: LaunchReply) -> Process:
-    return Process(
-        process.process_id,
-        process.label,
-        process.role,
-        process.index,
-        process.rank,
-        process.node,
-        reply.address,
-        reply.rendezvous,
-        reply.pid,
+def _process_id(attempt: Attempt, name: str) -> str:
+    """Unique over all attempts at all jobs."""
+    again = f".{attempt.number}" if attempt.number > 1 else ""
+    return f"{attempt.job_id}.{name}{again}"
+
+
+def _not_started(process: Process, error: CallError) -> Ending:
+    text = f"{error}\n({process.label}: {process.place})"
+    if not error.refused:
+        return Ending(END_LOST_NODE, text, f"node {process.node.node_id}", first_line(str(error)))
+    lines = str(error).splitlines()
+    return Ending(
+        of_text(str(error)), text, process.label, last_error(lines), "\n".join(lines[-15:])
     )
+
+
+def _started(process: Process, reply: LaunchReply) -> Process:
+    return replace(process, address=reply.address, rendezvous=reply.rendezvous, pid=reply.pid)

@@ -18,10 +18,11 @@ _log = logging.getLogger("heterps.logs")
 
 
 class JobLogs:
-    """The logs of one running job."""
+    """The logs of one attempt at a job, while it runs."""
 
-    def __init__(self, job_id: str, store: Store, channels: Channels) -> None:
+    def __init__(self, job_id: str, attempt: int, store: Store, channels: Channels) -> None:
         self._job_id = job_id
+        self._attempt = attempt
         self._store = store
         self._channels = channels
         self._lock = threading.Lock()
@@ -36,6 +37,11 @@ class JobLogs:
         """Processes that have a log."""
         with self._lock:
             return self._processes
+
+    def label(self, process: Process) -> str:
+        """The name of a process's log, unique over all attempts."""
+        again = f" (attempt {self._attempt})" if self._attempt > 1 else ""
+        return f"{process.label}{again}"
 
     def read(self, process: Process, offset: int, limit: int = _CHUNK) -> ReadLogReply:
         """Bytes of a log from `offset`.
@@ -65,7 +71,7 @@ class JobLogs:
                         break
                     data += reply.data
                     offset = reply.next_offset
-                self._store.put_log(self._job_id, process.label, start, data)
+                self._store.put_log(self._job_id, self.label(process), start, data)
             except (CallError, StoreError) as error:
                 _log.warning(
                     "job %s: the log of %s is not kept: %s", self._job_id, process.label, error
@@ -84,14 +90,15 @@ class LogStream:
     def live(self, logs: JobLogs, stop: Stop) -> Iterator[LogChunk]:
         """What the nodes have beyond what this reader has got."""
         for process in logs.processes():
+            label = logs.label(process)
             while not stop():
                 try:
-                    reply = logs.read(process, self._offsets.get(process.label, 0))
+                    reply = logs.read(process, self._offsets.get(label, 0))
                 except CallError:
                     break  # its node is away, or has not begun; the next round tells
                 if not reply.data:
                     break
-                yield self._chunk(process.label, reply.data, reply.next_offset)
+                yield self._chunk(label, reply.data, reply.next_offset)
 
     def kept(self) -> Iterator[LogChunk]:
         """What Redis keeps beyond what this reader has got."""
@@ -129,6 +136,7 @@ def stream(
         pause: waits some seconds, less when the reader goes away.
     """
     reader = LogStream(job_id, store)
+    yield from reader.kept()  # of earlier attempts
     while not stop():
         more = waits()  # asked first: what comes later than this is read in the next round
         logs = live_logs()

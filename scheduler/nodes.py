@@ -12,6 +12,8 @@ from scheduler.store import Store, StoreError
 
 LEASE_S = 5.0
 NODE, SHARD = "node", "shard"
+_FIND_S = 5.0  # a node that lost its scheduler asks again at least this often
+_SLEPT_S = 2.0
 _log = logging.getLogger("heterps.nodes")
 
 
@@ -19,6 +21,7 @@ _log = logging.getLogger("heterps.nodes")
 class _Lease:
     status: NodeStatus
     expires: float  # time.monotonic()
+    presumed: bool = False  # it has not said anything to this scheduler yet
 
 
 class Nodes:
@@ -36,8 +39,11 @@ class Nodes:
         self._taken: dict[str, Counter[str]] = {}  # owner -> node id -> units
         self._gone: dict[str, str] = {}  # how nodes ended, by id
         self.changed = threading.Condition()
+        self._looked = time.monotonic()  # when leases were checked last, which is often
+        self._expected = {status.node_id for status, _ in store.known_nodes()}
+        self._patience = time.monotonic() + _FIND_S
         for status, left in store.nodes():
-            self._leases[status.node_id] = _Lease(status, time.monotonic() + left)
+            self._leases[status.node_id] = _Lease(status, time.monotonic() + left, presumed=True)
 
     def renew(self, status: NodeStatus) -> None:
         """Take in a heartbeat."""
@@ -50,6 +56,37 @@ class Nodes:
             self._store.put_node(status, self.lease_s)
         except StoreError as error:
             _log.warning("%s", error)
+
+    def presume(self, status: NodeStatus) -> None:
+        """Take a node for alive until it had time to find this scheduler.
+
+        Args:
+            status: of a node that a running job was placed on.
+        """
+        with self.changed:
+            if status.node_id in self._leases and not self._leases[status.node_id].presumed:
+                return
+            expires = time.monotonic() + self.lease_s + _FIND_S
+            self._leases[status.node_id] = _Lease(status, expires, presumed=True)
+
+    def heard(self, node_id: str) -> bool:
+        """Whether a live node has spoken to this scheduler: what its status lists is so."""
+        with self.changed:
+            lease = self._leases.get(node_id)
+            return lease is not None and not lease.presumed
+
+    def settled(self) -> bool:
+        """Whether the nodes of before have found this scheduler, or had time to."""
+        if self._expected and time.monotonic() < self._patience:
+            with self.changed:
+                self._expected = {node_id for node_id in self._expected if not self.heard(node_id)}
+        else:
+            self._expected.clear()
+        return not self._expected
+
+    def unreachable(self, node_id: str) -> None:
+        """A node of before does not answer: it is not waited for."""
+        self._expected.discard(node_id)
 
     def leave(self, status: NodeStatus) -> None:
         """A node says goodbye."""
@@ -104,7 +141,7 @@ class Nodes:
             The node of each unit, in the order of `wanted`; None when there are not enough.
         """
         with self.changed:
-            nodes = self._live(NODE)
+            nodes = [s for s in self._live(NODE) if not self._leases[s.node_id].presumed]
             free = {s.node_id: s.units - self._used(s.node_id) for s in nodes}
             placed: list[NodeStatus] = []
             for kind in wanted:
@@ -117,6 +154,11 @@ class Nodes:
             taken = self._taken.setdefault(owner, Counter())
             taken.update(s.node_id for s in placed)
             return placed
+
+    def restore(self, owner: str, node_ids: Sequence[str]) -> None:
+        """Take the units again that `owner` held under another scheduler."""
+        with self.changed:
+            self._taken[owner] = Counter(node_ids)
 
     def release(self, owner: str) -> None:
         """Give back all units of `owner`; safe to repeat."""
@@ -137,6 +179,10 @@ class Nodes:
 
     def _live(self, kind: str | None) -> list[NodeStatus]:
         now = time.monotonic()
+        if now - self._looked > _SLEPT_S:  # this process slept, and heard nobody meanwhile
+            for lease in self._leases.values():
+                lease.expires = max(lease.expires, now + self.lease_s)
+        self._looked = now
         for node_id, lease in list(self._leases.items()):
             if lease.expires < now:
                 del self._leases[node_id]

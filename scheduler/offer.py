@@ -10,12 +10,17 @@ from protos.job_pb2 import JobSpec
 from protos.node_pb2 import ProfileRequest
 from protos.scheduler_pb2 import NodeStatus
 from scheduler.calls import Channels, Stop, call
+from scheduler.launch import Attempt
 
 _PROFILE_TIMEOUT_S = 900.0
 
 
 class OfferError(ValueError):
     """A job for which there is nothing to plan on."""
+
+
+class AbsentError(OfferError):
+    """There is nothing to plan on now: nodes are missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +67,7 @@ def make_offer(job: JobSpec, nodes: Sequence[NodeStatus]) -> Offer:
         entry.emulated = any(node.emulated for node in having)
         types.append(entry)
     if not types:
-        raise OfferError(f"no node of a type of schedule.resources is alive: {', '.join(absent)}")
+        raise AbsentError(f"no node of a type of schedule.resources is alive: {', '.join(absent)}")
     return Offer(Resources(types=types), tuple(absent))
 
 
@@ -76,7 +81,7 @@ def given_workload(job: JobSpec, offer: Offer) -> Workload:
     workload.CopyFrom(job.schedule.given)
     names = {kind.name for kind in offer.resources.types}
     if workload.ps_type and workload.ps_type in offer.absent:
-        raise OfferError(f"ps_type: no node of type {workload.ps_type!r} is alive")
+        raise AbsentError(f"ps_type: no node of type {workload.ps_type!r} is alive")
     for layer in workload.layers:
         for name in [name for name in layer.cost if name in offer.absent]:
             del layer.cost[name]
@@ -100,7 +105,7 @@ def profiling_types(offer: Offer) -> list[str]:
 
 
 def profile(
-    job_id: str,
+    attempt: Attempt,
     job: JobSpec,
     offer: Offer,
     nodes: Sequence[NodeStatus],
@@ -118,7 +123,13 @@ def profile(
     def measure(node: NodeStatus) -> Workload:
         reply = call(
             channels.node(node.address).Profile,
-            ProfileRequest(job_id=job_id, job=job, resources=offer.resources),
+            ProfileRequest(
+                job_id=attempt.job_id,
+                job=job,
+                resources=offer.resources,
+                term=attempt.term,
+                attempt=attempt.number,
+            ),
             what=f"node {node.node_id} ({node.type} at {node.address}): profile",
             timeout_s=_PROFILE_TIMEOUT_S,
             retry_s=5.0,

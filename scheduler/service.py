@@ -47,21 +47,24 @@ from protos.scheduler_pb2_grpc import SchedulerServicer, add_SchedulerServicer_t
 from protos.security import SecurityError
 from protos.servers import BindError, Server
 from scheduler.calls import Channels
+from scheduler.charge import Charge, HeldError
 from scheduler.fields import InputError
 from scheduler.jobs import DuplicateError, Jobs
 from scheduler.logs import stream
 from scheduler.nodes import LEASE_S, Nodes
 from scheduler.offer import wanted_types
 from scheduler.redis_server import EmbeddedRedis, RedisServerError
-from scheduler.runner import DEFAULT_METHOD, Control, Run, Runs
+from scheduler.runner import DEFAULT_METHOD, Control, Run
+from scheduler.runs import Runs
 from scheduler.store import TERMINAL, Store, StoreError
+from scheduler.takeover import gather
 
 _THREADS = 160
 _MAX_STREAMS = 128  # each holds a thread for as long as its reader stays
 _STEP_S = 0.1
 _CANCEL_WAIT_S = 20.0
 _CLOSE_WAIT_S = 10.0
-_HOLD_S = 5.0
+_GATE_S = 20.0  # nodes of before are asked first
 # What makes a decision large: kilobytes a layer, where its figures are a few hundred bytes.
 _BULKY: Final = (
     "workload",
@@ -77,15 +80,12 @@ _JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _log = logging.getLogger("heterps.scheduler")
 
 
-class HeldError(RuntimeError):
-    """Another scheduler works on this Redis."""
-
-
 class SchedulerService(SchedulerServicer):
     """The gRPC methods; all state lies in `jobs`, `nodes` and `runs`."""
 
     def __init__(self, control: Control, runs: Runs, stop: threading.Event) -> None:
         self._store, self._jobs, self._nodes = control.store, control.jobs, control.nodes
+        self._charge = control.charge
         self._runs = runs
         self._stop = stop
         self._streams = threading.BoundedSemaphore(_MAX_STREAMS)
@@ -250,12 +250,17 @@ class SchedulerService(SchedulerServicer):
             self._nodes.leave(node)
         else:
             self._nodes.renew(node)
-        return HeartbeatReply(lease_s=self._nodes.lease_s)
+        return HeartbeatReply(lease_s=self._nodes.lease_s, term=self._store.term)
 
     def Report(self, request: ProgressReport, context: grpc.ServicerContext) -> ReportReply:  # noqa: N802
         """Take in a worker's progress; `stop` once its job is over."""
+        if not self._charge.sure():
+            context.abort(grpc.StatusCode.UNAVAILABLE, "not known to be in charge; say it again")
         run = self._runs.get(request.job_id)
-        return ReportReply(stop=run is None or run.report(request))
+        try:
+            return ReportReply(stop=run is None or run.report(request))
+        except StoreError as error:
+            _unavailable(context, error)
 
     def _known(self, job_id: str, context: grpc.ServicerContext) -> JobStatus:
         status = self._jobs.get(job_id)
@@ -301,20 +306,28 @@ class SchedulerProcess:
 
     Args:
         advertise: host that workers reach the scheduler under, where it differs from `bind`'s.
+        hand_over: leave running jobs to the next scheduler on this Redis when stopped, instead of
+            ending them.
 
     Raises:
         StoreError, HeldError, BindError, SecurityError: from `start`.
     """
 
     def __init__(
-        self, bind: str, redis_url: str, *, advertise: str = "", lease_s: float = LEASE_S
+        self,
+        bind: str,
+        redis_url: str,
+        *,
+        advertise: str = "",
+        lease_s: float = LEASE_S,
+        hand_over: bool = True,
     ) -> None:
         self._bind = bind
         self._url = redis_url
         self._advertise = advertise
         self._lease_s = lease_s
         self._stop = threading.Event()
-        self._holder = f"scheduler {uuid.uuid4().hex[:8]}"
+        self._hand_over = hand_over
         self._threads: list[threading.Thread] = []
 
     def start(self, lost: Callable[[], None]) -> str:
@@ -325,16 +338,18 @@ class SchedulerProcess:
         """
         self._store = Store(self._url)
         self._store.ping()
-        self._take_charge()
+        self._charge = Charge(self._store, f"scheduler {uuid.uuid4().hex[:8]}")
+        self._charge.take()
+        self._begin("charge", lambda: self._charge.keep(self._stop, lost))
         try:
-            return self._serve(lost)
+            return self._serve()
         except BaseException:
-            self._store.release(self._holder)
+            self._stop.set()
+            self._charge.release()
             raise
 
-    def _serve(self, lost: Callable[[], None]) -> str:
+    def _serve(self) -> str:
         jobs = Jobs(self._store)
-        jobs.recover("the scheduler was restarted")
         nodes = self._nodes = Nodes(self._store, self._lease_s)
         self._channels = Channels()
         server = self._server = Server("scheduler", self._bind, threads=_THREADS)
@@ -344,26 +359,25 @@ class SchedulerProcess:
         address = server.start()
         if self._advertise:
             address = f"{self._advertise}:{address.rpartition(':')[2]}"
-        control = Control(self._store, jobs, nodes, self._channels, address)
+        control = Control(self._store, jobs, nodes, self._channels, address, self._charge)
         self._jobs, self._runs = jobs, Runs(control)
+        gather(self._store, nodes, self._channels, address)
+        self._runs.resume()
         gate.open(SchedulerService(control, self._runs, self._stop))
         self._begin("flush", lambda: jobs.flush_loop(self._stop))
         self._begin("dispatch", self._dispatch)
-        self._begin("hold", lambda: self._stay_in_charge(lost))
         return address
 
     def stop(self) -> None:
-        """Stop the running jobs, keep the queue, end."""
-        self._runs.close("the scheduler was stopped while the job ran", _CLOSE_WAIT_S)
+        """End; jobs wait, and run on, for the next scheduler."""
+        hand_over = self._hand_over or self._charge.lost.is_set()
+        self._runs.close(_CLOSE_WAIT_S, hand_over=hand_over)
         self._stop.set()
         self._server.stop(1.0)
         for thread in self._threads:
             thread.join(5.0)
         self._jobs.flush_all()
-        try:
-            self._store.release(self._holder)
-        except StoreError as error:
-            _log.warning("%s", error)
+        self._charge.release()
         self._channels.close()
         self._store.close()
 
@@ -386,26 +400,6 @@ class SchedulerProcess:
                 _log.warning("%s", error)
                 self._stop.wait(1.0)
 
-    def _take_charge(self) -> None:
-        """Wait for the hold of a scheduler that has died; never work beside a live one."""
-        until = time.monotonic() + _HOLD_S + 1.0
-        while not self._store.hold(self._holder, _HOLD_S):
-            if time.monotonic() > until:
-                raise HeldError(
-                    f"{self._store.holder()} works on this Redis; expected no other scheduler"
-                )
-            time.sleep(0.2)
-
-    def _stay_in_charge(self, lost: Callable[[], None]) -> None:
-        while not self._stop.wait(1.0):
-            try:
-                if not self._store.hold(self._holder, _HOLD_S):
-                    _log.critical("%s has taken over; ending", self._store.holder())
-                    lost()
-                    return
-            except StoreError as error:
-                _log.warning("%s", error)
-
 
 class _Gate:
     """A servicer whose methods wait until the real one is there."""
@@ -420,7 +414,7 @@ class _Gate:
 
     def __getattr__(self, method: str) -> Callable[..., object]:
         def forward(request: object, context: grpc.ServicerContext) -> object:
-            self._opened.wait(10.0)
+            self._opened.wait(_GATE_S)
             return getattr(self._service, method)(request, context)
 
         return forward
@@ -455,7 +449,12 @@ def main(argv: Sequence[str] | None = None) -> int:
                 url = stack.enter_context(EmbeddedRedis(directory)).url
                 facts = {"redis": url}  # a given one may hold a password
             scheduler = SchedulerProcess(
-                options.bind, url, advertise=options.advertise, lease_s=options.lease
+                options.bind,
+                url,
+                advertise=options.advertise,
+                lease_s=options.lease,
+                # Data that is removed with this process can be taken up by nobody.
+                hand_over=bool(options.redis or options.directory),
             )
             address = scheduler.start(stop.set)
             stack.callback(scheduler.stop)

@@ -1,8 +1,10 @@
 """What the scheduler must not forget, in Redis: jobs, decisions, the queue, logs and leases.
 
 Keys: `heterps:jobs` (ids by submission), `heterps:job:ID` (hash: spec, status, state, decision,
-replan), `heterps:queue` (list), `heterps:log:ID` (hash by process), `heterps:node:ID` (with a time
-to live), `heterps:nodes` (their ids), `heterps:scheduler` (who is in charge, with a time to live).
+replan, run), `heterps:final:ID` (hash by worker: its last word), `heterps:queue` (list),
+`heterps:log:ID` (hash by process), `heterps:node:ID` (with a time to live), `heterps:nodes` (their
+ids), `heterps:scheduler` (who is in charge, with a time to live), `heterps:term` (of whoever was
+in charge last).
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,44 +25,25 @@ from protos.scheduler_pb2 import (
     JobState,
     JobStatus,
     NodeStatus,
+    ProgressReport,
     Replan,
+    RunRecord,
 )
+from scheduler import scripts
 
 PREFIX = "heterps:"
 TERMINAL = frozenset((SUCCEEDED, FAILED, CANCELLED))
 TIMEOUT_S = 5.0
-
-# Every script checks and writes in one step: two callers can never both win.
-_SUBMIT = """
-if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
-redis.call('HSET', KEYS[1], 'spec', ARGV[2], 'status', ARGV[3], 'state', ARGV[4])
-redis.call('RPUSH', KEYS[2], ARGV[1])
-redis.call('RPUSH', KEYS[3], ARGV[1])
-return 1
-"""
-_UPDATE = """
-local state = redis.call('HGET', KEYS[1], 'state')
-if not state then return -1 end
-if tonumber(state) >= tonumber(ARGV[4]) then return 0 end
-if tonumber(ARGV[3]) < tonumber(state) then return -2 end
-redis.call('HSET', KEYS[1], 'status', ARGV[2], 'state', ARGV[3])
-if tonumber(ARGV[3]) ~= tonumber(ARGV[5]) then redis.call('LREM', KEYS[2], 0, ARGV[1]) end
-return 1
-"""
-_HOLD = """
-local holder = redis.call('GET', KEYS[1])
-if holder and holder ~= ARGV[1] then return 0 end
-redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
-return 1
-"""
-_RELEASE = """
-if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end
-return 0
-"""
+REMEMBERED_S = 600.0  # where a node was, after its lease: a scheduler that comes back asks there
+_HOLDER, _TERM = PREFIX + "scheduler", PREFIX + "term"
 
 
 class StoreError(RuntimeError):
     """Redis cannot be reached or refused; names its address."""
+
+
+class DeposedError(StoreError):
+    """Another scheduler has been in charge since: nothing was written, and nothing will be."""
 
 
 class TransitionError(RuntimeError):
@@ -70,12 +53,18 @@ class TransitionError(RuntimeError):
 class Store:
     """Typed access to Redis; safe to use from many threads.
 
+    Every write holds only as long as `term`, which `take` brings, is the latest: the number is a
+    fencing token. Without one only a Redis that no scheduler has worked on can be written.
+
     Args:
         url: such as redis://127.0.0.1:6379/0.
 
     Raises:
         StoreError: from every method, when Redis does not answer within 5 s.
+        DeposedError: from every method that writes, when another scheduler has taken over.
     """
+
+    term = 0
 
     def __init__(self, url: str, timeout_s: float = TIMEOUT_S) -> None:
         self._address = urlsplit(url).netloc.rpartition("@")[2] or url  # never a password
@@ -112,7 +101,7 @@ class Store:
             _bare(status).SerializeToString(),
             status.state,
         )
-        return self._script(_SUBMIT, keys, values) == 1
+        return self._write(scripts.SUBMIT, keys, values) == 1
 
     def update(self, status: JobStatus) -> bool:
         """Write a job's status; False, and nothing changes, when it has already ended.
@@ -125,12 +114,26 @@ class Store:
         keys = (_job(status.job_id), PREFIX + "queue")
         bare = _bare(status).SerializeToString()
         values = (status.job_id, bare, status.state, SUCCEEDED, QUEUED)
-        result = self._script(_UPDATE, keys, values)
+        result = self._write(scripts.UPDATE, keys, values)
         if result == -1:
             raise TransitionError(f"job {status.job_id}: unknown; expected a submitted job")
         if result == -2:
             state = JobState.Name(status.state)
             raise TransitionError(f"job {status.job_id}: cannot go back to {state}")
+        return result == 1
+
+    def requeue(self, status: JobStatus) -> bool:
+        """Put a job that has not ended back to the head of the queue, and forget its run.
+
+        Raises:
+            TransitionError: the job is unknown.
+        """
+        job_id = status.job_id
+        keys = (_job(job_id), PREFIX + "queue", _final(job_id))
+        values = (job_id, _bare(status).SerializeToString(), status.state, SUCCEEDED)
+        result = self._write(scripts.REQUEUE, keys, values)
+        if result == -1:
+            raise TransitionError(f"job {job_id}: unknown; expected a submitted job")
         return result == 1
 
     def statuses(self) -> list[JobStatus]:
@@ -154,7 +157,7 @@ class Store:
 
     def put_decision(self, job_id: str, decision: Decision) -> None:
         """Keep a job's decision."""
-        self._do("HSET", _job(job_id), "decision", decision.SerializeToString())
+        self._set(_job(job_id), "decision", decision.SerializeToString())
 
     def decision(self, job_id: str) -> Decision | None:
         """A job's decision; None before there is one."""
@@ -178,18 +181,39 @@ class Store:
 
     def put_replan(self, job_id: str, record: Replan) -> None:
         """Keep what a job's run was measured to take, and the proposal that stands."""
-        self._do("HSET", _job(job_id), "replan", record.SerializeToString())
+        self._set(_job(job_id), "replan", record.SerializeToString())
 
     def replan(self, job_id: str) -> Replan | None:
         """What `put_replan` kept; None before anything was measured."""
         data = self._do("HGET", _job(job_id), "replan")
         return None if data is None else Replan.FromString(data)
 
+    # Runs under way
+
+    def put_run(self, job_id: str, record: RunRecord) -> None:
+        """Keep what another scheduler needs to follow a run."""
+        self._set(_job(job_id), "run", record.SerializeToString())
+
+    def run(self, job_id: str) -> RunRecord | None:
+        """What `put_run` kept; None when the job has no run."""
+        data = self._do("HGET", _job(job_id), "run")
+        return None if data is None else RunRecord.FromString(data)
+
+    def put_final(self, report: ProgressReport) -> None:
+        """Keep a worker's last word: it will not be said again."""
+        worker = f"{report.attempt}.{report.stage}.{report.rank}"
+        self._set(_final(report.job_id), worker, report.SerializeToString())
+
+    def finals(self, job_id: str) -> list[ProgressReport]:
+        """The last words of a job's workers so far."""
+        found = cast(dict[bytes, bytes], self._do("HGETALL", _final(job_id)))
+        return [ProgressReport.FromString(data) for data in found.values()]
+
     # Logs of ended processes
 
     def put_log(self, job_id: str, process: str, start: int, data: bytes) -> None:
         """Keep the end of a process's log, which begins `start` bytes into it."""
-        self._do("HSET", PREFIX + f"log:{job_id}", process, b"%d\n" % start + data)
+        self._set(PREFIX + f"log:{job_id}", process, b"%d\n" % start + data)
 
     def logs(self, job_id: str) -> dict[str, tuple[int, bytes]]:
         """The kept logs of a job: start and bytes by process."""
@@ -203,47 +227,68 @@ class Store:
     # Leases
 
     def put_node(self, node: NodeStatus, lease_s: float) -> None:
-        """Keep a node for as long as its lease."""
-        pipe = self._redis.pipeline(transaction=True)
-        pipe.set(_node(node.node_id), node.SerializeToString(), px=int(lease_s * 1000))
-        pipe.sadd(PREFIX + "nodes", node.node_id)
-        self._run(pipe.execute)
+        """Keep a node for as long as its lease, and its address for some minutes longer."""
+        keys = (_node(node.node_id), PREFIX + "nodes")
+        kept_ms = int((lease_s + REMEMBERED_S) * 1000)
+        values = (node.node_id, node.SerializeToString(), kept_ms)
+        self._write(scripts.PUT_NODE, keys, values)
 
     def drop_node(self, node_id: str) -> None:
         """Forget a node that has left."""
-        pipe = self._redis.pipeline(transaction=True)
-        pipe.delete(_node(node_id))
-        pipe.srem(PREFIX + "nodes", node_id)
-        self._run(pipe.execute)
+        self._write(scripts.DROP_NODE, (_node(node_id), PREFIX + "nodes"), (node_id,))
 
     def nodes(self) -> list[tuple[NodeStatus, float]]:
-        """Nodes with a lease, and the seconds left of it; expired ones are forgotten."""
+        """Nodes with a lease, and the seconds left of it."""
+        return [(status, left) for status, left in self.known_nodes() if left > 0]
+
+    def known_nodes(self) -> list[tuple[NodeStatus, float]]:
+        """Nodes that had a lease some minutes ago and did not say goodbye; seconds left of it."""
         ids = sorted(name.decode() for name in self._do("SMEMBERS", PREFIX + "nodes"))
         found: list[tuple[NodeStatus, float]] = []
         for node_id in ids:
             data = self._do("GET", _node(node_id))
             left = self._do("PTTL", _node(node_id))
-            if data is None or left <= 0:
-                self._do("SREM", PREFIX + "nodes", node_id)
+            if data is not None:
+                found.append((NodeStatus.FromString(data), left / 1000 - REMEMBERED_S))
             else:
-                found.append((NodeStatus.FromString(data), left / 1000))
+                self._write(scripts.DROP_NODE, (_node(node_id), PREFIX + "nodes"), (node_id,))
         return found
 
     # Who is in charge
 
-    def hold(self, holder: str, lease_s: float) -> bool:
-        """Take or renew the right to schedule; False while another holds it."""
-        keys, values = (PREFIX + "scheduler",), (holder, int(lease_s * 1000))
-        return self._script(_HOLD, keys, values) == 1
+    def take(self, holder: str, lease_s: float) -> bool:
+        """Take the right to schedule, with a new `term`; False while another holds it."""
+        keys, values = (_HOLDER, _TERM), (holder, int(lease_s * 1000))
+        self.term = self._script(scripts.TAKE, keys, values)
+        return self.term > 0
+
+    def renew(self, holder: str, lease_s: float) -> bool:
+        """Renew the right to schedule; False when another has taken it since."""
+        keys, values = (_HOLDER, _TERM), (holder, int(lease_s * 1000), self.term)
+        return self._script(scripts.RENEW, keys, values) == 1
 
     def holder(self) -> str:
         """Who holds the right to schedule; empty when nobody does."""
-        data = self._do("GET", PREFIX + "scheduler")
+        data = self._do("GET", _HOLDER)
         return "" if data is None else cast(str, data.decode())
 
     def release(self, holder: str) -> None:
         """Give the right back."""
-        self._script(_RELEASE, (PREFIX + "scheduler",), (holder,))
+        self._script(scripts.RELEASE, (_HOLDER,), (holder,))
+
+    def _set(self, key: str, field: str, value: bytes) -> None:
+        self._write(scripts.SET_FIELD, (key,), (field, value))
+
+    def _write(self, script: str, keys: Sequence[str], values: Sequence[Any]) -> int:
+        try:
+            return self._script(script, (*keys, _TERM), (*values, self.term))
+        except StoreError as error:
+            if isinstance(error.__cause__, redis.ResponseError) and scripts.STALE in str(error):
+                raise DeposedError(
+                    f"redis {self._address}: another scheduler works on it; "
+                    f"the term of this one, {self.term}, is over"
+                ) from None
+            raise
 
     def _script(self, script: str, keys: Sequence[str], values: Iterable[Any]) -> int:
         return int(self._do("EVAL", script, len(keys), *keys, *values))
@@ -260,6 +305,10 @@ class Store:
 
 def _job(job_id: str) -> str:
     return PREFIX + f"job:{job_id}"
+
+
+def _final(job_id: str) -> str:
+    return PREFIX + f"final:{job_id}"
 
 
 def _node(node_id: str) -> str:

@@ -26,6 +26,9 @@ class Entry:
     restarts: list[float] = field(default_factory=list)  # when, time.monotonic()
     starter: threading.Thread | None = None  # while it is being started again
     note: str = ""  # why it was not
+    launch_file: Path | None = None  # of a stage worker, which reads it again
+    oom_kills: int = 0  # by the kernel on this host, when it was started
+    out_of_memory: bool = False
 
     def exit_code(self) -> int | None:
         """How it ended; None while it runs or will again."""
@@ -55,12 +58,14 @@ class Entry:
             last_lines=last_lines(child.log, limit=4096) if code is not None else "",
             restarts=len(self.restarts),
             note=self.note,
+            out_of_memory=self.out_of_memory,
+            attempt=self.request.attempt,
         )
 
 
 @dataclass(slots=True)
 class Job:
-    """A job's part on this node."""
+    """An attempt's part on this node."""
 
     directory: Path
     entries: dict[str, Entry] = field(default_factory=dict)
@@ -82,3 +87,17 @@ def label_of(request: LaunchRequest) -> str:
     if request.role == SHARD:
         return f"shard {request.index}"
     return f"stage {request.index} worker {request.rank}"
+
+
+def oom_kills() -> int:
+    """How many processes the kernel has killed so far for want of memory, in our group or host."""
+    for path in ("/sys/fs/cgroup/memory.events", "/proc/vmstat"):
+        try:
+            lines = Path(path).read_text().splitlines()
+        except OSError:
+            continue
+        for line in lines:
+            name, _, count = line.partition(" ")
+            if name == "oom_kill" and count.isdecimal():
+                return int(count)
+    return 0

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NoReturn
@@ -27,6 +27,7 @@ from protos.metrics import add_metrics_option, serve_metrics
 from protos.node_pb2 import (
     SHARD,
     STAGE,
+    FollowRequest,
     LaunchReply,
     LaunchRequest,
     NodeStatusRequest,
@@ -66,12 +67,22 @@ class NodeService(NodeServicer):
 
     Args:
         status: what this node is; its processes are filled in.
+        follow: called with the address of a scheduler that has taken charge.
     """
 
-    def __init__(self, status: NodeStatus, processes: Processes, stop: threading.Event) -> None:
+    def __init__(
+        self,
+        status: NodeStatus,
+        processes: Processes,
+        stop: threading.Event,
+        follow: Callable[[str], None] = lambda scheduler: None,
+    ) -> None:
         self._base = status
         self._processes = processes
         self._stop = stop
+        self._follow = follow
+        self._lock = threading.Lock()
+        self._term = 0
 
     def status(self) -> NodeStatus:
         """The node as it is now."""
@@ -81,14 +92,29 @@ class NodeService(NodeServicer):
         status.units_used = sum(p.running and p.role == "stage" for p in status.processes)
         return status
 
+    def heard(self, term: int) -> bool:
+        """Take in a scheduler's term; False when a later one has been heard of."""
+        with self._lock:
+            if term > self._term:
+                _log.info("the scheduler's term is %d", term)
+            self._term = max(self._term, term)
+            return term == self._term
+
+    def Follow(self, request: FollowRequest, context: grpc.ServicerContext) -> NodeStatus:  # noqa: N802
+        """Obey and report to another scheduler from now on."""
+        self._obey(request.term, context)
+        self._follow(request.scheduler)
+        return self.status()
+
     def Status(self, request: NodeStatusRequest, context: grpc.ServicerContext) -> NodeStatus:  # noqa: N802
         """The node as it is now."""
         return self.status()
 
     def Profile(self, request: ProfileRequest, context: grpc.ServicerContext) -> ProfileReply:  # noqa: N802
         """Measure a job's layers in a process of its own, ended when the caller goes away."""
+        self._obey(request.term, context)
         _check_id(request.job_id, "job_id", context)
-        directory = self._processes.job_directory(request.job_id)
+        directory = self._processes.job_directory(request.job_id, request.attempt)
         with tempfile.TemporaryDirectory(dir=directory, prefix="profile-") as work:
             asked, result = Path(work, "request"), Path(work, "workload")
             asked.write_bytes(request.SerializeToString())
@@ -113,6 +139,7 @@ class NodeService(NodeServicer):
 
     def Launch(self, request: LaunchRequest, context: grpc.ServicerContext) -> LaunchReply:  # noqa: N802
         """Start one process; answers when it listens."""
+        self._obey(request.term, context)
         _check_id(request.process_id, "process_id", context)
         _check_id(request.job_id, "job_id", context)
         if request.role not in (SHARD, STAGE):
@@ -125,10 +152,12 @@ class NodeService(NodeServicer):
             _fail(context, str(error))
 
     def StopJob(self, request: StopJobRequest, context: grpc.ServicerContext) -> StopJobReply:  # noqa: N802
-        """Stop every process of a job; safe to repeat."""
+        """Stop every process of a job, up to an attempt; safe to repeat."""
+        self._obey(request.term, context)
         _check_id(request.job_id, "job_id", context)
         grace_s = min(max(request.grace_s, 0.0), 60.0)
-        return StopJobReply(stopped=self._processes.stop_job(request.job_id, grace_s))
+        stopped = self._processes.stop_job(request.job_id, request.attempt, grace_s)
+        return StopJobReply(stopped=stopped)
 
     def ReadLog(self, request: ReadLogRequest, context: grpc.ServicerContext) -> ReadLogReply:  # noqa: N802
         """Bytes of a process's log; an offset behind the end is taken for the end."""
@@ -138,6 +167,13 @@ class NodeService(NodeServicer):
                 grpc.StatusCode.NOT_FOUND, f"process {request.process_id!r}: unknown to this node"
             )
         return reply
+
+    def _obey(self, term: int, context: grpc.ServicerContext) -> None:
+        if not self.heard(term):
+            context.abort(
+                grpc.StatusCode.ABORTED,
+                f"the scheduler of term {term} was replaced: this node obeys term {self._term}",
+            )
 
 
 def describe_device(kind: str, device: str, emulate: bool) -> tuple[str, int]:
@@ -202,7 +238,13 @@ def _run(options: argparse.Namespace, stop: threading.Event) -> None:
             emulated=options.emulate,
             device=f"{hardware} on {socket.gethostname()}",
         )
-        service = NodeService(status, processes, stop)
+
+        def follow(scheduler: str) -> None:
+            processes.follow(scheduler)
+            if lease is not None:
+                lease.move(scheduler)
+
+        service = NodeService(status, processes, stop, follow)
         server = Server("node", options.bind, threads=64)  # each Launch waits for its process
         server.add(add_NodeServicer_to_server, service, "heterps.v1.Node")
         status.address = f"{host}:{server.start().rpartition(':')[2]}"
@@ -213,7 +255,7 @@ def _run(options: argparse.Namespace, stop: threading.Event) -> None:
 
             facts["metrics"], close = serve_metrics(options.metrics, node_metrics(service.status))
             stack.callback(close)
-        lease = Lease(options.scheduler, service.status)
+        lease = Lease(options.scheduler, service.status, answered=lambda r: service.heard(r.term))
         lease.start(options.wait, stop.is_set)
         stack.callback(lease.close)  # first of all: nobody is to see the children end
         _log.info(

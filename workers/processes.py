@@ -26,11 +26,12 @@ from protos.process import (
     stop_all,
 )
 from protos.scheduler_pb2 import ProcessStatus
-from workers.launched import Entry, Job, label_of
+from workers.launched import Entry, Job, label_of, oom_kills
 from workers.shard import RestartRule, shard_argv
 
 _WATCH_S = 0.1
 _KEPT_JOBS = 100  # ended jobs whose logs stay readable
+_KEPT_ORDERS = 100_000  # jobs of which it is known that they were stopped
 _READ_LIMIT = 1 << 20
 _log = logging.getLogger("heterps.node")
 
@@ -64,7 +65,8 @@ class Processes:
         self._changed = changed
         self._rule = rule or RestartRule()
         self._lock = threading.Lock()
-        self._jobs: OrderedDict[str, Job] = OrderedDict()
+        self._jobs: OrderedDict[tuple[str, int], Job] = OrderedDict()  # by attempt
+        self._over: OrderedDict[str, int] = OrderedDict()  # by job, the last attempt stopped
         self._closed = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="watch", daemon=True)
         self._watcher.start()
@@ -73,14 +75,16 @@ class Processes:
         """Start a process and wait until it listens; the same id again answers with the first.
 
         Raises:
-            LaunchError: it ended or kept silent; or its job was stopped on this node.
+            LaunchError: it ended or kept silent; or its attempt, or a later one, was stopped on
+                this node.
         """
         with self._lock:
-            job = self._job(request.job_id)
+            job = self._job(request.job_id, request.attempt)
             entry = job.entries.get(request.process_id)
             is_first = entry is None
             if entry is None:
-                if job.stopped or self._closed.is_set():
+                over = self._over.get(request.job_id, -1)
+                if job.stopped or self._closed.is_set() or request.attempt <= over:
                     raise LaunchError(f"job {request.job_id} was stopped on this node")
                 entry = Entry(request, label_of(request))
                 job.entries[request.process_id] = entry
@@ -97,6 +101,18 @@ class Processes:
             raise LaunchError(entry.error or f"{entry.label} is still starting")
         return entry.reply
 
+    def follow(self, scheduler: str) -> None:
+        """Let the workers that run find another scheduler: they read their request again."""
+        with self._lock:
+            entries = [e for j in self._jobs.values() if not j.stopped for e in j.entries.values()]
+        for entry in entries:
+            entry.request.scheduler = scheduler
+            path = entry.launch_file
+            if path is not None:
+                temporary = path.with_suffix(".tmp")
+                temporary.write_bytes(entry.request.SerializeToString())
+                os.replace(temporary, path)
+
     def helper(self, job_id: str, label: str, argv: list[str]) -> Child:
         """Start a process that only works for this node, such as the profiler's.
 
@@ -107,10 +123,10 @@ class Processes:
             raise LaunchError("the node is stopping")
         return spawn(label, argv, directory=self._directory / job_id, environment=one_thread())
 
-    def job_directory(self, job_id: str) -> Path:
-        """The folder of a job's files on this node, made if need be."""
+    def job_directory(self, job_id: str, attempt: int) -> Path:
+        """The folder of an attempt's files on this node, made if need be."""
         with self._lock:
-            directory = self._job(job_id).directory
+            directory = self._job(job_id, attempt).directory
         directory.mkdir(parents=True, exist_ok=True)
         return directory
 
@@ -120,18 +136,24 @@ class Processes:
             entries = [e for j in self._jobs.values() if not j.stopped for e in j.entries.values()]
         return [status for entry in entries if (status := entry.status()) is not None]
 
-    def stop_job(self, job_id: str, grace_s: float) -> int:
-        """Stop a job's processes, and start none for it any more; how many were running."""
+    def stop_job(self, job_id: str, attempt: int, grace_s: float) -> int:
+        """Stop a job's processes, up to an attempt, and start none any more; how many ran."""
         with self._lock:
-            job = self._job(job_id)
-            job.stopping.set()
-            entries = list(job.entries.values())
+            self._over[job_id] = max(attempt, self._over.pop(job_id, -1))
+            while len(self._over) > _KEPT_ORDERS:
+                self._over.popitem(last=False)
+            self._job(job_id, attempt)
+            jobs = [j for (name, n), j in self._jobs.items() if name == job_id and n <= attempt]
+            for job in jobs:
+                job.stopping.set()
+            entries = [entry for job in jobs for entry in job.entries.values()]
         children = [e.child for e in entries if e.child is not None]
         running = [child for child in children if child.poll() is None]
         stop_all(children, grace_s)
         for child in running:
             _end_group(child)
-        _forget_rows(job)
+        for job in jobs:
+            _forget_rows(job)
         self._changed()
         return len(running)
 
@@ -182,6 +204,7 @@ class Processes:
     def _spawn(self, job: Job, entry: Entry, bind: str) -> Child:
         request = entry.request
         job.directory.mkdir(parents=True, exist_ok=True)
+        entry.oom_kills = oom_kills()
         child = spawn(
             entry.label,
             self._argv(job, entry, bind),
@@ -202,15 +225,18 @@ class Processes:
             return shard_argv(request, bind, job.shards / str(request.index))
         path = job.directory / f"{entry.label.replace(' ', '-')}.launch"
         path.write_bytes(request.SerializeToString())
+        entry.launch_file = path
         return module_argv("workers.stage", "--launch", str(path), "--bind", bind)
 
-    def _job(self, job_id: str) -> Job:
-        if job_id not in self._jobs:
-            self._jobs[job_id] = Job(self._directory / job_id)
+    def _job(self, job_id: str, attempt: int) -> Job:
+        key = job_id, attempt
+        if key not in self._jobs:
+            folder = self._directory / job_id
+            self._jobs[key] = Job(folder / f"attempt-{attempt}" if attempt > 1 else folder)
             ended = [name for name, job in self._jobs.items() if job.stopped]
             for name in ended[: max(0, len(ended) - _KEPT_JOBS)]:
                 shutil.rmtree(self._jobs.pop(name).directory, ignore_errors=True)
-        return self._jobs[job_id]
+        return self._jobs[key]
 
     def _watch(self) -> None:
         """Notice ends at once: a job whose process died is told to its owner within a second."""
@@ -223,6 +249,8 @@ class Processes:
                 code = entry.child.poll()
                 with log_scope(job=entry.request.job_id):
                     if code is not None and not self._revive(job, entry, code):
+                        killed = code == -signal.SIGKILL and not job.stopped
+                        entry.out_of_memory = killed and oom_kills() > entry.oom_kills
                         entry.ended = code
                         self._changed()
 

@@ -48,7 +48,7 @@ def main(argv: list[str] | None = None) -> int:
     stop = threading.Event()
     process.install_signals(stop)
     try:
-        Worker(launch, arguments.bind, stop).run(arguments.ready_file)
+        Worker(launch, arguments.bind, stop, arguments.launch).run(arguments.ready_file)
     except Stopped:
         _log.info("stopped")
     except Exception as error:
@@ -64,8 +64,11 @@ def main(argv: list[str] | None = None) -> int:
 class Worker:
     """Builds this worker's part of the model, waits for the others, and runs."""
 
-    def __init__(self, launch: LaunchRequest, bind: str, stop: threading.Event) -> None:
+    def __init__(
+        self, launch: LaunchRequest, bind: str, stop: threading.Event, source: Path | None = None
+    ) -> None:
         self._launch = launch
+        self._source = source
         self._stop = stop
         self._inbox = Inbox(stop)
         self._service = StageService(self._inbox)
@@ -96,7 +99,8 @@ class Worker:
         topology = self._wait_for_topology()
         launch, job = self._launch, self._launch.job
         leads = launch.rank == 0 and self._index == len(self._widths) - 1
-        reporter = Reporter(launch, self._schedule.steps, self._stop, 0.5 if leads else 2.0)
+        interval_s = 0.5 if leads else 2.0
+        reporter = Reporter(launch, self._schedule.steps, self._stop, interval_s, self._source)
         durable = job.servers.durability not in ("", "none")
         client = ParameterClient(
             list(topology.shards), timeout_s=_OUTAGE_S if durable else _SILENCE_S

@@ -74,13 +74,19 @@ def down() -> int:
 
 
 @click.command()
+@options.job
 @options.cluster
 @options.as_json
-def status(as_json: bool) -> int:
-    """Show the cluster's processes, nodes, units and jobs. Exits with 4 when none answers."""
+def status(job: str | None, as_json: bool) -> int:
+    """Show the cluster's processes, nodes, units and jobs. Exits with 4 when none answers.
+
+    With JOB, an id or the beginning of one: all there is to know of that job.
+    """
     from heterps import report
     from heterps.commands import lookup
 
+    if job is not None:
+        return _status_of(job, as_json)
     running = home.running()
     try:
         with lookup.client() as client:
@@ -118,6 +124,22 @@ def status(as_json: bool) -> int:
         report.show(console, report.jobs_table(jobs))
     else:
         console.print("no jobs yet: submit one with `heterps submit JOB.yaml`")
+    return OK
+
+
+def _status_of(name: str, as_json: bool) -> int:
+    from heterps import report
+    from heterps.commands import lookup
+
+    client, job = lookup.find(name)
+    if client is not None:
+        client.close()
+    if as_json:
+        options.print_json(job.to_json())
+        return OK
+    console = report.console()
+    report.show(console, report.job_report(job))
+    console.print(report.next_commands(report.job_commands(job)), soft_wrap=True)
     return OK
 
 

@@ -49,6 +49,7 @@ def jobs(as_json: bool) -> int:
 def logs(job: str | None, follow: bool) -> int:
     """Show logs."""
     from heterps import history
+    from heterps.records import State
 
     client, found = lookup.find(job)
     if client is None:
@@ -56,6 +57,11 @@ def logs(job: str | None, follow: bool) -> int:
         return OK
     with client:
         _echo(client.logs(found.job_id, follow=follow))
+        ended = client.status(found.job_id)
+    if ended.end_reason and ended.state is State.FAILED:
+        why = ended.error or ended.reason.partition("\n")[0]
+        click.echo(f"{ended.job_id} failed, {ended.end_reason}: {why}", err=True)
+        click.echo(f"all about it: heterps status {ended.job_id}", err=True)
     return OK
 
 

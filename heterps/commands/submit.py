@@ -12,11 +12,17 @@ from heterps.errors import INTERRUPTED, OK
 @options.job_file
 @options.overrides
 @click.option("--id", "job_id", help="The job's id: submitting it again changes nothing.")
+@click.option("--priority", type=int, help="Jobs of a higher one leave the queue first.")
 @click.option("--wait", is_flag=True, help="Follow the job to its end, and exit as it does.")
 @options.cluster
 @options.as_json
 def submit(
-    job_file: Path, overrides: tuple[str, ...], job_id: str | None, wait: bool, as_json: bool
+    job_file: Path,
+    overrides: tuple[str, ...],
+    job_id: str | None,
+    priority: int | None,
+    wait: bool,
+    as_json: bool,
 ) -> int:
     """Check JOB.yaml, make its data, and hand it to the running cluster.
 
@@ -28,6 +34,8 @@ def submit(
     from heterps.progress import step
 
     console = report.console(stderr=as_json)
+    if priority is not None:
+        overrides = (*overrides, f"priority={priority}")
     job = load_job(job_file, overrides)
     with lookup.client() as client:
         client.ping()

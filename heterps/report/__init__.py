@@ -10,7 +10,14 @@ from heterps.report.decision import (
     probabilities_table,
     relaxations_table,
 )
-from heterps.report.outcome import measured_report, measured_table, metrics_table, outcome_report
+from heterps.report.outcome import (
+    job_commands,
+    job_report,
+    measured_report,
+    measured_table,
+    metrics_table,
+    outcome_report,
+)
 from heterps.report.terminal import console, next_commands, show
 
 __all__ = [
@@ -20,6 +27,8 @@ __all__ = [
     "decision_report",
     "decisions_table",
     "diff_report",
+    "job_commands",
+    "job_report",
     "jobs_table",
     "measured_report",
     "measured_table",

@@ -20,6 +20,8 @@ def jobs_table(jobs: Sequence[Job]) -> Table:
     for job in jobs:
         auc = ", ".join(f"{k} {v:.4f}" for k, v in job.metrics.items() if k.endswith("auc"))
         why = job.reason.splitlines()[0] if job.reason and job.state is not State.SUCCEEDED else ""
+        if job.state is State.FAILED and job.end_reason:
+            why = f"{job.end_reason}: {job.error or why}"
         made.add_row(
             job.job_id,
             Text(str(job.state), style=STYLES.get(job.state, "")),

@@ -1,5 +1,6 @@
 """How a job ended, beside what was predicted."""
 
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
@@ -8,10 +9,10 @@ from rich.text import Text
 
 from heterps.figures import duration, money, per_sample, rate
 from heterps.placement import EMULATED, ESTIMATED, rests_on_estimates
-from heterps.reasons import shortened
+from heterps.reasons import MEANINGS, NOT_THE_JOB, shortened
 from heterps.records import Job, State
 from heterps.report.cluster import STYLES
-from heterps.report.terminal import heading, indented, table
+from heterps.report.terminal import heading, indented, pairs, table
 
 if TYPE_CHECKING:
     from scheduler import Decision
@@ -28,11 +29,80 @@ def outcome_report(job: Job, decision: "Decision | None") -> RenderableType:
     took = f" in {duration(job.ended_at - job.submitted_at)}" if job.ended_at else ""
     state = Text.assemble("  ", job.job_id, " ", (str(job.state), STYLES.get(job.state, "")), took)
     parts.append(state)
-    if job.reason and job.state is not State.SUCCEEDED:
-        parts.append(indented(Text(shortened(job.reason), overflow="fold")))
+    if job.state is not State.SUCCEEDED:
+        parts += _why(job)
     if job.output and job.state is State.SUCCEEDED:
         parts.append(indented(Text(f"model saved in {job.output}", overflow="fold")))
     return Group(*parts)
+
+
+def job_report(job: Job) -> RenderableType:
+    """All that a user must know of one job, on one screen; after a failure above all."""
+    lines = [("name", job.name), ("submitted", _clock(job.submitted_at))]
+    if job.priority:
+        lines.append(("priority", str(job.priority)))
+    if job.started_at:
+        lines.append(("training since", _clock(job.started_at)))
+    if job.ended_at:
+        took = duration(job.ended_at - job.submitted_at)
+        lines.append(("ended", f"{_clock(job.ended_at)}, {took} after it was submitted"))
+    if job.attempt > 1 or job.retries:
+        allowed = f", {job.retries} retries allowed" if job.retries else ""
+        lines.append(("attempt", f"{job.attempt}{allowed}"))
+    if job.total_steps:
+        share = f" ({job.step / job.total_steps:.0%})"
+        lines.append(("trained", f"step {job.step} of {job.total_steps}{share}"))
+    for one in job.attempts:
+        text = one.error or one.reason.partition("\n")[0]
+        lines.append((f"attempt {one.number} ended", f"{one.end_reason}: {text}"))
+    parts: list[RenderableType] = [
+        Text.assemble(job.job_id, " ", (str(job.state), STYLES.get(job.state, ""))),
+        pairs(lines),
+    ]
+    if job.metrics:
+        parts += [heading("Quality"), indented(metrics_table(job))]
+    why = _why(job) if job.state is not State.SUCCEEDED else []
+    if why:
+        parts += [heading("Why"), *why]
+    if job.output and job.state is State.SUCCEEDED:
+        parts.append(indented(Text(f"model saved in {job.output}", overflow="fold")))
+    return Group(*parts)
+
+
+def job_commands(job: Job) -> list[tuple[str, str]]:
+    """What to type next about a job, by how it stands."""
+    logs = (f"heterps logs {job.job_id}", "all that its processes wrote")
+    if job.state is State.SUCCEEDED:
+        return [(f"heterps inspect {job.job_id}", "its plan, and how well it was predicted"), logs]
+    if not job.state.is_final:
+        follow = (f"heterps logs -f {job.job_id}", "follow what it prints")
+        return [follow, (f"heterps cancel {job.job_id}", "stop it")]
+    commands = [logs]
+    if job.end_reason == "infeasible_plan":
+        commands.insert(0, (f"heterps inspect {job.job_id}", "which single changes would help"))
+    if job.end_reason in ("lost_node", "no_capacity"):
+        commands.append(("heterps status", "which nodes are alive"))
+    if job.end_reason in NOT_THE_JOB:
+        text = "start over; with --set retries=2 it does so by itself"
+        commands.append(("heterps submit JOB.yaml", text))
+    return commands
+
+
+def _why(job: Job) -> list[RenderableType]:
+    """The reason, in a word, in a sentence and in full."""
+    parts: list[RenderableType] = []
+    if job.end_reason and job.state is not State.CANCELLED:
+        meaning = MEANINGS.get(job.end_reason, "")
+        where = f", in {job.process}" if job.process else ""
+        text = Text.assemble((job.end_reason, "bold"), f": {meaning}{where}")
+        parts.append(indented(text))
+    if job.reason:
+        parts.append(indented(Text(shortened(job.reason), overflow="fold")))
+    return parts
+
+
+def _clock(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def measured_report(decision: "Decision") -> RenderableType:

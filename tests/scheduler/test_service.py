@@ -290,10 +290,12 @@ def test_processes_of_a_job_nobody_runs_are_stopped(cluster: Cluster) -> None:
     from protos.node_pb2 import SHARD, LaunchRequest
     from protos.node_pb2_grpc import NodeStub
 
-    scheduler, _ = cluster.scheduler("--lease", "2")
+    scheduler, stub = cluster.scheduler("--lease", "2")
     node = cluster.node(scheduler, "cpu", "--units", "1")
+    shard = HeartbeatRequest(node=NodeStatus(node_id="any", kind="shard"))
+    term = stub.Heartbeat(shard, timeout=5).term
     with connect(node.address) as channel:
-        request = LaunchRequest(process_id="old.shard-0", job_id="old", role=SHARD)
+        request = LaunchRequest(process_id="old.shard-0", job_id="old", role=SHARD, term=term)
         reply = NodeStub(channel).Launch(request, timeout=60)
         wait_until(lambda: not alive(reply.pid))
 

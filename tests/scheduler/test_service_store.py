@@ -11,19 +11,26 @@ from protos.decision_pb2 import Decision
 from protos.job_pb2 import JobSpec
 from protos.scheduler_pb2 import (
     CANCELLED,
+    END_CANCELLED,
+    END_SUCCEEDED,
+    END_USER_ERROR,
     FAILED,
     PLANNING,
     PROFILING,
     QUEUED,
     RUNNING,
     SUCCEEDED,
+    EndReason,
     JobStatus,
     NodeStatus,
+    ProgressReport,
+    RunRecord,
 )
+from scheduler.endings import Ending
 from scheduler.jobs import DuplicateError, Jobs
 from scheduler.nodes import Nodes
 from scheduler.redis_server import EmbeddedRedis
-from scheduler.store import Store, StoreError, TransitionError
+from scheduler.store import DeposedError, Store, StoreError, TransitionError
 
 
 @pytest.fixture(scope="module")
@@ -110,12 +117,12 @@ def test_one_of_two_racing_ends_wins(store: Store) -> None:
     jobs.submit("a", JobSpec())
     gate = threading.Barrier(2)
 
-    def end(state: int) -> bool:
+    def end(reason: "EndReason.ValueType") -> bool:
         gate.wait()
-        return jobs.end("a", state)
+        return jobs.end("a", Ending(reason))
 
     with ThreadPoolExecutor(2) as pool:
-        assert sorted(pool.map(end, (CANCELLED, FAILED))) == [False, True]
+        assert sorted(pool.map(end, (END_CANCELLED, END_USER_ERROR))) == [False, True]
     kept, seen = store.status("a"), jobs.get("a")
     assert kept is not None
     assert seen is not None
@@ -127,16 +134,16 @@ def test_jobs_survive_the_scheduler(store: Store) -> None:
     for name in ("waits", "runs", "ended"):
         jobs.submit(name, JobSpec(name=name))
     jobs.enter("runs", RUNNING)
-    jobs.end("ended", CANCELLED)
+    jobs.end("ended", Ending(END_CANCELLED))
     store.put_decision("runs", Decision(method="exact"))
 
     again = Jobs(store)
-    again.recover("the scheduler was restarted")
-    assert [(s.job_id, s.state, s.reason) for s in again.all()] == [
-        ("waits", QUEUED, ""),
-        ("runs", FAILED, "the scheduler was restarted"),
-        ("ended", CANCELLED, ""),
+    assert [(s.job_id, s.state) for s in again.all()] == [
+        ("waits", QUEUED),
+        ("runs", RUNNING),
+        ("ended", CANCELLED),
     ]
+    assert [s.job_id for s in again.under_way()] == ["runs"]
     assert again.queued() == store.queue() == ["waits"]
     decision = store.decision("runs")
     assert decision is not None
@@ -155,7 +162,7 @@ def test_watch_gives_now_then_changes_then_ends(store: Store) -> None:
         threading.Event().wait(0.25)
         jobs.enter("a", state)
     threading.Event().wait(0.25)
-    jobs.end("a", SUCCEEDED)
+    jobs.end("a", Ending(END_SUCCEEDED))
     reader.join(5.0)
     assert seen == [QUEUED, PROFILING, RUNNING, SUCCEEDED]
 
@@ -168,14 +175,47 @@ def test_unreachable_redis_names_its_address_and_no_password() -> None:
         Store("nonsense://x")
 
 
-def test_one_scheduler_at_a_time(store: Store) -> None:
-    assert store.hold("one", 5.0)
-    assert not store.hold("two", 5.0)
-    assert store.hold("one", 5.0)
-    store.release("two")
+def test_one_scheduler_at_a_time(store: Store, url: str) -> None:
+    other = Store(url)
+    assert store.take("one", 5.0)
+    assert not other.take("two", 5.0)
+    assert store.renew("one", 5.0)
+    other.release("two")
     assert store.holder() == "one"
     store.release("one")
-    assert store.hold("two", 5.0)
+    assert other.take("two", 5.0)
+    assert other.term > store.term
+    assert not store.renew("one", 5.0)
+    other.close()
+
+
+def test_a_scheduler_whose_term_is_over_writes_nothing(store: Store, url: str) -> None:
+    assert store.take("one", 0.05)
+    jobs = Jobs(store)
+    jobs.submit("a", JobSpec(name="first"))
+    threading.Event().wait(0.1)
+    other = Store(url)
+    assert other.take("two", 5.0)
+    for write in (
+        lambda: store.submit(status("b"), JobSpec()),
+        lambda: store.update(status("a", RUNNING)),
+        lambda: store.requeue(status("a")),
+        lambda: store.put_decision("a", Decision()),
+        lambda: store.put_run("a", RunRecord()),
+        lambda: store.put_final(ProgressReport(job_id="a")),
+        lambda: store.put_log("a", "shard 0", 0, b"text"),
+        lambda: store.put_node(NodeStatus(node_id="n"), 5.0),
+        lambda: store.drop_node("n"),
+    ):
+        with pytest.raises(DeposedError, match="another scheduler works on it"):
+            write()
+    assert [(s.job_id, s.state) for s in other.statuses()] == [("a", QUEUED)]
+    assert (other.logs("a"), other.finals("a"), other.known_nodes()) == ({}, [], [])
+    assert other.update(status("a", RUNNING))
+    assert Store(url).term == 0
+    with pytest.raises(DeposedError):
+        Store(url).submit(status("c"), JobSpec())
+    other.close()
 
 
 def test_leases_expire_in_redis_and_in_memory(store: Store) -> None:

@@ -1,0 +1,162 @@
+"""How a job's attempt ends: the reason, from the closed list, and what its owner must know."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from protos.scheduler_pb2 import (
+    CANCELLED,
+    END_CANCELLED,
+    END_CONNECTION_LOST,
+    END_INTERNAL,
+    END_LOST_NODE,
+    END_LOST_SHARD,
+    END_NO_CAPACITY,
+    END_OUT_OF_MEMORY,
+    END_SCHEDULER_LOST,
+    END_SUCCEEDED,
+    END_USER_ERROR,
+    END_WORKER_CRASHED,
+    FAILED,
+    SUCCEEDED,
+    Attempt,
+    EndReason,
+    JobState,
+    JobStatus,
+)
+
+# Not the job's own fault: starting over may help.
+RETRIED = frozenset(
+    (
+        END_CONNECTION_LOST,
+        END_INTERNAL,
+        END_LOST_NODE,
+        END_LOST_SHARD,
+        END_NO_CAPACITY,
+        END_SCHEDULER_LOST,
+        END_WORKER_CRASHED,
+    )
+)
+SCHEDULER_LIMIT = 10  # attempts that a job may lose to schedulers that end under it
+_STATES = {END_SUCCEEDED: SUCCEEDED, END_CANCELLED: CANCELLED}
+_SHELL_KILLED = 137  # how a shell words a child that the kernel killed
+_MEMORY = re.compile(
+    r"\bMemoryError\b|out of memory|OutOfMemoryError|std::bad_alloc|cannot allocate memory"
+    r"|can't allocate memory|CUDA_ERROR_OUT_OF_MEMORY",
+    re.IGNORECASE,
+)
+_SIGNAL = re.compile(r"ended by signal \d+")
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """Why an attempt ended.
+
+    Attributes:
+        text: the whole story, the cause first.
+        process: which process broke, for people.
+        error: what broke it, in one line.
+        last_lines: of that process's log.
+    """
+
+    reason: "EndReason.ValueType"
+    text: str = ""
+    process: str = ""
+    error: str = ""
+    last_lines: str = ""
+
+    @property
+    def state(self) -> "JobState.ValueType":
+        """The final state that goes with the reason."""
+        return _STATES.get(self.reason, FAILED)
+
+    def write(self, status: JobStatus) -> None:
+        """Put it into a job's status."""
+        status.end_reason, status.reason = self.reason, self.text
+        status.process, status.error = self.process, self.error
+        status.last_lines = self.last_lines
+
+
+def may_retry(status: JobStatus, ending: Ending) -> bool:
+    """Whether the job is to start over: `retries` faults that are not its own are forgiven.
+
+    Attempts lost to a scheduler that went away count apart, up to `SCHEDULER_LIMIT`.
+    """
+    if ending.reason not in RETRIED:
+        return False
+    lost = sum(attempt.end_reason == END_SCHEDULER_LOST for attempt in status.attempts)
+    if ending.reason == END_SCHEDULER_LOST:
+        return lost < SCHEDULER_LIMIT
+    return len(status.attempts) - lost < status.retries
+
+
+def start_over(status: JobStatus, ending: Ending, now: float) -> None:
+    """Close the attempt under way and forget its progress; the caller sets the state."""
+    status.attempts.append(
+        Attempt(
+            number=status.attempt,
+            end_reason=ending.reason,
+            reason=ending.text,
+            error=ending.error,
+            process=ending.process,
+            ended_at=now,
+        )
+    )
+    fresh = JobStatus(
+        job_id=status.job_id,
+        name=status.name,
+        submitted_at=status.submitted_at,
+        began_at=status.began_at,
+        priority=status.priority,
+        retries=status.retries,
+        attempt=status.attempt,
+        attempts=status.attempts,
+        reason=f"attempt {status.attempt} ended: {first_line(ending.text)}",
+    )
+    status.CopyFrom(fresh)
+
+
+def of_process(
+    exit_code: int, error: str, *, shard: bool, complained: bool = False
+) -> "EndReason.ValueType":
+    """The reason that goes with the end of one process.
+
+    Args:
+        exit_code: negative: killed by that signal.
+        error: what it said last.
+        complained: its error is that another process went away.
+    """
+    if is_out_of_memory(error) or exit_code == _SHELL_KILLED:
+        return END_OUT_OF_MEMORY
+    if shard:
+        return END_LOST_SHARD
+    if exit_code <= 0:
+        return END_WORKER_CRASHED
+    return END_CONNECTION_LOST if complained else END_USER_ERROR
+
+
+def of_text(text: str) -> "EndReason.ValueType":
+    """The reason that goes with the words of a node about a process that did not start."""
+    if is_out_of_memory(text):
+        return END_OUT_OF_MEMORY
+    return END_WORKER_CRASHED if _SIGNAL.search(text) else END_USER_ERROR
+
+
+def is_out_of_memory(text: str) -> bool:
+    """Whether an error tells of memory that ran out."""
+    return _MEMORY.search(text) is not None
+
+
+def last_error(lines: Sequence[str]) -> str:
+    """A traceback's last line, or else the last line that is not empty."""
+    seen = [line.strip() for line in lines if line.strip()]
+    raised = [line for line in seen if _RAISED.match(line)]
+    return (raised or seen or [""])[-1][:1000]
+
+
+def first_line(text: str) -> str:
+    """The first line of a text, without the others."""
+    return text.partition("\n")[0]
+
+
+_RAISED = re.compile(r"^[A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt|Warning|Stop\w*)(:|$)")

@@ -1,0 +1,138 @@
+"""Many jobs at once from several clients, while the scheduler is killed again and again.
+
+HETERPS_MANY_JOBS sets how many; the full proof takes 20.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import ExitStack
+from itertools import groupby
+from pathlib import Path
+
+import pytest
+
+from protos.process import Child, module_argv, spawn
+from protos.scheduler_pb2 import (
+    END_SCHEDULER_LOST,
+    END_SUCCEEDED,
+    RUNNING,
+    SUCCEEDED,
+    JobStatus,
+)
+from scheduler.redis_server import EmbeddedRedis
+from scheduler.store import TERMINAL, Store
+from tests.scheduler.lives import job, log_of, prepare, steps_of, wait_until
+
+pytest.importorskip("workers.stage")
+JOBS = int(os.environ.get("HETERPS_MANY_JOBS", "8"))
+CLIENTS, NODES, KILLS, STEPS = 4, 3, 3, 40
+
+# Submits what it is given, riding out a scheduler that is away, and waits for every end.
+_CLIENT = """
+import json, sys, time
+from heterps import Client
+from heterps.errors import UnreachableError
+from protos.job_pb2 import JobSpec
+
+def patiently(action):
+    until = time.monotonic() + 300
+    while True:
+        try:
+            return action()
+        except UnreachableError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.2)
+
+client = Client(sys.argv[1])
+for path in sys.argv[2:]:
+    job = JobSpec.FromString(open(path, "rb").read())
+    patiently(lambda: client.submit(job, job_id=job.name))
+    patiently(lambda: client.submit(job, job_id=job.name))
+ends = {}
+for path in sys.argv[2:]:
+    name = JobSpec.FromString(open(path, "rb").read()).name
+    ends[name] = patiently(lambda: client.wait(name)).state
+print(json.dumps(ends))
+"""
+
+
+def test_all_jobs_end_right_and_none_runs_twice(tmp_path: Path) -> None:
+    prepare(tmp_path, STEPS)
+    names = [f"job-{number}" for number in range(JOBS)]
+    for name in names:
+        spec = job(tmp_path, name)
+        (tmp_path / f"{name}.spec").write_bytes(spec.SerializeToString())
+    with ExitStack() as stack:
+        redis_url = stack.enter_context(EmbeddedRedis(tmp_path / "redis")).url
+
+        def start(label: str, module: str, *arguments: str) -> Child:
+            child = spawn(label, module_argv(module, *arguments), directory=tmp_path / "logs")
+            stack.callback(child.stop, 8.0)
+            return child.wait_ready(120.0)
+
+        def start_scheduler(bind: str) -> Child:
+            return start("scheduler", "scheduler.service", "--redis", redis_url, "--bind", bind)
+
+        scheduler = start_scheduler("127.0.0.1:0")
+        address = scheduler.address
+        start("shard", "ps.server", "--scheduler", address)
+        for number in range(NODES):
+            node = ("--node-id", f"node-{number}", "--units", "2", "--scheduler", address)
+            start(f"node-{number}", "workers.node", "--type", "cpu", *node)
+        clients = [
+            subprocess.Popen(
+                [sys.executable, "-c", _CLIENT, address]
+                + [str(tmp_path / f"{name}.spec") for name in names[number::CLIENTS]],
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for number in range(CLIENTS)
+        ]
+        stack.callback(lambda: [client.kill() for client in clients])
+
+        seen = Store(redis_url)  # read past the scheduler, which may be dead
+        stack.callback(seen.close)
+
+        def jobs() -> list[JobStatus]:
+            return seen.statuses()
+
+        def ended() -> int:
+            return sum(one.state in TERMINAL for one in jobs())
+
+        for kill in range(KILLS):
+            least = kill * JOBS // KILLS
+            wait_until(
+                lambda least=least: (
+                    ended() >= least
+                    and (any(one.state == RUNNING for one in jobs()) or ended() == JOBS)
+                ),
+                f"{least} jobs have ended and one runs",
+                600.0,
+            )
+            os.kill(scheduler.pid, signal.SIGKILL)
+            scheduler.process.wait()
+            scheduler = start_scheduler(address)
+        ends: dict[str, str] = {}
+        for client in clients:
+            output, _ = client.communicate(timeout=600)
+            assert client.returncode == 0
+            ends |= json.loads(output)
+        final = {one.job_id: one for one in jobs()}
+
+    assert ends == dict.fromkeys(names, "succeeded")
+    assert sorted(final) == sorted(names)
+    for name, status in final.items():
+        assert (status.state, status.end_reason) == (SUCCEEDED, END_SUCCEEDED), status.reason
+        assert status.step == STEPS
+        # An attempt is given up only where its processes had not begun to train.
+        assert {one.end_reason for one in status.attempts} <= {END_SCHEDULER_LOST}
+        assert status.attempt == len(status.attempts) + 1
+        computed = steps_of(log_of(tmp_path, name))
+        runs = [pid for pid in dict.fromkeys(computed) if computed.count(pid) >= STEPS]
+        assert len(runs) == 1, f"{name} was trained {len(runs)} times"
+        turns = [pid for pid, _ in groupby(computed)]
+        assert len(turns) == len(set(turns)), f"{name} ran twice at once"
