@@ -15,9 +15,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from protos.boundedlog import BoundedLog
 from protos.logs import JsonFormatter, log_format, readable
 
 LIFELINE = "HETERPS_LIFELINE"
+_DRAIN_S = 1.0
 _log = logging.getLogger("heterps.process")
 
 
@@ -112,6 +114,7 @@ class Child:
     log: Path
     ready_file: Path
     facts: dict[str, Any] = field(default_factory=dict)
+    pump: threading.Thread | None = None  # brings what it prints into its log
 
     @property
     def pid(self) -> int:
@@ -124,8 +127,12 @@ class Child:
         return str(self.facts["address"])
 
     def poll(self) -> int | None:
-        """Its exit code, negative for a signal, None while it runs."""
-        return self.process.poll()
+        """Its exit code, negative for a signal, None while it runs; by then its log is whole."""
+        code = self.process.poll()
+        if code is not None and self.pump is not None:
+            self.pump.join(_DRAIN_S)  # a process that it started may hold the pipe open
+            self.pump = None
+        return code
 
     def wait_ready(self, timeout_s: float, stop: Callable[[], bool] | None = None) -> "Child":
         """Wait for its announcement.
@@ -135,7 +142,7 @@ class Child:
         """
         deadline = time.monotonic() + timeout_s
         while not self.ready_file.exists():
-            code = self.process.poll()
+            code = self.poll()
             if code is not None:
                 raise ChildError(
                     f"{self.label} ended {describe_exit(code)} before it was ready\n"
@@ -177,28 +184,43 @@ def spawn(
     *,
     directory: Path,
     environment: Mapping[str, str] | None = None,
+    log: BoundedLog | None = None,
 ) -> Child:
     """Start a process that ends with us and announces itself.
 
     `--ready-file PATH` is appended to `argv`; its output goes to DIRECTORY/LABEL.log.
     It gets its own process group, so that Ctrl-C in a terminal reaches the parent alone,
     which then ends its children in order.
+
+    Args:
+        log: where its output goes instead, so that it is bounded.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    stem = label.replace(" ", "-").replace("/", "-")
-    ready = directory / f"{stem}.ready.json"
+    ready = directory / f"{_stem(label)}.ready.json"
     ready.unlink(missing_ok=True)
-    log = directory / f"{stem}.log"
-    with log.open("ab") as output:
+    path = log.path if log is not None else log_path(directory, label)
+    with path.open("ab") as output:
         process = subprocess.Popen(
             [*argv, "--ready-file", str(ready)],
             stdin=subprocess.PIPE,
-            stdout=output,
+            stdout=subprocess.PIPE if log is not None else output,
             stderr=subprocess.STDOUT,
             env={**os.environ, **(environment or {}), LIFELINE: "1"},
             start_new_session=True,
         )
-    return Child(label, process, log, ready)
+    child = Child(label, process, path, ready)
+    if log is not None and process.stdout is not None:
+        child.pump = log.pump(process.stdout)
+    return child
+
+
+def log_path(directory: Path, label: str) -> Path:
+    """Where the output of a child goes."""
+    return directory / f"{_stem(label)}.log"
+
+
+def _stem(label: str) -> str:
+    return label.replace(" ", "-").replace("/", "-")
 
 
 def describe_exit(code: int) -> str:

@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from scheduler.store import DeposedError, Store, StoreError
+from scheduler.store import Store, StoreError
 
 HOLD_S = 5.0
 _RENEW_S = 1.0
@@ -35,7 +35,7 @@ class Charge:
         self._hold_s = hold_s
         self._renewed = 0.0  # time.monotonic()
         self._failed = 0.0
-        self.lost = threading.Event()
+        self.lost = store.deposed
 
     def take(self, stop: Callable[[], bool] = lambda: False) -> None:
         """Wait for the right of a scheduler that has died; never work beside a live one.
@@ -62,11 +62,9 @@ class Charge:
         while not stop.wait(_RENEW_S):
             asked = time.monotonic()
             try:
-                if self._store.renew(self._holder, self._hold_s):
+                if not self.lost.is_set() and self._store.renew(self._holder, self._hold_s):
                     self._renewed = asked
                     continue
-            except DeposedError:
-                pass
             except StoreError as error:
                 _log.warning("%s", error)
                 self._failed = time.monotonic()

@@ -208,6 +208,8 @@ class Run:
 
     def _end(self, ending: Ending) -> None:
         """End the job, or put it back into the queue, waiting for a Redis that is away."""
+        if self._cancel.is_set() and ending.reason != END_SUCCEEDED:
+            ending = self._ending
         while not self._abandoned:
             try:
                 if not self._control.jobs.retry(self.job_id, ending):

@@ -7,6 +7,7 @@ ids), `heterps:scheduler` (who is in charge, with a time to live), `heterps:term
 in charge last).
 """
 
+import threading
 from collections.abc import Iterable, Sequence
 from typing import Any, cast
 from urllib.parse import urlsplit
@@ -64,9 +65,9 @@ class Store:
         DeposedError: from every method that writes, when another scheduler has taken over.
     """
 
-    term = 0
-
     def __init__(self, url: str, timeout_s: float = TIMEOUT_S) -> None:
+        self.term = 0
+        self.deposed = threading.Event()
         self._address = urlsplit(url).netloc.rpartition("@")[2] or url  # never a password
         try:
             self._redis = redis.Redis.from_url(
@@ -284,6 +285,7 @@ class Store:
             return self._script(script, (*keys, _TERM), (*values, self.term))
         except StoreError as error:
             if isinstance(error.__cause__, redis.ResponseError) and scripts.STALE in str(error):
+                self.deposed.set()
                 raise DeposedError(
                     f"redis {self._address}: another scheduler works on it; "
                     f"the term of this one, {self.term}, is over"

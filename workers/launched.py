@@ -4,6 +4,7 @@ import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from protos.boundedlog import BoundedLog
 from protos.node_pb2 import SHARD, STAGE, LaunchReply, LaunchRequest
 from protos.process import Child, last_lines
 from protos.scheduler_pb2 import ProcessStatus
@@ -20,6 +21,7 @@ class Entry:
     label: str
     ready: threading.Event = field(default_factory=threading.Event)  # or failed
     child: Child | None = None
+    log: BoundedLog | None = None
     reply: LaunchReply | None = None
     error: str = ""
     ended: int | None = None

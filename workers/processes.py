@@ -15,12 +15,14 @@ from contextlib import suppress
 from contextvars import copy_context
 from pathlib import Path
 
+from protos.boundedlog import BoundedLog
 from protos.logs import log_scope
 from protos.node_pb2 import SHARD, LaunchReply, LaunchRequest, ReadLogReply
 from protos.process import (
     Child,
     ChildError,
     describe_exit,
+    log_path,
     module_argv,
     spawn,
     stop_all,
@@ -121,7 +123,9 @@ class Processes:
         """
         if self._closed.is_set():
             raise LaunchError("the node is stopping")
-        return spawn(label, argv, directory=self._directory / job_id, environment=one_thread())
+        directory = self._directory / job_id
+        log = BoundedLog(log_path(directory, label))
+        return spawn(label, argv, directory=directory, environment=one_thread(), log=log)
 
     def job_directory(self, job_id: str, attempt: int) -> Path:
         """The folder of an attempt's files on this node, made if need be."""
@@ -164,17 +168,11 @@ class Processes:
             entry = next((j.entries[process_id] for j in jobs if process_id in j.entries), None)
         if entry is None:
             return None
-        child = entry.child
-        if child is None:
+        if entry.child is None or entry.log is None:
             return ReadLogReply(ended=entry.ready.is_set())
         ended = entry.exit_code() is not None  # asked first: what it wrote is there by then
-        size = child.log.stat().st_size if child.log.exists() else 0
-        offset = min(offset, size)
-        with child.log.open("rb") as stream:
-            stream.seek(offset)
-            data = stream.read(min(limit or _READ_LIMIT, _READ_LIMIT))
-        end = offset + len(data)
-        return ReadLogReply(data=data, next_offset=end, ended=ended and end >= size)
+        data, end, whole = entry.log.read(offset, min(limit or _READ_LIMIT, _READ_LIMIT))
+        return ReadLogReply(data=data, next_offset=end, ended=ended and whole)
 
     def close(self, grace_s: float) -> None:
         """Stop everything."""
@@ -205,11 +203,14 @@ class Processes:
         request = entry.request
         job.directory.mkdir(parents=True, exist_ok=True)
         entry.oom_kills = oom_kills()
+        if entry.log is None:
+            entry.log = BoundedLog(log_path(job.directory, entry.label))
         child = spawn(
             entry.label,
             self._argv(job, entry, bind),
             directory=job.directory,
             environment=one_thread(),
+            log=entry.log,
         )
         with self._lock:
             entry.child = child
