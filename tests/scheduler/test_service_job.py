@@ -15,6 +15,8 @@ from protos.job_pb2 import JobSpec
 from protos.process import module_argv, spawn
 from protos.scheduler_pb2 import (
     CANCELLED,
+    END_LOST_SHARD,
+    END_WORKER_CRASHED,
     FAILED,
     PLANNING,
     PROFILING,
@@ -221,7 +223,9 @@ def test_the_process_that_was_killed_is_named(service: Service, role: str) -> No
     victim = next(p for p in service.processes(job_id) if p.role == role)
     os.kill(victim.pid, signal.SIGKILL)
     status = service.end(job_id)
-    assert status.state == FAILED
+    reason = END_LOST_SHARD if role == "shard" else END_WORKER_CRASHED
+    assert (status.state, status.end_reason) == (FAILED, reason)
+    assert status.process == victim.label
     first = status.reason.splitlines()[0]
     assert first.startswith(f"{victim.label} (pid {victim.pid} on node cpu-")
     assert "ended by signal 9 (SIGKILL)" in first
