@@ -91,6 +91,10 @@ class Cluster:
         return self._scheduler.address
 
     @property
+    def _logs(self) -> Path:
+        return self.directory / "logs"
+
+    @property
     def children(self) -> list[Child]:
         """The scheduler and the nodes."""
         return [*([self._scheduler] if self._scheduler else []), *self._nodes]
@@ -130,6 +134,25 @@ class Cluster:
             self.stop()
             raise
         return self
+
+    def revive(self, dead: Child, stop: Callable[[], bool] = lambda: False) -> Child:
+        """Start a process that has died again, the scheduler at its address; the new one.
+
+        Raises:
+            ClusterError: it did not come up, or is none of this cluster's.
+        """
+        try:
+            dead.stop(0.0)  # closes what is left of it
+            if dead is self._scheduler:
+                child = self._scheduler = self._spawn_scheduler(dead.address)
+                # Till it was ready the address is known from before.
+                child.facts = dict(dead.facts)
+            else:
+                place = self._nodes.index(dead)
+                child = self._nodes[place] = self._spawn_node(dead.label.removeprefix("node "))
+            return child.wait_ready(_READY_S, stop)
+        except (ChildError, OSError, ValueError) as error:
+            raise ClusterError(f"{dead.label} did not start again: {error}") from None
 
     def stop(self) -> None:
         """End all processes, nodes first; safe to repeat."""
@@ -180,23 +203,27 @@ class Cluster:
                 raise ClusterError(f"the cluster did not start: {error}") from None
             self._url = self._redis.url
         on_step("scheduler")
-        logs = self.directory / "logs"
-        # Through the environment: a URL may hold a password, and arguments are public.
-        environment = {REDIS_VARIABLE: self._url}
-        argv = module_argv("scheduler.service", "--bind", self._bind)
-        self._scheduler = spawn("scheduler", argv, directory=logs, environment=environment)
+        self._scheduler = self._spawn_scheduler(self._bind)
         self._scheduler.wait_ready(_READY_S)
         on_step("nodes")
-        for name, units in sorted(self.types.items()):
-            argv = module_argv("workers.node", "--type", name, "--units", str(units))
-            argv += ["--scheduler", self.address, "--bind", "127.0.0.1:0"]
-            argv += ["--directory", str(self.directory / f"node-{name}")]
-            argv += ["--emulate"] if name in self.emulated else []
-            argv += ["--device", self._devices[name]] if self._devices.get(name) else []
-            self._nodes.append(spawn(f"node {name}", argv, directory=logs))
+        self._nodes = [self._spawn_node(name) for name in sorted(self.types)]
         for child in self._nodes:
             child.wait_ready(_READY_S)
         self._await_nodes()
+
+    def _spawn_scheduler(self, bind: str) -> Child:
+        # Through the environment: a URL may hold a password, and arguments are public.
+        environment = {REDIS_VARIABLE: self._url}
+        argv = module_argv("scheduler.service", "--bind", bind)
+        return spawn("scheduler", argv, directory=self._logs, environment=environment)
+
+    def _spawn_node(self, name: str) -> Child:
+        argv = module_argv("workers.node", "--type", name, "--units", str(self.types[name]))
+        argv += ["--scheduler", self.address, "--bind", "127.0.0.1:0"]
+        argv += ["--directory", str(self.directory / f"node-{name}")]
+        argv += ["--emulate"] if name in self.emulated else []
+        argv += ["--device", self._devices[name]] if self._devices.get(name) else []
+        return spawn(f"node {name}", argv, directory=self._logs)
 
     def _await_nodes(self) -> None:
         """Wait until the scheduler knows every node."""

@@ -16,11 +16,68 @@ from heterps import home
 from heterps.embedded import REDIS_VARIABLE, Cluster
 from heterps.errors import ClusterError
 from heterps.home import Running
-from protos.process import announce, install_signals, last_lines, module_argv, setup_logging
+from protos.process import (
+    Child,
+    announce,
+    describe_exit,
+    install_signals,
+    last_lines,
+    module_argv,
+    setup_logging,
+)
+from workers.shard import RestartRule
 
 _UP_S = 120.0
 _DOWN_S = 30.0
 _log = logging.getLogger("heterps.supervisor")
+
+
+class Reviver:
+    """Starts the processes of a cluster again when they die: soon, then later, not for ever.
+
+    The jobs of a dead node end, or start over where they may; those of a dead scheduler go on.
+    """
+
+    def __init__(
+        self, cluster: Cluster, stop: threading.Event, rule: RestartRule | None = None
+    ) -> None:
+        self._cluster = cluster
+        self._stop = stop
+        self._rule = rule or RestartRule()
+        self._restarts: dict[str, list[float]] = {}  # when, by label
+        self._due: dict[str, float] = {}
+        self._given_up: set[str] = set()
+
+    def step(self) -> bool:
+        """Look after every process once; whether one was started again."""
+        revived = [self._look_after(child) for child in self._cluster.children]
+        return any(revived)
+
+    def _look_after(self, child: Child) -> bool:
+        label, code, now = child.label, child.poll(), time.monotonic()
+        if code is None or label in self._given_up:
+            return False
+        restarts = self._restarts.setdefault(label, [])
+        if label not in self._due:
+            pause = self._rule.pause_before(restarts, now)
+            told = f"{label} ended {describe_exit(code)}; its log is {child.log}"
+            if pause is None:
+                self._given_up.add(label)
+                _log.error("%s; it %s and stays down", told, self._rule.exhausted)
+                return False
+            _log.error("%s; it is started again", told)
+            self._due[label] = now + pause
+        if now < self._due[label]:
+            return False
+        del self._due[label]
+        restarts.append(now)
+        try:
+            again = self._cluster.revive(child, self._stop.is_set)
+        except ClusterError as error:
+            _log.error("%s", error)
+            return False
+        _log.info("%s runs again (pid %d)", label, again.pid)
+        return True
 
 
 def up(
@@ -117,17 +174,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         cluster = Cluster(options.directory, types, options.emulate, bind=options.bind)
         try:
             cluster.start()
-            state = Running(
-                os.getpid(), cluster.address, str(cluster.directory), time.time(), cluster.roles
-            )
-            state.write()
+            started_at = time.time()
+
+            def write() -> None:
+                where = (cluster.address, str(cluster.directory))
+                Running(os.getpid(), *where, started_at, cluster.roles).write()
+
+            write()
             announce(options.ready_file, address=cluster.address)
-            ended: set[str] = set()
+            reviver = Reviver(cluster, stop)
             while not stop.wait(0.5):
-                for child in cluster.children:
-                    if child.poll() is not None and child.label not in ended:
-                        ended.add(child.label)
-                        _log.error("%s has ended; its log is %s", child.label, child.log)
+                if reviver.step():
+                    write()
         except ClusterError as error:
             print(error)
             return 1

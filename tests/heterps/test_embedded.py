@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 from heterps import Cluster, home, supervisor
 from heterps.client import Client
 from heterps.errors import ClusterError, UnknownJobError
+from workers.shard import RestartRule
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -127,3 +129,45 @@ def test_a_supervisor_that_is_killed_leaves_nothing(marker):
     assert gone(marker)
     assert home.running() is None, "its record is not believed"
     assert supervisor.down() is None
+
+
+def test_what_dies_is_started_again_at_its_place(marker):
+    running = supervisor.up({"cpu": 1}, [])
+    try:
+        before = {role.label: role.pid for role in running.roles}
+        for label in ("scheduler", "node cpu"):
+            os.kill(before[label], signal.SIGKILL)
+
+        def revived():
+            now = home.running()
+            pids = {role.label: role.pid for role in now.roles}
+            both = all(pids[label] != before[label] for label in ("scheduler", "node cpu"))
+            return now if both else None
+
+        deadline = time.monotonic() + 120
+        while (now := revived()) is None:
+            assert time.monotonic() < deadline, "not started again"
+            time.sleep(0.1)
+        assert now.address == running.address
+        with Client(now.address) as client:
+            while [node.type for node in client.nodes()] != ["cpu"]:
+                assert time.monotonic() < deadline, "the node did not join"
+                time.sleep(0.1)
+    finally:
+        supervisor.down()
+    assert gone(marker)
+
+
+def test_what_dies_again_and_again_stays_down(tmp_path):
+    """A restart is granted, the next death within the window is final."""
+    stop = threading.Event()
+    with Cluster(tmp_path, types={"cpu": 1}) as cluster:
+        reviver = supervisor.Reviver(cluster, stop, RestartRule(most=1))
+        assert not reviver.step()
+        for expected in (True, False):
+            node = cluster.children[1]
+            os.kill(node.pid, signal.SIGKILL)
+            node.process.wait()
+            assert reviver.step() is expected
+        assert not reviver.step()
+        assert cluster.children[0].poll() is None
