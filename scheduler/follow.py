@@ -23,9 +23,9 @@ from protos.scheduler_pb2 import (
 )
 from scheduler.calls import CallError, Channels, Interrupted, Stop, call
 from scheduler.endings import Ending, is_out_of_memory, last_error, of_process
-from scheduler.launch import Process
 from scheduler.measure import Mark, Measurement, Windows
 from scheduler.nodes import Nodes
+from scheduler.placed import Process
 
 COLLECT_S = 1.5  # one death makes others fail: their deaths are waited for before one is blamed
 _POLL_S = 0.2

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from protos.decision_pb2 import Decision
@@ -17,7 +17,6 @@ from protos.scheduler_pb2 import (
     END_LOST_NODE,
     END_NO_CAPACITY,
     NodeStatus,
-    PlacedProcess,
 )
 from protos.stage_pb2 import StageWorkers, Topology
 from protos.stage_pb2_grpc import StageStub
@@ -25,6 +24,7 @@ from scheduler import nodes as registry
 from scheduler.calls import CallError, Channels, Interrupted, Stop, call
 from scheduler.endings import Ending, first_line, last_error, of_text
 from scheduler.nodes import Nodes
+from scheduler.placed import Attempt, Process
 
 _LAUNCH_TIMEOUT_S = 240.0
 _START_TIMEOUT_S = 20.0
@@ -37,75 +37,6 @@ class LaunchError(RuntimeError):
     def __init__(self, ending: Ending) -> None:
         super().__init__(ending.text)
         self.ending = ending
-
-
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    """One attempt at a job: nodes take each attempt once, and orders of the latest term alone."""
-
-    job_id: str
-    number: int
-    term: int
-
-
-@dataclass(frozen=True, slots=True)
-class Process:
-    """One process of a job: what it is, and the node (or standing shard) that it lives with."""
-
-    process_id: str
-    label: str
-    role: int
-    index: int
-    rank: int
-    node: NodeStatus
-    address: str = ""
-    rendezvous: str = ""
-    pid: int = 0
-
-    @property
-    def standing(self) -> bool:
-        """Whether it is a standing shard, which the job found and will leave running."""
-        return self.node.kind == registry.SHARD
-
-    @property
-    def place(self) -> str:
-        """Where it runs, for people."""
-        if self.standing:
-            return f"standing shard {self.node.node_id} at {self.node.address}"
-        pid = f"pid {self.pid} on " if self.pid else ""
-        return f"{pid}node {self.node.node_id}, {self.node.type} at {self.node.address}"
-
-    @classmethod
-    def of(cls, placed: PlacedProcess) -> "Process":
-        """Read what was kept of it."""
-        return cls(
-            placed.process_id,
-            placed.label,
-            placed.role,
-            placed.index,
-            placed.rank,
-            placed.node,
-            placed.address,
-            placed.rendezvous,
-            placed.pid,
-        )
-
-    def to_message(self) -> PlacedProcess:
-        """What to keep of it."""
-        node = NodeStatus()
-        node.CopyFrom(self.node)
-        node.ClearField("processes")
-        return PlacedProcess(
-            process_id=self.process_id,
-            label=self.label,
-            role=self.role,
-            index=self.index,
-            rank=self.rank,
-            node=node,
-            address=self.address,
-            rendezvous=self.rendezvous,
-            pid=self.pid,
-        )
 
 
 def demand(decision: Decision, standing: Sequence[NodeStatus]) -> list[str]:

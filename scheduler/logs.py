@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from protos.node_pb2 import ReadLogReply, ReadLogRequest
 from protos.scheduler_pb2 import LogChunk
 from scheduler.calls import CallError, Channels, Stop, call
-from scheduler.launch import Process
+from scheduler.placed import Process
 from scheduler.store import Store, StoreError
 
 KEPT_BYTES = 1 << 20  # of each process, its end

@@ -10,7 +10,7 @@ from protos.job_pb2 import JobSpec
 from protos.node_pb2 import ProfileRequest
 from protos.scheduler_pb2 import NodeStatus
 from scheduler.calls import Channels, Stop, call
-from scheduler.launch import Attempt
+from scheduler.placed import Attempt
 
 _PROFILE_TIMEOUT_S = 900.0
 

@@ -38,9 +38,7 @@ from scheduler.fields import InputError
 from scheduler.follow import Follower
 from scheduler.jobs import Jobs
 from scheduler.launch import (
-    Attempt,
     LaunchError,
-    Process,
     begin,
     demand,
     drop_tables,
@@ -60,6 +58,7 @@ from scheduler.offer import (
     profile,
     profiling_types,
 )
+from scheduler.placed import Attempt, Process
 from scheduler.standing import watch
 from scheduler.store import DeposedError, Store, StoreError
 

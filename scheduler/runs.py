@@ -16,7 +16,8 @@ from protos.scheduler_pb2 import (
 )
 from scheduler import nodes as registry
 from scheduler.endings import Ending
-from scheduler.launch import Attempt, stop_job
+from scheduler.launch import stop_job
+from scheduler.placed import Attempt
 from scheduler.runner import GRACE_S, Control, Run
 
 _log = logging.getLogger("heterps.runs")

@@ -133,6 +133,7 @@ class SchedulerService(SchedulerServicer):
         """Stop a job; answers when its processes are stopped. A job that has ended stays so."""
         job_id = request.job_id
         self._known(job_id, context)
+        self._in_charge(context)
         if not self._runs.cancel_queued(job_id):
             run = self._runs.get(job_id)
             if run is not None:
@@ -254,13 +255,16 @@ class SchedulerService(SchedulerServicer):
 
     def Report(self, request: ProgressReport, context: grpc.ServicerContext) -> ReportReply:  # noqa: N802
         """Take in a worker's progress; `stop` once its job is over."""
-        if not self._charge.sure():
-            context.abort(grpc.StatusCode.UNAVAILABLE, "not known to be in charge; say it again")
+        self._in_charge(context)
         run = self._runs.get(request.job_id)
         try:
             return ReportReply(stop=run is None or run.report(request))
         except StoreError as error:
             _unavailable(context, error)
+
+    def _in_charge(self, context: grpc.ServicerContext) -> None:
+        if not self._charge.sure():
+            context.abort(grpc.StatusCode.UNAVAILABLE, "not known to be in charge; say it again")
 
     def _known(self, job_id: str, context: grpc.ServicerContext) -> JobStatus:
         status = self._jobs.get(job_id)

@@ -63,7 +63,7 @@ def job_report(job: Job) -> RenderableType:
         parts += [heading("Quality"), indented(metrics_table(job))]
     why = _why(job) if job.state is not State.SUCCEEDED else []
     if why:
-        parts += [heading("Why"), *why]
+        parts += [heading("Why" if job.state.is_final else "Now"), *why]
     if job.output and job.state is State.SUCCEEDED:
         parts.append(indented(Text(f"model saved in {job.output}", overflow="fold")))
     return Group(*parts)
