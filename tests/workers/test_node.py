@@ -29,7 +29,7 @@ from protos.node_pb2_grpc import NodeStub
 from protos.parameter_server_pb2 import StatsRequest
 from protos.parameter_server_pb2_grpc import ParameterServerStub
 from protos.process import Child, module_argv, spawn
-from protos.scheduler_pb2 import ListNodesRequest
+from protos.scheduler_pb2 import HeartbeatRequest, ListNodesRequest, NodeStatus
 from protos.scheduler_pb2_grpc import SchedulerStub
 
 pytest.importorskip("ps.server")
@@ -42,10 +42,15 @@ class Daemon:
         self.child = child
         self.stub = stub
         self.scheduler = scheduler
+        shard = HeartbeatRequest(node=NodeStatus(node_id="any", kind="shard"), leaving=True)
+        self.term = scheduler.Heartbeat(shard, timeout=10).term  # nodes obey no other
 
     def launch(self, process_id: str = "job.shard-0", job_id: str = "job") -> LaunchReply:
-        request = LaunchRequest(process_id=process_id, job_id=job_id, role=SHARD)
+        request = LaunchRequest(process_id=process_id, job_id=job_id, role=SHARD, term=self.term)
         return self.stub.Launch(request, timeout=60)
+
+    def stop_request(self, job_id: str) -> StopJobRequest:
+        return StopJobRequest(job_id=job_id, grace_s=5, term=self.term)
 
 
 @pytest.fixture(scope="module")
@@ -97,9 +102,9 @@ def test_a_shard_is_launched_once_per_id_and_stopped(node: Daemon) -> None:
         ParameterServerStub(channel).Stats(StatsRequest(), timeout=5)
     (process,) = node.stub.Status(NodeStatusRequest(), timeout=5).processes
     assert (process.label, process.running, process.pid) == ("shard 0", True, reply.pid)
-    assert node.stub.StopJob(StopJobRequest(job_id="job", grace_s=5), timeout=10).stopped == 1
+    assert node.stub.StopJob(node.stop_request("job"), timeout=10).stopped == 1
     assert not alive(reply.pid)
-    assert node.stub.StopJob(StopJobRequest(job_id="job", grace_s=5), timeout=10).stopped == 0
+    assert node.stub.StopJob(node.stop_request("job"), timeout=10).stopped == 0
     with pytest.raises(grpc.RpcError) as raised:
         node.launch("job.shard-1")
     assert raised.value.details() == "job job was stopped on this node"
@@ -130,7 +135,7 @@ def test_logs_are_read_by_offset_and_stay_after_the_end(node: Daemon) -> None:
     assert read(0, 4) == (whole[:4], 4, False)
     assert read(4, 4) == (whole[4:8], 8, False)
     assert read(1 << 62) == (b"", end, False)
-    node.stub.StopJob(StopJobRequest(job_id="job", grace_s=5), timeout=10)
+    node.stub.StopJob(node.stop_request("job"), timeout=10)
     later, end, ended = read(0)
     assert later.startswith(whole)
     assert ended
@@ -155,7 +160,7 @@ def test_a_stopped_node_says_goodbye_and_stops_its_processes(node: Daemon) -> No
 
 
 def test_a_process_that_cannot_start_is_explained(node: Daemon) -> None:
-    request = LaunchRequest(process_id="bad.stage", job_id="bad", role=STAGE)
+    request = LaunchRequest(process_id="bad.stage", job_id="bad", role=STAGE, term=node.term)
     request.job.model.entry = "nowhere.py:build"
     request.stages.add(first=0, last=0, type="cpu", units=1)
     with pytest.raises(grpc.RpcError) as raised:
@@ -170,8 +175,8 @@ def test_ids_that_are_no_file_names_are_refused(node: Daemon, bad: str) -> None:
     for call in (
         lambda: node.launch(process_id=bad),
         lambda: node.launch(job_id=bad),
-        lambda: node.stub.StopJob(StopJobRequest(job_id=bad), timeout=5),
-        lambda: node.stub.Profile(ProfileRequest(job_id=bad), timeout=5),
+        lambda: node.stub.StopJob(node.stop_request(bad), timeout=5),
+        lambda: node.stub.Profile(ProfileRequest(job_id=bad, term=node.term), timeout=5),
     ):
         with pytest.raises(grpc.RpcError) as raised:
             call()
@@ -179,7 +184,7 @@ def test_ids_that_are_no_file_names_are_refused(node: Daemon, bad: str) -> None:
 
 
 def test_a_failed_profile_names_its_problem(node: Daemon) -> None:
-    request = ProfileRequest(job_id="bad")
+    request = ProfileRequest(job_id="bad", term=node.term)
     request.job.model.entry = "nowhere.py:build"
     request.resources.types.add(name="cpu", device="cpu")
     with pytest.raises(grpc.RpcError) as raised:
@@ -190,7 +195,7 @@ def test_a_failed_profile_names_its_problem(node: Daemon) -> None:
 
 
 def test_a_profile_ends_when_its_caller_goes_away(node: Daemon) -> None:
-    request = ProfileRequest(job_id="slow")
+    request = ProfileRequest(job_id="slow", term=node.term)
     request.resources.types.add(name="cpu", device="cpu")
     call = node.stub.Profile.future(request, timeout=90)
     children = Path(f"/proc/{node.child.pid}/task")
@@ -258,7 +263,7 @@ def test_a_cpu_node_starts_without_torch() -> None:
 def test_the_lease_is_kept_while_processes_come_and_go(node: Daemon) -> None:
     for index in range(3):
         node.launch(f"job{index}.shard", f"job{index}")
-        node.stub.StopJob(StopJobRequest(job_id=f"job{index}", grace_s=5), timeout=10)
+        node.stub.StopJob(node.stop_request(f"job{index}"), timeout=10)
     threading.Event().wait(0.5)
     nodes = node.scheduler.ListNodes(ListNodesRequest(), timeout=5).nodes
     (mine,) = [n for n in nodes if n.node_id == node.child.facts["node_id"]]

@@ -137,7 +137,7 @@ def test_a_killed_shard_returns_to_its_place_with_its_rows(
     log = processes.read_log("job.shard-0", 0, 0)
     assert log is not None
     assert log.data.count(b"listens on") == 2
-    assert processes.stop_job("job", 5.0) == 1
+    assert processes.stop_job("job", 0, 5.0) == 1
     assert not alive(status.pid)
     assert not kept.exists()
 
@@ -182,7 +182,7 @@ def test_a_job_that_is_stopped_gets_no_shard_back(processes: Processes, tmp_path
     pid = launch(processes).pid
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: only(processes).restarts)
-    processes.stop_job("job", 5.0)
+    processes.stop_job("job", 0, 5.0)
     own = f"{tmp_path}/job/".encode()
     mine = [p for p in Path("/proc").glob("[0-9]*/cmdline") if own in (read(p) or b"")]
     assert not mine
