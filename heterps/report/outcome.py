@@ -47,8 +47,7 @@ def job_report(job: Job) -> RenderableType:
         took = duration(job.ended_at - job.submitted_at)
         lines.append(("ended", f"{_clock(job.ended_at)}, {took} after it was submitted"))
     if job.attempt > 1 or job.retries:
-        allowed = f", {job.retries} retries allowed" if job.retries else ""
-        lines.append(("attempt", f"{job.attempt}{allowed}"))
+        lines.append(("attempt", f"{job.attempt} (retries: {job.retries})"))
     if job.total_steps:
         share = f" ({job.step / job.total_steps:.0%})"
         lines.append(("trained", f"step {job.step} of {job.total_steps}{share}"))
@@ -85,6 +84,8 @@ def job_commands(job: Job) -> list[tuple[str, str]]:
     if job.end_reason in NOT_THE_JOB:
         text = "start over; with --set retries=2 it does so by itself"
         commands.append(("heterps submit JOB.yaml", text))
+    elif job.state is State.FAILED:
+        commands.append(("heterps submit JOB.yaml", "once it is mended"))
     return commands
 
 

@@ -44,7 +44,7 @@ def test_a_failure_is_one_screen_with_what_to_type_next(run: Run) -> None:
         "KeyError: 'age'",
         "reading row 7",
         "step 30 of 120 (25%)",
-        "2, 1 retries allowed",
+        "2 (retries: 1)",
         "lost_node: no heartbeat for 5 s",
         "heterps logs clicks-aaa111",
     ):

@@ -287,17 +287,25 @@ def test_nodes_ride_out_a_scheduler_that_restarts(cluster: Cluster, tmp_path: Pa
 
 def test_processes_of_a_job_nobody_runs_are_stopped(cluster: Cluster) -> None:
     """A node that still runs a job of a scheduler before this one is told to stop it."""
-    from protos.node_pb2 import SHARD, LaunchRequest
+    from protos.node_pb2 import SHARD, LaunchRequest, NodeStatusRequest
     from protos.node_pb2_grpc import NodeStub
 
-    scheduler, stub = cluster.scheduler("--lease", "2")
+    scheduler, to_scheduler = cluster.scheduler("--lease", "2")
     node = cluster.node(scheduler, "cpu", "--units", "1")
     shard = HeartbeatRequest(node=NodeStatus(node_id="any", kind="shard"))
-    term = stub.Heartbeat(shard, timeout=5).term
+    term = to_scheduler.Heartbeat(shard, timeout=5).term
     with connect(node.address) as channel:
         request = LaunchRequest(process_id="old.shard-0", job_id="old", role=SHARD, term=term)
-        reply = NodeStub(channel).Launch(request, timeout=60)
-        wait_until(lambda: not alive(reply.pid))
+        stub = NodeStub(channel)
+        stub.Launch.future(request, timeout=60)  # stopped meanwhile where this takes long
+        seen: list[int] = []
+
+        def started() -> bool:
+            seen.extend(p.pid for p in stub.Status(NodeStatusRequest(), timeout=10).processes)
+            return bool(seen)
+
+        wait_until(started)
+        wait_until(lambda: not alive(seen[0]))
 
 
 def test_two_schedulers_do_not_share_a_redis(cluster: Cluster) -> None:
