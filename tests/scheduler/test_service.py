@@ -297,7 +297,7 @@ def test_processes_of_a_job_nobody_runs_are_stopped(cluster: Cluster) -> None:
     with connect(node.address) as channel:
         request = LaunchRequest(process_id="old.shard-0", job_id="old", role=SHARD, term=term)
         stub = NodeStub(channel)
-        stub.Launch.future(request, timeout=60)  # stopped meanwhile where this takes long
+        launching = stub.Launch.future(request, timeout=60)  # may be stopped before it is ready
         seen: list[int] = []
 
         def started() -> bool:
@@ -306,6 +306,7 @@ def test_processes_of_a_job_nobody_runs_are_stopped(cluster: Cluster) -> None:
 
         wait_until(started)
         wait_until(lambda: not alive(seen[0]))
+        launching.cancel()
 
 
 def test_two_schedulers_do_not_share_a_redis(cluster: Cluster) -> None:
