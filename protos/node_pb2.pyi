@@ -308,6 +308,7 @@ class FollowRequest(_message.Message):
     SCHEDULER_FIELD_NUMBER: _builtins.int
     term: _builtins.int
     scheduler: _builtins.str
+    """its address; empty: where it was"""
     def __init__(
         self,
         *,

@@ -11,6 +11,7 @@ from scheduler.store import Store, StoreError
 
 _TIMEOUT_S = 3.0
 _PARALLEL = 16
+_ANY = ("0.0.0.0", "[::]", "::", "")
 _log = logging.getLogger("heterps.takeover")
 
 
@@ -25,7 +26,9 @@ def gather(store: Store, nodes: Nodes, channels: Channels, address: str) -> None
     except StoreError as error:
         _log.warning("%s", error)
         return
-    request = FollowRequest(term=store.term, scheduler=address)
+    # Where it listens on all addresses, only those that were told one can say which is good.
+    named = address.rpartition(":")[0] not in _ANY
+    request = FollowRequest(term=store.term, scheduler=address if named else "")
 
     def tell(node: NodeStatus) -> None:
         try:

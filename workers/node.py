@@ -103,7 +103,8 @@ class NodeService(NodeServicer):
     def Follow(self, request: FollowRequest, context: grpc.ServicerContext) -> NodeStatus:  # noqa: N802
         """Obey and report to another scheduler from now on."""
         self._obey(request.term, context)
-        self._follow(request.scheduler)
+        if request.scheduler:
+            self._follow(request.scheduler)
         return self.status()
 
     def Status(self, request: NodeStatusRequest, context: grpc.ServicerContext) -> NodeStatus:  # noqa: N802
