@@ -28,6 +28,7 @@ _COMMANDS = {
     "replan": ("replan", "Say whether another plan would pay, by what was measured."),
     "logs": ("jobs", "Show what a job's processes wrote."),
     "cancel": ("jobs", "Stop a job."),
+    "get": ("get", "Fetch a job's model, metrics and decision."),
     "scheduler": ("rooms", "Run the scheduler."),
     "node": ("rooms", "Run the daemon of one host."),
     "ps": ("ps", "Run one parameter-server shard, or look into those that run."),

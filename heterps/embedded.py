@@ -184,6 +184,7 @@ class Cluster:
         # Through the environment: a URL may hold a password, and arguments are public.
         environment = {REDIS_VARIABLE: self._url}
         argv = module_argv("scheduler.service", "--bind", self._bind)
+        argv += ["--artifacts", str(self.directory / "artifacts")]
         self._scheduler = spawn("scheduler", argv, directory=logs, environment=environment)
         self._scheduler.wait_ready(_READY_S)
         on_step("nodes")

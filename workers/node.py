@@ -49,6 +49,7 @@ from protos.process import (
 from protos.scheduler_pb2 import NodeStatus
 from protos.security import SecurityError
 from protos.servers import BindError, Server
+from workers.code import CodeCache, CodeError
 from workers.processes import LaunchError, Processes, wait_for
 
 _PROFILE_TIMEOUT_S = 900.0
@@ -66,9 +67,13 @@ class NodeService(NodeServicer):
 
     Args:
         status: what this node is; its processes are filled in.
+        code: that jobs bring.
     """
 
-    def __init__(self, status: NodeStatus, processes: Processes, stop: threading.Event) -> None:
+    def __init__(
+        self, status: NodeStatus, processes: Processes, stop: threading.Event, code: CodeCache
+    ) -> None:
+        self._code = code
         self._base = status
         self._processes = processes
         self._stop = stop
@@ -91,6 +96,10 @@ class NodeService(NodeServicer):
         directory = self._processes.job_directory(request.job_id)
         with tempfile.TemporaryDirectory(dir=directory, prefix="profile-") as work:
             asked, result = Path(work, "request"), Path(work, "workload")
+            try:
+                request.job.CopyFrom(self._code.bring(request.job, Path(work, "code")))
+            except CodeError as error:
+                _fail(context, str(error))
             asked.write_bytes(request.SerializeToString())
             argv = module_argv(
                 "workers.profile",
@@ -192,7 +201,8 @@ def _run(options: argparse.Namespace, stop: threading.Event) -> None:
                 tempfile.TemporaryDirectory(prefix="heterps-node-", ignore_cleanup_errors=True)
             )
         )
-        processes = Processes(directory.resolve(), host, options.ready_timeout, changed)
+        code = CodeCache(directory.resolve() / ".code", options.scheduler)  # no job has that id
+        processes = Processes(directory.resolve(), host, options.ready_timeout, changed, code=code)
         stack.callback(processes.close, _GRACE_S)
         status = NodeStatus(
             node_id=options.node_id or f"{options.type}-{uuid.uuid4().hex[:6]}",
@@ -202,7 +212,7 @@ def _run(options: argparse.Namespace, stop: threading.Event) -> None:
             emulated=options.emulate,
             device=f"{hardware} on {socket.gethostname()}",
         )
-        service = NodeService(status, processes, stop)
+        service = NodeService(status, processes, stop, code)
         server = Server("node", options.bind, threads=64)  # each Launch waits for its process
         server.add(add_NodeServicer_to_server, service, "heterps.v1.Node")
         status.address = f"{host}:{server.start().rpartition(':')[2]}"

@@ -12,15 +12,24 @@ from heterps.errors import INTERRUPTED, OK
 @options.job_file
 @options.overrides
 @click.option("--id", "job_id", help="The job's id: submitting it again changes nothing.")
+@click.option(
+    "--no-code", is_flag=True, help="Do not send the code: nodes find it at the same path."
+)
 @click.option("--wait", is_flag=True, help="Follow the job to its end, and exit as it does.")
 @options.cluster
 @options.as_json
 def submit(
-    job_file: Path, overrides: tuple[str, ...], job_id: str | None, wait: bool, as_json: bool
+    job_file: Path,
+    overrides: tuple[str, ...],
+    job_id: str | None,
+    no_code: bool,
+    wait: bool,
+    as_json: bool,
 ) -> int:
-    """Check JOB.yaml, make its data, and hand it to the running cluster.
+    """Check JOB.yaml, make its data, send its code, and hand it to the running cluster.
 
-    With --wait, Ctrl-C leaves the job running.
+    The code is the folder of JOB.yaml, or the one that its `code` names, without what
+    .heterpsignore leaves out. With --wait, Ctrl-C leaves the job running.
     """
     from heterps import report
     from heterps.commands import following, lookup
@@ -32,7 +41,7 @@ def submit(
     with lookup.client() as client:
         client.ping()
         with step(console, f"preparing {job.data.path}") as detail:
-            submitted = client.submit(job, job_id, on_line=detail)
+            submitted = client.submit(job, job_id, on_line=detail, code=not no_code)
         if not wait:
             if as_json:
                 options.print_json({"job_id": submitted})
@@ -41,6 +50,7 @@ def submit(
             commands = [
                 (f"heterps logs -f {submitted}", "follow what it prints"),
                 (f"heterps inspect {submitted}", "its plan and how it goes"),
+                (f"heterps get {submitted}", "its model, once it has ended"),
                 (f"heterps cancel {submitted}", "stop it"),
             ]
             console.print(report.next_commands(commands), soft_wrap=True)

@@ -12,6 +12,7 @@ from heterps.reasons import shortened
 from heterps.records import Job, State
 from heterps.report.cluster import STYLES
 from heterps.report.terminal import heading, indented, table
+from protos.naming import KEPT
 
 if TYPE_CHECKING:
     from scheduler import Decision
@@ -31,7 +32,10 @@ def outcome_report(job: Job, decision: "Decision | None") -> RenderableType:
     if job.reason and job.state is not State.SUCCEEDED:
         parts.append(indented(Text(shortened(job.reason), overflow="fold")))
     if job.output and job.state is State.SUCCEEDED:
-        parts.append(indented(Text(f"model saved in {job.output}", overflow="fold")))
+        where = f"model saved in {job.output}"
+        if job.output.startswith(KEPT):
+            where = f"the scheduler keeps the model; fetch it with `heterps get {job.job_id}`"
+        parts.append(indented(Text(where, overflow="fold")))
     return Group(*parts)
 
 
