@@ -38,8 +38,8 @@ def pack(job: JobSpec, limit_bytes: int) -> Code:
     if Path(name).as_posix() not in code.files:
         raise CodeError(
             f"model.entry: {entry} is not in the code that is sent, {root} without what its "
-            ".heterpsignore leaves out. Name the folder that has both as `code` in the job file, or "
-            "use a disk that all machines share with `heterps submit --no-code`"
+            ".heterpsignore leaves out. Name the folder that has both as `code` in the job file, "
+            "or use a disk that all machines share with `heterps submit --no-code`"
         )
     return code
 

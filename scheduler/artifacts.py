@@ -84,6 +84,9 @@ class Artifacts:
         # Since when content waits for a job to name it.
         self._awaited = {p.name: p.stat().st_mtime for p in self._content.iterdir()}
         self._jobs = self._read_jobs()
+        for files in self._jobs.values():
+            for kept in files.values():
+                self._awaited.pop(kept.digest, None)
 
     @property
     def total_bytes(self) -> int:

@@ -51,7 +51,10 @@ def unpack(archive: Path, folder: Path, limits: Limits) -> None:
     temporary.mkdir(parents=True, mode=0o755)
     try:
         with archive.open("rb") as packed, gzip.GzipFile(fileobj=packed, mode="rb") as stream:
-            _unpack(cast(BinaryIO, _Bounded(stream, limits)), temporary, limits)
+            bounded = cast(BinaryIO, _Bounded(stream, limits))
+            _unpack(bounded, temporary, limits)
+            while bounded.read(_CHUNK):  # the checksum comes last
+                pass
         os.replace(temporary, folder)
     except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile, UnicodeError) as error:
         raise ArchiveError(f"not a .tar.gz archive, or a damaged one: {error}") from None
