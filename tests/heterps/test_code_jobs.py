@@ -2,13 +2,16 @@
 
 import asyncio
 import inspect
+import io
 import json
 import os
 import shutil
+import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 import torch
@@ -16,7 +19,12 @@ import torch
 import heterps
 from heterps import AsyncClient, Client, Cluster
 from heterps.errors import CodeError, FetchError, UnknownJobError, UnreachableError
-from heterps.jobfile import JobFileError
+from heterps.jobfile import JobFileError, load_job
+from protos.artifacts_pb2_grpc import ArtifactsStub
+from protos.channels import connect
+from protos.scheduler_pb2 import SubmitRequest
+from protos.scheduler_pb2_grpc import SchedulerStub
+from protos.transfer import Content, send
 
 MODEL = """
 from pathlib import Path
@@ -263,6 +271,40 @@ def test_code_that_is_too_large_names_the_biggest_files(client, tmp_path):
     (tmp_path / "work/.heterpsignore").write_text("model.py\n*.bin\n")
     with pytest.raises(CodeError, match=r"model\.entry: model\.py is not in the code"):
         client.submit(job)
+
+
+def submit_forged(cluster: Cluster, folder: Path, data: bytes, digest: str = "") -> str:
+    """Submit a job whose code somebody made by hand, past what the client checks."""
+    spec = load_job(write_job(folder))
+    spec.code_digest = digest
+    with connect(cluster.address) as channel:
+        if data:
+            content = Content.of(io.BytesIO(data))
+            send(ArtifactsStub(channel), content, what="send")
+            spec.code_digest = content.digest
+        request = SubmitRequest(job_id=f"forged-{spec.code_digest[:8]}", job=spec)
+        return SchedulerStub(channel).Submit(request, timeout=10).job_id
+
+
+def test_code_that_was_never_sent_is_no_job(cluster, tmp_path):
+    with pytest.raises(grpc.RpcError, match="no such code is here"):
+        submit_forged(cluster, tmp_path, b"", "0" * 64)
+
+
+def test_a_bomb_ends_its_job_alone(cluster, tmp_path):
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+        info = tarfile.TarInfo("model.py")
+        info.size = 100 << 20
+        archive.addfile(info, io.BytesIO(bytes(100 << 20)))
+    assert len(packed.getvalue()) < 1 << 20
+    job_id = submit_forged(cluster, tmp_path, packed.getvalue())
+    ended = cluster.client().wait(job_id, 120)
+    assert ended.state == "failed"
+    assert "the job's code is refused: over 67108864 bytes unpacked" in ended.reason
+    cluster.check()
+    fetched = cluster.client().get(job_id, tmp_path / "got")
+    assert (fetched.model, fetched.note) == (False, "the job failed: it left no model")
 
 
 def test_get_on_the_command_line(cluster, ended, tmp_path, run, monkeypatch):

@@ -1,4 +1,4 @@
-"""Every command that prints has --json, each with its documented shape; every error says what next."""
+"""Every command that prints has --json, in a documented shape; every error says what next."""
 
 import json
 import re
