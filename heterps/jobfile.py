@@ -16,6 +16,7 @@ from protos.job_pb2 import JobSpec
 from scheduler.method_names import JOB_METHODS
 
 _HIDDEN: Final = frozenset(("directory", "code_digest", "schedule.offered", "schedule.given"))
+_NULLABLE: Final = frozenset(("output", "code"))
 _REQUIRED: Final = {
     "name": "what the job is called, such as flights",
     "model.entry": "a file and a callable in it, such as model.py:build",
@@ -80,7 +81,7 @@ def load_job(path: str | Path, overrides: Iterable[str] | Mapping[str, object] =
     shown = str(path)
     file = Path(path).expanduser()
     job = JobSpec()
-    reading = Reading(_HIDDEN)
+    reading = Reading(_HIDDEN, _NULLABLE)
     try:
         root = yamlnodes.read(file, shown)
         for assignment in _assignments(overrides):

@@ -502,6 +502,10 @@ def main(argv: Sequence[str] | None = None) -> int:
                 )
                 url = stack.enter_context(EmbeddedRedis(directory)).url
                 facts = {"redis": url}  # a given one may hold a password
+            if options.redis and not (options.artifacts or options.directory):
+                _log.warning(
+                    "code and models of jobs end with this process; --artifacts DIR keeps them"
+                )
             scheduler = SchedulerProcess(
                 options.bind,
                 url,

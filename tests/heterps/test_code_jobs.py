@@ -25,6 +25,7 @@ from protos.channels import connect
 from protos.scheduler_pb2 import SubmitRequest
 from protos.scheduler_pb2_grpc import SchedulerStub
 from protos.transfer import Content, send
+from scheduler import Decision
 
 MODEL = """
 from pathlib import Path
@@ -193,8 +194,8 @@ def test_a_job_runs_where_its_folder_is_not(client, ended, home, tmp_path):
     )
     metrics = json.loads((tmp_path / "got/metrics.json").read_text())
     assert metrics["metrics"]["valid_auc"] > 0.8
-    decision = json.loads((tmp_path / "got/decision.json").read_text())
-    assert [stage["type"] for stage in decision["stages"]] == ["cpu", "v100"]
+    decision = Decision.load(tmp_path / "got/decision.json")
+    assert [stage.type for stage in decision.stages] == ["cpu", "v100"]
     model = load_elsewhere(tmp_path / "got")
     with torch.no_grad():
         low = model(torch.tensor([[2, 3]]), torch.tensor([[-3.0]]))

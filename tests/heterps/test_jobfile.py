@@ -33,6 +33,16 @@ def edited(job: Path, old: str, new: str) -> Path:
     return job
 
 
+def test_what_is_sent_and_where_it_goes(job):
+    assert load_job(job, ["output=null", "code=null"]).output == ""
+    assert load_job(job, ["output=models", "code=.."]).code == ".."
+    assert "the job file's folder or one above" in problems(job, "code=src")[0]
+    assert "the scheduler keeps models" in problems(job, "output=s3://bucket/models")[0]
+    assert load_job(job, ["data.path=s3://bucket/rows"]).data.path == "s3://bucket/rows"
+    both = problems(job, "data.path=s3://bucket/rows", "data.prepare=model.py:build")
+    assert "a URL has its files already" in both[0]
+
+
 def test_a_good_file_is_completed(job):
     spec = load_job(job)
     assert (spec.train.batch_size, spec.train.epochs, spec.train.staleness) == (1024, 2, 1)
