@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 _MISSING_CODE = "code_digest"  # what the scheduler says when the code has gone meanwhile
 _POLL_S = 0.2
+LEFT_OUT = "left out of the code:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +122,7 @@ def submit(
 
         packed = yield Work(lambda: sending.pack(spec, limit))
         for left_out in packed.left_out:
-            on_line(f"left out of the code: {left_out}")
+            on_line(f"{LEFT_OUT} {left_out}")
         sending.settle(spec, packed)
         yield Send(packed.content, f"send the code of {spec.name}")
     job_id = job_id or asks.new_id(spec.name)

@@ -7,9 +7,10 @@ what is fetched goes on where it broke off.
 import asyncio
 import hashlib
 import os
+import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from secrets import token_hex
 from types import TracebackType
@@ -47,6 +48,7 @@ class Content:
     stream: BinaryIO
     digest: str
     bytes: int
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     @staticmethod
     def of(stream: BinaryIO) -> "Content":
@@ -59,11 +61,23 @@ class Content:
         return Content(stream, digest.hexdigest(), size)
 
     def chunks(self, job_id: str = "", name: str = "") -> Iterator[PutChunk]:
-        """The messages that send it, from the beginning."""
-        self.stream.seek(0)
+        """The messages that send it, from the beginning.
+
+        An attempt that failed may still be read from when the next one begins, on another thread:
+        each keeps a place of its own.
+        """
         header = PutHeader(digest=self.digest, bytes=self.bytes, job_id=job_id, name=name)
         yield PutChunk(header=header)
-        while data := self.stream.read(CHUNK_BYTES):
+        place = 0
+        while True:
+            with self._lock:
+                if self.stream.closed:  # nobody waits for it any more
+                    return
+                self.stream.seek(place)
+                data = self.stream.read(CHUNK_BYTES)
+            if not data:
+                return
+            place += len(data)
             yield PutChunk(data=data)
 
 
@@ -89,7 +103,7 @@ def send(
     Raises:
         RpcError: it was refused, or nobody answered for `retry_s`.
     """
-    attempts = Attempts(what, retry_s)
+    attempts: Attempts | None = None
     if not name:
         request = HasRequest(digest=content.digest)
         if call(stub.Has, request, what=what, timeout_s=_HAS_S, retry_s=retry_s).here:
@@ -99,6 +113,7 @@ def send(
             stub.Put(content.chunks(job_id, name), timeout=deadline_s(content.bytes))
             return True
         except grpc.RpcError as error:
+            attempts = attempts or Attempts(what, retry_s)  # an attempt may take longer than that
             wait = attempts.after(error)
         time.sleep(wait)
 
@@ -107,7 +122,7 @@ async def send_async(
     stub: "ArtifactsAsyncStub", content: Content, *, what: str, retry_s: float = 30.0
 ) -> bool:
     """The same for coroutines, of content that is no job's file yet."""
-    attempts = Attempts(what, retry_s)
+    attempts: Attempts | None = None
     request = HasRequest(digest=content.digest)
     if (await call_async(stub.Has, request, what=what, timeout_s=_HAS_S, retry_s=retry_s)).here:
         return False
@@ -116,6 +131,7 @@ async def send_async(
             await stub.Put(content.chunks(), timeout=deadline_s(content.bytes))
             return True
         except grpc.RpcError as error:
+            attempts = attempts or Attempts(what, retry_s)
             wait = attempts.after(error)
         await asyncio.sleep(wait)
 
@@ -151,6 +167,8 @@ def fetch(
                     fetching.take(chunk)
                 break
             except grpc.RpcError as error:
+                if fetching.progressed():
+                    attempts = Attempts(what, retry_s)
                 wait = attempts.after(error)
             time.sleep(wait)
         return fetching.finish()
@@ -174,6 +192,8 @@ async def fetch_async(
                     fetching.take(chunk)
                 break
             except grpc.RpcError as error:
+                if fetching.progressed():
+                    attempts = Attempts(what, retry_s)
                 wait = attempts.after(error)
             await asyncio.sleep(wait)
         return fetching.finish()
@@ -190,6 +210,7 @@ class Fetching:
         self._what = what
         self._hash = hashlib.sha256()
         self._count = 0
+        self._asked = 0  # the count when it was last asked for
         self._bytes: int | None = None
         self._digest = request.digest
 
@@ -217,6 +238,11 @@ class Fetching:
         request.CopyFrom(self._request)
         request.offset = self._count
         return request
+
+    def progressed(self) -> bool:
+        """Whether anything has come since this was last asked."""
+        before, self._asked = self._asked, self._count
+        return self._count > before
 
     def take(self, chunk: ArtifactChunk) -> None:
         """Take in one message.

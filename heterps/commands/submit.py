@@ -35,13 +35,23 @@ def submit(
     from heterps.commands import following, lookup
     from heterps.jobfile import load_job
     from heterps.progress import step
+    from heterps.steps import LEFT_OUT
 
     console = report.console(stderr=as_json)
     job = load_job(job_file, overrides)
     with lookup.client() as client:
         client.ping()
+        left_out: list[str] = []
         with step(console, f"preparing {job.data.path}") as detail:
-            submitted = client.submit(job, job_id, on_line=detail, code=not no_code)
+
+            def on_line(line: str) -> None:
+                detail(line)
+                if line.startswith(LEFT_OUT):
+                    left_out.append(line)
+
+            submitted = client.submit(job, job_id, on_line=on_line, code=not no_code)
+        for line in left_out:
+            console.print(line, soft_wrap=True, highlight=False)
         if not wait:
             if as_json:
                 options.print_json({"job_id": submitted})

@@ -159,6 +159,44 @@ def test_code_goes_there_and_back(service, tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["got", "kept"], "nothing half-done is left"
 
 
+def test_an_attempt_that_is_still_read_does_not_spoil_the_next():
+    data = os.urandom(3 << 20)
+    content = Content.of(io.BytesIO(data))
+    first, second = content.chunks(), content.chunks()
+    got: list[list[bytes]] = [[], []]
+    for one, other in zip(first, second, strict=True):
+        got[0].append(one.data)
+        got[1].append(other.data)
+    assert [b"".join(parts) for parts in got] == [data, data]
+
+
+def test_a_fetch_that_breaks_off_goes_on(service, tmp_path):
+    stub, _ = service
+    data = os.urandom(3 << 20)
+    content = Content.of(io.BytesIO(data))
+    send(stub, content, what="send")
+    offsets = []
+
+    class Breaking:
+        """A connection that is lost after every second message."""
+
+        def Get(self, request, timeout):
+            offsets.append(request.offset)
+            for number, chunk in enumerate(stub.Get(request, timeout=timeout)):
+                if number == 2:
+                    stub_of_nobody().Has(HasRequest(), timeout=5)
+                yield chunk
+
+    request = GetArtifactRequest(digest=content.digest)
+    fetch(Breaking(), request, tmp_path / "got", what="fetch", most_bytes=3 << 20)
+    assert (tmp_path / "got").read_bytes() == data
+    assert offsets == [0, 1 << 20, 2 << 20]
+
+
+def stub_of_nobody() -> ArtifactsStub:
+    return ArtifactsStub(connect("127.0.0.1:1"))
+
+
 def test_a_jobs_files(service):
     stub, _ = service
     for name, data in (("tables/one", b"1"), ("tables/two", b"22"), ("model.json", b"{}")):
