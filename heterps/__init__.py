@@ -8,6 +8,7 @@ Importing this package is cheap: a name costs what it needs when it is first use
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from heterps.async_client import AsyncClient as AsyncClient
     from heterps.client import Client as Client
     from heterps.embedded import Cluster as Cluster
     from scheduler import plan as plan
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from workers.saved import load as load
 
 _HOMES = {
+    "AsyncClient": "heterps.async_client",
     "Client": "heterps.client",
     "Cluster": "heterps.embedded",
     "EmbeddingBagConfig": "workers.layers.embedding_config",
@@ -42,6 +44,7 @@ _HOMES = {
     "plan": "scheduler",
 }
 __all__ = [
+    "AsyncClient",
     "Client",
     "Cluster",
     "EmbeddingBagConfig",

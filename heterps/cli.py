@@ -1,5 +1,6 @@
 """The command line: `heterps COMMAND`. What a command needs is imported when it runs."""
 
+import shlex
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,7 @@ _COMMANDS = {
     "replan": ("replan", "Say whether another plan would pay, by what was measured."),
     "logs": ("jobs", "Show what a job's processes wrote."),
     "cancel": ("jobs", "Stop a job."),
+    "get": ("get", "Fetch a job's model, metrics and decision."),
     "scheduler": ("rooms", "Run the scheduler."),
     "node": ("rooms", "Run the daemon of one host."),
     "ps": ("ps", "Run one parameter-server shard, or look into those that run."),
@@ -133,11 +135,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         error.show()
         return USAGE
     except HeterpsError as error:
-        return _fail(f"error: {error}", error.exit_code)
+        return _fail(_with_next(error, argv), error.exit_code)
     except (ValueError, RuntimeError) as error:
         if not _is_explained(error):
             raise
-        return _fail(f"error: {error}", USAGE)
+        return _fail(_with_next(error, argv), USAGE)
+
+
+def _with_next(error: Exception, argv: Sequence[str] | None) -> str:
+    """The message, with what to type next: what it names itself, else the same again."""
+    text = f"error: {error}"
+    if f"`{PROGRAM} " in text or "Type `" in text or "with `" in text:
+        return text
+    typed = list(sys.argv[1:] if argv is None else argv)
+    command = next((word for word in typed if not word.startswith("-")), "")
+    again = shlex.join([PROGRAM, *typed])
+    helped = shlex.join([PROGRAM, *([command] if command in _COMMANDS else []), "--help"])
+    return f"{text}\nMend that and type `{again}` again; see also `{helped}`."
 
 
 def _fail(text: str, code: int) -> int:

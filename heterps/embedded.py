@@ -215,6 +215,7 @@ class Cluster:
         # Through the environment: a URL may hold a password, and arguments are public.
         environment = {REDIS_VARIABLE: self._url}
         argv = module_argv("scheduler.service", "--bind", bind)
+        argv += ["--artifacts", str(self.directory / "artifacts")]
         return spawn("scheduler", argv, directory=self._logs, environment=environment)
 
     def _spawn_node(self, name: str) -> Child:

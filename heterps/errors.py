@@ -53,3 +53,11 @@ class ClusterError(HeterpsError):
 
 class PrepareError(HeterpsError):
     """The job's `data.prepare` failed or made nothing."""
+
+
+class CodeError(HeterpsError):
+    """The job's code cannot be packed, or the cluster does not take it."""
+
+
+class FetchError(HeterpsError):
+    """What a job left behind cannot be fetched."""

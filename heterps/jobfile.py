@@ -9,12 +9,14 @@ from typing import Any, Final
 from google.protobuf.message import Message
 
 from heterps import yamlnodes
+from heterps.prepare import is_url
 from heterps.schema import Reading, nearest
 from heterps.yamlnodes import YamlError
 from protos.job_pb2 import JobSpec
 from scheduler.method_names import JOB_METHODS
 
-_HIDDEN: Final = frozenset(("directory", "schedule.offered", "schedule.given"))
+_HIDDEN: Final = frozenset(("directory", "code_digest", "schedule.offered", "schedule.given"))
+_NULLABLE: Final = frozenset(("output", "code"))
 _REQUIRED: Final = {
     "name": "what the job is called, such as flights",
     "model.entry": "a file and a callable in it, such as model.py:build",
@@ -31,7 +33,6 @@ _DEFAULTS: Final[Mapping[str, Any]] = {
     "train.optimizer.name": "adam",
     "train.optimizer.learning_rate": 1e-3,
     "schedule.method": "ppo",
-    "output": "runs",
 }
 METHODS: Final = JOB_METHODS
 _CHOICES: Final = {
@@ -81,7 +82,7 @@ def load_job(path: str | Path, overrides: Iterable[str] | Mapping[str, object] =
     shown = str(path)
     file = Path(path).expanduser()
     job = JobSpec()
-    reading = Reading(_HIDDEN)
+    reading = Reading(_HIDDEN, _NULLABLE)
     try:
         root = yamlnodes.read(file, shown)
         for assignment in _assignments(overrides):
@@ -171,6 +172,7 @@ class _Check:
         """The files that a job names are there and hold what it needs."""
         self._callable("model.entry", self.job.model.entry)
         self._callable("data.prepare", self.job.data.prepare)
+        self._places_of_files()
         schedule = self.job.schedule
         self._read("schedule.resources", schedule.resources, self._take_resources)
         self._read("schedule.workload", schedule.workload, self._take_workload)
@@ -188,6 +190,18 @@ class _Check:
                 self._wrong(
                     key, repr(schedule.pin[layer]), "a type that schedule.exclude does not name"
                 )
+
+    def _places_of_files(self) -> None:
+        """Where code, data and the model are."""
+        job = self.job
+        root = os.path.normpath(Path(job.directory, job.code or "."))
+        if not Path(job.directory).is_relative_to(root):
+            self._wrong("code", repr(job.code), "the job file's folder or one above it, such as ..")
+        if "://" in job.output:
+            self._wrong("output", repr(job.output), "a folder, or none: the scheduler keeps models")
+        if is_url(job.data.path) and job.data.prepare:
+            text = "a folder, which data.prepare fills; a URL has its files already"
+            self._wrong("data.path", repr(job.data.path), text)
 
     def _callable(self, key: str, entry: str) -> None:
         if not entry:

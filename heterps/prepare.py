@@ -22,9 +22,14 @@ from protos.process import LIFELINE, describe_exit, lifeline, module_argv
 _QUOTED_LINES = 15
 
 
+def is_url(path: str) -> bool:
+    """Whether a `data.path` is for fsspec, on the nodes alone; file:// is a folder."""
+    return "://" in path and not path.startswith("file://")
+
+
 def data_path(job: JobSpec) -> Path:
     """The absolute folder of the job's data."""
-    return Path(os.path.abspath(Path(job.directory, job.data.path)))
+    return Path(os.path.abspath(Path(job.directory, job.data.path.removeprefix("file://"))))
 
 
 def prepare(job: JobSpec, on_line: Callable[[str], None] = lambda line: None) -> float:
@@ -40,6 +45,8 @@ def prepare(job: JobSpec, on_line: Callable[[str], None] = lambda line: None) ->
         PrepareError: it failed, quoting the end of its output; or a file is missing.
     """
     started = time.monotonic()
+    if is_url(job.data.path):
+        return 0.0  # nodes read it, with credentials that this machine may not have
     if job.data.prepare:
         _run(job, on_line)
     folder = data_path(job)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _PATHS: Final = ("data.path", "schedule.resources", "output")
 _CALLABLES: Final = ("model.entry", "data.prepare")
 # Read by the client, or replaced by the proposal.
-_LEFT_OUT: Final = ("directory", "schedule.offered", "schedule.given")
+_LEFT_OUT: Final = ("directory", "code", "code_digest", "schedule.offered", "schedule.given")
 
 
 def write_job(
@@ -74,7 +74,7 @@ def job_content(spec: JobSpec) -> dict[str, Any]:
         part, _, name = key.rpartition(".")
         holder = content.get(part, {}) if part else content
         value = holder.get(name)
-        if value:
+        if value and "://" not in value:
             holder[name] = str(folder / value)
     return content
 

@@ -37,9 +37,11 @@ class Reading:
 
     Args:
         hidden: dotted keys that exist in the message but not in the file.
+        nullable: dotted keys whose null is as if they were not given.
     """
 
     hidden: frozenset[str]
+    nullable: frozenset[str] = frozenset()
     problems: list[str] = field(default_factory=list)
     places: dict[str, str] = field(default_factory=dict)  # FILE:LINE by dotted key that was given
 
@@ -83,7 +85,7 @@ class Reading:
             else:
                 names = ", ".join(f.name for f in _fields(kind, path, self.hidden))
                 self._wrong(node, path, f"a mapping with keys of {names}")
-        else:
+        elif node.tag != NULL or path not in self.nullable:
             value = self._scalar(spec, node, path)
             if value is not None:
                 setattr(message, spec.name, value)

@@ -1,11 +1,13 @@
 """Calling a server: channel options, deadlines and the one retry policy."""
 
+import asyncio
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 import grpc
+import grpc.aio
 
 from protos import tracing
 from protos.security import Security
@@ -45,6 +47,11 @@ def connect(address: str, security: Security | None = None) -> grpc.Channel:
     return tracing.channel(channel, address)
 
 
+def connect_async(address: str, security: Security | None = None) -> grpc.aio.Channel:
+    """A channel for coroutines; untraced. Create it where the event loop runs."""
+    return (security or Security.from_environment()).channel_async(address, OPTIONS)
+
+
 def call(
     method: Callable[..., R],
     request: object,
@@ -65,19 +72,61 @@ def call(
     Raises:
         RpcError: the call failed and was not, or no longer, retried.
     """
-    give_up = time.monotonic() + retry_s
-    pause = 0.05
+    attempts = Attempts(what, retry_s, stop)
     while True:
         try:
             return method(request, timeout=timeout_s)
         except grpc.RpcError as error:
-            code, details = status_of(error)
-            wait = pause * random.uniform(0.5, 1.5)
-            again = code in RETRIED and time.monotonic() + wait < give_up
-            if not again or (stop is not None and stop()):
-                raise RpcError(what, code, details) from None
+            wait = attempts.after(error)
         time.sleep(wait)
-        pause = min(2 * pause, 2.0)
+
+
+async def call_async(
+    method: Callable[..., Awaitable[R]],
+    request: object,
+    *,
+    what: str,
+    timeout_s: float,
+    retry_s: float = 0.0,
+) -> R:
+    """The same as `call`, on a channel of `connect_async`."""
+    attempts = Attempts(what, retry_s)
+    while True:
+        try:
+            return await method(request, timeout=timeout_s)
+        except grpc.RpcError as error:
+            wait = attempts.after(error)
+        await asyncio.sleep(wait)
+
+
+class Attempts:
+    """The one retry policy: while nobody is reached, again after growing pauses.
+
+    Args:
+        what: names the callee and the purpose in errors.
+        retry_s: seconds after which a failure is final.
+        stop: True makes the next failure final.
+    """
+
+    def __init__(self, what: str, retry_s: float, stop: Callable[[], bool] | None = None) -> None:
+        self._what = what
+        self._give_up = time.monotonic() + retry_s
+        self._stop = stop
+        self._pause = 0.05
+
+    def after(self, error: grpc.RpcError) -> float:
+        """Seconds to wait before the next attempt.
+
+        Raises:
+            RpcError: there is to be none.
+        """
+        code, details = status_of(error)
+        wait = self._pause * random.uniform(0.5, 1.5)
+        again = code in RETRIED and time.monotonic() + wait < self._give_up
+        if not again or (self._stop is not None and self._stop()):
+            raise RpcError(self._what, code, details) from None
+        self._pause = min(2 * self._pause, 2.0)
+        return wait
 
 
 def status_of(error: grpc.RpcError) -> tuple[grpc.StatusCode, str]:

@@ -26,7 +26,7 @@ from google.protobuf import struct_pb2 as google_dot_protobuf_dot_struct__pb2
 from protos import decision_pb2 as protos_dot_decision__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x10protos/job.proto\x12\nheterps.v1\x1a\x1cgoogle/protobuf/struct.proto\x1a\x15protos/decision.proto\"\xba\x02\n\x07JobSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12$\n\x05model\x18\x02 \x01(\x0b\x32\x15.heterps.v1.ModelSpec\x12\"\n\x04\x64\x61ta\x18\x03 \x01(\x0b\x32\x14.heterps.v1.DataSpec\x12$\n\x05train\x18\x04 \x01(\x0b\x32\x15.heterps.v1.TrainSpec\x12\'\n\x07servers\x18\x05 \x01(\x0b\x32\x16.heterps.v1.ServerSpec\x12*\n\x08schedule\x18\x06 \x01(\x0b\x32\x18.heterps.v1.ScheduleSpec\x12\x0e\n\x06output\x18\x07 \x01(\t\x12\x11\n\tdirectory\x18\x08 \x01(\t\x12\x10\n\x08priority\x18\x14 \x01(\x05\x12\x0f\n\x07retries\x18\x15 \x01(\r\x12\x16\n\x0e\x64\x65\x61\x64line_hours\x18\x16 \x01(\x01\"A\n\tModelSpec\x12\r\n\x05\x65ntry\x18\x01 \x01(\t\x12%\n\x04\x61rgs\x18\x02 \x01(\x0b\x32\x17.google.protobuf.Struct\"\x83\x01\n\x08\x44\x61taSpec\x12\x0f\n\x07prepare\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\r\n\x05train\x18\x03 \x01(\t\x12\r\n\x05valid\x18\x04 \x01(\t\x12\x0c\n\x04test\x18\x05 \x01(\t\x12\r\n\x05label\x18\x06 \x01(\t\x12\r\n\x05\x64\x65nse\x18\x07 \x03(\t\x12\x0e\n\x06sparse\x18\x08 \x03(\t\"K\n\x0e\x44\x65nseOptimizer\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x15\n\rlearning_rate\x18\x02 \x01(\x01\x12\x14\n\x0cweight_decay\x18\x03 \x01(\x01\"\xb7\x01\n\tTrainSpec\x12\x0e\n\x06\x65pochs\x18\x01 \x01(\r\x12\x12\n\nbatch_size\x18\x02 \x01(\r\x12\x15\n\rmicro_batches\x18\x03 \x01(\r\x12\x0c\n\x04seed\x18\x04 \x01(\x04\x12\x11\n\tstaleness\x18\x05 \x01(\r\x12-\n\toptimizer\x18\x06 \x01(\x0b\x32\x1a.heterps.v1.DenseOptimizer\x12\x0c\n\x04loss\x18\x07 \x01(\t\x12\x11\n\tmax_steps\x18\x08 \x01(\x04\"F\n\nServerSpec\x12\x0e\n\x06shards\x18\x01 \x01(\r\x12\x12\n\ndurability\x18\x02 \x01(\t\x12\x14\n\x0cmemory_bytes\x18\x03 \x01(\x04\"\xdb\x02\n\x0cScheduleSpec\x12\x0e\n\x06method\x18\x01 \x01(\t\x12\x16\n\x0emin_throughput\x18\x02 \x01(\x01\x12\x11\n\tresources\x18\x03 \x01(\t\x12\x10\n\x08workload\x18\x04 \x01(\t\x12.\n\x03pin\x18\x05 \x03(\x0b\x32!.heterps.v1.ScheduleSpec.PinEntry\x12\x0f\n\x07\x65mulate\x18\x06 \x03(\t\x12&\n\x07offered\x18\x07 \x01(\x0b\x32\x15.heterps.v1.Resources\x12#\n\x05given\x18\x08 \x01(\x0b\x32\x14.heterps.v1.Workload\x12\x1a\n\x12max_price_per_hour\x18\t \x01(\x01\x12\x17\n\x0f\x66inish_by_hours\x18\n \x01(\x01\x12\x0f\n\x07\x65xclude\x18\x0b \x03(\t\x1a*\n\x08PinEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x10protos/job.proto\x12\nheterps.v1\x1a\x1cgoogle/protobuf/struct.proto\x1a\x15protos/decision.proto\"\xdd\x02\n\x07JobSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12$\n\x05model\x18\x02 \x01(\x0b\x32\x15.heterps.v1.ModelSpec\x12\"\n\x04\x64\x61ta\x18\x03 \x01(\x0b\x32\x14.heterps.v1.DataSpec\x12$\n\x05train\x18\x04 \x01(\x0b\x32\x15.heterps.v1.TrainSpec\x12\'\n\x07servers\x18\x05 \x01(\x0b\x32\x16.heterps.v1.ServerSpec\x12*\n\x08schedule\x18\x06 \x01(\x0b\x32\x18.heterps.v1.ScheduleSpec\x12\x0e\n\x06output\x18\x07 \x01(\t\x12\x11\n\tdirectory\x18\x08 \x01(\t\x12\x0c\n\x04\x63ode\x18\t \x01(\t\x12\x13\n\x0b\x63ode_digest\x18\n \x01(\t\x12\x10\n\x08priority\x18\x14 \x01(\x05\x12\x0f\n\x07retries\x18\x15 \x01(\r\x12\x16\n\x0e\x64\x65\x61\x64line_hours\x18\x16 \x01(\x01\"A\n\tModelSpec\x12\r\n\x05\x65ntry\x18\x01 \x01(\t\x12%\n\x04\x61rgs\x18\x02 \x01(\x0b\x32\x17.google.protobuf.Struct\"\x83\x01\n\x08\x44\x61taSpec\x12\x0f\n\x07prepare\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\r\n\x05train\x18\x03 \x01(\t\x12\r\n\x05valid\x18\x04 \x01(\t\x12\x0c\n\x04test\x18\x05 \x01(\t\x12\r\n\x05label\x18\x06 \x01(\t\x12\r\n\x05\x64\x65nse\x18\x07 \x03(\t\x12\x0e\n\x06sparse\x18\x08 \x03(\t\"K\n\x0e\x44\x65nseOptimizer\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x15\n\rlearning_rate\x18\x02 \x01(\x01\x12\x14\n\x0cweight_decay\x18\x03 \x01(\x01\"\xb7\x01\n\tTrainSpec\x12\x0e\n\x06\x65pochs\x18\x01 \x01(\r\x12\x12\n\nbatch_size\x18\x02 \x01(\r\x12\x15\n\rmicro_batches\x18\x03 \x01(\r\x12\x0c\n\x04seed\x18\x04 \x01(\x04\x12\x11\n\tstaleness\x18\x05 \x01(\r\x12-\n\toptimizer\x18\x06 \x01(\x0b\x32\x1a.heterps.v1.DenseOptimizer\x12\x0c\n\x04loss\x18\x07 \x01(\t\x12\x11\n\tmax_steps\x18\x08 \x01(\x04\"F\n\nServerSpec\x12\x0e\n\x06shards\x18\x01 \x01(\r\x12\x12\n\ndurability\x18\x02 \x01(\t\x12\x14\n\x0cmemory_bytes\x18\x03 \x01(\x04\"\xdb\x02\n\x0cScheduleSpec\x12\x0e\n\x06method\x18\x01 \x01(\t\x12\x16\n\x0emin_throughput\x18\x02 \x01(\x01\x12\x11\n\tresources\x18\x03 \x01(\t\x12\x10\n\x08workload\x18\x04 \x01(\t\x12.\n\x03pin\x18\x05 \x03(\x0b\x32!.heterps.v1.ScheduleSpec.PinEntry\x12\x0f\n\x07\x65mulate\x18\x06 \x03(\t\x12&\n\x07offered\x18\x07 \x01(\x0b\x32\x15.heterps.v1.Resources\x12#\n\x05given\x18\x08 \x01(\x0b\x32\x14.heterps.v1.Workload\x12\x1a\n\x12max_price_per_hour\x18\t \x01(\x01\x12\x17\n\x0f\x66inish_by_hours\x18\n \x01(\x01\x12\x0f\n\x07\x65xclude\x18\x0b \x03(\t\x1a*\n\x08PinEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,19 +36,19 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SCHEDULESPEC_PINENTRY']._loaded_options = None
   _globals['_SCHEDULESPEC_PINENTRY']._serialized_options = b'8\001'
   _globals['_JOBSPEC']._serialized_start=86
-  _globals['_JOBSPEC']._serialized_end=400
-  _globals['_MODELSPEC']._serialized_start=402
-  _globals['_MODELSPEC']._serialized_end=467
-  _globals['_DATASPEC']._serialized_start=470
-  _globals['_DATASPEC']._serialized_end=601
-  _globals['_DENSEOPTIMIZER']._serialized_start=603
-  _globals['_DENSEOPTIMIZER']._serialized_end=678
-  _globals['_TRAINSPEC']._serialized_start=681
-  _globals['_TRAINSPEC']._serialized_end=864
-  _globals['_SERVERSPEC']._serialized_start=866
-  _globals['_SERVERSPEC']._serialized_end=936
-  _globals['_SCHEDULESPEC']._serialized_start=939
-  _globals['_SCHEDULESPEC']._serialized_end=1286
-  _globals['_SCHEDULESPEC_PINENTRY']._serialized_start=1244
-  _globals['_SCHEDULESPEC_PINENTRY']._serialized_end=1286
+  _globals['_JOBSPEC']._serialized_end=435
+  _globals['_MODELSPEC']._serialized_start=437
+  _globals['_MODELSPEC']._serialized_end=502
+  _globals['_DATASPEC']._serialized_start=505
+  _globals['_DATASPEC']._serialized_end=636
+  _globals['_DENSEOPTIMIZER']._serialized_start=638
+  _globals['_DENSEOPTIMIZER']._serialized_end=713
+  _globals['_TRAINSPEC']._serialized_start=716
+  _globals['_TRAINSPEC']._serialized_end=899
+  _globals['_SERVERSPEC']._serialized_start=901
+  _globals['_SERVERSPEC']._serialized_end=971
+  _globals['_SCHEDULESPEC']._serialized_start=974
+  _globals['_SCHEDULESPEC']._serialized_end=1321
+  _globals['_SCHEDULESPEC_PINENTRY']._serialized_start=1279
+  _globals['_SCHEDULESPEC_PINENTRY']._serialized_end=1321
 # @@protoc_insertion_point(module_scope)

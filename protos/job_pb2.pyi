@@ -36,14 +36,20 @@ class JobSpec(_message.Message):
     SCHEDULE_FIELD_NUMBER: _builtins.int
     OUTPUT_FIELD_NUMBER: _builtins.int
     DIRECTORY_FIELD_NUMBER: _builtins.int
+    CODE_FIELD_NUMBER: _builtins.int
+    CODE_DIGEST_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     RETRIES_FIELD_NUMBER: _builtins.int
     DEADLINE_HOURS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     output: _builtins.str
-    """where models are saved: OUTPUT/JOB_ID"""
+    """where models are saved: OUTPUT/JOB_ID; empty: by the scheduler"""
     directory: _builtins.str
     """absolute; set by the client, not in the file"""
+    code: _builtins.str
+    """folder sent with the job: that of the job file, or one above"""
+    code_digest: _builtins.str
+    """of what was sent, sha256; set by the client, not in the file"""
     priority: _builtins.int
     """higher ones leave the queue first"""
     retries: _builtins.int
@@ -71,13 +77,15 @@ class JobSpec(_message.Message):
         schedule: Global___ScheduleSpec | None = ...,
         output: _builtins.str = ...,
         directory: _builtins.str = ...,
+        code: _builtins.str = ...,
+        code_digest: _builtins.str = ...,
         priority: _builtins.int = ...,
         retries: _builtins.int = ...,
         deadline_hours: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "model", b"model", "schedule", b"schedule", "servers", b"servers", "train", b"train"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "deadline_hours", b"deadline_hours", "directory", b"directory", "model", b"model", "name", b"name", "output", b"output", "priority", b"priority", "retries", b"retries", "schedule", b"schedule", "servers", b"servers", "train", b"train"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "code_digest", b"code_digest", "data", b"data", "deadline_hours", b"deadline_hours", "directory", b"directory", "model", b"model", "name", b"name", "output", b"output", "priority", b"priority", "retries", b"retries", "schedule", b"schedule", "servers", b"servers", "train", b"train"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -124,7 +132,7 @@ class DataSpec(_message.Message):
     prepare: _builtins.str
     """optional, prepare.py:prepare, called with `path`; makes the files below once"""
     path: _builtins.str
-    """folder of the data"""
+    """folder of the data, or a URL that fsspec knows: s3://…, https://…"""
     train: _builtins.str
     """file name or glob under `path`: .parquet, .csv, .tsv (also .gz)"""
     valid: _builtins.str

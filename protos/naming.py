@@ -1,5 +1,7 @@
 """Names that several rooms must agree on."""
 
+KEPT = "heterps://"  # HOST:PORT/JOB_ID[/FOLDER]: a job's files that the scheduler keeps
+
 
 def table_prefix(job_id: str) -> str:
     """What the names of a job's tables begin with on the parameter servers.
@@ -7,3 +9,16 @@ def table_prefix(job_id: str) -> str:
     The length in front keeps job `a` from claiming the tables of job `a.b`.
     """
     return f"{len(job_id)}.{job_id}."
+
+
+def kept_place(url: str) -> tuple[str, str, str]:
+    """The scheduler's address, the job and the folder within its files that a URL names.
+
+    Raises:
+        ValueError: it is no such URL.
+    """
+    address, _, rest = url.removeprefix(KEPT).partition("/")
+    job_id, _, folder = rest.strip("/").partition("/")
+    if not url.startswith(KEPT) or not address or not job_id:
+        raise ValueError(f"{url!r}: expected {KEPT}HOST:PORT/JOB_ID")
+    return address, job_id, folder

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import grpc.aio
 
 CERTIFICATE, KEY = "HETERPS_TLS_CERT", "HETERPS_TLS_KEY"
 AUTHORITY, TOKEN = "HETERPS_TLS_CA", "HETERPS_TOKEN_FILE"
@@ -87,16 +88,27 @@ class Security:
 
     def channel(self, address: str, options: list[tuple[str, Any]]) -> grpc.Channel:
         """A channel to `address` with TLS where an authority is configured."""
-        if self.authority is None:
-            return grpc.insecure_channel(
-                address, options
-            )  # loopback: require_for guards the server
-        credentials = grpc.ssl_channel_credentials(self.authority)
-        if self.token is not None:
-            credentials = grpc.composite_channel_credentials(
-                credentials, grpc.access_token_call_credentials(self.token)
-            )
+        credentials = self._channel_credentials()
+        if credentials is None:  # loopback: require_for guards the server
+            return grpc.insecure_channel(address, options)
         return grpc.secure_channel(address, credentials, options)
+
+    def channel_async(self, address: str, options: list[tuple[str, Any]]) -> grpc.aio.Channel:
+        """The same for coroutines."""
+        credentials = self._channel_credentials()
+        if credentials is None:
+            return grpc.aio.insecure_channel(address, options)
+        return grpc.aio.secure_channel(address, credentials, options)
+
+    def _channel_credentials(self) -> grpc.ChannelCredentials | None:
+        if self.authority is None:
+            return None
+        credentials = grpc.ssl_channel_credentials(self.authority)
+        if self.token is None:
+            return credentials
+        return grpc.composite_channel_credentials(
+            credentials, grpc.access_token_call_credentials(self.token)
+        )
 
     def interceptor(self) -> grpc.ServerInterceptor | None:
         """A check of every call's token, or None on plain loopback: a token needs TLS to travel."""

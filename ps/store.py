@@ -13,6 +13,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any, BinaryIO, Protocol, cast
 
+from protos.naming import KEPT
 from ps.errors import CheckpointError
 
 
@@ -68,6 +69,10 @@ class Store(Protocol):
 def open_store(place: str | Path) -> Store:
     """The store at a path or URL; nothing is created yet."""
     text = str(place)
+    if text.startswith(KEPT):
+        from ps.artifacts import ArtifactStore
+
+        return ArtifactStore(text)
     if "://" in text and not text.startswith("file://"):
         return RemoteStore(text)
     return LocalStore(Path(text.removeprefix("file://")))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from protos.decision_pb2 import Decision
 from protos.job_pb2 import JobSpec
-from protos.naming import table_prefix
+from protos.naming import KEPT, table_prefix
 from protos.node_pb2 import SHARD, STAGE, LaunchReply, LaunchRequest, StopJobRequest
 from protos.parameter_server_pb2 import DropTablesRequest
 from protos.parameter_server_pb2_grpc import ParameterServerStub
@@ -108,7 +108,7 @@ def launch(
         layers=[layer.name for layer in decision.workload.layers],
         devices=_devices(decision),
         scheduler=scheduler,
-        output=output_of(attempt.job_id, job),
+        output=output_of(attempt.job_id, job, scheduler),
     )
 
     # What the job left open is settled now: every process reads the same.
@@ -240,9 +240,11 @@ def topology_of(job_id: str, processes: Sequence[Process]) -> Topology:
     return topology
 
 
-def output_of(job_id: str, job: JobSpec) -> str:
-    """The absolute folder where the job's model is saved."""
-    return os.path.normpath(Path(job.directory or "/") / (job.output or "output") / job_id)
+def output_of(job_id: str, job: JobSpec, scheduler: str) -> str:
+    """Where the job's model is saved: an absolute folder, or with the scheduler."""
+    if not job.output:
+        return f"{KEPT}{scheduler}/{job_id}"
+    return os.path.normpath(Path(job.directory or "/") / job.output / job_id)
 
 
 def _place_shards(

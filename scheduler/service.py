@@ -8,21 +8,23 @@ import logging
 import os
 import re
 import sys
-import tempfile
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Final, NoReturn
 
 import grpc
 
+from protos.artifacts_pb2_grpc import add_ArtifactsServicer_to_server
 from protos.decision_pb2 import Decision
 from protos.metrics import Metrics, add_metrics_option, serve_metrics
 from protos.process import announce, install_signals, setup_logging
 from protos.scheduler_pb2 import (
+    JOB_UNSPECIFIED,
     HeartbeatReply,
     HeartbeatRequest,
     JobDecision,
@@ -46,6 +48,8 @@ from protos.scheduler_pb2 import (
 from protos.scheduler_pb2_grpc import SchedulerServicer, add_SchedulerServicer_to_server
 from protos.security import SecurityError
 from protos.servers import BindError, Server
+from scheduler.artifacts import CODE_LIMIT_BYTES, CODE_NAME, LIMIT_BYTES, Artifacts, MissingError
+from scheduler.artifacts_service import ArtifactsService
 from scheduler.calls import Channels
 from scheduler.charge import Charge, HeldError
 from scheduler.fields import InputError
@@ -81,9 +85,12 @@ _log = logging.getLogger("heterps.scheduler")
 
 
 class SchedulerService(SchedulerServicer):
-    """The gRPC methods; all state lies in `jobs`, `nodes` and `runs`."""
+    """The gRPC methods; all state lies in `jobs`, `nodes`, `runs` and `artifacts`."""
 
-    def __init__(self, control: Control, runs: Runs, stop: threading.Event) -> None:
+    def __init__(
+        self, control: Control, runs: Runs, stop: threading.Event, artifacts: Artifacts
+    ) -> None:
+        self._artifacts = artifacts
         self._store, self._jobs, self._nodes = control.store, control.jobs, control.nodes
         self._charge = control.charge
         self._runs = runs
@@ -97,10 +104,20 @@ class SchedulerService(SchedulerServicer):
             _refuse(context, f"job_id: {job_id!r}: expected 1 to 64 letters, digits and . _ -")
         if not request.job.schedule.offered.types:
             _refuse(context, "job.schedule.offered: empty; expected one resource type or more")
+        digest = request.job.code_digest
+        if digest and not self._artifacts.has(digest):
+            context.abort(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"job.code_digest: {digest[:80]}: no such code is here; send it first",
+            )
         try:
+            if digest and self._jobs.get(job_id) is None:  # first, so that it is there to stay
+                self._artifacts.name(job_id, CODE_NAME, digest)
             created = self._jobs.submit(job_id, request.job)
         except DuplicateError as error:
             context.abort(grpc.StatusCode.ALREADY_EXISTS, str(error))
+        except MissingError as error:
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         except StoreError as error:
             _unavailable(context, error)
         return SubmitReply(job_id=job_id, created=created)
@@ -312,6 +329,9 @@ class SchedulerProcess:
         advertise: host that workers reach the scheduler under, where it differs from `bind`'s.
         hand_over: leave running jobs to the next scheduler on this Redis when stopped, instead of
             ending them.
+        artifacts: folder for the code and the models of jobs; one that ends with us unless given.
+        artifacts_limit: bytes of all that.
+        code_limit: bytes of the code of one job.
 
     Raises:
         StoreError, HeldError, BindError, SecurityError: from `start`.
@@ -325,7 +345,13 @@ class SchedulerProcess:
         advertise: str = "",
         lease_s: float = LEASE_S,
         hand_over: bool = True,
+        artifacts: Path | None = None,
+        artifacts_limit: int = LIMIT_BYTES,
+        code_limit: int = CODE_LIMIT_BYTES,
     ) -> None:
+        self._temporary = None if artifacts else TemporaryDirectory(prefix="heterps-artifacts-")
+        self._directory = artifacts or Path(self._temporary.name if self._temporary else "")
+        self._limits = artifacts_limit, code_limit
         self._bind = bind
         self._url = redis_url
         self._advertise = advertise
@@ -360,6 +386,13 @@ class SchedulerProcess:
         # The address is known once it listens, and calls come in at once: a gate in between.
         gate = _Gate()
         server.add(add_SchedulerServicer_to_server, gate, "heterps.v1.Scheduler")
+
+        def is_over(job_id: str) -> bool:
+            return jobs.state(job_id) in (*TERMINAL, JOB_UNSPECIFIED)
+
+        artifacts = Artifacts(self._directory, is_over, *self._limits)
+        files = ArtifactsService(artifacts, is_over)
+        server.add(add_ArtifactsServicer_to_server, files, "heterps.v1.Artifacts")
         address = server.start()
         if self._advertise:
             address = f"{self._advertise}:{address.rpartition(':')[2]}"
@@ -367,7 +400,7 @@ class SchedulerProcess:
         self._jobs, self._runs = jobs, Runs(control)
         gather(self._store, nodes, self._channels, address)
         self._runs.resume()
-        gate.open(SchedulerService(control, self._runs, self._stop))
+        gate.open(SchedulerService(control, self._runs, self._stop, artifacts))
         self._begin("flush", lambda: jobs.flush_loop(self._stop))
         self._begin("dispatch", self._dispatch)
         return address
@@ -384,6 +417,8 @@ class SchedulerProcess:
         self._charge.release()
         self._channels.close()
         self._store.close()
+        if self._temporary is not None:
+            self._temporary.cleanup()
 
     def metrics(self) -> Metrics:
         """What it shows to Prometheus, once started."""
@@ -435,6 +470,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="redis://HOST:PORT/DB; without it a server of its own is started",
     )
     parser.add_argument("--directory", type=Path, help="where its own server keeps its data")
+    parser.add_argument(
+        "--artifacts",
+        type=Path,
+        metavar="DIR",
+        help="where the code and the models of jobs are kept; default: in --directory",
+    )
+    parser.add_argument("--artifacts-limit", type=int, default=LIMIT_BYTES, metavar="BYTES")
+    parser.add_argument("--code-limit", type=int, default=CODE_LIMIT_BYTES, metavar="BYTES")
     parser.add_argument("--advertise", default="", metavar="HOST", help="host for others to call")
     parser.add_argument("--lease", type=float, default=LEASE_S, metavar="SECONDS")
     add_metrics_option(parser)
@@ -448,10 +491,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             url, facts = options.redis, {}
             if not url:
                 directory = options.directory or stack.enter_context(
-                    tempfile.TemporaryDirectory(prefix="heterps-redis-", ignore_cleanup_errors=True)
+                    TemporaryDirectory(prefix="heterps-redis-", ignore_cleanup_errors=True)
                 )
                 url = stack.enter_context(EmbeddedRedis(directory)).url
                 facts = {"redis": url}  # a given one may hold a password
+            if options.redis and not (options.artifacts or options.directory):
+                _log.warning(
+                    "code and models of jobs end with this process; --artifacts DIR keeps them"
+                )
             scheduler = SchedulerProcess(
                 options.bind,
                 url,
@@ -459,6 +506,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                 lease_s=options.lease,
                 # Data that is removed with this process can be taken up by nobody.
                 hand_over=bool(options.redis or options.directory),
+                artifacts=options.artifacts or _beside(options.directory),
+                artifacts_limit=options.artifacts_limit,
+                code_limit=options.code_limit,
             )
             address = scheduler.start(stop.set)
             stack.callback(scheduler.stop)
@@ -473,6 +523,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         _log.error("%s", error)
         return 1
     return 0
+
+
+def _beside(directory: Path | None) -> Path | None:
+    return directory / "artifacts" if directory is not None else None
 
 
 def _refuse(context: grpc.ServicerContext, problem: str) -> NoReturn:

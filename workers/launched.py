@@ -83,6 +83,11 @@ class Job:
         """What its shards keep here, while it runs."""
         return self.directory / "shards"
 
+    @property
+    def code(self) -> Path:
+        """The code that it brought, while it runs."""
+        return self.directory / "code"
+
 
 def label_of(request: LaunchRequest) -> str:
     """The process's name for people, unique in its job."""

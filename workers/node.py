@@ -50,6 +50,7 @@ from protos.process import (
 from protos.scheduler_pb2 import NodeStatus
 from protos.security import SecurityError
 from protos.servers import BindError, Server
+from workers.code import CodeCache, CodeError
 from workers.processes import LaunchError, Processes, wait_for
 
 _PROFILE_TIMEOUT_S = 900.0
@@ -67,6 +68,7 @@ class NodeService(NodeServicer):
 
     Args:
         status: what this node is; its processes are filled in.
+        code: that jobs bring.
         follow: called with the address of a scheduler that has taken charge.
     """
 
@@ -75,8 +77,10 @@ class NodeService(NodeServicer):
         status: NodeStatus,
         processes: Processes,
         stop: threading.Event,
+        code: CodeCache,
         follow: Callable[[str], None] = lambda scheduler: None,
     ) -> None:
+        self._code = code
         self._base = status
         self._processes = processes
         self._stop = stop
@@ -118,6 +122,10 @@ class NodeService(NodeServicer):
         directory = self._processes.job_directory(request.job_id, request.attempt)
         with tempfile.TemporaryDirectory(dir=directory, prefix="profile-") as work:
             asked, result = Path(work, "request"), Path(work, "workload")
+            try:
+                request.job.CopyFrom(self._code.bring(request.job, Path(work, "code")))
+            except CodeError as error:
+                _fail(context, str(error))
             asked.write_bytes(request.SerializeToString())
             argv = module_argv(
                 "workers.profile",
@@ -229,7 +237,8 @@ def _run(options: argparse.Namespace, stop: threading.Event) -> None:
                 tempfile.TemporaryDirectory(prefix="heterps-node-", ignore_cleanup_errors=True)
             )
         )
-        processes = Processes(directory.resolve(), host, options.ready_timeout, changed)
+        code = CodeCache(directory.resolve() / ".code", options.scheduler)  # no job has that id
+        processes = Processes(directory.resolve(), host, options.ready_timeout, changed, code=code)
         stack.callback(processes.close, _GRACE_S)
         status = NodeStatus(
             node_id=options.node_id or f"{options.type}-{uuid.uuid4().hex[:6]}",
@@ -245,7 +254,7 @@ def _run(options: argparse.Namespace, stop: threading.Event) -> None:
             if lease is not None:
                 lease.move(scheduler)
 
-        service = NodeService(status, processes, stop, follow)
+        service = NodeService(status, processes, stop, code, follow)
         server = Server("node", options.bind, threads=64)  # each Launch waits for its process
         server.add(add_NodeServicer_to_server, service, "heterps.v1.Node")
         status.address = f"{host}:{server.start().rpartition(':')[2]}"

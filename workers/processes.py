@@ -28,6 +28,7 @@ from protos.process import (
     stop_all,
 )
 from protos.scheduler_pb2 import ProcessStatus
+from workers.code import CodeCache, CodeError
 from workers.launched import Entry, Job, label_of, oom_kills
 from workers.shard import RestartRule, shard_argv
 
@@ -51,6 +52,7 @@ class Processes:
         ready_timeout_s: how long a process may take to listen.
         changed: called when a process has ended or was started again.
         rule: for shards that die.
+        code: where the code that jobs bring is fetched; without it they must be on a shared disk.
     """
 
     def __init__(
@@ -60,12 +62,14 @@ class Processes:
         ready_timeout_s: float,
         changed: Callable[[], None] = lambda: None,
         rule: RestartRule | None = None,
+        code: CodeCache | None = None,
     ) -> None:
         self._directory = directory
         self._host = host
         self._ready_timeout_s = ready_timeout_s
         self._changed = changed
         self._rule = rule or RestartRule()
+        self._code = code
         self._lock = threading.Lock()
         self._jobs: OrderedDict[tuple[str, int], Job] = OrderedDict()  # by attempt
         self._over: OrderedDict[str, int] = OrderedDict()  # by job, the last attempt stopped
@@ -94,7 +98,7 @@ class Processes:
             try:
                 with log_scope(job=request.job_id):
                     self._start(job, entry)
-            except (ChildError, OSError) as error:
+            except (ChildError, CodeError, OSError) as error:
                 entry.error = str(error)
             finally:
                 entry.ready.set()
@@ -225,6 +229,9 @@ class Processes:
         if request.role == SHARD:
             return shard_argv(request, bind, job.shards / str(request.index))
         path = job.directory / f"{entry.label.replace(' ', '-')}.launch"
+        if self._code is not None:
+            request = LaunchRequest.FromString(request.SerializeToString())
+            request.job.CopyFrom(self._code.bring(entry.request.job, job.code))
         path.write_bytes(request.SerializeToString())
         entry.launch_file = path
         return module_argv("workers.stage", "--launch", str(path), "--bind", bind)
@@ -319,12 +326,13 @@ def wait_for(child: Child, timeout_s: float, stop: Callable[[], bool]) -> int | 
 
 
 def _forget_rows(job: Job) -> None:
-    """Remove what the shards of a job that was stopped have kept."""
+    """Remove what the shards of a job that was stopped have kept, and its code."""
     for entry in list(job.entries.values()):
         starter = entry.starter
         if starter is not None:  # it sees that the job was stopped
             starter.join(5.0)
     shutil.rmtree(job.shards, ignore_errors=True)
+    shutil.rmtree(job.code, ignore_errors=True)
 
 
 def _end_group(child: Child) -> None:

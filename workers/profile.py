@@ -12,6 +12,7 @@ import torch
 
 from protos import process
 from protos.node_pb2 import ProfileRequest
+from workers.code import enter
 from workers.profiler import Profiler
 
 
@@ -33,6 +34,7 @@ def main(argv: list[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, _end)
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     request = ProfileRequest.FromString(options.request.read_bytes())
+    enter(request.job)
     try:
         workload = Profiler(
             request,

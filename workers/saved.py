@@ -1,24 +1,38 @@
 """A trained model on disk: dense weights, tables, and what is needed to run it again.
 
 Layout of OUTPUT: `dense.safetensors`, `tables/` (a parameter-server checkpoint), `loss.csv`,
-and `model.json`, which is written last: a folder without it is no model.
+`code/` where the job brought its code, and `model.json`, which is written last: a folder without
+it is no model. Where the scheduler keeps it, the same files have the same names there.
 """
 
 import json
 import os
+import posixpath
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from google.protobuf.json_format import MessageToDict, ParseDict
+from safetensors.torch import load as load_bytes
 from safetensors.torch import load_file, save_file
+from safetensors.torch import save as save_bytes
 from torch import Tensor, nn
 
 from protos.job_pb2 import JobSpec
-from protos.naming import table_prefix
+from protos.naming import KEPT, table_prefix
+from ps.store import Store, open_store
+from workers.code import subfolder
 from workers.layers.sparse_embedding import SparseEmbedding
 from workers.model import ModelError, job_model
 
 FORMAT = "heterps-model-1"
+
+
+def saved_model(output: str) -> "SavedModel | KeptModel":
+    """The model to write at a folder, or with the scheduler."""
+    return KeptModel(open_store(output)) if output.startswith(KEPT) else SavedModel(output)
 
 
 class SavedModel:
@@ -34,34 +48,85 @@ class SavedModel:
         """Where the parameter servers save."""
         return str(self.folder / "tables")
 
-    def write_stage(self, stage: int, state: dict[str, Tensor]) -> None:
+    def write_stage(self, stage: int, state: Mapping[str, Tensor]) -> None:
         """Write one stage's dense weights."""
-        path = self.folder / f"stage-{stage}.safetensors"
-        tensors = {name: t.detach().cpu().contiguous() for name, t in state.items()}
-        save_file(tensors, f"{path}.tmp")
+        path = self.folder / _part(stage)
+        save_file(_on_cpu(state), f"{path}.tmp")
         os.replace(f"{path}.tmp", path)
 
-    def finish(self, job: JobSpec, stages: int, losses: list[float], facts: dict[str, Any]) -> Path:
+    def finish(
+        self, job: JobSpec, stages: int, losses: Sequence[float], facts: Mapping[str, Any]
+    ) -> str:
         """Merge the stages' weights, write the manifest and give the folder its name."""
         merged: dict[str, Tensor] = {}
-        parts = [self.folder / f"stage-{i}.safetensors" for i in range(stages)]
+        parts = [self.folder / _part(i) for i in range(stages)]
         for part in parts:
             merged.update(load_file(part))
         save_file(merged, self.folder / "dense.safetensors")
         for part in parts:
             part.unlink()
-        lines = ["step,loss", *(f"{step},{loss:.9g}" for step, loss in enumerate(losses, 1))]
-        (self.folder / "loss.csv").write_text("\n".join(lines) + "\n")
-        manifest = {
-            "format": FORMAT,
-            "job": MessageToDict(job, preserving_proto_field_name=True),
-            **facts,
-        }
+        if job.code_digest:
+            root = posixpath.normpath(posixpath.join(job.directory, job.code or "."))
+            ignored = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(root, self.folder / "code", ignore=ignored, dirs_exist_ok=True)
+        (self.folder / "loss.csv").write_text(_loss_lines(losses))
         temporary = self.folder / "model.json.tmp"
-        temporary.write_text(json.dumps(manifest, indent=2) + "\n")
+        temporary.write_text(_manifest(job, facts))
         os.replace(temporary, self.folder / "model.json")
         os.replace(self.folder, self.final)
-        return self.final
+        return str(self.final)
+
+
+class KeptModel:
+    """The files that the scheduler keeps: machines without a common disk meet there."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    @property
+    def tables(self) -> str:
+        """Where the parameter servers save."""
+        return f"{self._store.url}/tables"
+
+    def write_stage(self, stage: int, state: Mapping[str, Tensor]) -> None:
+        """Send one stage's dense weights."""
+        self._store.write(_part(stage), [save_bytes(_on_cpu(state))])
+
+    def finish(
+        self, job: JobSpec, stages: int, losses: Sequence[float], facts: Mapping[str, Any]
+    ) -> str:
+        """Merge the stages' weights and send them; the manifest comes last.
+
+        The job's code is there already: the scheduler kept it when the job was submitted.
+        """
+        merged: dict[str, Tensor] = {}
+        for stage in range(stages):
+            with self._store.open(_part(stage)) as stream:
+                merged.update(load_bytes(stream.read()))
+        self._store.write("dense.safetensors", [save_bytes(merged)])
+        self._store.write("loss.csv", [_loss_lines(losses).encode()])
+        for stage in range(stages):
+            self._store.remove(_part(stage))
+        self._store.replace("model.json", _manifest(job, facts).encode())
+        return self._store.url
+
+
+def _part(stage: int) -> str:
+    return f"stage-{stage}.safetensors"
+
+
+def _on_cpu(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
+
+
+def _loss_lines(losses: Sequence[float]) -> str:
+    lines = ["step,loss", *(f"{step},{loss:.9g}" for step, loss in enumerate(losses, 1))]
+    return "\n".join(lines) + "\n"
+
+
+def _manifest(job: JobSpec, facts: Mapping[str, Any]) -> str:
+    tree = {"format": FORMAT, "job": MessageToDict(job, preserving_proto_field_name=True), **facts}
+    return json.dumps(tree, indent=2) + "\n"
 
 
 def load(path: str | Path) -> nn.Module:
@@ -80,7 +145,14 @@ def load(path: str | Path) -> nn.Module:
     if facts.get("format") != FORMAT:
         raise ModelError(f"{manifest}: format: {facts.get('format')!r}; expected {FORMAT!r}")
     job = ParseDict(facts["job"], JobSpec())
-    model = job_model(job)
+    code = folder.absolute() / "code"
+    if code.is_dir():  # it came along: the model opens wherever the folder is
+        job.directory = os.path.normpath(code / subfolder(job))
+    sys.path.insert(0, job.directory)  # for what it imports when it is built
+    try:
+        model = job_model(job)
+    finally:
+        sys.path.remove(job.directory)
     model.load_state_dict(load_file(folder / "dense.safetensors"), strict=True)
     tables = LocalTable.load_checkpoint(folder / "tables")
     for layer in model.modules():

@@ -16,6 +16,7 @@ from protos.node_pb2 import LaunchRequest
 from protos.stage_pb2 import Topology
 from ps import ParameterClient
 from workers import metrics
+from workers.code import enter
 from workers.data import Dataset
 from workers.data.reader import Split
 from workers.executor import StageExecutor
@@ -23,7 +24,7 @@ from workers.model import job_model
 from workers.progress import Reporter
 from workers.reduce import Rendezvous, StageGroup
 from workers.rows import StageRows, StalenessGate
-from workers.saved import SavedModel
+from workers.saved import saved_model
 from workers.source import Schedule, TrainingSource
 from workers.trace import TracedModel
 from workers.transport import Inbox, Neighbours, StageService, Stopped
@@ -44,6 +45,7 @@ def main(argv: list[str] | None = None) -> int:
     launch = LaunchRequest.FromString(arguments.launch.read_bytes())
     process.setup_logging(f"stage {launch.index} worker {launch.rank}")
     log_fields(job=launch.job_id, stage=launch.index, worker=launch.rank)
+    enter(launch.job)
     tracing.begin_job(launch.job_id)
     stop = threading.Event()
     process.install_signals(stop)
@@ -167,7 +169,7 @@ class Worker:
         self, executor: StageExecutor, client: ParameterClient, reporter: Reporter, leads: bool
     ) -> None:
         job = self._launch.job
-        saved = SavedModel(self._launch.output)
+        saved = saved_model(self._launch.output)
         if self._launch.rank == 0:  # before the next phase's END, so the last stage finds the file
             saved.write_stage(self._index, self._graph.module.state_dict())
         results: dict[str, float] = {}
@@ -196,7 +198,7 @@ class Worker:
             "train_seconds": progress.train_seconds,
         }
         output = saved.finish(job, len(self._widths), progress.losses, facts)
-        reporter.send("done", metrics=results, output=str(output))
+        reporter.send("done", metrics=results, output=output)
 
     def _wait_for_topology(self) -> Topology:
         waited = 0.0

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import click
 
+from heterps.commands import options
 from heterps.errors import OK
 
 
@@ -19,7 +20,15 @@ from heterps.errors import OK
 @click.option("--days", type=click.IntRange(1, 3650), default=825, show_default=True)
 @click.option("--force", is_flag=True, help="Replace files that are there.")
 @click.option("--if-missing", is_flag=True, help="Do nothing where the files are there already.")
-def certs(directory: Path, hosts: tuple[str, ...], days: int, force: bool, if_missing: bool) -> int:
+@options.as_json
+def certs(
+    directory: Path,
+    hosts: tuple[str, ...],
+    days: int,
+    force: bool,
+    if_missing: bool,
+    as_json: bool,
+) -> int:
     """Make a certificate authority, a server certificate and a token in DIRECTORY.
 
     Copy the folder to every machine of the cluster and set the printed variables there.
@@ -27,9 +36,18 @@ def certs(directory: Path, hosts: tuple[str, ...], days: int, force: bool, if_mi
     from heterps import certs as files
 
     if if_missing and all((directory / name).exists() for name in files.FILES):
-        click.echo(f"{directory}: there already")
+        if as_json:
+            options.print_json(
+                {"directory": str(directory.absolute()), "made": [], "environment": {}}
+            )
+        else:
+            click.echo(f"{directory}: there already")
         return OK
     environment = files.make(directory, hosts, days, replace=force)
+    if as_json:
+        made = {"directory": str(directory.absolute()), "made": list(files.FILES)}
+        options.print_json({**made, "environment": environment})
+        return OK
     click.echo(f"# made {', '.join(files.FILES)} in {directory}; every role and client needs:")
     for name, value in environment.items():
         click.echo(f"export {name}={value}")

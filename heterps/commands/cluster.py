@@ -4,6 +4,7 @@ import os
 import time
 from contextlib import suppress
 from dataclasses import asdict
+from typing import Any
 
 import click
 
@@ -30,12 +31,14 @@ from heterps.errors import OK, UNREACHABLE, ContextError, HeterpsError
     show_default=True,
     help="Where the scheduler listens; port 0 picks a free one.",
 )
+@options.as_json
 def up(
     units: int | None,
     types: tuple[str, ...],
     emulate: tuple[str, ...],
     redis_url: str | None,
     bind: str,
+    as_json: bool,
 ) -> int:
     """Start a cluster on this machine that stays until `heterps down`."""
     from heterps import contexts, report, supervisor
@@ -43,9 +46,14 @@ def up(
 
     emulated = options.types_of(emulate, "--emulate")
     offered = {"cpu": units or os.cpu_count() or 1, **options.types_of(types, "--type"), **emulated}
-    console = report.console()
+    console = report.console(stderr=as_json)
     with step(console, "starting the cluster"):
         running = supervisor.up(offered, list(emulated), redis_url=redis_url, bind=bind)
+    if as_json:
+        options.print_json(
+            {"up": True, "types": offered, "emulated": [*emulated], **_shown(running)}
+        )
+        return OK
     shown = [f"{n} {t}{' (emulated)' if t in emulated else ''}" for t, n in offered.items()]
     console.print(f"cluster up at {running.address} with {', '.join(shown)}", soft_wrap=True)
     commands = [
@@ -64,11 +72,15 @@ def up(
 
 
 @click.command()
-def down() -> int:
+@options.as_json
+def down(as_json: bool) -> int:
     """End the cluster that `heterps up` started, and its jobs."""
     from heterps import supervisor
 
     ended = supervisor.down()
+    if as_json:
+        options.print_json({"up": False, "ended": _shown(ended) if ended else None})
+        return OK
     click.echo(f"cluster at {ended.address} is down" if ended else "no cluster is up")
     return OK
 
@@ -141,6 +153,12 @@ def _status_of(name: str, as_json: bool) -> int:
     report.show(console, report.job_report(job))
     console.print(report.next_commands(report.job_commands(job)), soft_wrap=True)
     return OK
+
+
+def _shown(running: home.Running) -> dict[str, Any]:
+    """A cluster for programs, in the words of `status`."""
+    roles = [asdict(role) for role in running.roles]
+    return {"address": running.address, "directory": running.directory, "roles": roles}
 
 
 def _alive(pid: int) -> bool:

@@ -73,11 +73,14 @@ def show(name: str | None, as_json: bool) -> int:
 
 @context.command()
 @_name
-def use(name: str) -> int:
+@options.as_json
+def use(name: str, as_json: bool) -> int:
     """Make NAME the one that commands use; `local` for the cluster of `heterps up`."""
     from heterps import contexts
 
     contexts.use(name)
+    if as_json:
+        return _print_entry(name)
     click.echo(f"commands use {name} now")
     _warn_of("HETERPS_CONTEXT")
     _warn_of("HETERPS_SCHEDULER")
@@ -95,7 +98,8 @@ def use(name: str) -> int:
 @click.option(
     "--token-file", type=click.Path(dir_okay=False), help="A file with the cluster's token."
 )
-def set_(name: str, **given: str | None) -> int:
+@options.as_json
+def set_(name: str, as_json: bool, **given: str | None) -> int:
     """Add a context, or change what is given of one.
 
     The files stay where they are: the context keeps their paths, and never a token.
@@ -106,6 +110,8 @@ def set_(name: str, **given: str | None) -> int:
     for key in values.keys() - {"scheduler"}:
         values[key] = os.path.abspath(os.path.expanduser(values[key]))
     made = contexts.set_context(name, values)
+    if as_json:
+        return _print_entry(name)
     click.echo(f"context {name}: scheduler at {made.scheduler}")
     if contexts.load().current != name:
         click.echo(f"use it with `heterps context use {name}`")
@@ -114,14 +120,27 @@ def set_(name: str, **given: str | None) -> int:
 
 @context.command()
 @_name
-def remove(name: str) -> int:
+@options.as_json
+def remove(name: str, as_json: bool) -> int:
     """Forget a context; the files that it names stay."""
     from heterps import contexts
 
     was_current = contexts.remove(name)
+    if as_json:
+        options.print_json({"name": name, "removed": True, "was_current": was_current})
+        return OK
     click.echo(f"context {name} is removed")
     if was_current:
         click.echo("commands use the cluster of `heterps up`; `heterps context use NAME` chooses")
+    return OK
+
+
+def _print_entry(name: str) -> int:
+    """The context as `heterps context show --json` has it."""
+    from heterps import contexts
+
+    known = contexts.load()
+    options.print_json(_entry(known, name, _in_use(known)))
     return OK
 
 

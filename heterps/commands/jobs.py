@@ -1,6 +1,6 @@
 """Jobs of the running cluster, and those that `heterps train` ran on its own."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -46,17 +46,20 @@ def jobs(as_json: bool) -> int:
 @options.job
 @options.cluster
 @click.option("-f", "--follow", is_flag=True, help="Go on until the job ends.")
-def logs(job: str | None, follow: bool) -> int:
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object a line.")
+def logs(job: str | None, follow: bool, as_json: bool) -> int:
     """Show logs."""
     from heterps import history
     from heterps.records import State
 
+    show = options.print_json_line if as_json else _show
+
     client, found = lookup.find(job)
     if client is None:
-        _echo(history.logs(found.job_id))
+        _echo(history.logs(found.job_id), show)
         return OK
     with client:
-        _echo(client.logs(found.job_id, follow=follow))
+        _echo(client.logs(found.job_id, follow=follow), show)
         ended = client.status(found.job_id)
     if ended.end_reason and ended.state is State.FAILED:
         why = ended.error or ended.reason.partition("\n")[0]
@@ -80,15 +83,19 @@ def cancel(job: str | None, as_json: bool) -> int:
     return OK
 
 
-def _echo(chunks: "Iterable[LogText]") -> None:
+def _show(process: str, text: str) -> None:
+    click.echo(f"{process} | {text}")
+
+
+def _echo(chunks: "Iterable[LogText]", show: Callable[[str, str], None]) -> None:
     """Print logs line by line, each with its process; an unfinished line waits for its rest."""
     rest: dict[str, str] = {}
     with suppress(KeyboardInterrupt):
         for chunk in chunks:
             *lines, last = (rest.get(chunk.process, "") + chunk.text).split("\n")
             for text in lines:
-                click.echo(f"{chunk.process} | {text}")
+                show(chunk.process, text)
             rest[chunk.process] = last
     for process, text in rest.items():
         if text:
-            click.echo(f"{process} | {text}")
+            show(process, text)

@@ -115,6 +115,11 @@ def assignments(texts: tuple[str, ...], option: str, expected: str) -> dict[str,
     return found
 
 
+def print_json_line(process: str, text: str) -> None:
+    """A line of a process's log, as a JSON object of one line."""
+    click.echo(json.dumps({"process": process, "text": text}))
+
+
 def print_json(value: Any) -> None:
     """One JSON document on standard output."""
     json.dump(value, sys.stdout, indent=2, allow_nan=False)

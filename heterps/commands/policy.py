@@ -5,6 +5,7 @@ from pathlib import Path
 
 import click
 
+from heterps.commands import options
 from heterps.errors import OK
 
 
@@ -15,11 +16,16 @@ def policy() -> None:
 
 @policy.command()
 @click.option("--file", "path", type=click.Path(path_type=Path, exists=True), help="A policy file.")
-def show(path: Path | None) -> int:
+@options.as_json
+def show(path: Path | None, as_json: bool) -> int:
     """Print what a policy was trained by: by default the shipped one."""
     from scheduler.policy import SHIPPED, load
 
     loaded = load(path or SHIPPED)
+    if as_json:
+        trees = {k: json.loads(v) for k, v in loaded.note.items() if v.startswith("{")}
+        options.print_json({**loaded.note, **trees})
+        return OK
     for key, value in sorted(loaded.note.items()):
         text = value
         if key == "curve":
@@ -58,8 +64,15 @@ def show(path: Path | None) -> int:
 )
 @click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=1, show_default=True)
 @click.option("--threads", type=click.IntRange(1), default=1, show_default=True)
+@options.as_json
 def train(
-    output: Path, directory: Path, share: float, start: Path | None, seed: int, threads: int
+    output: Path,
+    directory: Path,
+    share: float,
+    start: Path | None,
+    seed: int,
+    threads: int,
+    as_json: bool,
 ) -> int:
     """Train a policy: a warm start from the exact teacher, then PPO. Takes most of an hour."""
     from dataclasses import replace
@@ -71,5 +84,8 @@ def train(
     if share != 1.0:
         recipe = recipe.scaled(share)
     run(recipe, output, directory, lambda text: click.echo(text, err=True), start)
-    click.echo(f"wrote {output}")
+    if as_json:
+        options.print_json({"output": str(output.absolute()), "directory": str(directory)})
+    else:
+        click.echo(f"wrote {output}")
     return OK

@@ -13,6 +13,9 @@ from heterps.errors import INTERRUPTED, OK
 @options.overrides
 @click.option("--id", "job_id", help="The job's id: submitting it again changes nothing.")
 @click.option("--priority", type=int, help="Jobs of a higher one leave the queue first.")
+@click.option(
+    "--no-code", is_flag=True, help="Do not send the code: nodes find it at the same path."
+)
 @click.option("--wait", is_flag=True, help="Follow the job to its end, and exit as it does.")
 @options.cluster
 @options.as_json
@@ -21,17 +24,20 @@ def submit(
     overrides: tuple[str, ...],
     job_id: str | None,
     priority: int | None,
+    no_code: bool,
     wait: bool,
     as_json: bool,
 ) -> int:
-    """Check JOB.yaml, make its data, and hand it to the running cluster.
+    """Check JOB.yaml, make its data, send its code, and hand it to the running cluster.
 
-    With --wait, Ctrl-C leaves the job running.
+    The code is the folder of JOB.yaml, or the one that its `code` names, without what
+    .heterpsignore leaves out. With --wait, Ctrl-C leaves the job running.
     """
     from heterps import report
     from heterps.commands import following, lookup
     from heterps.jobfile import load_job
     from heterps.progress import step
+    from heterps.steps import LEFT_OUT
 
     console = report.console(stderr=as_json)
     if priority is not None:
@@ -39,8 +45,17 @@ def submit(
     job = load_job(job_file, overrides)
     with lookup.client() as client:
         client.ping()
+        left_out: list[str] = []
         with step(console, f"preparing {job.data.path}") as detail:
-            submitted = client.submit(job, job_id, on_line=detail)
+
+            def on_line(line: str) -> None:
+                detail(line)
+                if line.startswith(LEFT_OUT):
+                    left_out.append(line)
+
+            submitted = client.submit(job, job_id, on_line=on_line, code=not no_code)
+        for line in left_out:
+            console.print(line, soft_wrap=True, highlight=False)
         if not wait:
             if as_json:
                 options.print_json({"job_id": submitted})
@@ -49,6 +64,7 @@ def submit(
             commands = [
                 (f"heterps logs -f {submitted}", "follow what it prints"),
                 (f"heterps inspect {submitted}", "its plan and how it goes"),
+                (f"heterps get {submitted}", "its model, once it has ended"),
                 (f"heterps cancel {submitted}", "stop it"),
             ]
             console.print(report.next_commands(commands), soft_wrap=True)

@@ -51,6 +51,7 @@ def train(
     signal.signal(signal.SIGTERM, _interrupt)
     console = report.console(stderr=as_json)
     job = load_job(job_file, overrides)
+    job.output = job.output or "runs"
     emulated = dict.fromkeys(job.schedule.emulate, 1)
     emulated |= options.types_of(emulate, "--emulate")
     _check_types(job, emulated)
@@ -66,7 +67,7 @@ def train(
     with step(console, f"preparing {job.data.path}") as detail:
         prepare(job, detail)
     with _cluster(console, job, types, list(emulated), redis_url, keep) as client:
-        job_id = client.submit(job)
+        job_id = client.submit(job, code=False)  # its processes read it where it is
         console.print(f"job {job_id} on {_listed(types, emulated)}")
         absent = [kind.name for kind in job.schedule.offered.types if kind.name not in types]
         if absent:

@@ -13,6 +13,7 @@ from heterps.reasons import MEANINGS, NOT_THE_JOB, shortened
 from heterps.records import Job, State
 from heterps.report.cluster import STYLES
 from heterps.report.terminal import heading, indented, pairs, table
+from protos.naming import KEPT
 
 if TYPE_CHECKING:
     from scheduler import Decision
@@ -32,7 +33,10 @@ def outcome_report(job: Job, decision: "Decision | None") -> RenderableType:
     if job.state is not State.SUCCEEDED:
         parts += _why(job)
     if job.output and job.state is State.SUCCEEDED:
-        parts.append(indented(Text(f"model saved in {job.output}", overflow="fold")))
+        where = f"model saved in {job.output}"
+        if job.output.startswith(KEPT):
+            where = f"the scheduler keeps the model; fetch it with `heterps get {job.job_id}`"
+        parts.append(indented(Text(where, overflow="fold")))
     return Group(*parts)
 
 

@@ -13,7 +13,7 @@ from heterps.jobfile import METHODS, JobFileError, load_job
 from heterps.schema import dotted_keys
 from protos.job_pb2 import JobSpec
 
-HIDDEN = frozenset(("directory", "schedule.offered", "schedule.given"))
+HIDDEN = frozenset(("directory", "code_digest", "schedule.offered", "schedule.given"))
 KEYS = sorted(dotted_keys(JobSpec.DESCRIPTOR, HIDDEN))
 QUICK = settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -33,12 +33,22 @@ def edited(job: Path, old: str, new: str) -> Path:
     return job
 
 
+def test_what_is_sent_and_where_it_goes(job):
+    assert load_job(job, ["output=null", "code=null"]).output == ""
+    assert load_job(job, ["output=models", "code=.."]).code == ".."
+    assert "the job file's folder or one above" in problems(job, "code=src")[0]
+    assert "the scheduler keeps models" in problems(job, "output=s3://bucket/models")[0]
+    assert load_job(job, ["data.path=s3://bucket/rows"]).data.path == "s3://bucket/rows"
+    both = problems(job, "data.path=s3://bucket/rows", "data.prepare=model.py:build")
+    assert "a URL has its files already" in both[0]
+
+
 def test_a_good_file_is_completed(job):
     spec = load_job(job)
     assert (spec.train.batch_size, spec.train.epochs, spec.train.staleness) == (1024, 2, 1)
     assert (spec.train.loss, spec.train.optimizer.name) == ("bce_with_logits", "adam")
     assert spec.train.optimizer.learning_rate == pytest.approx(1e-3)
-    assert (spec.schedule.method, spec.output, spec.data.path) == ("ppo", "runs", ".")
+    assert (spec.schedule.method, spec.output, spec.data.path) == ("ppo", "", ".")
     assert spec.directory == str(job.parent)
     assert [kind.name for kind in spec.schedule.offered.types] == ["cpu", "t4"]
     assert spec.model.args["rate"] == pytest.approx(1e-3)

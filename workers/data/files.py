@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 
+from workers.data import remote
 from workers.data.errors import DataError
 
 _BLOCK_BYTES = 4 << 20  # of text, a step of the CSV reader
@@ -29,12 +30,16 @@ class Unit:
 def find(directory: Path, path: str, pattern: str, key: str) -> list[Path]:
     """The files that `pattern` names under `directory / path`, in order of name.
 
+    Of a path that is a URL these are copies on this machine.
+
     Raises:
         DataError: there are none, or one has a format that cannot be read.
     """
     if not pattern:
         raise DataError("job", key, pattern, "a file name or glob under data.path")
-    folder = directory / path
+    if remote.is_url(path):
+        return _readable(remote.copies(path, pattern, key), key)
+    folder = directory / path.removeprefix("file://")
     if not folder.is_dir():
         raise DataError("job", "data.path", path, f"a folder, but {folder} is none")
     exact = folder / pattern
@@ -44,6 +49,10 @@ def find(directory: Path, path: str, pattern: str, key: str) -> list[Path]:
         names = sorted(entry.name for entry in folder.iterdir())
         there = ", ".join(names[:8]) + (", …" if len(names) > 8 else "") or "nothing"
         raise DataError("job", key, pattern, f"a file or glob in {folder}, which holds {there}")
+    return _readable(found, key)
+
+
+def _readable(found: list[Path], key: str) -> list[Path]:
     for file in found:
         if not is_parquet(file) and _separator(file) is None:
             raise DataError(str(file), key, file.name, _FORMATS)
