@@ -24,11 +24,13 @@ from heterps.schema import nearest
 from heterps.target import Target
 from protos import scheduler_pb2 as pb
 from protos.channels import RpcError, call, connect, status_of
+from protos.history_pb2_grpc import HistoryStub
 from protos.job_pb2 import JobSpec
 from protos.scheduler_pb2_grpc import SchedulerStub
 
 if TYPE_CHECKING:
     from protos.decision_pb2 import Decision as DecisionMessage
+    from protos.history_pb2 import JobHistory
     from scheduler import Decision
     from scheduler.demands import Pin
     from scheduler.inputs import ResourcesLike, WorkloadLike
@@ -60,6 +62,7 @@ class Client:
         self.address = self.target.address
         self._channel = connect(self.address, self.target.security())
         self._stub = SchedulerStub(self._channel)
+        self._histories = HistoryStub(self._channel)
 
     def submit(
         self,
@@ -191,6 +194,13 @@ class Client:
         """What a job's run was measured to take so far, and the proposal that stands, if any."""
         request = pb.JobRequest(job_id=job_id)
         return self._call(self._stub.GetReplan, request, f"replan {job_id}", job_id=job_id)
+
+    def history(self, job_id: str) -> "JobHistory":
+        """The states that a job came to, and what its stages reported over time."""
+        request = pb.JobRequest(job_id=job_id)
+        return self._call(
+            self._histories.GetHistory, request, f"history of {job_id}", job_id=job_id
+        )
 
     def nodes(self) -> list[Node]:
         """The nodes and standing shards that are alive."""

@@ -20,6 +20,7 @@ from typing import Final, NoReturn
 import grpc
 
 from protos.decision_pb2 import Decision
+from protos.history_pb2_grpc import add_HistoryServicer_to_server
 from protos.metrics import Metrics, add_metrics_option, serve_metrics
 from protos.process import announce, install_signals, setup_logging
 from protos.scheduler_pb2 import (
@@ -48,6 +49,7 @@ from protos.security import SecurityError
 from protos.servers import BindError, Server
 from scheduler.calls import Channels
 from scheduler.fields import InputError
+from scheduler.history import Histories, HistoryService
 from scheduler.jobs import DuplicateError, Jobs
 from scheduler.logs import stream
 from scheduler.nodes import LEASE_S, Nodes
@@ -84,9 +86,12 @@ class HeldError(RuntimeError):
 class SchedulerService(SchedulerServicer):
     """The gRPC methods; all state lies in `jobs`, `nodes` and `runs`."""
 
-    def __init__(self, control: Control, runs: Runs, stop: threading.Event) -> None:
+    def __init__(
+        self, control: Control, runs: Runs, histories: Histories, stop: threading.Event
+    ) -> None:
         self._store, self._jobs, self._nodes = control.store, control.jobs, control.nodes
         self._runs = runs
+        self._histories = histories
         self._stop = stop
         self._streams = threading.BoundedSemaphore(_MAX_STREAMS)
 
@@ -255,6 +260,8 @@ class SchedulerService(SchedulerServicer):
     def Report(self, request: ProgressReport, context: grpc.ServicerContext) -> ReportReply:  # noqa: N802
         """Take in a worker's progress; `stop` once its job is over."""
         run = self._runs.get(request.job_id)
+        if run is not None:
+            self._histories.add(request)
         return ReportReply(stop=run is None or run.report(request))
 
     def _known(self, job_id: str, context: grpc.ServicerContext) -> JobStatus:
@@ -333,7 +340,8 @@ class SchedulerProcess:
             raise
 
     def _serve(self, lost: Callable[[], None]) -> str:
-        jobs = Jobs(self._store)
+        histories = Histories(self._store)
+        jobs = Jobs(self._store, histories.enter)
         jobs.recover("the scheduler was restarted")
         nodes = self._nodes = Nodes(self._store, self._lease_s)
         self._channels = Channels()
@@ -341,13 +349,18 @@ class SchedulerProcess:
         # The address is known once it listens, and calls come in at once: a gate in between.
         gate = _Gate()
         server.add(add_SchedulerServicer_to_server, gate, "heterps.v1.Scheduler")
+        history = HistoryService(
+            histories, lambda job_id: jobs.get(job_id) is not None, self._shards
+        )
+        server.add(add_HistoryServicer_to_server, history, "heterps.v1.History")
         address = server.start()
         if self._advertise:
             address = f"{self._advertise}:{address.rpartition(':')[2]}"
         control = Control(self._store, jobs, nodes, self._channels, address)
         self._jobs, self._runs = jobs, Runs(control)
-        gate.open(SchedulerService(control, self._runs, self._stop))
+        gate.open(SchedulerService(control, self._runs, histories, self._stop))
         self._begin("flush", lambda: jobs.flush_loop(self._stop))
+        self._begin("history", lambda: histories.flush_loop(self._stop))
         self._begin("dispatch", self._dispatch)
         self._begin("hold", lambda: self._stay_in_charge(lost))
         return address
@@ -366,6 +379,11 @@ class SchedulerProcess:
             _log.warning("%s", error)
         self._channels.close()
         self._store.close()
+
+    def _shards(self, job_id: str) -> list[tuple[str, str]]:
+        runs: Runs | None = getattr(self, "_runs", None)  # calls come in at once
+        run = runs.get(job_id) if runs is not None else None
+        return run.shards() if run is not None else []
 
     def metrics(self) -> Metrics:
         """What it shows to Prometheus, once started."""

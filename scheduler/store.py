@@ -1,8 +1,9 @@
 """What the scheduler must not forget, in Redis: jobs, decisions, the queue, logs and leases.
 
 Keys: `heterps:jobs` (ids by submission), `heterps:job:ID` (hash: spec, status, state, decision,
-replan), `heterps:queue` (list), `heterps:log:ID` (hash by process), `heterps:node:ID` (with a time
-to live), `heterps:nodes` (their ids), `heterps:scheduler` (who is in charge, with a time to live).
+replan, history), `heterps:queue` (list), `heterps:log:ID` (hash by process), `heterps:node:ID`
+(with a time to live), `heterps:nodes` (their ids), `heterps:scheduler` (who is in charge, with a
+time to live).
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,6 +15,7 @@ from redis.backoff import ExponentialBackoff
 from redis.retry import Retry
 
 from protos.decision_pb2 import Decision
+from protos.history_pb2 import JobHistory
 from protos.job_pb2 import JobSpec
 from protos.scheduler_pb2 import (
     CANCELLED,
@@ -184,6 +186,15 @@ class Store:
         """What `put_replan` kept; None before anything was measured."""
         data = self._do("HGET", _job(job_id), "replan")
         return None if data is None else Replan.FromString(data)
+
+    def put_history(self, job_id: str, history: bytes) -> None:
+        """Keep a job's history, serialised."""
+        self._do("HSET", _job(job_id), "history", history)
+
+    def history(self, job_id: str) -> JobHistory | None:
+        """What `put_history` kept; None before there was any."""
+        data = self._do("HGET", _job(job_id), "history")
+        return None if data is None else JobHistory.FromString(data)
 
     # Logs of ended processes
 
