@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from heterps import home
+from heterps.console import beside
 from heterps.embedded import REDIS_VARIABLE, Cluster
 from heterps.errors import ClusterError
 from heterps.home import Running
@@ -115,10 +116,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             print("a cluster is up already; end it with `heterps down`")
             return 1
         cluster = Cluster(options.directory, types, options.emulate, bind=options.bind)
+        console = None
         try:
             cluster.start()
+            console = beside.start(cluster.address, cluster.directory / "logs")
+            roles = (*cluster.roles, *([beside.role(console)] if console is not None else []))
             state = Running(
-                os.getpid(), cluster.address, str(cluster.directory), time.time(), cluster.roles
+                os.getpid(), cluster.address, str(cluster.directory), time.time(), roles
             )
             state.write()
             announce(options.ready_file, address=cluster.address)
@@ -133,6 +137,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 1
         finally:
             home.forget()
+            if console is not None:
+                console.stop()
             cluster.stop()
     return 0
 

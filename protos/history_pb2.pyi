@@ -79,7 +79,13 @@ class StageHistory(_message.Message):
 
     STAGE_FIELD_NUMBER: _builtins.int
     POINTS_FIELD_NUMBER: _builtins.int
+    REPORTS_FIELD_NUMBER: _builtins.int
+    EVERY_FIELD_NUMBER: _builtins.int
     stage: _builtins.int
+    reports: _builtins.int
+    """that came in"""
+    every: _builtins.int
+    """of so many one is kept, and the latest"""
     @_builtins.property
     def points(self) -> _containers.RepeatedCompositeFieldContainer[Global___StagePoint]: ...
     def __init__(
@@ -87,10 +93,12 @@ class StageHistory(_message.Message):
         *,
         stage: _builtins.int = ...,
         points: _abc.Iterable[Global___StagePoint] | None = ...,
+        reports: _builtins.int = ...,
+        every: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["points", b"points", "stage", b"stage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["every", b"every", "points", b"points", "reports", b"reports", "stage", b"stage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,7 +1,8 @@
 """How each job came to where it stands: its states and what its stages reported, for drawing.
 
-Of a long run every second point is dropped whenever there are too many, so that a curve always
-spans the whole run in a bounded number of points. Kept in memory, and in Redis every few seconds.
+Of a long run every second point is dropped whenever there are too many, and only every second
+taken from then on, so that a curve spans the whole run evenly in a bounded number of points. Kept
+in memory, and in Redis every few seconds.
 """
 
 import logging
@@ -45,7 +46,8 @@ class Histories:
             return
         with self._lock:
             stage = _stage(self._of(report.job_id), report.stage)
-            stage.points.append(
+            _append(
+                stage,
                 StagePoint(
                     at=time.time(),
                     phase=report.phase,
@@ -56,11 +58,8 @@ class Histories:
                     busy_s=report.busy_s,
                     train_seconds=report.train_seconds,
                     metrics=report.metrics,
-                )
+                ),
             )
-            if len(stage.points) > MOST_POINTS:
-                # The first and the last stay; figures so far are sums, so none is lost between.
-                del stage.points[1:-1:2]
             self._dirty.add(report.job_id)
 
     def get(self, job_id: str) -> JobHistory:
@@ -145,6 +144,19 @@ def _stage(history: JobHistory, number: int) -> StageHistory:
         if stage.stage == number:
             return stage
     return history.stages.add(stage=number)
+
+
+def _append(stage: StageHistory, point: StagePoint) -> None:
+    """Every `every`-th report stays; the latest is replaced by the next where it is not one."""
+    stage.every = stage.every or 1
+    if stage.reports and (stage.reports - 1) % stage.every:
+        del stage.points[-1]
+    stage.points.append(point)
+    stage.reports += 1
+    if len(stage.points) > MOST_POINTS:
+        stage.every *= 2
+        latest = (stage.reports - 1) % stage.every != 0
+        del stage.points[1 : -1 if latest else None : 2]
 
 
 def _has_ended(history: JobHistory) -> bool:
