@@ -78,8 +78,7 @@ def test_other_sites_cannot_act(unlocked):
     there = "/jobs/a/cancel"
     assert unlocked.ask(there, "POST", {}, origin="https://evil.example").status == 403
     assert unlocked.ask(there, "POST", {}, sec_fetch_site="cross-site").status == 403
-    key = form_key(unlocked.ask("/").text) if "form_key" in unlocked.ask("/").text else "0" * 64
-    assert unlocked.ask(there, "POST", {"form_key": key[::-1]}).status == 403
+    assert unlocked.ask(there, "POST", {"form_key": "0" * 64}).status == 403
     assert unlocked.ask(there, "POST", {"form_key": "x" * 100_000}).status == 403
 
 
