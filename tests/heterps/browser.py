@@ -14,7 +14,7 @@ CHROMIUM = (
     shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 )
 _ARGUMENTS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars")
-_ANSWER_S = 60.0
+_ANSWER_S = 300.0
 
 
 class Browser:

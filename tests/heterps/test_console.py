@@ -151,7 +151,7 @@ def submit(client, tmp_path_factory):
 def done(client, submit):
     """A job that has trained."""
     job_id = submit()
-    job = client.wait(job_id, timeout=200)
+    job = client.wait(job_id, timeout=400)
     assert job.state == "succeeded", job.reason
     return job
 
@@ -159,7 +159,7 @@ def done(client, submit):
 @pytest.fixture(scope="module")
 def failed(client, submit, done):
     job_id = submit("model.args.fails_at=5")
-    job = client.wait(job_id, timeout=200)
+    job = client.wait(job_id, timeout=400)
     assert job.state == "failed"
     return job
 
@@ -190,6 +190,27 @@ def test_a_page_needs_no_script(pages, done):
     decision = pages.ask(f"/jobs/{done.job_id}/decision").text
     for shown in ("The plan: layers over resource types", "Cost against throughput", "Why"):
         assert shown in decision
+
+
+def test_its_curves_become_tensorboard_events(cluster, done, run, tmp_path):
+    accumulator = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator",
+        reason="the extra tensorboard is not installed",
+    )
+    code, out, _ = run("tensorboard", done.job_id, "--dir", str(tmp_path), "--scheduler",
+                       cluster.address)  # fmt: skip
+    assert code == 0
+    assert str(tmp_path / done.job_id) in out
+    events = accumulator.EventAccumulator(str(tmp_path / done.job_id)).Reload()
+    tags = set(events.Tags()["scalars"])
+    assert {"train/loss", "train/samples_per_s", "utilisation/stage_0", "test/auc"} <= tags
+    losses = events.Scalars("train/loss")
+    assert losses[-1].step == 100
+    assert [one.step for one in losses] == sorted(one.step for one in losses)
+    assert losses[-1].value == pytest.approx(done.loss)
+    assert done.started_at <= losses[0].wall_time <= losses[-1].wall_time <= done.ended_at
+    assert all(0 <= one.value <= 1 for one in events.Scalars("utilisation/stage_0"))
+    assert events.Scalars("test/auc")[0].value == pytest.approx(done.metrics["test_auc"])
 
 
 def test_followed_logs_end_with_the_job(pages, done):
