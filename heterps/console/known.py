@@ -27,6 +27,7 @@ class Known:
     client: "Client"
     _listed: "dict[str, Decision]" = field(default_factory=dict)
     _listed_at: float = float("-inf")
+    _most: int = 0
     _ended: "OrderedDict[str, Decision]" = field(default_factory=OrderedDict)
     _curves: "OrderedDict[tuple[str, str, float], tuple[ParetoPoint, ...]]" = field(
         default_factory=OrderedDict
@@ -36,11 +37,11 @@ class Known:
     def figures(self, most: int) -> "dict[str, Decision]":
         """Decisions of the latest `most` jobs by job, without their inputs."""
         with self._lock:
-            if time.monotonic() - self._listed_at < _LISTED_S:
+            if most <= self._most and time.monotonic() - self._listed_at < _LISTED_S:
                 return self._listed
         found = {one.job_id: one.decision for one in self.client.decisions(most)}
         with self._lock:
-            self._listed, self._listed_at = found, time.monotonic()
+            self._listed, self._listed_at, self._most = found, time.monotonic(), most
         return found
 
     def decision(self, job: Job, curve: bool = False) -> "Decision | None":

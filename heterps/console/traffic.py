@@ -75,6 +75,8 @@ class Traffic:
                     self._ask(pool)
                 except HeterpsError as error:
                     _log.debug("%s", error)  # the scheduler is away; the pages say so
+                except Exception:
+                    _log.exception("asking the shards")
         for client in self._shards.values():
             client.close()
 

@@ -10,6 +10,7 @@ from heterps.page.lanes import lanes
 from heterps.page.markup import Markup, join, tag
 from heterps.page.palette import Palette
 from heterps.page.parts import Column, details, section, table
+from heterps.page.summary import relaxations
 from heterps.placement import gap_text
 from scheduler.fields import InputError
 from scheduler.method_names import METHODS
@@ -104,9 +105,11 @@ def compared(before: "Decision", after: "Decision") -> Markup:
         Column("new", number=True),
         Column("change", number=True),
     )
-    figures = table("Figures of both plans", columns, [_row(one) for one in changes.figures])
+    shown = [one for one in changes.figures if not one.key.startswith("measured.")]
+    figures = table("Figures of both plans", columns, [_row(one) for one in shown])
     parts = [
         section("told", "What would change", None, said),
+        _relaxed(after),
         section("compared", "Old and new", None, figures, *_listed(changes.plan, columns)),
     ]
     names = [*(before.resources.names if before.resources else ())]
@@ -118,6 +121,13 @@ def compared(before: "Decision", after: "Decision") -> Markup:
     ]
     parts.append(section("plans", "Plans", None, tag("div", *drawn, class_="pair")))
     return join(*parts)
+
+
+def _relaxed(decision: "Decision") -> Markup | None:
+    if not decision.relaxations:
+        return None
+    caption = "Each of these alone makes a plan possible; its figures are that plan's."
+    return section("relax", "What would have to change", caption, relaxations(decision))
 
 
 def _listed(changes: Sequence[Change], columns: Sequence[Column]) -> list[Markup]:
