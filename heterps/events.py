@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from protos.history_pb2 import JobHistory, StagePoint
 
 _EVERY_S = 2.0
-_TRAINING = ("train", "trained")
 
 
 class EventWriter:
@@ -57,7 +56,7 @@ class EventWriter:
         for stage in history.stages:
             before: StagePoint | None = None
             for point in stage.points:
-                if point.phase in _TRAINING and point.step:
+                if point.step > (before.step if before is not None else 0):
                     if point.at > self._seen.get(stage.stage, 0.0):
                         self._seen[stage.stage] = point.at
                         for tag, value in _values(stage.stage, last, before, point):

@@ -63,9 +63,12 @@ class Course:
 
     @property
     def leading(self) -> Sequence[Point]:
-        """Points of the last stage in training, which knows the loss."""
-        last = self.stages[-1] if self.stages else []
-        return [point for point in last if point.phase in ("train", "trained") and point.step]
+        """Points of the last stage, which knows the loss, at which it had trained further."""
+        found: list[Point] = []
+        for point in self.stages[-1] if self.stages else ():
+            if point.step > (found[-1].step if found else 0):
+                found.append(point)
+        return found
 
     @property
     def rates(self) -> Sequence[tuple[float, float]]:

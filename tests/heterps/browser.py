@@ -100,9 +100,10 @@ class Browser:
         self._loaded()
 
     def wait_for(self, script: str, within_s: float = _ANSWER_S) -> Any:
-        """The value of an expression once it is true."""
+        """The value of an expression once it is true; True for an element."""
         until = time.monotonic() + within_s
-        while not (value := self.evaluate(script)):
+        plain = f"((found) => found instanceof Node || found)({script})"
+        while not (value := self.evaluate(plain)):
             assert time.monotonic() < until, f"{script}\n{self.evaluate('document.body.innerText')}"
             time.sleep(0.1)
         return value
