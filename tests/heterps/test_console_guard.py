@@ -94,7 +94,9 @@ def test_nobody_gets_in_without_the_token(locked):
 
 
 def test_the_token_begins_a_session_that_ends(locked):
-    key = form_key(locked.ask("/login").text)
+    login = locked.ask("/login").text
+    assert NOWHERE not in login, "a stranger learns nothing"
+    key = form_key(login)
     wrong = locked.ask("/login", "POST", {"form_key": key, "token": "no"})
     assert wrong.status == 401
     assert "set-cookie" not in wrong.headers
