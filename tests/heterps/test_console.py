@@ -78,7 +78,8 @@ AUDIT = """(() => {
   for (const e of all("img:not([alt])")) faults.push("no alt: " + e.src);
   const ids = all("main [id]:not(marker)").map((e) => e.id);
   for (const id of ids) if (ids.indexOf(id) !== ids.lastIndexOf(id)) faults.push("twice: " + id);
-  if (document.documentElement.scrollWidth > innerWidth) faults.push("wider than the window");
+  const root = document.documentElement;
+  if (root.scrollWidth > root.clientWidth) faults.push("wider than the window");
   const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
   const rgba = (colour) => { canvas.clearRect(0, 0, 1, 1); canvas.fillStyle = colour;
     canvas.fillRect(0, 0, 1, 1); return [...canvas.getImageData(0, 0, 1, 1).data]; };
