@@ -10,10 +10,9 @@ from urllib.parse import parse_qs
 from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from starlette.concurrency import run_in_threadpool
 
 from heterps.client import Client
-from heterps.console.guard import COOKIE, SESSION_S, Guard, Sessions, from_here, local_path
+from heterps.console.guard import COOKIE, SESSION_S, Guard, Sessions, local_path
 from heterps.console.known import Known
 from heterps.console.traffic import Traffic
 from heterps.errors import HeterpsError, UnknownJobError, UnreachableError
@@ -183,6 +182,3 @@ def _login(app: FastAPI, console: Console) -> None:
 @cache
 def _read(name: str) -> bytes:
     return (files("heterps.console") / "static" / name).read_bytes()
-
-
-__all__ = ["Console", "from_here", "make_app", "run_in_threadpool"]

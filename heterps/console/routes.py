@@ -5,10 +5,12 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
+from starlette.concurrency import run_in_threadpool
 
 from heterps.console import joblist, jobpage, logtail, nodespage, whatif
-from heterps.console.app import Console, from_here, run_in_threadpool
+from heterps.console.app import Console
 from heterps.console.course import Course
+from heterps.console.guard import from_here
 from heterps.console.words import ago, progress, state_chip
 from heterps.errors import HeterpsError
 from heterps.page.document import sections
