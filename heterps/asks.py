@@ -21,6 +21,7 @@ from heterps.target import Target
 from protos import artifacts_pb2 as files_pb
 from protos import scheduler_pb2 as pb
 from protos.channels import RpcError
+from protos.history_pb2 import JobHistory
 from protos.job_pb2 import JobSpec
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class Ask(Generic[R]):
     """One call.
 
     Attributes:
-        method: of the Scheduler service, or of Artifacts with that in front.
+        method: of the Scheduler service, or of Artifacts or History with that in front.
         request: its message.
         what: the purpose, for errors.
         read: the answer from the reply.
@@ -140,6 +141,12 @@ def decisions(limit: int) -> Ask[list[KeptDecision]]:
 def replan(job_id: str) -> Ask[pb.Replan]:
     """What a job's run was measured to take so far."""
     return Ask("GetReplan", pb.JobRequest(job_id=job_id), f"replan {job_id}", lambda r: r, job_id)
+
+
+def history(job_id: str) -> Ask[JobHistory]:
+    """The states that a job came to, and what its stages reported over time."""
+    request = pb.JobRequest(job_id=job_id)
+    return Ask("History.GetHistory", request, f"history of {job_id}", lambda r: r, job_id)
 
 
 def nodes() -> Ask[list[Node]]:

@@ -22,6 +22,8 @@ from heterps.target import Target
 from protos import scheduler_pb2 as pb
 from protos.artifacts_pb2_grpc import ArtifactsStub
 from protos.channels import RpcError, call_async, connect_async, status_of
+from protos.history_pb2 import JobHistory
+from protos.history_pb2_grpc import HistoryStub
 from protos.job_pb2 import JobSpec
 from protos.scheduler_pb2_grpc import SchedulerStub
 from protos.transfer import TransferError, fetch_async, send_async
@@ -50,6 +52,11 @@ class AsyncClient:
         # The generated stubs serve both kinds of channel.
         self._stub: Any = SchedulerStub(self._channel)
         self._artifacts: Any = ArtifactsStub(self._channel)
+        self._services: dict[str, Any] = {
+            "": self._stub,
+            "Artifacts": self._artifacts,
+            "History": HistoryStub(self._channel),
+        }
 
     async def submit(
         self,
@@ -120,6 +127,10 @@ class AsyncClient:
     async def replan(self, job_id: str) -> pb.Replan:
         """What a job's run was measured to take so far, and the proposal that stands, if any."""
         return await self._ask(asks.replan(job_id))
+
+    async def history(self, job_id: str) -> JobHistory:
+        """The states that a job came to, and what its stages reported over time."""
+        return await self._ask(asks.history(job_id))
 
     async def nodes(self) -> list[Node]:
         """The nodes and standing shards that are alive."""
@@ -200,7 +211,7 @@ class AsyncClient:
         service, _, method = ask.method.rpartition(".")
         try:
             reply = await call_async(
-                getattr(self._artifacts if service else self._stub, method),
+                getattr(self._services[service], method),
                 ask.request,
                 what=f"scheduler {self.address}: {ask.what}",
                 timeout_s=ask.timeout_s,

@@ -27,6 +27,8 @@ _COMMANDS = {
     "inspect": ("decisions", "Show a job's plan, the reasons for it, and how it turned out."),
     "diff": ("decisions", "Show what is different between two decisions."),
     "replan": ("replan", "Say whether another plan would pay, by what was measured."),
+    "console": ("console", "Show jobs, decisions and nodes in a browser."),
+    "tensorboard": ("tensorboard", "Write a job's curves as TensorBoard event files."),
     "logs": ("jobs", "Show what a job's processes wrote."),
     "cancel": ("jobs", "Stop a job."),
     "get": ("get", "Fetch a job's model, metrics and decision."),

@@ -22,6 +22,7 @@ from heterps.target import Target
 from protos import scheduler_pb2 as pb
 from protos.artifacts_pb2_grpc import ArtifactsStub
 from protos.channels import RpcError, call, connect, status_of
+from protos.history_pb2_grpc import HistoryStub
 from protos.job_pb2 import JobSpec
 from protos.scheduler_pb2_grpc import SchedulerStub
 from protos.transfer import TransferError, fetch, send
@@ -29,6 +30,7 @@ from protos.transfer import TransferError, fetch, send
 if TYPE_CHECKING:
     from heterps.fetched import Fetched
     from protos.decision_pb2 import Decision as DecisionMessage
+    from protos.history_pb2 import JobHistory
     from scheduler import Decision
     from scheduler.demands import Pin
     from scheduler.inputs import ResourcesLike, WorkloadLike
@@ -57,6 +59,11 @@ class Client:
         self._channel = connect(self.address, self.target.security())
         self._stub = SchedulerStub(self._channel)
         self._artifacts = ArtifactsStub(self._channel)
+        self._services: dict[str, Any] = {
+            "": self._stub,
+            "Artifacts": self._artifacts,
+            "History": HistoryStub(self._channel),
+        }
 
     def submit(
         self,
@@ -174,6 +181,10 @@ class Client:
         """What a job's run was measured to take so far, and the proposal that stands, if any."""
         return self._ask(asks.replan(job_id))
 
+    def history(self, job_id: str) -> "JobHistory":
+        """The states that a job came to, and what its stages reported over time."""
+        return self._ask(asks.history(job_id))
+
     def nodes(self) -> list[Node]:
         """The nodes and standing shards that are alive."""
         return self._ask(asks.nodes())
@@ -262,7 +273,7 @@ class Client:
         service, _, method = ask.method.rpartition(".")
         try:
             reply = call(
-                getattr(self._artifacts if service else self._stub, method),
+                getattr(self._services[service], method),
                 ask.request,
                 what=f"scheduler {self.address}: {ask.what}",
                 timeout_s=ask.timeout_s,

@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from heterps import home
+from heterps.console import beside
 from heterps.embedded import REDIS_VARIABLE, Cluster
 from heterps.errors import ClusterError
 from heterps.home import Running
@@ -172,13 +173,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             print("a cluster is up already; end it with `heterps down`")
             return 1
         cluster = Cluster(options.directory, types, options.emulate, bind=options.bind)
+        console = None
         try:
             cluster.start()
             started_at = time.time()
 
+            console = beside.start(cluster.address, cluster.directory / "logs")
+            shown = (beside.role(console),) if console is not None else ()
+
             def write() -> None:
                 where = (cluster.address, str(cluster.directory))
-                Running(os.getpid(), *where, started_at, cluster.roles).write()
+                Running(os.getpid(), *where, started_at, (*cluster.roles, *shown)).write()
 
             write()
             announce(options.ready_file, address=cluster.address)
@@ -191,6 +196,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 1
         finally:
             home.forget()
+            if console is not None:
+                console.stop()
             cluster.stop()
     return 0
 

@@ -24,10 +24,18 @@ class Jobs:
 
     A change of state is written at once, progress at most twice a second; what Redis does not
     take while it is away is written when it is back.
+
+    Args:
+        entered: told of each state that a job comes to.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(
+        self,
+        store: Store,
+        entered: Callable[[str, "JobState.ValueType"], None] = lambda job_id, state: None,
+    ) -> None:
         self._store = store
+        self._entered = entered
         self._changed = threading.Condition()
         self._submitting = threading.Lock()
         self._writing = threading.Lock()
@@ -56,6 +64,7 @@ class Jobs:
                 with self._changed:
                     self._statuses[job_id] = status
                     self._changed.notify_all()
+                self._entered(job_id, QUEUED)
         if not created and self._store.spec(job_id) != spec:
             raise DuplicateError(
                 f"job {job_id}: submitted before with other content; expected a new id"
@@ -122,6 +131,7 @@ class Jobs:
             self._changed.notify_all()
         if current.state != before:
             _log.info("job %s: %s", job_id, JobState.Name(current.state))
+            self._entered(job_id, current.state)
             self.flush(job_id)
         return True
 

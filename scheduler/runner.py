@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from protos.decision_pb2 import Decision, Workload
 from protos.job_pb2 import JobSpec
 from protos.logs import log_scope
+from protos.node_pb2 import SHARD
 from protos.scheduler_pb2 import (
     END_CANCELLED,
     END_INFEASIBLE_PLAN,
@@ -176,6 +177,11 @@ class Run:
         """What the run was measured to take so far; None before it trains."""
         follower = self._follower
         return follower.so_far()[0] if follower is not None else None
+
+    def shards(self) -> list[tuple[str, str]]:
+        """Label and address of the shards that the job runs on, once they listen."""
+        found = [one for one in self._processes if one.role == SHARD and one.address]
+        return [(one.label, one.address) for one in found]
 
     def _main(self) -> None:
         with log_scope(job=self.job_id):

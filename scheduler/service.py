@@ -21,6 +21,7 @@ import grpc
 
 from protos.artifacts_pb2_grpc import add_ArtifactsServicer_to_server
 from protos.decision_pb2 import Decision
+from protos.history_pb2_grpc import add_HistoryServicer_to_server
 from protos.metrics import Metrics, add_metrics_option, serve_metrics
 from protos.process import announce, install_signals, setup_logging
 from protos.scheduler_pb2 import (
@@ -53,6 +54,7 @@ from scheduler.artifacts_service import ArtifactsService
 from scheduler.calls import Channels
 from scheduler.charge import Charge, HeldError
 from scheduler.fields import InputError
+from scheduler.history import Histories, HistoryService
 from scheduler.jobs import DuplicateError, Jobs
 from scheduler.logs import stream
 from scheduler.nodes import LEASE_S, Nodes
@@ -88,12 +90,18 @@ class SchedulerService(SchedulerServicer):
     """The gRPC methods; all state lies in `jobs`, `nodes`, `runs` and `artifacts`."""
 
     def __init__(
-        self, control: Control, runs: Runs, stop: threading.Event, artifacts: Artifacts
+        self,
+        control: Control,
+        runs: Runs,
+        stop: threading.Event,
+        artifacts: Artifacts,
+        histories: Histories,
     ) -> None:
         self._artifacts = artifacts
         self._store, self._jobs, self._nodes = control.store, control.jobs, control.nodes
         self._charge = control.charge
         self._runs = runs
+        self._histories = histories
         self._stop = stop
         self._streams = threading.BoundedSemaphore(_MAX_STREAMS)
 
@@ -274,6 +282,8 @@ class SchedulerService(SchedulerServicer):
         """Take in a worker's progress; `stop` once its job is over."""
         self._in_charge(context)
         run = self._runs.get(request.job_id)
+        if run is not None:
+            self._histories.add(request)
         try:
             return ReportReply(stop=run is None or run.report(request))
         except StoreError as error:
@@ -379,7 +389,8 @@ class SchedulerProcess:
             raise
 
     def _serve(self) -> str:
-        jobs = Jobs(self._store)
+        histories = Histories(self._store)
+        jobs = Jobs(self._store, histories.enter)
         nodes = self._nodes = Nodes(self._store, self._lease_s)
         self._channels = Channels()
         server = self._server = Server("scheduler", self._bind, threads=_THREADS)
@@ -393,6 +404,10 @@ class SchedulerProcess:
         artifacts = Artifacts(self._directory, is_over, *self._limits)
         files = ArtifactsService(artifacts, is_over)
         server.add(add_ArtifactsServicer_to_server, files, "heterps.v1.Artifacts")
+        history = HistoryService(
+            histories, lambda job_id: jobs.get(job_id) is not None, self._shards
+        )
+        server.add(add_HistoryServicer_to_server, history, "heterps.v1.History")
         address = server.start()
         if self._advertise:
             address = f"{self._advertise}:{address.rpartition(':')[2]}"
@@ -400,8 +415,9 @@ class SchedulerProcess:
         self._jobs, self._runs = jobs, Runs(control)
         gather(self._store, nodes, self._channels, address)
         self._runs.resume()
-        gate.open(SchedulerService(control, self._runs, self._stop, artifacts))
+        gate.open(SchedulerService(control, self._runs, self._stop, artifacts, histories))
         self._begin("flush", lambda: jobs.flush_loop(self._stop))
+        self._begin("history", lambda: histories.flush_loop(self._stop))
         self._begin("dispatch", self._dispatch)
         return address
 
@@ -419,6 +435,11 @@ class SchedulerProcess:
         self._store.close()
         if self._temporary is not None:
             self._temporary.cleanup()
+
+    def _shards(self, job_id: str) -> list[tuple[str, str]]:
+        runs: Runs | None = getattr(self, "_runs", None)  # calls come in at once
+        run = runs.get(job_id) if runs is not None else None
+        return run.shards() if run is not None else []
 
     def metrics(self) -> Metrics:
         """What it shows to Prometheus, once started."""

@@ -1,7 +1,7 @@
 """What the scheduler must not forget, in Redis: jobs, decisions, the queue, logs and leases.
 
 Keys: `heterps:jobs` (ids by submission), `heterps:job:ID` (hash: spec, status, state, decision,
-replan, run), `heterps:final:ID` (hash by worker: its last word), `heterps:queue` (list),
+replan, run, history), `heterps:final:ID` (hash by worker: its last word), `heterps:queue` (list),
 `heterps:log:ID` (hash by process), `heterps:node:ID` (with a time to live), `heterps:nodes` (their
 ids), `heterps:scheduler` (who is in charge, with a time to live), `heterps:term` (of whoever was
 in charge last).
@@ -17,6 +17,7 @@ from redis.backoff import ExponentialBackoff
 from redis.retry import Retry
 
 from protos.decision_pb2 import Decision
+from protos.history_pb2 import JobHistory
 from protos.job_pb2 import JobSpec
 from protos.scheduler_pb2 import (
     CANCELLED,
@@ -209,6 +210,15 @@ class Store:
         """The last words of a job's workers so far."""
         found = cast(dict[bytes, bytes], self._do("HGETALL", _final(job_id)))
         return [ProgressReport.FromString(data) for data in found.values()]
+
+    def put_history(self, job_id: str, history: bytes) -> None:
+        """Keep a job's history, serialised."""
+        self._set(_job(job_id), "history", history)
+
+    def history(self, job_id: str) -> JobHistory | None:
+        """What `put_history` kept; None before there was any."""
+        data = self._do("HGET", _job(job_id), "history")
+        return None if data is None else JobHistory.FromString(data)
 
     # Logs of ended processes
 

@@ -56,6 +56,9 @@ def up(
         return OK
     shown = [f"{n} {t}{' (emulated)' if t in emulated else ''}" for t, n in offered.items()]
     console.print(f"cluster up at {running.address} with {', '.join(shown)}", soft_wrap=True)
+    for role in running.roles:
+        if role.label == "console":
+            console.print(f"console at {role.address}", soft_wrap=True)
     commands = [
         ("heterps submit JOB.yaml --wait", "train on it"),
         ("heterps status", "what runs"),

@@ -150,23 +150,12 @@ def _write(
     if export is not None:
         decision.export(export)
     if html is not None:
-        from heterps.page import write_page
+        from heterps.page import with_curve, write_page
 
-        write_page(_with_curve(decision), html, job)
+        write_page(with_curve(decision), html, job)
     for path in (html, export):
         if path is not None and not quiet:
             click.echo(f"wrote {path}")
-
-
-def _with_curve(decision: "Decision") -> "Decision":
-    """The decision with its curve of cost against throughput, found now where it was not kept."""
-    from dataclasses import replace
-
-    from scheduler import pareto_of
-
-    if decision.pareto or decision.workload is None or decision.resources is None:
-        return decision
-    return replace(decision, pareto=pareto_of(decision))
 
 
 def _print_decision(decision: "Decision") -> None:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -46,13 +47,22 @@ def decision_page(decision: "Decision", job: "Job | None" = None) -> str:
         tag("meta", name="color-scheme", content="light dark"),
         tag("meta", http_equiv="Content-Security-Policy", content=_POLICY),
         tag("title", f"{name}: decision by {decision.method}"),
-        tag("style", Markup(_style() + colours.css())),
+        tag("style", Markup(style())),
     )
     body = tag(
         "body",
-        tag("main", summary(decision, palette, job), *_sections(decision, palette)),
+        tag("main", summary(decision, palette, job), *sections(decision, palette)),
     )
     return f"<!doctype html>\n{tag('html', head, body, lang='en')}\n"
+
+
+def with_curve(decision: "Decision") -> "Decision":
+    """The decision with its curve of cost against throughput, found now where it was not kept."""
+    from scheduler import pareto_of
+
+    if decision.pareto or decision.workload is None or decision.resources is None:
+        return decision
+    return replace(decision, pareto=pareto_of(decision))
 
 
 def write_page(decision: "Decision", path: Path, job: "Job | None" = None) -> None:
@@ -70,7 +80,8 @@ def write_page(decision: "Decision", path: Path, job: "Job | None" = None) -> No
         raise HeterpsError(f"{path}: cannot be written ({error.strerror})") from None
 
 
-def _sections(decision: "Decision", palette: Palette) -> Iterator[Markup]:
+def sections(decision: "Decision", palette: Palette) -> Iterator[Markup]:
+    """The parts of the page below its summary, as far as the decision has them."""
     if decision.relaxations:
         caption = "Each of these alone makes a plan possible; its figures are that plan's."
         yield section("relax", "What would have to change", caption, relaxations(decision))
@@ -112,5 +123,6 @@ def _sections(decision: "Decision", palette: Palette) -> Iterator[Markup]:
 
 
 @cache
-def _style() -> str:
-    return (files("heterps.page") / "style.css").read_text(encoding="utf-8")
+def style() -> str:
+    """The style sheet, with a class for each colour."""
+    return (files("heterps.page") / "style.css").read_text(encoding="utf-8") + colours.css()

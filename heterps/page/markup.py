@@ -16,6 +16,10 @@ class Markup(str):
 
     __slots__ = ()
 
+    def __html__(self) -> str:
+        """The same, as template engines ask for it."""
+        return str(self)
+
 
 def text(value: str) -> Markup:
     """Escape what a person wrote; characters that no page may hold become U+FFFD."""

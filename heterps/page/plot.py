@@ -61,7 +61,7 @@ class Plot:
         """A line across at `y`, named at its right end."""
         at = self._y(y)
         self._drawn += [
-            tag("line", x1=0, x2="100%", y1=at, y2=at, class_=class_),
+            tag("line", x1=share(_LEFT), x2="100%", y1=at, y2=at, class_=class_),
             tag("text", text, x="100%", y=at - 5, text_anchor="end", class_="note"),
         ]
 

@@ -31,6 +31,13 @@ def summary(decision: "Decision", palette: Palette, job: "Job | None") -> Markup
         "header",
         tag("p", where, class_="eyebrow"),
         tag("h1", title),
+        verdict(decision, palette),
+    )
+
+
+def verdict(decision: "Decision", palette: Palette) -> Markup:
+    """What was decided, its figures, and what they are worth; without a title."""
+    return join(
         tag("p", *_verdict(decision, palette), class_="verdict"),
         _tiles(decision) if decision.feasible else None,
         *(tag("p", note, class_="aside") for note in notes(decision)),

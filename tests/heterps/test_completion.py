@@ -67,7 +67,7 @@ def deaf() -> Iterator[str]:
 
 
 def test_commands_and_options_are_offered() -> None:
-    assert offered("con") == ["context"]
+    assert offered("cont") == ["context"]
     assert {"train", "context", "completion"} <= set(offered(""))
     assert offered("ps", "st") == ["stats"]
     assert offered("context", "") == ["list", "remove", "set", "show", "use"]
@@ -150,8 +150,8 @@ def test_bash_completes(tmp_path: Path, live: str) -> None:
     command.chmod(0o755)
     script = """
         eval "$(heterps completion bash)"
-        COMP_WORDS=(heterps con) COMP_CWORD=1
-        _heterps_completion heterps con heterps
+        COMP_WORDS=(heterps cont) COMP_CWORD=1
+        _heterps_completion heterps cont heterps
         echo "${COMPREPLY[@]}"
         COMPREPLY=() COMP_WORDS=(heterps logs li) COMP_CWORD=2
         _heterps_completion heterps li logs

@@ -7,7 +7,9 @@ import subprocess
 import sys
 import threading
 import time
+from importlib.util import find_spec
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 
@@ -107,7 +109,13 @@ def test_up_stays_until_down(marker, capsys):
         assert cli.main(["up", "--units", "1"]) == 0
         running = home.running()
         assert running is not None
-        assert running.address in capsys.readouterr().out
+        said = capsys.readouterr().out
+        assert running.address in said
+        if find_spec("fastapi"):  # else the console's extra is not installed
+            (url,) = [role.address for role in running.roles if role.label == "console"]
+            assert f"console at {url}" in said
+            with urlopen(url, timeout=60) as page:
+                assert b"No jobs yet" in page.read()
         assert cli.main(["status"]) == 0
         shown = capsys.readouterr().out
         for role in running.roles:

@@ -1,0 +1,172 @@
+"""Who may look and who may act: hosts, sessions, the token, and what a browser is told to refuse.
+
+On loopback a page of any other site could reach us through the user's own browser, so the name in
+the Host header must be loopback's (against DNS rebinding), and whatever acts or costs time must
+come from our own pages.
+"""
+
+import hashlib
+import hmac
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from urllib.parse import quote, urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from protos.security import is_loopback
+
+COOKIE = "heterps_session"
+SESSION_S = 12 * 3600.0
+_MOST_SESSIONS = 1000
+_SAFE = ("GET", "HEAD")
+_OPEN = ("/login", "/static/")  # what a stranger may ask for
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; style-src-attr 'unsafe-inline'; "
+    "img-src 'self'; connect-src 'self'; form-action 'self'; base-uri 'none'; "
+    "frame-ancestors 'none'"
+)
+_HEADERS = {
+    "content-security-policy": POLICY,
+    "x-frame-options": "DENY",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), geolocation=(), microphone=()",
+}
+
+
+@dataclass(slots=True)
+class Sessions:
+    """Who has shown the token. Ids are kept as digests, and forgotten with the process.
+
+    Args:
+        token: what to show; None where everybody may look.
+    """
+
+    token: str | None
+    _ends: dict[str, float] = field(default_factory=dict)
+    _secret: bytes = field(default_factory=lambda: secrets.token_bytes(32))
+
+    def matches(self, shown: str) -> bool:
+        """Whether it is the token, compared in a time that does not tell where it differs."""
+        return self.token is not None and hmac.compare_digest(
+            shown.encode(errors="replace"), self.token.encode()
+        )
+
+    def begin(self) -> str:
+        """A new session's id."""
+        now = time.monotonic()
+        self._ends = {key: end for key, end in self._ends.items() if end > now}
+        while len(self._ends) >= _MOST_SESSIONS:
+            del self._ends[next(iter(self._ends))]
+        session = secrets.token_urlsafe(32)
+        self._ends[_digest(session)] = now + SESSION_S
+        return session
+
+    def end(self, session: str) -> None:
+        """Forget a session."""
+        self._ends.pop(_digest(session), None)
+
+    def admits(self, headers: Headers, cookies: Mapping[str, str]) -> bool:
+        """Whether a request comes from somebody who has, or shows, the token."""
+        if self.token is None:
+            return True
+        kind, _, shown = headers.get("authorization", "").partition(" ")
+        if kind.lower() == "bearer" and self.matches(shown.strip()):
+            return True
+        session = cookies.get(COOKIE, "")
+        return self._ends.get(_digest(session), 0.0) > time.monotonic()
+
+    def form_key(self, session: str) -> str:
+        """What a form of this session carries, which no other site can know."""
+        return hmac.new(self._secret, session.encode(), hashlib.sha256).hexdigest()
+
+    def accepts(self, session: str, form_key: str) -> bool:
+        """Whether a form is one of ours."""
+        return hmac.compare_digest(
+            self.form_key(session).encode(), form_key.encode(errors="replace")
+        )
+
+
+class Guard:
+    """The middleware in front of every page.
+
+    Args:
+        loopback: whether we listen on loopback alone.
+    """
+
+    def __init__(self, app: ASGIApp, sessions: Sessions, loopback: bool) -> None:
+        self._app = app
+        self._sessions = sessions
+        self._loopback = loopback
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer, or refuse."""
+        if scope["type"] != "http":
+            if scope["type"] == "lifespan":
+                await self._app(scope, receive, send)
+            return
+
+        async def told(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in _HEADERS.items():
+                    headers[name] = value
+                headers.setdefault("cache-control", "no-store")
+            await send(message)
+
+        refusal = self._refusal(Request(scope))
+        await (refusal or self._app)(scope, receive, told)
+
+    def _refusal(self, request: Request) -> Response | None:
+        host = request.headers.get("host", "")
+        if self._loopback and not is_loopback(_hostname(host)):
+            return PlainTextResponse(
+                f"Host {host!r}: expected 127.0.0.1 or localhost, as the console listens there "
+                "alone\n",
+                421,
+            )
+        if request.method not in _SAFE and not from_here(request):
+            return PlainTextResponse("the request comes from another site; it was refused\n", 403)
+        path = request.url.path
+        if path.startswith(_OPEN) or self._sessions.admits(request.headers, request.cookies):
+            return None
+        if request.method == "GET" and "text/html" in request.headers.get("accept", ""):
+            query = f"?{request.url.query}" if request.url.query else ""
+            return RedirectResponse(f"/login?next={quote(path + query, safe='')}", 303)
+        return PlainTextResponse(
+            "the token is missing or wrong; send it as `Authorization: Bearer TOKEN`\n",
+            401,
+            {"www-authenticate": "Bearer"},
+        )
+
+
+def from_here(request: Request) -> bool:
+    """Whether a request was not sent by a page of another site."""
+    if request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+        return False
+    origin = request.headers.get("origin")
+    return origin is None or urlsplit(origin).netloc == request.headers.get("host", "")
+
+
+def local_path(path: str) -> str:
+    """Where to go after a login: a path of ours, whatever somebody wrote into the link."""
+    plain = path.startswith("/") and path[1:2] not in ("/", "\\")
+    return path if plain and path.isprintable() else "/"
+
+
+def _hostname(host: str) -> str:
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""
+
+
+def _digest(session: str) -> str:
+    return hashlib.sha256(session.encode()).hexdigest()

@@ -1,0 +1,187 @@
+"""What each page shows."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
+from starlette.concurrency import run_in_threadpool
+
+from heterps.console import joblist, jobpage, logtail, nodespage, whatif
+from heterps.console.app import Console
+from heterps.console.course import Course
+from heterps.console.guard import from_here
+from heterps.console.words import ago, progress, state_chip
+from heterps.errors import HeterpsError
+from heterps.page.document import sections
+from heterps.page.markup import join
+from heterps.page.palette import Palette
+from heterps.page.summary import verdict
+from heterps.records import Job
+from scheduler.fields import InputError
+
+_MOST_FOLLOWERS = 16
+
+
+def add(app: FastAPI, console: Console) -> None:
+    """Register the pages."""
+    _jobs(app, console)
+    _job(app, console)
+    _logs(app, console)
+    _plans(app, console)
+    _nodes(app, console)
+
+
+def _jobs(app: FastAPI, console: Console) -> None:
+    @app.get("/")
+    def jobs(request: Request, page: int = 1) -> HTMLResponse:
+        found = console.client.jobs()[::-1]
+        first = (max(1, page) - 1) * joblist.PAGE
+        shown = found[first : first + joblist.PAGE]
+        decisions = console.known.figures(first + len(shown)) if shown else {}
+        return console.page(
+            request,
+            "jobs.html",
+            table=joblist.jobs_table(shown, decisions) if shown else None,
+            count=len(found),
+            busy=sum(not job.state.is_final for job in found),
+            newer=max(1, page) - 1,
+            older=max(1, page) + 1 if first + len(shown) < len(found) else 0,
+        )
+
+    @app.get("/jobs/{job_id}/cancel")
+    def asked(request: Request, job_id: str) -> Response:
+        job = console.client.status(job_id)
+        if job.state.is_final:
+            return RedirectResponse(f"/jobs/{job.job_id}", 303)
+        return console.page(request, "cancel.html", job=job)
+
+    @app.post("/jobs/{job_id}/cancel")
+    async def cancel(request: Request, job_id: str) -> Response:
+        if await console.form(request) is None:
+            return console.problem(request, 403, "Refused", "The form is not one of ours.")
+        job = await run_in_threadpool(console.client.cancel, job_id)
+        return RedirectResponse(f"/jobs/{job.job_id}", 303)
+
+
+def _job(app: FastAPI, console: Console) -> None:
+    @app.get("/jobs/{job_id}")
+    def job_page(request: Request, job_id: str) -> HTMLResponse:
+        job = console.client.status(job_id)
+        decision = console.known.decision(job)
+        course = Course.of(console.client.history(job_id))
+        seen = console.traffic.of(job_id)
+        parts = join(*jobpage.sections(job, decision, course, seen))
+        return _of_job(console, request, job, "progress", "job.html", parts=parts)
+
+    @app.get("/jobs/{job_id}/decision")
+    def decision_page(request: Request, job_id: str) -> HTMLResponse:
+        job = console.client.status(job_id)
+        decision = console.known.decision(job, curve=True)
+        parts = None
+        if decision is not None:
+            course = Course.of(console.client.history(job_id))
+            run = course.measured_so_far(decision)
+            types = run.resources.names if run.resources else dict.fromkeys(run.assignment)
+            palette = Palette(types)
+            parts = join(verdict(run, palette), *sections(run, palette))
+        return _of_job(console, request, job, "decision", "decision.html", parts=parts)
+
+
+def _logs(app: FastAPI, console: Console) -> None:
+    following = [0]
+
+    @app.get("/jobs/{job_id}/logs")
+    def logs(request: Request, job_id: str) -> HTMLResponse:
+        job = console.client.status(job_id)
+        texts = logtail.latest(console.client, job_id)
+        return _of_job(console, request, job, "logs", "logs.html", texts=texts)
+
+    @app.get("/jobs/{job_id}/logs/stream")
+    async def stream(request: Request, job_id: str) -> Response:
+        if following[0] >= _MOST_FOLLOWERS:
+            return Response("too many follow logs here; try again later\n", 503)
+        await run_in_threadpool(console.client.status, job_id)
+
+        async def body() -> AsyncIterator[str]:
+            following[0] += 1
+            try:
+                async for event in logtail.events(console.connect, job_id):
+                    yield event
+            finally:
+                following[0] -= 1
+
+        return StreamingResponse(body(), media_type="text/event-stream")
+
+
+def _plans(app: FastAPI, console: Console) -> None:
+    @app.get("/what-if")
+    def latest(request: Request) -> Response:
+        planned = console.known.figures(joblist.PAGE)
+        if not planned:
+            text = "A plan is made for a job; submit one with `heterps submit JOB.yaml`."
+            return console.page(request, "problem.html", title="Nothing is planned yet", text=text)
+        return RedirectResponse(f"/jobs/{list(planned)[-1]}/what-if", 303)
+
+    @app.get("/jobs/{job_id}/what-if")
+    def what_if(request: Request, job_id: str) -> HTMLResponse:
+        job = console.client.status(job_id)
+        decision = console.known.decision(job)
+        whole = decision is not None and decision.workload and decision.resources
+        if decision is None or not whole:
+            text = f"Job {job_id} has no decision that could be made again."
+            return console.problem(request, 404, "Nothing is planned yet", text)
+        query = request.query_params
+        form = {key: query.getlist(key) for key in query}
+        asked = whatif.Asked.of(form, decision)
+        answer, problem = None, ""
+        if asked.sent and from_here(request):  # planning takes time: not for another site's link
+            try:
+                after = whatif.plan_anew(console.client, decision, asked)
+                answer = whatif.compared(decision, after)
+            except (InputError, HeterpsError) as error:
+                problem = str(error)
+        return _of_job(
+            console,
+            request,
+            job,
+            "what-if",
+            "whatif.html",
+            decision=decision,
+            headline=whatif.headline(decision),
+            asked=asked,
+            methods=whatif.OFFERED,
+            answer=answer,
+            problem=problem,
+        )
+
+
+def _nodes(app: FastAPI, console: Console) -> None:
+    @app.get("/nodes")
+    def nodes(request: Request) -> HTMLResponse:
+        found = console.client.nodes()
+        offer, name = None, ""
+        for job in console.client.jobs()[: -joblist.PAGE - 1 : -1]:
+            decision = console.known.decision(job)
+            if decision is not None and decision.resources is not None:
+                offer, name = decision.resources, job.name
+                break
+        parts = join(*nodespage.sections(found, offer, name))
+        return console.page(request, "nodes.html", parts=parts)
+
+
+def _of_job(
+    console: Console, request: Request, job: Job, tab: str, name: str, **values: Any
+) -> HTMLResponse:
+    """A page of one job, under its head."""
+    return console.page(
+        request,
+        name,
+        done=job.state.is_final,
+        job=job,
+        tab=tab,
+        chip=state_chip(job.state),
+        bar=progress(job),
+        age=ago(job.submitted_at),
+        **values,
+    )
