@@ -187,6 +187,11 @@ class Cluster:
         self._scheduler = spawn("scheduler", argv, directory=logs, environment=environment)
         self._scheduler.wait_ready(_READY_S)
         on_step("nodes")
+        self._start_nodes()
+
+    def _start_nodes(self) -> None:
+        """Start a node for each type and wait until the scheduler knows them all."""
+        logs = self.directory / "logs"
         for name, units in sorted(self.types.items()):
             argv = module_argv("workers.node", "--type", name, "--units", str(units))
             argv += ["--scheduler", self.address, "--bind", "127.0.0.1:0"]
@@ -196,21 +201,24 @@ class Cluster:
             self._nodes.append(spawn(f"node {name}", argv, directory=logs))
         for child in self._nodes:
             child.wait_ready(_READY_S)
-        self._await_nodes()
+        self._await_nodes({child.address: child.label for child in self._nodes})
 
-    def _await_nodes(self) -> None:
-        """Wait until the scheduler knows every node."""
-        wanted = {child.address for child in self._nodes}
+    def _await_nodes(self, wanted: Mapping[str, str]) -> None:
+        """Wait until the scheduler knows every node.
+
+        Args:
+            wanted: what to call the node in errors, by address.
+        """
         deadline = time.monotonic() + _READY_S
         while True:
             self.check()
             known: set[str] = set()
             with suppress(HeterpsError):  # it may be busy with its first calls
                 known = {node.address for node in self.client().nodes()}
-            if wanted <= known:
+            if wanted.keys() <= known:
                 return
             if time.monotonic() > deadline:
-                late = [c.label for c in self._nodes if c.address not in known]
+                late = [label for address, label in wanted.items() if address not in known]
                 raise ClusterError(
                     f"not registered within {_READY_S:.0f} s: {', '.join(late)}; "
                     f"see the logs in {self.directory / 'logs'}"
