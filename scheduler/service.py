@@ -46,6 +46,7 @@ from protos.scheduler_pb2 import (
 from protos.scheduler_pb2_grpc import SchedulerServicer, add_SchedulerServicer_to_server
 from protos.security import SecurityError
 from protos.servers import BindError, Server
+from scheduler import redis_tls
 from scheduler.calls import Channels
 from scheduler.fields import InputError
 from scheduler.jobs import DuplicateError, Jobs
@@ -434,7 +435,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--redis",
         default=os.environ.get("HETERPS_REDIS", ""),
         metavar="URL",
-        help="redis://HOST:PORT/DB; without it a server of its own is started",
+        help="rediss://:PASSWORD@HOST:PORT/DB, or redis:// on this machine; without it a server "
+        "of its own is started",
+    )
+    parser.add_argument(
+        "--allow-plain-redis",
+        action="store_true",
+        help="speak to a Redis of another host without TLS or a password",
     )
     parser.add_argument("--directory", type=Path, help="where its own server keeps its data")
     parser.add_argument("--advertise", default="", metavar="HOST", help="host for others to call")
@@ -448,6 +455,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with ExitStack() as stack:
             url, facts = options.redis, {}
+            redis_tls.require(url, options.allow_plain_redis)
             if not url:
                 directory = options.directory or stack.enter_context(
                     tempfile.TemporaryDirectory(prefix="heterps-redis-", ignore_cleanup_errors=True)

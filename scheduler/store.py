@@ -25,6 +25,7 @@ from protos.scheduler_pb2 import (
     NodeStatus,
     Replan,
 )
+from scheduler import redis_tls
 
 PREFIX = "heterps:"
 TERMINAL = frozenset((SUCCEEDED, FAILED, CANCELLED))
@@ -82,6 +83,7 @@ class Store:
         try:
             self._redis = redis.Redis.from_url(
                 url,
+                **redis_tls.options(url),
                 socket_timeout=timeout_s,
                 socket_connect_timeout=timeout_s,
                 retry=Retry(ExponentialBackoff(cap=0.2, base=0.02), 2),
