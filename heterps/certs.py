@@ -81,6 +81,17 @@ def environment(directory: Path) -> dict[str, str]:
     }
 
 
+def names(certificate: bytes) -> set[str]:
+    """The host names and addresses of a certificate in PEM."""
+    try:
+        parsed = x509.load_pem_x509_certificate(certificate)
+        found = parsed.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (ValueError, x509.ExtensionNotFound):
+        return set()
+    addresses = {str(one) for one in found.get_values_for_type(x509.IPAddress)}
+    return addresses | set(found.get_values_for_type(x509.DNSName))
+
+
 def _write(path: Path, content: bytes) -> None:
     """Write a file that was never readable by others, in one atomic step."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")

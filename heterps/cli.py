@@ -18,7 +18,7 @@ _COMMANDS = {
     "profile": ("profile", "Measure a model's layers, without a cluster."),
     "plan": ("plan", "Plan a workload file, without a cluster."),
     "policy": ("policy", "Show or train the policy that --method ppo plans with."),
-    "up": ("cluster", "Start a cluster on this machine that stays."),
+    "up": ("cluster", "Start a cluster that stays, here or on Ray."),
     "down": ("cluster", "End the cluster that `up` started."),
     "status": ("cluster", "Show the cluster's processes, nodes and jobs."),
     "submit": ("submit", "Hand a job to the running cluster."),

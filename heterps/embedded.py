@@ -206,10 +206,14 @@ class Cluster:
         self._scheduler = self._spawn_scheduler(self._bind)
         self._scheduler.wait_ready(_READY_S)
         on_step("nodes")
+        self._start_nodes()
+
+    def _start_nodes(self) -> None:
+        """Start a node for each type and wait until the scheduler knows them all."""
         self._nodes = [self._spawn_node(name) for name in sorted(self.types)]
         for child in self._nodes:
             child.wait_ready(_READY_S)
-        self._await_nodes()
+        self._await_nodes({child.address: child.label for child in self._nodes})
 
     def _spawn_scheduler(self, bind: str) -> Child:
         # Through the environment: a URL may hold a password, and arguments are public.
@@ -226,19 +230,22 @@ class Cluster:
         argv += ["--device", self._devices[name]] if self._devices.get(name) else []
         return spawn(f"node {name}", argv, directory=self._logs)
 
-    def _await_nodes(self) -> None:
-        """Wait until the scheduler knows every node."""
-        wanted = {child.address for child in self._nodes}
+    def _await_nodes(self, wanted: Mapping[str, str]) -> None:
+        """Wait until the scheduler knows every node.
+
+        Args:
+            wanted: what to call the node in errors, by address.
+        """
         deadline = time.monotonic() + _READY_S
         while True:
             self.check()
             known: set[str] = set()
             with suppress(HeterpsError):  # it may be busy with its first calls
                 known = {node.address for node in self.client().nodes()}
-            if wanted <= known:
+            if wanted.keys() <= known:
                 return
             if time.monotonic() > deadline:
-                late = [c.label for c in self._nodes if c.address not in known]
+                late = [label for address, label in wanted.items() if address not in known]
                 raise ClusterError(
                     f"not registered within {_READY_S:.0f} s: {', '.join(late)}; "
                     f"see the logs in {self.directory / 'logs'}"

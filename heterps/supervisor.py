@@ -87,8 +87,12 @@ def up(
     *,
     redis_url: str | None = None,
     bind: str = "127.0.0.1:0",
+    ray: str | None = None,
 ) -> Running:
     """Start a cluster that outlives this process.
+
+    Args:
+        ray: address of the Ray cluster that the nodes go to; None for nodes on this machine.
 
     Raises:
         ClusterError: one is up already, or it did not start; quotes its log.
@@ -105,6 +109,7 @@ def up(
     argv += ["--ready-file", str(ready)]
     argv += [f"--type={name}={units}" for name, units in types.items()]
     argv += [f"--emulate={name}" for name in emulate]
+    argv += ["--ray", ray] if ray is not None else []
     environment = {**os.environ, **({REDIS_VARIABLE: redis_url} if redis_url else {})}
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -162,6 +167,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--bind", default="127.0.0.1:0")
     parser.add_argument("--type", action="append", default=[], metavar="TYPE=UNITS")
     parser.add_argument("--emulate", action="append", default=[], metavar="TYPE")
+    parser.add_argument("--ray", metavar="ADDRESS")
     parser.add_argument("--ready-file")
     options = parser.parse_args(argv)
     types = {name: int(units) for name, _, units in (t.rpartition("=") for t in options.type)}
@@ -172,8 +178,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not ours:
             print("a cluster is up already; end it with `heterps down`")
             return 1
-        cluster = Cluster(options.directory, types, options.emulate, bind=options.bind)
         console = None
+        try:
+            cluster = _cluster(options, types)
+        except ClusterError as error:
+            print(error)
+            return 1
         try:
             cluster.start()
             started_at = time.time()
@@ -200,6 +210,15 @@ def main(argv: Sequence[str] | None = None) -> int:
                 console.stop()
             cluster.stop()
     return 0
+
+
+def _cluster(options: argparse.Namespace, types: dict[str, int]) -> Cluster:
+    """The cluster that the command line asks for, not started."""
+    if options.ray is None:
+        return Cluster(options.directory, types, options.emulate, bind=options.bind)
+    from heterps.on_ray import RayCluster
+
+    return RayCluster(options.directory, types, options.emulate, bind=options.bind, ray=options.ray)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import grpc.aio
 
 from protos import tracing
 from protos.security import Security
+from protos.tls import handshake_problem
 
 R = TypeVar("R")
 
@@ -137,7 +138,8 @@ def status_of(error: grpc.RpcError) -> tuple[grpc.StatusCode, str]:
     code: grpc.StatusCode = call.code()
     details: str = call.details() or ""
     if code is grpc.StatusCode.UNAVAILABLE:
-        details = "no server answers there" if "connect" in details.lower() else details
+        away = "no server answers there" if "connect" in details.lower() else details
+        details = handshake_problem(details) or away
     elif code is grpc.StatusCode.DEADLINE_EXCEEDED:
         details = "no answer within the deadline"
     return code, details

@@ -96,7 +96,8 @@ def announce(path: str | Path | None, **facts: Any) -> None:
         return
     target = Path(path)
     temporary = target.with_name(target.name + ".tmp")
-    temporary.write_text(json.dumps({"pid": os.getpid(), **facts}))
+    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as stream:
+        json.dump({"pid": os.getpid(), **facts}, stream)  # ours alone: it may hold a password
     os.replace(temporary, target)
 
 

@@ -16,6 +16,8 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from protos import tls
+
 CERTIFICATE, KEY = "HETERPS_TLS_CERT", "HETERPS_TLS_KEY"
 AUTHORITY, TOKEN = "HETERPS_TLS_CA", "HETERPS_TOKEN_FILE"
 VARIABLES = (CERTIFICATE, KEY, AUTHORITY, TOKEN)
@@ -81,9 +83,17 @@ class Security:
         )
 
     def server_credentials(self) -> grpc.ServerCredentials | None:
-        """TLS for a server, or None for plain loopback."""
+        """TLS for a server, or None for plain loopback.
+
+        Raises:
+            SecurityError: no client would accept the certificate: it has expired.
+        """
         if self.certificate is None or self.key is None:
             return None
+        try:
+            tls.check_dates(self.certificate)
+        except tls.CertificateError as error:
+            raise SecurityError(f"{CERTIFICATE}: {error}") from None
         return grpc.ssl_server_credentials([(self.key, self.certificate)])
 
     def channel(self, address: str, options: list[tuple[str, Any]]) -> grpc.Channel:

@@ -45,6 +45,11 @@ class StageStub:
                 request_serializer=protos_dot_stage__pb2.Frame.SerializeToString,
                 response_deserializer=protos_dot_stage__pb2.FrameReply.FromString,
                 _registered_method=True)
+        self.Combine = channel.unary_unary(
+                '/heterps.v1.Stage/Combine',
+                request_serializer=protos_dot_stage__pb2.Part.SerializeToString,
+                response_deserializer=protos_dot_stage__pb2.Part.FromString,
+                _registered_method=True)
 
 
 class StageServicer:
@@ -65,6 +70,13 @@ class StageServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Combine(self, request, context):
+        """Rank 0 serves its stage's other workers on other hosts: answers when all have brought their part.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_StageServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -77,6 +89,11 @@ def add_StageServicer_to_server(servicer, server):
                     servicer.Send,
                     request_deserializer=protos_dot_stage__pb2.Frame.FromString,
                     response_serializer=protos_dot_stage__pb2.FrameReply.SerializeToString,
+            ),
+            'Combine': grpc.unary_unary_rpc_method_handler(
+                    servicer.Combine,
+                    request_deserializer=protos_dot_stage__pb2.Part.FromString,
+                    response_serializer=protos_dot_stage__pb2.Part.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -134,6 +151,33 @@ class Stage:
             '/heterps.v1.Stage/Send',
             protos_dot_stage__pb2.Frame.SerializeToString,
             protos_dot_stage__pb2.FrameReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Combine(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/heterps.v1.Stage/Combine',
+            protos_dot_stage__pb2.Part.SerializeToString,
+            protos_dot_stage__pb2.Part.FromString,
             options,
             channel_credentials,
             insecure,

@@ -37,6 +37,8 @@ class StageStub:
     """Every worker of the job listens and every address is known: begin."""
     Send: _grpc.UnaryUnaryMultiCallable[_stage_pb2.Frame, _stage_pb2.FrameReply]
     """One micro-batch's tensors, forward or back."""
+    Combine: _grpc.UnaryUnaryMultiCallable[_stage_pb2.Part, _stage_pb2.Part]
+    """Rank 0 serves its stage's other workers on other hosts: answers when all have brought their part."""
 
 @_typing.type_check_only
 class StageAsyncStub(StageStub):
@@ -47,6 +49,8 @@ class StageAsyncStub(StageStub):
     """Every worker of the job listens and every address is known: begin."""
     Send: _aio.UnaryUnaryMultiCallable[_stage_pb2.Frame, _stage_pb2.FrameReply]  # type: ignore[assignment]
     """One micro-batch's tensors, forward or back."""
+    Combine: _aio.UnaryUnaryMultiCallable[_stage_pb2.Part, _stage_pb2.Part]  # type: ignore[assignment]
+    """Rank 0 serves its stage's other workers on other hosts: answers when all have brought their part."""
 
 class StageServicer(metaclass=_abc_1.ABCMeta):
     """Compute plane: one worker of one pipeline stage."""
@@ -66,5 +70,13 @@ class StageServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_stage_pb2.FrameReply, _abc.Awaitable[_stage_pb2.FrameReply]]:
         """One micro-batch's tensors, forward or back."""
+
+    @_abc_1.abstractmethod
+    def Combine(
+        self,
+        request: _stage_pb2.Part,
+        context: _ServicerContext,
+    ) -> _typing.Union[_stage_pb2.Part, _abc.Awaitable[_stage_pb2.Part]]:
+        """Rank 0 serves its stage's other workers on other hosts: answers when all have brought their part."""
 
 def add_StageServicer_to_server(servicer: StageServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -7,6 +7,7 @@ ends the server when its own parent goes away, and the kernel ends the server wh
 import argparse
 import ctypes
 import logging
+import secrets
 import signal
 import socket
 import subprocess
@@ -14,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -86,11 +88,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     stop = threading.Event()
     process.install_signals(stop)
     try:
-        server, port = _start(options.directory)
+        password = secrets.token_urlsafe(24)
+        server, port = _start(options.directory, password)
     except RedisServerError as error:
         _log.error("%s", error)
         return 1
-    process.announce(options.ready_file, url=f"redis://127.0.0.1:{port}/0", server_pid=server.pid)
+    url = f"redis://:{password}@127.0.0.1:{port}/0"
+    process.announce(options.ready_file, url=url, server_pid=server.pid)
     while not stop.wait(0.2):
         code = server.poll()
         if code is not None:
@@ -104,7 +108,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _start(directory: Path) -> tuple["subprocess.Popen[bytes]", int]:
+def _start(directory: Path, password: str) -> tuple["subprocess.Popen[bytes]", int]:
     try:
         binary = get_binary_path()
     except ValkeyServerError as error:
@@ -114,22 +118,29 @@ def _start(directory: Path) -> tuple["subprocess.Popen[bytes]", int]:
         server = subprocess.Popen(
             [
                 str(binary),
+                "-",  # the password comes through standard input: arguments are public
                 *("--bind", "127.0.0.1", "--port", str(port), "--dir", str(directory.resolve())),
                 *("--appendonly", "yes", "--appendfsync", "everysec", "--save", ""),
                 *("--maxmemory-policy", "noeviction", "--loglevel", "notice"),
             ],
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             preexec_fn=_die_with_parent if _LIBC is not None else None,  # noqa: PLW1509 - alone
         )
-        if _answers(server, port):
+        assert server.stdin is not None
+        with suppress(BrokenPipeError):  # it has ended already, which is seen below
+            server.stdin.write(f"requirepass {password}\n".encode())
+            server.stdin.close()
+        if _answers(server, port, password):
             return server, port
     raise RedisServerError(f"{binary} does not come up in {directory}; its lines are above")
 
 
-def _answers(server: "subprocess.Popen[bytes]", port: int) -> bool:
+def _answers(server: "subprocess.Popen[bytes]", port: int, password: str) -> bool:
     """Wait until it is this very server that answers; False when it ended."""
     deadline = time.monotonic() + _START_TIMEOUT_S / 2
-    client = redis.Redis(port=port, socket_timeout=1.0, socket_connect_timeout=1.0)
+    client = redis.Redis(
+        port=port, password=password, socket_timeout=1.0, socket_connect_timeout=1.0
+    )
     while server.poll() is None and time.monotonic() < deadline:
         try:
             if client.info("server")["process_id"] == server.pid:

@@ -49,6 +49,7 @@ from protos.scheduler_pb2 import (
 from protos.scheduler_pb2_grpc import SchedulerServicer, add_SchedulerServicer_to_server
 from protos.security import SecurityError
 from protos.servers import BindError, Server
+from scheduler import redis_tls
 from scheduler.artifacts import CODE_LIMIT_BYTES, CODE_NAME, LIMIT_BYTES, Artifacts, MissingError
 from scheduler.artifacts_service import ArtifactsService
 from scheduler.calls import Channels
@@ -488,7 +489,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--redis",
         default=os.environ.get("HETERPS_REDIS", ""),
         metavar="URL",
-        help="redis://HOST:PORT/DB; without it a server of its own is started",
+        help="rediss://:PASSWORD@HOST:PORT/DB, or redis:// on this machine; without it a server "
+        "of its own is started",
+    )
+    parser.add_argument(
+        "--allow-plain-redis",
+        action="store_true",
+        help="speak to a Redis of another host without TLS or a password",
     )
     parser.add_argument("--directory", type=Path, help="where its own server keeps its data")
     parser.add_argument(
@@ -510,6 +517,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with ExitStack() as stack:
             url, facts = options.redis, {}
+            redis_tls.require(url, options.allow_plain_redis)
             if not url:
                 directory = options.directory or stack.enter_context(
                     TemporaryDirectory(prefix="heterps-redis-", ignore_cleanup_errors=True)

@@ -31,7 +31,7 @@ from protos.scheduler_pb2 import (
     Replan,
     RunRecord,
 )
-from scheduler import scripts
+from scheduler import redis_tls, scripts
 
 PREFIX = "heterps:"
 TERMINAL = frozenset((SUCCEEDED, FAILED, CANCELLED))
@@ -73,6 +73,7 @@ class Store:
         try:
             self._redis = redis.Redis.from_url(
                 url,
+                **redis_tls.options(url),
                 socket_timeout=timeout_s,
                 socket_connect_timeout=timeout_s,
                 retry=Retry(ExponentialBackoff(cap=0.2, base=0.02), 2),

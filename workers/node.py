@@ -50,6 +50,7 @@ from protos.process import (
 from protos.scheduler_pb2 import NodeStatus
 from protos.security import SecurityError
 from protos.servers import BindError, Server
+from workers import privileges
 from workers.code import CodeCache, CodeError
 from workers.processes import LaunchError, Processes, wait_for
 
@@ -214,6 +215,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     stop = threading.Event()
     install_signals(stop)
     try:
+        host = options.bind.rpartition(":")[0]
+        privileges.settle(options.user, host, options.allow_root)
         _run(options, stop)
     except (BindError, SecurityError, DeviceError, RpcError) as error:
         _log.error("%s", error)
@@ -290,6 +293,15 @@ def _parser() -> argparse.ArgumentParser:
         "--emulate", action="store_true", help="offer the type without its device, on the CPU"
     )
     parser.add_argument("--directory", type=Path, help="logs; default: temporary")
+    parser.add_argument(
+        "--user", default="", metavar="NAME", help="started as root, become this user first"
+    )
+    parser.add_argument(
+        "--allow-root",
+        action="store_true",
+        default=os.environ.get(privileges.ALLOW_ROOT) == "1",
+        help="run jobs as root where other machines can submit them",
+    )
     parser.add_argument("--node-id", default="", help="default: the type and a random part")
     parser.add_argument(
         "--ready-timeout", type=float, default=180.0, metavar="S", help="for a job's process"

@@ -1,7 +1,13 @@
-"""Dense gradients of a stage's workers, summed in one flat all-reduce a step."""
+"""Dense gradients of a stage's workers, summed in one flat all-reduce a step.
+
+Workers on one host use gloo or NCCL over its loopback. Those on several hosts combine over gRPC
+(`workers/combine.py`), unless HETERPS_PLAIN_COLLECTIVES=1 on every node lets gloo and NCCL, which
+encrypt nothing and ask nobody who they are, cross the network.
+"""
 
 import datetime
 import os
+import socket
 from collections.abc import Sequence
 
 import torch
@@ -9,19 +15,43 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore
 
-from protos.security import is_loopback
+from protos.security import SecurityError, is_loopback
+from workers.combine import Combiner
 
+PLAIN = "HETERPS_PLAIN_COLLECTIVES"
+_LOOPBACK = "127.0.0.1"
 _TIMEOUT = datetime.timedelta(seconds=300)
 
 
 class Rendezvous:
-    """The store through which the workers of one stage find each other; rank 0 hosts it."""
+    """The store through which the workers of one stage find each other; rank 0 hosts it.
+
+    Args:
+        host: of the worker; listened on only where that is allowed, else its loopback.
+    """
 
     def __init__(self, host: str) -> None:
+        host = host if is_loopback(host) or plain_allowed() else _LOOPBACK
+        # A socket of our own: the store's would listen on all of the machine's addresses.
+        listener = socket.create_server((host, 0), family=_family(host))
+        port = listener.getsockname()[1]
         self.store = dist.TCPStore(  # type: ignore[attr-defined]
-            host, 0, is_master=True, wait_for_workers=False
+            host,
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),
         )
-        self.address = f"{host}:{self.store.port}"
+        self.address = f"{host}:{port}"
+
+
+def plain_allowed() -> bool:
+    """Whether whoever runs this node lets sums cross the network unencrypted."""
+    return os.environ.get(PLAIN) == "1"
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)[0][0]
 
 
 class StageGroup:
@@ -30,19 +60,36 @@ class StageGroup:
     Args:
         rendezvous: host:port of rank 0's store.
         own: rank 0's own store.
+        combiner: what the workers use instead where they are on several hosts.
+
+    Raises:
+        SecurityError: rank 0 would have sums cross the network in the clear, and this node not.
     """
 
     def __init__(
-        self, rank: int, size: int, rendezvous: str, own: Rendezvous | None, device: torch.device
+        self,
+        rank: int,
+        size: int,
+        rendezvous: str,
+        own: Rendezvous | None,
+        device: torch.device,
+        combiner: Combiner | None = None,
     ) -> None:
         self.rank = rank
         self.size = size
         self._flat: Tensor | None = None
-        if size == 1:
+        self._combiner = combiner
+        if size == 1 or combiner is not None:
             return
         host, _, port = rendezvous.rpartition(":")
         if is_loopback(host):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+        elif not plain_allowed():
+            raise SecurityError(
+                f"{PLAIN}=1 is set where worker 0 runs ({host}), and not here; expected the same "
+                "on all nodes"
+            )
         store = (
             own.store if own else dist.TCPStore(host, int(port), is_master=False)  # type: ignore[attr-defined]
         )
@@ -68,7 +115,10 @@ class StageGroup:
             part.zero_() if p.grad is None else part.copy_(p.grad.view(-1))
             offset += p.numel()
         flat[count] = loss
-        dist.all_reduce(flat)
+        if self._combiner is not None:
+            self._combiner.sum(flat)
+        else:
+            dist.all_reduce(flat)
         offset = 0
         for p in parameters:
             part = flat[offset : offset + p.numel()].view_as(p)
@@ -83,27 +133,40 @@ class StageGroup:
         """Give every worker rank 0's initial values."""
         if self.size > 1:
             for p in parameters:
-                dist.broadcast(p.data, src=0)
+                if self._combiner is not None:
+                    self._combiner.first(p.data)
+                else:
+                    dist.broadcast(p.data, src=0)
 
     def barrier(self) -> None:
         """Wait for all workers of the stage."""
-        if self.size > 1:
+        if self._combiner is not None:
+            self._combiner.meet()
+        elif self.size > 1:
             dist.barrier()
 
     def gather(self, values: Tensor) -> Tensor:
         """All workers' values [n, ...] one after the other, on every worker."""
         if self.size == 1:
             return values
-        sizes = [values.new_zeros(1, dtype=torch.int64) for _ in range(self.size)]
-        dist.all_gather(sizes, values.new_tensor([len(values)], dtype=torch.int64))
+        sizes = self._all(values.new_tensor([len(values)], dtype=torch.int64))
         longest = int(max(sizes))
         padded = values.new_zeros((longest, *values.shape[1:]))
         padded[: len(values)] = values
-        parts = [torch.empty_like(padded) for _ in range(self.size)]
-        dist.all_gather(parts, padded)
+        parts = self._all(padded)
         return torch.cat([p[: int(n)] for p, n in zip(parts, sizes, strict=True)])
 
     def close(self) -> None:
         """Leave the group."""
-        if self.size > 1:
+        if self._combiner is not None:
+            self._combiner.close()
+        elif self.size > 1:
             dist.destroy_process_group()
+
+    def _all(self, values: Tensor) -> list[Tensor]:
+        """Every worker's values, of one shape, by rank."""
+        if self._combiner is not None:
+            return self._combiner.all(values)
+        parts = [torch.empty_like(values) for _ in range(self.size)]
+        dist.all_gather(parts, values)
+        return parts

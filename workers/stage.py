@@ -13,10 +13,12 @@ from protos import process, tracing
 from protos.logs import log_fields
 from protos.naming import table_prefix
 from protos.node_pb2 import LaunchRequest
-from protos.stage_pb2 import Topology
+from protos.security import is_loopback
+from protos.stage_pb2 import StageWorkers, Topology
 from ps import ParameterClient
 from workers import metrics
 from workers.code import enter
+from workers.combine import Combiner, Hub, hosts_of
 from workers.data import Dataset
 from workers.data.reader import Split
 from workers.executor import StageExecutor
@@ -73,7 +75,9 @@ class Worker:
         self._source = source
         self._stop = stop
         self._inbox = Inbox(stop)
-        self._service = StageService(self._inbox)
+        self._service = StageService(
+            self._inbox, Hub(launch.stages[launch.index].units, stop.is_set)
+        )
         self._widths = [stage.units for stage in launch.stages]
         self._index = launch.index
         self._namespace = table_prefix(launch.job_id)
@@ -86,7 +90,7 @@ class Worker:
         self._dataset = train
         self._schedule = Schedule.of(launch.job, train, list(self._widths))
         before = self._widths[self._index - 1] if self._index else 0
-        self._server = self._service.serve(bind, threads=8 + 8 * before)
+        self._server = self._service.serve(bind, threads=8 + 8 * before + plan.units)
         host = self._server.address.rpartition(":")[0]
         shared = plan.units > 1 and launch.rank == 0
         self._rendezvous = Rendezvous(host) if shared else None
@@ -110,7 +114,12 @@ class Worker:
         before, after = self._neighbours(topology, -1), self._neighbours(topology, +1)
         own = topology.stages[self._index]
         group = StageGroup(
-            launch.rank, len(own.addresses), own.rendezvous, self._rendezvous, self._device
+            launch.rank,
+            len(own.addresses),
+            own.rendezvous,
+            self._rendezvous,
+            self._device,
+            self._combiner(own),
         )
         gate = StalenessGate(job.train.staleness, self._stop, ordered=self._index == 0)
         rows = StageRows(
@@ -210,6 +219,14 @@ class Worker:
                 raise TimeoutError(f"no Start within {_START_TIMEOUT_S:.0f} s of being ready")
         assert self._service.topology is not None
         return self._service.topology
+
+    def _combiner(self, own: StageWorkers) -> Combiner | None:
+        """What sums among workers on several hosts; None where torch.distributed may."""
+        store, _, _ = own.rendezvous.rpartition(":")
+        if len(hosts_of(list(own.addresses))) == 1 or not is_loopback(store):
+            return None
+        rank, stop = self._launch.rank, self._stop.is_set
+        return Combiner(rank, own.addresses[0], None if rank else self._service.hub, stop)
 
     def _neighbours(self, topology: Topology, step: int) -> Neighbours | None:
         index = self._index + step

@@ -21,6 +21,8 @@ from torch import Tensor
 from protos import codec, stage_pb2, stage_pb2_grpc
 from protos.channels import RpcError, connect, status_of
 from protos.servers import Server
+from workers import combine
+from workers.combine import Hub
 
 warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
 
@@ -123,10 +125,15 @@ class Inbox:
 
 
 class StageService(stage_pb2_grpc.StageServicer):
-    """Receives the topology once and frames from then on."""
+    """Receives the topology once, and from then on frames and parts of sums.
 
-    def __init__(self, inbox: Inbox) -> None:
+    Args:
+        hub: where the stage's workers on other hosts bring their parts, at rank 0.
+    """
+
+    def __init__(self, inbox: Inbox, hub: Hub | None = None) -> None:
         self.inbox = inbox
+        self.hub = hub
         self.topology: stage_pb2.Topology | None = None
         self.started = threading.Event()
 
@@ -155,11 +162,26 @@ class StageService(stage_pb2_grpc.StageServicer):
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"bad frame: {error}")
         return b""
 
+    def Combine(  # noqa: N802
+        self, request: stage_pb2.Part, context: grpc.ServicerContext
+    ) -> stage_pb2.Part:
+        """Bring a part; the server calls `combine`, which spares the payload a parse."""
+        return stage_pb2.Part.FromString(self.combine(request.SerializeToString(), context))
+
+    def combine(self, data: bytes, context: grpc.ServicerContext) -> bytes:
+        """Take one worker's part and answer with what came of all."""
+        if self.hub is None:
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, "this worker combines nothing")
+        return combine.serve(self.hub, data, context)
+
     def serve(self, bind: str, threads: int) -> Server:
         """A started server of this service."""
         server = Server("stage", bind, threads=threads)
         server.add(
-            stage_pb2_grpc.add_StageServicer_to_server, self, SERVICE, raw={"Send": self.send}
+            stage_pb2_grpc.add_StageServicer_to_server,
+            self,
+            SERVICE,
+            raw={"Send": self.send, "Combine": self.combine},
         )
         server.start()
         return server

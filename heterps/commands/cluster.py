@@ -32,6 +32,17 @@ from heterps.errors import OK, UNREACHABLE, ContextError, HeterpsError
     help="Where the scheduler listens; port 0 picks a free one.",
 )
 @options.as_json
+@click.option(
+    "--on",
+    type=click.Choice(["ray"]),
+    help="Start the nodes on the Ray cluster that this machine belongs to, as many units as its "
+    "Ray nodes declare as resources heterps:TYPE, or as --type says.",
+)
+@click.option(
+    "--address",
+    metavar="HOST:PORT",
+    help="With --on ray, that of the Ray cluster.  [default: $RAY_ADDRESS, else the one here]",
+)
 def up(
     units: int | None,
     types: tuple[str, ...],
@@ -39,22 +50,30 @@ def up(
     redis_url: str | None,
     bind: str,
     as_json: bool,
+    on: str | None,
+    address: str | None,
 ) -> int:
-    """Start a cluster on this machine that stays until `heterps down`."""
+    """Start a cluster that stays until `heterps down`."""
     from heterps import contexts, report, supervisor
     from heterps.progress import step
 
+    if address is not None and on is None:
+        raise click.UsageError("--address goes with --on ray")
+    ray = (address or os.environ.get("RAY_ADDRESS") or "auto") if on == "ray" else None
     emulated = options.types_of(emulate, "--emulate")
-    offered = {"cpu": units or os.cpu_count() or 1, **options.types_of(types, "--type"), **emulated}
+    cores = units or (None if ray else os.cpu_count() or 1)
+    offered = {"cpu": cores} if cores else {}
+    offered |= {**options.types_of(types, "--type"), **emulated}
     console = report.console(stderr=as_json)
     with step(console, "starting the cluster"):
-        running = supervisor.up(offered, list(emulated), redis_url=redis_url, bind=bind)
+        running = supervisor.up(offered, list(emulated), redis_url=redis_url, bind=bind, ray=ray)
     if as_json:
         options.print_json(
             {"up": True, "types": offered, "emulated": [*emulated], **_shown(running)}
         )
         return OK
     shown = [f"{n} {t}{' (emulated)' if t in emulated else ''}" for t, n in offered.items()]
+    shown = shown or ["all that Ray declares"]
     console.print(f"cluster up at {running.address} with {', '.join(shown)}", soft_wrap=True)
     for role in running.roles:
         if role.label == "console":
