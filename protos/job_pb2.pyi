@@ -36,26 +36,26 @@ class JobSpec(_message.Message):
     SCHEDULE_FIELD_NUMBER: _builtins.int
     OUTPUT_FIELD_NUMBER: _builtins.int
     DIRECTORY_FIELD_NUMBER: _builtins.int
-    CODE_FIELD_NUMBER: _builtins.int
-    CODE_DIGEST_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     RETRIES_FIELD_NUMBER: _builtins.int
     DEADLINE_HOURS_FIELD_NUMBER: _builtins.int
+    CODE_FIELD_NUMBER: _builtins.int
+    CODE_DIGEST_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     output: _builtins.str
     """where models are saved: OUTPUT/JOB_ID; empty: by the scheduler"""
     directory: _builtins.str
     """absolute; set by the client, not in the file"""
-    code: _builtins.str
-    """folder sent with the job: that of the job file, or one above"""
-    code_digest: _builtins.str
-    """of what was sent, sha256; set by the client, not in the file"""
     priority: _builtins.int
     """higher ones leave the queue first"""
     retries: _builtins.int
     """times to start over after a fault that is not the job's own"""
     deadline_hours: _builtins.float
     """to run for at most, retries included; 0: no limit"""
+    code: _builtins.str
+    """folder sent with the job: that of the job file, or one above"""
+    code_digest: _builtins.str
+    """of what was sent, sha256; set by the client, not in the file"""
     @_builtins.property
     def model(self) -> Global___ModelSpec: ...
     @_builtins.property
@@ -77,11 +77,11 @@ class JobSpec(_message.Message):
         schedule: Global___ScheduleSpec | None = ...,
         output: _builtins.str = ...,
         directory: _builtins.str = ...,
-        code: _builtins.str = ...,
-        code_digest: _builtins.str = ...,
         priority: _builtins.int = ...,
         retries: _builtins.int = ...,
         deadline_hours: _builtins.float = ...,
+        code: _builtins.str = ...,
+        code_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "model", b"model", "schedule", b"schedule", "servers", b"servers", "train", b"train"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...

@@ -76,6 +76,10 @@ class CodeCache:
         self._folders = [threading.Lock() for _ in range(_LOCKS)]
         self._archives = [threading.Lock() for _ in range(_LOCKS)]
 
+    def follow(self, scheduler: str) -> None:
+        """Ask another address from now on."""
+        self._scheduler = scheduler
+
     def bring(self, job: JobSpec, folder: Path) -> JobSpec:
         """The job with its code in `folder`, unpacked there unless it was before.
 

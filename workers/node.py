@@ -254,6 +254,7 @@ def _run(options: argparse.Namespace, stop: threading.Event) -> None:
 
         def follow(scheduler: str) -> None:
             processes.follow(scheduler)
+            code.follow(scheduler)
             if lease is not None:
                 lease.move(scheduler)
 

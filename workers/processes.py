@@ -230,8 +230,7 @@ class Processes:
             return shard_argv(request, bind, job.shards / str(request.index))
         path = job.directory / f"{entry.label.replace(' ', '-')}.launch"
         if self._code is not None:
-            request = LaunchRequest.FromString(request.SerializeToString())
-            request.job.CopyFrom(self._code.bring(entry.request.job, job.code))
+            request.job.CopyFrom(self._code.bring(request.job, job.code))
         path.write_bytes(request.SerializeToString())
         entry.launch_file = path
         return module_argv("workers.stage", "--launch", str(path), "--bind", bind)
