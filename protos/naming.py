@@ -22,3 +22,11 @@ def kept_place(url: str) -> tuple[str, str, str]:
     if not url.startswith(KEPT) or not address or not job_id:
         raise ValueError(f"{url!r}: expected {KEPT}HOST:PORT/JOB_ID")
     return address, job_id, folder
+
+
+def kept_with(output: str, address: str) -> str:
+    """The same place with the scheduler that is in charge now; a folder as it is."""
+    if not output.startswith(KEPT):
+        return output
+    _, job_id, _ = kept_place(output)
+    return f"{KEPT}{address}/{job_id}"

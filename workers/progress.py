@@ -51,6 +51,11 @@ class Reporter:
         self._seen = (0, 0.0)
         self._thread = threading.Thread(target=self._loop, name="report", daemon=True)
 
+    @property
+    def scheduler(self) -> str:
+        """The address of the one that is reported to now."""
+        return self._scheduler
+
     def follow(self, progress: Progress) -> None:
         """Begin to report."""
         self._progress = progress

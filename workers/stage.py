@@ -11,7 +11,7 @@ import torch
 
 from protos import process, tracing
 from protos.logs import log_fields
-from protos.naming import table_prefix
+from protos.naming import kept_with, table_prefix
 from protos.node_pb2 import LaunchRequest
 from protos.security import is_loopback
 from protos.stage_pb2 import StageWorkers, Topology
@@ -178,7 +178,7 @@ class Worker:
         self, executor: StageExecutor, client: ParameterClient, reporter: Reporter, leads: bool
     ) -> None:
         job = self._launch.job
-        saved = saved_model(self._launch.output)
+        saved = saved_model(kept_with(self._launch.output, reporter.scheduler))
         if self._launch.rank == 0:  # before the next phase's END, so the last stage finds the file
             saved.write_stage(self._index, self._graph.module.state_dict())
         results: dict[str, float] = {}
