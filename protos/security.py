@@ -9,7 +9,7 @@ import hmac
 import ipaddress
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,9 @@ import grpc
 CERTIFICATE, KEY = "HETERPS_TLS_CERT", "HETERPS_TLS_KEY"
 AUTHORITY, TOKEN = "HETERPS_TLS_CA", "HETERPS_TOKEN_FILE"
 VARIABLES = (CERTIFICATE, KEY, AUTHORITY, TOKEN)
+# The name that every server's certificate is checked for, in place of the host it is called by. All
+# servers of a cluster hold one certificate: what it proves is the cluster, and hosts come and go.
+NAME = "HETERPS_TLS_NAME"
 _HEADER = "authorization"
 # Health is asked by container engines that hold no token; it tells nothing but "serving".
 _OPEN_METHODS = ("/grpc.health.v1.Health/",)
@@ -29,12 +32,13 @@ class SecurityError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """TLS files and the shared token; all None means loopback only."""
+    """TLS files, the shared token, and the name to check; all None means loopback only."""
 
     certificate: bytes | None = None
     key: bytes | None = None
     authority: bytes | None = None
     token: str | None = None
+    name: str | None = None
 
     @staticmethod
     def from_environment() -> "Security":
@@ -43,7 +47,7 @@ class Security:
         Raises:
             SecurityError: a named file cannot be read, or only half of a pair is given.
         """
-        return Security.from_files(os.environ)
+        return replace(Security.from_files(os.environ), name=os.environ.get(NAME) or None)
 
     @staticmethod
     def from_files(
@@ -96,6 +100,8 @@ class Security:
             credentials = grpc.composite_channel_credentials(
                 credentials, grpc.access_token_call_credentials(self.token)
             )
+        if self.name is not None:
+            options = [*options, ("grpc.ssl_target_name_override", self.name)]
         return grpc.secure_channel(address, credentials, options)
 
     def interceptor(self) -> grpc.ServerInterceptor | None:

@@ -434,6 +434,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="URL",
         help="redis://HOST:PORT/DB; without it a server of its own is started",
     )
+    parser.add_argument(
+        "--redis-file", type=Path, metavar="FILE", help="holds that URL: it may have a password"
+    )
     parser.add_argument("--directory", type=Path, help="where its own server keeps its data")
     parser.add_argument("--advertise", default="", metavar="HOST", help="host for others to call")
     parser.add_argument("--lease", type=float, default=LEASE_S, metavar="SECONDS")
@@ -446,6 +449,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with ExitStack() as stack:
             url, facts = options.redis, {}
+            if options.redis_file is not None:
+                url = options.redis_file.read_text().strip()
             if not url:
                 directory = options.directory or stack.enter_context(
                     tempfile.TemporaryDirectory(prefix="heterps-redis-", ignore_cleanup_errors=True)
@@ -469,7 +474,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             announce(options.ready_file, address=address, **facts)
             stop.wait()
             _log.info("stopping")
-    except (BindError, SecurityError, StoreError, HeldError, RedisServerError) as error:
+    except (BindError, SecurityError, StoreError, HeldError, RedisServerError, OSError) as error:
         _log.error("%s", error)
         return 1
     return 0
