@@ -9,10 +9,10 @@ PIP     := $(BIN)/python -m pip --disable-pip-version-check
 # The CPU build where one is offered: a GPU machine sets TORCH=torch to get its own.
 TORCH   ?= torch>=2.9,<2.14
 
-.PHONY: help setup run test check format protos bench bench-plan bench-ps clean
+.PHONY: help setup run test test-containers check format protos bench bench-plan bench-ps clean
 
 help: ## show this list
-	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## make the virtual environment and build the native core
 
@@ -31,6 +31,10 @@ run: $(STAMP) ## train the flights job on an embedded cluster and explain its pl
 
 test: $(STAMP) ## run all tests, on all cores
 	@$(BIN)/python -m pytest -n auto --dist loadfile
+
+test-containers: $(STAMP) ## run the deployment in containers, as root, on Debian or Ubuntu
+	@tests/deploy/install-engine.sh
+	@HETERPS_CONTAINERS=1 $(BIN)/python -m pytest tests/deploy/test_compose_run.py
 
 check: $(STAMP) ## lint, format, types, floors, stubs
 	$(BIN)/ruff check .

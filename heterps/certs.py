@@ -19,6 +19,7 @@ CA, CERTIFICATE, KEY, TOKEN = "ca.pem", "server.pem", "server-key.pem", "token"
 FILES = (CA, CERTIFICATE, KEY, TOKEN)
 _DAYS = 825  # what clients commonly accept at most
 _LOCAL = ("localhost", "127.0.0.1", "::1")
+CLUSTER = "heterps.internal"  # in every certificate, for HETERPS_TLS_NAME
 
 
 def make(
@@ -45,7 +46,7 @@ def make(
                 f"{directory / name}: exists; expected a folder without it, or --force to replace"
                 " it and the others (every process of the cluster must then be restarted)"
             )
-    names = list(dict.fromkeys([*hosts, socket.gethostname(), *_LOCAL]))
+    names = list(dict.fromkeys([*hosts, socket.gethostname(), *_LOCAL, CLUSTER]))
     authority_key = ec.generate_private_key(ec.SECP256R1())
     authority = _authority(authority_key, days)
     key = ec.generate_private_key(ec.SECP256R1())

@@ -647,6 +647,7 @@ class NodeStatus(_message.Message):
     UNITS_USED_FIELD_NUMBER: _builtins.int
     PROCESSES_FIELD_NUMBER: _builtins.int
     DEVICE_FIELD_NUMBER: _builtins.int
+    KEEPS_ROWS_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     kind: _builtins.str
     """node | shard: a node runs processes, a standing shard is one"""
@@ -658,6 +659,8 @@ class NodeStatus(_message.Message):
     units_used: _builtins.int
     device: _builtins.str
     """human name of the hardware"""
+    keeps_rows: _builtins.bool
+    """of a standing shard: it brings durable rows back when it restarts"""
     @_builtins.property
     def processes(self) -> _containers.RepeatedCompositeFieldContainer[Global___ProcessStatus]: ...
     def __init__(
@@ -672,10 +675,11 @@ class NodeStatus(_message.Message):
         units_used: _builtins.int = ...,
         processes: _abc.Iterable[Global___ProcessStatus] | None = ...,
         device: _builtins.str = ...,
+        keeps_rows: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "device", b"device", "emulated", b"emulated", "kind", b"kind", "node_id", b"node_id", "processes", b"processes", "type", b"type", "units", b"units", "units_used", b"units_used"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "device", b"device", "emulated", b"emulated", "keeps_rows", b"keeps_rows", "kind", b"kind", "node_id", b"node_id", "processes", b"processes", "type", b"type", "units", b"units", "units_used", b"units_used"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

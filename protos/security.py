@@ -9,7 +9,7 @@ import hmac
 import ipaddress
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,9 @@ from protos import tls
 CERTIFICATE, KEY = "HETERPS_TLS_CERT", "HETERPS_TLS_KEY"
 AUTHORITY, TOKEN = "HETERPS_TLS_CA", "HETERPS_TOKEN_FILE"
 VARIABLES = (CERTIFICATE, KEY, AUTHORITY, TOKEN)
+# The name that every server's certificate is checked for, in place of the host it is called by. All
+# servers of a cluster hold one certificate: what it proves is the cluster, and hosts come and go.
+NAME = "HETERPS_TLS_NAME"
 _HEADER = "authorization"
 # Health is asked by container engines that hold no token; it tells nothing but "serving".
 _OPEN_METHODS = ("/grpc.health.v1.Health/",)
@@ -32,12 +35,13 @@ class SecurityError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """TLS files and the shared token; all None means loopback only."""
+    """TLS files, the shared token, and the name to check; all None means loopback only."""
 
     certificate: bytes | None = None
     key: bytes | None = None
     authority: bytes | None = None
     token: str | None = None
+    name: str | None = None
 
     @staticmethod
     def from_environment() -> "Security":
@@ -46,7 +50,7 @@ class Security:
         Raises:
             SecurityError: a named file cannot be read, or only half of a pair is given.
         """
-        return Security.from_files(os.environ)
+        return replace(Security.from_files(os.environ), name=os.environ.get(NAME) or None)
 
     @staticmethod
     def from_files(
@@ -101,6 +105,7 @@ class Security:
         credentials = self._channel_credentials()
         if credentials is None:  # loopback: require_for guards the server
             return grpc.insecure_channel(address, options)
+        options = self._named(options)
         return grpc.secure_channel(address, credentials, options)
 
     def channel_async(self, address: str, options: list[tuple[str, Any]]) -> grpc.aio.Channel:
@@ -108,7 +113,12 @@ class Security:
         credentials = self._channel_credentials()
         if credentials is None:
             return grpc.aio.insecure_channel(address, options)
-        return grpc.aio.secure_channel(address, credentials, options)
+        return grpc.aio.secure_channel(address, credentials, self._named(options))
+
+    def _named(self, options: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
+        if self.name is None:
+            return options
+        return [*options, ("grpc.ssl_target_name_override", self.name)]
 
     def _channel_credentials(self) -> grpc.ChannelCredentials | None:
         if self.authority is None:

