@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore
 
 from protos.security import is_loopback
+from workers.layers.reduction import reduced_over
 
 _TIMEOUT = datetime.timedelta(seconds=300)
 
@@ -54,10 +55,18 @@ class StageGroup:
             timeout=_TIMEOUT,
         )
 
-    def sum_gradients(self, parameters: Sequence[Tensor], loss: float) -> float:
-        """Sum every parameter's gradient and the loss over the workers; the summed loss."""
+    def sum_gradients(
+        self, parameters: Sequence[Tensor], loss: float, loads: Sequence[Tensor] = ()
+    ) -> float:
+        """Sum gradients, loss and `loads` over the workers; the summed loss.
+
+        Parameters that a tag calls experts are left out: one worker has their whole gradient.
+        """
         if self.size == 1:
             return loss
+        for load in loads:
+            dist.all_reduce(load)
+        parameters = _replicas(parameters)
         count = sum(p.numel() for p in parameters)
         device = parameters[0].device if parameters else torch.device("cpu")
         if self._flat is None:
@@ -82,7 +91,7 @@ class StageGroup:
     def share_parameters(self, parameters: Sequence[Tensor]) -> None:
         """Give every worker rank 0's initial values."""
         if self.size > 1:
-            for p in parameters:
+            for p in _replicas(parameters):
                 dist.broadcast(p.data, src=0)
 
     def barrier(self) -> None:
@@ -107,3 +116,7 @@ class StageGroup:
         """Leave the group."""
         if self.size > 1:
             dist.destroy_process_group()
+
+
+def _replicas(parameters: Sequence[Tensor]) -> list[Tensor]:
+    return [p for p in parameters if reduced_over(p) == "replica"]
