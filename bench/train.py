@@ -28,9 +28,10 @@ from heterps.jobfile import load_job
 from heterps.prepare import prepare
 from protos.job_pb2 import JobSpec
 from workers.data import Dataset
-from workers.executor import loss_function, make_optimizer
 from workers.layers.sparse_embedding import EmbeddingSpec, SparseEmbedding
+from workers.losses import loss_function
 from workers.model import job_model
+from workers.optimizers import make_optimizer
 from workers.source import tensors_of
 
 ROOT = Path(__file__).resolve().parent.parent

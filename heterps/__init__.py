@@ -20,10 +20,12 @@ if TYPE_CHECKING:
     )
     from workers.layers.embedding_config import EmbeddingBagConfig as EmbeddingBagConfig
     from workers.layers.embedding_config import EmbeddingConfig as EmbeddingConfig
+    from workers.layers.expert_group import ExpertGroup as ExpertGroup
     from workers.layers.jagged import KeyedJaggedTensor as KeyedJaggedTensor
     from workers.layers.moe import MoE as MoE
     from workers.layers.moe import aux_loss as aux_loss
     from workers.layers.moefy import moefy as moefy
+    from workers.layers.reduction import reduce_gradients as reduce_gradients
     from workers.layers.sparse_embedding import SparseEmbedding as SparseEmbedding
     from workers.saved import load as load
 
@@ -33,6 +35,7 @@ _HOMES = {
     "Cluster": "heterps.embedded",
     "EmbeddingBagConfig": "workers.layers.embedding_config",
     "EmbeddingConfig": "workers.layers.embedding_config",
+    "ExpertGroup": "workers.layers.expert_group",
     "KeyedJaggedTensor": "workers.layers.jagged",
     "MoE": "workers.layers.moe",
     "RemoteEmbeddingBagCollection": "workers.layers.embedding_collection",
@@ -42,6 +45,7 @@ _HOMES = {
     "load": "workers.saved",
     "moefy": "workers.layers.moefy",
     "plan": "scheduler",
+    "reduce_gradients": "workers.layers.reduction",
 }
 __all__ = [
     "AsyncClient",
@@ -49,6 +53,7 @@ __all__ = [
     "Cluster",
     "EmbeddingBagConfig",
     "EmbeddingConfig",
+    "ExpertGroup",
     "KeyedJaggedTensor",
     "MoE",
     "RemoteEmbeddingBagCollection",
@@ -58,6 +63,7 @@ __all__ = [
     "load",
     "moefy",
     "plan",
+    "reduce_gradients",
 ]
 
 

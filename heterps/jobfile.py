@@ -21,7 +21,6 @@ _REQUIRED: Final = {
     "name": "what the job is called, such as flights",
     "model.entry": "a file and a callable in it, such as model.py:build",
     "data.train": "a file name or glob under data.path, such as train.parquet",
-    "data.label": "the column to predict",
     "schedule.resources": "the file with types, prices and limits, such as resources.yaml",
 }
 _DEFAULTS: Final[Mapping[str, Any]] = {
@@ -32,12 +31,14 @@ _DEFAULTS: Final[Mapping[str, Any]] = {
     "train.loss": "bce_with_logits",
     "train.optimizer.name": "adam",
     "train.optimizer.learning_rate": 1e-3,
+    "train.optimizer.schedule": "constant",
     "schedule.method": "ppo",
 }
 METHODS: Final = JOB_METHODS
 _CHOICES: Final = {
-    "train.loss": ("bce_with_logits", "mse"),
+    "train.loss": ("bce_with_logits", "mse", "next_token"),
     "train.optimizer.name": ("adam", "adamw", "sgd", "adagrad"),
+    "train.optimizer.schedule": ("constant", "cosine"),
     "servers.durability": ("none", "checkpoint", "log"),
     "schedule.method": METHODS,
 }
@@ -158,10 +159,21 @@ class _Check:
         memory = self.job.servers.memory_bytes
         if 0 < memory < _LEAST_MEMORY:
             self._wrong("servers.memory_bytes", str(memory), f"0 or at least {_LEAST_MEMORY}")
+        self._inputs()
+
+    def _inputs(self) -> None:
         data = self.job.data
-        if not {"data.dense", "data.sparse"} & self._places.keys():
-            text = "missing; expected data.sparse or data.dense, lists of columns"
+        if not {"data.dense", "data.sparse", "data.tokens"} & self._places.keys():
+            text = "missing; expected data.sparse or data.dense, lists of columns, or data.tokens"
             self.problems.append(f"{self._shown}: data: {text}")
+        given, loss = {"data.label", "data.tokens"} & self._places.keys(), self.job.train.loss
+        if not given:
+            text = "missing; expected the column to predict, or data.tokens, which then are"
+            self.problems.append(f"{self._shown}: data.label: {text}")
+        elif "data.label" in given and loss == "next_token":
+            self._wrong("train.loss", repr(loss), "bce_with_logits or mse, or no data.label")
+        elif "data.label" not in given and loss != "next_token":
+            self._wrong("train.loss", repr(loss), "next_token, or data.label")
         for key, columns in (("data.dense", data.dense), ("data.sparse", data.sparse)):
             for column in sorted({c for c in columns if list(columns).count(c) > 1}):
                 self._wrong(key, f"{column!r} twice", "each column once")

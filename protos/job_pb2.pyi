@@ -129,6 +129,7 @@ class DataSpec(_message.Message):
     LABEL_FIELD_NUMBER: _builtins.int
     DENSE_FIELD_NUMBER: _builtins.int
     SPARSE_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
     prepare: _builtins.str
     """optional, prepare.py:prepare, called with `path`; makes the files below once"""
     path: _builtins.str
@@ -138,7 +139,9 @@ class DataSpec(_message.Message):
     valid: _builtins.str
     test: _builtins.str
     label: _builtins.str
-    """column, 0 or 1"""
+    """column, 0 or 1; none: the tokens that follow"""
+    tokens: _builtins.str
+    """Parquet column of lists of whole numbers, all of one length"""
     @_builtins.property
     def dense(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """numeric columns, in order"""
@@ -158,10 +161,11 @@ class DataSpec(_message.Message):
         label: _builtins.str = ...,
         dense: _abc.Iterable[_builtins.str] | None = ...,
         sparse: _abc.Iterable[_builtins.str] | None = ...,
+        tokens: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dense", b"dense", "label", b"label", "path", b"path", "prepare", b"prepare", "sparse", b"sparse", "test", b"test", "train", b"train", "valid", b"valid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dense", b"dense", "label", b"label", "path", b"path", "prepare", b"prepare", "sparse", b"sparse", "test", b"test", "tokens", b"tokens", "train", b"train", "valid", b"valid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -174,20 +178,28 @@ class DenseOptimizer(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     LEARNING_RATE_FIELD_NUMBER: _builtins.int
     WEIGHT_DECAY_FIELD_NUMBER: _builtins.int
+    SCHEDULE_FIELD_NUMBER: _builtins.int
+    WARMUP_STEPS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """adam | adamw | sgd | adagrad"""
     learning_rate: _builtins.float
     weight_decay: _builtins.float
+    schedule: _builtins.str
+    """constant | cosine: down to a tenth of the learning rate"""
+    warmup_steps: _builtins.int
+    """over which the learning rate rises from 0"""
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         learning_rate: _builtins.float = ...,
         weight_decay: _builtins.float = ...,
+        schedule: _builtins.str = ...,
+        warmup_steps: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["learning_rate", b"learning_rate", "name", b"name", "weight_decay", b"weight_decay"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["learning_rate", b"learning_rate", "name", b"name", "schedule", b"schedule", "warmup_steps", b"warmup_steps", "weight_decay", b"weight_decay"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -214,7 +226,7 @@ class TrainSpec(_message.Message):
     staleness: _builtins.int
     """steps a pulled row may lag behind: 0 = synchronous"""
     loss: _builtins.str
-    """bce_with_logits | mse"""
+    """bce_with_logits | mse | next_token"""
     max_steps: _builtins.int
     """0: no limit"""
     @_builtins.property

@@ -9,16 +9,19 @@ that of the whole batch however it was spread. A step ends when all its gradient
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from protos import stage_pb2
-from protos.job_pb2 import DenseOptimizer, JobSpec
+from protos.job_pb2 import JobSpec
 from protos.tracing import span
 from workers.data.reader import Split
+from workers.layers.gates import Bias
+from workers.losses import held_out, loss_function
+from workers.optimizers import make_optimizer, make_schedule
 from workers.reduce import StageGroup
 from workers.rows import PulledRows, StageRows
 from workers.source import Schedule, StepInput, TrainingSource, evaluation_batches
@@ -105,8 +108,16 @@ class StageExecutor:
         self._mine = list(range(rank, schedule.micro_batches, self._width))
         self._parameters = [p for p in self._module.parameters() if p.requires_grad]
         self._optimizer = make_optimizer(job.train.optimizer, self._parameters)
+        self._rate = (
+            make_schedule(job.train.optimizer, self._optimizer, schedule.steps)
+            if self._optimizer is not None
+            else None
+        )
         self._loss = loss_function(job.train.loss)
         self._auxiliary = [m for m in self._module.modules() if hasattr(m, "aux_loss")]
+        self._biased = [m for m in self._module.modules() if isinstance(m, Bias)]
+        for gate in self._biased:  # moves once a step, by what all workers sent
+            gate.deferred = True
         group.share_parameters(self._parameters)
         if before is not None:
             inbox.on_forward = rows.pull_ahead
@@ -153,8 +164,10 @@ class StageExecutor:
                         stage_pb2.EVALUATE, split, 0, index, self._with_label(outputs, tensors)
                     )
                 else:
-                    scores.append(next(iter(outputs.values())).reshape(-1).float().cpu())
-                    labels.append(tensors["label"])
+                    prediction = next(iter(outputs.values())).cpu()
+                    score, label = held_out(self._job.train.loss, prediction, tensors["label"])
+                    scores.append(score)
+                    labels.append(label)
         if self._after is not None:
             self._after.end(split)
             return torch.empty(0), torch.empty(0)
@@ -200,9 +213,15 @@ class StageExecutor:
                 flying.append(self._forward(step, forward, given, blocks))
                 forward += 1
         begin = time.perf_counter()
-        loss = self._group.sum_gradients(self._parameters, loss)
+        loss = self._group.sum_gradients(
+            self._parameters, loss, [gate.pending for gate in self._biased]
+        )
+        for gate in self._biased:
+            gate.step()
         if self._optimizer is not None:
             self._optimizer.step()
+            if self._rate is not None:
+                self._rate.step()
             self._optimizer.zero_grad(set_to_none=False)
         self.progress.busy_s += time.perf_counter() - begin
         self._rows.push(step, blocks)
@@ -290,7 +309,7 @@ class StageExecutor:
         outputs = self._run(tensors)
         prediction = next(iter(outputs.values()))
         share = 1.0 / self._schedule.micro_batches
-        loss = self._loss(prediction.reshape(-1), tensors["label"]) * share
+        loss = self._loss(prediction, tensors["label"]) * share
         auxiliary = self._auxiliary_loss()
         whole = loss if auxiliary is None else loss + auxiliary * share
         whole.backward()
@@ -319,34 +338,23 @@ class StageExecutor:
     def _evaluation_input(self, split: Split) -> Iterator[tuple[int, dict[str, Tensor]]]:
         if self._before is None:
             yield from evaluation_batches(
-                self._job, split, _EVALUATION_BATCH, self._rank, self._width, self._stop.is_set
+                self._job,
+                split,
+                _evaluation_size(self._job),
+                self._rank,
+                self._width,
+                self._stop.is_set,
             )
             return
         while (parcel := self._inbox.next_evaluation(split, self._before_width)) is not None:
             yield parcel.micro_batch, parcel.tensors
 
 
-def make_optimizer(
-    spec: DenseOptimizer, parameters: list[nn.Parameter]
-) -> torch.optim.Optimizer | None:
-    """The dense optimizer of a stage, None where it has no parameters."""
-    if not parameters:
-        return None
-    options = {"lr": spec.learning_rate, "weight_decay": spec.weight_decay, "foreach": True}
-    kinds: dict[str, Callable[..., torch.optim.Optimizer]] = {
-        "adam": torch.optim.Adam,
-        "adamw": torch.optim.AdamW,
-        "sgd": torch.optim.SGD,
-        "adagrad": torch.optim.Adagrad,
-    }
-    return kinds[spec.name](parameters, **options)
-
-
-def loss_function(name: str) -> Callable[[Tensor, Tensor], Tensor]:
-    """The mean loss of predictions [B] against labels [B]."""
-    if name == "mse":
-        return nn.functional.mse_loss
-    return nn.functional.binary_cross_entropy_with_logits
+def _evaluation_size(job: JobSpec) -> int:
+    """Samples of a batch of evaluation: of sequences no more than training has room for."""
+    if job.data.tokens:
+        return min(_EVALUATION_BATCH, max(1, job.train.batch_size))
+    return _EVALUATION_BATCH
 
 
 def _roots(

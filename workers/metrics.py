@@ -1,5 +1,7 @@
 """Quality of predictions on held-out data."""
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -35,4 +37,7 @@ def measure(
     """The metrics that suit a loss, named PREFIX_metric."""
     if loss == "mse":
         return {f"{prefix}_mse": float(np.mean((scores - labels) ** 2))}
+    if loss == "next_token":
+        nats = float(np.average(scores, weights=labels)) if len(scores) else float("nan")
+        return {f"{prefix}_loss": nats, f"{prefix}_bits_per_token": nats / math.log(2)}
     return {f"{prefix}_auc": auc(scores, labels), f"{prefix}_logloss": logloss(scores, labels)}

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from protos.job_pb2 import DenseOptimizer
-from workers.executor import make_optimizer
+from workers.optimizers import make_optimizer
 from workers.profiler_rows import ShardRows
 from workers.reduce import StageGroup
 from workers.trace import StageGraph, TracedModel

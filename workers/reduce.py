@@ -17,6 +17,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 
 from protos.security import SecurityError, is_loopback
 from workers.combine import Combiner
+from workers.layers.reduction import reduced_over
 
 PLAIN = "HETERPS_PLAIN_COLLECTIVES"
 _LOOPBACK = "127.0.0.1"
@@ -101,10 +102,18 @@ class StageGroup:
             timeout=_TIMEOUT,
         )
 
-    def sum_gradients(self, parameters: Sequence[Tensor], loss: float) -> float:
-        """Sum every parameter's gradient and the loss over the workers; the summed loss."""
+    def sum_gradients(
+        self, parameters: Sequence[Tensor], loss: float, loads: Sequence[Tensor] = ()
+    ) -> float:
+        """Sum gradients, loss and `loads` over the workers; the summed loss.
+
+        Parameters that a tag calls experts are left out: one worker has their whole gradient.
+        """
         if self.size == 1:
             return loss
+        for load in loads:
+            self._add_up(load)
+        parameters = _replicas(parameters)
         count = sum(p.numel() for p in parameters)
         device = parameters[0].device if parameters else torch.device("cpu")
         if self._flat is None:
@@ -115,10 +124,7 @@ class StageGroup:
             part.zero_() if p.grad is None else part.copy_(p.grad.view(-1))
             offset += p.numel()
         flat[count] = loss
-        if self._combiner is not None:
-            self._combiner.sum(flat)
-        else:
-            dist.all_reduce(flat)
+        self._add_up(flat)
         offset = 0
         for p in parameters:
             part = flat[offset : offset + p.numel()].view_as(p)
@@ -132,7 +138,7 @@ class StageGroup:
     def share_parameters(self, parameters: Sequence[Tensor]) -> None:
         """Give every worker rank 0's initial values."""
         if self.size > 1:
-            for p in parameters:
+            for p in _replicas(parameters):
                 if self._combiner is not None:
                     self._combiner.first(p.data)
                 else:
@@ -163,6 +169,12 @@ class StageGroup:
         elif self.size > 1:
             dist.destroy_process_group()
 
+    def _add_up(self, values: Tensor) -> None:
+        if self._combiner is not None:
+            self._combiner.sum(values)
+        else:
+            dist.all_reduce(values)
+
     def _all(self, values: Tensor) -> list[Tensor]:
         """Every worker's values, of one shape, by rank."""
         if self._combiner is not None:
@@ -170,3 +182,7 @@ class StageGroup:
         parts = [torch.empty_like(values) for _ in range(self.size)]
         dist.all_gather(parts, values)
         return parts
+
+
+def _replicas(parameters: Sequence[Tensor]) -> list[Tensor]:
+    return [p for p in parameters if reduced_over(p) == "replica"]

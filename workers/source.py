@@ -4,7 +4,10 @@ import queue
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -172,8 +175,14 @@ def tensors_of(batch: Batch) -> dict[str, Tensor]:
     return {
         "sparse": torch.from_numpy(batch.sparse),
         "dense": torch.from_numpy(batch.dense),
-        "label": torch.from_numpy(batch.label),
+        "label": _wide(batch.label),
+        "tokens": _wide(batch.tokens),
     }
+
+
+def _wide(array: npt.NDArray[Any]) -> Tensor:
+    """Token ids as models and losses take them; they are kept at half the size."""
+    return torch.from_numpy(array.astype(np.int64) if array.dtype == np.int32 else array)
 
 
 def split(batch: Batch, size: int) -> list[dict[str, Tensor]]:

@@ -18,7 +18,7 @@ from workers.layers.moe import MoE
 from workers.layers.sparse_embedding import SparseEmbedding
 from workers.model import ModelError
 
-INPUTS = ("sparse", "dense")
+INPUTS = ("sparse", "dense", "tokens")
 _BEFORE_ALL = -1
 
 
@@ -109,7 +109,7 @@ class TracedModel:
         for name in inspect.signature(self.model.forward).parameters:
             if name not in INPUTS:
                 raise ModelError(
-                    f"{self._where()}: forward takes {name!r}; expected only {' and '.join(INPUTS)}"
+                    f"{self._where()}: forward takes {name!r}; expected only {', '.join(INPUTS)}"
                 )
         own = [name for name, _ in self.model.named_parameters(recurse=False)]
         own += [name for name, _ in self.model.named_buffers(recurse=False)]
@@ -197,7 +197,7 @@ def kind_of(layer: nn.Module) -> str:
     """The kind of a layer, as the scheduler's features name it."""
     if isinstance(layer, SparseEmbedding):
         return "embedding"
-    if isinstance(layer, MoE):
+    if any(isinstance(m, MoE) for m in layer.modules()):
         return "moe"
     if any(isinstance(m, nn.MultiheadAttention) for m in layer.modules()):
         return "attention"

@@ -116,7 +116,7 @@ class OtherInput(Tower):
         (TwiceCalled, "'second' is called twice"),
         (OwnParameter, "'bias' belongs to the model itself"),
         (DerivedKeys, "'deep' must be given a model input as it is"),
-        (OtherInput, "forward takes 'image'; expected only sparse and dense"),
+        (OtherInput, "forward takes 'image'; expected only sparse, dense, tokens"),
     ],
 )
 def test_a_model_that_cannot_be_cut_says_where_and_why(model, message):

@@ -1,4 +1,4 @@
-"""Reading Parquet, CSV and TSV into batches of keys, dense inputs and labels."""
+"""Reading Parquet, CSV and TSV into batches of keys, dense inputs, tokens and labels."""
 
 from workers.data.columns import Batch
 from workers.data.errors import DataError

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +14,7 @@ from protos.job_pb2 import DataSpec
 from workers.data import files
 from workers.data.errors import DataError, nearest
 from workers.data.keys import Slot, hash_column, hash_slots
+from workers.data.tokens import Tokens
 
 _MISSING = pa.array(["", "NA", "N/A", "NaN", "nan", "null", "NULL", "None"])
 
@@ -24,30 +26,35 @@ class Batch:
     Attributes:
         sparse: int64 `[B, F]`, one key for every slot of `data.sparse`.
         dense: float32 `[B, D]`, the columns of `data.dense`; missing values are 0.
-        label: float32 `[B]`, 0 or 1.
+        label: float32 `[B]`, 0 or 1; without `data.label` int32 `[B, L]`, the token that follows
+            each.
+        tokens: int32 `[B, L]`, the lists of `data.tokens`; without `data.label` but for the last
+            of each; L is 0 where there are none.
     """
 
     sparse: npt.NDArray[np.int64]
     dense: npt.NDArray[np.float32]
-    label: npt.NDArray[np.float32]
+    label: npt.NDArray[np.float32] | npt.NDArray[np.int32]
+    tokens: npt.NDArray[np.int32]
 
     def __len__(self) -> int:
         return len(self.label)
 
     @property
     def nbytes(self) -> int:
-        """Memory of the three arrays."""
-        return self.sparse.nbytes + self.dense.nbytes + self.label.nbytes
+        """Memory of the arrays."""
+        return sum(array.nbytes for array in self._arrays())
 
     def slice(self, start: int, stop: int) -> "Batch":
         """Rows `start` to `stop`, without a copy."""
-        return Batch(self.sparse[start:stop], self.dense[start:stop], self.label[start:stop])
+        return Batch(*(array[start:stop] for array in self._arrays()))
 
     def take(self, rows: npt.NDArray[np.int64]) -> "Batch":
         """A copy of these rows, in this order."""
-        return Batch(
-            self.sparse.take(rows, axis=0), self.dense.take(rows, axis=0), self.label.take(rows)
-        )
+        return Batch(*(array.take(rows, axis=0) for array in self._arrays()))
+
+    def _arrays(self) -> tuple[npt.NDArray[Any], ...]:
+        return self.sparse, self.dense, self.label, self.tokens
 
 
 def concatenate(batches: Sequence[Batch]) -> Batch:
@@ -55,9 +62,7 @@ def concatenate(batches: Sequence[Batch]) -> Batch:
     if len(batches) == 1:
         return batches[0]
     return Batch(
-        np.concatenate([batch.sparse for batch in batches]),
-        np.concatenate([batch.dense for batch in batches]),
-        np.concatenate([batch.label for batch in batches]),
+        *(np.concatenate(parts) for parts in zip(*map(Batch._arrays, batches), strict=True))
     )
 
 
@@ -65,11 +70,12 @@ class Encoder:
     """Turns record batches into `Batch`es as `spec` says."""
 
     def __init__(self, spec: DataSpec) -> None:
-        if not spec.label:
+        if not spec.label and not spec.tokens:
             raise DataError("job", "data.label", spec.label, "the column with 0 or 1")
-        if not spec.sparse and not spec.dense:
+        if not spec.sparse and not spec.dense and not spec.tokens:
             raise DataError("job", "data.sparse", [], "at least one sparse or dense column")
         self.label = spec.label
+        self.tokens = Tokens(spec.tokens) if spec.tokens else None
         self.dense = list(spec.dense)
         self.slots = [_slot(written) for written in spec.sparse]
         for key, names in (
@@ -80,21 +86,24 @@ class Encoder:
             if repeated:
                 raise DataError("job", key, repeated[0], "each entry once")
             inputs = [column for name in names for column in name.split("*")]
-            if self.label in inputs:
-                raise DataError("job", key, self.label, "inputs only: it is data.label")
+            for taken, by in ((self.label, "data.label"), (spec.tokens, "data.tokens")):
+                if taken and taken in inputs:
+                    raise DataError("job", key, taken, f"other columns: it is {by}")
         self.sparse = list(dict.fromkeys(name for slot in self.slots for name in slot.columns))
-        self.columns = list(dict.fromkeys([self.label, *self.dense, *self.sparse]))
+        named = [self.label, *self.dense, *self.sparse, spec.tokens]
+        self.columns = [name for name in dict.fromkeys(named) if name]
 
     @property
     def row_bytes(self) -> int:
         """Memory of one encoded row."""
-        return 8 * len(self.slots) + 4 * len(self.dense) + 4
+        tokens = 8 * self.tokens.width if self.tokens else 0
+        return 8 * len(self.slots) + 4 * len(self.dense) + 4 + tokens
 
     def check(self, path: Path) -> None:
         """Raises `DataError` unless the file has every column in a type that fits."""
         schema = files.schema(path)
         for key, names in (
-            ("data.label", [self.label]),
+            ("data.label", [self.label] if self.label else []),
             ("data.dense", self.dense),
             ("data.sparse", self.sparse),
         ):
@@ -105,6 +114,8 @@ class Encoder:
                 kind = schema.field(name).type
                 if files.is_parquet(path) and key != "data.sparse" and not _is_number(kind):
                     raise DataError(str(path), f"{key}: {name}", str(kind), "a numeric column")
+        if self.tokens:
+            self.tokens.check(path, schema)
 
     def encode(self, block: pa.RecordBatch, path: Path) -> Batch:
         """Hashes and converts one record batch; `path` is for error messages."""
@@ -120,11 +131,13 @@ class Encoder:
                 expected = "a column of numbers, strings, dates or booleans"
                 where = f"data.sparse: {name}"
                 raise DataError(str(path), where, str(error), expected) from error
-        return Batch(
-            hash_slots(self.slots, hashed, rows),
-            dense,
-            self._label(block.column(self.label), path),
-        )
+        sparse = hash_slots(self.slots, hashed, rows)
+        tokens = np.zeros((rows, 0), np.int32)
+        if self.tokens:
+            tokens = self.tokens.encode(block.column(self.tokens.name), path)
+        if not self.label:
+            return Batch(sparse, dense, tokens[:, 1:], tokens[:, :-1])
+        return Batch(sparse, dense, self._label(block.column(self.label), path), tokens)
 
     def _dense(self, column: pa.Array, name: str, path: Path) -> npt.NDArray[np.float64]:
         values = _numbers(column, f"data.dense: {name}", path)

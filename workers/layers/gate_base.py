@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from workers.layers.expert_group import ExpertGroup
 from workers.ops import Routing
 
 _STRIDE = 0x9E3779B97F4A7C15  # odd and without pattern, so seeds side by side share no draws
@@ -50,6 +51,7 @@ class Gate(nn.Module):
 
     default_k = 2
     sets_capacity = False  # whether the rule itself limits what an expert takes
+    group: ExpertGroup | None = None  # of processes that route to the same experts
 
     def __init__(
         self, dim: int, experts: int, k: int | None = None, *, seed: int | None = None

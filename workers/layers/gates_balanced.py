@@ -117,7 +117,8 @@ class Bias(ScoreGate):
 
     DeepSeek's balancing without a loss (arXiv 2408.15664). Each backward in training moves the
     bias of an expert by `rate`, up if it got less than the mean load and else down; so the
-    gradients are those of the task. There is no balance loss.
+    gradients are those of the task. There is no balance loss. The load is that of all processes
+    where experts are split over a group.
 
     Args:
         dim: width D of tokens.
@@ -131,9 +132,13 @@ class Bias(ScoreGate):
     Attributes:
         bias: float32 [E], a buffer; float32 whatever type the module is cast to, since a step
             would be lost in the rounding of narrower ones.
+        deferred: whether a backward only adds to `pending`, and `step` moves the bias; then the
+            loads of several processes, or of several micro-batches, can be summed in between.
+        pending: float32 [E], load since the last `step`.
     """
 
     bias: Tensor
+    pending: Tensor
 
     def __init__(
         self,
@@ -150,6 +155,8 @@ class Bias(ScoreGate):
         self._require("rate", rate, 0 <= rate < math.inf, "at least 0")
         self.rate = rate
         self.register_buffer("bias", torch.zeros(experts))
+        self.register_buffer("pending", torch.zeros(experts), persistent=False)
+        self.deferred = False
 
     def decide(self, x_TD: Tensor, balance_weight: float) -> Decision:
         """The rule."""
@@ -159,18 +166,26 @@ class Bias(ScoreGate):
         weights_TK = self.choice_weights(logits_TE, routing.chosen)
         if self.training and weights_TK.requires_grad:
             # In the backward, not here: a forward that is run again to save memory moves nothing.
-            weights_TK.register_hook(lambda _: self._move(routing.counts))
+            # The group's sum is made here, where all processes are at the same place.
+            load_E = self.group.total(routing.counts) if self.group else routing.counts
+            weights_TK.register_hook(lambda _: self._count(load_E))
         probability_E = mean_over_tokens(self.shares(logits_TE.detach()))
         none = logits_TE.new_zeros(())
         return Decision(routing, weights_TK, logits_TE, probability_E, none)
 
-    def _move(self, load_E: Tensor) -> None:
-        load_E = load_E.float()
-        self.bias += self.rate * (load_E.mean() - load_E).sign()
+    def step(self) -> None:
+        """Moves the bias by the pending load, and forgets it."""
+        self.bias += self.rate * (self.pending.mean() - self.pending).sign()
+        self.pending.zero_()
+
+    def _count(self, load_E: Tensor) -> None:
+        self.pending += load_E
+        if not self.deferred:
+            self.step()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Bias":
-        kept = self.bias
+        kept = self.bias, self.pending
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        if self.bias.dtype != kept.dtype:
-            self.bias = kept.to(self.bias.device)
+        if self.bias.dtype != kept[0].dtype:
+            self.bias, self.pending = (buffer.to(self.bias.device) for buffer in kept)
         return self

@@ -13,9 +13,13 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 
 from workers import ops
+from workers.layers.expert_group import ExpertGroup
+from workers.layers.expert_parallel import ExpertParallel, ParallelStats, Weights
 from workers.layers.gates import Decision, Gate, make_gate
+from workers.layers.reduction import tag
 
 Activation = Literal["gelu", "relu", "silu", "swiglu"]
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -34,12 +38,14 @@ class MoEStats:
     dropped: share of these pairs that the capacity dropped.
     entropy: of the gate's mean probabilities, in nats; log(E) when even.
     imbalance: highest load divided by the mean load; 1 when even, or without tokens.
+    parallel: loads of all processes, and what was shadowed; None without a group.
     """
 
     load: Tensor
     dropped: float
     entropy: float
     imbalance: float
+    parallel: ParallelStats | None = None
 
 
 class MoE(nn.Module):
@@ -68,6 +74,12 @@ class MoE(nn.Module):
         shared_experts: experts made like the others, that every token passes; their outputs are
             added.
         z_weight: factor of the mean over tokens of logsumexp(logits)^2, which keeps logits small.
+        group: the processes that share out the experts; all of them make the layer and call it
+            together. Each passes its own tokens, and has `w1` and `w2`, or `experts`, of its
+            experts alone; load, losses and capacity are those of its own tokens.
+        chunks: parts in which rows travel, so that one is computed while another is under way.
+        shadow: let every process compute an expert that is popular enough in a batch; see
+            `workers.layers.shadowing`.
         options: of the gate, such as score="sigmoid" of topk; see its class.
 
     Raises:
@@ -102,6 +114,9 @@ class MoE(nn.Module):
         activation: Activation = "gelu",
         shared_experts: int = 0,
         z_weight: float = 0.0,
+        group: ExpertGroup | ProcessGroup | None = None,
+        chunks: int = 1,
+        shadow: bool = False,
         **options: Any,
     ) -> None:
         super().__init__()
@@ -131,6 +146,9 @@ class MoE(nn.Module):
             self.gate = make_gate(gate, dim, experts, k, seed, options)
             self._make_experts(expert, 4 * dim if hidden is None else hidden)
         self.k = self.gate.k
+        self.parallel: ExpertParallel | None = None
+        if group is not None:
+            self._split(group, chunks, shadow)
         unlimited = capacity_factor is None or not self.gate.sets_capacity
         _require("capacity_factor", capacity_factor, unlimited, "None: this gate's k sets it")
         self.aux_loss = torch.zeros(())
@@ -153,6 +171,30 @@ class MoE(nn.Module):
             self.shared_w1 = nn.Parameter(_uniform(shared, self.dim, inner))
             self.shared_w2 = nn.Parameter(_uniform(shared, hidden, self.dim))
 
+    def _split(self, group: ExpertGroup | ProcessGroup, chunks: int, shadow: bool) -> None:
+        if not isinstance(group, ExpertGroup):
+            group = ExpertGroup(group)
+        fits = self.num_experts >= group.size
+        _require("experts", self.num_experts, fits, f"at least {group.size} (processes)")
+        _require("chunks", chunks, chunks >= 1, "at least 1")
+        self.parallel = ExpertParallel(group, self.num_experts, chunks, shadow)
+        self.gate.group = group
+        own = self.parallel.own
+        if self.experts is not None:
+            self.experts = nn.ModuleList(self.experts[e] for e in own)
+            plain = not any(True for _ in self.experts.buffers())
+            _require("shadow", shadow, plain or not shadow, "False: these experts have buffers")
+            experts = list(self.experts.parameters())
+        else:
+            self.w1 = nn.Parameter(self.w1.detach()[own.start : own.stop].clone())
+            self.w2 = nn.Parameter(self.w2.detach()[own.start : own.stop].clone())
+            experts = [self.w1, self.w2]
+        tag(experts, "expert")
+        split = set(map(id, experts))
+        replicas = [p for p in self.parameters() if id(p) not in split]
+        tag(replicas, "replica")
+        self.parallel.same_everywhere(replicas)
+
     def forward(self, x_TD: Tensor) -> Tensor:
         """Tokens [T, D] -> [T, D] of the same type; sets `aux_loss` and `load`."""
         if x_TD.dim() != 2 or x_TD.shape[1] != self.dim:
@@ -166,7 +208,13 @@ class MoE(nn.Module):
             routing = self.gate.limit(routing, math.ceil(self.capacity_factor * share))
         self._note(decision, sent, len(routing.order))
         rows_RD = ops.gather_rows(x_TD, routing)
-        rows_RD = self._run_experts(rows_RD, routing.counts.tolist())
+        if self.parallel is None:
+            rows_RD = self._run_experts(rows_RD, routing.counts.tolist())
+        else:
+            weights = self._weights() if self.parallel.shadow else []
+            rows_RD = self.parallel.run(
+                rows_RD, routing.counts, self._run_experts, self._run_one, weights
+            )
         out_TD = ops.gather_sum(rows_RD, routing, decision.weights)
         for output in self._run_shared(x_TD):
             out_TD = out_TD + output
@@ -177,7 +225,8 @@ class MoE(nn.Module):
         entropy = torch.special.entr(self._probability.double()).sum().item()
         total, highest = int(self.load.sum()), int(self.load.max())
         imbalance = highest * self.num_experts / total if total else 1.0
-        return MoEStats(self.load, self._dropped, entropy, imbalance)
+        parallel = self.parallel.stats if self.parallel else None
+        return MoEStats(self.load, self._dropped, entropy, imbalance, parallel)
 
     def _note(self, decision: Decision, sent: int, kept: int) -> None:
         self.aux_loss = decision.balance
@@ -199,6 +248,18 @@ class MoE(nn.Module):
             activate = _ACTIVATIONS[self.activation]
             outputs = [activate(rows @ w1) @ w2 for w1, w2, rows in weights if len(rows)]
         return torch.cat(outputs) if outputs else rows_RD
+
+    def _run_one(self, rows_RD: Tensor, weights: Weights) -> Tensor:
+        if self.experts is not None:
+            out: Tensor = torch.func.functional_call(self.experts[0], weights, (rows_RD,))
+            return out
+        return _ACTIVATIONS[self.activation](rows_RD @ weights["w1"]) @ weights["w2"]
+
+    def _weights(self) -> list[Weights]:
+        if self.experts is not None:
+            return [dict(module.named_parameters()) for module in self.experts]
+        pairs = zip(self.w1.unbind(), self.w2.unbind(), strict=True)
+        return [{"w1": w1, "w2": w2} for w1, w2 in pairs]
 
     def _run_shared(self, x_TD: Tensor) -> list[Tensor]:
         if not self.shared_experts:

@@ -440,6 +440,22 @@ def test_bias_moves_once_a_backward_in_training() -> None:
     assert gate.bias.tolist() == [-0.25, 0.25, 0.25]
 
 
+def test_a_deferred_bias_moves_by_the_sum_of_the_loads() -> None:
+    moe = MoE(3, experts=3, k=1, gate="bias", rate=0.25, score="softmax", seed=0)
+    gate = moe.gate
+    assert isinstance(gate, Bias)
+    gate.deferred = True
+    with torch.no_grad():
+        gate.weight.copy_(torch.eye(3))
+    for expert, tokens in ((0, 4), (1, 3), (2, 1), (1, 1)):  # 4, 4 and 1; alone 1 would rise
+        moe(F.one_hot(torch.full((tokens,), expert), 3).float()).sum().backward()
+    assert gate.bias.tolist() == [0, 0, 0]
+    gate.step()
+    assert gate.bias.tolist() == [-0.25, -0.25, 0.25]
+    gate.step()
+    assert gate.bias.tolist() == [-0.25, -0.25, 0.25]
+
+
 def test_bias_stays_in_float32_and_is_saved() -> None:
     moe = MoE(4, gate="bias", seed=0)
     gate: Any = moe.gate

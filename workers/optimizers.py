@@ -1,0 +1,47 @@
+"""The optimizer of a stage's dense parameters, and how its learning rate changes over the steps."""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
+
+from protos.job_pb2 import DenseOptimizer
+
+_FLOOR = 0.1  # share of the learning rate at which a cosine ends
+
+
+def make_optimizer(
+    spec: DenseOptimizer, parameters: list[nn.Parameter]
+) -> torch.optim.Optimizer | None:
+    """The dense optimizer of a stage, None where it has no parameters."""
+    if not parameters:
+        return None
+    options = {"lr": spec.learning_rate, "weight_decay": spec.weight_decay, "foreach": True}
+    kinds: dict[str, Callable[..., torch.optim.Optimizer]] = {
+        "adam": torch.optim.Adam,
+        "adamw": torch.optim.AdamW,
+        "sgd": torch.optim.SGD,
+        "adagrad": torch.optim.Adagrad,
+    }
+    return kinds[spec.name](parameters, **options)
+
+
+def make_schedule(
+    spec: DenseOptimizer, optimizer: torch.optim.Optimizer, steps: int
+) -> LambdaLR | None:
+    """What sets the learning rate after each of `steps` steps; None where it is constant."""
+    warmup, cosine = spec.warmup_steps, spec.schedule == "cosine"
+    if not warmup and not cosine:
+        return None
+
+    def factor(step: int) -> float:
+        if step < warmup:
+            return (step + 1) / (warmup + 1)
+        if not cosine:
+            return 1.0
+        done = min(1.0, (step - warmup) / max(1, steps - warmup))
+        return _FLOOR + (1 - _FLOOR) * (1 + math.cos(math.pi * done)) / 2
+
+    return LambdaLR(optimizer, factor)
