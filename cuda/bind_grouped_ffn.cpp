@@ -33,7 +33,7 @@ void forward(const Input& rows, const Input& offsets, const Input& w1, const Inp
                          data_or_null(pre), data_or_null(act),      data<void>(out)};
   if (kind.on_cuda) {
 #ifdef HETERPS_WITH_CUDA
-    if (!act) throw nb::value_error("act: expected an array for a CUDA device");
+    if (!act || !pre) throw nb::value_error("pre, act: expected arrays for a CUDA device");
     nb::gil_scoped_release release;
     grouped_ffn_cuda(s, kind.dtype, arrays, stream_of(stream));
 #endif

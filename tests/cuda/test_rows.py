@@ -147,6 +147,31 @@ def test_embedding_opcheck(device: str) -> None:
     torch.library.opcheck(embedding._update, step)
 
 
+def test_writes_its_outputs_alone() -> None:
+    from workers import _ops
+
+    table, ids, offsets, weights, direction = case((5, 3, [2, 0, 4]), "cpu")
+    ordered, source = ids.sort(stable=True)
+    bags = embedding._bags(ids, offsets)
+    shapes = [(3, 3), (6, 3), (5, 3), (5,), (5,), (5, 3)]
+    buffers = [torch.full((torch.Size(shape).numel() + 32,), 77.0) for shape in shapes]
+    views = [b[16:-16].view(s) for b, s in zip(buffers, shapes, strict=True)]
+    out, rows, changed, state, scales, back = views
+    bytes_ = torch.full((15 + 32,), 77, dtype=torch.int8)
+    changed.copy_(table)
+    state.zero_()
+    _ops.embedding_pool(table, ids, offsets, weights, out)
+    _ops.embedding_segments(direction, ordered, source, bags, weights, 5, rows)
+    _ops.embedding_update(direction, ordered, source, bags, None, 2, 0.1, 1e-8, changed, state)
+    _ops.quantize_rows(table, bytes_[16:-16].view(5, 3), scales)
+    _ops.dequantize_rows(bytes_[16:-16].view(5, 3), scales, back)
+    for buffer in (*buffers, bytes_):
+        assert (buffer[:16] == 77).all()
+        assert (buffer[-16:] == 77).all()
+    for view in views:
+        assert not (view == 77).any()
+
+
 def test_embedding_equals_torch() -> None:
     table, ids, offsets, weights, _ = case(CASES[-1], "cpu")
     expected = F.embedding_bag(

@@ -74,7 +74,10 @@ def _grouped_ffn(
         pre = rows.new_empty((len(rows), w1.shape[2]))
     with torch.cuda.device_of(rows):
         _ops.grouped_ffn(
-            *(native(tensor) for tensor in (rows, offsets, w1, w2)),
+            native(rows),
+            native(offsets),
+            native(w1),
+            native(w2),
             ACTIVATIONS.index(activation),
             out,
             pre if keep or rows.is_cuda else None,
@@ -110,10 +113,17 @@ def _grouped_ffn_backward(
         return _backward_torch(
             grad, rows, offsets, pre, w1, w2, activation, of_rows, of_weights, backend
         )
-    gradients = _backward_empty(grad, rows, offsets, pre, w1, w2, activation, of_rows, of_weights)
+    gradients: tuple[Tensor, Tensor, Tensor] = _backward_empty(
+        grad, rows, offsets, pre, w1, w2, activation, of_rows, of_weights
+    )
     with torch.cuda.device_of(rows):
         _ops.grouped_ffn_backward(
-            *(native(tensor) for tensor in (grad, rows, offsets, pre, w1, w2)),
+            native(grad),
+            native(rows),
+            native(offsets),
+            native(pre),
+            native(w1),
+            native(w2),
             ACTIVATIONS.index(activation),
             rows.new_empty((len(rows), w2.shape[1])),
             torch.empty_like(pre),

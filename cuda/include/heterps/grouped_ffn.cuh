@@ -84,46 +84,46 @@ __device__ S slope(Activation kind, S x, S value) {
   }
 }
 
-// act = activate(rows w1), and pre = rows w1 where it is wanted; y counts tiles of the hidden
-// width.
+// pre[tile, h0 ..] = the sums in memory, `at` columns further right.
+template <typename T>
+__device__ void store_pre(const TileMemory<T>& memory, const RowTile& tile, int64_t columns,
+                          int64_t inner, int64_t at, T* pre) {
+#pragma unroll 1
+  for (int i = threadIdx.x; i < kTileSide * kTileSide; i += kTileThreads) {
+    const int row = i / kTileSide, column = i % kTileSide;
+    if (row >= tile.rows || column >= columns) continue;
+    pre[(tile.begin + row) * inner + at + column] = static_cast<T>(memory.at(row, column));
+  }
+}
+
+// pre = rows w1 and act = activate(pre); y counts tiles of the hidden width.
 template <typename T>
 __global__ void __launch_bounds__(kTileThreads)
     ffn_first_kernel(FfnShape shape, const T* __restrict__ rows,
-                     const int64_t* __restrict__ offsets, const T* __restrict__ w1,
-                     T* __restrict__ pre, T* __restrict__ act) {
+                     const int64_t* __restrict__ offsets, const T* __restrict__ w1, T* pre,
+                     T* __restrict__ act) {
   using S = typename TileTypes<T>::Sum;
   __shared__ TileMemory<T> memory;
   const RowTile tile = row_tile(offsets, shape.groups);
   if (tile.rows == 0) return;  // the whole block
   const int64_t inner = inner_of(shape), h0 = int64_t{blockIdx.y} * kTileSide;
   const int64_t columns = shape.hidden - h0 < kTileSide ? shape.hidden - h0 : kTileSide;
-  const Operand<T> left{rows + tile.begin * shape.dim, shape.dim, 1, tile.rows, shape.dim};
-  const T* weight = w1 + tile.group * shape.dim * inner + h0;
-  tile_product(shape.dim, left, Operand<T>{weight, inner, 1, shape.dim, columns}, memory);
-  constexpr int kMine = kTileSide * kTileSide / kTileThreads;
-  S first[kMine];
-#pragma unroll
-  for (int n = 0; n < kMine; ++n) {
-    const int i = n * kTileThreads + static_cast<int>(threadIdx.x);
-    first[n] = memory.at(i / kTileSide, i % kTileSide);
-  }
   const bool gated = shape.activation == Activation::kSwiglu;
-  if (gated) {
-    tile_product(shape.dim, left, Operand<T>{weight + shape.hidden, inner, 1, shape.dim, columns},
-                 memory);
+  const Operand<T> left{rows + tile.begin * shape.dim, shape.dim, 1, tile.rows, shape.dim};
+  const T* weight = w1 + tile.group * shape.dim * inner;
+  for (int64_t at = h0; at < inner; at += shape.hidden) {  // of SwiGLU the gate, then the value
+    tile_product(shape.dim, left, Operand<T>{weight + at, inner, 1, shape.dim, columns}, memory);
+    store_pre(memory, tile, columns, inner, at, pre);
   }
-#pragma unroll
-  for (int n = 0; n < kMine; ++n) {
-    const int i = n * kTileThreads + static_cast<int>(threadIdx.x);
+  // Every thread reads what it has written itself.
+#pragma unroll 1
+  for (int i = threadIdx.x; i < kTileSide * kTileSide; i += kTileThreads) {
     const int row = i / kTileSide, column = i % kTileSide;
     if (row >= tile.rows || column >= columns) continue;
-    const S value = gated ? memory.at(row, column) : S{1};
     const int64_t r = tile.begin + row, h = h0 + column;
-    if (pre != nullptr) {
-      pre[r * inner + h] = static_cast<T>(first[n]);
-      if (gated) pre[r * inner + shape.hidden + h] = static_cast<T>(value);
-    }
-    act[r * shape.hidden + h] = static_cast<T>(activated(shape.activation, first[n], value));
+    const S x = static_cast<S>(pre[r * inner + h]);
+    const S value = gated ? static_cast<S>(pre[r * inner + shape.hidden + h]) : S{1};
+    act[r * shape.hidden + h] = static_cast<T>(activated(shape.activation, x, value));
   }
 }
 
@@ -166,6 +166,7 @@ __global__ void __launch_bounds__(kTileThreads)
                Operand<T>{w2 + (tile.group * shape.hidden + h0) * dim, 1, dim, dim, columns},
                memory);
   const bool gated = shape.activation == Activation::kSwiglu;
+#pragma unroll 1
   for (int i = threadIdx.x; i < kTileSide * kTileSide; i += kTileThreads) {
     const int row = i / kTileSide, column = i % kTileSide;
     if (row >= tile.rows || column >= columns) continue;

@@ -31,7 +31,7 @@ struct FfnArrays {
   const int64_t* offsets;  // [groups + 1]
   const void* w1;          // [groups, D, inner]
   const void* w2;          // [groups, H, D]
-  void* pre;               // [rows, inner] before the activation; null: not kept
+  void* pre;               // [rows, inner] before the activation; null, on a CPU: not kept
   void* act;               // [rows, H] after it: scratch of the backward, on a GPU also of forward
   void* out;               // [rows, D]
 };
