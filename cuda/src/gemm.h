@@ -76,23 +76,41 @@ inline void tile(int64_t depth, const S* a, int64_t stride, const S* panel, bool
   }
 }
 
-// All rows of a panel's columns: whole tiles, then tiles of 4 rows and of 1.
-template <int Bytes, int Rows, bool ARowsAdjacent, typename S>
+// All rows of a panel's columns: whole tiles, then tiles of 4 rows and of 1. Packed, the rows of a
+// tile lie side by side (see pack_rows), else `stride` apart.
+template <int Bytes, int Rows, bool Packed, typename S>
 void column_of_tiles(int64_t rows, int64_t depth, const S* a, int64_t stride, const S* panel,
                      bool add, S* c, int64_t width, int64_t columns) {
-  const int64_t step = ARowsAdjacent ? 1 : stride;
+  const int64_t step = Packed ? depth : stride;
   int64_t i = 0;
   for (; i + Rows <= rows; i += Rows) {
-    tile<Bytes, Rows, ARowsAdjacent>(depth, a + i * step, stride, panel, add, c + i * width, width,
-                                     columns);
+    tile<Bytes, Rows, Packed>(depth, a + i * step, stride, panel, add, c + i * width, width,
+                              columns);
   }
-  for (; i + 4 <= rows; i += 4) {
-    tile<Bytes, 4, ARowsAdjacent>(depth, a + i * step, stride, panel, add, c + i * width, width,
-                                  columns);
+  const S* rest = a + i * step;
+  const int64_t next = Packed ? 1 : stride;
+  for (; i + 4 <= rows; i += 4, rest += 4 * next) {
+    tile<Bytes, 4, Packed>(depth, rest, stride, panel, add, c + i * width, width, columns);
   }
-  for (; i < rows; ++i) {
-    tile<Bytes, 1, ARowsAdjacent>(depth, a + i * step, stride, panel, add, c + i * width, width,
-                                  columns);
+  for (; i < rows; ++i, rest += next) {
+    tile<Bytes, 1, Packed>(depth, rest, stride, panel, add, c + i * width, width, columns);
+  }
+}
+
+// Of a matrix whose columns lie together: to[rows / Rows][depth][Rows]. Read where they lie,
+// columns a power of two apart would throw each other out of the first cache.
+template <int Rows, typename A, typename S>
+void pack_rows(int64_t rows, int64_t depth, const A* a, int64_t column, S* to) {
+  for (int64_t k = 0; k < depth; ++k) {
+    const A* from = a + k * column;
+    int64_t i = 0;
+    for (; i + Rows <= rows; i += Rows) {
+      S* tile = to + i * depth + k * Rows;
+      for (int j = 0; j < Rows; ++j) tile[j] = static_cast<S>(from[i + j]);
+    }
+    for (int64_t j = i; j < rows; ++j) {
+      to[i * depth + k * Rows + j - i] = static_cast<S>(from[j]);
+    }
   }
 }
 
@@ -103,6 +121,7 @@ inline void pack(int64_t depth, int64_t columns, const Matrix<T>& b, S* panel) {
   if (b.column == 1) {
     for (int64_t k = 0; k < depth; ++k, panel += kWide) {
       const T* from = b.data + k * b.row;
+      __builtin_prefetch(from + 8 * b.row);  // the stride is too long for the hardware to see
       if (columns == kWide) {
         for (int j = 0; j < kWide; ++j) panel[j] = static_cast<S>(from[j]);
       } else {
@@ -136,7 +155,7 @@ inline void pack(int64_t depth, int64_t columns, const Matrix<T>& b, S* panel) {
 // Elements of scratch memory that multiply() needs for so many rows.
 template <typename Tile, typename S>
 constexpr int64_t multiply_scratch(int64_t rows) {
-  return kDepth * (2 * Tile::kBytes / static_cast<int64_t>(sizeof(S)) + rows);
+  return kDepth * (2 * Tile::kBytes / static_cast<int64_t>(sizeof(S)) + rows + Tile::kRows);
 }
 
 // c[m, n], rows `width` apart, = a[m, depth] * b[depth, n].
@@ -154,20 +173,18 @@ inline void multiply(int64_t m, int64_t n, int64_t depth, const Matrix<A>& a, co
   const bool adjacent = a.row == 1 && a.column != 1;
   for (int64_t k = 0; k < depth; k += kDepth) {
     const int64_t deep = depth - k < kDepth ? depth - k : kDepth;
-    const S* left;
-    int64_t stride;
-    if constexpr (std::is_same_v<A, S>) {
-      left = a.data + k * a.column;
-      stride = adjacent ? a.column : a.row;
+    const S* left = converted;
+    int64_t stride = adjacent ? kRows : deep;
+    if (adjacent) {
+      pack_rows<kRows>(m, deep, a.data + k * a.column, a.column, converted);
+    } else if constexpr (std::is_same_v<A, S>) {
+      left = a.data + k;
+      stride = a.row;
     } else {
-      const int64_t lines = adjacent ? deep : m, length = adjacent ? m : deep;
-      for (int64_t i = 0; i < lines; ++i) {
-        const A* from = a.data + (adjacent ? (k + i) * a.column : i * a.row + k);
-        S* to = converted + i * length;
-        for (int64_t j = 0; j < length; ++j) to[j] = static_cast<S>(from[j]);
+      for (int64_t i = 0; i < m; ++i) {
+        const A* from = a.data + i * a.row + k;
+        for (int64_t j = 0; j < deep; ++j) converted[i * deep + j] = static_cast<S>(from[j]);
       }
-      left = converted;
-      stride = length;
     }
     for (int64_t j = 0; j < n; j += kWide) {
       const int64_t columns = n - j < kWide ? n - j : kWide;
