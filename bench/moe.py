@@ -212,7 +212,7 @@ def main() -> None:
         torch.set_num_threads(options.threads)
     on_gpu = options.device == "cuda"
     name = options.dtype or ("bfloat16" if on_gpu else "float32")
-    shapes = GPU_SHAPES if on_gpu else CPU_SHAPES
+    shapes = every = GPU_SHAPES if on_gpu else CPU_SHAPES
     if options.shapes:
         known = {shape.name: shape for shape in shapes}
         shapes = [known[wanted] for wanted in options.shapes.split(",")]
@@ -232,6 +232,7 @@ def main() -> None:
         "date": date.today().isoformat(),
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
         "shapes": [asdict(shape) for shape in shapes],
+        "left_out": [shape.name for shape in every if shape not in shapes],
         "rows": rows,
     }
     if not options.no_write:

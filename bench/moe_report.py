@@ -39,6 +39,8 @@ def write(result: dict[str, Any]) -> None:
         for s in result["shapes"]
     )
     versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
+    left_out = ", ".join(result["left_out"])
+    note = f"\nLeft out of this run: {left_out}.\n" if left_out else ""
     PAGE.write_text(
         f"""# Mixture of experts, measured
 
@@ -58,7 +60,7 @@ Liger-Kernel where it is installed.
 | shape | T | H | I | E | k |
 |---|--:|--:|--:|--:|--:|
 {shapes}
-
+{note}
 {head}
 {lines(result["rows"])}
 """
