@@ -9,7 +9,7 @@ PIP     := $(BIN)/python -m pip --disable-pip-version-check
 # The CPU build where one is offered: a GPU machine sets TORCH=torch to get its own.
 TORCH   ?= torch>=2.9,<2.14
 
-.PHONY: help setup run test test-containers check format protos bench bench-plan bench-ps clean
+.PHONY: help setup run test test-containers check format protos bench bench-moe bench-plan bench-ps clean
 
 help: ## show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,6 +54,9 @@ protos: $(STAMP) ## regenerate the stubs
 
 bench: $(STAMP) ## compare with plain PyTorch; writes bench/results/
 	$(BIN)/python bench/train.py
+
+bench-moe: $(STAMP) ## measure the mixture of experts beside others; writes bench/results/ and docs/
+	@$(BIN)/python bench/moe.py
 
 bench-plan: $(STAMP) ## measure planning, for hours; writes bench/results/ and docs/
 	$(BIN)/python bench/scheduler.py

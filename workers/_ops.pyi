@@ -16,11 +16,107 @@ def route(
     stream: int = 0,
 ) -> None: ...
 def gather_rows(
-    x: Tensor, weights: Tensor | None, order: Tensor, k: int, rows: Tensor, stream: int = 0
+    x: Tensor, weights: Tensor | None, order: Tensor, k: int, rows: Tensor, stream: int = 0, threads: int = 1
 ) -> None: ...
 def gather_sum(
-    rows: Tensor, weights: Tensor | None, inverse: Tensor, k: int, x: Tensor, stream: int = 0
+    rows: Tensor, weights: Tensor | None, inverse: Tensor, k: int, x: Tensor, stream: int = 0, threads: int = 1
 ) -> None: ...
 def gather_dot(
-    x: Tensor, rows: Tensor, inverse: Tensor, k: int, weights: Tensor, stream: int = 0
+    x: Tensor, rows: Tensor, inverse: Tensor, k: int, weights: Tensor, stream: int = 0, threads: int = 1
 ) -> None: ...
+def grouped_ffn(
+    rows: Tensor,
+    offsets: Tensor,
+    w1: Tensor,
+    w2: Tensor,
+    activation: int,
+    out: Tensor,
+    pre: Tensor | None,
+    act: Tensor | None,
+    stream: int = 0,
+    threads: int = 1,
+) -> None: ...
+def grouped_ffn_backward(
+    grad: Tensor,
+    rows: Tensor,
+    offsets: Tensor,
+    pre: Tensor,
+    w1: Tensor,
+    w2: Tensor,
+    activation: int,
+    act: Tensor,
+    grad_pre: Tensor,
+    grad_rows: Tensor | None,
+    grad_w1: Tensor | None,
+    grad_w2: Tensor | None,
+    stream: int = 0,
+    threads: int = 1,
+) -> None: ...
+def embedding_pool(
+    table: Tensor,
+    ids: Tensor,
+    offsets: Tensor,
+    scale: Tensor | None,
+    out: Tensor,
+    stream: int = 0,
+    threads: int = 1,
+) -> None: ...
+def embedding_segments(
+    grad: Tensor,
+    sorted: Tensor,
+    source: Tensor,
+    bag: Tensor,
+    scale: Tensor | None,
+    table_rows: int,
+    rows: Tensor,
+    stream: int = 0,
+    threads: int = 1,
+) -> None: ...
+def embedding_update(
+    grad: Tensor,
+    sorted: Tensor,
+    source: Tensor,
+    bag: Tensor,
+    scale: Tensor | None,
+    rule: int,
+    rate: float,
+    epsilon: float,
+    table: Tensor,
+    state: Tensor | None,
+    stream: int = 0,
+    threads: int = 1,
+) -> None: ...
+def quantize_rows(
+    x: Tensor, q: Tensor, scale: Tensor, stream: int = 0, threads: int = 1
+) -> None: ...
+def dequantize_rows(
+    q: Tensor, scale: Tensor, x: Tensor, stream: int = 0, threads: int = 1
+) -> None: ...
+def row_cache_find(
+    cache_keys: Tensor,
+    used: Tensor,
+    score: Tensor,
+    ways: int,
+    lfu: bool,
+    tick: int,
+    keys: Tensor,
+    slots: Tensor,
+    stream: int = 0,
+    threads: int = 1,
+) -> None: ...
+def row_cache_admit(
+    cache_keys: Tensor,
+    used: Tensor,
+    score: Tensor,
+    ways: int,
+    lfu: bool,
+    tick: int,
+    keys: Tensor,
+    order: Tensor,
+    slots: Tensor,
+    left: Tensor,
+    evicted: Tensor,
+    stream: int = 0,
+    threads: int = 1,
+) -> None: ...
+def row_cache_set(keys: Tensor, sets: int, out: Tensor) -> None: ...

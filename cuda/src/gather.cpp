@@ -3,6 +3,10 @@
 #include <algorithm>
 #include <stdexcept>
 #include <string>
+#include <vector>
+
+#include "heterps/half.h"
+#include "parallel.h"
 
 namespace heterps {
 namespace {
@@ -16,73 +20,120 @@ void check_below(int64_t index, int64_t limit, const char* name) {
 
 // Eight running sums: a fixed order of additions that still fills vector registers.
 template <typename T>
-T dot(const T* a, const T* b, int64_t n) {
+Sum<T> dot(const T* a, const T* b, int64_t n) {
+  using S = Sum<T>;
   constexpr int64_t kLanes = 8;
-  T lanes[kLanes] = {};
+  S lanes[kLanes] = {};
   int64_t i = 0;
   for (; i + kLanes <= n; i += kLanes) {
-    for (int64_t lane = 0; lane < kLanes; ++lane) lanes[lane] += a[i + lane] * b[i + lane];
+    for (int64_t lane = 0; lane < kLanes; ++lane) {
+      lanes[lane] += static_cast<S>(a[i + lane]) * static_cast<S>(b[i + lane]);
+    }
   }
-  T sum = 0;
-  for (; i < n; ++i) sum += a[i] * b[i];
-  for (T lane : lanes) sum += lane;
+  S sum = 0;
+  for (; i < n; ++i) sum += static_cast<S>(a[i]) * static_cast<S>(b[i]);
+  for (S lane : lanes) sum += lane;
   return sum;
+}
+
+template <typename T>
+void gather_rows(const GatherShape& shape, const T* x, const Sum<T>* w, const int64_t* order,
+                 T* rows, int threads) {
+  const int64_t dim = shape.dim;
+  parallel_parts(shape.rows, dim, threads, [&](int64_t begin, int64_t end) {
+    for (int64_t p = begin; p < end; ++p) {
+      const int64_t pair = order[p];
+      if (pair < 0) throw std::out_of_range("order holds a negative index");
+      check_below(pair, shape.tokens * shape.k, "order");
+      const T* source = x + pair / shape.k * dim;
+      T* to = rows + p * dim;
+      if (w == nullptr) {
+        std::copy_n(source, dim, to);
+      } else {
+        const Sum<T> scale = w[pair];
+        for (int64_t d = 0; d < dim; ++d) {
+          to[d] = static_cast<T>(scale * static_cast<Sum<T>>(source[d]));
+        }
+      }
+    }
+  });
+}
+
+template <typename T>
+void gather_sum(const GatherShape& shape, const T* rows, const Sum<T>* w, const int64_t* inverse,
+                T* x, int threads) {
+  const int64_t dim = shape.dim;
+  parallel_parts(shape.tokens, dim * shape.k, threads, [&](int64_t begin, int64_t end) {
+    std::vector<Sum<T>> sums(dim);
+    for (int64_t t = begin; t < end; ++t) {
+      std::fill(sums.begin(), sums.end(), Sum<T>{0});
+      for (int64_t pair = t * shape.k; pair < (t + 1) * shape.k; ++pair) {
+        const int64_t position = inverse[pair];
+        if (position < 0) continue;
+        check_below(position, shape.rows, "inverse");
+        const T* source = rows + position * dim;
+        const Sum<T> scale = w == nullptr ? Sum<T>{1} : w[pair];
+        Sum<T>* to = sums.data();
+        for (int64_t d = 0; d < dim; ++d) to[d] += scale * static_cast<Sum<T>>(source[d]);
+      }
+      for (int64_t d = 0; d < dim; ++d) x[t * dim + d] = static_cast<T>(sums[d]);
+    }
+  });
+}
+
+template <typename T>
+void gather_dot(const GatherShape& shape, const T* x, const T* rows, const int64_t* inverse,
+                Sum<T>* w, int threads) {
+  const int64_t dim = shape.dim;
+  parallel_parts(shape.tokens * shape.k, dim, threads, [&](int64_t begin, int64_t end) {
+    for (int64_t pair = begin; pair < end; ++pair) {
+      const int64_t position = inverse[pair];
+      check_below(position, shape.rows, "inverse");
+      w[pair] =
+          position < 0 ? Sum<T>{0} : dot(x + pair / shape.k * dim, rows + position * dim, dim);
+    }
+  });
+}
+
+// Calls `work` with a null pointer of the element type.
+template <typename Work>
+void dispatch(DType dtype, const Work& work) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return work(static_cast<float*>(nullptr));
+    case DType::kFloat64:
+      return work(static_cast<double*>(nullptr));
+    case DType::kFloat16:
+      return work(static_cast<Float16*>(nullptr));
+    case DType::kBFloat16:
+      return work(static_cast<BFloat16*>(nullptr));
+  }
 }
 
 }  // namespace
 
-template <typename T>
-void gather_rows_cpu(const GatherShape& shape, const T* x, const T* w, const int64_t* order,
-                     T* rows) {
-  const int64_t dim = shape.dim;
-  for (int64_t p = 0; p < shape.rows; ++p, rows += dim) {
-    const int64_t pair = order[p];
-    if (pair < 0) throw std::out_of_range("order holds a negative index");
-    check_below(pair, shape.tokens * shape.k, "order");
-    const T* source = x + pair / shape.k * dim;
-    if (w == nullptr) {
-      std::copy_n(source, dim, rows);
-    } else {
-      const T scale = w[pair];
-      for (int64_t d = 0; d < dim; ++d) rows[d] = scale * source[d];
-    }
-  }
+void gather_rows_cpu(const GatherShape& shape, DType dtype, const void* x, const void* w,
+                     const int64_t* order, void* rows, int threads) {
+  dispatch(dtype, [&]<typename T>(T*) {
+    gather_rows(shape, static_cast<const T*>(x), static_cast<const Sum<T>*>(w), order,
+                static_cast<T*>(rows), threads);
+  });
 }
 
-template <typename T>
-void gather_sum_cpu(const GatherShape& shape, const T* rows, const T* w, const int64_t* inverse,
-                    T* x) {
-  const int64_t dim = shape.dim;
-  for (int64_t t = 0; t < shape.tokens; ++t, x += dim) {
-    std::fill_n(x, dim, T{0});
-    for (int64_t pair = t * shape.k; pair < (t + 1) * shape.k; ++pair) {
-      const int64_t position = inverse[pair];
-      if (position < 0) continue;
-      check_below(position, shape.rows, "inverse");
-      const T* source = rows + position * dim;
-      const T scale = w == nullptr ? T{1} : w[pair];
-      for (int64_t d = 0; d < dim; ++d) x[d] += scale * source[d];
-    }
-  }
+void gather_sum_cpu(const GatherShape& shape, DType dtype, const void* rows, const void* w,
+                    const int64_t* inverse, void* x, int threads) {
+  dispatch(dtype, [&]<typename T>(T*) {
+    gather_sum(shape, static_cast<const T*>(rows), static_cast<const Sum<T>*>(w), inverse,
+               static_cast<T*>(x), threads);
+  });
 }
 
-template <typename T>
-void gather_dot_cpu(const GatherShape& shape, const T* x, const T* rows, const int64_t* inverse,
-                    T* w) {
-  const int64_t dim = shape.dim;
-  for (int64_t pair = 0; pair < shape.tokens * shape.k; ++pair) {
-    const int64_t position = inverse[pair];
-    check_below(position, shape.rows, "inverse");
-    w[pair] = position < 0 ? T{0} : dot(x + pair / shape.k * dim, rows + position * dim, dim);
-  }
+void gather_dot_cpu(const GatherShape& shape, DType dtype, const void* x, const void* rows,
+                    const int64_t* inverse, void* w, int threads) {
+  dispatch(dtype, [&]<typename T>(T*) {
+    gather_dot(shape, static_cast<const T*>(x), static_cast<const T*>(rows), inverse,
+               static_cast<Sum<T>*>(w), threads);
+  });
 }
-
-#define HETERPS_INSTANTIATE(T)                                                                  \
-  template void gather_rows_cpu<T>(const GatherShape&, const T*, const T*, const int64_t*, T*); \
-  template void gather_sum_cpu<T>(const GatherShape&, const T*, const T*, const int64_t*, T*);  \
-  template void gather_dot_cpu<T>(const GatherShape&, const T*, const T*, const int64_t*, T*);
-HETERPS_INSTANTIATE(float)
-HETERPS_INSTANTIATE(double)
-#undef HETERPS_INSTANTIATE
 
 }  // namespace heterps

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from workers import _ops, ops
+from workers import _ops
+from workers.ops import routing as ops
 
 SHAPES = [(0, 1, 1), (1, 1, 1), (1, 8, 8), (7, 3, 2), (100, 8, 2), (513, 33, 5), (2000, 128, 8)]
 
@@ -246,8 +247,8 @@ def test_native_refuses_arrays_that_do_not_fit() -> None:
         _ops.gather_sum(rows, None, inverse, 2, torch.zeros(3, 2).T)
     with pytest.raises(ValueError, match="x: expected element type code 2 of 32 bits"):
         _ops.gather_sum(rows, None, inverse, 2, out.double())
-    with pytest.raises(ValueError, match="rows: expected float32 or float64"):
-        _ops.gather_sum(rows.half(), None, inverse, 2, out.half())
+    with pytest.raises(ValueError, match="rows: expected float16, bfloat16, float32 or float64"):
+        _ops.gather_sum(rows.int(), None, inverse, 2, out.int())
     with pytest.raises(IndexError, match="inverse holds 4, expected less than 4"):
         _ops.gather_sum(rows, None, inverse + 1, 2, out)
     with pytest.raises(IndexError, match="order holds 4"):

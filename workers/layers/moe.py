@@ -8,10 +8,10 @@ expert order (T*K, less what a capacity drops).
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
@@ -20,14 +20,9 @@ from workers.layers.expert_group import ExpertGroup
 from workers.layers.expert_parallel import ExpertParallel, ParallelStats, Weights
 from workers.layers.gates import Decision, Gate, make_gate
 from workers.layers.reduction import tag
+from workers.ops.ffn import ACTIVATIONS, activate
 
 Activation = Literal["gelu", "relu", "silu", "swiglu"]
-_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu": F.gelu,
-    "relu": F.relu,
-    "silu": F.silu,
-    "swiglu": lambda gate_and_up: _swiglu(*gate_and_up.chunk(2, dim=-1)),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +49,10 @@ class MoE(nn.Module):
     By default a softmax top-k gate whose weights of a token's k experts are renormalised to sum to
     one, so with k=1 the gate learns from the balance loss alone; the other gates are in
     `workers.layers.gates`. Experts are GELU networks of two layers without bias, stacked in `w1`
-    [E, D, H] and `w2` [E, H, D], unless `expert` makes others. Tokens are grouped by expert, so
-    each expert runs once on a contiguous slice; one without tokens does not run. Sums run in a
-    fixed order: equal inputs give equal bits. On a CUDA device a pass waits once, for the loads.
+    [E, D, H] and `w2` [E, H, D], which one op runs, unless `expert` makes others. Tokens are
+    grouped by expert, so each expert runs once on a contiguous slice; one without tokens does not
+    run. Sums run in a fixed order: equal inputs give equal bits. On a CUDA device a pass waits
+    where `expert` made the experts, for their loads, and where pairs are dropped.
 
     Args:
         dim: width D of tokens.
@@ -133,8 +129,8 @@ class MoE(nn.Module):
         _require("balance_weight", balance_weight, balance_weight >= 0, "at least 0")
         _require("z_weight", z_weight, z_weight >= 0, "at least 0")
         _require("shared_experts", shared_experts, shared_experts >= 0, "at least 0")
-        names = ", ".join(_ACTIVATIONS)
-        _require("activation", activation, activation in _ACTIVATIONS, f"one of {names}")
+        names = ", ".join(ACTIVATIONS)
+        _require("activation", activation, activation in ACTIVATIONS, f"one of {names}")
         plain = activation == "gelu" or expert is None
         _require("activation", activation, plain, "gelu, its default, together with expert")
         self.dim, self.num_experts, self.activation = dim, experts, activation
@@ -209,11 +205,11 @@ class MoE(nn.Module):
         self._note(decision, sent, len(routing.order))
         rows_RD = ops.gather_rows(x_TD, routing)
         if self.parallel is None:
-            rows_RD = self._run_experts(rows_RD, routing.counts.tolist())
+            rows_RD = self._run_experts(rows_RD, routing.offsets)
         else:
             weights = self._weights() if self.parallel.shadow else []
             rows_RD = self.parallel.run(
-                rows_RD, routing.counts, self._run_experts, self._run_one, weights
+                rows_RD, routing.counts, self._run_counted, self._run_one, weights
             )
         out_TD = ops.gather_sum(rows_RD, routing, decision.weights)
         for output in self._run_shared(x_TD):
@@ -236,24 +232,24 @@ class MoE(nn.Module):
         self._probability = decision.probability.detach()
         self._dropped = (sent - kept) / max(1, sent)
 
-    def _run_experts(self, rows_RD: Tensor, counts: list[int]) -> Tensor:
-        inputs = rows_RD.split(counts)
-        if self.experts is not None:
-            outputs = [
-                module(rows) for module, rows in zip(self.experts, inputs, strict=True) if len(rows)
-            ]
-        else:
-            # Unbound once: the gradient of an index would be a zero tensor of all experts each.
-            weights = zip(self.w1.unbind(), self.w2.unbind(), inputs, strict=True)
-            activate = _ACTIVATIONS[self.activation]
-            outputs = [activate(rows @ w1) @ w2 for w1, w2, rows in weights if len(rows)]
+    def _run_experts(self, rows_RD: Tensor, offsets: Tensor) -> Tensor:
+        if self.experts is None:
+            return ops.grouped_ffn(rows_RD, offsets, self.w1, self.w2, self.activation)
+        inputs = rows_RD.split(offsets.diff().tolist())
+        outputs = [
+            module(rows) for module, rows in zip(self.experts, inputs, strict=True) if len(rows)
+        ]
         return torch.cat(outputs) if outputs else rows_RD
+
+    def _run_counted(self, rows_RD: Tensor, counts: list[int]) -> Tensor:
+        offsets = torch.tensor([0, *accumulate(counts)], device=rows_RD.device)
+        return self._run_experts(rows_RD, offsets)
 
     def _run_one(self, rows_RD: Tensor, weights: Weights) -> Tensor:
         if self.experts is not None:
             out: Tensor = torch.func.functional_call(self.experts[0], weights, (rows_RD,))
             return out
-        return _ACTIVATIONS[self.activation](rows_RD @ weights["w1"]) @ weights["w2"]
+        return activate(rows_RD @ weights["w1"], self.activation) @ weights["w2"]
 
     def _weights(self) -> list[Weights]:
         if self.experts is not None:
@@ -266,9 +262,8 @@ class MoE(nn.Module):
             return []
         if self.shared is not None:
             return [module(x_TD) for module in self.shared]
-        activate = _ACTIVATIONS[self.activation]
         weights = zip(self.shared_w1.unbind(), self.shared_w2.unbind(), strict=True)
-        return [activate(x_TD @ w1) @ w2 for w1, w2 in weights]
+        return [activate(x_TD @ w1, self.activation) @ w2 for w1, w2 in weights]
 
     def __getstate__(self) -> dict[str, Any]:
         # A graph neither copies nor pickles.
@@ -290,10 +285,6 @@ def aux_loss(model: nn.Module) -> Tensor:
 def _require(key: str, value: object, holds: bool, expected: str) -> None:
     if not holds:
         raise ValueError(f"MoE: {key}: expected {expected}, got {value}")
-
-
-def _swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    return F.silu(gate) * up
 
 
 def _uniform(experts: int, inputs: int, outputs: int) -> Tensor:

@@ -10,9 +10,9 @@
 
 #include <cstdint>
 
-namespace heterps {
+#include "heterps/dtype.h"
 
-enum class DType { kFloat32, kFloat64, kFloat16, kBFloat16 };
+namespace heterps {
 
 struct GatherShape {
   int64_t tokens;  // rows of x
@@ -22,16 +22,13 @@ struct GatherShape {
 };
 
 // `w` is [tokens, k], or null for all ones: float32, or float64 with float64 rows.
-// The CPU twins take float and double; they throw std::out_of_range for an index out of range.
-template <typename T>
-void gather_rows_cpu(const GatherShape& shape, const T* x, const T* w, const int64_t* order,
-                     T* rows);
-template <typename T>
-void gather_sum_cpu(const GatherShape& shape, const T* rows, const T* w, const int64_t* inverse,
-                    T* x);
-template <typename T>
-void gather_dot_cpu(const GatherShape& shape, const T* x, const T* rows, const int64_t* inverse,
-                    T* w);
+// The CPU twins throw std::out_of_range for an index out of range.
+void gather_rows_cpu(const GatherShape& shape, DType dtype, const void* x, const void* w,
+                     const int64_t* order, void* rows, int threads);
+void gather_sum_cpu(const GatherShape& shape, DType dtype, const void* rows, const void* w,
+                    const int64_t* inverse, void* x, int threads);
+void gather_dot_cpu(const GatherShape& shape, DType dtype, const void* x, const void* rows,
+                    const int64_t* inverse, void* w, int threads);
 
 // Enqueue on `stream` (a cudaStream_t); do not synchronise, do not check indices.
 void gather_rows_cuda(const GatherShape& shape, DType dtype, const void* x, const void* w,

@@ -99,6 +99,16 @@ def test_one_expert_takes_all() -> None:
     assert moe.w1.grad is None
 
 
+def test_four_of_sixteen_experts_take_most() -> None:
+    moe = MoE(8, experts=16, hidden=12, k=2, seed=0)
+    x = random_tokens(80, 8)
+    x[:, 0] = 3  # a constant feature, by which the gate favours every fourth expert
+    with torch.no_grad():
+        moe.gate.weight[::4, 0] = 1
+    check(moe, x)
+    assert moe.load[::4].sum() > 0.7 * moe.load.sum()
+
+
 def test_even_load_costs_the_balance_weight() -> None:
     moe = MoE(4, experts=4, k=4, balance_weight=0.5, seed=0)
     moe(random_tokens(10, 4))

@@ -8,10 +8,10 @@ run in a fixed order without atomics: equal inputs give equal bits on every run.
 Shapes: T tokens, E experts, K choices, D width, R rows in expert order (T*K unless pairs were
 dropped; a dropped pair has a negative `inverse` and counts as zero).
 
-Where each runs: CPU float32 and float64 in C++, CUDA float16, bfloat16, float32 and float64 in
-kernels. Anything else (half precision on a CPU, CUDA tensors where `_ops` was built without CUDA)
-takes the equivalent made of torch's own operators; `native_for` says which. To build the kernels,
-install where nvcc and an NVIDIA GPU are present, or with the CMake option HETERPS_CUDA=ON.
+Where each runs: CPU and CUDA float16, bfloat16, float32 and float64 in native code (sums of the
+16-bit types in float32). Anything else (CUDA tensors where `_ops` was built without CUDA) takes the
+equivalent made of torch's own operators; `native_for` says which. To build the kernels, install
+where nvcc and an NVIDIA GPU are present, or with the CMake option HETERPS_CUDA=ON.
 """
 
 from dataclasses import dataclass
@@ -21,25 +21,7 @@ import torch
 from torch import Tensor
 
 from workers import _ops
-
-_KERNEL_DTYPES = {
-    "cpu": {torch.float32, torch.float64},
-    "cuda": {torch.float16, torch.bfloat16, torch.float32, torch.float64} if _ops.has_cuda else {},
-}
-
-
-def native_for(tensor: Tensor) -> bool:
-    """Whether a native kernel serves this tensor's device and dtype."""
-    return tensor.dtype in _KERNEL_DTYPES.get(tensor.device.type, {})
-
-
-def _native(tensor: Tensor) -> Tensor:
-    # DLPack refuses tensors that require gradients; the kernels want C order.
-    return tensor.detach().contiguous()
-
-
-def _stream(tensor: Tensor) -> int:
-    return torch.cuda.current_stream(tensor.device).cuda_stream if tensor.is_cuda else 0
+from workers.ops.native import native, native_for, stream
 
 
 def _weights_dtype(rows: Tensor) -> torch.dtype:
@@ -67,10 +49,10 @@ def _route(logits: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         workspace = torch.empty(size, dtype=torch.int64, device=logits.device)
         with torch.cuda.device(logits.device):
             _ops.route(
-                _native(logits), k, chosen, order, inverse, offsets, workspace, _stream(logits)
+                native(logits), k, chosen, order, inverse, offsets, workspace, stream(logits)
             )
     else:
-        _ops.route(_native(logits), k, chosen, order, inverse, offsets)
+        _ops.route(native(logits), k, chosen, order, inverse, offsets)
     return chosen, order, inverse, offsets
 
 
@@ -119,7 +101,13 @@ def _gather_rows(
     rows = x.new_empty((len(order), x.shape[1]))
     with torch.cuda.device_of(x):
         _ops.gather_rows(
-            _native(x), _native_weights(weights, x), _native(order), k, rows, _stream(x)
+            native(x),
+            _native_weights(weights, x),
+            native(order),
+            k,
+            rows,
+            stream(x),
+            torch.get_num_threads(),
         )
     return rows
 
@@ -155,7 +143,13 @@ def _gather_sum(
     x = rows.new_empty((tokens, rows.shape[1]))
     with torch.cuda.device_of(rows):
         _ops.gather_sum(
-            _native(rows), _native_weights(weights, rows), _native(inverse), k, x, _stream(rows)
+            native(rows),
+            _native_weights(weights, rows),
+            native(inverse),
+            k,
+            x,
+            stream(rows),
+            torch.get_num_threads(),
         )
     return x
 
@@ -186,7 +180,15 @@ def _gather_dot(x: Tensor, rows: Tensor, inverse: Tensor, order: Tensor, k: int)
         return (x.unsqueeze(1).to(dtype) * picked.to(dtype)).sum(dim=2)
     weights = rows.new_empty((len(inverse) // k, k), dtype=dtype)
     with torch.cuda.device_of(rows):
-        _ops.gather_dot(_native(x), _native(rows), _native(inverse), k, weights, _stream(rows))
+        _ops.gather_dot(
+            native(x),
+            native(rows),
+            native(inverse),
+            k,
+            weights,
+            stream(rows),
+            torch.get_num_threads(),
+        )
     return weights
 
 
@@ -209,7 +211,7 @@ def _gather_dot_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 
 
 def _native_weights(weights: Tensor | None, rows: Tensor) -> Tensor | None:
-    return None if weights is None else _native(weights.to(_weights_dtype(rows)))
+    return None if weights is None else native(weights.to(_weights_dtype(rows)))
 
 
 def _picked(rows: Tensor, inverse: Tensor, k: int) -> Tensor:

@@ -1,0 +1,57 @@
+// Feed-forward networks of two layers, one for each group of consecutive rows:
+//
+//   out[r] = activate(rows[r] w1[e]) w2[e]     for offsets[e] <= r < offsets[e + 1]
+//
+// Groups may be empty. Nothing is padded. An element is summed in one fixed order: equal bits from
+// run to run, and on a CPU for any number of threads.
+#pragma once
+
+#include <cstdint>
+
+#include "heterps/dtype.h"
+
+namespace heterps {
+
+enum class Activation { kGelu, kRelu, kSilu, kSwiglu };
+
+struct FfnShape {
+  int64_t rows;
+  int64_t groups;
+  int64_t dim;     // D
+  int64_t hidden;  // H
+  Activation activation;
+
+  // Width of what the first layer gives; of SwiGLU the gate and then the value.
+  int64_t inner() const { return activation == Activation::kSwiglu ? 2 * hidden : hidden; }
+};
+
+// All matrices are in C order; those that an op does not need may be null.
+struct FfnArrays {
+  const void* rows;        // [rows, D]
+  const int64_t* offsets;  // [groups + 1]
+  const void* w1;          // [groups, D, inner]
+  const void* w2;          // [groups, H, D]
+  void* pre;               // [rows, inner] before the activation; null, on a CPU: not kept
+  void* act;               // [rows, H] after it: scratch of the backward, on a GPU also of forward
+  void* out;               // [rows, D]
+};
+
+struct FfnGradients {
+  const void* out;  // [rows, D]
+  void* pre;        // [rows, inner] scratch
+  void* rows;       // [rows, D], null: not wanted
+  void* w1;         // [groups, D, inner], null together with w2: not wanted
+  void* w2;         // [groups, H, D]
+};
+
+// Throws std::out_of_range unless offsets ascend from 0 to `rows`.
+void grouped_ffn_cpu(const FfnShape& shape, DType dtype, const FfnArrays& arrays, int threads);
+void grouped_ffn_backward_cpu(const FfnShape& shape, DType dtype, const FfnArrays& arrays,
+                              const FfnGradients& gradients, int threads);
+
+// Enqueue on `stream` (a cudaStream_t); do not synchronise, do not check offsets.
+void grouped_ffn_cuda(const FfnShape& shape, DType dtype, const FfnArrays& arrays, void* stream);
+void grouped_ffn_backward_cuda(const FfnShape& shape, DType dtype, const FfnArrays& arrays,
+                               const FfnGradients& gradients, void* stream);
+
+}  // namespace heterps

@@ -1,0 +1,205 @@
+// A matrix product for one core, on which the CPU twin of grouped_ffn is built.
+//
+// Why not the BLAS of torch: the library is compiled against no torch, groups are small, so that a
+// call for each spends much of its time on the call, and float16 and bfloat16 become float32 while
+// a panel is packed instead of in copies of whole weights. Blocking after Goto and van de Geijn,
+// "Anatomy of high-performance matrix multiplication" (2008): panels of B are packed, A is read
+// where it lies.
+//
+// Compiled once for each instruction set, so everything here has internal linkage and nothing calls
+// inline functions of the standard library that another file may share. An element is summed over k
+// in one fixed order, whatever the blocks and threads: equal inputs give equal bits.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "heterps/half.h"
+
+namespace heterps {
+namespace {
+
+constexpr int64_t kDepth = 256;  // of a packed panel: 16 KiB of float32 under AVX2
+
+// Element (i, j) lies at data[i * row + j * column]; one of the two is 1.
+template <typename T>
+struct Matrix {
+  const T* data;
+  int64_t row;
+  int64_t column;
+};
+
+// Vector width and rows of a tile; a tile is two vectors wide.
+template <int Bytes, int Rows>
+struct Tiling {
+  static constexpr int kBytes = Bytes;
+  static constexpr int kRows = Rows;
+};
+
+template <typename S, int Bytes>
+struct Vector {
+  typedef S Type __attribute__((vector_size(Bytes)));
+  typedef S Loose __attribute__((vector_size(Bytes), aligned(alignof(S)), may_alias));
+};
+
+// c[Rows, 2 vectors] (+)= a[Rows, depth] * panel[depth, 2 vectors]; the last columns may be cut.
+template <int Bytes, int Rows, bool ARowsAdjacent, typename S>
+inline void tile(int64_t depth, const S* a, int64_t stride, const S* panel, bool add, S* c,
+                 int64_t width, int64_t columns) {
+  using Loose = typename Vector<S, Bytes>::Loose;
+  using Vec = typename Vector<S, Bytes>::Type;
+  constexpr int kLanes = Bytes / sizeof(S);
+  Vec sums[Rows][2] = {};
+  for (int64_t k = 0; k < depth; ++k, panel += 2 * kLanes) {
+    const Vec left = *reinterpret_cast<const Loose*>(panel);
+    const Vec right = *reinterpret_cast<const Loose*>(panel + kLanes);
+#pragma GCC unroll 16
+    for (int i = 0; i < Rows; ++i) {
+      const S factor = ARowsAdjacent ? a[k * stride + i] : a[i * stride + k];
+      sums[i][0] += factor * left;
+      sums[i][1] += factor * right;
+    }
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < Rows; ++i, c += width) {
+    if (columns >= 2 * kLanes) {
+      Loose* out = reinterpret_cast<Loose*>(c);
+      Loose* out_right = reinterpret_cast<Loose*>(c + kLanes);
+      *out = add ? *out + sums[i][0] : sums[i][0];
+      *out_right = add ? *out_right + sums[i][1] : sums[i][1];
+    } else {
+      S row[2 * kLanes];
+      std::memcpy(row, sums[i], sizeof row);
+      for (int64_t j = 0; j < columns; ++j) c[j] = add ? c[j] + row[j] : row[j];
+    }
+  }
+}
+
+// All rows of a panel's columns: whole tiles, then tiles of 4 rows and of 1. Packed, the rows of a
+// tile lie side by side (see pack_rows), else `stride` apart.
+template <int Bytes, int Rows, bool Packed, typename S>
+void column_of_tiles(int64_t rows, int64_t depth, const S* a, int64_t stride, const S* panel,
+                     bool add, S* c, int64_t width, int64_t columns) {
+  const int64_t step = Packed ? depth : stride;
+  int64_t i = 0;
+  for (; i + Rows <= rows; i += Rows) {
+    tile<Bytes, Rows, Packed>(depth, a + i * step, stride, panel, add, c + i * width, width,
+                              columns);
+  }
+  const S* rest = a + i * step;
+  const int64_t next = Packed ? 1 : stride;
+  for (; i + 4 <= rows; i += 4, rest += 4 * next) {
+    tile<Bytes, 4, Packed>(depth, rest, stride, panel, add, c + i * width, width, columns);
+  }
+  for (; i < rows; ++i, rest += next) {
+    tile<Bytes, 1, Packed>(depth, rest, stride, panel, add, c + i * width, width, columns);
+  }
+}
+
+// Of a matrix whose columns lie together: to[rows / Rows][depth][Rows]. Read where they lie,
+// columns a power of two apart would throw each other out of the first cache.
+template <int Rows, typename A, typename S>
+void pack_rows(int64_t rows, int64_t depth, const A* a, int64_t column, S* to) {
+  for (int64_t k = 0; k < depth; ++k) {
+    const A* from = a + k * column;
+    int64_t i = 0;
+    for (; i + Rows <= rows; i += Rows) {
+      S* tile = to + i * depth + k * Rows;
+      for (int j = 0; j < Rows; ++j) tile[j] = static_cast<S>(from[i + j]);
+    }
+    for (int64_t j = i; j < rows; ++j) {
+      to[i * depth + k * Rows + j - i] = static_cast<S>(from[j]);
+    }
+  }
+}
+
+// panel[depth, kWide] = b[depth, columns], the missing columns zero.
+template <int kWide, typename T, typename S>
+inline void pack(int64_t depth, int64_t columns, const Matrix<T>& b, S* panel) {
+  if (columns < kWide) std::memset(panel, 0, sizeof(S) * depth * kWide);
+  if (b.column == 1) {
+    for (int64_t k = 0; k < depth; ++k, panel += kWide) {
+      const T* from = b.data + k * b.row;
+      __builtin_prefetch(from + 8 * b.row);  // the stride is too long for the hardware to see
+      if (columns == kWide) {
+        for (int j = 0; j < kWide; ++j) panel[j] = static_cast<S>(from[j]);
+      } else {
+        for (int64_t j = 0; j < columns; ++j) panel[j] = static_cast<S>(from[j]);
+      }
+    }
+    return;
+  }
+  // Transposes squares of 8: both sides move in whole cache lines.
+  constexpr int kSquare = 8;
+  int64_t k = 0;
+  for (; columns == kWide && k + kSquare <= depth; k += kSquare) {
+    for (int j0 = 0; j0 < kWide; j0 += kSquare) {
+      S square[kSquare][kSquare];
+      for (int j = 0; j < kSquare; ++j) {
+        const T* from = b.data + (j0 + j) * b.column + k;
+        for (int i = 0; i < kSquare; ++i) square[i][j] = static_cast<S>(from[i]);
+      }
+      for (int i = 0; i < kSquare; ++i) {
+        std::memcpy(panel + (k + i) * kWide + j0, square[i], sizeof square[i]);
+      }
+    }
+  }
+  for (; k < depth; ++k) {
+    for (int64_t j = 0; j < columns; ++j) {
+      panel[k * kWide + j] = static_cast<S>(b.data[j * b.column + k]);
+    }
+  }
+}
+
+// Elements of scratch memory that multiply() needs for so many rows.
+template <typename Tile, typename S>
+constexpr int64_t multiply_scratch(int64_t rows) {
+  return kDepth * (2 * Tile::kBytes / static_cast<int64_t>(sizeof(S)) + rows + Tile::kRows);
+}
+
+// c[m, n], rows `width` apart, = a[m, depth] * b[depth, n].
+template <typename Tile, typename A, typename B, typename S>
+inline void multiply(int64_t m, int64_t n, int64_t depth, const Matrix<A>& a, const Matrix<B>& b,
+                     S* c, int64_t width, S* scratch) {
+  constexpr int kRows = Tile::kRows;
+  constexpr int kWide = 2 * Tile::kBytes / static_cast<int>(sizeof(S));
+  if (depth == 0) {
+    for (int64_t i = 0; i < m; ++i) std::memset(c + i * width, 0, sizeof(S) * n);
+    return;
+  }
+  S* panel = scratch;
+  S* converted = scratch + kDepth * kWide;
+  const bool adjacent = a.row == 1 && a.column != 1;
+  for (int64_t k = 0; k < depth; k += kDepth) {
+    const int64_t deep = depth - k < kDepth ? depth - k : kDepth;
+    const S* left = converted;
+    int64_t stride = adjacent ? kRows : deep;
+    if (adjacent) {
+      pack_rows<kRows>(m, deep, a.data + k * a.column, a.column, converted);
+    } else if constexpr (std::is_same_v<A, S>) {
+      left = a.data + k;
+      stride = a.row;
+    } else {
+      for (int64_t i = 0; i < m; ++i) {
+        const A* from = a.data + i * a.row + k;
+        for (int64_t j = 0; j < deep; ++j) converted[i * deep + j] = static_cast<S>(from[j]);
+      }
+    }
+    for (int64_t j = 0; j < n; j += kWide) {
+      const int64_t columns = n - j < kWide ? n - j : kWide;
+      pack<kWide>(deep, columns, Matrix<B>{b.data + k * b.row + j * b.column, b.row, b.column},
+                  panel);
+      if (adjacent) {
+        column_of_tiles<Tile::kBytes, kRows, true>(m, deep, left, stride, panel, k > 0, c + j,
+                                                   width, columns);
+      } else {
+        column_of_tiles<Tile::kBytes, kRows, false>(m, deep, left, stride, panel, k > 0, c + j,
+                                                    width, columns);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace heterps
