@@ -55,10 +55,14 @@ class Pace:
     layers: int
     types: int
 
-    def __init__(self, problem: Problem, floor: float, nodes: int = ...) -> None: ...
+    def __init__(
+        self, problem: Problem, floor: float, nodes: int = ..., shadow: float = ...
+    ) -> None: ...
     def features(self) -> NDArray[np.float32]: ...
 
-def paces(problem: Problem, floors: list[float], nodes: int = ...) -> list[Pace]: ...
+def paces(
+    problem: Problem, floors: list[float], nodes: int = ..., shadow: float = ...
+) -> list[Pace]: ...
 
 class Episodes:
     """Episodes of the placement environment, stepped together."""
@@ -122,14 +126,15 @@ class Network:
     def sample(
         self, paces: list[Pace], count: int, temperature: float, seed: int
     ) -> NDArray[np.int32]: ...
-    def rollout(
+    def revise(
         self,
         paces: list[Pace],
         assignments: NDArray[np.int32],
+        trials: int,
         window: int,
-        draws: int,
         temperature: float,
-        sweeps: int,
+        heat: float,
+        slack: float,
         seed: int,
     ) -> NDArray[np.int32]: ...
     def replay(

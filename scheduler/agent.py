@@ -7,23 +7,27 @@ assignment exactly. What it returns comes from the policy's own samples alone.
 
 import math
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from scheduler import paces
-from scheduler._planner import Network, Pace, provision
+from scheduler._planner import Network, Pace
 from scheduler._planner import paces as keep
 from scheduler.cost import CostModel, Floats, Plan
 from scheduler.decision import TrainingPoint
 from scheduler.policy import Policy, shipped
 from scheduler.provision import provision as provisioned
+from scheduler.samples import Samples, Search
 
 # Where no more assignments than this exist, each is likely to be drawn at an even temperature.
 _FEW, _EVEN = 64, 50.0
 _QUICK_LAYERS, _THOROUGH = 32, 400_000
-_STARTS = 3  # of rollouts at one pace
+_SHADOWS = (0.0, 0.5, 1.0)  # how far prices are moved to those with shared limits priced in
+_WINDOWS = (6, 16, 30)  # the most layers forgotten at once, by pass
+_TIGHT = 2  # passes that may be idle besides where shared limits bind
+_APART = 3  # layers in which plans revised at one pace differ
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,20 +44,21 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How much is drawn: rounds that narrow down, then passes of rollouts around the best plans.
+    """How much is drawn: rounds that narrow down, then passes that revise the best plans.
 
-    A rollout draws some layers anew `draws` times, all along a plan, `sweeps` times. A pass does so
-    for `rollouts` plans, with a window of `windows[n]` layers in pass n; after the second pass the
-    next follows only while one still saves a thousandth. `nodes` is the effort of the masks' search
-    where limits are tight.
+    A pass draws parts of up to `starts` plans anew, `trials` times each; passes end when `patience`
+    of them in a row saved less than a thousandth. `nodes` is the effort of the masks' search where
+    limits are tight.
     """
 
     rounds: tuple[Round, ...] = (Round(26, 6, 1.3), Round(12, 10, 1.1))
-    windows: tuple[int, ...] = (6, 14, 4, 20, 9, 30)
-    rollouts: int = 10
-    draws: int = 6
+    passes: int = 6
+    patience: int = 2
+    starts: int = 12
+    trials: int = 300
     temperature: float = 1.8
-    sweeps: int = 2
+    heat: float = 0.003
+    slack: tuple[float, ...] = (2.0, 1.0, 1.5)
     nodes: int = 100_000
 
     @classmethod
@@ -64,12 +69,11 @@ class Effort:
             return cls()
         if pairs <= 640:
             more = (Round(36, 5, 1.3), Round(18, 12, 1.0))
-            windows = (6, 20, 4, 12, 30, 6)
-            return cls(more, windows, rollouts=24, draws=12, temperature=1.8, nodes=_THOROUGH)
+            return cls(more, 16, patience=4, starts=16, trials=1000, nodes=_THOROUGH)
         # Drawing takes time with layers times types, and attention with the square of the layers.
         if pairs <= 3000:
-            return cls((Round(20, 4, 1.3), Round(8, 6, 1.0)), (8, 20), rollouts=6, draws=4)
-        return cls((Round(2, 2, 1.0),), ())
+            return cls((Round(20, 4, 1.3), Round(8, 6, 1.0)), passes=4, starts=8)
+        return cls((Round(2, 2, 1.0),), passes=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,43 +89,6 @@ class Drawn:
     values: tuple[float, ...]
     evaluations: int
     curve: tuple[TrainingPoint, ...] = ()
-
-
-@dataclass(slots=True)
-class Samples:
-    """Assignments drawn so far, each once, with value (tau * price an hour), tau and pace."""
-
-    model: CostModel
-    floor: float
-    best: float = math.inf
-    seen: set[bytes] = field(default_factory=set)
-    values: list[float] = field(default_factory=list)
-    taus: list[float] = field(default_factory=list)
-    assignments: list[NDArray[np.int32]] = field(default_factory=list)
-
-    def add(self, drawn: NDArray[np.int32]) -> None:
-        """Provision those not seen before."""
-        fresh: list[NDArray[np.int32]] = []
-        for row in drawn:
-            key = row.tobytes()
-            if key not in self.seen:
-                self.seen.add(key)
-                fresh.append(row)
-        if not fresh:
-            return
-        # Plans within a tenth of the best are worth going on from; the units of others do not
-        # matter, nor do those that could save less than 1e-4.
-        worth = 1.1 * self.best
-        values, taus = provision(self.model.native, np.stack(fresh), self.floor, worth, 1e-4)
-        self.assignments += fresh
-        self.values += values.tolist()
-        self.taus += taus.tolist()
-        self.best = min(self.best, float(values.min()))
-
-    def ranked(self) -> list[int]:
-        """Indices of the plans that meet the demands, cheapest first."""
-        order = np.argsort(self.values, kind="stable")
-        return [int(n) for n in order if math.isfinite(self.values[n])]
 
 
 def draw(
@@ -149,9 +116,10 @@ def draw(
     low = max(floor, paces.slowest(model) if floor <= 0 else 0.0)
     top, fastest = paces.fastest(model.native, low)
     samples = Samples(model, floor)
-    if fastest is None:
+    search = Search(low, max(top, low), effort.rounds[0].paces)
+    if fastest is None and not _rescued(samples, policy.network, effort, search, seed):
         return _missed(model, floor, seed, policy, samples)
-    search = _Range(low, top, effort.rounds[0].paces)
+    tight = fastest is None
     for number, step in enumerate(effort.rounds):
         wanted = search.around(samples, step.paces) if number else search.grid
         kept = keep(model.native, wanted, effort.nodes)
@@ -161,13 +129,17 @@ def draw(
             samples.add(policy.network.sample(kept, draws, step.temperature, words))
             if number == 0 and np.log(model.usable.sum(axis=1)).sum() <= math.log(_FEW) + 1e-9:
                 samples.add(policy.network.sample(kept, _FEW, _EVEN, words))
-    for number, window in enumerate(effort.windows):
+            binding = [pace.floor for pace in kept if _binds(pace)]
+            tight = tight or bool(binding)
+            for shadow in _SHADOWS[1:] if binding else ():
+                priced = keep(model.native, binding, effort.nodes, shadow)
+                samples.add(policy.network.sample(priced, draws, step.temperature, words))
+    idle, more = 0, _TIGHT if tight else 0
+    for number in range(effort.passes + 2 * more):
         before = samples.best
-        words = seed * 7919 + 17 + number
-        # Every third pass warmer: what the policy all but excludes is sometimes what is missing.
-        warmth = effort.temperature * (1.7 if number % 3 == 2 else 1.0)
-        _roll_out(samples, policy.network, effort, (window, warmth), search, words)
-        if number and samples.best > before * (1 - 1e-3):
+        _revise(samples, policy.network, effort, search, (number, seed * 7919 + 17 + number), tight)
+        idle = idle + 1 if samples.best > before * (1 - 1e-3) else 0
+        if idle == effort.patience + more:
             break
     if finetune <= 0 or not samples.ranked():
         return best_of(model, floor, policy, samples)
@@ -175,46 +147,84 @@ def draw(
     return replace(best_of(model, floor, tuned, samples), curve=curve)
 
 
-def _roll_out(
+def _binds(pace: Pace) -> bool:
+    """Whether limits that stages share keep the pace from its cheapest way."""
+    return pace.guided_price > pace.least_price * (1 + 1e-9)
+
+
+def _revise(
     samples: Samples,
     network: Network,
     effort: Effort,
-    how: tuple[int, float],
-    search: "_Range",
-    seed: int,
+    search: Search,
+    how: tuple[int, int],
+    tight: bool,
 ) -> None:
-    """Draw again around the cheapest plans, each at the pace that it runs at.
+    """Draw parts of the cheapest plans anew.
 
-    `how` is the window of layers and the temperature.
+    `how` is the number of the pass and its seed; `tight` says whether shared limits bind. Plans are
+    revised at the pace that they run at, and in turn at a slower and at a neighbouring one.
     """
-    window, temperature = how
+    number, seed = how
+    chance = np.random.default_rng(seed)
+    shadows = _SHADOWS if tight else _SHADOWS[:1]
     made: list[Pace] = []
-    starts = []
+    starts: list[NDArray[np.int32]] = []
     for index in samples.ranked():
+        row = samples.assignments[index]
         rate = search.clipped(1 / samples.taus[index])
-        # Where the floor binds the best plans all run at it; elsewhere paces should differ.
-        alike = sum(abs(math.log(rate / other.floor)) <= 1e-3 for other in made)
-        if alike < _STARTS:
-            made.append(search.pace(samples.model, rate * (1 - 1e-9), alike, effort.nodes))
-            starts.append(samples.assignments[index])
-        if len(made) >= effort.rollouts:
+        # Where the floor binds the best plans all run at it, and many are all but the same.
+        beside = (starts[n] for n, o in enumerate(made) if abs(math.log(rate / o.floor)) <= 1e-3)
+        if any(int((row != other).sum()) < _APART for other in beside):
+            continue
+        turn, shadow = divmod(len(made), 3)[::-1]
+        rate = search.moved(rate, (turn + number) % 3, chance)
+        priced = shadows[(shadow + number) % len(shadows)]
+        made.append(search.pace(samples.model, rate * (1 - 1e-9), priced))
+        starts.append(row)
+        if len(made) == effort.starts:
             break
-    kept = [n for n, pace in enumerate(made) if pace.feasible]
-    if kept:
-        drawn = network.rollout(
-            [made[n] for n in kept],
-            np.stack([starts[n] for n in kept]),
-            window,
-            effort.draws,
-            temperature,
-            effort.sweeps,
+    if made:
+        drawn = network.revise(
+            made,
+            np.stack(starts),
+            effort.trials,
+            _WINDOWS[number % len(_WINDOWS)],
+            effort.temperature,
+            effort.heat * (number % 2),
+            effort.slack[(number + number // 3) % len(effort.slack)] if tight else 1.0,
             seed,
         )
         samples.add(drawn)
 
 
+def _rescued(samples: Samples, network: Network, effort: Effort, search: Search, seed: int) -> bool:
+    """Whether revising the fastest plans finds one that keeps the floor where no mask did."""
+    model = samples.model
+    fastest = paces.fastest(model.native, paces.slowest(model))[1]
+    if fastest is None:
+        return False
+    starts = network.sample([fastest], effort.starts, 1.3, seed)
+    made = [search.pace(model, search.low * (1 - 1e-9), s) for s in _SHADOWS]
+    for number in range(4):
+        drawn = network.revise(
+            [made[n % len(made)] for n in range(len(starts))],
+            starts,
+            20 * effort.trials,
+            _WINDOWS[number % len(_WINDOWS)],
+            effort.temperature,
+            0.0,
+            effort.slack[0],
+            seed + number,
+        )
+        samples.add(drawn)
+        if samples.ranked():
+            return True
+    return False
+
+
 def _finetune(
-    samples: Samples, policy: Policy, effort: Effort, search: "_Range", seed: int, seconds: float
+    samples: Samples, policy: Policy, effort: Effort, search: Search, seed: int, seconds: float
 ) -> tuple[Policy, tuple[TrainingPoint, ...]]:
     """Draw on for a while, learn, and draw from what was learned."""
     from scheduler.training.finetune import tune  # takes seconds to import, which do not count
@@ -230,11 +240,9 @@ def _finetune(
             kept = keep(model.native, search.around(samples, 12), _THOROUGH)
             if kept:
                 samples.add(network.sample(kept, 12, (1.3, 0.8, 1.8)[number % 3], words + number))
-            window = (6, 14, 4, 20, 9)[number % 5]
             if time.monotonic() < end:
-                _roll_out(
-                    samples, network, effort, (window, effort.temperature), search, words + number
-                )
+                tight = any(_binds(pace) for pace in kept)
+                _revise(samples, network, effort, search, (number, words + number), tight)
             number += 1
 
     draw_until(policy.network, started + 0.4 * seconds, (seed + 1) * 1_000_003)
@@ -253,47 +261,6 @@ def _finetune(
     )
     draw_until(learned.network, started + seconds, (seed + 2) * 1_000_003)
     return replace(policy, network=learned.network), learned.curve
-
-
-class _Range:
-    """The paces between the floor and the highest that can be kept, ever closer to the best."""
-
-    def __init__(self, low: float, top: float, most: int) -> None:
-        self.low, self.top = low, top
-        ratio = max(top / low, 1.0)
-        count = int(np.clip(round(6 + 6 * math.log2(ratio)), min(6, most), most))
-        self.grid: list[float] = np.geomspace(low, top, count).tolist()
-        self._beside = max(ratio ** (0.5 / max(count - 1, 1)), 1.01)
-        self._made: dict[tuple[float, int], Pace] = {}
-
-    def clipped(self, rate: float) -> float:
-        """The pace nearest to `rate` within the range."""
-        return min(max(rate, self.low), self.top)
-
-    def pace(self, model: CostModel, rate: float, slot: int, nodes: int) -> Pace:
-        """A pace that is kept, with what its masks have found out; each slot has its own."""
-        key = rate, slot
-        if key not in self._made:
-            self._made[key] = Pace(model.native, rate, nodes)
-        return self._made[key]
-
-    def narrow(self) -> None:
-        """Look closer to the best paces from now on; start wide again once very close."""
-        self._beside = self._beside**0.7 if self._beside > 1.003 else 1.1
-
-    def around(self, samples: Samples, count: int) -> list[float]:
-        """Paces at which the cheapest plans so far run, and beside them."""
-        rates: list[float] = []
-        for index in samples.ranked():
-            rate = self.clipped(1 / samples.taus[index])
-            if all(abs(math.log(rate / other)) > 1e-3 for other in rates):
-                rates.append(rate)
-            if 3 * len(rates) >= count:
-                break
-        # A plan drawn for a pace beside rounds its units otherwise, and often runs at this one.
-        beside = [rate * by for rate in rates for by in (self._beside, 1 / self._beside)]
-        rates += [rate for rate in beside if self.low <= rate <= self.top]
-        return rates[:count]
 
 
 def best_of(model: CostModel, floor: float, policy: Policy, samples: Samples) -> Drawn:

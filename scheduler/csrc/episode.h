@@ -20,6 +20,9 @@ class Episode {
   // Which types the next layer may go to: those from which the pace can still be kept within
   // memory and limits. All zero only where the whole problem cannot keep it.
   void Mask(uint8_t* mask) const;
+  // Which types have room for the next layer, whatever comes after it, where `slack` times the
+  // limits may be taken.
+  void Room(uint8_t* mask, double slack) const;
   // Features of the state for each type, [types, kDynamic].
   void Observe(const uint8_t* mask, float* features) const;
   // What the cheapest way to finish costs an hour for each type (limits priced in), [types]. The
@@ -27,7 +30,11 @@ class Episode {
   void Teach(const uint8_t* mask, double* values) const;
   void Step(int type);
   // Price an hour of the complete assignment at this pace, the parameter server included.
+  // Infinite where it does not keep the limits.
   double Price() const;
+  // The same with limits that may be overdrawn: `fine` is the price of a unit beyond each, [types];
+  // `fits` says whether none is.
+  double Price(const std::vector<double>& fine, bool* fits) const;
 
  private:
   std::shared_ptr<const Pace> pace_;

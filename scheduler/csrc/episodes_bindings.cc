@@ -190,15 +190,15 @@ void BindEpisodes(nb::module_& m) {
   nb::class_<Pace>(m, "Pace", "A problem at one pace: a throughput to keep, samples/s.")
       .def(
           "__init__",
-          [](Pace* self, const Problem& problem, double floor, int nodes) {
+          [](Pace* self, const Problem& problem, double floor, int nodes, double shadow) {
             if (!(floor > 0) || !std::isfinite(floor)) {
               throw std::invalid_argument("expected a floor above 0");
             }
             auto copy = std::make_shared<const Problem>(problem);
             nb::gil_scoped_release release;
-            new (self) Pace(std::move(copy), floor, nodes);
+            new (self) Pace(std::move(copy), floor, nodes, shadow);
           },
-          "problem"_a, "floor"_a, "nodes"_a = 100'000)
+          "problem"_a, "floor"_a, "nodes"_a = 100'000, "shadow"_a = 0.0)
       .def_prop_ro("floor", &Pace::floor)
       .def_prop_ro("feasible", &Pace::Feasible)
       .def_prop_ro("least_price", &Pace::LeastPrice)
@@ -213,7 +213,7 @@ void BindEpisodes(nb::module_& m) {
       });
   m.def(
       "paces",
-      [](const Problem& problem, const std::vector<double>& floors, int nodes) {
+      [](const Problem& problem, const std::vector<double>& floors, int nodes, double shadow) {
         for (double floor : floors) {
           if (!(floor > 0) || !std::isfinite(floor)) {
             throw std::invalid_argument("expected floors above 0");
@@ -222,14 +222,15 @@ void BindEpisodes(nb::module_& m) {
         auto copy = std::make_shared<const Problem>(problem);
         std::vector<std::shared_ptr<Pace>> made(floors.size()), kept;
         nb::gil_scoped_release release;
-        ParallelFor(floors.size(),
-                    [&](size_t n) { made[n] = std::make_shared<Pace>(copy, floors[n], nodes); });
+        ParallelFor(floors.size(), [&](size_t n) {
+          made[n] = std::make_shared<Pace>(copy, floors[n], nodes, shadow);
+        });
         for (auto& pace : made) {
           if (pace->Feasible()) kept.push_back(std::move(pace));
         }
         return kept;
       },
-      "problem"_a, "floors"_a, "nodes"_a = 100'000,
+      "problem"_a, "floors"_a, "nodes"_a = 100'000, "shadow"_a = 0.0,
       "The paces of a problem at these throughputs that can be kept.");
   nb::class_<Episodes>(m, "Episodes", "Episodes of the placement environment, stepped together.")
       .def(nb::init<std::vector<std::shared_ptr<Pace>>, int, int>(), "paces"_a, "layers"_a,

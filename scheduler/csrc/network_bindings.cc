@@ -7,6 +7,7 @@
 
 #include "bindings.h"
 #include "network.h"
+#include "revise.h"
 #include "sample.h"
 
 namespace nb = nanobind;
@@ -63,13 +64,14 @@ auto SampleAll(const Network& network, const std::vector<std::shared_ptr<Pace>>&
   return Owned(std::move(assignments), {found, layers});
 }
 
-auto RolloutAll(
-    const Network& network, const std::vector<std::shared_ptr<Pace>>& paces,
-    const nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>& starts,
-    int window, int draws, float temperature, int sweeps, uint64_t seed) {
+auto ReviseAll(const Network& network, const std::vector<std::shared_ptr<Pace>>& paces,
+               const nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>& starts,
+               int trials, int window, float temperature, double heat, double slack,
+               uint64_t seed) {
   if (paces.empty() || starts.shape(0) != paces.size()) {
     throw std::invalid_argument("expected an assignment for each pace");
   }
+  if (trials < 0 || window < 1) throw std::invalid_argument("expected trials and a window");
   CheckPaces(paces);
   size_t layers = paces[0]->problem().layers;
   if (starts.shape(1) != layers) throw std::invalid_argument("expected a type for each layer");
@@ -80,10 +82,11 @@ auto RolloutAll(
       throw std::invalid_argument("expected a type for each layer that may run it");
     }
   }
+  ReviseSettings settings{trials, window, temperature, heat, slack};
   std::vector<int32_t> found;
   {
     nb::gil_scoped_release release;
-    found = Rollout(network, paces, starts.data(), {window, draws, sweeps, temperature}, seed);
+    found = Revise(network, paces, starts.data(), settings, seed);
   }
   size_t count = found.size() / layers;
   return Owned(std::move(found), {count, layers});
@@ -133,9 +136,9 @@ void BindNetwork(nb::module_& m) {
           "encoded"_a, "state"_a, "mask"_a)
       .def("sample", &SampleAll, "paces"_a, "count"_a, "temperature"_a, "seed"_a,
            "Play `count` episodes at each pace, the first without chance: int32 [n, L].")
-      .def("rollout", &RolloutAll, "paces"_a, "assignments"_a, "window"_a, "draws"_a,
-           "temperature"_a, "sweeps"_a, "seed"_a,
-           "Draw again around a plan at each pace: ever cheaper plans, int32 [n, L].")
+      .def("revise", &ReviseAll, "paces"_a, "assignments"_a, "trials"_a, "window"_a,
+           "temperature"_a, "heat"_a, "slack"_a, "seed"_a,
+           "Draw parts of a plan at each pace anew: ever cheaper plans, int32 [n, L].")
       .def("replay", &ReplayOne, "pace"_a, "assignment"_a,
            "What the policy thought of an assignment: chances [L, T], values [L].");
 }

@@ -13,7 +13,7 @@ float Log10(double value, double low, double high) {
 
 }  // namespace
 
-Pace::Pace(std::shared_ptr<const Problem> problem, double floor, int nodes)
+Pace::Pace(std::shared_ptr<const Problem> problem, double floor, int nodes, double shadow)
     : problem_(std::move(problem)),
       floor_(floor),
       tau_(1 / (floor * (1 - kTolerance))),
@@ -23,8 +23,16 @@ Pace::Pace(std::shared_ptr<const Problem> problem, double floor, int nodes)
       nodes_left_(nodes) {
   left_ = problem_->limit;
   left_[problem_->ps_type] -= problem_->PsUnits(floor);
-  Describe();
   FindGuide();
+  seen_ = problem_->price;
+  if (shadow > 0) {
+    const std::vector<double>& weight = guide().weight;
+    for (size_t t = 0; t < seen_.size(); ++t) {
+      double listed = std::max(seen_[t], 1e-12), priced = std::max(weight[t], 1e-12);
+      seen_[t] = std::pow(listed, 1 - shadow) * std::pow(priced, shadow);
+    }
+  }
+  Describe();
 }
 
 Finish Pace::Solve(const std::vector<double>& weight) const {
@@ -376,8 +384,8 @@ void Pace::Describe() {
   std::vector<double> units(static_cast<size_t>(layers) * types, kInf), money(units);
   std::vector<double> least(layers, kInf);
   double cheapest_unit = kInf, mean_log = 0;
-  double dearest = *std::max_element(p.price.begin(), p.price.end());
-  auto price = [&](int t) { return std::max(p.price[t], dearest * 1e-6 + 1e-12); };
+  double dearest = *std::max_element(seen_.begin(), seen_.end());
+  auto price = [&](int t) { return std::max(seen_[t], dearest * 1e-6 + 1e-12); };
   for (int t = 0; t < types; ++t) {
     cheapest_unit = std::min(cheapest_unit, price(t));
     mean_log += std::log10(price(t)) / types;
@@ -396,7 +404,7 @@ void Pace::Describe() {
   }
   double total = 0;
   for (double value : least) total += value < kInf ? value : 0;
-  reference_ = total + cheapest_unit + p.PsUnits(floor_) * p.price[p.ps_type];
+  reference_ = total + cheapest_unit + p.PsUnits(floor_) * seen_[p.ps_type];
   double tiny = 1e-9 * reference_;
   features_.assign(units.size() * kStatic, 0);
   double done = 0;

@@ -25,7 +25,7 @@ class Pace {
  public:
   // `floor` is the throughput to keep, samples/s; `nodes` bounds the search for a plan that keeps
   // it where limits shared by stages are tight, and with it the effort of the look-ahead.
-  Pace(std::shared_ptr<const Problem> problem, double floor, int nodes);
+  Pace(std::shared_ptr<const Problem> problem, double floor, int nodes, double shadow = 0);
   Pace(const Pace&) = delete;
   Pace& operator=(const Pace&) = delete;
 
@@ -36,6 +36,8 @@ class Pace {
   const std::vector<double>& left() const { return left_; }
   // A price an hour to compare with: what the layers' cheapest fractions of units cost together.
   double reference() const { return reference_; }
+  // The price an hour of a unit of each type as the policy sees it, [types].
+  const std::vector<double>& seen() const { return seen_; }
   const std::vector<float>& features() const { return features_; }  // [layers, types, kStatic]
 
   // Whether some assignment keeps the pace within the limits.
@@ -86,6 +88,7 @@ class Pace {
   double floor_, tau_;
   std::vector<double> left_;
   double reference_ = 0;
+  std::vector<double> seen_;
   std::vector<float> features_;
   mutable std::vector<std::unique_ptr<Finish>> finishes_;  // the first: least price
   mutable std::vector<std::vector<int32_t>> paths_;  // ends found by search: a type a layer, or -1

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from scheduler._planner import Episodes, Network, Pace
 from scheduler.policy import SHIPPED, load, shipped
@@ -67,15 +68,22 @@ def test_samples_repeat_and_keep_the_pace() -> None:
     assert np.isfinite(episodes.prices()).all()
 
 
-def test_rollouts_only_get_cheaper() -> None:
+@pytest.mark.parametrize("slack", [1.0, 1.5])
+def test_revised_plans_only_get_cheaper(slack: float) -> None:
     network = shipped().network
     pace = some_paces(6, 24, 6, 1)[0]
     start = network.sample([pace], 4, 3.0, 1)[-1]
-    found = network.rollout([pace], start[None], 4, 4, 1.0, 2, 9)
-    episodes = Episodes([pace] * (len(found) + 1), 24, 6)
+
+    def revise(seed: int) -> NDArray[np.int32]:
+        return network.revise([pace], start[None], 400, 8, 1.8, 0.003, slack, seed)
+
+    found = revise(9)
+    np.testing.assert_array_equal(found, revise(9))
+    assert len(found)
+    plans = np.concatenate([start[None], found])
+    episodes = Episodes([pace] * len(plans), 24, 6)
     for layer in range(24):
-        column = np.concatenate([start[None], found])[:, layer]
-        episodes.step(column.astype(np.int64))
+        episodes.step(plans[:, layer].astype(np.int64))
     assert (np.diff(episodes.prices()) < 0).all()
 
 

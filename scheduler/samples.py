@@ -1,0 +1,95 @@
+"""Assignments drawn so far, and the paces worth drawing at."""
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduler._planner import Pace, provision
+from scheduler.cost import CostModel
+
+_REVISING = 1000  # nodes of a pace's own search, whose answer revising does not need
+
+
+@dataclass(slots=True)
+class Samples:
+    """Assignments drawn so far, each once, with value (tau * price an hour), tau and pace."""
+
+    model: CostModel
+    floor: float
+    best: float = math.inf
+    seen: set[bytes] = field(default_factory=set)
+    values: list[float] = field(default_factory=list)
+    taus: list[float] = field(default_factory=list)
+    assignments: list[NDArray[np.int32]] = field(default_factory=list)
+
+    def add(self, drawn: NDArray[np.int32]) -> None:
+        """Provision those not seen before."""
+        fresh: list[NDArray[np.int32]] = []
+        for row in drawn:
+            key = row.tobytes()
+            if key not in self.seen:
+                self.seen.add(key)
+                fresh.append(row)
+        if not fresh:
+            return
+        # Plans within a tenth of the best are worth going on from; the units of others do not
+        # matter, nor do those that could save less than 1e-4.
+        worth = 1.1 * self.best
+        values, taus = provision(self.model.native, np.stack(fresh), self.floor, worth, 1e-4)
+        self.assignments += fresh
+        self.values += values.tolist()
+        self.taus += taus.tolist()
+        self.best = min(self.best, float(values.min()))
+
+    def ranked(self) -> list[int]:
+        """Indices of the plans that meet the demands, cheapest first."""
+        order = np.argsort(self.values, kind="stable")
+        return [int(n) for n in order if math.isfinite(self.values[n])]
+
+
+class Search:
+    """The paces between the floor and the highest that can be kept, ever closer to the best."""
+
+    def __init__(self, low: float, top: float, most: int) -> None:
+        self.low, self.top = low, top
+        ratio = max(top / low, 1.0)
+        count = int(np.clip(round(6 + 6 * math.log2(ratio)), min(6, most), most))
+        self.grid: list[float] = np.geomspace(low, top, count).tolist()
+        self._beside = max(ratio ** (0.5 / max(count - 1, 1)), 1.01)
+        self._made: dict[tuple[float, float], Pace] = {}
+
+    def clipped(self, rate: float) -> float:
+        """The pace nearest to `rate` within the range."""
+        return min(max(rate, self.low), self.top)
+
+    def moved(self, rate: float, turn: int, chance: np.random.Generator) -> float:
+        """The rate itself, one within a factor of 4 of it, or a neighbour, by turn."""
+        reach = (1.0, 4.0, self._beside)[turn]
+        return self.clipped(rate * reach ** float(2 * chance.random() - 1))
+
+    def pace(self, model: CostModel, rate: float, shadow: float) -> Pace:
+        """A pace for revising, made once."""
+        key = rate, shadow
+        if key not in self._made:
+            self._made[key] = Pace(model.native, rate, _REVISING, shadow)
+        return self._made[key]
+
+    def narrow(self) -> None:
+        """Look closer to the best paces from now on; start wide again once very close."""
+        self._beside = self._beside**0.7 if self._beside > 1.003 else 1.1
+
+    def around(self, samples: Samples, count: int) -> list[float]:
+        """Paces at which the cheapest plans so far run, and beside them."""
+        rates: list[float] = []
+        for index in samples.ranked():
+            rate = self.clipped(1 / samples.taus[index])
+            if all(abs(math.log(rate / other)) > 1e-3 for other in rates):
+                rates.append(rate)
+            if 3 * len(rates) >= count:
+                break
+        # A plan drawn for a pace beside rounds its units otherwise, and often runs at this one.
+        beside = [rate * by for rate in rates for by in (self._beside, 1 / self._beside)]
+        rates += [rate for rate in beside if self.low <= rate <= self.top]
+        return rates[:count]
