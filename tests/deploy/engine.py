@@ -83,7 +83,7 @@ class Engine:
 
     Two forms of it exist one after the other. `building` shares this machine's network, so that pip
     reaches its index, and has no bridges; `running` is in a network namespace of its own, so that
-    this machine's network and firewall are left alone.
+    this machine's network and firewall are left alone. What either mounts goes with it.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -112,14 +112,14 @@ class Engine:
     def building(self) -> Iterator["Engine"]:
         """The engine, for builds."""
         options = ["--iptables=false", "--ip6tables=false", "--bridge=none", "--ip-forward=false"]
-        with self._started(["dockerd", *options]):
+        with self._started(["unshare", "--mount", "dockerd", *options]):
             yield self
 
     @contextmanager
     def running(self) -> Iterator["Engine"]:
         """The engine, for containers."""
         bring_up = 'ip link set lo up && exec dockerd "$@"'
-        with self._started(["unshare", "--net", "sh", "-c", bring_up, "dockerd"]):
+        with self._started(["unshare", "--mount", "--net", "sh", "-c", bring_up, "dockerd"]):
             yield self
 
     def docker(self, *arguments: str | Path, **options: object) -> str:
@@ -182,7 +182,8 @@ class Engine:
             )
         try:
             deadline = time.monotonic() + 60
-            while "Server" not in self.run(["docker", "info"], check=False):
+            asks = ["docker", "version", "--format", "{{.Server.Version}}"]
+            while not self.run(asks, check=False)[:1].isdigit():
                 assert self._process.poll() is None, (self.folder / "dockerd.log").read_text()
                 assert time.monotonic() < deadline, "dockerd does not answer"
                 time.sleep(0.2)
