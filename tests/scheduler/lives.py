@@ -53,6 +53,7 @@ BATCH = 16
 def prepare(directory: Path, steps: int = 40) -> None:
     """Write the model and the data, `steps` batches of it."""
     (directory / "model.py").write_text(_MODEL)
+    (directory / ".heterpsignore").write_text("*\n!model.py\n")  # the rest is the test's own
     rows = [f"{i % 2},{i % 7}" for i in range(steps * BATCH)]
     (directory / "train.csv").write_text("\n".join(["y,x", *rows]) + "\n")
 

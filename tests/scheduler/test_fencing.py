@@ -74,7 +74,7 @@ def test_a_scheduler_that_wakes_up_after_another_took_over_does_nothing(
         "workers.node", "--type", "cpu", "--units", "2", "--scheduler", first.address
     )
     old_term = stub.Heartbeat(
-        HeartbeatRequest(node=NodeStatus(node_id="any", kind="shard")), timeout=5
+        HeartbeatRequest(node=NodeStatus(node_id="any", kind="node", type="none")), timeout=5
     ).term
     spec = job(tmp_path, "job", gate=str(gate))
     stub.Submit(SubmitRequest(job_id="job", job=spec), timeout=5)

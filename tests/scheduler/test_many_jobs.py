@@ -75,7 +75,8 @@ def test_all_jobs_end_right_and_none_runs_twice(tmp_path: Path) -> None:
             return child.wait_ready(120.0)
 
         def start_scheduler(bind: str) -> Child:
-            return start("scheduler", "scheduler.service", "--redis", redis_url, "--bind", bind)
+            kept = ("--redis", redis_url, "--artifacts", str(tmp_path / "artifacts"))
+            return start("scheduler", "scheduler.service", *kept, "--bind", bind)
 
         scheduler = start_scheduler("127.0.0.1:0")
         address = scheduler.address
