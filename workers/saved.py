@@ -62,7 +62,8 @@ class SavedModel:
         parts = [self.folder / _part(i) for i in range(stages)]
         for part in parts:
             merged.update(load_file(part))
-        save_file(merged, self.folder / "dense.safetensors")
+        # save_file would make the file its owner's alone, who may be a container's user.
+        (self.folder / "dense.safetensors").write_bytes(save_bytes(merged))
         for part in parts:
             part.unlink()
         if job.code_digest:
