@@ -67,6 +67,7 @@ DEFAULT_METHOD = "ppo"
 FINAL_PHASES = frozenset(("trained", "done", "failed"))
 GRACE_S = 3.0
 _KEEP_TRYING_S = 60.0
+_RETURN_S = 60.0  # for lost nodes to be there again before the next attempt is planned
 _STOP_TRYING_S = 15.0
 _log = logging.getLogger("heterps.runner")
 
@@ -236,6 +237,8 @@ class Run:
         self._enter(PROFILING)
         # No other attempt may ever have this number: nodes know attempts by it.
         self._persist(lambda: control.jobs.write(self.job_id))
+        if self.number > 1:
+            self._await_nodes()
         offer = make_offer(spec, control.nodes.live(registry.NODE))
         if offer.note:
             _log.info("job %s: %s", self.job_id, offer.note)
@@ -277,6 +280,31 @@ class Run:
             found = follower.diagnose(self._cancel.is_set, told).ending
             raise JobError(found or told) from None
         self._enter(RUNNING)
+
+    def _await_nodes(self) -> None:
+        """Give nodes of the attempt before, which may be starting again, a while to come back."""
+        nodes, jobs = self._control.nodes, self._control.jobs
+        before = self._control.store.decision(self.job_id)
+        if before is None:
+            return
+        counts = Counter(demand(before, nodes.live(registry.SHARD)))
+        until = time.monotonic() + _RETURN_S
+
+        def back() -> bool:
+            alive = nodes.units()
+            there = all(alive.get(kind, 0) >= count for kind, count in counts.items())
+            return there or time.monotonic() > until
+
+        if back():
+            return
+        jobs.change(self.job_id, lambda s: _say(s, "waits for nodes that have gone to come back"))
+        self.waiting.set()
+        try:
+            if not nodes.wait_for(back, self._cancel.is_set):
+                raise Interrupted
+        finally:
+            self.waiting.clear()
+        jobs.change(self.job_id, lambda s: _say(s, ""))
 
     def _take_up(self, record: RunRecord) -> None:
         """Follow on where another scheduler stopped; before any worker is answered."""

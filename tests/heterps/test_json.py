@@ -15,7 +15,7 @@ from protos import scheduler_pb2 as pb
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs/json.md"
 # The programs of a cluster run until they are ended; a script is for a shell.
-WITHOUT = {"scheduler", "node", "completion"}
+WITHOUT = {"scheduler", "node", "console", "completion"}
 
 
 def commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Command]]:

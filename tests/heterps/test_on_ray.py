@@ -144,7 +144,7 @@ def test_a_ray_node_that_goes_in_mid_job_is_noticed_and_replaced(simulated, tmp_
         assert "2 cpu" in out
         running = home.running()
         assert running is not None
-        assert [role.label for role in running.roles] == ["redis", "scheduler"]
+        assert [role.label for role in running.roles] == ["redis", "scheduler", "console"]
         with Client() as client:
             before = {node.node_id: node for node in client.nodes()}
             assert [node.units for node in before.values()] == [1, 1]
