@@ -52,10 +52,10 @@ class Effort:
     """
 
     rounds: tuple[Round, ...] = (Round(26, 6, 1.3), Round(12, 10, 1.1))
-    passes: int = 6
-    patience: int = 2
-    starts: int = 12
-    trials: int = 300
+    passes: int = 4
+    patience: int = 1
+    starts: int = 8
+    trials: int = 120
     temperature: float = 1.8
     heat: float = 0.003
     slack: tuple[float, ...] = (2.0, 1.0, 1.5)
