@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scheduler import paces
 from scheduler._planner import Network, Pace
 from scheduler._planner import paces as keep
-from scheduler.cost import CostModel, Floats, Plan
+from scheduler.cost import TOLERANCE, CostModel, Floats, Plan
 from scheduler.decision import TrainingPoint
 from scheduler.policy import Policy, shipped
 from scheduler.provision import provision as provisioned
@@ -25,7 +25,6 @@ from scheduler.samples import Samples, Search
 _FEW, _EVEN = 64, 50.0
 _QUICK_LAYERS, _THOROUGH = 32, 400_000
 _SHADOWS = (0.0, 0.5, 1.0)  # how far prices are moved to those with shared limits priced in
-_WINDOWS = (6, 16, 30)  # the most layers forgotten at once, by pass
 _TIGHT = 2  # passes that may be idle besides where shared limits bind
 _APART = 3  # layers in which plans revised at one pace differ
 
@@ -46,20 +45,22 @@ class Round:
 class Effort:
     """How much is drawn: rounds that narrow down, then passes that revise the best plans.
 
-    A pass draws parts of up to `starts` plans anew, `trials` times each; passes end when `patience`
-    of them in a row saved less than a thousandth. `nodes` is the effort of the masks' search where
+    A pass draws parts of up to `starts` plans anew, `trials` times each, at most so many layers at
+    once as `windows` says for it; passes end when `patience` of them in a row saved less than a
+    thousandth. `nodes` is the effort of the masks' search where
     limits are tight.
     """
 
-    rounds: tuple[Round, ...] = (Round(26, 6, 1.3), Round(12, 10, 1.1))
-    passes: int = 4
-    patience: int = 1
-    starts: int = 8
-    trials: int = 120
-    temperature: float = 1.8
+    rounds: tuple[Round, ...] = (Round(8, 3, 1.3), Round(4, 4, 1.1))
+    passes: int = 8
+    patience: int = 2
+    starts: int = 6
+    trials: int = 300
+    windows: tuple[int, ...] = (4, 8, 16)
+    temperature: float = 2.0
     heat: float = 0.003
     slack: tuple[float, ...] = (2.0, 1.0, 1.5)
-    nodes: int = 100_000
+    nodes: int = 20_000
 
     @classmethod
     def of(cls, model: CostModel) -> "Effort":
@@ -98,11 +99,14 @@ def draw(
     effort: Effort | None = None,
     policy: Policy | None = None,
     finetune: float = 0.0,
+    bound: float = 0.0,
 ) -> Drawn:
     """Plan with the policy.
 
     Args:
         floor: samples/s to reach; 0 for the cheapest at any speed.
+        bound: no plan is cheaper, in dollars; drawing ends with one that costs no more, as none of
+            those still to come could take its place.
         policy: the shipped one unless given.
         finetune: seconds to go on learning on this very problem (needs torch).
 
@@ -115,12 +119,14 @@ def draw(
     policy = policy or shipped()
     low = max(floor, paces.slowest(model) if floor <= 0 else 0.0)
     top, fastest = paces.fastest(model.native, low)
-    samples = Samples(model, floor)
+    samples = Samples(model, floor, bound * 3600 / model.samples * (1 + TOLERANCE))
     search = Search(low, max(top, low), effort.rounds[0].paces)
     if fastest is None and not _rescued(samples, policy.network, effort, search, seed):
         return _missed(model, floor, seed, policy, samples)
     tight = fastest is None
     for number, step in enumerate(effort.rounds):
+        if samples.done:
+            break
         wanted = search.around(samples, step.paces) if number else search.grid
         kept = keep(model.native, wanted, effort.nodes)
         if kept:
@@ -131,17 +137,26 @@ def draw(
                 samples.add(policy.network.sample(kept, _FEW, _EVEN, words))
             binding = [pace.floor for pace in kept if _binds(pace)]
             tight = tight or bool(binding)
-            for shadow in _SHADOWS[1:] if binding else ():
+            if binding:
+                shadow = _SHADOWS[1 + number % 2]
                 priced = keep(model.native, binding, effort.nodes, shadow)
                 samples.add(policy.network.sample(priced, draws, step.temperature, words))
+    if fastest is not None and not samples.ranked():
+        # Its masks were searched for longer than those of the rounds.
+        samples.add(policy.network.sample([fastest], effort.starts, 1.3, seed))
+        if not samples.ranked() and not _rescued(samples, policy.network, effort, search, seed):
+            return _missed(model, floor, seed, policy, samples)
+        tight = True
     idle, more = 0, _TIGHT if tight else 0
     for number in range(effort.passes + 2 * more):
+        if samples.done:
+            break
         before = samples.best
         _revise(samples, policy.network, effort, search, (number, seed * 7919 + 17 + number), tight)
         idle = idle + 1 if samples.best > before * (1 - 1e-3) else 0
         if idle == effort.patience + more:
             break
-    if finetune <= 0 or not samples.ranked():
+    if finetune <= 0 or samples.done or not samples.ranked():
         return best_of(model, floor, policy, samples)
     tuned, curve = _finetune(samples, policy, effort, search, seed, finetune)
     return replace(best_of(model, floor, tuned, samples), curve=curve)
@@ -189,7 +204,7 @@ def _revise(
             made,
             np.stack(starts),
             effort.trials,
-            _WINDOWS[number % len(_WINDOWS)],
+            effort.windows[number % len(effort.windows)],
             effort.temperature,
             effort.heat * (number % 2),
             effort.slack[(number + number // 3) % len(effort.slack)] if tight else 1.0,
@@ -211,7 +226,7 @@ def _rescued(samples: Samples, network: Network, effort: Effort, search: Search,
             [made[n % len(made)] for n in range(len(starts))],
             starts,
             20 * effort.trials,
-            _WINDOWS[number % len(_WINDOWS)],
+            effort.windows[number % len(effort.windows)],
             effort.temperature,
             0.0,
             effort.slack[0],

@@ -14,10 +14,14 @@ _REVISING = 1000  # nodes of a pace's own search, whose answer revising does not
 
 @dataclass(slots=True)
 class Samples:
-    """Assignments drawn so far, each once, with value (tau * price an hour), tau and pace."""
+    """Assignments drawn so far, each once, with value (tau * price an hour), tau and pace.
+
+    None is worth less than `bound`.
+    """
 
     model: CostModel
     floor: float
+    bound: float = 0.0
     best: float = math.inf
     seen: set[bytes] = field(default_factory=set)
     values: list[float] = field(default_factory=list)
@@ -42,6 +46,11 @@ class Samples:
         self.values += values.tolist()
         self.taus += taus.tolist()
         self.best = min(self.best, float(values.min()))
+
+    @property
+    def done(self) -> bool:
+        """Whether none can be better than the best."""
+        return self.best <= self.bound
 
     def ranked(self) -> list[int]:
         """Indices of the plans that meet the demands, cheapest first."""

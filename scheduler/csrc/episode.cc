@@ -74,8 +74,8 @@ void Episode::Observe(const uint8_t* mask, float* features) const {
   for (int t = 0; t < p.types; ++t) {
     float* f = features + static_cast<size_t>(t) * kDynamic;
     std::fill(f, f + kDynamic, 0.0F);
-    if (!p.allowed[p.At(std::min(layer_, p.layers - 1), t)] || done()) {
-      f[0] = -1;
+    f[0] = mask[t] ? 1.0F : -1.0F;
+    if (!mask[t]) {  // looks no further at what cannot be taken
       continue;
     }
     bool same = t == type_;
@@ -88,7 +88,6 @@ void Episode::Observe(const uint8_t* mask, float* features) const {
     double after = spent + (same || type_ < 0 ? 0 : std::min(closing, 1e9) * price[type_]) +
                    (able ? units : 1e9) * price[t];
     double taken = used_[t] + (able ? units : 0);
-    f[0] = mask[t] ? 1.0F : -1.0F;
     f[1] = same ? 1.0F : 0.0F;
     f[2] = Share(after - before, reference);
     f[3] =

@@ -153,7 +153,7 @@ nb::tuple Demonstrate(const std::vector<std::shared_ptr<Pace>>& paces, int layer
         std::vector<double> weight(p.types, 0.0);
         if (!encoded.empty()) {
           student->Score(&encoded[static_cast<size_t>(layer) * p.types * student->width()],
-                         &dynamic[at * kDynamic], &masks[at], p.types, logits.data());
+                         &dynamic[at * kDynamic], &masks[at], p.types, logits.data(), nullptr);
           float most = *std::max_element(logits.begin(), logits.end());
           for (int t = 0; t < p.types; ++t) {
             if (masks[at + t]) total += weight[t] = std::exp(logits[t] - most);

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstring>
 #include <stdexcept>
+#include <type_traits>
 
 #include "pace.h"
 
@@ -19,55 +20,73 @@
 namespace heterps::scheduler {
 namespace {
 
-constexpr int kRows = 4, kLanes = 8, kColumns = 2 * kLanes;  // of a tile that stays in registers
+constexpr int kLanes = 8;  // floats of a vector
+constexpr int kSums = 8;   // vectors of sums that stay in registers: rows times columns of a tile
+constexpr int kRows = 4;   // of the tallest tile
 
 typedef float Lanes __attribute__((vector_size(4 * kLanes), aligned(4), may_alias));
+
+struct Matrices {
+  const float* x;     // [rows, in]
+  const float* w;     // [in, out]
+  const float* bias;  // [out], or null
+  int in, out;
+  bool add;
+  float* y;  // [rows, out]
+};
+
+// The sums of `Rows` rows from `row` on; low tiles are wide, so that sums do not wait for the last.
+template <int Rows>
+[[gnu::always_inline]] inline void Tile(const Matrices& m, int row) {
+  constexpr int kWide = kSums / Rows;
+  const float* x = m.x + static_cast<size_t>(row) * m.in;
+  float* y = m.y + static_cast<size_t>(row) * m.out;
+  int column = 0;
+  auto sum = [&]<int Wide>(std::integral_constant<int, Wide>) __attribute__((always_inline)) {
+    Lanes sums[Rows][Wide] = {};
+    const float* line = m.w + column;
+    for (int i = 0; i < m.in; ++i, line += m.out) {
+      for (int c = 0; c < Wide; ++c) {
+        Lanes w = *reinterpret_cast<const Lanes*>(line + c * kLanes);
+        for (int r = 0; r < Rows; ++r) sums[r][c] += x[static_cast<size_t>(r) * m.in + i] * w;
+      }
+    }
+    for (int r = 0; r < Rows; ++r) {
+      for (int c = 0; c < Wide; ++c) {
+        int to = column + c * kLanes;
+        Lanes* at = reinterpret_cast<Lanes*>(y + static_cast<size_t>(r) * m.out + to);
+        if (m.bias) sums[r][c] += *reinterpret_cast<const Lanes*>(m.bias + to);
+        if (m.add) sums[r][c] += *at;
+        *at = sums[r][c];
+      }
+    }
+    column += Wide * kLanes;
+  };
+  while (column + kWide * kLanes <= m.out) sum(std::integral_constant<int, kWide>());
+  while (column + kLanes <= m.out) sum(std::integral_constant<int, 1>());
+  for (; column < m.out; ++column) {
+    float sums[Rows] = {};
+    for (int i = 0; i < m.in; ++i) {
+      float w = m.w[static_cast<size_t>(i) * m.out + column];
+      for (int r = 0; r < Rows; ++r) sums[r] += x[static_cast<size_t>(r) * m.in + i] * w;
+    }
+    for (int r = 0; r < Rows; ++r) {
+      float& into = y[static_cast<size_t>(r) * m.out + column];
+      into = sums[r] + (m.bias ? m.bias[column] : 0.0F) + (m.add ? into : 0.0F);
+    }
+  }
+}
 
 // y [rows, out] = x [rows, in] w [in, out] + bias, or + y where `add`.
 HETERPS_CLONES void Multiply(const float* __restrict x, const float* __restrict w,
                              const float* __restrict bias, int rows, int in, int out, bool add,
                              float* __restrict y) {
-  int full = out / kColumns * kColumns;
-  for (int row = 0; row < rows; row += kRows) {
-    int tall = std::min(kRows, rows - row);
-    const float* x0 = x + static_cast<size_t>(row) * in;
-    // Rows beyond the last repeat it: computed, never written.
-    const float* x1 = x0 + (tall > 1 ? in : 0);
-    const float* x2 = x1 + (tall > 2 ? in : 0);
-    const float* x3 = x2 + (tall > 3 ? in : 0);
-    for (int column = 0; column < full; column += kColumns) {
-      Lanes a0{}, a1{}, b0{}, b1{}, c0{}, c1{}, d0{}, d1{};
-      const float* line = w + column;
-      for (int i = 0; i < in; ++i, line += out) {
-        Lanes w0 = *reinterpret_cast<const Lanes*>(line);
-        Lanes w1 = *reinterpret_cast<const Lanes*>(line + kLanes);
-        a0 += x0[i] * w0, a1 += x0[i] * w1;
-        b0 += x1[i] * w0, b1 += x1[i] * w1;
-        c0 += x2[i] * w0, c1 += x2[i] * w1;
-        d0 += x3[i] * w0, d1 += x3[i] * w1;
-      }
-      Lanes sums[kRows][2] = {{a0, a1}, {b0, b1}, {c0, c1}, {d0, d1}};
-      for (int r = 0; r < tall; ++r) {
-        float* into = y + static_cast<size_t>(row + r) * out + column;
-        for (int half = 0; half < 2; ++half) {
-          Lanes sum = sums[r][half];
-          Lanes* at = reinterpret_cast<Lanes*>(into + half * kLanes);
-          if (bias) sum += *reinterpret_cast<const Lanes*>(bias + column + half * kLanes);
-          if (add) sum += *at;
-          *at = sum;
-        }
-      }
-    }
-    for (int r = 0; r < tall; ++r) {
-      const float* at = x0 + static_cast<size_t>(r) * in;
-      float* into = y + static_cast<size_t>(row + r) * out;
-      for (int column = full; column < out; ++column) {
-        float sum = 0;
-        for (int i = 0; i < in; ++i) sum += at[i] * w[static_cast<size_t>(i) * out + column];
-        into[column] = sum + (bias ? bias[column] : 0.0F) + (add ? into[column] : 0.0F);
-      }
-    }
-  }
+  Matrices m{x, w, bias, in, out, add, y};
+  int row = 0;
+  for (; row + kRows <= rows; row += kRows) Tile<4>(m, row);
+  if (rows - row == 3) Tile<3>(m, row);
+  if (rows - row == 2) Tile<2>(m, row);
+  if (rows - row == 1) Tile<1>(m, row);
 }
 
 void Apply(const Linear& linear, const float* x, int rows, float* y, bool add = false) {
@@ -295,46 +314,52 @@ std::vector<float> Network::Encode(const float* features, int layers, int types)
   return x;
 }
 
-float Network::Score(const float* encoded, const float* state, const unsigned char* mask, int types,
-                     float* logits) const {
-  size_t size = static_cast<size_t>(types) * width_;
-  std::vector<float> z(encoded, encoded + size), y(size);
-  Apply(state_, state, types, z.data(), true);
-  std::vector<float> context(2 * static_cast<size_t>(width_), 0.0F), shared(width_);
-  float count = 0;
+void Network::Score(const float* encoded, const float* state, const unsigned char* mask, int types,
+                    float* logits, float* value) const {
+  // Only the open types count.
+  size_t width = width_, size = width * types;
+  // Kept between calls: there are very many, and each writes what it reads.
+  thread_local std::vector<float> room;
+  room.resize(std::max(room.size(), 2 * size + 4 * width + types * (kDynamic + size_t{1})));
+  float* z = room.data();
+  float *y = z + size, *context = y + size, *shared = context + 2 * width;
+  float *judged = shared + width, *states = judged + width, *scores = states + types * kDynamic;
+  int open = 0;
   for (int t = 0; t < types; ++t) {
-    float* row = &z[static_cast<size_t>(t) * width_];
-    float there = mask[t] ? 1.0F : 0.0F;
-    count += there;
+    logits[t] = -1e9F;
+    if (!mask[t]) continue;
+    std::copy_n(encoded + t * width, width, z + open * width);
+    std::copy_n(state + static_cast<size_t>(t) * kDynamic, kDynamic, states + open * kDynamic);
+    ++open;
+  }
+  Apply(state_, states, open, z, true);
+  float count = static_cast<float>(std::max(open, 1));
+  std::fill_n(context, 2 * width, 0.0F);
+  for (int t = 0; t < open; ++t) {
+    float* row = z + t * width;
     for (int i = 0; i < width_; ++i) {
       row[i] = std::max(row[i], 0.0F);
-      context[i] += row[i] * there;
-      context[width_ + i] = std::max(context[width_ + i], row[i] * there);
+      context[i] += row[i];
+      context[width + i] = std::max(context[width + i], row[i]);
     }
   }
-  count = std::max(count, 1.0F);
   for (int i = 0; i < width_; ++i) context[i] /= count;
-  Apply(others_, context.data(), 1, shared.data());
-  for (int t = 0; t < types; ++t) {
-    std::copy(shared.begin(), shared.end(), &y[static_cast<size_t>(t) * width_]);
+  Apply(others_, context, 1, shared);
+  for (int t = 0; t < open; ++t) std::copy_n(shared, width, y + t * width);
+  Apply(own_, z, open, y, true);
+  for (size_t i = 0; i < open * width; ++i) y[i] = std::max(y[i], 0.0F);
+  Apply(score_, y, open, scores);
+  for (int t = 0, at = 0; t < types; ++t) {
+    if (mask[t]) logits[t] = scores[at++];
   }
-  Apply(own_, z.data(), types, y.data(), true);
-  Relu(&y);
-  Apply(score_, y.data(), types, logits);
-  std::fill(shared.begin(), shared.end(), 0.0F);
-  for (int t = 0; t < types; ++t) {
-    if (!mask[t]) {
-      logits[t] = -1e9F;
-      continue;
-    }
-    for (int i = 0; i < width_; ++i) shared[i] += y[static_cast<size_t>(t) * width_ + i] / count;
+  if (!value) return;
+  std::fill_n(shared, width, 0.0F);
+  for (int t = 0; t < open; ++t) {
+    for (int i = 0; i < width_; ++i) shared[i] += y[t * width + i] / count;
   }
-  std::vector<float> judged(width_);
-  Apply(judge_, shared.data(), 1, judged.data());
-  Relu(&judged);
-  float value = 0;
-  Apply(value_, judged.data(), 1, &value);
-  return value;
+  Apply(judge_, shared, 1, judged);
+  for (int i = 0; i < width_; ++i) judged[i] = std::max(judged[i], 0.0F);
+  Apply(value_, judged, 1, value);
 }
 
 }  // namespace heterps::scheduler

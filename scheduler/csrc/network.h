@@ -37,9 +37,10 @@ class Network {
   std::vector<float> Encode(const float* features, int layers, int types) const;
 
   // Scores the types of one layer: encoded [types, width], state [types, kDynamic], mask [types].
-  // Writes logits [types], -1e9 where masked, and returns the value.
-  float Score(const float* encoded, const float* state, const unsigned char* mask, int types,
-              float* logits) const;
+  // Writes logits [types], -1e9 where masked, and the value unless that is null. What stands for
+  // masked types in `encoded` and `state` has no influence.
+  void Score(const float* encoded, const float* state, const unsigned char* mask, int types,
+             float* logits, float* value) const;
 
  private:
   struct Attention {

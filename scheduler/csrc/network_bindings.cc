@@ -129,8 +129,9 @@ void BindNetwork(nb::module_& m) {
               throw std::invalid_argument("expected arrays for the same types");
             }
             std::vector<float> logits(types);
-            float value = network.Score(encoded.data(), state.data(), mask.data(),
-                                        static_cast<int>(types), logits.data());
+            float value = 0;
+            network.Score(encoded.data(), state.data(), mask.data(), static_cast<int>(types),
+                          logits.data(), &value);
             return nb::make_tuple(Owned(std::move(logits), {types}), value);
           },
           "encoded"_a, "state"_a, "mask"_a)

@@ -62,19 +62,29 @@ class Player {
     int from, to;
   };
 
+  // How they are drawn anew: with `first`, the likeliest types follow the first layer of a window;
+  // with `other`, the first layer of all moves to another type, as drawing what was there before
+  // is a waste. `slack` times the limits may be taken.
+  struct Manner {
+    float temperature;
+    bool first, other;
+    double slack;
+  };
+
   // Draws the layers of `windows`, in order, anew and keeps the others; whether every layer has a
-  // type. With `first`, the likeliest types follow the first layer of a window.
+  // type.
   //
-  // It looks no further ahead than the units that are left, `slack` times the limits: the kept
-  // layers are a way to finish, or the price says no.
-  bool Redraw(const int32_t* before, const std::vector<Window>& windows, float temperature,
-              bool first, double slack, Episode* episode) {
+  // It looks no further ahead than the units that are left: the kept layers are a way to finish,
+  // or the price says no.
+  bool Redraw(const int32_t* before, const std::vector<Window>& windows, const Manner& manner,
+              Episode* episode) {
     int at = 0;
     for (const Window& window : windows) {
       for (; at < window.from; ++at) episode->Step(before[at]);
       for (; at < window.to; ++at) {
-        episode->Room(mask_.data(), slack);
-        int type = Draw(*episode, first && at > window.from ? 0 : temperature);
+        episode->Room(mask_.data(), manner.slack);
+        if (manner.other && at == windows[0].from) mask_[before[at]] = 0;
+        int type = Draw(*episode, manner.first && at > window.from ? 0 : manner.temperature);
         if (type < 0) return false;
         episode->Step(type);
       }
@@ -93,7 +103,7 @@ class Player {
     if (open < 2) return chosen;
     episode.Observe(mask_.data(), state_.data());
     size_t row = static_cast<size_t>(episode.layer()) * types_ * network_.width();
-    network_.Score(&(*encoded_)[row], state_.data(), mask_.data(), types_, logits_.data());
+    network_.Score(&(*encoded_)[row], state_.data(), mask_.data(), types_, logits_.data(), nullptr);
     float best = -std::numeric_limits<float>::infinity();
     for (int t = 0; t < types_; ++t) {
       if (!mask_[t]) continue;

@@ -9,6 +9,7 @@ namespace {
 
 constexpr double kStages = 0.3;  // share of trials that forget whole stages
 constexpr double kFirst = 0.35;  // share of those where only a window's first layer is drawn warm
+constexpr double kOther = 0.8;   // share of trials whose first layer must move to another type
 constexpr int kFines = 8;        // trials between changes of the fine
 
 // What overdrawing limits costs: more while the plan does, less while it does not.
@@ -75,14 +76,17 @@ std::vector<int32_t> ReviseOne(Player* player, const std::shared_ptr<Pace>& pace
   double least = within ? current : kInf;
   for (int trial = 0; trial < settings.trials; ++trial) {
     std::vector<Player::Window> windows = Forget(player, now, settings.window);
-    bool first = player->Random() < kFirst;
+    bool first = player->Random() < kFirst, other = player->Random() < kOther;
     float warmth = settings.temperature * static_cast<float>(0.4 + 1.2 * player->Random());
     Episode episode(pace);
-    if (!player->Redraw(now.data(), windows, warmth, first, settings.slack, &episode)) continue;
+    if (!player->Redraw(now.data(), windows, {warmth, first, other, settings.slack}, &episode)) {
+      continue;
+    }
     if (soft && trial % kFines == kFines - 1) {
       fines.Move(within ? 0.8 : 1.25);
       current = priced();
     }
+    if (episode.assignment() == now) continue;
     double price = episode.Price(fines.each(), &fits);
     if (!(price < kInf) || (!fits && !soft)) continue;
     double heat = settings.heat * (1 - static_cast<double>(trial) / settings.trials);

@@ -34,8 +34,8 @@ Trace Replay(const Network& network, const std::shared_ptr<Pace>& pace, const in
     if (!mask[assignment[layer]]) episode.Room(mask.data(), 1);
     if (!mask[assignment[layer]]) break;
     episode.Observe(mask.data(), state.data());
-    trace.values[layer] =
-        network.Score(&encoded[layer * row], state.data(), mask.data(), types, logits.data());
+    network.Score(&encoded[layer * row], state.data(), mask.data(), types, logits.data(),
+                  &trace.values[layer]);
     float* chances = &trace.chances[static_cast<size_t>(layer) * types];
     float most = *std::max_element(logits.begin(), logits.end()), total = 0;
     for (int t = 0; t < types; ++t) {

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from bench.workloads import problem as generated
 from scheduler import agent, load_resources, load_workload
 from scheduler.cost import CostModel
 from scheduler.exact import solve
@@ -26,6 +27,14 @@ def test_feasible_and_near_the_optimum(example: CostModel) -> None:
     assert drawn.plan.feasible
     assert drawn.plan.throughput >= FLOOR
     assert drawn.plan.cost <= solve(example, FLOOR).lower_bound * 1.02
+
+
+def test_drawing_ends_with_what_is_proven_the_cheapest(example: CostModel) -> None:
+    whole = agent.draw(example, FLOOR)
+    ended = agent.draw(example, FLOOR, bound=whole.plan.cost)
+    assert ended.plan == whole.plan
+    assert ended.evaluations < whole.evaluations
+    assert agent.draw(example, FLOOR, bound=whole.plan.cost * 0.9) == whole
 
 
 def test_the_same_seed_gives_the_same_plan(example: CostModel) -> None:
@@ -56,6 +65,11 @@ def test_a_plan_wherever_there_is_one(drawn: tuple[CostModel, float]) -> None:
     if found.feasible:
         assert found.cost >= best.lower_bound * (1 - 1e-9)
         assert found.cost <= best.lower_bound * 1.05
+
+
+def test_a_plan_also_where_the_masks_of_the_rounds_find_none() -> None:
+    hard = generated(13, seed=12, layers=(33, 64))
+    assert agent.draw(hard.model(), hard.min_throughput, effort=agent.Effort()).plan.feasible
 
 
 def test_a_cap_on_the_price_is_kept(example: CostModel) -> None:
