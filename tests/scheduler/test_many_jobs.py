@@ -24,7 +24,8 @@ from protos.scheduler_pb2 import (
 )
 from scheduler.redis_server import EmbeddedRedis
 from scheduler.store import TERMINAL, Store
-from tests.scheduler.lives import job, log_of, prepare, steps_of, wait_until
+from tests.scheduler.lives import job, log_of, prepare, steps_of
+from tests.waiting import wait_until
 
 pytest.importorskip("workers.stage")
 JOBS = int(os.environ.get("HETERPS_MANY_JOBS", "8"))
