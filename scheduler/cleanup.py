@@ -25,7 +25,7 @@ def clean_up(underway: Underway, everywhere: bool) -> None:
     for silent in stop_job(underway.attempt, addresses, channels, GRACE_S):
         _log.warning("%s", silent)
     standing = [p.address for p in processes if p.standing and p.address]
-    for silent in drop_tables(underway.job_id, standing, channels):
+    for silent in drop_tables(underway.job_id, standing):
         _log.warning("%s", silent)
     underway.logs.set_processes(processes)
     underway.logs.keep()
