@@ -139,7 +139,7 @@ class SchedulerService(SchedulerServicer):
         return self._known(job_id, context)
 
     def Logs(self, request: LogsRequest, context: grpc.ServicerContext) -> Iterator[LogChunk]:  # noqa: N802
-        """What the job's processes have printed; with `follow`, until it ends."""
+        """What the job's processes have printed from `offsets` on; with `follow`, to its end."""
         job_id = request.job_id
         self._known(job_id, context)
 
@@ -152,6 +152,7 @@ class SchedulerService(SchedulerServicer):
                 yield from stream(
                     job_id,
                     self._store,
+                    request.offsets,
                     lambda: found.logs if (found := run()) is not None else None,
                     lambda: request.follow and self._jobs.state(job_id) not in TERMINAL,
                     lambda seconds: self._readers.pause(seconds, gone),

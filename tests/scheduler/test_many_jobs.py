@@ -31,9 +31,11 @@ pytest.importorskip("workers.stage")
 JOBS = int(os.environ.get("HETERPS_MANY_JOBS", "8"))
 CLIENTS, NODES, KILLS, STEPS = 4, 3, 3, 40
 
-# Submits what it is given, riding out a scheduler that is away, and waits for every end.
+# Submits what it is given, riding out a scheduler that is away, follows every log, and waits for
+# every end. Prints the ends, and the logs that came otherwise than they are kept.
 _CLIENT = """
-import json, sys, time
+import json, sys, threading, time
+from collections import defaultdict
 from heterps import Client
 from heterps.errors import UnreachableError
 from protos.job_pb2 import JobSpec
@@ -48,16 +50,32 @@ def patiently(action):
                 raise
             time.sleep(0.2)
 
+def add(pieces, texts):
+    for piece in pieces:
+        texts[piece.process] += piece.text
+
 client = Client(sys.argv[1])
-for path in sys.argv[2:]:
-    job = JobSpec.FromString(open(path, "rb").read())
+jobs = [JobSpec.FromString(open(path, "rb").read()) for path in sys.argv[2:]]
+followed = {job.name: defaultdict(str) for job in jobs}
+followers = []
+for job in jobs:
     patiently(lambda: client.submit(job, job_id=job.name))
     patiently(lambda: client.submit(job, job_id=job.name))
-ends = {}
-for path in sys.argv[2:]:
-    name = JobSpec.FromString(open(path, "rb").read()).name
-    ends[name] = patiently(lambda: client.wait(name)).state
-print(json.dumps(ends))
+    pieces = client.logs(job.name, follow=True)
+    followers.append(threading.Thread(target=add, args=(pieces, followed[job.name]), daemon=True))
+    followers[-1].start()
+ends = {job.name: client.wait(job.name).state for job in jobs}
+differ = []
+for job, follower in zip(jobs, followers):
+    follower.join(60)
+    kept = defaultdict(str)
+    add(patiently(lambda: list(client.logs(job.name))), kept)
+    if not kept:
+        differ.append(f"{job.name}: none is kept")
+    for process, text in kept.items():
+        if followed[job.name][process] != text:
+            differ.append(f"{job.name}: {process}: {followed[job.name][process]!r} {text!r}")
+print(json.dumps([ends, differ]))
 """
 
 
@@ -122,7 +140,9 @@ def test_all_jobs_end_right_and_none_runs_twice(tmp_path: Path) -> None:
         for client in clients:
             output, _ = client.communicate(timeout=600)
             assert client.returncode == 0
-            ends |= json.loads(output)
+            ended_so, differ = json.loads(output)
+            assert not differ
+            ends |= ended_so
         final = {one.job_id: one for one in jobs()}
 
     assert ends == dict.fromkeys(names, "succeeded")
