@@ -34,9 +34,9 @@ CLIENTS, NODES, KILLS, STEPS = 4, 3, 3, 40
 # Submits what it is given, riding out a scheduler that is away, follows every log, and waits for
 # every end. Prints the ends, and the logs that came otherwise than they are kept.
 _CLIENT = """
-import json, sys, threading, time
+import asyncio, json, sys, threading, time
 from collections import defaultdict
-from heterps import Client
+from heterps import AsyncClient, Client
 from heterps.errors import UnreachableError
 from protos.job_pb2 import JobSpec
 
@@ -54,27 +54,40 @@ def add(pieces, texts):
     for piece in pieces:
         texts[piece.process] += piece.text
 
+async def add_later(name, texts):
+    async with AsyncClient(sys.argv[1]) as client:
+        async for piece in client.logs(name, follow=True):
+            texts[piece.process] += piece.text
+        assert (await client.wait(name)).state.is_final
+
 client = Client(sys.argv[1])
-jobs = [JobSpec.FromString(open(path, "rb").read()) for path in sys.argv[2:]]
-followed = {job.name: defaultdict(str) for job in jobs}
-followers = []
-for job in jobs:
+names, followed, followers = [], [], []
+for path in sys.argv[2:]:
+    job = JobSpec.FromString(open(path, "rb").read())
     patiently(lambda: client.submit(job, job_id=job.name))
     patiently(lambda: client.submit(job, job_id=job.name))
-    pieces = client.logs(job.name, follow=True)
-    followers.append(threading.Thread(target=add, args=(pieces, followed[job.name]), daemon=True))
-    followers[-1].start()
-ends = {job.name: client.wait(job.name).state for job in jobs}
-differ = []
-for job, follower in zip(jobs, followers):
+    names.append(job.name)
+    texts, later = defaultdict(str), defaultdict(str)
+    followed.append((texts, later))
+    followers += [
+        threading.Thread(target=add, args=(client.logs(job.name, follow=True), texts), daemon=True),
+        threading.Thread(target=asyncio.run, args=(add_later(job.name, later),), daemon=True),
+    ]
+for follower in followers:
+    follower.start()
+ends = {name: client.wait(name).state for name in names}
+for follower in followers:
     follower.join(60)
+differ = []
+for name, both in zip(names, followed):
     kept = defaultdict(str)
-    add(patiently(lambda: list(client.logs(job.name))), kept)
+    add(patiently(lambda: list(client.logs(name))), kept)
     if not kept:
-        differ.append(f"{job.name}: none is kept")
+        differ.append(f"{name}: none is kept")
     for process, text in kept.items():
-        if followed[job.name][process] != text:
-            differ.append(f"{job.name}: {process}: {followed[job.name][process]!r} {text!r}")
+        for got in both:
+            if got[process] != text:
+                differ.append(f"{name}: {process}: {got[process]!r} {text!r}")
 print(json.dumps([ends, differ]))
 """
 
