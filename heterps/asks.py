@@ -5,7 +5,6 @@
 
 import re
 import secrets
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from heterps.schema import nearest
 from heterps.target import Target
 from protos import artifacts_pb2 as files_pb
 from protos import scheduler_pb2 as pb
-from protos.channels import RpcError
+from protos.channels import RpcError, status_of
 from protos.history_pb2 import JobHistory
 from protos.job_pb2 import JobSpec
 
@@ -32,10 +31,8 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 CALL_S = 10.0
-PAUSE_S = 0.5  # between attempts to follow a job
 _CANCEL_S = 30.0  # it answers when the job's processes are stopped
 _PLAN_S = 600.0
-_RECONNECT_S = 30.0
 _SUBMIT_RETRY_S = 5.0
 _AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
@@ -203,39 +200,14 @@ def plan(
     return Ask("Plan", request, "plan", Decision.from_message, timeout_s=_PLAN_S + finetune)
 
 
-class Following:
-    """A stream that is followed: what to do when it breaks off.
+def broken(target: Target, what: str, job_id: str, error: grpc.RpcError) -> HeterpsError:
+    """A stream's failure in words.
 
     Args:
-        target: the scheduler.
-        job_id: whose stream it is.
-        what: for errors.
-        patience_s: for which the scheduler may be away.
+        what: it was opened for.
     """
-
-    def __init__(
-        self, target: Target, job_id: str, what: str, patience_s: float = _RECONNECT_S
-    ) -> None:
-        self._target = target
-        self._job_id = job_id
-        self._what = f"scheduler {target.address}: {what} {job_id}"
-        self._patience_s = patience_s
-        self._last_answer = time.monotonic()
-
-    def took(self) -> None:
-        """Something came."""
-        self._last_answer = time.monotonic()
-
-    def broke(self, code: grpc.StatusCode, details: str) -> None:
-        """It failed; it may be opened again after PAUSE_S unless this raises.
-
-        Raises:
-            HeterpsError: it is of no use to go on.
-        """
-        away_s = time.monotonic() - self._last_answer
-        if code not in _AWAY or away_s >= self._patience_s:
-            error = RpcError(self._what, code, details)
-            raise explain(self._target, error, self._job_id) from None
+    told = RpcError(f"scheduler {target.address}: {what} {job_id}", *status_of(error))
+    return explain(target, told, job_id)
 
 
 def explain(target: Target, error: RpcError, job_id: str = "") -> HeterpsError:

@@ -13,15 +13,17 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
+from google.protobuf.message import Message
 
 from heterps import asks, steps
-from heterps.asks import Ask, Following
+from heterps.asks import Ask
 from heterps.errors import FetchError
+from heterps.patience import Patience
 from heterps.records import Job, KeptDecision, LogText, Node
 from heterps.target import Target
 from protos import scheduler_pb2 as pb
 from protos.artifacts_pb2_grpc import ArtifactsStub
-from protos.channels import RpcError, call_async, connect_async, status_of
+from protos.channels import RpcError, call_async, connect_async
 from protos.history_pb2 import JobHistory
 from protos.history_pb2_grpc import HistoryStub
 from protos.job_pb2 import JobSpec
@@ -83,18 +85,13 @@ class AsyncClient:
 
     async def watch(self, job_id: str) -> AsyncIterator[Job]:
         """How a job stands, now and after each change, to its end; see `Client.watch`."""
-        following = Following(self.target, job_id, "watch")
-        while True:
-            try:
-                async for status in self._stub.WatchJob(pb.JobRequest(job_id=job_id)):
-                    following.took()
-                    job = Job.of(status)
-                    yield job
-                    if job.state.is_final:
-                        return
-            except grpc.RpcError as error:
-                following.broke(*status_of(error))
-            await asyncio.sleep(asks.PAUSE_S)
+        request = pb.JobRequest(job_id=job_id)
+        replies = self._follow(self._stub.WatchJob, lambda: request, "watch", job_id, Patience())
+        async for status in replies:
+            job = Job.of(status)
+            yield job
+            if job.state.is_final:
+                return
 
     async def wait(self, job_id: str, timeout: float | None = None) -> Job:
         """Wait for a job's end; see `Client.wait`."""
@@ -105,12 +102,16 @@ class AsyncClient:
         return await self._run(steps.get(job_id, to))
 
     async def logs(self, job_id: str, follow: bool = False) -> AsyncIterator[LogText]:
-        """What the job's processes wrote; with `follow`, on to its end."""
-        try:
-            async for chunk in self._stub.Logs(pb.LogsRequest(job_id=job_id, follow=follow)):
-                yield LogText(chunk.process, chunk.text)
-        except grpc.RpcError as error:
-            Following(self.target, job_id, "logs", 0.0).broke(*status_of(error))
+        """What the job's processes wrote; with `follow`, on to its end; see `Client.logs`."""
+        offsets: dict[str, int] = {}
+
+        def request() -> pb.LogsRequest:
+            return pb.LogsRequest(job_id=job_id, follow=follow, offsets=offsets)
+
+        patience = Patience() if follow else Patience(0.0)
+        async for chunk in self._follow(self._stub.Logs, request, "logs", job_id, patience):
+            offsets[chunk.process] = chunk.next_offset
+            yield LogText(chunk.process, chunk.text)
 
     async def cancel(self, job_id: str) -> Job:
         """Ask a job to end; safe to repeat, without effect once it has ended."""
@@ -184,6 +185,25 @@ class AsyncClient:
         trace: TracebackType | None,
     ) -> None:
         await self.close()
+
+    async def _follow(
+        self,
+        method: Callable[[Any], AsyncIterator[Any]],
+        request: Callable[[], Message],
+        what: str,
+        job_id: str,
+        patience: Patience,
+    ) -> AsyncIterator[Any]:
+        """What comes on a stream; where it breaks off, it is opened again."""
+        while True:
+            try:
+                async for reply in method(request()):
+                    patience.took()
+                    yield reply
+                return
+            except grpc.RpcError as error:
+                patience.missed(asks.broken(self.target, what, job_id, error))
+            await self._run(steps.return_of(job_id, patience))
 
     async def _run(self, procedure: steps.Steps[R]) -> R:
         return await steps.run_async(procedure, self._perform)

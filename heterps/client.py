@@ -13,15 +13,17 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
+from google.protobuf.message import Message
 
 from heterps import asks, steps
-from heterps.asks import Ask, Following, match, new_id
+from heterps.asks import Ask, match, new_id
 from heterps.errors import FetchError
+from heterps.patience import Patience
 from heterps.records import Job, KeptDecision, LogText, Node
 from heterps.target import Target
 from protos import scheduler_pb2 as pb
 from protos.artifacts_pb2_grpc import ArtifactsStub
-from protos.channels import RpcError, call, connect, status_of
+from protos.channels import RpcError, call, connect
 from protos.history_pb2_grpc import HistoryStub
 from protos.job_pb2 import JobSpec
 from protos.scheduler_pb2_grpc import SchedulerStub
@@ -113,21 +115,18 @@ class Client:
 
         Rides out a scheduler that is away for up to 30 s.
         """
-        following = Following(self.target, job_id, "watch")
-        while True:
-            try:
-                for status in self._stub.WatchJob(pb.JobRequest(job_id=job_id)):
-                    following.took()
-                    job = Job.of(status)
-                    yield job
-                    if job.state.is_final:
-                        return
-            except grpc.RpcError as error:
-                following.broke(*status_of(error))
-            time.sleep(asks.PAUSE_S)
+        request = pb.JobRequest(job_id=job_id)
+        replies = self._follow(self._stub.WatchJob, lambda: request, "watch", job_id, Patience())
+        for status in replies:
+            job = Job.of(status)
+            yield job
+            if job.state.is_final:
+                return
 
     def wait(self, job_id: str, timeout: float | None = None) -> Job:
         """Wait for a job's end.
+
+        Rides out a scheduler that is away, as `watch` does.
 
         Args:
             timeout: seconds; None for as long as it takes.
@@ -151,12 +150,19 @@ class Client:
         return self._run(steps.get(job_id, to))
 
     def logs(self, job_id: str, follow: bool = False) -> Iterator[LogText]:
-        """What the job's processes wrote; with `follow`, on to its end."""
-        try:
-            for chunk in self._stub.Logs(pb.LogsRequest(job_id=job_id, follow=follow)):
-                yield LogText(chunk.process, chunk.text)
-        except grpc.RpcError as error:
-            Following(self.target, job_id, "logs", 0.0).broke(*status_of(error))
+        """What the job's processes wrote; with `follow`, on to its end.
+
+        One that follows rides out a scheduler that is away, as `watch` does.
+        """
+        offsets: dict[str, int] = {}
+
+        def request() -> pb.LogsRequest:
+            return pb.LogsRequest(job_id=job_id, follow=follow, offsets=offsets)
+
+        patience = Patience() if follow else Patience(0.0)
+        for chunk in self._follow(self._stub.Logs, request, "logs", job_id, patience):
+            offsets[chunk.process] = chunk.next_offset
+            yield LogText(chunk.process, chunk.text)
 
     def cancel(self, job_id: str) -> Job:
         """Ask a job to end; safe to repeat, without effect once it has ended."""
@@ -246,6 +252,30 @@ class Client:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _follow(
+        self,
+        method: Callable[[Any], Iterator[Any]],
+        request: Callable[[], Message],
+        what: str,
+        job_id: str,
+        patience: Patience,
+    ) -> Iterator[Any]:
+        """What comes on a stream; where it breaks off, it is opened again.
+
+        Args:
+            request: made for each opening.
+            what: it is opened for.
+        """
+        while True:
+            try:
+                for reply in method(request()):
+                    patience.took()
+                    yield reply
+                return
+            except grpc.RpcError as error:
+                patience.missed(asks.broken(self.target, what, job_id, error))
+            self._run(steps.return_of(job_id, patience))
 
     def _run(self, procedure: steps.Steps[R]) -> R:
         return steps.run(procedure, self._perform)

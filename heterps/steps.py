@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from heterps import asks
 from heterps.asks import Ask
-from heterps.errors import FetchError, HeterpsError, NoDecisionError
+from heterps.errors import FetchError, HeterpsError, NoDecisionError, UnreachableError
 from heterps.fetched import Fetched, Landing
 from heterps.jobfile import load_job
+from heterps.patience import PAUSE_S, Patience
 from heterps.prepare import prepare
 from heterps.records import Job, State
 from protos.artifacts_pb2 import GetArtifactRequest
@@ -142,15 +143,39 @@ def find(prefix: str | None) -> Steps[str]:
 
 
 def wait(job_id: str, timeout: float | None) -> Steps[Job]:
-    """Wait for a job's end."""
+    """Wait for a job's end, also for a scheduler that is away."""
     deadline = None if timeout is None else time.monotonic() + timeout
+    patience = Patience()
     while True:
-        job: Job = yield asks.status(job_id)
-        if job.state.is_final:
-            return job
+        try:
+            job: Job = yield asks.status(job_id)
+        except UnreachableError as error:
+            patience.missed(error)
+            last, pause_s = "out of reach", PAUSE_S
+        else:
+            if job.state.is_final:
+                return job
+            patience.took()
+            last, pause_s = str(job.state), _POLL_S
         if deadline is not None and time.monotonic() > deadline:
-            raise TimeoutError(f"job {job_id}: still {job.state} after {timeout:g} s")
-        yield Pause(_POLL_S)
+            raise TimeoutError(f"job {job_id}: still {last} after {timeout:g} s")
+        yield Pause(pause_s)
+
+
+def return_of(job_id: str, patience: Patience) -> Steps[None]:
+    """Wait for a scheduler that was just away to answer again.
+
+    A stream that is opened again does not tell: nothing may come on it for long.
+    """
+    while True:
+        yield Pause(PAUSE_S)
+        try:
+            yield asks.status(job_id)
+        except UnreachableError as error:
+            patience.missed(error)
+        else:
+            patience.took()
+            return
 
 
 def get(job_id: str, to: str | Path | None) -> Steps[Fetched]:

@@ -8,12 +8,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Protocol
 
 from heterps import home
-from heterps.console import beside
+from heterps.console.beside import Beside
 from heterps.embedded import REDIS_VARIABLE, Cluster
 from heterps.errors import ClusterError
 from heterps.home import Running
@@ -33,16 +34,31 @@ _DOWN_S = 30.0
 _log = logging.getLogger("heterps.supervisor")
 
 
+class Group(Protocol):
+    """Processes that belong together, and the way to start one of them again."""
+
+    @property
+    def children(self) -> list[Child]:
+        """The processes."""
+
+    def revive(self, dead: Child, stop: Callable[[], bool]) -> Child:
+        """Start one that has died again; the new one.
+
+        Raises:
+            ClusterError: it did not come up.
+        """
+
+
 class Reviver:
-    """Starts the processes of a cluster again when they die: soon, then later, not for ever.
+    """Starts processes again when they die: soon, then later, not for ever.
 
     The jobs of a dead node end, or start over where they may; those of a dead scheduler go on.
     """
 
     def __init__(
-        self, cluster: Cluster, stop: threading.Event, rule: RestartRule | None = None
+        self, groups: Sequence[Group], stop: threading.Event, rule: RestartRule | None = None
     ) -> None:
-        self._cluster = cluster
+        self._groups = groups
         self._stop = stop
         self._rule = rule or RestartRule()
         self._restarts: dict[str, list[float]] = {}  # when, by label
@@ -51,10 +67,12 @@ class Reviver:
 
     def step(self) -> bool:
         """Look after every process once; whether one was started again."""
-        revived = [self._look_after(child) for child in self._cluster.children]
+        revived = [
+            self._look_after(group, child) for group in self._groups for child in group.children
+        ]
         return any(revived)
 
-    def _look_after(self, child: Child) -> bool:
+    def _look_after(self, group: Group, child: Child) -> bool:
         label, code, now = child.label, child.poll(), time.monotonic()
         if code is None or label in self._given_up:
             return False
@@ -73,7 +91,7 @@ class Reviver:
         del self._due[label]
         restarts.append(now)
         try:
-            again = self._cluster.revive(child, self._stop.is_set)
+            again = group.revive(child, self._stop.is_set)
         except ClusterError as error:
             _log.error("%s", error)
             return False
@@ -178,26 +196,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not ours:
             print("a cluster is up already; end it with `heterps down`")
             return 1
-        console = None
         try:
             cluster = _cluster(options, types)
         except ClusterError as error:
             print(error)
             return 1
+        console = Beside(cluster.directory / "logs")
         try:
             cluster.start()
             started_at = time.time()
-
-            console = beside.start(cluster.address, cluster.directory / "logs")
-            shown = (beside.role(console),) if console is not None else ()
+            console.start(cluster.address)
 
             def write() -> None:
                 where = (cluster.address, str(cluster.directory))
-                Running(os.getpid(), *where, started_at, (*cluster.roles, *shown)).write()
+                roles = (*cluster.roles, *console.roles)
+                Running(os.getpid(), *where, started_at, roles).write()
 
             write()
             announce(options.ready_file, address=cluster.address)
-            reviver = Reviver(cluster, stop)
+            reviver = Reviver((cluster, console), stop)
             while not stop.wait(0.5):
                 if reviver.step():
                     write()
@@ -206,8 +223,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 1
         finally:
             home.forget()
-            if console is not None:
-                console.stop()
+            console.stop()
             cluster.stop()
     return 0
 

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
+from protos.channels import connect
 from protos.decision_pb2 import Decision
 from protos.job_pb2 import JobSpec
 from protos.naming import KEPT, table_prefix
@@ -204,23 +205,23 @@ def stop_job(
     return silent
 
 
-def drop_tables(job_id: str, shards: Sequence[str], channels: Channels) -> list[str]:
+def drop_tables(job_id: str, shards: Sequence[str]) -> list[str]:
     """Free what a job kept on standing shards; the shards that did not answer."""
     silent: list[str] = []
     for address in shards:
-        try:
-            call(
-                ParameterServerStub(channels.to(address)).DropTables,
-                DropTablesRequest(prefix=table_prefix(job_id)),
-                what=f"standing shard at {address}: drop the tables of {job_id}",
-                timeout_s=_START_TIMEOUT_S,
-                retry_s=2.0,
-                stop=lambda: False,
-            )
-        except CallError as error:
-            silent.append(str(error))
-        finally:
-            channels.forget(address)
+        # Jobs that end together share a shard: none may close the channel of another.
+        with connect(address) as channel:
+            try:
+                call(
+                    ParameterServerStub(channel).DropTables,
+                    DropTablesRequest(prefix=table_prefix(job_id)),
+                    what=f"standing shard at {address}: drop the tables of {job_id}",
+                    timeout_s=_START_TIMEOUT_S,
+                    retry_s=2.0,
+                    stop=lambda: False,
+                )
+            except CallError as error:
+                silent.append(str(error))
     return silent
 
 

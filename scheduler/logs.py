@@ -3,7 +3,7 @@
 import codecs
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from protos.node_pb2 import ReadLogReply, ReadLogRequest
 from protos.scheduler_pb2 import LogChunk
@@ -79,12 +79,16 @@ class JobLogs:
 
 
 class LogStream:
-    """One reader's way through a job's logs: it gets every byte once, as text."""
+    """One reader's way through a job's logs: it gets every byte once, as text.
 
-    def __init__(self, job_id: str, store: Store) -> None:
+    Args:
+        offsets: what the reader has already, by the names of the logs.
+    """
+
+    def __init__(self, job_id: str, store: Store, offsets: Mapping[str, int]) -> None:
         self._job_id = job_id
         self._store = store
-        self._offsets: dict[str, int] = {}
+        self._offsets = dict(offsets)
         self._decoders: dict[str, codecs.IncrementalDecoder] = {}
 
     def live(self, logs: JobLogs, stop: Stop) -> Iterator[LogChunk]:
@@ -106,7 +110,7 @@ class LogStream:
             offset = self._offsets.get(label, 0)
             if start > offset:
                 text = f"[{start - offset} bytes were not kept]\n"
-                yield LogChunk(process=label, text=text)
+                yield LogChunk(process=label, text=text, next_offset=start)
                 offset = start
             for begin in range(offset - start, len(data), _CHUNK):
                 part = data[begin : begin + _CHUNK]
@@ -117,12 +121,15 @@ class LogStream:
         if decoder is None:  # a character may be cut in two by a chunk's end
             decoder = self._decoders[label] = codecs.getincrementaldecoder("utf-8")("replace")
         self._offsets[label] = next_offset
-        return LogChunk(process=label, text=decoder.decode(data))
+        text = decoder.decode(data)
+        begun = len(decoder.getstate()[0])
+        return LogChunk(process=label, text=text, next_offset=next_offset - begun)
 
 
 def stream(
     job_id: str,
     store: Store,
+    offsets: Mapping[str, int],
     live_logs: Callable[[], JobLogs | None],
     waits: Callable[[], bool],
     pause: Callable[[float], None],
@@ -131,11 +138,12 @@ def stream(
     """A job's logs to the end.
 
     Args:
+        offsets: what the reader has already, by the names of the logs.
         live_logs: the logs of the job while it runs, None before and after.
         waits: whether there may be more to come and the reader wants to wait for it.
         pause: waits some seconds, less when the reader goes away.
     """
-    reader = LogStream(job_id, store)
+    reader = LogStream(job_id, store, offsets)
     yield from reader.kept()  # of earlier attempts
     while not stop():
         more = waits()  # asked first: what comes later than this is read in the next round

@@ -24,5 +24,6 @@ SINGLE: Final = (
     "brute",
 )
 METHODS: Final = (*SINGLE, *CHOICES)
+DEFAULT: Final = "ppo"
 # Those that a job may ask for: one plan is wanted, of a method that goes for a good one.
 JOB_METHODS: Final = tuple(name for name in METHODS if name not in ("random", "brute", "all"))

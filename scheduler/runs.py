@@ -15,10 +15,12 @@ from protos.scheduler_pb2 import (
     JobStatus,
 )
 from scheduler import nodes as registry
+from scheduler.cleanup import GRACE_S
+from scheduler.control import Control
 from scheduler.endings import Ending
 from scheduler.launch import stop_job
 from scheduler.placed import Attempt
-from scheduler.runner import GRACE_S, Control, Run
+from scheduler.runner import Run
 
 _log = logging.getLogger("heterps.runs")
 

@@ -12,7 +12,8 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from heterps.client import Client
-from heterps.console.guard import COOKIE, SESSION_S, Guard, Sessions, local_path
+from heterps.console.attempts import TooManyError
+from heterps.console.guard import COOKIE, SESSION_S, Guard, Sessions, client_of, local_path
 from heterps.console.known import Known
 from heterps.console.traffic import Traffic
 from heterps.errors import HeterpsError, UnknownJobError, UnreachableError
@@ -146,9 +147,9 @@ def _login(app: FastAPI, console: Console) -> None:
 
     @app.get("/login")
     def login(request: Request, next: str = "/") -> Response:
-        if sessions.admits(request.headers, request.cookies):
+        if sessions.knows(request):
             return RedirectResponse(local_path(next), 303)
-        return console.page(request, "login.html", wrong=False, next=local_path(next))
+        return console.page(request, "login.html", problem="", next=local_path(next))
 
     @app.post("/login")
     async def enter(request: Request) -> Response:
@@ -156,8 +157,16 @@ def _login(app: FastAPI, console: Console) -> None:
         if form is None:
             return console.problem(request, 403, "Refused", "The form is not one of ours.")
         goal = local_path(form.get("next", ["/"])[0])
-        if not sessions.matches(form.get("token", [""])[0].strip()):
-            return console.page(request, "login.html", 401, wrong=True, next=goal)
+        try:
+            right = sessions.matches(form.get("token", [""])[0].strip(), client_of(request))
+        except TooManyError as error:
+            told = f"Too many wrong tokens came from this address. Try again in {error.wait_s} s."
+            refused = console.page(request, "login.html", 429, problem=told, next=goal)
+            refused.headers["retry-after"] = str(error.wait_s)
+            return refused
+        if not right:
+            told = "That is not the token of this cluster."
+            return console.page(request, "login.html", 401, problem=told, next=goal)
         answer = RedirectResponse(goal, 303)
         answer.set_cookie(
             COOKIE,

@@ -9,15 +9,15 @@ import hashlib
 import hmac
 import secrets
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from urllib.parse import quote, urlsplit
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from heterps.console.attempts import Attempts, TooManyError
 from protos.security import is_loopback
 
 COOKIE = "heterps_session"
@@ -50,14 +50,25 @@ class Sessions:
     """
 
     token: str | None
+    _attempts: Attempts = field(default_factory=Attempts)
     _ends: dict[str, float] = field(default_factory=dict)
     _secret: bytes = field(default_factory=lambda: secrets.token_bytes(32))
 
-    def matches(self, shown: str) -> bool:
-        """Whether it is the token, compared in a time that does not tell where it differs."""
-        return self.token is not None and hmac.compare_digest(
-            shown.encode(errors="replace"), self.token.encode()
-        )
+    def matches(self, shown: str, client: str) -> bool:
+        """Whether it is the token, compared in a time that does not tell where it differs.
+
+        Args:
+            client: the address that it came from.
+
+        Raises:
+            TooManyError: too many wrong ones came from there.
+        """
+        token = (self.token or "").encode()
+
+        def equal() -> bool:
+            return hmac.compare_digest(shown.encode(errors="replace"), token)
+
+        return bool(token) and self._attempts.check(client, equal)
 
     def begin(self) -> str:
         """A new session's id."""
@@ -73,15 +84,23 @@ class Sessions:
         """Forget a session."""
         self._ends.pop(_digest(session), None)
 
-    def admits(self, headers: Headers, cookies: Mapping[str, str]) -> bool:
-        """Whether a request comes from somebody who has, or shows, the token."""
+    def knows(self, request: Request) -> bool:
+        """Whether a request comes from somebody who has shown the token, where there is one."""
         if self.token is None:
             return True
-        kind, _, shown = headers.get("authorization", "").partition(" ")
-        if kind.lower() == "bearer" and self.matches(shown.strip()):
-            return True
-        session = cookies.get(COOKIE, "")
+        session = request.cookies.get(COOKIE, "")
         return self._ends.get(_digest(session), 0.0) > time.monotonic()
+
+    def admits(self, request: Request) -> bool:
+        """The same, or who shows it now.
+
+        Raises:
+            TooManyError: too many wrong tokens came from there.
+        """
+        if self.knows(request):
+            return True
+        kind, _, shown = request.headers.get("authorization", "").partition(" ")
+        return kind.lower() == "bearer" and self.matches(shown.strip(), client_of(request))
 
     def form_key(self, session: str) -> str:
         """What a form of this session carries, which no other site can know."""
@@ -135,8 +154,11 @@ class Guard:
         if request.method not in _SAFE and not from_here(request):
             return PlainTextResponse("the request comes from another site; it was refused\n", 403)
         path = request.url.path
-        if path.startswith(_OPEN) or self._sessions.admits(request.headers, request.cookies):
-            return None
+        try:
+            if path.startswith(_OPEN) or self._sessions.admits(request):
+                return None
+        except TooManyError as error:
+            return PlainTextResponse(f"{error}\n", 429, {"retry-after": str(error.wait_s)})
         if request.method == "GET" and "text/html" in request.headers.get("accept", ""):
             query = f"?{request.url.query}" if request.url.query else ""
             return RedirectResponse(f"/login?next={quote(path + query, safe='')}", 303)
@@ -145,6 +167,11 @@ class Guard:
             401,
             {"www-authenticate": "Bearer"},
         )
+
+
+def client_of(request: Request) -> str:
+    """The address that a request came from."""
+    return request.client.host if request.client is not None else ""
 
 
 def from_here(request: Request) -> bool:

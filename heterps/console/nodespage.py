@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from heterps.console.words import tiles
-from heterps.figures import duration, money, size
+from heterps.figures import money
 from heterps.page.markup import Markup, join, tag
+from heterps.page.offered import offered
 from heterps.page.palette import Palette
 from heterps.page.parts import Column, section, table
 from heterps.records import Node
@@ -22,16 +23,6 @@ _NODES = (
     Column("of", number=True),
     Column("hardware"),
     Column("runs"),
-)
-_PRICES = (
-    Column("type"),
-    Column("price an hour", number=True),
-    Column("units on offer", number=True),
-    Column("alive here", number=True),
-    Column("in use", number=True),
-    Column("memory a unit", number=True),
-    Column("spent an hour", number=True),
-    Column(""),
 )
 
 
@@ -106,24 +97,9 @@ def _nodes(nodes: Sequence[Node], palette: Palette) -> Markup:
 def _prices(
     offer: "Resources", units: "Counter[str]", used: "Counter[str]", palette: Palette
 ) -> Markup:
-    rows = []
-    for kind in offer.types:
-        marks = ["emulated here"] if kind.emulated else []
-        if kind.interruptions_per_hour:
-            marks.append(
-                f"spot: {kind.interruptions_per_hour:g} interruptions an hour, "
-                f"{duration(kind.recovery_s)} each"
-            )
-        rows.append(
-            (
-                palette.chip(kind.name),
-                money(kind.price_per_hour),
-                f"{kind.limit:,}",
-                f"{units[kind.name]:,}",
-                f"{used[kind.name]:,}",
-                size(kind.memory_bytes),
-                money(kind.price_per_hour * used[kind.name]),
-                "; ".join(marks),
-            )
-        )
-    return table("Prices by type", _PRICES, rows)
+    more = (
+        ("alive here", lambda kind: f"{units[kind.name]:,}"),
+        ("in use", lambda kind: f"{used[kind.name]:,}"),
+        ("spent an hour", lambda kind: money(kind.price_per_hour * used[kind.name])),
+    )
+    return offered("Prices by type", offer, palette, more)

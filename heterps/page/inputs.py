@@ -4,14 +4,15 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from heterps.changes import name_of, value_of
-from heterps.figures import duration, money, size
+from heterps.figures import duration, size
 from heterps.page.markup import Markup, join, tag
+from heterps.page.offered import offered
 from heterps.page.palette import Palette
 from heterps.page.parts import Column, details, pairs, table
 
 if TYPE_CHECKING:
     from scheduler import Decision
-    from scheduler.workload import LayerCost, Resources, Workload
+    from scheduler.workload import LayerCost, Workload
 
 _MOST = 2000  # rows of the profile; of more, the exported decision has all
 _PROFILE = (
@@ -26,13 +27,6 @@ _PROFILE = (
     Column("memory", number=True),
     Column("figures"),
 )
-_OFFER = (
-    Column("type"),
-    Column("price an hour", number=True),
-    Column("units, at most", number=True),
-    Column("memory a unit", number=True),
-    Column(""),
-)
 
 
 def inputs(decision: "Decision", palette: Palette) -> Markup:
@@ -40,7 +34,10 @@ def inputs(decision: "Decision", palette: Palette) -> Markup:
     workload, resources = decision.workload, decision.resources
     return join(
         details("Demands", _demands(decision)),
-        details(f"Offer: {len(resources.types)} resource types", _offer(resources, palette))
+        details(
+            f"Offer: {len(resources.types)} resource types",
+            offered("Resource types on offer", resources, palette, stacked=False),
+        )
         if resources
         else None,
         details(f"Profile: {len(workload.layers)} layers of {workload.name}", _profile(workload))
@@ -59,27 +56,6 @@ def _demands(decision: "Decision") -> Markup:
     demands += [("pinned", pins or "none")]
     demands += [("excluded", ", ".join(decision.excluded) or "none")]
     return pairs(demands)
-
-
-def _offer(resources: "Resources", palette: Palette) -> Markup:
-    rows = []
-    for kind in resources.types:
-        marks = ["emulated here"] if kind.emulated else []
-        if kind.interruptions_per_hour:
-            marks.append(
-                f"spot: {kind.interruptions_per_hour:g} interruptions an hour, "
-                f"{duration(kind.recovery_s)} each; {money(kind.effective_price)} an hour of work"
-            )
-        rows.append(
-            (
-                palette.chip(kind.name),
-                money(kind.price_per_hour),
-                f"{kind.limit:,}",
-                size(kind.memory_bytes),
-                "; ".join(marks),
-            )
-        )
-    return table("Resource types on offer", _OFFER, rows, stacked=False)
 
 
 def _profile(workload: "Workload") -> Markup:

@@ -6,12 +6,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from tests.deploy.engine import DEPLOY, ROOT, Engine
+from tests.waiting import wait_until
 
 WAIT_S = 900.0  # machines may be busy; nothing is judged by it
 
@@ -124,8 +124,5 @@ class Composed:
 
 
 def wait_for(condition: Callable[[], bool], what: str, seconds: float = WAIT_S) -> None:
-    """Ask until it is so."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {seconds:g} s for {what}"
-        time.sleep(0.3)
+    """Ask until it is so, not too often: each look starts processes."""
+    wait_until(condition, what, seconds, pause_s=0.3)

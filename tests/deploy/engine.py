@@ -13,13 +13,14 @@ import sys
 import tarfile
 import tempfile
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
 from pathlib import Path
+
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
@@ -181,12 +182,13 @@ class Engine:
                 start_new_session=True,
             )
         try:
-            deadline = time.monotonic() + 60
             asks = ["docker", "version", "--format", "{{.Server.Version}}"]
-            while not self.run(asks, check=False)[:1].isdigit():
+
+            def answers() -> bool:
                 assert self._process.poll() is None, (self.folder / "dockerd.log").read_text()
-                assert time.monotonic() < deadline, "dockerd does not answer"
-                time.sleep(0.2)
+                return self.run(asks, check=False)[:1].isdigit()
+
+            wait_until(answers, "dockerd answers", 60.0)
             yield
         finally:
             self._process.send_signal(signal.SIGTERM)

@@ -6,9 +6,10 @@ import os
 import shutil
 import subprocess
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
+
+from tests.waiting import wait_until
 
 CHROMIUM = (
     shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -101,12 +102,12 @@ class Browser:
 
     def wait_for(self, script: str, within_s: float = _ANSWER_S) -> Any:
         """The value of an expression once it is true; True for an element."""
-        until = time.monotonic() + within_s
         plain = f"((found) => found instanceof Node || found)({script})"
-        while not (value := self.evaluate(plain)):
-            assert time.monotonic() < until, f"{script}\n{self.evaluate('document.body.innerText')}"
-            time.sleep(0.1)
-        return value
+
+        def told() -> str:
+            return f"{script}\n{self.evaluate('document.body.innerText')}"
+
+        return wait_until(lambda: self.evaluate(plain), told, within_s, pause_s=0.1)
 
     def picture(self, path: Path | None = None, whole: bool = True) -> bytes:
         """The page as PNG."""

@@ -5,12 +5,13 @@ import json
 import ssl
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlencode
+
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 _READY_S = 60.0
@@ -29,10 +30,23 @@ class Console:
     url: str
     tls: ssl.SSLContext | None = None
 
-    def ask(self, path: str, method: str = "GET", form: Mapping[str, str] | None = None, **headers):
-        """One request; header names with `_` for `-`."""
+    def ask(
+        self,
+        path: str,
+        method: str = "GET",
+        form: Mapping[str, str] | None = None,
+        source: str = "",
+        **headers,
+    ):
+        """One request; header names with `_` for `-`.
+
+        Args:
+            source: address of loopback to come from.
+        """
         host, _, port = self.address.rpartition(":")
-        connection = http.client.HTTPConnection(host, int(port), timeout=60)
+        connection = http.client.HTTPConnection(
+            host, int(port), timeout=60, source_address=(source, 0) if source else None
+        )
         if self.tls is not None:
             connection = http.client.HTTPSConnection(
                 "127.0.0.1", int(port), timeout=60, context=self.tls
@@ -65,11 +79,8 @@ def console(
     with log.open("wb") as output:
         process = subprocess.Popen(argv, stdout=output, stderr=output, cwd=ROOT)
     try:
-        until = time.monotonic() + _READY_S
-        while not ready.exists():
-            assert process.poll() is None, log.read_text()
-            assert time.monotonic() < until, log.read_text()
-            time.sleep(0.05)
+        wait_until(lambda: ready.exists() or process.poll() is not None, log.read_text, _READY_S)
+        assert process.poll() is None, log.read_text()
         facts = json.loads(ready.read_text())
         yield Console(facts["address"], facts["url"], tls)
     finally:

@@ -258,7 +258,7 @@ def test_nobody_answers(made):
     with pytest.raises(UnreachableError, match="heterps up"):
         nobody.jobs()
     with pytest.raises(UnreachableError, match="heterps up"):
-        nobody.wait("job")
+        nobody.find("job")
     nobody.close()
 
 

@@ -17,8 +17,8 @@ from heterps.cli import heterps
 from heterps.errors import OK, USAGE
 from protos import scheduler_pb2 as pb
 from protos.job_pb2 import JobSpec
+from scheduler.process import SchedulerProcess
 from scheduler.redis_server import EmbeddedRedis
-from scheduler.service import SchedulerProcess
 from scheduler.store import Store
 
 ROOT = Path(__file__).resolve().parents[2]

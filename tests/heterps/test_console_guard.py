@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from heterps import certs
+from heterps.console.attempts import FREE, MOST, Attempts, TooManyError
 from tests.heterps.consoles import console
 
 pytest.importorskip("fastapi", reason="the console's extra is not installed")
@@ -34,6 +35,19 @@ def unlocked(tmp_path_factory, environment):
     environment.delenv("HETERPS_TOKEN_FILE", raising=False)
     with console(NOWHERE, tmp_path_factory.mktemp("unlocked")) as running:
         yield running
+
+
+class Clock:
+    def __init__(self):
+        self.now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
 
 
 def form_key(text):
@@ -115,6 +129,72 @@ def test_the_token_begins_a_session_that_ends(locked):
     leave = {"form_key": form_key(page.text)}
     assert locked.ask("/logout", "POST", leave, cookie=session).status == 303
     assert locked.ask("/", cookie=session).status == 401
+
+
+def test_who_shows_too_many_wrong_tokens_has_to_wait(locked):
+    here, there = "127.0.0.2", "127.0.0.3"
+    key = form_key(locked.ask("/login").text)
+    right = {"form_key": key, "token": TOKEN}
+    session = cookie(locked.ask("/login", "POST", right, source=here))
+    for count in range(FREE + 8):  # each of the later ones doubles the wait
+        wrong = {"form_key": key, "token": f"guess {count}"}
+        answer = locked.ask("/login", "POST", wrong, source=here)
+        if answer.status == 429:
+            break
+        assert answer.status == 401
+    assert count >= FREE
+    assert 1 <= int(answer.headers["retry-after"]) <= 2 ** (count - FREE)
+    assert "Too many wrong tokens" in answer.text
+    assert locked.ask("/login", "POST", right, source=there).status == 303
+    assert locked.ask("/", cookie=session, source=here).status == 503, "in, but no scheduler"
+
+
+def test_tokens_in_headers_count_as_well(locked):
+    here = "127.0.0.4"
+    for count in range(FREE + 8):
+        answer = locked.ask("/", authorization=f"Bearer guess {count}", source=here)
+        if answer.status == 429:
+            break
+        assert answer.status == 401
+    assert count >= FREE
+    assert int(answer.headers["retry-after"]) >= 1
+    assert "Bearer" not in answer.text
+    assert locked.ask("/login", source=here).status == 200
+
+
+def test_waits_double_to_minutes_and_are_forgotten(clock):
+    attempts = Attempts(clock)
+    waits = []
+    for _ in range(FREE + 12):
+        while True:
+            try:
+                assert not attempts.check("a", lambda: False)
+                break
+            except TooManyError as error:
+                waits.append(error.wait_s)
+                clock.now += error.wait_s
+    assert waits == [min(2**n, 300) for n in range(12)]
+    with pytest.raises(TooManyError):
+        attempts.check("a", lambda: True)
+    clock.now += 300
+    assert attempts.check("a", lambda: True)
+    assert not any(attempts.check("a", lambda: False) for _ in range(FREE)), "counted anew"
+    clock.now += 24 * 3600
+    assert not any(attempts.check("a", lambda: False) for _ in range(FREE)), "forgotten"
+
+
+def test_the_addresses_of_one_network_count_together_and_memory_is_bounded(clock):
+    attempts = Attempts(clock)
+    for last in range(FREE):
+        assert not attempts.check(f"2001:db8::{last}", lambda: False)
+        assert not attempts.check("::ffff:192.0.2.1", lambda: False)
+    for client in ("2001:db8::ffff", "192.0.2.1"):
+        with pytest.raises(TooManyError):
+            attempts.check(client, lambda: True)
+    assert attempts.check("2001:db8:0:1::", lambda: True)
+    for number in range(MOST):
+        attempts.check(f"10.0.{number >> 8}.{number & 255}", lambda: False)
+    assert len(attempts) == MOST
 
 
 @pytest.mark.parametrize("goal", ["https://evil.example", "//evil.example", "/\\evil.example", ""])

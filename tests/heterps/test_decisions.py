@@ -18,9 +18,9 @@ from protos import scheduler_pb2 as pb
 from protos.job_pb2 import JobSpec
 from scheduler.cost import Plan
 from scheduler.decision import Alternative, Decision, Measured
+from scheduler.process import SchedulerProcess
 from scheduler.proposal import Proposal
 from scheduler.redis_server import EmbeddedRedis
-from scheduler.service import SchedulerProcess
 from scheduler.store import Store
 
 PLAN = Path(__file__).resolve().parents[2] / "examples/plan"

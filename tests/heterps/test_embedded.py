@@ -6,7 +6,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from importlib.util import find_spec
 from pathlib import Path
 from urllib.request import urlopen
@@ -16,6 +15,7 @@ import pytest
 from heterps import Cluster, home, supervisor
 from heterps.client import Client
 from heterps.errors import ClusterError, UnknownJobError
+from tests.waiting import wait_until
 from workers.shard import RestartRule
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,11 +35,8 @@ def marked(marker: str) -> list[int]:
     return found
 
 
-def gone(marker: str, within_s: float = 20.0) -> bool:
-    deadline = time.monotonic() + within_s
-    while marked(marker) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    return not marked(marker)
+def wait_gone(marker: str, within_s: float = 20.0) -> None:
+    wait_until(lambda: not marked(marker), lambda: marked(marker), within_s)
 
 
 @pytest.fixture
@@ -69,7 +66,7 @@ def test_a_cluster_has_its_nodes_and_ends_whole(tmp_path, marker):
         cluster.children[1].process.wait()
         with pytest.raises(ClusterError, match="SIGKILL"):
             cluster.check()
-    assert gone(marker, 1.0)
+    wait_gone(marker, 1.0)
 
 
 def test_nothing_outlives_an_owner_that_is_killed(tmp_path, marker):
@@ -83,7 +80,7 @@ def test_nothing_outlives_an_owner_that_is_killed(tmp_path, marker):
     assert owner.stdout.readline() == b"up\n"
     owner.kill()
     owner.wait()
-    assert gone(marker)
+    wait_gone(marker)
 
 
 def test_a_port_in_use_is_named(tmp_path, marker):
@@ -93,13 +90,13 @@ def test_a_port_in_use_is_named(tmp_path, marker):
         bind = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(ClusterError, match=f"cannot listen on {bind}"):
             Cluster(tmp_path, types={"cpu": 1}, bind=bind).start()
-    assert gone(marker, 1.0)
+    wait_gone(marker, 1.0)
 
 
 def test_a_redis_that_is_not_there_is_named(tmp_path, marker):
     with pytest.raises(ClusterError, match=r"127\.0\.0\.1:1"):
         Cluster(tmp_path, types={"cpu": 1}, redis_url="redis://:secret@127.0.0.1:1/0").start()
-    assert gone(marker, 1.0)
+    wait_gone(marker, 1.0)
 
 
 def test_up_stays_until_down(marker, capsys):
@@ -128,13 +125,13 @@ def test_up_stays_until_down(marker, capsys):
     finally:
         assert cli.main(["down"]) == 0
     assert home.running() is None
-    assert gone(marker, 2.0)
+    wait_gone(marker, 2.0)
 
 
 def test_a_supervisor_that_is_killed_leaves_nothing(marker):
     running = supervisor.up({"cpu": 1}, [])
     os.kill(running.pid, signal.SIGKILL)
-    assert gone(marker)
+    wait_gone(marker)
     assert home.running() is None, "its record is not believed"
     assert supervisor.down() is None
 
@@ -142,35 +139,33 @@ def test_a_supervisor_that_is_killed_leaves_nothing(marker):
 def test_what_dies_is_started_again_at_its_place(marker):
     running = supervisor.up({"cpu": 1}, [])
     try:
-        before = {role.label: role.pid for role in running.roles}
-        for label in ("scheduler", "node cpu"):
-            os.kill(before[label], signal.SIGKILL)
+        before = {role.label: role for role in running.roles}
+        victims = [label for label in ("scheduler", "node cpu", "console") if label in before]
+        for label in victims:
+            os.kill(before[label].pid, signal.SIGKILL)
 
         def revived():
-            now = home.running()
-            pids = {role.label: role.pid for role in now.roles}
-            both = all(pids[label] != before[label] for label in ("scheduler", "node cpu"))
-            return now if both else None
+            now = {role.label: role for role in home.running().roles}
+            return now if all(now[label].pid != before[label].pid for label in victims) else None
 
-        deadline = time.monotonic() + 120
-        while (now := revived()) is None:
-            assert time.monotonic() < deadline, "not started again"
-            time.sleep(0.1)
-        assert now.address == running.address
-        with Client(now.address) as client:
-            while [node.type for node in client.nodes()] != ["cpu"]:
-                assert time.monotonic() < deadline, "the node did not join"
-                time.sleep(0.1)
+        now = wait_until(revived, "all are started again")
+        assert now["scheduler"].address == running.address
+        with Client(running.address) as client:
+            wait_until(lambda: [node.type for node in client.nodes()] == ["cpu"], "the node joins")
+        if "console" in victims:
+            assert now["console"].address == before["console"].address
+            with urlopen(now["console"].address, timeout=20) as page:
+                assert b"No jobs yet" in page.read()
     finally:
         supervisor.down()
-    assert gone(marker)
+    wait_gone(marker)
 
 
 def test_what_dies_again_and_again_stays_down(tmp_path):
     """A restart is granted, the next death within the window is final."""
     stop = threading.Event()
     with Cluster(tmp_path, types={"cpu": 1}) as cluster:
-        reviver = supervisor.Reviver(cluster, stop, RestartRule(most=1))
+        reviver = supervisor.Reviver([cluster], stop, RestartRule(most=1))
         assert not reviver.step()
         for expected in (True, False):
             node = cluster.children[1]

@@ -3,13 +3,13 @@
 import os
 import subprocess
 import sys
-import time
 
 import pytest
 
 from heterps import Client, home
 from heterps.errors import ClusterError
 from heterps.on_ray import Daemon, daemons
+from tests.waiting import wait_until
 
 JOB = """\
 name: clicks
@@ -118,14 +118,6 @@ def parents(pid):
             pid = int(file.read().rpartition(")")[2].split()[1])
 
 
-def until(ready, timeout_s=240.0):
-    deadline = time.monotonic() + timeout_s
-    while not (found := ready()):
-        assert time.monotonic() < deadline, "not in time"
-        time.sleep(0.1)
-    return found
-
-
 def written(tmp_path, epochs):
     (tmp_path / "model.py").write_text(MODEL)
     (tmp_path / "resources.yaml").write_text(RESOURCES)
@@ -149,14 +141,14 @@ def test_a_ray_node_that_goes_in_mid_job_is_noticed_and_replaced(simulated, tmp_
             before = {node.node_id: node for node in client.nodes()}
             assert [node.units for node in before.values()] == [1, 1]
             job = client.submit(written(tmp_path, 100_000), overrides=["retries=1"])
-            until(lambda: client.status(job).state == "running" and client.status(job).step > 0)
+            wait_until(lambda: client.status(job).step > 0, "it trains", 240.0)
             killed = remove_the_home_of_a_worker(simulated)
 
             def replaced():
                 now = {node.node_id: node for node in client.nodes()}
                 return now if len(now) == 2 and now.keys() != before.keys() else None
 
-            after = until(replaced)
+            after = wait_until(replaced, "nodes come back", 240.0)
             assert sum(node.units for node in after.values()) == 2
 
             def trains_again():
@@ -164,11 +156,11 @@ def test_a_ray_node_that_goes_in_mid_job_is_noticed_and_replaced(simulated, tmp_
                 assert status.state not in ("succeeded", "failed"), status.reason
                 return status if status.attempt == 2 and status.step > 0 else None
 
-            status = until(trains_again)
+            status = wait_until(trains_again, "it trains again", 240.0)
             assert [one.end_reason for one in status.attempts] == ["lost_node"]
             assert client.cancel(job).state == "cancelled"
             again = client.submit(written(tmp_path, 1))
-            status = until(lambda: ended(client.status(again)))
+            status = wait_until(lambda: ended(client.status(again)), "it ends", 240.0)
             assert status.state == "succeeded", status.reason
             assert not os.path.exists(f"/proc/{killed}")
     finally:

@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from heterps.resources import completed, load_resources
 from protos.decision_pb2 import LayerCost, Workload
 from scheduler import load_workload
 from scheduler.fields import InputError
+from tests.waiting import wait_until
 
 MODEL = """
 import torch
@@ -105,10 +105,7 @@ def test_ctrl_c_ends_it_and_everything_it_started(net, tmp_path, interruptible):
         rest, _ = process.communicate(timeout=20)
         assert process.returncode == INTERRUPTED, "".join(said) + rest
         assert "Traceback" not in "".join(said) + rest
-        deadline = time.monotonic() + 10
-        while (left := marked(marker)) and time.monotonic() < deadline:
-            time.sleep(0.1)
-        assert not left
+        wait_until(lambda: not marked(marker), lambda: marked(marker), 10.0)
         assert not list(temporary.glob("heterps-*"))
     finally:
         process.kill()

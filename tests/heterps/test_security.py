@@ -9,7 +9,6 @@ import ssl
 import subprocess
 import sys
 import threading
-import time
 from concurrent import futures
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -29,6 +28,7 @@ from protos.servers import Server
 from scheduler.redis_server import EmbeddedRedis
 from scheduler.redis_tls import options, require
 from scheduler.store import Store, StoreError
+from tests.waiting import wait_until
 
 HERE, THERE = "127.0.0.1", "127.0.0.2"  # two hosts, as far as names go; certificates name the first
 
@@ -152,11 +152,14 @@ def real_server(folder, password, directory, stack):
     stack.callback(server.kill)
     server.stdin.write(f"requirepass {password}\n".encode())
     server.stdin.close()
-    while server.poll() is None:
+
+    def listens():
         with suppress(OSError), socket.create_connection((HERE, bound), timeout=1):
-            return bound
-        time.sleep(0.05)
-    return None  # it was built without
+            return True
+        return server.poll() is not None
+
+    wait_until(listens, "Redis listens")
+    return bound if server.poll() is None else None  # it was built without
 
 
 def front(folder, behind, stack):
@@ -441,9 +444,13 @@ def test_every_part_of_a_cluster_speaks_tls_even_sums_among_hosts(tmp_path, monk
         ]
         with Client(scheduler.address) as client:
             wide = client.submit(written(tmp_path))
-            while client.status(wide).step == 0:
-                assert client.status(wide).state != "failed", client.status(wide).reason
-                time.sleep(0.05)
+
+            def trains():
+                status = client.status(wide)
+                assert status.state != "failed", status.reason
+                return status.step
+
+            wait_until(trains, "it trains")
             pids = [pid for node in nodes for pid in descendants(node.pid)]
             stages = [
                 [p for p in descendants(n.pid) if "workers.stage" in command(p)] for n in nodes

@@ -2,12 +2,12 @@
 
 import os
 import signal
-import time
 from pathlib import Path
 
 from heterps import Client, Cluster
 from heterps.jobfile import load_job
 from protos.process import module_argv, spawn
+from tests.waiting import wait_until
 
 FLIGHTS = Path(__file__).resolve().parents[2] / "examples/flights/job.yaml"
 
@@ -27,10 +27,7 @@ def test_a_job_goes_on_when_a_standing_shard_comes_back(tmp_path):
             return spawn("standing", argv, directory=tmp_path / "logs").wait_ready(60)
 
         def wait_for(condition, what):
-            deadline = time.monotonic() + 120
-            while not condition():
-                assert time.monotonic() < deadline, f"{what}: {client.status(job_id)}"
-                time.sleep(0.05)
+            wait_until(condition, lambda: f"{what}: {client.status(job_id)}")
 
         first = shard("127.0.0.1:0")
         try:

@@ -15,6 +15,7 @@ import torch
 import heterps
 from heterps import Client, Cluster
 from heterps.jobfile import load_job
+from tests.waiting import wait_until
 from workers import metrics
 from workers.data import Dataset
 from workers.source import evaluation_batches
@@ -228,16 +229,6 @@ def start_train(heterps, tmp_path, marker, *options):
     )
 
 
-def wait_for(condition, seconds, what):
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        found = condition()
-        if found:
-            return found
-        time.sleep(0.1)
-    raise AssertionError(f"{what} did not happen within {seconds} s")
-
-
 def stage_pids(marker):
     return [pid for pid, text in processes_of(marker) if "workers.stage" in text]
 
@@ -247,12 +238,12 @@ def test_ending_train_leaves_no_process_behind(interruptible, tmp_path, number):
     marker = f"end-{number.value}-{os.getpid()}"
     process = start_train(interruptible, tmp_path, marker)
     try:
-        wait_for(lambda: stage_pids(marker), 120, "training")
+        wait_until(lambda: stage_pids(marker), "training")
         time.sleep(3)  # inside the steps
         process.send_signal(number)
         output, _ = process.communicate(timeout=60)
         assert process.returncode == (130 if number == signal.SIGINT else -9), output
-        wait_for(lambda: not processes_of(marker), 20, "the end of every process")
+        wait_until(lambda: not processes_of(marker), "the end of every process", 20.0)
     finally:
         process.kill()
     assert not list(Path(tmp_path, "out").glob("*/model.json"))
@@ -262,7 +253,7 @@ def test_a_killed_shard_fails_the_job_and_is_named(interruptible, tmp_path):
     marker = f"shard-{os.getpid()}"
     process = start_train(interruptible, tmp_path, marker, "--set", "servers.durability=none")
     try:
-        wait_for(lambda: stage_pids(marker), 120, "training")
+        wait_until(lambda: stage_pids(marker), "training")
         time.sleep(3)
         shards = [pid for pid, text in processes_of(marker) if "ps.server" in text]
         os.kill(shards[0], signal.SIGKILL)
@@ -272,7 +263,7 @@ def test_a_killed_shard_fails_the_job_and_is_named(interruptible, tmp_path):
         assert "SIGKILL" in output
         assert str(shards[0]) in output
         assert "rows are lost" in " ".join(output.split())
-        wait_for(lambda: not processes_of(marker), 20, "the end of every process")
+        wait_until(lambda: not processes_of(marker), "the end of every process", 20.0)
     finally:
         process.kill()
 
@@ -295,4 +286,4 @@ def test_a_wrong_job_is_one_screen_and_an_exit_code(interruptible, tmp_path, ove
     assert process.returncode == code, output
     assert said in output
     assert "Traceback" not in output
-    wait_for(lambda: not processes_of(marker), 20, "the end of every process")
+    wait_until(lambda: not processes_of(marker), "the end of every process", 20.0)

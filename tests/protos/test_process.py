@@ -4,11 +4,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
 from protos import process
+from tests.pids import alive
+from tests.waiting import wait_until
 
 CHILD = """
 import sys, threading
@@ -27,21 +28,6 @@ child.wait_ready(20)
 print(child.pid, flush=True)
 time.sleep(60)
 """
-
-
-def alive(pid):
-    try:
-        with open(f"/proc/{pid}/stat") as stat:
-            return stat.read().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-def wait_dead(pid, seconds=10.0):
-    deadline = time.monotonic() + seconds
-    while alive(pid) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return not alive(pid)
 
 
 def test_a_child_is_ready_when_it_says_so_and_stops_when_asked(tmp_path):
@@ -78,7 +64,7 @@ def test_a_child_that_hangs_is_killed(tmp_path):
     child = process.spawn("deaf", [sys.executable, "-c", code], directory=tmp_path)
     with pytest.raises(process.ChildError, match="deaf was not ready within 1 s"):
         child.wait_ready(1)
-    assert wait_dead(child.pid)
+    wait_until(lambda: not alive(child.pid), "it ends", 10.0)
 
 
 def test_a_child_ends_when_its_parent_is_killed(tmp_path):
@@ -89,4 +75,4 @@ def test_a_child_ends_when_its_parent_is_killed(tmp_path):
     assert alive(pid)
     os.kill(parent.pid, signal.SIGKILL)
     parent.wait()
-    assert wait_dead(pid)
+    wait_until(lambda: not alive(pid), "it ends", 10.0)

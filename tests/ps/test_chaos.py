@@ -19,6 +19,7 @@ from protos import parameter_server_pb2 as pb
 from protos.channels import call, connect
 from protos.parameter_server_pb2_grpc import ParameterServerStub
 from ps import CheckpointError, LocalShards, LocalTable, ParameterClient, ShardError
+from tests.waiting import wait_until
 
 KEYS = np.arange(6000)
 DIM = 8
@@ -105,11 +106,12 @@ def traffic(addresses: list[str]) -> Iterator[list[Counter]]:
 
 def _more(counters: list[Counter], pushes: int = 3) -> None:
     goals = [c.pushes + pushes for c in counters]
-    limit = time.monotonic() + 90
-    while any(c.pushes < goal for c, goal in zip(counters, goals, strict=True)):
-        assert time.monotonic() < limit, [c.error for c in counters]
+
+    def reached() -> bool:
         assert all(c.error is None for c in counters), [c.error for c in counters]
-        time.sleep(0.01)
+        return all(c.pushes >= goal for c, goal in zip(counters, goals, strict=True))
+
+    wait_until(reached, "more pushes", 90.0, pause_s=0.01)
 
 
 def _kill(pid: int) -> None:
@@ -162,19 +164,15 @@ def _filled(shards: LocalShards) -> None:
     """Wait until every replica that was restarted has its shard's rows again."""
     for replica in shards.replicas:
         with connect(replica.address) as channel:
-            limit = time.monotonic() + 60
-            while True:
+            stub = ParameterServerStub(channel)
+
+            def filled(stub: ParameterServerStub = stub) -> bool:
                 reply: pb.StatsReply = call(
-                    ParameterServerStub(channel).Stats,
-                    pb.StatsRequest(),
-                    what="replica",
-                    timeout_s=5,
-                    retry_s=60,
+                    stub.Stats, pb.StatsRequest(), what="replica", timeout_s=5, retry_s=60
                 )
-                if any(t.rows for t in reply.tables):
-                    break
-                assert time.monotonic() < limit
-                time.sleep(0.05)
+                return any(t.rows for t in reply.tables)
+
+            wait_until(filled, "a replica is filled", 60.0)
 
 
 def test_shards_and_replicas_are_killed() -> None:
@@ -193,10 +191,11 @@ def test_shards_and_replicas_are_killed() -> None:
                 victim = chance.choice(processes)
                 _kill(victim.pid)
                 victim.process.wait()
-                limit = time.monotonic() + 60
-                while any(c.poll() is not None for c in (*shards.processes, *shards.replicas)):
-                    assert time.monotonic() < limit
-                    time.sleep(0.02)
+                wait_until(
+                    lambda: all(c.poll() is None for c in (*shards.processes, *shards.replicas)),
+                    "all run again",
+                    60.0,
+                )
                 _more(counters)
             _filled(shards)
 

@@ -14,19 +14,8 @@ from protos import parameter_server_pb2 as pb
 from protos.channels import connect
 from protos.codec import pack
 from ps import LocalShards, ParameterClient, ShardError
-
-
-def _gone(pid: int, within_s: float = 10) -> bool:
-    deadline = time.monotonic() + within_s
-    while time.monotonic() < deadline:
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-        except FileNotFoundError:
-            return True
-        if state == "Z":
-            return True
-        time.sleep(0.05)
-    return False
+from tests.pids import alive
+from tests.waiting import wait_until
 
 
 def test_a_killed_shard_is_named_in_bounded_time_and_comes_back(tmp_path: Path) -> None:
@@ -162,13 +151,13 @@ def test_shards_end_with_their_parent_however_it_dies(tmp_path: Path) -> None:
     parent.kill()
     parent.wait()
     parent.stdout.close()
-    assert all(_gone(pid) for pid in pids)
+    wait_until(lambda: not any(alive(pid) for pid in pids), "they end", 10.0)
 
 
 def test_close_ends_the_processes() -> None:
     with LocalShards(2) as shards:
         pids = [p.pid for p in shards.processes]
-    assert all(_gone(pid) for pid in pids)
+    wait_until(lambda: not any(alive(pid) for pid in pids), "they end", 10.0)
 
 
 def test_server_refuses_a_bad_start(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 
 from protos import parameter_server_pb2 as pb
 from ps import LocalShards, LocalTable, ParameterClient, ShardError
+from tests.waiting import wait_until
 
 KEYS = np.arange(4000)
 
@@ -73,10 +73,12 @@ def counting(addresses: list[str], clients: int = 2) -> Iterator[list[Counter]]:
 def _more(counters: list[Counter], pushes: int = 5) -> None:
     """Wait until every one of them has got so much further."""
     goals = [c.pushes + pushes for c in counters]
-    limit = time.monotonic() + 60
-    while any(c.pushes < goal for c, goal in zip(counters, goals, strict=True)):
-        assert time.monotonic() < limit, [c.error for c in counters]
-        time.sleep(0.01)
+    wait_until(
+        lambda: all(c.pushes >= goal for c, goal in zip(counters, goals, strict=True)),
+        lambda: [c.error for c in counters],
+        60.0,
+        pause_s=0.01,
+    )
 
 
 def _same(client: ParameterClient, counters: list[Counter]) -> None:

@@ -1,7 +1,5 @@
 """A job whose life tests watch: tiny, of given costs, and each of its steps leaves a line."""
 
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 from protos.decision_pb2 import Layer, LayerCost
@@ -87,11 +85,3 @@ def job(directory: Path, name: str, **arguments: object) -> JobSpec:
     spec.schedule.given.reference_batch, spec.schedule.given.samples = 100, 1000
     spec.schedule.given.layers.append(Layer(name="only", kind="dense", cost=cost))
     return spec
-
-
-def wait_until(ready: Callable[[], object], what: str, timeout_s: float = 120.0) -> None:
-    """Wait, with a limit that only a hang reaches."""
-    deadline = time.monotonic() + timeout_s
-    while not ready():
-        assert time.monotonic() < deadline, f"not in time: {what}"
-        time.sleep(0.05)

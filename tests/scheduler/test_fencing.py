@@ -27,7 +27,8 @@ from protos.scheduler_pb2 import (
 from protos.scheduler_pb2_grpc import SchedulerStub
 from scheduler.redis_server import EmbeddedRedis
 from scheduler.store import DeposedError, Store
-from tests.scheduler.lives import job, log_of, prepare, steps_of, wait_until
+from tests.scheduler.lives import job, log_of, prepare, steps_of
+from tests.waiting import wait_until
 
 pytest.importorskip("workers.stage")
 STEPS = 400

@@ -1,6 +1,5 @@
 """What a follower makes of what nodes tell, beyond what whole jobs show."""
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from scheduler.nodes import Nodes
 from scheduler.placed import Process
 from scheduler.redis_server import EmbeddedRedis
 from scheduler.store import Store
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -43,11 +43,7 @@ def follower(nodes: Nodes) -> Follower:
 
 def ending(one: Follower) -> Ending:
     """By the leases alone: there is no node to ask."""
-    deadline = time.monotonic() + 30
-    while not (signs := one._signs({})):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    return ending_of(signs)
+    return ending_of(wait_until(lambda: one._signs({}), "a sign"))
 
 
 def test_a_node_that_came_back_without_the_process_has_lost_it(

@@ -30,7 +30,8 @@ from protos.scheduler_pb2 import (
     SubmitRequest,
 )
 from protos.scheduler_pb2_grpc import SchedulerStub
-from tests.scheduler.lives import job, log_of, prepare, steps_of, wait_until
+from tests.scheduler.lives import job, log_of, prepare, steps_of
+from tests.waiting import wait_until
 
 pytest.importorskip("workers.stage")
 STEPS = 20

@@ -24,16 +24,19 @@ from protos.scheduler_pb2 import (
 )
 from scheduler.redis_server import EmbeddedRedis
 from scheduler.store import TERMINAL, Store
-from tests.scheduler.lives import job, log_of, prepare, steps_of, wait_until
+from tests.scheduler.lives import job, log_of, prepare, steps_of
+from tests.waiting import wait_until
 
 pytest.importorskip("workers.stage")
 JOBS = int(os.environ.get("HETERPS_MANY_JOBS", "8"))
 CLIENTS, NODES, KILLS, STEPS = 4, 3, 3, 40
 
-# Submits what it is given, riding out a scheduler that is away, and waits for every end.
+# Submits what it is given, riding out a scheduler that is away, follows every log, and waits for
+# every end. Prints the ends, and the logs that came otherwise than they are kept.
 _CLIENT = """
-import json, sys, time
-from heterps import Client
+import asyncio, json, sys, threading, time
+from collections import defaultdict
+from heterps import AsyncClient, Client
 from heterps.errors import UnreachableError
 from protos.job_pb2 import JobSpec
 
@@ -47,16 +50,45 @@ def patiently(action):
                 raise
             time.sleep(0.2)
 
+def add(pieces, texts):
+    for piece in pieces:
+        texts[piece.process] += piece.text
+
+async def add_later(name, texts):
+    async with AsyncClient(sys.argv[1]) as client:
+        async for piece in client.logs(name, follow=True):
+            texts[piece.process] += piece.text
+        assert (await client.wait(name)).state.is_final
+
 client = Client(sys.argv[1])
+names, followed, followers = [], [], []
 for path in sys.argv[2:]:
     job = JobSpec.FromString(open(path, "rb").read())
     patiently(lambda: client.submit(job, job_id=job.name))
     patiently(lambda: client.submit(job, job_id=job.name))
-ends = {}
-for path in sys.argv[2:]:
-    name = JobSpec.FromString(open(path, "rb").read()).name
-    ends[name] = patiently(lambda: client.wait(name)).state
-print(json.dumps(ends))
+    names.append(job.name)
+    texts, later = defaultdict(str), defaultdict(str)
+    followed.append((texts, later))
+    followers += [
+        threading.Thread(target=add, args=(client.logs(job.name, follow=True), texts), daemon=True),
+        threading.Thread(target=asyncio.run, args=(add_later(job.name, later),), daemon=True),
+    ]
+for follower in followers:
+    follower.start()
+ends = {name: client.wait(name).state for name in names}
+for follower in followers:
+    follower.join(60)
+differ = []
+for name, both in zip(names, followed):
+    kept = defaultdict(str)
+    add(patiently(lambda: list(client.logs(name))), kept)
+    if not kept:
+        differ.append(f"{name}: none is kept")
+    for process, text in kept.items():
+        for got in both:
+            if got[process] != text:
+                differ.append(f"{name}: {process}: {got[process]!r} {text!r}")
+print(json.dumps([ends, differ]))
 """
 
 
@@ -121,7 +153,9 @@ def test_all_jobs_end_right_and_none_runs_twice(tmp_path: Path) -> None:
         for client in clients:
             output, _ = client.communicate(timeout=600)
             assert client.returncode == 0
-            ends |= json.loads(output)
+            ended_so, differ = json.loads(output)
+            assert not differ
+            ends |= ended_so
         final = {one.job_id: one for one in jobs()}
 
     assert ends == dict.fromkeys(names, "succeeded")

@@ -5,8 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -38,6 +37,8 @@ from protos.scheduler_pb2 import (
 from protos.scheduler_pb2_grpc import SchedulerStub
 from scheduler.follow import Sign, explain
 from scheduler.redis_server import EmbeddedRedis
+from tests.pids import alive
+from tests.waiting import wait_until
 
 
 class Cluster:
@@ -73,21 +74,6 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
     with ExitStack() as stack:
         redis = stack.enter_context(EmbeddedRedis(tmp_path / "redis"))
         yield Cluster(tmp_path / "processes", redis.url, stack)
-
-
-def wait_until(ready: Callable[[], object], timeout_s: float = 15.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not ready():
-        assert time.monotonic() < deadline, "not in time"
-        time.sleep(0.05)
-
-
-def alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
 
 
 def given_job(tmp_path: Path, floor: float = 0.0, kinds: tuple[str, ...] = ("cpu",)) -> JobSpec:
@@ -244,7 +230,7 @@ def test_cancel_stops_every_process(cluster: Cluster, tmp_path: Path) -> None:
         nodes = stub.ListNodes(ListNodesRequest(), timeout=5).nodes
         return [p for n in nodes for p in n.processes if p.running]
 
-    wait_until(running, 30.0)
+    wait_until(running)
     pids = [p.pid for p in running()]
     assert stub.CancelJob(JobRequest(job_id="long"), timeout=30).state == CANCELLED
     assert not any(alive(pid) for pid in pids)
@@ -264,7 +250,7 @@ def test_a_killed_node_loses_its_lease_and_leaves_no_orphans(cluster: Cluster) -
     assert len(ids()) == 2  # it said goodbye: no lease to wait for
     os.kill(node.pid, signal.SIGKILL)
     assert node.facts["node_id"] in ids()
-    wait_until(lambda: ids() == {stays.facts["node_id"]}, 4.0)
+    wait_until(lambda: ids() == {stays.facts["node_id"]}, "its lease ends", 4.0)
 
 
 def test_nodes_ride_out_a_scheduler_that_restarts(cluster: Cluster, tmp_path: Path) -> None:
@@ -365,7 +351,7 @@ def test_redis_ends_with_its_parent_however_that_dies(tmp_path: Path, victim: st
     supervisor, server = map(int, parent.stdout.readline().split())
     assert alive(server)
     os.kill(parent.pid if victim == "parent" else supervisor, signal.SIGKILL)
-    wait_until(lambda: not alive(server) and not alive(supervisor), 8.0)
+    wait_until(lambda: not alive(server) and not alive(supervisor), "both end", 8.0)
     parent.kill()
     parent.wait()
 
@@ -385,7 +371,7 @@ def test_its_own_redis_ends_with_a_killed_scheduler(tmp_path: Path) -> None:
     assert len(servers) == 1
     os.kill(child.pid, signal.SIGKILL)
     child.process.wait()
-    wait_until(lambda: not alive(servers[0]), 8.0)
+    wait_until(lambda: not alive(servers[0]), "it ends", 8.0)
 
 
 def test_the_cause_comes_first_and_the_rest_fits_one_screen() -> None:

@@ -2,8 +2,7 @@
 
 import os
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -33,6 +32,7 @@ from protos.scheduler_pb2_grpc import SchedulerStub
 from scheduler import Decision
 from scheduler.measure import MIN_WINDOWS, Measurement
 from scheduler.replan import propose
+from tests.waiting import wait_until
 
 pytest.importorskip("workers.stage")
 
@@ -136,13 +136,6 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         start("v100", "workers.node", "--type", "v100", "--emulate", *to)
         channel = stack.enter_context(connect(address))
         yield Service(SchedulerStub(channel), directory)
-
-
-def wait_until(ready: Callable[[], object], timeout_s: float = 60.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not ready():
-        assert time.monotonic() < deadline, "not in time"
-        time.sleep(0.05)
 
 
 def test_a_job_is_measured_planned_trained_and_saved(service: Service) -> None:

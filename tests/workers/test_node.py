@@ -5,8 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -31,6 +30,8 @@ from protos.parameter_server_pb2_grpc import ParameterServerStub
 from protos.process import Child, module_argv, spawn
 from protos.scheduler_pb2 import HeartbeatRequest, ListNodesRequest, NodeStatus
 from protos.scheduler_pb2_grpc import SchedulerStub
+from tests.pids import alive
+from tests.waiting import wait_until
 
 pytest.importorskip("ps.server")
 
@@ -78,21 +79,6 @@ def node(scheduler: Child, tmp_path: Path) -> Iterator[Daemon]:
         yield Daemon(child, NodeStub(to_node), SchedulerStub(to_scheduler))
 
 
-def wait_until(ready: Callable[[], object], timeout_s: float = 10.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not ready():
-        assert time.monotonic() < deadline, "not in time"
-        time.sleep(0.05)
-
-
-def alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
-
-
 def test_a_shard_is_launched_once_per_id_and_stopped(node: Daemon) -> None:
     with ThreadPoolExecutor(8) as pool:
         replies = list(pool.map(lambda _: node.launch(), range(8)))
@@ -118,7 +104,7 @@ def test_a_death_reaches_the_scheduler_at_once(node: Daemon) -> None:
         nodes = node.scheduler.ListNodes(ListNodesRequest(), timeout=5).nodes
         return [p.exit_code for n in nodes for p in n.processes if p.pid == reply.pid]
 
-    wait_until(lambda: seen() == [-signal.SIGKILL], 3.0)
+    wait_until(lambda: seen() == [-signal.SIGKILL], "its end is seen", 3.0)
 
 
 def test_logs_are_read_by_offset_and_stay_after_the_end(node: Daemon) -> None:
@@ -147,7 +133,7 @@ def test_logs_are_read_by_offset_and_stay_after_the_end(node: Daemon) -> None:
 def test_a_killed_node_leaves_no_orphans(node: Daemon) -> None:
     pids = [node.launch(f"job.shard-{i}").pid for i in range(2)]
     os.kill(node.child.pid, signal.SIGKILL)
-    wait_until(lambda: not any(alive(pid) for pid in pids), 10.0)
+    wait_until(lambda: not any(alive(pid) for pid in pids), "they end", 10.0)
 
 
 def test_a_stopped_node_says_goodbye_and_stops_its_processes(node: Daemon) -> None:
@@ -208,7 +194,7 @@ def test_a_profile_ends_when_its_caller_goes_away(node: Daemon) -> None:
 
     wait_until(profilers)
     call.cancel()
-    wait_until(lambda: not profilers(), 5.0)
+    wait_until(lambda: not profilers(), "it ends", 5.0)
 
 
 def run_node(*arguments: str) -> "subprocess.CompletedProcess[str]":

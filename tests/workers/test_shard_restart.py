@@ -4,8 +4,7 @@ import csv
 import os
 import signal
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +17,8 @@ from protos.node_pb2 import SHARD, LaunchReply, LaunchRequest
 from protos.scheduler_pb2 import ListNodesRequest, ProcessStatus
 from protos.scheduler_pb2_grpc import SchedulerStub
 from ps import ParameterClient
+from tests.pids import alive
+from tests.waiting import wait_until
 from workers.processes import Processes
 from workers.shard import RestartRule
 
@@ -67,21 +68,6 @@ layers:
   - {{name: head, kind: dense, cost: {{cpu: {COST}}}}}
 """
 RULE = RestartRule(most=2, pause_s=0.01)
-
-
-def wait_until(ready: Callable[[], object], timeout_s: float = 30.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not ready():
-        assert time.monotonic() < deadline, "not in time"
-        time.sleep(0.02)
-
-
-def alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
 
 
 def launch(processes: Processes, durability: str = "log", job_id: str = "job") -> LaunchReply:
@@ -255,7 +241,7 @@ def test_training_goes_on_bit_for_bit_when_its_shard_is_killed(
         job_id = submit(client, job_file, tmp_path / "killed")
         for kill in (1, 2):
             before = client.status(job_id).step
-            wait_until(lambda b=before: client.status(job_id).step >= b + 20, 60)
+            wait_until(lambda b=before: client.status(job_id).step >= b + 20, "it trains on")
             os.kill(shard_of(cluster, job_id).pid, signal.SIGKILL)
             wait_until(lambda k=kill: shard_of(cluster, job_id).restarts == k)
         killed = client.wait(job_id, timeout=120)

@@ -1,0 +1,57 @@
+"""The resource types that were offered, with prices and limits, as a table."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from heterps.figures import duration, money, size
+from heterps.page.markup import Markup
+from heterps.page.palette import Palette
+from heterps.page.parts import Column, table
+
+if TYPE_CHECKING:
+    from scheduler.workload import Resources, ResourceType
+
+_COLUMNS = (
+    Column("type"),
+    Column("price an hour", number=True),
+    Column("units, at most", number=True),
+    Column("memory a unit", number=True),
+)
+
+
+def offered(
+    title: str,
+    resources: "Resources",
+    palette: Palette,
+    more: "Sequence[tuple[str, Callable[[ResourceType], str]]]" = (),
+    stacked: bool = True,
+) -> Markup:
+    """A row a type.
+
+    Args:
+        more: names of further columns, and their text of each type.
+        stacked: as of `table`.
+    """
+    columns = (*_COLUMNS, *(Column(name, number=True) for name, _ in more), Column(""))
+    rows = [
+        (
+            palette.chip(kind.name),
+            money(kind.price_per_hour),
+            f"{kind.limit:,}",
+            size(kind.memory_bytes),
+            *(text(kind) for _, text in more),
+            _marks(kind),
+        )
+        for kind in resources.types
+    ]
+    return table(title, columns, rows, stacked=stacked)
+
+
+def _marks(kind: "ResourceType") -> str:
+    marks = ["emulated here"] if kind.emulated else []
+    if kind.interruptions_per_hour:
+        marks.append(
+            f"spot: {kind.interruptions_per_hour:g} interruptions an hour, "
+            f"{duration(kind.recovery_s)} each; {money(kind.effective_price)} an hour of work"
+        )
+    return "; ".join(marks)
