@@ -204,10 +204,10 @@ def check_stage(rank: int, folder: Path) -> float:
     before = [p.detach().clone() for p in (layer.w1, layer.w2)]
     stage.share_parameters(list(layer.parameters()))
     load = torch.full((3,), float(rank))
-    loss = stage.sum_gradients(list(layer.parameters()), 0.5, [load])
+    (loss,) = stage.sum_gradients(list(layer.parameters()), [torch.tensor(0.5)], [load])
     total = sum(range(1, WORLD + 1))
     errors = [layer.gate.weight.grad - total, layer.w1.grad - (rank + 1.0), load - (total - WORLD)]
-    errors += [layer.w1 - before[0], layer.w2 - before[1], torch.tensor(loss - 0.5 * WORLD)]
+    errors += [layer.w1 - before[0], layer.w2 - before[1], loss - 0.5 * WORLD]
     stage.barrier()
     stage.close()
     return largest(errors)
