@@ -14,11 +14,10 @@ Nothing here waits for a GPU within a step: inputs are on their way before they 
 next one is under way.
 """
 
-import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -29,22 +28,20 @@ from protos.job_pb2 import JobSpec
 from protos.tracing import span
 from workers.busy import BusyClock
 from workers.data.reader import Split
-from workers.layers.gates import Bias
-from workers.losses import held_out, loss_function
-from workers.optimizers import make_optimizer, make_schedule
+from workers.evaluation import Evaluation, StageLayers
+from workers.losses import loss_function
 from workers.outbox import Outbox
-from workers.precision import LossScale, Precision
+from workers.precision import Precision
 from workers.reduce import StageGroup
 from workers.rows import PulledRows, StageRows
-from workers.source import Schedule, StepInput, TrainingSource, evaluation_batches
+from workers.source import Schedule, StepInput, TrainingSource
 from workers.staging import Download, Staging, Upload
 from workers.trace import StageGraph
 from workers.transport import BACKWARD, FORWARD, Inbox, Parcel
+from workers.update import Update
 
 TRAIN = "train"
-_log = logging.getLogger("heterps.stage")
 _DRAIN = "drain"
-_EVALUATION_BATCH = 2048
 
 
 @dataclass(slots=True)
@@ -111,7 +108,6 @@ class StageExecutor:
         self.progress = Progress()
         self._job = job
         self._graph = graph
-        self._module = graph.module
         self._rank = rank
         self._width = widths[stage]
         self._before_width = widths[stage - 1] if stage else 0
@@ -122,8 +118,8 @@ class StageExecutor:
         self._before = before
         self._after = after
         self._staging = staging
-        self._precision = precision
-        self._scale: LossScale | None = precision.loss_scale()
+        self._layers = StageLayers(graph, rows, group, staging, precision)
+        self._update = Update(job, graph.module, group, schedule.steps, precision)
         self._device = device
         self._stop = stop
         self._lockstep = lockstep
@@ -136,24 +132,13 @@ class StageExecutor:
         self._template: dict[str, Tensor] | None = None  # a micro-batch, for the others' sake
         self._losses: deque[Download] = deque()
         self._busy = BusyClock(device)
-        self._parameters = [p for p in self._module.parameters() if p.requires_grad]
-        self._optimizer = make_optimizer(job.train.optimizer, self._parameters)
-        self._rate = (
-            make_schedule(job.train.optimizer, self._optimizer, schedule.steps)
-            if self._optimizer is not None
-            else None
-        )
         self._loss = loss_function(job.train.loss)
-        self._auxiliary = [m for m in self._module.modules() if hasattr(m, "aux_loss")]
-        self._biased = [m for m in self._module.modules() if isinstance(m, Bias)]
-        for gate in self._biased:  # moves once a step, by what all workers sent
-            gate.deferred = True
-        group.share_parameters(self._parameters)
+        self._auxiliary = [m for m in self._graph.module.modules() if hasattr(m, "aux_loss")]
         inbox.on_arrival = self._arrived
 
     def train(self, source: TrainingSource | None) -> None:
         """Run all steps; on return every gradient of this worker has been applied."""
-        self._module.train()
+        self._graph.module.train()
         self.progress.phase = TRAIN
         self.progress.began = time.perf_counter()
         step = 0
@@ -183,34 +168,14 @@ class StageExecutor:
 
     def evaluate(self, split: Split) -> tuple[Tensor, Tensor]:
         """Predict a held-out split; in the last stage all scores and labels [n], else empty."""
-        self._module.eval()
         self.progress.phase = split
-        scores: list[Tensor] = []
-        labels: list[Tensor] = []
-        with torch.no_grad():
-            for index, tensors in self._rounds(self._evaluation_input(split)):
-                pulled = self._rows.pull([tensors], learning=False)
-                self._rows.bind(pulled, 0)
-                given = {name: self._staging.upload(tensors[name]) for name in self._graph.inputs}
-                outputs = self._run({name: upload.here() for name, upload in given.items()})
-                if index is None:
-                    continue
-                if self._after is not None:
-                    self._after.send(
-                        stage_pb2.EVALUATE, split, 0, index, self._leaving(outputs, tensors)
-                    )
-                else:
-                    prediction = next(iter(outputs.values())).cpu()
-                    score, label = held_out(self._job.train.loss, prediction, tensors["label"])
-                    scores.append(score)
-                    labels.append(label)
-        if self._after is not None:
-            self._after.end(split)
-            return torch.empty(0), torch.empty(0)
-        empty = [torch.empty(0)]
-        mine = torch.stack([torch.cat(scores or empty), torch.cat(labels or empty)], dim=1)
-        both = self._group.gather(mine)
-        return both[:, 0], both[:, 1]
+        evaluation = Evaluation(
+            *(self._job, self._layers, self._rank, self._width, self._inbox, self._before_width),
+            after=self._after,
+            template=self._template,
+            stop=self._stop,
+        )
+        return evaluation.run(split)
 
     def drain(self) -> None:
         """Wait until every worker of the stages before has ended, its writes done.
@@ -248,40 +213,11 @@ class StageExecutor:
             else:
                 flying.append(self._forward(step, forward, given, blocks))
                 forward += 1
+        pulled = [block for block in blocks if block is not None]
         with self._busy.running():
-            scalars = [loss]
-            if self._scale is not None:
-                scalars.append(self._unscale(self._scale, blocks))
-            loss, *unusable = self._group.sum_gradients(
-                self._parameters, scalars, [gate.pending for gate in self._biased]
-            )
-            for gate in self._biased:
-                gate.step()
-            skipped = self._scale is not None and self._skips(self._scale, step, unusable[0])
-            if self._optimizer is not None:
-                if not skipped:
-                    self._optimizer.step()
-                    if self._rate is not None:
-                        self._rate.step()
-                self._optimizer.zero_grad(set_to_none=False)
-        self._rows.push(step, [] if skipped else blocks)
+            loss, counts = self._update.apply(step, loss, pulled)
+        self._rows.push(step, pulled if counts else [])
         return loss
-
-    def _unscale(self, scale: LossScale, blocks: list[PulledRows | None]) -> Tensor:
-        """Divide by the loss scale; above 0 if a gradient of this worker is not finite."""
-        gradients = [p.grad for p in self._parameters if p.grad is not None]
-        for block in blocks:
-            gradients += block.gradients() if block is not None else []
-        return scale.unscale(gradients)
-
-    @staticmethod
-    def _skips(scale: LossScale, step: int, unusable: Tensor) -> bool:
-        """Whether the step is left out, by what all workers say of their gradients."""
-        finite = not unusable.item() > 0
-        scale.update(finite)
-        if not finite:
-            _log.info("step %d skipped: beyond float16; the loss scale is %g", step, scale.value)
-        return not finite
 
     def _read_losses(self, behind: int) -> None:
         """Take in the losses of all steps but the last `behind`."""
@@ -349,24 +285,19 @@ class StageExecutor:
             tensors = parcel.tensors.items()
             self._uploads[key] = {name: self._staging.upload(t) for name, t in tensors}
 
-    def _run(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        with self._precision.computing():
-            results = self._graph.module(*(tensors[name] for name in self._graph.inputs))
-        return dict(zip(self._graph.outputs, results, strict=True))
-
     def _forward(
         self, step: int, number: int, given: StepInput | None, blocks: list[PulledRows | None]
     ) -> _InFlight:
         tensors, as_came = self._input(step, number, given, blocks)
         with self._busy.running():
-            outputs = self._run(tensors)
+            outputs = self._layers.run(tensors)
         assert self._after is not None
         self._after.send(
             stage_pb2.FORWARD,
             TRAIN,
             step,
             self._mine[number],
-            self._leaving(outputs, as_came),
+            self._layers.leaving(outputs, as_came),
             samples=self._schedule.size,
             weight=1.0 / self._schedule.micro_batches,
         )
@@ -392,14 +323,14 @@ class StageExecutor:
     ) -> Tensor:
         tensors, _ = self._input(step, number, given, blocks)
         with self._busy.running():
-            outputs = self._run(tensors)
+            outputs = self._layers.run(tensors)
             prediction = _wide(next(iter(outputs.values())))
             share = 1.0 / self._schedule.micro_batches
             loss = self._loss(prediction, tensors["label"]) * share
             auxiliary = self._auxiliary_loss()
             whole = loss if auxiliary is None else loss + auxiliary * share
-            if self._scale is not None:
-                whole = whole * self._scale.value
+            if self._update.loss_scale is not None:
+                whole = whole * self._update.loss_scale.value
             whole.backward()
         self._return_gradients(step, self._mine[number], tensors)
         return loss.detach().double()
@@ -416,53 +347,6 @@ class StageExecutor:
     def _auxiliary_loss(self) -> Tensor | None:
         losses = [m.aux_loss for m in self._auxiliary if isinstance(m.aux_loss, Tensor)]
         return sum(losses[1:], losses[0]) if losses else None
-
-    def _leaving(
-        self, outputs: dict[str, Tensor], as_came: Mapping[str, Tensor]
-    ) -> dict[str, Tensor]:
-        """What goes to the next stage: outputs, and what only passes through from the host."""
-        passing = {
-            n: as_came[n] for n, t in outputs.items() if n in as_came and not t.requires_grad
-        }
-        return {**outputs, **passing, "label": as_came["label"]}
-
-    def _rounds(
-        self, batches: Iterator[tuple[int, dict[str, Tensor]]]
-    ) -> Iterator[tuple[int | None, dict[str, Tensor]]]:
-        """The batches; in lockstep further ones without a number, until all workers are done."""
-        if not self._lockstep:
-            yield from batches
-            return
-        while True:
-            item = next(batches, None)
-            if not self._group.any(item is not None):
-                return
-            if item is not None:
-                yield item
-            else:
-                assert self._template is not None
-                yield None, self._template
-
-    def _evaluation_input(self, split: Split) -> Iterator[tuple[int, dict[str, Tensor]]]:
-        if self._before is None:
-            yield from evaluation_batches(
-                self._job,
-                split,
-                _evaluation_size(self._job),
-                self._rank,
-                self._width,
-                self._stop.is_set,
-            )
-            return
-        while (parcel := self._inbox.next_evaluation(split, self._before_width)) is not None:
-            yield parcel.micro_batch, parcel.tensors
-
-
-def _evaluation_size(job: JobSpec) -> int:
-    """Samples of a batch of evaluation: of sequences no more than training has room for."""
-    if job.data.tokens:
-        return min(_EVALUATION_BATCH, max(1, job.train.batch_size))
-    return _EVALUATION_BATCH
 
 
 def _roots(

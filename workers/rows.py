@@ -199,9 +199,9 @@ class StageRows:
             positions = pulled.inverse[self.keys_of[name]][index].here()
             layer.bind(pulled.leaf(layer.spec.table), positions)
 
-    def push(self, step: int, pulled: Iterable[PulledRows | None]) -> None:
+    def push(self, step: int, pulled: Sequence[PulledRows]) -> None:
         """Push what the rows collected in `step`, in the background."""
-        collected = self._collect([block for block in pulled if block is not None])
+        collected = self._collect(pulled)
         self.gate.before_push(step)
         self._pushes = [f for f in self._pushes if not _finished(f)]
         self._pushes.append(self._pushing.submit(self._push_now, step, collected))
@@ -224,7 +224,7 @@ class StageRows:
         self.gate.before_pull(parcel.step)
         return self.pull([parcel.tensors], learning=True)
 
-    def _collect(self, blocks: list[PulledRows]) -> list[_Push]:
+    def _collect(self, blocks: Sequence[PulledRows]) -> list[_Push]:
         """Begin to copy back what the rows collected."""
         pushes = []
         for table, source in self._source.items():
