@@ -214,7 +214,8 @@ class Profiler:
             crossing = 0 if last else sum(_both_ways(values[name]) for name in graph.outputs)
             rows.push(graph)
             rows.bind(graph, values)
-            counted = datasheet.measure_work(graph.module, inputs, outputs)
+            with self._precision.computing():  # the inputs are what the layers before gave in it
+                counted = datasheet.measure_work(graph.module, inputs, outputs)
             rows.push(graph)
             works.append(datasheet.Work(*counted, 2.0 * moved, crossing))
             memories.append(memory)

@@ -22,6 +22,7 @@ from workers.combine import Combiner, Hub, hosts_of
 from workers.data import Dataset
 from workers.data.reader import Split
 from workers.executor import StageExecutor
+from workers.gpus import VISIBLE
 from workers.model import job_model
 from workers.outbox import Outbox
 from workers.precision import Precision
@@ -270,7 +271,8 @@ def _device(launch: LaunchRequest) -> torch.device:
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise RuntimeError(
-            f"stage {launch.index} was planned for a GPU; PyTorch {torch.__version__} finds none"
+            f"stage {launch.index} was planned for a GPU, and PyTorch {torch.__version__} finds "
+            f"none ({VISIBLE}={os.environ.get(VISIBLE, 'unset')})"
         )
     device = torch.device("cuda", launch.rank % torch.cuda.device_count())
     torch.cuda.set_device(device)  # what NCCL's barriers go by

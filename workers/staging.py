@@ -188,7 +188,7 @@ class CopyStreams:
         buffer = self.sending.take(tensor.nbytes)
         host = _view(buffer, tensor)
         host.copy_(tensor.detach())
-        done = self._api.Event()
+        done = self._event()
         with self._uploading, self._api.stream(self._up):
             there = torch.empty_like(host, device=self._device)
             there.copy_(host, non_blocking=True)
@@ -198,7 +198,7 @@ class CopyStreams:
 
     def download(self, tensors: Sequence[Tensor]) -> Download:
         """Copy into pinned buffers on the stream of downloads, after the caller's stream."""
-        ready, done = self._api.Event(), self._api.Event()
+        ready, done = self._event(), self._event()
         ready.record(self._api.current_stream(self._device))
         self._down.wait_event(ready)
         hosts: list[Tensor] = []
@@ -215,6 +215,12 @@ class CopyStreams:
                     tensor.record_stream(self._down)
             done.record(self._down)
         return _Download(hosts, done, buffers, self.receiving)
+
+    def _event(self) -> Any:
+        # Threads wait for some of them, and are to sleep, not to keep a core busy asking.
+        if self._device.type == "cuda":
+            return torch.cuda.Event(blocking=True)
+        return self._api.Event()
 
 
 def _view(buffer: Tensor, like: Tensor) -> Tensor:

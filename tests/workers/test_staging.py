@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from workers.busy import BusyClock
-from workers.gpus import gpus_of, least_used
 from workers.staging import Buffers, CopyStreams, OnHost, staging_for
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -144,12 +143,3 @@ def test_the_clock_counts_what_runs(device):
     first = clock.seconds()
     assert first > 0
     assert clock.seconds() == first
-
-
-def test_each_worker_sees_a_gpu_of_its_own():
-    assert gpus_of(2, {}) == ["0", "1"]
-    assert gpus_of(2, {"CUDA_VISIBLE_DEVICES": "3, GPU-5a"}) == ["3", "GPU-5a"]
-    gpus = gpus_of(3, {})
-    assert [least_used(gpus, used) for used in ([], ["0"], ["0", "2"], ["0", "1", "2"])] == [
-        *("0", "1", "1", "0")
-    ]
