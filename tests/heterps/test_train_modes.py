@@ -213,6 +213,19 @@ def test_fp16_over_two_stages_is_refused(folder, client):
     assert "train.precision: got 'fp16' with a plan of 2 stages" in status.reason
 
 
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="not two GPUs, or a torch without CUDA")
+def test_two_gpus_share_out_experts(folder, plain, tmp_path):
+    with (
+        Cluster(tmp_path, types={"cpu": 3, "v100": 2}, devices={"v100": "cuda"}) as gpus,
+        Client(gpus.address) as client,
+    ):
+        job = job_of(folder, "gpus", ("cpu", "cpu", "v100", "cpu"), 2, "train.split_experts=true")
+        status, log, losses = run(client, job)
+        assert units(client, status) == [1, 2, 1]
+    assert "are split over 2 workers" in log["stage 1 worker 1"]
+    assert losses == pytest.approx(plain[2], rel=0.01)
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU, or a torch without CUDA")
 @pytest.mark.parametrize("place", ["gpu", "cpu"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
