@@ -200,20 +200,71 @@ class Liger(Run):
         return [grad.transpose(1, 2) for grad in grads]
 
 
+class _Stacked(torch.autograd.Function):
+    """FBGEMM's product of each expert's rows, x [R, K] and w [E, N, K] -> [R, N]; its gradient.
+
+    The ops do not differentiate by themselves. `grouped_grad` takes the weights transposed in
+    strides alone; `grouped_wgrad` leaves what experts without rows get to chance.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor, sizes: Tensor) -> Tensor:
+        ctx.save_for_backward(x, w, sizes)
+        out: Tensor = torch.ops.fbgemm.bf16bf16bf16_grouped_stacked(x, w, sizes)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+        x, w, sizes = ctx.saved_tensors
+        grad, ops_ = grads[0].contiguous(), torch.ops.fbgemm
+        grad_x = ops_.bf16bf16bf16_grouped_grad(grad, w.permute(0, 2, 1), sizes)
+        grad_w = ops_.bf16bf16bf16_grouped_wgrad(grad, x, sizes)
+        return grad_x, grad_w.masked_fill((sizes == 0)[:, None, None], 0), None
+
+
 class FbgemmGenAI(Run):
-    """FBGEMM GenAI's grouped stacked product, forward alone differentiable through its ops."""
+    """FBGEMM GenAI's grouped products, in CUTLASS; the rest by torch's own operators."""
+
+    OPS = tuple(f"bf16bf16bf16_grouped_{name}" for name in ("stacked", "grad", "wgrad"))
 
     def __init__(self, problem: Problem) -> None:
+        self.require(problem)
+        super().__init__(problem)
+
+    def require(self, problem: Problem) -> None:
         if not problem.w1.is_cuda or problem.w1.dtype != torch.bfloat16:
             raise AbsentError("bfloat16 on GPUs alone")
+        if torch.cuda.get_device_capability(problem.w1.device) < (9, 0):
+            raise AbsentError("its kernels are for Hopper and later")
         try:
             import fbgemm_gpu.experimental.gen_ai  # noqa: F401
-        except ImportError as error:
+        except (ImportError, OSError) as error:  # made for another torch or CUDA
             raise AbsentError(f"fbgemm-gpu-genai: {error}") from error
-        raise AbsentError("not joined yet: its backward ops have not been tried here")
+        missing = [name for name in self.OPS if not hasattr(torch.ops.fbgemm, name)]
+        if missing:
+            raise AbsentError(f"this fbgemm-gpu-genai has no {', '.join(missing)}")
+
+    def make_weights(self) -> list[Tensor]:
+        weights = (self.problem.w1, self.problem.w2)
+        return [w.transpose(1, 2).contiguous().requires_grad_() for w in weights]
 
     def layer(self, x: Tensor) -> Tensor:
-        raise NotImplementedError
+        weights, chosen = self.choose(x)
+        k, experts = self.problem.k, len(self.problem.w1)
+        flat = chosen.flatten()
+        order = flat.argsort()
+        inverse = order.argsort()
+        # Not bincount, which waits for the GPU.
+        sizes = torch.zeros(experts, dtype=torch.int64, device=x.device)
+        sizes.scatter_add_(0, flat, torch.ones_like(flat))
+        product: Any = _Stacked.apply
+        gate, up = product(x[order // k], self.weights[0], sizes).chunk(2, dim=1)
+        rows = product(F.silu(gate) * up, self.weights[1], sizes)
+        rows = rows * weights.flatten()[order, None].to(rows.dtype)
+        return rows[inverse].reshape(-1, k, x.shape[1]).sum(dim=1)
+
+    def stacked(self, grads: list[Tensor]) -> list[Tensor]:
+        return [grad.transpose(1, 2) for grad in grads]
 
 
 class Bound(Run):

@@ -55,7 +55,7 @@ counts less. *both* is forward and backward.
 On a CPU the shapes are those of the GPU with T / 32, H / 8, I / 8 and at most 64
 experts: the full ones would take minutes a pass. **The CUDA kernels have not been
 measured: no GPU was at hand.** With one, `make bench-moe` runs the full shapes, and
-Liger-Kernel where it is installed.
+Liger-Kernel (`liger-kernel`) and FBGEMM GenAI (`fbgemm-gpu-genai`) where they are installed.
 
 | shape | T | H | I | E | k |
 |---|--:|--:|--:|--:|--:|

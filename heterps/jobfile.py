@@ -29,6 +29,7 @@ _DEFAULTS: Final[Mapping[str, Any]] = {
     "train.batch_size": 1024,
     "train.staleness": 1,
     "train.loss": "bce_with_logits",
+    "train.precision": "fp32",
     "train.optimizer.name": "adam",
     "train.optimizer.learning_rate": 1e-3,
     "train.optimizer.schedule": "constant",
@@ -37,6 +38,7 @@ _DEFAULTS: Final[Mapping[str, Any]] = {
 METHODS: Final = JOB_METHODS
 _CHOICES: Final = {
     "train.loss": ("bce_with_logits", "mse", "next_token"),
+    "train.precision": ("fp32", "bf16", "fp16"),
     "train.optimizer.name": ("adam", "adamw", "sgd", "adagrad"),
     "train.optimizer.schedule": ("constant", "cosine"),
     "servers.durability": ("none", "checkpoint", "log"),

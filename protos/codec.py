@@ -86,7 +86,8 @@ def pack_arrays(
     offset = 0
     for name, given in arrays:
         array = np.ascontiguousarray(given)
-        specs.append(TensorSpec(name=name, dtype=array.dtype.name, shape=array.shape))
+        # Not the array's shape: where there was none, NumPy has made it [1].
+        specs.append(TensorSpec(name=name, dtype=array.dtype.name, shape=given.shape))
         padding = -offset % ALIGNMENT
         if padding:
             buffers.append(bytes(padding))

@@ -217,6 +217,8 @@ class TrainSpec(_message.Message):
     OPTIMIZER_FIELD_NUMBER: _builtins.int
     LOSS_FIELD_NUMBER: _builtins.int
     MAX_STEPS_FIELD_NUMBER: _builtins.int
+    PRECISION_FIELD_NUMBER: _builtins.int
+    SPLIT_EXPERTS_FIELD_NUMBER: _builtins.int
     epochs: _builtins.int
     batch_size: _builtins.int
     """samples a step, over all workers"""
@@ -229,6 +231,10 @@ class TrainSpec(_message.Message):
     """bce_with_logits | mse | next_token"""
     max_steps: _builtins.int
     """0: no limit"""
+    precision: _builtins.str
+    """fp32 | bf16 | fp16: what forward and backward compute in"""
+    split_experts: _builtins.bool
+    """over the workers of a stage, in place of a copy on each"""
     @_builtins.property
     def optimizer(self) -> Global___DenseOptimizer: ...
     def __init__(
@@ -242,10 +248,12 @@ class TrainSpec(_message.Message):
         optimizer: Global___DenseOptimizer | None = ...,
         loss: _builtins.str = ...,
         max_steps: _builtins.int = ...,
+        precision: _builtins.str = ...,
+        split_experts: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["optimizer", b"optimizer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "epochs", b"epochs", "loss", b"loss", "max_steps", b"max_steps", "micro_batches", b"micro_batches", "optimizer", b"optimizer", "seed", b"seed", "staleness", b"staleness"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "epochs", b"epochs", "loss", b"loss", "max_steps", b"max_steps", "micro_batches", b"micro_batches", "optimizer", b"optimizer", "precision", b"precision", "seed", b"seed", "split_experts", b"split_experts", "staleness", b"staleness"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -32,7 +32,7 @@ class TensorSpec(_message.Message):
     WANTS_GRADIENT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     dtype: _builtins.str
-    """NumPy name: float32, int64, ..."""
+    """NumPy name: float32, int64, ...; between stages also bfloat16"""
     wants_gradient: _builtins.bool
     """the receiver sends its gradient back"""
     @_builtins.property

@@ -5,11 +5,19 @@ different widths stand side by side. A worker prefers a gradient that has arrive
 forward (1F1B) and takes both in the order of their micro-batches, which fixes every sum.
 Each micro-batch's loss is weighted by its share of the step, so that the summed gradient is
 that of the whole batch however it was spread. A step ends when all its gradients are applied.
+
+Workers that share out experts compute in lockstep: in a step all forwards come first, and in
+evaluation a worker without a batch computes one for the others' sake.
+
+Nothing here waits for a GPU within a step: inputs are on their way before they are needed
+(`workers/staging.py`), what leaves is copied and sent behind, and a step's loss is read when the
+next one is under way.
 """
 
 import threading
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -18,19 +26,22 @@ from torch import Tensor
 from protos import stage_pb2
 from protos.job_pb2 import JobSpec
 from protos.tracing import span
+from workers.busy import BusyClock
 from workers.data.reader import Split
-from workers.layers.gates import Bias
-from workers.losses import held_out, loss_function
-from workers.optimizers import make_optimizer, make_schedule
+from workers.evaluation import Evaluation, StageLayers
+from workers.losses import loss_function
+from workers.outbox import Outbox
+from workers.precision import Precision
 from workers.reduce import StageGroup
 from workers.rows import PulledRows, StageRows
-from workers.source import Schedule, StepInput, TrainingSource, evaluation_batches
+from workers.source import Schedule, StepInput, TrainingSource
+from workers.staging import Download, Staging, Upload
 from workers.trace import StageGraph
-from workers.transport import Inbox, Neighbours, Parcel
+from workers.transport import BACKWARD, FORWARD, Inbox, Parcel
+from workers.update import Update
 
 TRAIN = "train"
 _DRAIN = "drain"
-_EVALUATION_BATCH = 2048
 
 
 @dataclass(slots=True)
@@ -59,17 +70,19 @@ class _InFlight:
     inputs: dict[str, Tensor]
     outputs: dict[str, Tensor]
     auxiliary: Tensor | None
-    rows: PulledRows | None
 
 
 class StageExecutor:
     """Runs one worker's part of a job.
 
     Args:
+        graph: the stage's layers, on the device.
         stage, rank: which worker this is.
         widths: workers of every stage.
+        staging: to and from the device.
+        precision: of forward passes.
         before, after: the neighbouring stages, None at the ends.
-        depth: micro-batches that may be in flight.
+        lockstep: whether the workers of the stage share out experts.
     """
 
     def __init__(
@@ -84,15 +97,17 @@ class StageExecutor:
         rows: StageRows,
         group: StageGroup,
         inbox: Inbox,
-        before: Neighbours | None,
-        after: Neighbours | None,
+        before: Outbox | None,
+        after: Outbox | None,
+        staging: Staging,
+        precision: Precision,
         device: torch.device,
         stop: threading.Event,
+        lockstep: bool = False,
     ) -> None:
         self.progress = Progress()
         self._job = job
         self._graph = graph
-        self._module = graph.module.to(device)
         self._rank = rank
         self._width = widths[stage]
         self._before_width = widths[stage - 1] if stage else 0
@@ -102,29 +117,28 @@ class StageExecutor:
         self._inbox = inbox
         self._before = before
         self._after = after
+        self._staging = staging
+        self._layers = StageLayers(graph, rows, group, staging, precision)
+        self._update = Update(job, graph.module, group, schedule.steps, precision)
         self._device = device
         self._stop = stop
-        self._depth = len(widths) - stage + 1
+        self._lockstep = lockstep
         self._mine = list(range(rank, schedule.micro_batches, self._width))
-        self._parameters = [p for p in self._module.parameters() if p.requires_grad]
-        self._optimizer = make_optimizer(job.train.optimizer, self._parameters)
-        self._rate = (
-            make_schedule(job.train.optimizer, self._optimizer, schedule.steps)
-            if self._optimizer is not None
-            else None
-        )
+        # Stages in lockstep may want all of a step's micro-batches before they return any.
+        self._depth = len(self._mine) if job.train.split_experts else len(widths) - stage + 1
+        # What this worker computes with; labels travel on from host to host.
+        self._needed = (*graph.inputs, *(("label",) if after is None else ()))
+        self._uploads: dict[tuple[str, int, int], dict[str, Upload]] = {}
+        self._template: dict[str, Tensor] | None = None  # a micro-batch, for the others' sake
+        self._losses: deque[Download] = deque()
+        self._busy = BusyClock(device)
         self._loss = loss_function(job.train.loss)
-        self._auxiliary = [m for m in self._module.modules() if hasattr(m, "aux_loss")]
-        self._biased = [m for m in self._module.modules() if isinstance(m, Bias)]
-        for gate in self._biased:  # moves once a step, by what all workers sent
-            gate.deferred = True
-        group.share_parameters(self._parameters)
-        if before is not None:
-            inbox.on_forward = rows.pull_ahead
+        self._auxiliary = [m for m in self._graph.module.modules() if hasattr(m, "aux_loss")]
+        inbox.on_arrival = self._arrived
 
     def train(self, source: TrainingSource | None) -> None:
         """Run all steps; on return every gradient of this worker has been applied."""
-        self._module.train()
+        self._graph.module.train()
         self.progress.phase = TRAIN
         self.progress.began = time.perf_counter()
         step = 0
@@ -140,9 +154,13 @@ class StageExecutor:
             step += 1
             self.progress.step = step
             self.progress.samples = step * self._schedule.samples_per_step
+            self.progress.busy_s = self._busy.seconds()
             if self._after is None:
-                self.progress.losses.append(loss)
+                self._losses.append(self._staging.download([loss]))
+                self._read_losses(behind=1)
+        self._read_losses(behind=0)
         self._rows.flush()
+        self.progress.busy_s = self._busy.seconds()
         self.progress.ended = time.perf_counter()
         self._group.barrier()
         if self._after is not None:
@@ -150,31 +168,14 @@ class StageExecutor:
 
     def evaluate(self, split: Split) -> tuple[Tensor, Tensor]:
         """Predict a held-out split; in the last stage all scores and labels [n], else empty."""
-        self._module.eval()
         self.progress.phase = split
-        scores: list[Tensor] = []
-        labels: list[Tensor] = []
-        with torch.no_grad():
-            for index, tensors in self._evaluation_input(split):
-                pulled = self._rows.pull([tensors], learning=False)
-                self._rows.bind(pulled, 0)
-                outputs = self._run({k: v.to(self._device) for k, v in tensors.items()})
-                if self._after is not None:
-                    self._after.send(
-                        stage_pb2.EVALUATE, split, 0, index, self._with_label(outputs, tensors)
-                    )
-                else:
-                    prediction = next(iter(outputs.values())).cpu()
-                    score, label = held_out(self._job.train.loss, prediction, tensors["label"])
-                    scores.append(score)
-                    labels.append(label)
-        if self._after is not None:
-            self._after.end(split)
-            return torch.empty(0), torch.empty(0)
-        empty = [torch.empty(0)]
-        mine = torch.stack([torch.cat(scores or empty), torch.cat(labels or empty)], dim=1)
-        both = self._group.gather(mine)
-        return both[:, 0], both[:, 1]
+        evaluation = Evaluation(
+            *(self._job, self._layers, self._rank, self._width, self._inbox, self._before_width),
+            after=self._after,
+            template=self._template,
+            stop=self._stop,
+        )
+        return evaluation.run(split)
 
     def drain(self) -> None:
         """Wait until every worker of the stages before has ended, its writes done.
@@ -190,20 +191,20 @@ class StageExecutor:
         first = self._mine[0]
         self._inbox.wait(
             lambda: (
-                self._inbox.has("forward", TRAIN, step, first)
+                self._inbox.has(FORWARD, TRAIN, step, first)
                 or self._inbox.ended(TRAIN, self._before_width)
             )
         )
-        return self._inbox.has("forward", TRAIN, step, first)
+        return self._inbox.has(FORWARD, TRAIN, step, first)
 
-    def _step(self, step: int, given: StepInput | None) -> float:
+    def _step(self, step: int, given: StepInput | None) -> Tensor:
         flying: list[_InFlight] = []
         blocks: list[PulledRows | None] = [given.rows] if given else []
-        loss = 0.0
+        loss = torch.zeros((), dtype=torch.float64, device=self._device)
         forward, backward, total = 0, 0, len(self._mine)
         while backward < total:
             if self._after is None:
-                loss += self._forward_backward(step, forward, given, blocks)
+                loss = loss + self._forward_backward(step, forward, given, blocks)
                 forward, backward = forward + 1, backward + 1
                 continue
             if self._next_is_backward(step, forward, backward, given):
@@ -212,34 +213,35 @@ class StageExecutor:
             else:
                 flying.append(self._forward(step, forward, given, blocks))
                 forward += 1
-        begin = time.perf_counter()
-        loss = self._group.sum_gradients(
-            self._parameters, loss, [gate.pending for gate in self._biased]
-        )
-        for gate in self._biased:
-            gate.step()
-        if self._optimizer is not None:
-            self._optimizer.step()
-            if self._rate is not None:
-                self._rate.step()
-            self._optimizer.zero_grad(set_to_none=False)
-        self.progress.busy_s += time.perf_counter() - begin
-        self._rows.push(step, blocks)
+        pulled = [block for block in blocks if block is not None]
+        with self._busy.running():
+            loss, counts = self._update.apply(step, loss, pulled)
+        self._rows.push(step, pulled if counts else [])
         return loss
+
+    def _read_losses(self, behind: int) -> None:
+        """Take in the losses of all steps but the last `behind`."""
+        while len(self._losses) > behind:
+            read = self._losses.popleft()
+            self.progress.losses.append(read.wait()[0].item())
+            read.release()
 
     def _next_is_backward(
         self, step: int, forward: int, backward: int, given: StepInput | None
     ) -> bool:
+        if self._lockstep:  # the same order on all workers, whatever arrives first
+            return forward == len(self._mine)
+
         def gradient_here() -> bool:
             return backward < forward and self._inbox.has(
-                "backward", TRAIN, step, self._mine[backward]
+                BACKWARD, TRAIN, step, self._mine[backward]
             )
 
         may_go = forward < len(self._mine) and forward - backward < self._depth
 
         def input_here() -> bool:
             return may_go and (
-                given is not None or self._inbox.has("forward", TRAIN, step, self._mine[forward])
+                given is not None or self._inbox.has(FORWARD, TRAIN, step, self._mine[forward])
             )
 
         self._inbox.wait(lambda: gradient_here() or input_here())
@@ -247,75 +249,91 @@ class StageExecutor:
 
     def _input(
         self, step: int, number: int, given: StepInput | None, blocks: list[PulledRows | None]
-    ) -> tuple[dict[str, Tensor], PulledRows | None]:
-        """The `number`-th micro-batch of this worker, on the device, its rows bound."""
+    ) -> tuple[dict[str, Tensor], Mapping[str, Tensor]]:
+        """The `number`-th micro-batch of this worker, on the device and as it came; rows bound."""
         index = self._mine[number]
         if given is not None:
-            tensors, pulled = given.micro_batches[number], given.rows
-            self._rows.bind(pulled, number)
+            tensors, uploads = given.micro_batches[number], given.uploads[number]
+            self._rows.bind(given.rows, number)
             wanted: frozenset[str] = frozenset()
         else:
-            parcel = self._inbox.take("forward", TRAIN, step, index)
+            parcel = self._inbox.take(FORWARD, TRAIN, step, index)
             tensors, wanted = parcel.tensors, parcel.wants_gradient
             pulled = self._rows.arrived(parcel)
             self._rows.bind(pulled, 0)
             blocks.append(pulled)
-        moved = {name: tensor.to(self._device) for name, tensor in tensors.items()}
-        for name in wanted:
+            # Frames may have come before this executor was there to be told.
+            uploads = self._uploads.pop((FORWARD, step, index), {}) or self.upload(tensors)
+        if self._lockstep and self._template is None:
+            self._template = {name: tensor.detach() for name, tensor in tensors.items()}
+        moved = {name: upload.here() for name, upload in uploads.items()}
+        for name in wanted & moved.keys():
             moved[name].requires_grad_()
-        return moved, pulled
+        return moved, tensors
 
-    def _run(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        results = self._graph.module(*(tensors[name] for name in self._graph.inputs))
-        return dict(zip(self._graph.outputs, results, strict=True))
+    def upload(self, tensors: Mapping[str, Tensor]) -> dict[str, Upload]:
+        """Begin to bring to the device what this worker computes with."""
+        return {name: self._staging.upload(tensors[name]) for name in self._needed}
+
+    def _arrived(self, kind: str, parcel: Parcel) -> None:
+        """Begin with what can be begun of a frame that is here; on the thread that took it in."""
+        key = kind, parcel.step, parcel.micro_batch
+        if kind == FORWARD:
+            self._uploads[key] = self.upload(parcel.tensors)
+            self._rows.pull_ahead(parcel)
+        else:
+            tensors = parcel.tensors.items()
+            self._uploads[key] = {name: self._staging.upload(t) for name, t in tensors}
 
     def _forward(
         self, step: int, number: int, given: StepInput | None, blocks: list[PulledRows | None]
     ) -> _InFlight:
-        tensors, pulled = self._input(step, number, given, blocks)
-        begin = time.perf_counter()
-        outputs = self._run(tensors)
-        self.progress.busy_s += time.perf_counter() - begin
+        tensors, as_came = self._input(step, number, given, blocks)
+        with self._busy.running():
+            outputs = self._layers.run(tensors)
         assert self._after is not None
         self._after.send(
             stage_pb2.FORWARD,
             TRAIN,
             step,
             self._mine[number],
-            self._with_label(outputs, tensors),
+            self._layers.leaving(outputs, as_came),
             samples=self._schedule.size,
             weight=1.0 / self._schedule.micro_batches,
         )
-        return _InFlight(number, tensors, outputs, self._auxiliary_loss(), pulled)
+        return _InFlight(number, tensors, outputs, self._auxiliary_loss())
 
     def _backward(self, step: int, flight: _InFlight) -> None:
         index = self._mine[flight.index]
-        parcel = self._inbox.take("backward", TRAIN, step, index)
-        begin = time.perf_counter()
-        roots, grads = _roots(flight.outputs, parcel, self._device)
-        if flight.auxiliary is not None and flight.auxiliary.requires_grad:
-            roots.append(flight.auxiliary)
-            grads.append(torch.full_like(flight.auxiliary, 1.0 / self._schedule.micro_batches))
-        if roots:
-            torch.autograd.backward(roots, grads)
-        self.progress.busy_s += time.perf_counter() - begin
+        parcel = self._inbox.take(BACKWARD, TRAIN, step, index)
+        uploads = self._uploads.pop((BACKWARD, step, index), {}) or {
+            name: self._staging.upload(tensor) for name, tensor in parcel.tensors.items()
+        }
+        roots, grads = _roots(flight.outputs, {name: u.here() for name, u in uploads.items()})
+        with self._busy.running():
+            if flight.auxiliary is not None and flight.auxiliary.requires_grad:
+                roots.append(flight.auxiliary)
+                grads.append(torch.full_like(flight.auxiliary, 1.0 / self._schedule.micro_batches))
+            if roots:
+                torch.autograd.backward(roots, grads)
         self._return_gradients(step, index, flight.inputs)
 
     def _forward_backward(
         self, step: int, number: int, given: StepInput | None, blocks: list[PulledRows | None]
-    ) -> float:
+    ) -> Tensor:
         tensors, _ = self._input(step, number, given, blocks)
-        begin = time.perf_counter()
-        outputs = self._run(tensors)
-        prediction = next(iter(outputs.values()))
-        share = 1.0 / self._schedule.micro_batches
-        loss = self._loss(prediction, tensors["label"]) * share
-        auxiliary = self._auxiliary_loss()
-        whole = loss if auxiliary is None else loss + auxiliary * share
-        whole.backward()
-        self.progress.busy_s += time.perf_counter() - begin
+        with self._busy.running():
+            outputs = self._layers.run(tensors)
+            prediction = _wide(next(iter(outputs.values())))
+            share = 1.0 / self._schedule.micro_batches
+            loss = self._loss(prediction, tensors["label"]) * share
+            auxiliary = self._auxiliary_loss()
+            whole = loss if auxiliary is None else loss + auxiliary * share
+            if self._update.loss_scale is not None:
+                whole = whole * self._update.loss_scale.value
+            whole.backward()
         self._return_gradients(step, self._mine[number], tensors)
-        return loss.item()
+        return loss.detach().double()
 
     def _return_gradients(self, step: int, index: int, inputs: dict[str, Tensor]) -> None:
         if self._before is None:
@@ -330,39 +348,18 @@ class StageExecutor:
         losses = [m.aux_loss for m in self._auxiliary if isinstance(m.aux_loss, Tensor)]
         return sum(losses[1:], losses[0]) if losses else None
 
-    def _with_label(
-        self, outputs: dict[str, Tensor], tensors: dict[str, Tensor]
-    ) -> dict[str, Tensor]:
-        return {**outputs, "label": tensors["label"]}
-
-    def _evaluation_input(self, split: Split) -> Iterator[tuple[int, dict[str, Tensor]]]:
-        if self._before is None:
-            yield from evaluation_batches(
-                self._job,
-                split,
-                _evaluation_size(self._job),
-                self._rank,
-                self._width,
-                self._stop.is_set,
-            )
-            return
-        while (parcel := self._inbox.next_evaluation(split, self._before_width)) is not None:
-            yield parcel.micro_batch, parcel.tensors
-
-
-def _evaluation_size(job: JobSpec) -> int:
-    """Samples of a batch of evaluation: of sequences no more than training has room for."""
-    if job.data.tokens:
-        return min(_EVALUATION_BATCH, max(1, job.train.batch_size))
-    return _EVALUATION_BATCH
-
 
 def _roots(
-    outputs: dict[str, Tensor], parcel: Parcel, device: torch.device
+    outputs: Mapping[str, Tensor], gradients: Mapping[str, Tensor]
 ) -> tuple[list[Tensor], list[Tensor]]:
     roots, grads = [], []
     for name, output in outputs.items():
-        if output.requires_grad and name in parcel.tensors:
+        if output.requires_grad and name in gradients:
             roots.append(output)
-            grads.append(parcel.tensors[name].to(device))
+            grads.append(gradients[name])
     return roots, grads
+
+
+def _wide(prediction: Tensor) -> Tensor:
+    """Predictions of 16 bits in float32, for the loss."""
+    return prediction.float() if prediction.element_size() < 4 else prediction

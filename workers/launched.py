@@ -28,9 +28,16 @@ class Entry:
     restarts: list[float] = field(default_factory=list)  # when, time.monotonic()
     starter: threading.Thread | None = None  # while it is being started again
     note: str = ""  # why it was not
+    gpu: str = ""  # what a stage worker on a GPU sees
     launch_file: Path | None = None  # of a stage worker, which reads it again
     oom_kills: int = 0  # by the kernel on this host, when it was started
     out_of_memory: bool = False
+
+    @property
+    def holds_gpu(self) -> bool:
+        """Whether a GPU is in use by it."""
+        ended = self.child.poll() is not None if self.child is not None else bool(self.error)
+        return bool(self.gpu) and not ended
 
     def exit_code(self) -> int | None:
         """How it ended; None while it runs or will again."""

@@ -52,6 +52,7 @@ from protos.security import SecurityError
 from protos.servers import BindError, Server
 from workers import privileges
 from workers.code import CodeCache, CodeError
+from workers.gpus import gpus_of
 from workers.processes import LaunchError, Processes, wait_for
 
 _PROFILE_TIMEOUT_S = 900.0
@@ -241,7 +242,12 @@ def _run(options: argparse.Namespace, stop: threading.Event) -> None:
             )
         )
         code = CodeCache(directory.resolve() / ".code", options.scheduler)  # no job has that id
-        processes = Processes(directory.resolve(), host, options.ready_timeout, changed, code=code)
+        on_gpus = device == "cuda" and not options.emulate
+        processes = Processes(
+            *(directory.resolve(), host, options.ready_timeout, changed),
+            code=code,
+            gpus=gpus_of(units, os.environ) if on_gpus else (),
+        )
         stack.callback(processes.close, _GRACE_S)
         status = NodeStatus(
             node_id=options.node_id or f"{options.type}-{uuid.uuid4().hex[:6]}",

@@ -10,14 +10,14 @@ import signal
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from contextvars import copy_context
 from pathlib import Path
 
 from protos.boundedlog import BoundedLog
 from protos.logs import log_scope
-from protos.node_pb2 import SHARD, LaunchReply, LaunchRequest, ReadLogReply
+from protos.node_pb2 import SHARD, STAGE, LaunchReply, LaunchRequest, ReadLogReply
 from protos.process import (
     Child,
     ChildError,
@@ -29,6 +29,7 @@ from protos.process import (
 )
 from protos.scheduler_pb2 import ProcessStatus
 from workers.code import CodeCache, CodeError
+from workers.gpus import VISIBLE, least_used
 from workers.launched import Entry, Job, label_of, oom_kills
 from workers.shard import RestartRule, shard_argv
 
@@ -53,6 +54,7 @@ class Processes:
         changed: called when a process has ended or was started again.
         rule: for shards that die.
         code: where the code that jobs bring is fetched; without it they must be on a shared disk.
+        gpus: that workers get one of each, as CUDA_VISIBLE_DEVICES names them.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class Processes:
         changed: Callable[[], None] = lambda: None,
         rule: RestartRule | None = None,
         code: CodeCache | None = None,
+        gpus: Sequence[str] = (),
     ) -> None:
         self._directory = directory
         self._host = host
@@ -70,6 +73,7 @@ class Processes:
         self._changed = changed
         self._rule = rule or RestartRule()
         self._code = code
+        self._gpus = tuple(gpus)
         self._lock = threading.Lock()
         self._jobs: OrderedDict[tuple[str, int], Job] = OrderedDict()  # by attempt
         self._over: OrderedDict[str, int] = OrderedDict()  # by job, the last attempt stopped
@@ -213,7 +217,7 @@ class Processes:
             entry.label,
             self._argv(job, entry, bind),
             directory=job.directory,
-            environment=one_thread(),
+            environment=one_thread() | self._own_gpu(entry),
             log=entry.log,
         )
         with self._lock:
@@ -223,6 +227,17 @@ class Processes:
             child.stop(0.5)
             raise ChildError(f"job {request.job_id} was stopped on this node")
         return child.wait_ready(self._ready_timeout_s, lambda: job.stopped)
+
+    def _own_gpu(self, entry: Entry) -> dict[str, str]:
+        """What lets a worker on a GPU see one alone, that no other has where there are enough."""
+        request = entry.request
+        on_gpu = list(request.devices[request.index : request.index + 1]) == ["cuda"]
+        if request.role != STAGE or not on_gpu or not self._gpus:
+            return {}
+        with self._lock:
+            entries = [e for job in self._jobs.values() for e in job.entries.values()]
+            entry.gpu = least_used(self._gpus, [e.gpu for e in entries if e.holds_gpu])
+        return {VISIBLE: entry.gpu}
 
     def _argv(self, job: Job, entry: Entry, bind: str) -> list[str]:
         request = entry.request

@@ -26,6 +26,7 @@ from workers import datasheet
 from workers.catalogue import with_data_sheet
 from workers.data import Dataset
 from workers.model import job_model
+from workers.precision import Precision
 from workers.profiler_memory import layer_memory
 from workers.profiler_peers import Peers
 from workers.profiler_reading import Reading, cycle_batches, time_reading
@@ -96,6 +97,7 @@ class Profiler:
         cuda = wants_gpu and torch.cuda.is_available()
         self._device = torch.device("cuda", 0) if cuda else torch.device("cpu")
         self._units = min(units, torch.cuda.device_count()) if cuda else units
+        self._precision = Precision.of(self._job.train.precision, self._device)
         # Building the model first: most mistakes are in it, and it is what is quick to check.
         self._traced = TracedModel(job_model(self._job).to(self._device).train())
         self._dataset = Dataset(self._job.data, "train", self._job.directory)
@@ -116,7 +118,9 @@ class Profiler:
             shards = stack.enter_context(LocalShards(1))
             client = stack.enter_context(ParameterClient(shards.addresses))
             rows = ShardRows(self._traced.model, client, self._device, create=True)
-            timer = LayerTimer(self._traced, self._job.train.optimizer, rows, self._device)
+            timer = LayerTimer(
+                self._traced, self._job.train.optimizer, rows, self._device, self._precision
+            )
             for batch in batches:
                 rows.warm(keys_of(timer.graphs), batch)
             if peers is not None:
@@ -210,7 +214,8 @@ class Profiler:
             crossing = 0 if last else sum(_both_ways(values[name]) for name in graph.outputs)
             rows.push(graph)
             rows.bind(graph, values)
-            counted = datasheet.measure_work(graph.module, inputs, outputs)
+            with self._precision.computing():  # the inputs are what the layers before gave in it
+                counted = datasheet.measure_work(graph.module, inputs, outputs)
             rows.push(graph)
             works.append(datasheet.Work(*counted, 2.0 * moved, crossing))
             memories.append(memory)

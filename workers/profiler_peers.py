@@ -22,6 +22,7 @@ from protos.node_pb2 import ProfileRequest
 from protos.process import Child, last_lines, module_argv, spawn, stop_all
 from ps import ParameterClient
 from workers.model import job_model
+from workers.precision import Precision
 from workers.processes import one_thread
 from workers.profiler_rows import ShardRows
 from workers.profiler_timing import LayerTimer, Part, share_of
@@ -168,7 +169,8 @@ def main(argv: list[str] | None = None) -> int:
     batches = torch.load(Path(store.get("batches").decode()))
     with ParameterClient([store.get("shard").decode()]) as client:
         rows = ShardRows(traced.model, client, device, create=False)
-        timer = LayerTimer(traced, job.train.optimizer, rows, device)
+        precision = Precision.of(job.train.precision, device)
+        timer = LayerTimer(traced, job.train.optimizer, rows, device, precision)
         timer.time([share_of(batches[0], 0, 1)])  # the first run allocates and compiles
         process.announce(options.ready_file)
         for units in map(int, filter(None, store.get("units").decode().split(","))):

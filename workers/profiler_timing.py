@@ -15,6 +15,7 @@ from torch import Tensor
 
 from protos.job_pb2 import DenseOptimizer
 from workers.optimizers import make_optimizer
+from workers.precision import Precision
 from workers.profiler_rows import ShardRows
 from workers.reduce import StageGroup
 from workers.trace import StageGraph, TracedModel
@@ -34,6 +35,7 @@ class LayerTimer:
 
     Args:
         traced: the model, on `device` and in training mode.
+        precision: of forward passes, as in the job.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class LayerTimer:
         optimizer: DenseOptimizer,
         rows: ShardRows,
         device: torch.device,
+        precision: Precision,
     ) -> None:
         self.graphs = [traced.stage(i, i) for i in range(len(traced.layers))]
         self.parameters = [
@@ -50,6 +53,7 @@ class LayerTimer:
         self.optimizers = [make_optimizer(optimizer, own) for own in self.parameters]
         self._rows = rows
         self.device = device
+        self._precision = precision
 
     def time(
         self, batches: Iterable[Mapping[str, Tensor]], group: StageGroup | None = None
@@ -73,7 +77,8 @@ class LayerTimer:
         for name in graph.inputs:
             tensor = values[name].detach().to(self.device)
             inputs.append(tensor.requires_grad_() if tensor.is_floating_point() else tensor)
-        results = graph.module(*inputs)
+        with self._precision.computing():
+            results = graph.module(*inputs)
         made = [r for r in results if r.requires_grad and not any(r is i for i in inputs)]
         auxiliary = [getattr(m, "aux_loss", None) for m in graph.module.modules()]
         losses = [a for a in auxiliary if isinstance(a, Tensor) and a.requires_grad]
@@ -98,7 +103,7 @@ class LayerTimer:
             for number in range(repeats):
                 group.barrier()
                 begin = self._now()
-                group.sum_gradients(everything, 0.0)
+                group.sum_gradients(everything)
                 timings[number] = self._now() - begin
         return timings
 

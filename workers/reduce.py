@@ -78,6 +78,7 @@ class StageGroup:
     ) -> None:
         self.rank = rank
         self.size = size
+        self._device = device
         self._flat: Tensor | None = None
         self._combiner = combiner
         if size == 1 or combiner is not None:
@@ -100,30 +101,34 @@ class StageGroup:
             rank=rank,
             world_size=size,
             timeout=_TIMEOUT,
+            device_id=device if device.type == "cuda" else None,
         )
 
     def sum_gradients(
-        self, parameters: Sequence[Tensor], loss: float, loads: Sequence[Tensor] = ()
-    ) -> float:
-        """Sum gradients, loss and `loads` over the workers; the summed loss.
+        self,
+        parameters: Sequence[Tensor],
+        scalars: Sequence[Tensor] = (),
+        loads: Sequence[Tensor] = (),
+    ) -> list[Tensor]:
+        """Sum gradients, `scalars` and `loads` over the workers; the summed scalars.
 
         Parameters that a tag calls experts are left out: one worker has their whole gradient.
         """
         if self.size == 1:
-            return loss
+            return list(scalars)
         for load in loads:
             self._add_up(load)
         parameters = _replicas(parameters)
         count = sum(p.numel() for p in parameters)
-        device = parameters[0].device if parameters else torch.device("cpu")
-        if self._flat is None:
-            self._flat = torch.empty(count + 1, device=device)
+        if self._flat is None or len(self._flat) != count + len(scalars):
+            self._flat = torch.empty(count + len(scalars), device=self._device)
         flat, offset = self._flat, 0
         for p in parameters:
             part = flat[offset : offset + p.numel()]
             part.zero_() if p.grad is None else part.copy_(p.grad.view(-1))
             offset += p.numel()
-        flat[count] = loss
+        for number, scalar in enumerate(scalars, count):
+            flat[number].copy_(scalar)
         self._add_up(flat)
         offset = 0
         for p in parameters:
@@ -133,7 +138,7 @@ class StageGroup:
             else:
                 p.grad.copy_(part)
             offset += p.numel()
-        return float(flat[count])
+        return list(flat[count:].clone())
 
     def share_parameters(self, parameters: Sequence[Tensor]) -> None:
         """Give every worker rank 0's initial values."""
@@ -151,16 +156,31 @@ class StageGroup:
         elif self.size > 1:
             dist.barrier()
 
+    @property
+    def has_processes(self) -> bool:
+        """Whether the workers are the default group of torch.distributed."""
+        return self.size > 1 and self._combiner is None
+
+    def any(self, mine: bool) -> bool:
+        """Whether it holds for any worker."""
+        if self.size == 1:
+            return mine
+        count = torch.tensor([float(mine)], device=self._device)
+        self._add_up(count)
+        return count.item() > 0
+
     def gather(self, values: Tensor) -> Tensor:
-        """All workers' values [n, ...] one after the other, on every worker."""
+        """All workers' values [n, ...] one after the other, on every worker and where they were."""
         if self.size == 1:
             return values
+        where = values.device
+        values = values.to(self._device)  # NCCL takes no other
         sizes = self._all(values.new_tensor([len(values)], dtype=torch.int64))
         longest = int(max(sizes))
         padded = values.new_zeros((longest, *values.shape[1:]))
         padded[: len(values)] = values
         parts = self._all(padded)
-        return torch.cat([p[: int(n)] for p, n in zip(parts, sizes, strict=True)])
+        return torch.cat([p[: int(n)] for p, n in zip(parts, sizes, strict=True)]).to(where)
 
     def close(self) -> None:
         """Leave the group."""

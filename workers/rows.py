@@ -20,16 +20,38 @@ from protos.job_pb2 import ServerSpec
 from ps import ParameterClient
 from ps import _native as native
 from workers.layers.sparse_embedding import EmbeddingSpec, SparseEmbedding
+from workers.staging import Download, Staging, Upload
 from workers.transport import Parcel, Stopped
 
 
 @dataclass(frozen=True, slots=True)
 class PulledRows:
-    """Rows of one or more micro-batches, each distinct key once."""
+    """Rows of one or more micro-batches, each distinct key once, here or on the way to a GPU."""
 
     keys: dict[str, NDArray[np.uint64]]  # model input -> distinct keys [U]
-    rows: dict[str, Tensor]  # table -> leaf [U, dim] that collects the gradient
-    inverse: dict[str, list[Tensor]]  # model input -> per micro-batch, positions [n]
+    rows: dict[str, Upload]  # table -> [U, dim]
+    inverse: dict[str, list[Upload]]  # model input -> per micro-batch, positions [n]
+    learning: bool
+    leaves: dict[str, Tensor] = field(default_factory=dict)  # those of `rows` that were used
+
+    def leaf(self, table: str) -> Tensor:
+        """A table's rows [U, dim] on the device; in training they collect their gradient."""
+        if table not in self.leaves:
+            self.leaves[table] = self.rows[table].here().requires_grad_(self.learning)
+        return self.leaves[table]
+
+    def gradients(self) -> list[Tensor]:
+        """What the rows have collected."""
+        return [leaf.grad for leaf in self.leaves.values() if leaf.grad is not None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Push:
+    """Gradients of one table's rows, on the way to the host."""
+
+    table: str
+    keys: list[NDArray[np.uint64]]
+    gradients: Download
 
 
 @dataclass(slots=True)
@@ -85,6 +107,7 @@ class StageRows:
     Args:
         module: the stage's module.
         keys_of: embedding layer -> model input with its keys.
+        staging: to and from the stage's device.
         namespace: begins the tables' names on the servers.
         servers: what the job says of them.
     """
@@ -95,7 +118,7 @@ class StageRows:
         keys_of: Mapping[str, str],
         client: ParameterClient,
         gate: StalenessGate,
-        device: torch.device,
+        staging: Staging,
         namespace: str,
         servers: ServerSpec,
     ) -> None:
@@ -109,7 +132,7 @@ class StageRows:
         self.gate = gate
         self._client = client
         self._namespace = namespace
-        self._device = device
+        self._staging = staging
         self._pushing = ThreadPoolExecutor(1, thread_name_prefix="push")
         self._pulling = ThreadPoolExecutor(max(1, len(keys_of)), thread_name_prefix="pull")
         self._arriving = ThreadPoolExecutor(1, thread_name_prefix="arriving")
@@ -132,13 +155,14 @@ class StageRows:
         if not self.layers:
             return None
         keys: dict[str, NDArray[np.uint64]] = {}
-        inverse: dict[str, list[Tensor]] = {}
+        inverse: dict[str, list[Upload]] = {}
         for source in dict.fromkeys(self.keys_of.values()):
             parts = [m[source].numpy().reshape(-1) for m in micro_batches]
             flat = parts[0] if len(parts) == 1 else np.concatenate(parts)
             distinct, positions = native.unique(flat)
             keys[source] = distinct
-            inverse[source] = list(torch.from_numpy(positions).split([len(p) for p in parts]))
+            each = torch.from_numpy(positions).split([len(p) for p in parts])
+            inverse[source] = [self._staging.upload(part) for part in each]
         waiting = {
             table: self._pulling.submit(
                 self._client.pull_unique,
@@ -148,13 +172,11 @@ class StageRows:
             )
             for table, source in self._source.items()
         }
-        rows = {table: torch.from_numpy(f.result()) for table, f in waiting.items()}
-        if self._device.type != "cpu":
-            rows = {t: r.pin_memory().to(self._device, non_blocking=True) for t, r in rows.items()}
-        if learning:
-            for r in rows.values():
-                r.requires_grad_()
-        return PulledRows(keys, rows, inverse)
+        rows = {
+            table: self._staging.upload(torch.from_numpy(f.result()))
+            for table, f in waiting.items()
+        }
+        return PulledRows(keys, rows, inverse, learning)
 
     def pull_ahead(self, parcel: Parcel) -> None:
         """Begin to pull the rows of a micro-batch that has just arrived."""
@@ -174,15 +196,15 @@ class StageRows:
         if pulled is None:
             return
         for name, layer in self.layers.items():
-            positions = pulled.inverse[self.keys_of[name]][index].to(self._device)
-            layer.bind(pulled.rows[layer.spec.table], positions)
+            positions = pulled.inverse[self.keys_of[name]][index].here()
+            layer.bind(pulled.leaf(layer.spec.table), positions)
 
-    def push(self, step: int, pulled: Iterable[PulledRows | None]) -> None:
+    def push(self, step: int, pulled: Sequence[PulledRows]) -> None:
         """Push what the rows collected in `step`, in the background."""
-        blocks = [block for block in pulled if block is not None]
+        collected = self._collect(pulled)
         self.gate.before_push(step)
         self._pushes = [f for f in self._pushes if not _finished(f)]
-        self._pushes.append(self._pushing.submit(self._push_now, step, blocks))
+        self._pushes.append(self._pushing.submit(self._push_now, step, collected))
         if self.gate.staleness == 0:
             self.flush()
 
@@ -202,23 +224,34 @@ class StageRows:
         self.gate.before_pull(parcel.step)
         return self.pull([parcel.tensors], learning=True)
 
-    def _push_now(self, step: int, blocks: list[PulledRows]) -> None:
-        waiting = []
+    def _collect(self, blocks: Sequence[PulledRows]) -> list[_Push]:
+        """Begin to copy back what the rows collected."""
+        pushes = []
         for table, source in self._source.items():
-            used = [b for b in blocks if b.rows[table].grad is not None]
-            if not used:
-                continue
-            keys = [b.keys[source] for b in used]
-            grads = [b.rows[table].grad.cpu().numpy() for b in used]  # type: ignore[union-attr]
+            pairs = [
+                (block.keys[source], leaf.grad)
+                for block in blocks
+                if (leaf := block.leaves.get(table)) is not None and leaf.grad is not None
+            ]
+            if pairs:
+                keys, gradients = zip(*pairs, strict=True)
+                pushes.append(_Push(table, list(keys), self._staging.download(gradients)))
+        return pushes
+
+    def _push_now(self, step: int, pushes: list[_Push]) -> None:
+        waiting = []
+        for push in pushes:
+            grads = [gradient.numpy() for gradient in push.gradients.wait()]
             waiting.append(
                 self._client.push_async(
-                    self._namespace + table,
-                    keys[0] if len(keys) == 1 else np.concatenate(keys),
+                    self._namespace + push.table,
+                    push.keys[0] if len(grads) == 1 else np.concatenate(push.keys),
                     grads[0] if len(grads) == 1 else np.concatenate(grads),
                 )
             )
-        for future in waiting:
+        for future, push in zip(waiting, pushes, strict=True):
             future.result()
+            push.gradients.release()
         self.gate.acked(step)
 
 

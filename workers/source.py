@@ -1,8 +1,9 @@
 """The first stage's micro-batches: read, hashed and their rows pulled ahead on a thread."""
 
+import math
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from protos.tracing import span
 from workers.data import Batch, DataError, Dataset
 from workers.data.reader import Split
 from workers.rows import PulledRows, StageRows
+from workers.staging import Upload
 from workers.transport import Stopped
 
 _AHEAD = 2
@@ -27,6 +29,7 @@ class StepInput:
 
     step: int
     micro_batches: list[dict[str, Tensor]]  # with the label
+    uploads: list[dict[str, Upload]]  # what the stage computes with, of each micro-batch
     rows: PulledRows | None
 
 
@@ -55,7 +58,9 @@ class Schedule:
         first = widths[0]
         wanted = job.train.micro_batches or (first if len(widths) == 1 else 4)
         wanted = max(wanted, *widths)
-        micro_batches = -(-wanted // first) * first
+        # Workers that share experts compute together, so each of them has as many micro-batches.
+        unit = math.lcm(*widths) if job.train.split_experts else first
+        micro_batches = -(-wanted // unit) * unit
         size = max(1, job.train.batch_size // micro_batches)
         own = size * (micro_batches // first)
         per_epoch = dataset.batches_per_epoch(own, num_shards=first, drop_last=True)
@@ -73,7 +78,11 @@ class Schedule:
 
 
 class TrainingSource:
-    """Yields this worker's input of every step, `_AHEAD` steps read before they are needed."""
+    """Yields this worker's input of every step, `_AHEAD` steps read before they are needed.
+
+    Args:
+        upload: begins to bring a micro-batch to the device.
+    """
 
     def __init__(
         self,
@@ -83,6 +92,7 @@ class TrainingSource:
         rank: int,
         rows: StageRows,
         stop: threading.Event,
+        upload: Callable[[Mapping[str, Tensor]], dict[str, Upload]],
     ) -> None:
         self._job = job
         self._dataset = dataset
@@ -90,6 +100,7 @@ class TrainingSource:
         self._rank = rank
         self._rows = rows
         self._stop = stop
+        self._upload = upload
         self._queue: queue.Queue[StepInput | BaseException | None] = queue.Queue(
             max(_AHEAD, job.train.staleness)
         )
@@ -113,7 +124,7 @@ class TrainingSource:
                 with span("pull ahead", step=step):
                     pulled = self._rows.pull(micro, learning=True)
                 self._rows.gate.pulled(step)
-                self._put(StepInput(step, micro, pulled))
+                self._put(StepInput(step, micro, [self._upload(m) for m in micro], pulled))
             self._rows.gate.no_more_pulls()
             self._put(None)
         except Stopped:

@@ -22,12 +22,17 @@ from workers.combine import Combiner, Hub, hosts_of
 from workers.data import Dataset
 from workers.data.reader import Split
 from workers.executor import StageExecutor
+from workers.gpus import VISIBLE
 from workers.model import job_model
+from workers.outbox import Outbox
+from workers.precision import Precision
 from workers.progress import Reporter
 from workers.reduce import Rendezvous, StageGroup
 from workers.rows import StageRows, StalenessGate
 from workers.saved import saved_model
 from workers.source import Schedule, TrainingSource
+from workers.splitting import split_experts, whole_state
+from workers.staging import Staging, staging_for
 from workers.trace import TracedModel
 from workers.transport import Inbox, Neighbours, StageService, Stopped
 
@@ -82,6 +87,9 @@ class Worker:
         self._index = launch.index
         self._namespace = table_prefix(launch.job_id)
         self._device = _device(launch)
+        self._precision = Precision.of(
+            launch.job.train.precision, self._device, stages=len(launch.stages)
+        )
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         plan = launch.stages[self._index]
         self._traced = TracedModel(job_model(launch.job))
@@ -111,7 +119,9 @@ class Worker:
         client = ParameterClient(
             list(topology.shards), timeout_s=_OUTAGE_S if durable else _SILENCE_S
         )
-        before, after = self._neighbours(topology, -1), self._neighbours(topology, +1)
+        staging = staging_for(self._device)
+        before = self._outbox(topology, -1, staging)
+        after = self._outbox(topology, +1, staging)
         own = topology.stages[self._index]
         group = StageGroup(
             launch.rank,
@@ -121,13 +131,17 @@ class Worker:
             self._device,
             self._combiner(own),
         )
+        module = self._graph.module.to(self._device)
+        split = split_experts(module, group) if job.train.split_experts else []
+        if split:
+            _log.info("experts of %s are split over %d workers", ", ".join(split), group.size)
         gate = StalenessGate(job.train.staleness, self._stop, ordered=self._index == 0)
         rows = StageRows(
-            self._graph.module,
+            module,
             self._graph.keys_of,
             client,
             gate,
-            self._device,
+            staging,
             self._namespace,
             job.servers,
         )
@@ -143,8 +157,11 @@ class Worker:
             inbox=self._inbox,
             before=before,
             after=after,
+            staging=staging,
+            precision=self._precision,
             device=self._device,
             stop=self._stop,
+            lockstep=bool(split),
         )
         reporter.follow(executor.progress)
         log_fields(step=lambda: executor.progress.step)
@@ -152,12 +169,18 @@ class Worker:
             source = None
             if self._index == 0:
                 source = TrainingSource(
-                    job, self._dataset, self._schedule, launch.rank, rows, self._stop
+                    *(job, self._dataset, self._schedule, launch.rank, rows, self._stop),
+                    upload=executor.upload,
                 )
-            _log.info("training %d steps, %s", self._schedule.steps, self._device)
+            _log.info(
+                "training %d steps in %s on %s",
+                self._schedule.steps,
+                job.train.precision or "fp32",
+                self._device,
+            )
             executor.train(source)
             _log.info("trained in %.1f s", executor.progress.train_seconds)
-            self._finish(executor, client, reporter, leads)
+            self._finish(executor, group, client, reporter, leads)
         except Stopped:
             raise
         except Exception as error:
@@ -175,12 +198,18 @@ class Worker:
             self._server.stop(0.5)
 
     def _finish(
-        self, executor: StageExecutor, client: ParameterClient, reporter: Reporter, leads: bool
+        self,
+        executor: StageExecutor,
+        group: StageGroup,
+        client: ParameterClient,
+        reporter: Reporter,
+        leads: bool,
     ) -> None:
         job = self._launch.job
         saved = saved_model(kept_with(self._launch.output, reporter.scheduler))
+        state = whole_state(self._graph.module, group)  # of all workers where experts are split
         if self._launch.rank == 0:  # before the next phase's END, so the last stage finds the file
-            saved.write_stage(self._index, self._graph.module.state_dict())
+            saved.write_stage(self._index, state)
         results: dict[str, float] = {}
         splits: list[Split] = []
         if job.data.valid:
@@ -228,17 +257,26 @@ class Worker:
         rank, stop = self._launch.rank, self._stop.is_set
         return Combiner(rank, own.addresses[0], None if rank else self._service.hub, stop)
 
-    def _neighbours(self, topology: Topology, step: int) -> Neighbours | None:
+    def _outbox(self, topology: Topology, step: int, staging: Staging) -> Outbox | None:
         index = self._index + step
         if not 0 <= index < len(topology.stages):
             return None
-        return Neighbours(topology.stages[index].addresses, f"stage {index}", self._launch.rank)
+        addresses = topology.stages[index].addresses
+        return Outbox(Neighbours(addresses, f"stage {index}", self._launch.rank), staging)
 
 
 def _device(launch: LaunchRequest) -> torch.device:
-    if launch.devices and launch.devices[launch.index] == "cuda" and torch.cuda.is_available():
-        return torch.device("cuda", launch.rank % torch.cuda.device_count())
-    return torch.device("cpu")
+    """The device of this worker, made the process's current one: nodes let it see its GPU alone."""
+    if not launch.devices or launch.devices[launch.index] != "cuda":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise RuntimeError(
+            f"stage {launch.index} was planned for a GPU, and PyTorch {torch.__version__} finds "
+            f"none ({VISIBLE}={os.environ.get(VISIBLE, 'unset')})"
+        )
+    device = torch.device("cuda", launch.rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)  # what NCCL's barriers go by
+    return device
 
 
 if __name__ == "__main__":

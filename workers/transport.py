@@ -8,7 +8,7 @@ import threading
 import time
 import warnings
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ import grpc
 import numpy as np
 import torch
 from google.protobuf.message import DecodeError
+from numpy.typing import NDArray
 from torch import Tensor
 
 from protos import codec, stage_pb2, stage_pb2_grpc
@@ -28,11 +29,14 @@ warnings.filterwarnings("ignore", message="The given NumPy array is not writable
 
 SERVICE = "heterps.v1.Stage"
 SEND_TIMEOUT_S = 120.0
+FORWARD, BACKWARD = "forward", "backward"  # kinds of frames in training
+TRAINING = (FORWARD, BACKWARD)
+BFLOAT16 = "bfloat16"
 _MAX_OUTSTANDING = 8
 _MAX_EVALUATION_FRAMES = 32
 _KINDS = {
-    stage_pb2.FORWARD: "forward",
-    stage_pb2.BACKWARD: "backward",
+    stage_pb2.FORWARD: FORWARD,
+    stage_pb2.BACKWARD: BACKWARD,
     stage_pb2.EVALUATE: "evaluate",
 }
 
@@ -62,24 +66,27 @@ class Inbox:
         self._parcels: dict[tuple[str, str, int, int], Parcel] = {}
         self._evaluation: dict[str, deque[Parcel]] = defaultdict(deque)
         self._ended: dict[str, set[int]] = defaultdict(set)
-        self.on_forward: Callable[[Parcel], None] | None = None  # told of each before it is taken
+        # Told of each frame of training before it can be taken: its kind and what it holds.
+        self.on_arrival: Callable[[str, Parcel], None] | None = None
 
     def put(self, frame: stage_pb2.Frame, payload: memoryview) -> None:
         """Add a frame; holds the sender of evaluation frames while too many wait."""
-        with self._ready:
-            if frame.kind == stage_pb2.END:
+        if frame.kind == stage_pb2.END:
+            with self._ready:
                 self._ended[frame.phase].add(frame.sender)
-            elif frame.kind == stage_pb2.EVALUATE:
+                self._ready.notify_all()
+            return
+        kind, parcel = _KINDS[frame.kind], _parcel(frame, payload)
+        if kind in TRAINING and self.on_arrival is not None:
+            self.on_arrival(kind, parcel)
+        with self._ready:
+            if kind in TRAINING:
+                self._parcels[kind, frame.phase, frame.step, frame.micro_batch] = parcel
+            else:
                 queue = self._evaluation[frame.phase]
                 while len(queue) >= _MAX_EVALUATION_FRAMES and not self._stop.is_set():
                     self._ready.wait(0.2)
-                queue.append(_parcel(frame, payload))
-            else:
-                key = (_KINDS[frame.kind], frame.phase, frame.step, frame.micro_batch)
-                parcel = _parcel(frame, payload)
-                if frame.kind == stage_pb2.FORWARD and self.on_forward is not None:
-                    self.on_forward(parcel)
-                self._parcels[key] = parcel
+                queue.append(parcel)
             self._ready.notify_all()
 
     def has(self, kind: str, phase: str, step: int, micro_batch: int) -> bool:
@@ -206,19 +213,28 @@ class Neighbours:
         micro_batch: int,
         tensors: Mapping[str, Tensor],
         *,
+        wanted: Collection[str] = (),
         samples: int = 0,
         weight: float = 0.0,
     ) -> None:
         """Send one micro-batch without waiting for its arrival.
 
+        Args:
+            kind, phase, step, micro_batch: what it is.
+            tensors: on the host, by name.
+            wanted: names of those whose gradients the receiver is to send back.
+            samples, weight: how much of the step it is.
+
         Raises:
             RpcError: an earlier frame could not be delivered.
         """
         specs, buffers = codec.pack_arrays(
-            (name, tensor.detach().cpu().numpy()) for name, tensor in tensors.items()
+            (name, _array(tensor)) for name, tensor in tensors.items()
         )
         for spec in specs:
-            spec.wants_gradient = tensors[spec.name].requires_grad
+            spec.wants_gradient = spec.name in wanted
+            if tensors[spec.name].dtype == torch.bfloat16:
+                spec.dtype = BFLOAT16
         head = stage_pb2.Frame(
             kind=kind,
             step=step,
@@ -285,13 +301,25 @@ def measure_rate(size: int = 4 << 20, seconds: float = 0.3) -> float:
         server.stop(0.1)
 
 
+def _array(tensor: Tensor) -> NDArray[np.generic]:
+    """A tensor for the codec; NumPy knows no bfloat16, so of that its bits."""
+    tensor = tensor.detach()
+    return (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
+
+
 def _parcel(frame: stage_pb2.Frame, payload: memoryview) -> Parcel:
+    bits = [spec for spec in frame.tensors if spec.dtype == BFLOAT16]
+    for spec in bits:
+        spec.dtype = "int16"
     arrays = codec.unpack_arrays(frame.tensors, payload)
+    tensors = {name: torch.from_numpy(np.asarray(a)) for name, a in arrays.items()}
+    for spec in bits:
+        tensors[spec.name] = tensors[spec.name].view(torch.bfloat16)
     return Parcel(
         step=frame.step,
         micro_batch=frame.micro_batch,
         samples=frame.samples,
         weight=frame.weight,
-        tensors={name: torch.from_numpy(np.asarray(a)) for name, a in arrays.items()},
+        tensors=tensors,
         wants_gradient=frozenset(s.name for s in frame.tensors if s.wants_gradient),
     )

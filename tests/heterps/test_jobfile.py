@@ -70,6 +70,19 @@ def test_overrides_take_yaml(job):
     assert load_job(job, {"train.epochs": 7, "name": "other"}).train.epochs == 7
 
 
+def test_precision_and_the_split_of_experts(job):
+    plain = load_job(job).train
+    assert (plain.precision, plain.split_experts) == ("fp32", False)
+    given = load_job(job, ["train.precision=bf16", "train.split_experts=true"]).train
+    assert (given.precision, given.split_experts) == ("bf16", True)
+    (wrong,) = problems(job, "train.precision=bf32")
+    assert "train.precision: got 'bf32', expected one of fp32, bf16, fp16; did you mean" in wrong
+    assert (
+        "train.split_experts: got 2, expected true or false"
+        in (problems(job, "train.split_experts=2")[0])
+    )
+
+
 def test_demands_are_read(job):
     spec = load_job(
         job,

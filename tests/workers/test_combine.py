@@ -53,12 +53,13 @@ def test_gradients_and_the_loss_are_summed_in_the_order_of_ranks(groups):
         parameters = [torch.nn.Parameter(torch.zeros_like(g)) for g in given[group.rank]]
         for parameter, gradient in zip(parameters, given[group.rank], strict=True):
             parameter.grad = gradient.clone()
-        losses = [group.sum_gradients(parameters, float(group.rank + 1)) for _ in range(2)]
-        return losses, [p.grad for p in parameters]
+        mine = [torch.tensor(float(group.rank + 1)), torch.tensor(0.5, dtype=torch.float64)]
+        sums = [group.sum_gradients(parameters, mine) for _ in range(2)]
+        return sums, [p.grad for p in parameters]
 
     results = together(groups, work)
-    for losses, gradients in results:
-        assert losses == [6.0, 6.0]
+    for sums, gradients in results:
+        assert sums == [[6.0, 1.5], [6.0, 1.5]]
         for index, gradient in enumerate(gradients):
             once = (given[0][index] + given[1][index]) + given[2][index]
             assert torch.equal(gradient, (once + once) + once)

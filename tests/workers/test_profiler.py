@@ -133,6 +133,17 @@ def test_several_workers_are_measured_at_once(request_file: Path) -> None:
     assert workload.layers[2].cost["cpu"].transfer_s == pytest.approx(crossing / 1e7)
 
 
+def test_layers_are_measured_in_the_precision_of_the_job(request_file: Path) -> None:
+    request = ProfileRequest.FromString(request_file.read_bytes())
+    request.job.train.precision = "bf16"
+    file = request_file.with_name("request-bf16")
+    file.write_bytes(request.SerializeToString())
+    workload, _ = run(file, "--type", "cpu", "--batch", "256", "--bytes-per-s", "1e7")
+    check(workload, 256)
+    # What crosses is half as wide.
+    assert workload.layers[2].cost["cpu"].transfer_s == pytest.approx(2 * 256 * 256 * 2 / 1e7)
+
+
 def test_a_type_that_is_not_listed_is_refused(request_file: Path) -> None:
     done = subprocess.run(
         command(request_file, request_file.with_name("none"), "--type", "abacus"),

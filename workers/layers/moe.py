@@ -70,9 +70,8 @@ class MoE(nn.Module):
         shared_experts: experts made like the others, that every token passes; their outputs are
             added.
         z_weight: factor of the mean over tokens of logsumexp(logits)^2, which keeps logits small.
-        group: the processes that share out the experts; all of them make the layer and call it
-            together. Each passes its own tokens, and has `w1` and `w2`, or `experts`, of its
-            experts alone; load, losses and capacity are those of its own tokens.
+        group: the processes that share out the experts, as `split` does later; all of them make
+            the layer and call it together.
         chunks: parts in which rows travel, so that one is computed while another is under way.
         shadow: let every process compute an expert that is popular enough in a batch; see
             `workers.layers.shadowing`.
@@ -142,9 +141,11 @@ class MoE(nn.Module):
             self.gate = make_gate(gate, dim, experts, k, seed, options)
             self._make_experts(expert, 4 * dim if hidden is None else hidden)
         self.k = self.gate.k
+        _require("chunks", chunks, chunks >= 1, "at least 1")
         self.parallel: ExpertParallel | None = None
+        self._chunks, self._shadow = chunks, shadow
         if group is not None:
-            self._split(group, chunks, shadow)
+            self.split(group)
         unlimited = capacity_factor is None or not self.gate.sets_capacity
         _require("capacity_factor", capacity_factor, unlimited, "None: this gate's k sets it")
         self.aux_loss = torch.zeros(())
@@ -167,12 +168,24 @@ class MoE(nn.Module):
             self.shared_w1 = nn.Parameter(_uniform(shared, self.dim, inner))
             self.shared_w2 = nn.Parameter(_uniform(shared, hidden, self.dim))
 
-    def _split(self, group: ExpertGroup | ProcessGroup, chunks: int, shadow: bool) -> None:
+    def split(self, group: ExpertGroup | ProcessGroup) -> None:
+        """Keeps this process's share of the experts, and from now on computes with the others'.
+
+        All processes of the group call it, with equal weights, and from then on forward and
+        backward together. Each passes its own tokens, and has `w1` and `w2`, or `experts`, of its
+        experts alone; load, losses and capacity are those of its own tokens. Parameters of the
+        experts are new: make optimizers afterwards.
+
+        Raises:
+            ValueError: it is split already, or there are fewer experts than processes.
+        """
         if not isinstance(group, ExpertGroup):
             group = ExpertGroup(group)
+        if self.parallel is not None:
+            raise ValueError("MoE: split: expected a layer with all experts, got one that is split")
+        chunks, shadow = self._chunks, self._shadow
         fits = self.num_experts >= group.size
         _require("experts", self.num_experts, fits, f"at least {group.size} (processes)")
-        _require("chunks", chunks, chunks >= 1, "at least 1")
         self.parallel = ExpertParallel(group, self.num_experts, chunks, shadow)
         self.gate.group = group
         own = self.parallel.own

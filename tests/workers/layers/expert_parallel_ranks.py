@@ -24,6 +24,7 @@ from workers.layers.expert_group import ExpertGroup, Rates
 from workers.layers.moe import MoE
 from workers.layers.reduction import reduce_gradients, reduced_over
 from workers.reduce import Rendezvous, StageGroup
+from workers.splitting import split_experts, whole_state
 
 WORLD = 8
 DIM = 6
@@ -204,13 +205,32 @@ def check_stage(rank: int, folder: Path) -> float:
     before = [p.detach().clone() for p in (layer.w1, layer.w2)]
     stage.share_parameters(list(layer.parameters()))
     load = torch.full((3,), float(rank))
-    loss = stage.sum_gradients(list(layer.parameters()), 0.5, [load])
+    (loss,) = stage.sum_gradients(list(layer.parameters()), [torch.tensor(0.5)], [load])
     total = sum(range(1, WORLD + 1))
     errors = [layer.gate.weight.grad - total, layer.w1.grad - (rank + 1.0), load - (total - WORLD)]
-    errors += [layer.w1 - before[0], layer.w2 - before[1], torch.tensor(loss - 0.5 * WORLD)]
+    errors += [layer.w1 - before[0], layer.w2 - before[1], loss - 0.5 * WORLD]
+    errors += whole_again(stage)
     stage.barrier()
     stage.close()
     return largest(errors)
+
+
+def whole_again(stage: StageGroup) -> list[Tensor]:
+    """What a job saves of a stage whose experts were split is what it would be of whole ones."""
+    torch.manual_seed(7)
+    module = nn.ModuleDict(
+        {
+            "stacked": MoE(DIM, 11, hidden=5),
+            "own": nn.Sequential(MoE(DIM, 9, expert=small_expert)),
+            "few": MoE(DIM, 3),
+        }
+    )
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    assert split_experts(module, stage) == ["stacked", "own.0"]
+    assert len(module["stacked"].w1) < 11
+    after = whole_state(module, stage)
+    assert after.keys() == before.keys()
+    return [after[name] - tensor for name, tensor in before.items()]
 
 
 def meet(rank: int, file: Path) -> tuple[str, Rendezvous | None]:
