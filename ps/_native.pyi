@@ -86,8 +86,13 @@ def unique(keys: _Buffer) -> tuple[NDArray[np.uint64], NDArray[np.int64]]: ...
 def partition(
     keys: _Buffer, route: NDArray[np.uint16], shards: int
 ) -> list[tuple[NDArray[np.uint64], NDArray[np.int64]]]: ...
+def plan(
+    keys: _Buffer, route: NDArray[np.uint16], shards: int
+) -> tuple[NDArray[np.uint64], list[int], NDArray[np.int64]]:
+    """Distinct keys by shard; where each shard's begin, and the end; keys[inverse] are the given."""
+
 def gather(
-    parts: Sequence[tuple[_Buffer, _Buffer]],
+    parts: Sequence[tuple[_Buffer, _Buffer | None]],
     distinct: int,
     inverse: _Buffer | None,
     dim: int,

@@ -18,7 +18,7 @@ from protos.codec import unpack
 from ps import _native, saves
 from ps.arrays import as_gradients, as_keys
 from ps.errors import TableError
-from ps.pulling import Pull
+from ps.pulling import Plan, Pull
 from ps.pushing import Push, Usage
 from ps.rules import WIRE_DTYPES
 from ps.session import Session, Shard
@@ -441,13 +441,9 @@ class ParameterClient:
     def _pull(self, table: str, keys: Any, read_only: bool, distinct: bool) -> Pull:
         dim = self.spec(table).dim
         flat, shape = as_keys(keys)
-        inverse: NDArray[np.int64] | None = None
-        if not distinct:
-            unique, inverse = _native.unique(flat)
-            if len(unique) == len(flat):
-                inverse = None  # first-occurrence order: they are the keys given
-            flat = unique
-        return Pull(self.session(), table, dim, flat, inverse, shape, self._wire, read_only)
+        session = self.session()
+        plan = Plan.of(session, flat, distinct)
+        return Pull(session, table, dim, plan, shape, self._wire, read_only)
 
     def _push(
         self,
@@ -467,25 +463,28 @@ class ParameterClient:
         flat, shape = as_keys(keys)
         floats = as_gradients(values, shape, spec.dim)
         usage = Usage.of(spec, shows, clicks, shape)
-        unique = flat
-        if not distinct:
-            unique, inverse = _native.unique(flat)
-            if len(unique) < len(flat):
-                usage = usage.merged(inverse, len(unique))
-                if kind == "assign":
-                    last = np.zeros(len(unique), np.int64)
-                    last[inverse] = np.arange(len(flat))
-                    floats = np.ascontiguousarray(floats[last])
-                else:
-                    floats = _native.segment_sum(inverse, floats, len(unique), spec.dim)
+        session = self.session()
+        plan = Plan.of(session, flat, distinct)
+        order: NDArray[np.int64] | None = None
+        if plan.inverse is not None:
+            repeated = len(plan.keys) < len(flat)
+            if repeated:
+                usage = usage.merged(plan.inverse, len(plan.keys))
+            if repeated and kind != "assign":
+                floats = _native.segment_sum(plan.inverse, floats, len(plan.keys), spec.dim)
+            else:
+                order = np.empty(len(plan.keys), np.int64)
+                order[plan.inverse] = np.arange(len(flat))  # of equal keys the last
+            if repeated and kind == "assign":
+                floats, order = np.ascontiguousarray(floats[order]), None
         try:  # here, so that no shard has applied its part when another refuses
-            _native.check_finite(unique, 8, floats, spec.dim)
+            _native.check_finite(plan.keys if order is None else flat, 8, floats, spec.dim)
         except ValueError as error:
             raise TableError(f"table {table!r}: {error}") from None
         head = pb.PushRequest(table=table, dim=spec.dim, kind=kind, step=step, position=position)
         if rate is not None:
             head.rate = rate
-        return Push(self.session(), head, unique, floats, usage, self._wire)
+        return Push(session, head, plan, floats, order, usage, self._wire)
 
     def _forget(self, future: "Future[None]") -> None:
         with self._lock:

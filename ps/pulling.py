@@ -16,13 +16,14 @@ from protos.codec import payload_prefix, unpack
 from ps import _native
 from ps.arrays import Floats, Keys
 from ps.errors import ShardError
-from ps.region import Region
+from ps.region import Region, aligned
 from ps.session import Routes, Session, Shard, StaleError, combine
 
 # Larger batches travel as several messages: gRPC is fastest with 1-16 MiB.
 MESSAGE_BYTES = 8 << 20
 _NARROW = np.uint64(1 << 32)
-Part = tuple[Shard, Keys, NDArray[np.int64]]
+Positions = NDArray[np.int64]
+Part = tuple[Shard, Keys, Positions | None]
 
 
 class DetachedError(RuntimeError):
@@ -35,6 +36,52 @@ class _Reply:
     release: Callable[[], None] = lambda: None
 
 
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Distinct keys of a batch.
+
+    Attributes:
+        routes: the routing that it was made by.
+        keys: uint64 [U], by shard unless `begin` is None.
+        begin: where each shard's keys begin, and the end; None: they are anyhow.
+        inverse: for each key of the caller, which of `keys` it is; None: they are the same.
+    """
+
+    routes: Routes
+    keys: Keys
+    begin: list[int] | None
+    inverse: Positions | None
+
+    @classmethod
+    def of(cls, session: Session, keys: Keys, distinct: bool) -> "Plan":
+        """Of a caller's keys.
+
+        Args:
+            session: the connections.
+            keys: uint64 [n].
+            distinct: no key is there twice.
+        """
+        routes = session.routes
+        if distinct:
+            return cls(routes, keys, None, None)
+        unique, begin, inverse = _native.plan(keys, routes.route, len(routes.addresses))
+        return cls(routes, unique, begin, inverse)
+
+    def parts(self, session: Session, row_bytes: int) -> list[Part]:
+        """The messages; those without positions have the keys one after the other."""
+        if self.begin is None and len(self.routes.addresses) > 1:
+            return split(session, self.routes, self.keys, row_bytes)
+        begins = self.begin or [0, len(self.keys)]
+        step = max(1, MESSAGE_BYTES // row_bytes)
+        return [
+            (shard, self.keys[at : min(at + step, end)], None)
+            for shard, begin, end in zip(
+                session.shards_of(self.routes), begins[:-1], begins[1:], strict=True
+            )
+            for at in range(begin, end, step)
+        ]
+
+
 class Pull:
     """Rows of distinct keys, spread to where the caller's keys were.
 
@@ -42,8 +89,7 @@ class Pull:
         session: the connections.
         table: its name.
         dim: floats a row.
-        keys: distinct, uint64 [U].
-        inverse: for each key of the caller, which of `keys` it is; None: they are the same.
+        plan: the keys, each once.
         shape: of the caller's keys.
         wire: how rows travel.
         read_only: rows on disk stay there.
@@ -54,8 +100,7 @@ class Pull:
         session: Session,
         table: str,
         dim: int,
-        keys: Keys,
-        inverse: NDArray[np.int64] | None,
+        plan: Plan,
         shape: tuple[int, ...],
         wire: str,
         read_only: bool,
@@ -63,8 +108,7 @@ class Pull:
         self._session = session
         self._table = table
         self._dim = dim
-        self._keys = keys
-        self._inverse = inverse
+        self._plan = plan
         self._shape = shape
         self._wire = wire
         self._row_bytes = dim * (4 if wire == "float32" else 2)
@@ -73,8 +117,8 @@ class Pull:
 
     def run(self) -> Floats:
         """Make it on this thread and helpers."""
-        routes = self._session.routes
-        parts = split(self._session, routes, self._keys, self._row_bytes)
+        routes = self._plan.routes
+        parts = self._plan.parts(self._session, self._row_bytes)
         works = [partial(self._fetch, routes, shard, keys) for shard, keys, _ in parts]
         try:
             return self._finish(parts, self._session.run(works))
@@ -83,8 +127,8 @@ class Pull:
 
     def start(self) -> "Future[Floats]":
         """Make it in the background."""
-        routes = self._session.routes
-        parts = split(self._session, routes, self._keys, self._row_bytes)
+        routes = self._plan.routes
+        parts = self._plan.parts(self._session, self._row_bytes)
         futures = self._session.submit(
             [partial(self._fetch, routes, shard, keys) for shard, keys, _ in parts]
         )
@@ -96,8 +140,8 @@ class Pull:
 
     def prefetch(self) -> "Future[None]":
         """Have the shards bring the rows into memory, and send none."""
-        routes = self._session.routes
-        parts = split(self._session, routes, self._keys, self._row_bytes)
+        routes = self._plan.routes
+        parts = self._plan.parts(self._session, self._row_bytes)
         return combine(
             self._session.submit(
                 [partial(self._fetch, routes, s, keys, prefetch=True) for s, keys, _ in parts]
@@ -124,7 +168,7 @@ class Pull:
             while isinstance(error, StaleError) and time.monotonic() < limit:
                 self._session.refresh(stale)
                 stale = self._session.routes
-                parts = split(self._session, stale, self._keys, self._row_bytes)
+                parts = split(self._session, stale, self._plan.keys, self._row_bytes)
                 try:
                     replies = [self._fetch(stale, shard, keys) for shard, keys, _ in parts]
                 except StaleError as another:
@@ -139,7 +183,8 @@ class Pull:
     def _finish(self, parts: list[Part], replies: "list[_Reply]") -> Floats:
         try:
             rows = [(reply.rows, p[2]) for reply, p in zip(replies, parts, strict=True)]
-            flat = _native.gather(rows, len(self._keys), self._inverse, self._dim, self._wire)
+            plan = self._plan
+            flat = _native.gather(rows, len(plan.keys), plan.inverse, self._dim, self._wire)
             return flat.reshape(*self._shape, self._dim)
         finally:
             self._release()
@@ -162,7 +207,7 @@ class Pull:
         rows_bytes = len(keys) * self._row_bytes
         region = None
         if shard.memory is not None and not prefetch:
-            region = shard.memory.take(keys.nbytes + rows_bytes)
+            region = shard.memory.take(aligned(keys.nbytes) + rows_bytes)
         if region is not None:
             try:
                 return self._fetch_shared(shard, head, keys, region, what)
@@ -181,7 +226,7 @@ class Pull:
     ) -> "_Reply":
         keep = False
         try:
-            head.region, head.rows_at = region.name, keys.nbytes
+            head.region, head.rows_at = region.name, aligned(keys.nbytes)
             region.view(0, keys.nbytes)[:] = keys.view(np.uint8).data
             try:
                 reply = shard.pull(head.SerializeToString(), what)
@@ -191,7 +236,7 @@ class Pull:
                 raise
             self._check(shard, reply, head, 0)
             keep = True
-            rows = region.view(keys.nbytes, len(keys) * self._row_bytes)
+            rows = region.view(head.rows_at, len(keys) * self._row_bytes)
             memory = shard.memory
             assert memory is not None
             reply_in_memory = _Reply(rows, partial(memory.give_back, region))
@@ -234,10 +279,7 @@ def unsettled(session: Session, error: BaseException) -> BaseException:
 def split(session: Session, routes: Routes, keys: Keys, row_bytes: int) -> list[Part]:
     """Keys by shard, in messages of a good size, with their positions in `keys`."""
     shards = session.shards_of(routes)
-    if len(shards) == 1:
-        groups = [(keys, np.arange(len(keys), dtype=np.int64))]
-    else:
-        groups = _native.partition(keys, routes.route, len(shards))
+    groups = _native.partition(keys, routes.route, len(shards))
     step = max(1, MESSAGE_BYTES // row_bytes)
     return [
         (shard, part[begin : begin + step], positions[begin : begin + step])

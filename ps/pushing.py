@@ -1,5 +1,6 @@
 """One push: its messages to the shards, each applied exactly once."""
 
+import itertools
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -15,7 +16,8 @@ from protos.codec import payload_prefix
 from ps import _native
 from ps.arrays import Floats, Keys
 from ps.errors import ShardError, TableError
-from ps.pulling import split, unsettled
+from ps.pulling import Plan, split, unsettled
+from ps.region import aligned
 from ps.session import Session, Shard, StaleError, combine
 from ps.spec import wants_usage
 
@@ -92,8 +94,9 @@ class Push:
     Args:
         session: the connections.
         head: all that its messages have in common.
-        keys: distinct, uint64 [U].
+        plan: the keys, each once.
         values: float32 [U, dim].
+        order: which of `values` and `usage` each key has, int64 [U]; None: its own.
         usage: of the keys.
         wire: how values travel.
     """
@@ -102,8 +105,9 @@ class Push:
         self,
         session: Session,
         head: pb.PushRequest,
-        keys: Keys,
+        plan: Plan,
         values: Floats,
+        order: NDArray[np.int64] | None,
         usage: Usage,
         wire: str,
     ) -> None:
@@ -115,8 +119,10 @@ class Push:
         self._wire = "float32" if head.kind == "assign" else wire
         width = 4 if self._wire == "float32" else 2
         self._row_bytes = 8 + width * head.dim + (8 if usage.values is not None else 0)
-        routes = session.routes
-        parts = split(session, routes, keys, self._row_bytes)
+        parts = plan.parts(session, self._row_bytes)
+        if order is None:
+            order = np.arange(len(plan.keys), dtype=np.int64)
+        begins = itertools.accumulate((len(part) for _, part, _ in parts), initial=0)
         first = session.sequences(len(parts))
         head.client, head.epoch = session.client, session.epoch
         head.usage = usage.values is not None
@@ -124,8 +130,16 @@ class Push:
         if self._wire != "float32":
             head.dtype = self._wire
         self._messages = [
-            _Message(shard, routes.version, part, positions, first + i, first, len(parts))
-            for i, (shard, part, positions) in enumerate(parts)
+            _Message(
+                shard,
+                plan.routes.version,
+                part,
+                order[begin : begin + len(part)] if at is None else order[at],
+                first + i,
+                first,
+                len(parts),
+            )
+            for i, ((shard, part, at), begin) in enumerate(zip(parts, begins, strict=False))
         ]
 
     def run(self) -> None:
@@ -212,13 +226,14 @@ class Push:
         if memory is None:
             return False
         size = len(message.keys) * self._row_bytes
-        with memory.block(size) as region:
+        begin = aligned(message.keys.nbytes) - message.keys.nbytes
+        with memory.block(begin + size) as region:
             if region is None:
                 return False
             head = self._head_of(message)
-            head.region, head.region_at = region.name, 0
+            head.region, head.region_at = region.name, begin
             _native.push_into(
-                region.view(0, size),
+                region.view(begin, size),
                 message.keys,
                 self._values,
                 message.positions,

@@ -20,7 +20,13 @@ from ps.errors import TableError
 FOLDER = "/dev/shm"
 _NAME = re.compile(r"heterps-[0-9a-f]{32}")
 _NONCE = 32
+_LINE = 64  # bytes of the cache
 _MOST = 256  # regions a shard keeps mapped; the least recently used goes
+
+
+def aligned(offset: int) -> int:
+    """The next offset in a region at which rows do not begin within a line of the cache."""
+    return offset + -(_NONCE + offset) % _LINE
 
 
 class Region:

@@ -73,21 +73,45 @@ std::vector<Part> Partition(const void* keys, size_t n, const uint16_t* route, u
   return parts;
 }
 
-void CopyRows(const void* const* rows, const int64_t* inverse, size_t n, size_t dim, Dtype from,
-              float* to) {
-  const auto row = [&](size_t i) { return inverse ? rows[inverse[i]] : rows[i]; };
-  const size_t ranges = std::max<size_t>(n * dim * sizeof(float) / kRange, 1);
-  ParallelFor(ranges, [&](size_t r) {
-    const size_t begin = n * r / ranges, end = n * (r + 1) / ranges;
-    for (size_t i = begin; i < end; ++i) {
-      if (i + kAhead < end) Prefetch(row(i + kAhead));
-      if (from == Dtype::kFloat32) {
-        std::memcpy(to + i * dim, row(i), dim * sizeof(float));
-      } else {
-        Decode(from, row(i), dim, to + i * dim);
+void CopyRows(const std::vector<RowPart>& parts, size_t distinct, const int64_t* inverse, size_t n,
+              size_t dim, Dtype from, float* to) {
+  const size_t bytes = dim * SizeOf(from);
+  const auto copy = [&](auto row) {
+    const size_t ranges = std::max<size_t>(n * dim * sizeof(float) / kRange, 1);
+    ParallelFor(ranges, [&](size_t r) {
+      const size_t begin = n * r / ranges, end = n * (r + 1) / ranges;
+      for (size_t i = begin; i < end; ++i) {
+        if (i + kAhead < end) Prefetch(row(i + kAhead));
+        if (from == Dtype::kFloat32) {
+          CopyRow(to + i * dim, row(i), bytes);
+        } else {
+          Decode(from, row(i), dim, to + i * dim);
+        }
       }
+    });
+  };
+  if (parts.size() == 1 && !parts[0].positions) {
+    const char* rows = parts[0].rows;
+    if (inverse) {
+      copy([=](size_t i) { return rows + static_cast<size_t>(inverse[i]) * bytes; });
+    } else {
+      copy([=](size_t i) { return rows + i * bytes; });
     }
-  });
+    return;
+  }
+  auto rows = std::make_unique_for_overwrite<const char*[]>(distinct);
+  size_t next = 0;
+  for (const RowPart& part : parts) {
+    for (size_t j = 0; j < part.count; ++j) {
+      const size_t at = part.positions ? static_cast<size_t>(part.positions[j]) : next++;
+      rows[at] = part.rows + j * bytes;
+    }
+  }
+  if (inverse) {
+    copy([&](size_t i) { return rows[static_cast<size_t>(inverse[i])]; });
+  } else {
+    copy([&](size_t i) { return rows[i]; });
+  }
 }
 
 void CopyKeys(const void* keys, size_t n, size_t key_bytes, void* to) {

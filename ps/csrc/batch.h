@@ -24,9 +24,17 @@ struct Part {
 // `route[bucket]` is the bucket's shard.
 std::vector<Part> Partition(const void* keys, size_t n, const uint16_t* route, uint32_t shards);
 
-// Decodes `n` rows of `dim` values each: row i from rows[i], or from rows[inverse[i]].
-void CopyRows(const void* const* rows, const int64_t* inverse, size_t n, size_t dim, Dtype from,
-              float* to);
+// Rows that lie one after the other, and which of all the distinct rows they are.
+struct RowPart {
+  const char* rows;
+  size_t count;
+  const int64_t* positions;  // null: those that follow on the part before
+};
+
+// Decodes `n` rows of `dim` values each: row i is row inverse[i] (or i, where that is null) of the
+// parts, which must cover all the distinct rows. Indices must have been checked.
+void CopyRows(const std::vector<RowPart>& parts, size_t distinct, const int64_t* inverse, size_t n,
+              size_t dim, Dtype from, float* to);
 
 // Keys as `key_bytes` (4 or 8) bytes each; those cut to 4 must fit.
 void CopyKeys(const void* keys, size_t n, size_t key_bytes, void* to);

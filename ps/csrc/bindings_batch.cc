@@ -7,6 +7,8 @@
 #include "batch.h"
 #include "block.h"
 #include "hash.h"
+#include "plan.h"
+#include "platform.h"
 #include "python.h"
 #include "table.h"
 
@@ -28,15 +30,20 @@ nb::tuple UniqueKeys(nb::handle keys_object) {
 }
 
 // `route[bucket]` is the shard that holds the bucket.
-nb::list PartitionKeys(nb::handle keys_object, nb::handle route_object, uint32_t shards) {
-  View keys(keys_object), route(route_object);
-  const size_t n = keys.Count(8, "keys");
+const uint16_t* CheckedRoute(const View& route, uint32_t shards) {
   route.Expect(kBuckets * sizeof(uint16_t), "route");
   const auto* to = reinterpret_cast<const uint16_t*>(route.data());
   for (size_t b = 0; b < kBuckets; ++b) {
     if (to[b] >= shards)
       throw std::invalid_argument("route: a bucket of a shard that is not there");
   }
+  return to;
+}
+
+nb::list PartitionKeys(nb::handle keys_object, nb::handle route_object, uint32_t shards) {
+  View keys(keys_object), route(route_object);
+  const size_t n = keys.Count(8, "keys");
+  const uint16_t* to = CheckedRoute(route, shards);
   std::vector<Part> parts;
   {
     nb::gil_scoped_release released;
@@ -47,6 +54,22 @@ nb::list PartitionKeys(nb::handle keys_object, nb::handle route_object, uint32_t
     out.append(nb::make_tuple(ToArray(std::move(part.keys)), ToArray(std::move(part.positions))));
   }
   return out;
+}
+
+// Distinct keys by shard, where each shard's begin, and the end; and the inverse.
+nb::tuple PlanKeys(nb::handle keys_object, nb::handle route_object, uint32_t shards) {
+  View keys(keys_object), route(route_object);
+  const size_t n = keys.Count(8, "keys");
+  const uint16_t* to = CheckedRoute(route, shards);
+  Plan plan;
+  {
+    nb::gil_scoped_release released;
+    MakePlan(keys.data(), n, to, shards, &plan);
+  }
+  nb::list begin;
+  for (const size_t at : plan.begin) begin.append(at);
+  return nb::make_tuple(ToArray(std::move(plan.keys), plan.count), begin,
+                        ToArray(std::move(plan.inverse), n));
 }
 
 void CheckIndices(const int64_t* values, size_t n, size_t below, const char* what) {
@@ -60,37 +83,51 @@ void CheckIndices(const int64_t* values, size_t n, size_t below, const char* wha
 
 const int64_t* Indices(const View& view) { return reinterpret_cast<const int64_t*>(view.data()); }
 
-// Assembles replies of the shards. Row j of parts[s] is distinct row positions[j]; distinct row
-// inverse[i] goes to row i of the result.
+// Assembles replies of the shards. Row j of parts[s] is distinct row positions[j], or without
+// positions the next one; distinct row inverse[i] goes to row i of the result.
 Floats GatherRows(nb::list parts, size_t distinct, nb::object inverse_object, size_t dim,
                   const std::string& dtype) {
-  std::vector<std::pair<View, View>> views;
+  const Dtype as = DtypeOf(dtype);
+  const size_t bytes = dim * SizeOf(as);
+  std::vector<View> views;  // hold the buffers
+  views.reserve(2 * nb::len(parts));
+  std::vector<RowPart> rows;
+  size_t filled = 0;
+  bool placed = false;
   for (nb::handle part : parts) {
     auto pair = nb::cast<nb::tuple>(part);
-    views.emplace_back(View(pair[0]), View(pair[1]));
+    const View& data = views.emplace_back(View(pair[0]));
+    RowPart row{data.data(), data.Count(bytes, "rows"), nullptr};
+    if (!pair[1].is_none()) {
+      const View& positions = views.emplace_back(View(pair[1]));
+      row.count = positions.Count(8, "positions");
+      row.positions = Indices(positions);
+      placed = true;
+    }
+    data.Expect(row.count * bytes, "rows");
+    filled += row.count;
+    rows.push_back(row);
   }
+  if (filled != distinct) throw std::invalid_argument("the parts do not cover the rows");
   std::optional<View> inverse;
   if (!inverse_object.is_none()) inverse.emplace(inverse_object);
   const size_t n = inverse ? inverse->Count(8, "inverse") : distinct;
-  const Dtype as = DtypeOf(dtype);
-  const size_t bytes = dim * SizeOf(as);
   Floats out = NewFloats(n, dim);
   nb::gil_scoped_release released;
-  std::vector<const void*> rows(distinct, nullptr);
-  size_t filled = 0;
-  for (const auto& [data, positions] : views) {
-    const size_t count = positions.Count(8, "positions");
-    data.Expect(count * bytes, "rows");
-    CheckIndices(Indices(positions), count, distinct, "positions");
-    for (size_t j = 0; j < count; ++j) rows[Indices(positions)[j]] = data.data() + j * bytes;
-    filled += count;
-  }
-  if (filled != distinct) throw std::invalid_argument("the parts do not cover the rows");
-  for (const void* row : rows) {
-    if (!row) throw std::invalid_argument("the parts do not cover the rows");
+  if (placed) {
+    std::vector<bool> seen(distinct);
+    size_t next = 0;
+    for (const RowPart& part : rows) {
+      if (part.positions) CheckIndices(part.positions, part.count, distinct, "positions");
+      for (size_t j = 0; j < part.count; ++j) {
+        const size_t at = part.positions ? static_cast<size_t>(part.positions[j]) : next++;
+        if (seen[at]) throw std::invalid_argument("the parts do not cover the rows");
+        seen[at] = true;
+      }
+    }
   }
   if (inverse) CheckIndices(Indices(*inverse), n, distinct, "inverse");
-  CopyRows(rows.data(), inverse ? Indices(*inverse) : nullptr, n, dim, as, out.data());
+  CopyRows(rows, distinct, inverse ? Indices(*inverse) : nullptr, n, dim, as, out.data());
   return out;
 }
 
@@ -109,6 +146,7 @@ Floats SumSegments(nb::handle inverse_object, nb::handle grads_object, size_t se
 // Keys, then the rows of `values` at `positions`, then their shows and clicks where given.
 void FillPush(const View& keys, const View& values, const View& positions, size_t dim, Dtype as,
               size_t key_bytes, const View* usage, char* body) {
+  constexpr size_t kAhead = 8;
   const size_t n = keys.Count(8, "keys");
   const size_t rows = values.Count(dim * sizeof(float), "gradients");
   const int64_t* at = Indices(positions);
@@ -116,10 +154,14 @@ void FillPush(const View& keys, const View& values, const View& positions, size_
   CopyKeys(keys.data(), n, key_bytes, body);
   body += n * key_bytes;
   const size_t bytes = dim * SizeOf(as);
+  const auto row_of = [&](size_t i) {
+    return values.data() + static_cast<size_t>(at[i]) * dim * sizeof(float);
+  };
   for (size_t i = 0; i < n; ++i) {
-    const char* row = values.data() + static_cast<size_t>(at[i]) * dim * sizeof(float);
+    if (i + kAhead < n) Prefetch(row_of(i + kAhead));
+    const char* row = row_of(i);
     if (as == Dtype::kFloat32) {
-      std::memcpy(body + i * bytes, row, bytes);
+      CopyRow(body + i * bytes, row, bytes);
     } else {
       Encode(as, row, dim, body + i * bytes);
     }
@@ -249,6 +291,7 @@ nb::object BucketsOfKeys(nb::handle keys_object) {
 void BindBatch(nb::module_& m) {
   m.def("unique", &UniqueKeys, "keys"_a);
   m.def("partition", &PartitionKeys, "keys"_a, "route"_a, "shards"_a);
+  m.def("plan", &PlanKeys, "keys"_a, "route"_a, "shards"_a);
   m.def("gather", &GatherRows, "parts"_a, "distinct"_a, "inverse"_a.none(), "dim"_a, "dtype"_a);
   m.def("segment_sum", &SumSegments, "inverse"_a, "grads"_a, "segments"_a, "dim"_a);
   m.def("push_message", &PushMessage, "prefix"_a, "keys"_a, "values"_a, "positions"_a, "dim"_a,

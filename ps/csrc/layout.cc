@@ -80,7 +80,7 @@ void Layout::Widen(uint64_t key, char* row) const {
 
 void Layout::Read(const char* row, bool full, void* out) const {
   if (plain_) {
-    std::memcpy(out, row, dim_ * sizeof(float));
+    CopyRow(out, row, dim_ * sizeof(float));
     return;
   }
   for (const Segment& segment : segments_) {

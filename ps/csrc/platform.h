@@ -1,6 +1,7 @@
 // What differs between compilers and CPUs.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 
@@ -21,6 +22,14 @@ inline uint64_t LoadKey(const void* keys, size_t i) {
   uint64_t key;
   std::memcpy(&key, static_cast<const char*>(keys) + 8 * i, 8);
   return key;
+}
+
+// For rows: tens to hundreds of bytes, where a call of memcpy costs as much as the copying.
+inline void CopyRow(void* to, const void* from, size_t bytes) {
+  auto* out = static_cast<char*>(to);
+  auto* in = static_cast<const char*>(from);
+  for (; bytes >= 64; bytes -= 64, out += 64, in += 64) std::memcpy(out, in, 64);
+  if (bytes) std::memcpy(out, in, bytes);
 }
 
 inline void Prefetch(const void* address) { __builtin_prefetch(address); }

@@ -64,6 +64,32 @@ def test_partition_follows_the_route() -> None:
         _native.partition(keys, route, 4)
 
 
+@settings(max_examples=60, deadline=None)
+@given(key_lists, st.integers(1, 1024))
+def test_a_plan_has_each_key_once_by_shard(keys: np.ndarray, shards: int) -> None:
+    route = default_route(shards)
+    planned, begin, inverse = _native.plan(keys, route, shards)
+    assert sorted(planned.tolist()) == sorted(set(keys.tolist()))
+    np.testing.assert_array_equal(planned[inverse], keys)
+    owner = route[_native.buckets_of(planned)]
+    assert begin == np.searchsorted(owner, np.arange(shards + 1)).tolist()
+    assert (np.diff(owner.astype(int)) >= 0).all()
+
+
+def test_a_plan_of_many_follows_the_route() -> None:
+    rng = np.random.default_rng(4)
+    keys = rng.choice(rng.integers(0, 2**64, 60_000, dtype=np.uint64), 100_000)
+    route = rng.integers(0, 3, _native.BUCKETS).astype(np.uint16)
+    planned, begin, inverse = _native.plan(keys, route, 3)
+    np.testing.assert_array_equal(planned[inverse], keys)
+    assert len(planned) == len(np.unique(keys)) == begin[-1]
+    for shard in range(3):
+        part = planned[begin[shard] : begin[shard + 1]]
+        assert (route[_native.buckets_of(part)] == shard).all()
+    with pytest.raises(ValueError, match="a shard that is not there"):
+        _native.plan(keys, route, 2)
+
+
 def test_gather_and_segment_sum() -> None:
     rng = np.random.default_rng(0)
     rows = rng.standard_normal((50, 3)).astype(np.float32)
@@ -78,6 +104,13 @@ def test_gather_and_segment_sum() -> None:
         np.testing.assert_array_equal(
             _native.gather(parts, 50, inverse, 3, dtype), expected[inverse]
         )
+        whole = [(np.ascontiguousarray(sent), None)]
+        ends = [(np.ascontiguousarray(sent[:20]), None), (np.ascontiguousarray(sent[20:]), None)]
+        for parts_in_order in (whole, ends):
+            made = _native.gather(parts_in_order, 50, inverse, 3, dtype)
+            np.testing.assert_array_equal(made, expected[inverse])
+            made = _native.gather(parts_in_order, 50, None, 3, dtype)
+            np.testing.assert_array_equal(made, expected)
     bits = (rows.view(np.uint32) >> 16).astype(np.uint16)
     cut = (bits.astype(np.uint32) << 16).view(np.float32)
     parts = [(np.ascontiguousarray(bits[at]), at) for at in halves]
@@ -99,6 +132,10 @@ def test_sizes_and_indices_are_checked() -> None:
         _native.segment_sum(np.array([0, -1]), f32, 5, 3)
     with pytest.raises(ValueError, match="do not cover"):
         _native.gather([(f32, np.array([1, 1]))], 2, None, 3, "float32")
+    with pytest.raises(ValueError, match="do not cover"):
+        _native.gather([(f32, None)], 3, None, 3, "float32")
+    with pytest.raises(ValueError, match="not below 2"):
+        _native.gather([(f32, None)], 2, i64, 3, "float32")
     with pytest.raises(ValueError, match="rows: 24 bytes, expected 12"):
         _native.gather([(f32, np.array([1, 0]))], 2, None, 3, "float16")
     with pytest.raises(ValueError, match="unknown dtype 'float8'"):

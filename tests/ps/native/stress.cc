@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "batch.h"
+#include "plan.h"
 #include "table.h"
 #include "window.h"
 
@@ -148,6 +149,16 @@ void Batches() {
     uint64_t key;
     std::memcpy(&key, keys + 8 * i, 8);
     if (unique.keys[static_cast<size_t>(unique.inverse[i])] != key) Fail("unique", key, 0, 1);
+  }
+  std::vector<uint16_t> route(heterps::ps::kBuckets);
+  for (size_t b = 0; b < route.size(); ++b) route[b] = static_cast<uint16_t>(b % 3);
+  heterps::ps::Plan plan;
+  heterps::ps::MakePlan(keys, 20000, route.data(), 3, &plan);
+  if (plan.count != unique.count) Fail("plan", 0, 0, 1);
+  for (size_t i = 0; i < 20000; ++i) {
+    uint64_t key;
+    std::memcpy(&key, keys + 8 * i, 8);
+    if (plan.keys[static_cast<size_t>(plan.inverse[i])] != key) Fail("plan", key, 0, 1);
   }
   Options options = Plain(Dtype::kInt8, 0, "");
   options.eviction.max_rows = 4000;
