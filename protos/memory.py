@@ -13,8 +13,8 @@ def keep_buffers() -> bool:
 
     A message of megabytes otherwise costs more in page faults than in copying: on loopback,
     pulls of 5 MB took half the time with it. At most half a gigabyte is kept, and all threads
-    share it. Whoever has set MALLOC_TRIM_THRESHOLD_ or another of glibc's variables keeps what
-    they have set.
+    share it: `release_buffers` could not return the end of arenas beyond the first. Whoever has
+    set MALLOC_TRIM_THRESHOLD_ or another of glibc's variables keeps what they have set.
 
     Returns:
         Whether it was done; only glibc can.
@@ -29,7 +29,7 @@ def keep_buffers() -> bool:
         mallopt(_MMAP_THRESHOLD, 32 << 20),  # the most it takes
         mallopt(_TRIM_THRESHOLD, _KEPT),
         mallopt(_TOP_PAD, 16 << 20),
-        mallopt(_ARENA_MAX, 2),
+        mallopt(_ARENA_MAX, 1),
     )
     return all(done)
 

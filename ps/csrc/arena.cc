@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
+#include <iterator>
 #include <new>
 
 namespace heterps::ps {
@@ -49,15 +50,17 @@ Arena::Chunk Arena::Map(size_t bytes) {
 void* Arena::Allocate(size_t bytes) {
   bytes = RoundUp(std::max<size_t>(bytes, 1), kLine);
   std::lock_guard lock(mutex_);
-  const auto found = free_.find(bytes);
-  if (found != free_.end() && !found->second.empty()) {
-    void* block = found->second.back();
-    found->second.pop_back();
+  for (auto it = free_.begin(); it != free_.end(); ++it) {
+    const auto [block, size] = *it;
+    if (size < bytes) continue;
+    it = free_.erase(it);
+    if (size > bytes) free_.emplace_hint(it, block + bytes, size - bytes);
     return block;
   }
   if (bytes > left_) {
-    // A quarter of what there is: few chunks, and little of the last one in vain.
-    size_t size = std::max(bytes, std::clamp(total_ / 4, kFirstChunk, kMostChunk));
+    // As much as there is: few chunks. What of the last one is not used is not resident either.
+    size_t size = std::max(bytes, std::clamp(total_, kFirstChunk, kMostChunk));
+    if (left_) Insert(next_, left_);
     if (size >= 2 * kHuge) {
       size = RoundUp(size, kHuge);
       chunks_.push_back(Map(size));
@@ -82,9 +85,28 @@ void Arena::Free(void* block, size_t bytes) {
   const auto begin = reinterpret_cast<uintptr_t>(block);
   const uintptr_t first = RoundUp(begin, page);
   const uintptr_t last = (begin + bytes) / page * page;
-  if (last > first) ::madvise(reinterpret_cast<void*>(first), last - first, MADV_DONTNEED);
+  if (returns_ && last > first) {
+    ::madvise(reinterpret_cast<void*>(first), last - first, MADV_DONTNEED);
+  }
   std::lock_guard lock(mutex_);
-  free_[bytes].push_back(block);
+  Insert(static_cast<char*>(block), bytes);
+}
+
+void Arena::Insert(char* block, size_t bytes) {
+  const auto after = free_.lower_bound(block);
+  if (after != free_.end() && block + bytes == after->first) {
+    bytes += after->second;
+    free_.erase(after);
+  }
+  const auto next = free_.lower_bound(block);
+  if (next != free_.begin()) {
+    const auto before = std::prev(next);
+    if (before->first + before->second == block) {
+      before->second += bytes;
+      return;
+    }
+  }
+  free_.emplace_hint(next, block, bytes);
 }
 
 }  // namespace heterps::ps

@@ -14,12 +14,14 @@ namespace heterps::ps {
 // touched. All end with the arena.
 class Arena {
  public:
-  Arena() = default;
+  // `returns`: the pages of what is freed go back to the system, which takes large pages apart. Not
+  // for an owner that will soon need them again.
+  explicit Arena(bool returns) : returns_(returns) {}
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
   void* Allocate(size_t bytes);
-  // Its pages return to the system; its place serves the next block of that size.
+  // Its place, with free neighbours, serves later blocks.
   void Free(void* block, size_t bytes);
 
  private:
@@ -29,10 +31,12 @@ class Arena {
   };
   using Chunk = std::unique_ptr<char, Release>;
   static Chunk Map(size_t bytes);
+  void Insert(char* block, size_t bytes);
 
+  const bool returns_;
   std::mutex mutex_;
   std::vector<Chunk> chunks_;
-  std::map<size_t, std::vector<void*>> free_;  // by size
+  std::map<char*, size_t> free_;  // no two are neighbours
   char* next_ = nullptr;
   size_t left_ = 0;
   size_t total_ = 0;

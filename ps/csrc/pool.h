@@ -67,7 +67,7 @@ class Pool {
 
  private:
   static constexpr uint32_t kFirst = 32;  // rows of the first slab
-  static constexpr uint32_t kMost = 2048;
+  static constexpr uint32_t kMost = 512;
   static constexpr int kFirstBits = std::bit_width(kFirst);
   static constexpr int kMostBits = std::bit_width(kMost);
 

@@ -9,17 +9,16 @@
 namespace heterps::ps {
 namespace {}  // namespace
 
-Subtable::Subtable(const Options& options, Arena& arena, DiskFile& file, size_t number,
-                   double max_load)
+Subtable::Subtable(const Options& options, Arena& rows, Arena& indices, DiskFile& file,
+                   size_t number, double max_load)
     : options_(options),
       layout_(options.layout),
       usage_(options.usage()),
       counts_(usage_ || options.admission.kind == Admission::Kind::kBloom),
       number_(number),
-      index_(arena, max_load),
-      pools_{Pool(arena, 0, true, false),
-             Pool(arena, layout_.bytes(false), usage_, options.tiered()),
-             Pool(arena, layout_.bytes(true), usage_, options.tiered())},
+      index_(indices, max_load),
+      pools_{Pool(rows, 0, true, false), Pool(rows, layout_.bytes(false), usage_, options.tiered()),
+             Pool(rows, layout_.bytes(true), usage_, options.tiered())},
       disk_(file, (usage_ ? sizeof(Usage) : 0) + layout_.bytes(true)),
       read_bytes_(EncodedBytes(layout_.dtype(), layout_.dim())),
       record_(disk_.record_bytes()) {

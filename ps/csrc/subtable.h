@@ -56,7 +56,8 @@ struct Counters {
 // training touches, not the size of the table.
 class alignas(64) Subtable {
  public:
-  Subtable(const Options& options, Arena& arena, DiskFile& file, size_t number, double max_load);
+  Subtable(const Options& options, Arena& rows, Arena& indices, DiskFile& file, size_t number,
+           double max_load);
 
   mutable std::mutex mutex;
 

@@ -75,7 +75,7 @@ Table::Table(Options options) : options_(std::move(options)), file_(options_.dir
   for (size_t s = 0; s < kSubtables; ++s) {
     // They do not all grow within the same batch.
     const double load = 0.81 + 0.07 * static_cast<double>(s) / kSubtables;
-    subtables_[s] = std::make_unique<Subtable>(options_, arena_, file_, s, load);
+    subtables_[s] = std::make_unique<Subtable>(options_, rows_, indices_, file_, s, load);
   }
 }
 

@@ -59,7 +59,8 @@ class Table {
   Grouped GroupOf(const void* keys, size_t n) const;
 
   Options options_;
-  Arena arena_;
+  // Apart, so that an index that has grown leaves its place to others, not holes among the rows.
+  Arena rows_{true}, indices_{false};
   DiskFile file_;
   std::array<std::unique_ptr<Subtable>, kSubtables> subtables_;
   std::atomic<uint64_t> pulled_{0}, pushed_{0};
