@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from protos import parameter_server_pb2 as pb
-from protos.codec import payload_prefix, unpack
+from protos.codec import pack, unpack
 from ps import _native
 from ps.arrays import Floats, Keys
 from ps.errors import ShardError
@@ -214,11 +214,11 @@ class Pull:
             except DetachedError:
                 shard.memory.drop()  # type: ignore[union-attr]
                 head.ClearField("region")
-        payload = keys.tobytes()
+        payload: Keys | bytes = keys
         if len(keys) and keys.max() < _NARROW:
             head.key_bytes = 4
             payload = _native.narrow_keys(keys)
-        reply = shard.pull(payload_prefix(head, len(payload)) + payload, what)
+        reply = shard.pull(pack(head, payload), what)
         return _Reply(self._check(shard, reply, head, 0 if prefetch else rows_bytes))
 
     def _fetch_shared(

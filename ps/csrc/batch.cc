@@ -1,6 +1,7 @@
 #include "batch.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cstring>
 #include <memory>
@@ -13,6 +14,7 @@
 namespace heterps::ps {
 namespace {
 constexpr size_t kAhead = 12;
+constexpr size_t kFewParts = 8;
 constexpr size_t kRange = 1 << 19;  // bytes of rows that one thread copies in one go
 
 }  // namespace
@@ -97,6 +99,26 @@ void CopyRows(const std::vector<RowPart>& parts, size_t distinct, const int64_t*
     } else {
       copy([=](size_t i) { return rows + i * bytes; });
     }
+    return;
+  }
+  const bool placed =
+      std::any_of(parts.begin(), parts.end(), [](const RowPart& part) { return part.positions; });
+  if (inverse && !placed && parts.size() <= kFewParts) {
+    // Comparing is faster than a table of addresses, of which most are not in the cache.
+    std::array<size_t, kFewParts> ends;
+    std::array<uintptr_t, kFewParts + 1> bases;  // where row 0 would lie
+    size_t begin = 0;
+    for (size_t p = 0; p < parts.size(); ++p) {
+      bases[p] = reinterpret_cast<uintptr_t>(parts[p].rows) - begin * bytes;
+      ends[p] = begin += parts[p].count;
+    }
+    const size_t last = parts.size() - std::min<size_t>(parts.size(), 1);
+    copy([&](size_t i) {
+      const auto at = static_cast<size_t>(inverse[i]);
+      size_t p = 0;
+      for (size_t q = 0; q < last; ++q) p += at >= ends[q];
+      return reinterpret_cast<const char*>(bases[p] + at * bytes);
+    });
     return;
   }
   auto rows = std::make_unique_for_overwrite<const char*[]>(distinct);
