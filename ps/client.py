@@ -463,28 +463,25 @@ class ParameterClient:
         flat, shape = as_keys(keys)
         floats = as_gradients(values, shape, spec.dim)
         usage = Usage.of(spec, shows, clicks, shape)
-        session = self.session()
-        plan = Plan.of(session, flat, distinct)
-        order: NDArray[np.int64] | None = None
-        if plan.inverse is not None:
-            repeated = len(plan.keys) < len(flat)
-            if repeated:
-                usage = usage.merged(plan.inverse, len(plan.keys))
-            if repeated and kind != "assign":
-                floats = _native.segment_sum(plan.inverse, floats, len(plan.keys), spec.dim)
-            else:
-                order = np.empty(len(plan.keys), np.int64)
-                order[plan.inverse] = np.arange(len(flat))  # of equal keys the last
-            if repeated and kind == "assign":
-                floats, order = np.ascontiguousarray(floats[order]), None
+        unique = flat
+        if not distinct:
+            unique, inverse = _native.unique(flat)
+            if len(unique) < len(flat):
+                usage = usage.merged(inverse, len(unique))
+                if kind == "assign":
+                    last = np.zeros(len(unique), np.int64)
+                    last[inverse] = np.arange(len(flat))
+                    floats = np.ascontiguousarray(floats[last])
+                else:
+                    floats = _native.segment_sum(inverse, floats, len(unique), spec.dim)
         try:  # here, so that no shard has applied its part when another refuses
-            _native.check_finite(plan.keys if order is None else flat, 8, floats, spec.dim)
+            _native.check_finite(unique, 8, floats, spec.dim)
         except ValueError as error:
             raise TableError(f"table {table!r}: {error}") from None
         head = pb.PushRequest(table=table, dim=spec.dim, kind=kind, step=step, position=position)
         if rate is not None:
             head.rate = rate
-        return Push(session, head, plan, floats, order, usage, self._wire)
+        return Push(self.session(), head, unique, floats, usage, self._wire)
 
     def _forget(self, future: "Future[None]") -> None:
         with self._lock:

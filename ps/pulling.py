@@ -1,7 +1,7 @@
 """One pull: its messages to the shards, and the rows put together again."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -70,7 +70,7 @@ class Plan:
     def parts(self, session: Session, row_bytes: int) -> list[Part]:
         """The messages; those without positions have the keys one after the other."""
         if self.begin is None and len(self.routes.addresses) > 1:
-            return split(session, self.routes, self.keys, row_bytes)
+            return [*split(session, self.routes, self.keys, row_bytes)]
         begins = self.begin or [0, len(self.keys)]
         step = max(1, MESSAGE_BYTES // row_bytes)
         return [
@@ -180,7 +180,7 @@ class Pull:
 
         return again
 
-    def _finish(self, parts: list[Part], replies: "list[_Reply]") -> Floats:
+    def _finish(self, parts: Sequence[Part], replies: "list[_Reply]") -> Floats:
         try:
             rows = [(reply.rows, p[2]) for reply, p in zip(replies, parts, strict=True)]
             plan = self._plan
@@ -276,10 +276,15 @@ def unsettled(session: Session, error: BaseException) -> BaseException:
     )
 
 
-def split(session: Session, routes: Routes, keys: Keys, row_bytes: int) -> list[Part]:
+def split(
+    session: Session, routes: Routes, keys: Keys, row_bytes: int
+) -> list[tuple[Shard, Keys, Positions]]:
     """Keys by shard, in messages of a good size, with their positions in `keys`."""
     shards = session.shards_of(routes)
-    groups = _native.partition(keys, routes.route, len(shards))
+    if len(shards) == 1:
+        groups = [(keys, np.arange(len(keys), dtype=np.int64))]
+    else:
+        groups = _native.partition(keys, routes.route, len(shards))
     step = max(1, MESSAGE_BYTES // row_bytes)
     return [
         (shard, part[begin : begin + step], positions[begin : begin + step])

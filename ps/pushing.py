@@ -1,6 +1,5 @@
 """One push: its messages to the shards, each applied exactly once."""
 
-import itertools
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -16,7 +15,7 @@ from protos.codec import payload_prefix
 from ps import _native
 from ps.arrays import Floats, Keys
 from ps.errors import ShardError, TableError
-from ps.pulling import Plan, split, unsettled
+from ps.pulling import split, unsettled
 from ps.region import aligned
 from ps.session import Session, Shard, StaleError, combine
 from ps.spec import wants_usage
@@ -94,9 +93,8 @@ class Push:
     Args:
         session: the connections.
         head: all that its messages have in common.
-        plan: the keys, each once.
+        keys: distinct, uint64 [U].
         values: float32 [U, dim].
-        order: which of `values` and `usage` each key has, int64 [U]; None: its own.
         usage: of the keys.
         wire: how values travel.
     """
@@ -105,9 +103,8 @@ class Push:
         self,
         session: Session,
         head: pb.PushRequest,
-        plan: Plan,
+        keys: Keys,
         values: Floats,
-        order: NDArray[np.int64] | None,
         usage: Usage,
         wire: str,
     ) -> None:
@@ -119,10 +116,8 @@ class Push:
         self._wire = "float32" if head.kind == "assign" else wire
         width = 4 if self._wire == "float32" else 2
         self._row_bytes = 8 + width * head.dim + (8 if usage.values is not None else 0)
-        parts = plan.parts(session, self._row_bytes)
-        if order is None:
-            order = np.arange(len(plan.keys), dtype=np.int64)
-        begins = itertools.accumulate((len(part) for _, part, _ in parts), initial=0)
+        routes = session.routes
+        parts = split(session, routes, keys, self._row_bytes)
         first = session.sequences(len(parts))
         head.client, head.epoch = session.client, session.epoch
         head.usage = usage.values is not None
@@ -130,16 +125,8 @@ class Push:
         if self._wire != "float32":
             head.dtype = self._wire
         self._messages = [
-            _Message(
-                shard,
-                plan.routes.version,
-                part,
-                order[begin : begin + len(part)] if at is None else order[at],
-                first + i,
-                first,
-                len(parts),
-            )
-            for i, ((shard, part, at), begin) in enumerate(zip(parts, begins, strict=False))
+            _Message(shard, routes.version, part, positions, first + i, first, len(parts))
+            for i, (shard, part, positions) in enumerate(parts)
         ]
 
     def run(self) -> None:
