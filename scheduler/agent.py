@@ -25,7 +25,7 @@ from scheduler.samples import Samples, Search
 _FEW, _EVEN = 64, 50.0
 _QUICK_LAYERS, _THOROUGH = 32, 400_000
 _SHADOWS = (0.0, 0.5, 1.0)  # how far prices are moved to those with shared limits priced in
-_TIGHT = 2  # passes that may be idle besides where shared limits bind
+_TIGHT = 1  # passes that may be idle besides where shared limits bind
 _APART = 3  # layers in which plans revised at one pace differ
 
 

@@ -10,7 +10,8 @@ namespace {
 constexpr double kStages = 0.3;  // share of trials that forget whole stages
 constexpr double kFirst = 0.35;  // share of those where only a window's first layer is drawn warm
 constexpr double kOther = 0.8;   // share of trials whose first layer must move to another type
-constexpr int kFines = 8;        // trials between changes of the fine
+constexpr double kEdge = 0.4;  // share of windows that begin where a stage does, or a layer before
+constexpr int kFines = 8;      // trials between changes of the fine
 
 // What overdrawing limits costs: more while the plan does, less while it does not.
 class Fines {
@@ -43,6 +44,10 @@ std::vector<Player::Window> Forget(Player* player, const std::vector<int32_t>& n
     int size = 1 + static_cast<int>(player->Random() * player->Random() * most);
     size = std::min(size, layers);
     int from = static_cast<int>(player->Random() * (layers - size + 1));
+    if (player->Random() < kEdge) {
+      while (from > 0 && now[from - 1] == now[from]) --from;
+      if (from > 0 && player->Random() < 0.5) --from;
+    }
     return Player::Window{from, from + size};
   };
   Player::Window one = window();
