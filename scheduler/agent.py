@@ -26,6 +26,7 @@ _FEW, _EVEN = 64, 50.0
 _QUICK_LAYERS, _THOROUGH = 32, 400_000
 _SHADOWS = (0.0, 0.5, 1.0)  # how far prices are moved to those with shared limits priced in
 _TIGHT = 1  # passes that may be idle besides where shared limits bind
+_NEAR = 3e-3  # a plan so near to the bound is not worth another attempt
 _APART = 3  # layers in which plans revised at one pace differ
 
 
@@ -47,11 +48,12 @@ class Effort:
 
     A pass draws parts of up to `starts` plans anew, `trials` times each, at most so many layers at
     once as `windows` says for it; passes end when `patience` of them in a row saved less than a
-    thousandth. `nodes` is the effort of the masks' search where
+    thousandth. All of it is done up to `attempts` times where a cheaper plan is known to exist.
+    `nodes` is the effort of the masks' search where
     limits are tight.
     """
 
-    rounds: tuple[Round, ...] = (Round(8, 3, 1.3), Round(4, 4, 1.1))
+    rounds: tuple[Round, ...] = (Round(20, 2, 1.3), Round(6, 4, 1.1))
     passes: int = 8
     patience: int = 2
     starts: int = 6
@@ -61,6 +63,7 @@ class Effort:
     heat: float = 0.003
     slack: tuple[float, ...] = (2.0, 1.0, 1.5)
     nodes: int = 20_000
+    attempts: int = 4
 
     @classmethod
     def of(cls, model: CostModel) -> "Effort":
@@ -100,6 +103,7 @@ def draw(
     policy: Policy | None = None,
     finetune: float = 0.0,
     bound: float = 0.0,
+    attained: bool = False,
 ) -> Drawn:
     """Plan with the policy.
 
@@ -107,6 +111,8 @@ def draw(
         floor: samples/s to reach; 0 for the cheapest at any speed.
         bound: no plan is cheaper, in dollars; drawing ends with one that costs no more, as none of
             those still to come could take its place.
+        attained: some plan costs no more than the bound. Drawing starts anew, a few times, as long
+            as its plans cost clearly more.
         policy: the shipped one unless given.
         finetune: seconds to go on learning on this very problem (needs torch).
 
@@ -119,47 +125,71 @@ def draw(
     policy = policy or shipped()
     low = max(floor, paces.slowest(model) if floor <= 0 else 0.0)
     top, fastest = paces.fastest(model.native, low)
-    samples = Samples(model, floor, bound * 3600 / model.samples * (1 + TOLERANCE))
     search = Search(low, max(top, low), effort.rounds[0].paces)
-    if fastest is None and not _rescued(samples, policy.network, effort, search, seed):
+    goal = bound * 3600 / model.samples * (1 + TOLERANCE)
+    samples = Samples(model, floor, goal)
+    for attempt in range(effort.attempts if attained else 1):
+        own = Samples(model, floor, goal)
+        _attempt(
+            own, policy.network, effort, search, fastest, (attempt, seed + 15_485_863 * attempt)
+        )
+        samples.join(own)
+        if not samples.ranked() or samples.best <= goal * (1 + _NEAR):
+            break
+    if not samples.ranked():
         return _missed(model, floor, seed, policy, samples)
+    if finetune <= 0 or samples.done:
+        return best_of(model, floor, policy, samples)
+    tuned, curve = _finetune(samples, policy, effort, search, seed, finetune)
+    return replace(best_of(model, floor, tuned, samples), curve=curve)
+
+
+def _attempt(
+    samples: Samples,
+    network: Network,
+    effort: Effort,
+    search: Search,
+    fastest: Pace | None,
+    how: tuple[int, int],
+) -> None:
+    """Draw rounds, then revise; `how` is the number of the attempt and its seed."""
+    attempt, seed = how
+    model = samples.model
+    if fastest is None and not _rescued(samples, network, effort, search, seed):
+        return
     tight = fastest is None
     for number, step in enumerate(effort.rounds):
         if samples.done:
-            break
-        wanted = search.around(samples, step.paces) if number else search.grid
+            return
+        wanted = search.around(samples, step.paces) if number else search.grid(attempt)
         kept = keep(model.native, wanted, effort.nodes)
         if kept:
             words = seed * 7919 + number
             draws = max(step.draws, step.draws * step.paces // len(kept))
-            samples.add(policy.network.sample(kept, draws, step.temperature, words))
+            samples.add(network.sample(kept, draws, step.temperature, words))
             if number == 0 and np.log(model.usable.sum(axis=1)).sum() <= math.log(_FEW) + 1e-9:
-                samples.add(policy.network.sample(kept, _FEW, _EVEN, words))
+                samples.add(network.sample(kept, _FEW, _EVEN, words))
             binding = [pace.floor for pace in kept if _binds(pace)]
             tight = tight or bool(binding)
             if binding:
                 shadow = _SHADOWS[1 + number % 2]
                 priced = keep(model.native, binding, effort.nodes, shadow)
-                samples.add(policy.network.sample(priced, draws, step.temperature, words))
+                samples.add(network.sample(priced, draws, step.temperature, words))
     if fastest is not None and not samples.ranked():
         # Its masks were searched for longer than those of the rounds.
-        samples.add(policy.network.sample([fastest], effort.starts, 1.3, seed))
-        if not samples.ranked() and not _rescued(samples, policy.network, effort, search, seed):
-            return _missed(model, floor, seed, policy, samples)
+        samples.add(network.sample([fastest], effort.starts, 1.3, seed))
+        if not samples.ranked() and not _rescued(samples, network, effort, search, seed):
+            return
         tight = True
     idle, more = 0, _TIGHT if tight else 0
     for number in range(effort.passes + 2 * more):
         if samples.done:
-            break
+            return
         before = samples.best
-        _revise(samples, policy.network, effort, search, (number, seed * 7919 + 17 + number), tight)
+        _revise(samples, network, effort, search, (number, seed * 7919 + 17 + number), tight)
         idle = idle + 1 if samples.best > before * (1 - 1e-3) else 0
         if idle == effort.patience + more:
-            break
-    if finetune <= 0 or samples.done or not samples.ranked():
-        return best_of(model, floor, policy, samples)
-    tuned, curve = _finetune(samples, policy, effort, search, seed, finetune)
-    return replace(best_of(model, floor, tuned, samples), curve=curve)
+            return
 
 
 def _binds(pace: Pace) -> bool:

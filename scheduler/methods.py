@@ -154,9 +154,14 @@ class Bench:
         if impossible is not None:
             return Found(impossible, 0, 0.0)
         model = self.problem.model
-        bound = self.solution.lower_bound if self.solution else 0.0
+        known = self.solution
         drawn = agent.draw(
-            model, self.problem.floor, self.seed, finetune=self.finetune, bound=bound
+            model,
+            self.problem.floor,
+            self.seed,
+            finetune=self.finetune,
+            bound=known.lower_bound if known else 0.0,
+            attained=known is not None and known.proven,
         )
         names = [layer.name for layer in model.workload.layers]
         self.policy = shipped().version

@@ -47,6 +47,15 @@ class Samples:
         self.taus += taus.tolist()
         self.best = min(self.best, float(values.min()))
 
+    def join(self, other: "Samples") -> None:
+        """Take in what another one holds."""
+        fresh = [n for n, row in enumerate(other.assignments) if row.tobytes() not in self.seen]
+        self.seen |= other.seen
+        self.values += [other.values[n] for n in fresh]
+        self.taus += [other.taus[n] for n in fresh]
+        self.assignments += [other.assignments[n] for n in fresh]
+        self.best = min(self.best, other.best)
+
     @property
     def done(self) -> bool:
         """Whether none can be better than the best."""
@@ -65,9 +74,20 @@ class Search:
         self.low, self.top = low, top
         ratio = max(top / low, 1.0)
         count = int(np.clip(round(6 + 6 * math.log2(ratio)), min(6, most), most))
-        self.grid: list[float] = np.geomspace(low, top, count).tolist()
-        self._beside = max(ratio ** (0.5 / max(count - 1, 1)), 1.01)
+        self._grid: list[float] = np.geomspace(low, top, count).tolist()
+        self._step = ratio ** (1 / max(count - 1, 1))
+        self._beside = max(self._step**0.5, 1.01)
         self._made: dict[tuple[float, float], Pace] = {}
+
+    def grid(self, attempt: int) -> list[float]:
+        """Paces from end to end, between those of earlier attempts (van der Corput's sequence)."""
+        part, share = 0.0, 0.5
+        while attempt:
+            part += share * (attempt & 1)
+            attempt, share = attempt >> 1, share / 2
+        return sorted(
+            {*self._grid[:1], *(self.clipped(rate * self._step**part) for rate in self._grid)}
+        )
 
     def clipped(self, rate: float) -> float:
         """The pace nearest to `rate` within the range."""
