@@ -30,7 +30,7 @@ run: $(STAMP) ## train the flights job on an embedded cluster and explain its pl
 	@$(BIN)/heterps train examples/flights/job.yaml
 
 test: $(STAMP) ## run all tests, on all cores
-	@$(BIN)/python -m pytest -n auto --dist loadfile
+	@$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 test-containers: $(STAMP) ## run the deployment in containers, as root, on Debian or Ubuntu
 	@tests/deploy/install-engine.sh
