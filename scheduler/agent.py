@@ -76,8 +76,9 @@ class Effort:
             return cls(more, 16, patience=4, starts=16, trials=1000, nodes=_THOROUGH)
         # Drawing takes time with layers times types, and attention with the square of the layers.
         if pairs <= 3000:
-            return cls((Round(20, 4, 1.3), Round(8, 6, 1.0)), passes=4, starts=8)
-        return cls((Round(2, 2, 1.0),), passes=0)
+            rounds = (Round(20, 4, 1.3), Round(8, 6, 1.0))
+            return cls(rounds, passes=4, starts=8, trials=120, attempts=1)
+        return cls((Round(2, 2, 1.0),), passes=0, attempts=1)
 
 
 @dataclass(frozen=True, slots=True)
