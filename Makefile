@@ -9,6 +9,9 @@ PIP     := $(BIN)/python -m pip --disable-pip-version-check
 # The CPU build where one is offered: a GPU machine sets TORCH=torch to get its own.
 TORCH   ?= torch>=2.9,<2.14
 
+# One more than cores: tests wait for processes as often as they compute.
+WORKERS ?= $(shell expr $$(nproc 2>/dev/null || echo 2) + 1)
+
 .PHONY: help setup run test test-containers check format protos bench bench-moe bench-plan bench-ps clean
 
 help: ## show this list
@@ -30,7 +33,7 @@ run: $(STAMP) ## train the flights job on an embedded cluster and explain its pl
 	@$(BIN)/heterps train examples/flights/job.yaml
 
 test: $(STAMP) ## run all tests, on all cores
-	@$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test-containers: $(STAMP) ## run the deployment in containers, as root, on Debian or Ubuntu
 	@tests/deploy/install-engine.sh

@@ -54,6 +54,8 @@ def main() -> int:
         )
     if arguments.methods:
         options.methods = tuple(arguments.methods.split(","))
+    if arguments.budgets:
+        options.budgets = tuple(arguments.budgets.split(","))
     if arguments.count:
         options.count = arguments.count
     for part in names([name for name in arguments.only.split(",") if name]):
@@ -71,6 +73,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="few problems, into runs/bench/")
     parser.add_argument("--fresh", action="store_true", help="repeat what is there already")
     parser.add_argument("--methods", default="", help="methods of rivals, paper and scaling")
+    parser.add_argument("--budgets", default="", help="of rivals: evaluations, time; none: both")
     parser.add_argument("--count", type=int, default=0, help="unseen problems, 400")
     parser.add_argument("--seed", type=int, default=1, help="of the unseen problems")
     parser.add_argument("--json", type=Path, default=None, help="the results file")

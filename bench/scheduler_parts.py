@@ -33,6 +33,7 @@ class Options:
     seed: int = 1
     rival_problems: int = 48
     timed_problems: int = 24
+    budgets: Sequence[str] = ("evaluations", "time")
     finetuned_problems: int = 48
     finetune_s: float = 10.0
     largest: tuple[int, int] = (1000, 16)
@@ -89,7 +90,8 @@ def rivals(options: Options) -> None:
     for number, given in enumerate(subset):
         budgets = [(method, "evaluations") for method in chosen]
         budgets += [(m, "time") for m in chosen if m in SEARCHES and given.name in timed]
-        left = [(m, b) for m, b in budgets if (given.name, m, b) not in done]
+        wanted = [(m, b) for m, b in budgets if b in options.budgets]
+        left = [(m, b) for m, b in wanted if (given.name, m, b) not in done]
         if not left:
             continue
         known, ours = reference(given), run_ppo(given)
