@@ -80,12 +80,16 @@ def _rivals(part: dict[str, Any], images: Path) -> str:
 
     rivals_picture(part["rows"], images / "scheduler_rivals.svg")
     settings = part["settings"]
+    on = {
+        budget: len({row["name"] for row in part["rows"] if row["budget"] == budget})
+        for budget in ("evaluations", "time")
+    }
     titles = {
         "evaluations": "At most as many evaluations as `ppo` made, on "
-        f"{settings['problems']} of the problems (an evaluation provisions one assignment; rules "
+        f"{on['evaluations']} of the problems (an evaluation provisions one assignment; rules "
         "need but one or a few):",
         "time": f"{settings['times']} times the wall time of `ppo`, any number of evaluations, on "
-        f"{settings['timed']} of the problems:",
+        f"{on['time']} of the problems:",
     }
     header = ["", "plans", "mean gap", "median", "95 %", "cost / `ppo`", "dearer", "same"]
     header += ["cheaper", "evaluations", "median time"]
