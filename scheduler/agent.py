@@ -49,8 +49,7 @@ class Effort:
     A pass draws parts of up to `starts` plans anew, `trials` times each, at most so many layers at
     once as `windows` says for it; passes end when `patience` of them in a row saved less than a
     thousandth. All of it is done up to `attempts` times where a cheaper plan is known to exist.
-    `nodes` is the effort of the masks' search where
-    limits are tight.
+    `nodes` is the effort of the masks' search where limits are tight.
     """
 
     rounds: tuple[Round, ...] = (Round(20, 2, 1.3), Round(6, 4, 1.1))

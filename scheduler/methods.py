@@ -98,12 +98,12 @@ class Bench:
         """Run `method`, or all that it stands for, with what each is compared with."""
         names = methods_for(method)
         if method in names:
-            if method == "ppo":
-                beside = self._beside("exact")  # first, as drawing ends once the bound is met
-                results = {method: self.run(method), "exact": beside}
-                return results | {n: self._beside(n) for n in names if n not in results}
-            chosen = {method: self.run(method)}
-            return chosen | {name: self._beside(name) for name in names if name != method}
+            # The bound comes before `ppo`, whose drawing ends where it is met.
+            order = ("exact", method, *names) if method == "ppo" else (method, *names)
+            return {
+                name: self.run(name) if name == method else self._beside(name)
+                for name in dict.fromkeys(order)
+            }
         if self.budget == Budget():
             self.budget = _SHARED_BUDGET
         results = {}

@@ -262,8 +262,7 @@ class StageExecutor:
             pulled = self._rows.arrived(parcel)
             self._rows.bind(pulled, 0)
             blocks.append(pulled)
-            # Frames may have come before this executor was there to be told.
-            uploads = self._uploads.pop((FORWARD, step, index), {}) or self.upload(tensors)
+            uploads = self._uploaded(FORWARD, parcel)
         if self._lockstep and self._template is None:
             self._template = {name: tensor.detach() for name, tensor in tensors.items()}
         moved = {name: upload.here() for name, upload in uploads.items()}
@@ -277,13 +276,19 @@ class StageExecutor:
 
     def _arrived(self, kind: str, parcel: Parcel) -> None:
         """Begin with what can be begun of a frame that is here; on the thread that took it in."""
-        key = kind, parcel.step, parcel.micro_batch
+        self._uploads[kind, parcel.step, parcel.micro_batch] = self._upload_of(kind, parcel)
         if kind == FORWARD:
-            self._uploads[key] = self.upload(parcel.tensors)
             self._rows.pull_ahead(parcel)
-        else:
-            tensors = parcel.tensors.items()
-            self._uploads[key] = {name: self._staging.upload(t) for name, t in tensors}
+
+    def _uploaded(self, kind: str, parcel: Parcel) -> dict[str, Upload]:
+        """A frame's tensors under way; it may have come before we were there to be told."""
+        begun = self._uploads.pop((kind, parcel.step, parcel.micro_batch), None)
+        return self._upload_of(kind, parcel) if begun is None else begun
+
+    def _upload_of(self, kind: str, parcel: Parcel) -> dict[str, Upload]:
+        if kind == FORWARD:
+            return self.upload(parcel.tensors)
+        return {name: self._staging.upload(tensor) for name, tensor in parcel.tensors.items()}
 
     def _forward(
         self, step: int, number: int, given: StepInput | None, blocks: list[PulledRows | None]
@@ -306,10 +311,8 @@ class StageExecutor:
     def _backward(self, step: int, flight: _InFlight) -> None:
         index = self._mine[flight.index]
         parcel = self._inbox.take(BACKWARD, TRAIN, step, index)
-        uploads = self._uploads.pop((BACKWARD, step, index), {}) or {
-            name: self._staging.upload(tensor) for name, tensor in parcel.tensors.items()
-        }
-        roots, grads = _roots(flight.outputs, {name: u.here() for name, u in uploads.items()})
+        gradients = {name: u.here() for name, u in self._uploaded(BACKWARD, parcel).items()}
+        roots, grads = _roots(flight.outputs, gradients)
         with self._busy.running():
             if flight.auxiliary is not None and flight.auxiliary.requires_grad:
                 roots.append(flight.auxiliary)

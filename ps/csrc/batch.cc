@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cstring>
 #include <memory>
-#include <stdexcept>
+#include <utility>
 
+#include "distinct.h"
 #include "hash.h"
 #include "parallel.h"
 #include "platform.h"
@@ -20,41 +20,10 @@ constexpr size_t kRange = 1 << 19;  // bytes of rows that one thread copies in o
 }  // namespace
 
 void FindUnique(const void* keys, size_t n, Unique* out) {
-  // A slot is 1 + the key's position in the list of distinct ones, 0 when empty, and above it as
-  // much of the hash as fits, so keys themselves are rarely compared. Roomy from the start:
-  // growing costs more.
-  if (n >= UINT32_MAX) throw std::invalid_argument("a batch of 2^32 keys or more");
-  const size_t capacity = std::bit_ceil(std::max<size_t>(n + n / 2, 16));
-  const uint64_t mask = capacity - 1;
-  const int shift = 64 - std::countr_zero(capacity);
-  const uint32_t positions = static_cast<uint32_t>(std::bit_ceil(n + 1) - 1);
-  std::vector<uint32_t> slots(capacity, 0);
-  auto hashes = std::make_unique_for_overwrite<uint64_t[]>(n);
-  for (size_t i = 0; i < n; ++i) hashes[i] = Mix(LoadKey(keys, i));
   auto distinct = std::make_unique_for_overwrite<uint64_t[]>(n);
   auto inverse = std::make_unique_for_overwrite<int64_t[]>(n);
-  uint32_t count = 0;
-  for (size_t i = 0; i < n; ++i) {
-    if (i + kAhead < n) Prefetch(&slots[hashes[i + kAhead] >> shift]);
-    const uint64_t key = LoadKey(keys, i);
-    // Its low bits: the high ones are the slot's number.
-    const uint32_t tag = static_cast<uint32_t>(hashes[i]) & ~positions;
-    for (size_t s = hashes[i] >> shift;; s = (s + 1) & mask) {
-      const uint32_t slot = slots[s];
-      if (slot == 0) {
-        distinct[count] = key;
-        inverse[i] = count;
-        slots[s] = tag | ++count;
-        break;
-      }
-      if (((slot ^ tag) & ~positions) != 0) continue;
-      const uint32_t found = (slot & positions) - 1;
-      if (distinct[found] == key) {
-        inverse[i] = found;
-        break;
-      }
-    }
-  }
+  const size_t count =
+      FindDistinct(keys, n, distinct.get(), inverse.get(), [](uint32_t, uint64_t) {});
   *out = {std::move(distinct), count, std::move(inverse)};
 }
 

@@ -126,8 +126,8 @@ HETERPS_CLONES void Normalise(const Norm& norm, const float* x, int rows, int wi
   }
 }
 
-void Relu(std::vector<float>* x) {
-  for (float& value : *x) value = std::max(value, 0.0F);
+void Relu(float* x, size_t count) {
+  for (size_t i = 0; i < count; ++i) x[i] = std::max(x[i], 0.0F);
 }
 
 // Reads weights by name; says which is missing.
@@ -305,7 +305,7 @@ std::vector<float> Network::Encode(const float* features, int layers, int types)
     std::vector<float> hidden(rows * block.up.out);
     Normalise(block.norm, x.data(), static_cast<int>(rows), width_, normed.data());
     Apply(block.up, normed.data(), static_cast<int>(rows), hidden.data());
-    Relu(&hidden);
+    Relu(hidden.data(), hidden.size());
     Apply(block.down, hidden.data(), static_cast<int>(rows), turned.data());
     for (size_t i = 0; i < size; ++i) x[i] += turned[i];
   }
@@ -333,12 +333,12 @@ void Network::Score(const float* encoded, const float* state, const unsigned cha
     ++open;
   }
   Apply(state_, states, open, z, true);
+  Relu(z, open * width);
   float count = static_cast<float>(std::max(open, 1));
   std::fill_n(context, 2 * width, 0.0F);
   for (int t = 0; t < open; ++t) {
-    float* row = z + t * width;
+    const float* row = z + t * width;
     for (int i = 0; i < width_; ++i) {
-      row[i] = std::max(row[i], 0.0F);
       context[i] += row[i];
       context[width + i] = std::max(context[width + i], row[i]);
     }
@@ -347,7 +347,7 @@ void Network::Score(const float* encoded, const float* state, const unsigned cha
   Apply(others_, context, 1, shared);
   for (int t = 0; t < open; ++t) std::copy_n(shared, width, y + t * width);
   Apply(own_, z, open, y, true);
-  for (size_t i = 0; i < open * width; ++i) y[i] = std::max(y[i], 0.0F);
+  Relu(y, open * width);
   Apply(score_, y, open, scores);
   for (int t = 0, at = 0; t < types; ++t) {
     if (mask[t]) logits[t] = scores[at++];
@@ -358,7 +358,7 @@ void Network::Score(const float* encoded, const float* state, const unsigned cha
     for (int i = 0; i < width_; ++i) shared[i] += y[t * width + i] / count;
   }
   Apply(judge_, shared, 1, judged);
-  for (int i = 0; i < width_; ++i) judged[i] = std::max(judged[i], 0.0F);
+  Relu(judged, width);
   Apply(value_, judged, 1, value);
 }
 

@@ -38,6 +38,21 @@ sys.exit(main())
 """
 
 
+class Clock:
+    """A time that goes on when the test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
 @pytest.fixture
 def interruptible() -> list[str]:
     """The command `heterps`, as a terminal would start it."""

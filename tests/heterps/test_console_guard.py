@@ -37,19 +37,6 @@ def unlocked(tmp_path_factory, environment):
         yield running
 
 
-class Clock:
-    def __init__(self):
-        self.now = 1000.0
-
-    def __call__(self):
-        return self.now
-
-
-@pytest.fixture
-def clock():
-    return Clock()
-
-
 def form_key(text):
     return re.search(r'name="form_key" value="([0-9a-f]{64})"', text)[1]
 

@@ -6,19 +6,6 @@ from heterps.errors import UnknownJobError, UnreachableError
 from heterps.patience import AWAY_S, Patience
 
 
-class Clock:
-    def __init__(self):
-        self.now = 1000.0
-
-    def __call__(self):
-        return self.now
-
-
-@pytest.fixture
-def clock():
-    return Clock()
-
-
 def away():
     return UnreachableError("nobody answers")
 

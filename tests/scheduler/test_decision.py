@@ -2,7 +2,6 @@
 
 import json
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +23,6 @@ from scheduler.decision import (
     TrainingPoint,
 )
 from scheduler.fields import InputError
-from scheduler.redis_server import EmbeddedRedis
 from scheduler.store import Store
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "plan"
@@ -176,14 +174,6 @@ def test_stages_must_cover_the_layers_with_types_on_offer() -> None:
         Decision.from_json({**value, "stages": [{**first, "type": "tpu"}]})
     with pytest.raises(InputError, match="method: missing"):
         Decision.from_json({key: item for key, item in value.items() if key != "method"})
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with EmbeddedRedis(tmp_path) as server:
-        found = Store(server.url)
-        yield found
-        found.close()
 
 
 def test_the_store_lists_the_latest_decisions_in_order(store: Store) -> None:

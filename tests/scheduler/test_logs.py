@@ -1,21 +1,7 @@
 """Logs that are read on where an earlier reader stopped."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
-
 from scheduler.logs import LogStream
-from scheduler.redis_server import EmbeddedRedis
 from scheduler.store import Store
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with EmbeddedRedis(tmp_path) as server:
-        made = Store(server.url)
-        yield made
-        made.close()
 
 
 def test_a_reader_that_comes_back_gets_the_rest_and_no_broken_character(store: Store) -> None:
