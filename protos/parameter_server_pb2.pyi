@@ -400,6 +400,9 @@ class PullRequest(_message.Message):
     KEYS_AT_FIELD_NUMBER: _builtins.int
     ROWS_AT_FIELD_NUMBER: _builtins.int
     PREFETCH_FIELD_NUMBER: _builtins.int
+    SHARED_OUT_FIELD_NUMBER: _builtins.int
+    SHARDS_AT_FIELD_NUMBER: _builtins.int
+    SHARD_FIELD_NUMBER: _builtins.int
     PAYLOAD_FIELD_NUMBER: _builtins.int
     table: _builtins.str
     dim: _builtins.int
@@ -420,6 +423,12 @@ class PullRequest(_message.Message):
     rows_at: _builtins.int
     prefetch: _builtins.bool
     """bring rows into memory; the reply has none"""
+    shared_out: _builtins.bool
+    """In a region: the keys are those of all shards, and rows of others stay as they are. Where the
+    shard of each bucket is (uint16 [1024]), and which of them this one is.
+    """
+    shards_at: _builtins.int
+    shard: _builtins.int
     payload: _builtins.bytes
     """count keys, little-endian"""
     def __init__(
@@ -436,11 +445,14 @@ class PullRequest(_message.Message):
         keys_at: _builtins.int = ...,
         rows_at: _builtins.int = ...,
         prefetch: _builtins.bool = ...,
+        shared_out: _builtins.bool = ...,
+        shards_at: _builtins.int = ...,
+        shard: _builtins.int = ...,
         payload: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "dim", b"dim", "dtype", b"dtype", "key_bytes", b"key_bytes", "keys_at", b"keys_at", "payload", b"payload", "prefetch", b"prefetch", "read_only", b"read_only", "region", b"region", "route", b"route", "rows_at", b"rows_at", "table", b"table"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "dim", b"dim", "dtype", b"dtype", "key_bytes", b"key_bytes", "keys_at", b"keys_at", "payload", b"payload", "prefetch", b"prefetch", "read_only", b"read_only", "region", b"region", "route", b"route", "rows_at", b"rows_at", "shard", b"shard", "shards_at", b"shards_at", "shared_out", b"shared_out", "table", b"table"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -615,15 +627,23 @@ class AttachReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ATTACHED_FIELD_NUMBER: _builtins.int
+    SOCKET_FIELD_NUMBER: _builtins.int
+    SECRET_FIELD_NUMBER: _builtins.int
     attached: _builtins.bool
+    socket: _builtins.str
+    """abstract Unix socket that Pull and Push may come by; empty: none"""
+    secret: _builtins.bytes
+    """to be shown there"""
     def __init__(
         self,
         *,
         attached: _builtins.bool = ...,
+        socket: _builtins.str = ...,
+        secret: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "secret", b"secret", "socket", b"socket"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -50,8 +50,15 @@ class Table:
         self, prefix: _Buffer, keys: _Buffer, key_bytes: int, read_only: bool, dtype: str
     ) -> bytes: ...
     def pull_into(
-        self, keys: _Buffer, key_bytes: int, read_only: bool, dtype: str, out: _Buffer
-    ) -> None: ...
+        self,
+        keys: _Buffer,
+        key_bytes: int,
+        read_only: bool,
+        dtype: str,
+        out: _Buffer,
+        route: _Buffer | None = None,
+        shard: int = 0,
+    ) -> int: ...
     def prefetch(self, keys: _Buffer, key_bytes: int) -> None: ...
     def push(
         self,

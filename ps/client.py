@@ -18,7 +18,7 @@ from protos.codec import unpack
 from ps import _native, saves
 from ps.arrays import as_gradients, as_keys
 from ps.errors import TableError
-from ps.pulling import Plan, Pull
+from ps.pulling import Pull
 from ps.pushing import Push, Usage
 from ps.rules import WIRE_DTYPES
 from ps.session import Session, Shard
@@ -441,9 +441,7 @@ class ParameterClient:
     def _pull(self, table: str, keys: Any, read_only: bool, distinct: bool) -> Pull:
         dim = self.spec(table).dim
         flat, shape = as_keys(keys)
-        session = self.session()
-        plan = Plan.of(session, flat, distinct)
-        return Pull(session, table, dim, plan, shape, self._wire, read_only)
+        return Pull(self.session(), table, dim, flat, distinct, shape, self._wire, read_only)
 
     def _push(
         self,

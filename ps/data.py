@@ -2,6 +2,7 @@
 
 from protos import parameter_server_pb2 as pb
 from protos.codec import payload_prefix, unpack
+from ps import _native
 from ps.errors import TableError
 from ps.region import Regions
 from ps.rules import WIRE_DTYPES
@@ -58,7 +59,12 @@ class DataPlane:
         self.bytes_out += size
         if head.region:
             rows = self.regions.view(head.region, head.rows_at, size)
-            table.pull_into(keys, key_bytes, head.read_only, dtype, rows)
+            route = None
+            if head.shared_out:
+                if head.shard >= _native.BUCKETS:
+                    raise TableError(f"Pull of table {head.table!r}: shard {head.shard}")
+                route = self.regions.view(head.region, head.shards_at, 2 * _native.BUCKETS)
+            table.pull_into(keys, key_bytes, head.read_only, dtype, rows, route, head.shard)
             message = reply.SerializeToString()
         else:
             prefix = payload_prefix(reply, size)

@@ -8,26 +8,25 @@ from functools import partial
 
 import grpc
 import numpy as np
-from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from protos import parameter_server_pb2 as pb
-from protos.codec import pack, unpack
+from protos.codec import pack
 from ps import _native
 from ps.arrays import Floats, Keys
 from ps.errors import ShardError
-from ps.region import Region, aligned
+from ps.inplace import PullInPlace
+from ps.region import aligned
+from ps.replies import rows_of
 from ps.session import Routes, Session, Shard, StaleError, combine
+from ps.sharing import Block, SharedMemory
+from ps.unixsocket import BrokenLineError
 
 # Larger batches travel as several messages: gRPC is fastest with 1-16 MiB.
 MESSAGE_BYTES = 8 << 20
 _NARROW = np.uint64(1 << 32)
 Positions = NDArray[np.int64]
 Part = tuple[Shard, Keys, Positions | None]
-
-
-class DetachedError(RuntimeError):
-    """The shard does not know a block of shared memory: it was restarted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,15 +82,18 @@ class Plan:
 
 
 class Pull:
-    """Rows of distinct keys, spread to where the caller's keys were.
+    """Rows of a caller's keys: in place where all shards are on this host.
+
+    Otherwise, of distinct keys, spread to where the caller's keys were.
 
     Args:
         session: the connections.
         table: its name.
         dim: floats a row.
-        plan: the keys, each once.
+        keys: uint64 [n].
+        distinct: no key is there twice.
         shape: of the caller's keys.
-        wire: how rows travel.
+        wire: how rows travel; in place as float32 alone.
         read_only: rows on disk stay there.
     """
 
@@ -100,7 +102,8 @@ class Pull:
         session: Session,
         table: str,
         dim: int,
-        plan: Plan,
+        keys: Keys,
+        distinct: bool,
         shape: tuple[int, ...],
         wire: str,
         read_only: bool,
@@ -108,7 +111,8 @@ class Pull:
         self._session = session
         self._table = table
         self._dim = dim
-        self._plan = plan
+        self._keys = keys
+        self._distinct = distinct
         self._shape = shape
         self._wire = wire
         self._row_bytes = dim * (4 if wire == "float32" else 2)
@@ -117,34 +121,37 @@ class Pull:
 
     def run(self) -> Floats:
         """Make it on this thread and helpers."""
-        routes = self._plan.routes
-        parts = self._plan.parts(self._session, self._row_bytes)
-        works = [partial(self._fetch, routes, shard, keys) for shard, keys, _ in parts]
+        begun = self._begin_in_place()
+        rows = begun.finish() if begun else None
+        if rows is not None:
+            return rows.reshape(*self._shape, self._dim)
+        plan = self._plan()
+        parts = plan.parts(self._session, self._row_bytes)
+        works = [partial(self._fetch, plan.routes, shard, keys) for shard, keys, _ in parts]
         try:
-            return self._finish(parts, self._session.run(works))
+            return self._finish(plan, parts, self._session.run(works))
         except StaleError as error:
-            return self._again(routes)(error)
+            return self._again(plan)(error)
 
     def start(self) -> "Future[Floats]":
         """Make it in the background."""
-        routes = self._plan.routes
-        parts = self._plan.parts(self._session, self._row_bytes)
+        begun = self._begin_in_place()
+        if begun:
+            return self._session.submit([partial(self._finish_in_place, begun)])[0]
+        plan = self._plan()
+        parts = plan.parts(self._session, self._row_bytes)
         futures = self._session.submit(
-            [partial(self._fetch, routes, shard, keys) for shard, keys, _ in parts]
+            [partial(self._fetch, plan.routes, shard, keys) for shard, keys, _ in parts]
         )
-
-        def finish(replies: list[_Reply]) -> Floats:
-            return self._finish(parts, replies)
-
-        return combine(futures, finish, or_else=self._again(routes))
+        return combine(futures, partial(self._finish, plan, parts), or_else=self._again(plan))
 
     def prefetch(self) -> "Future[None]":
         """Have the shards bring the rows into memory, and send none."""
-        routes = self._plan.routes
-        parts = self._plan.parts(self._session, self._row_bytes)
+        plan = self._plan()
+        parts = plan.parts(self._session, self._row_bytes)
         return combine(
             self._session.submit(
-                [partial(self._fetch, routes, s, keys, prefetch=True) for s, keys, _ in parts]
+                [partial(self._fetch, plan.routes, s, keys, prefetch=True) for s, keys, _ in parts]
             ),
             lambda _: None,
             or_else=self._let_go,
@@ -155,7 +162,22 @@ class Pull:
         if not isinstance(error, StaleError):  # else the rows are elsewhere: nothing is lost
             raise error
 
-    def _again(self, routes: Routes) -> Callable[[BaseException], Floats]:
+    def _plan(self) -> Plan:
+        return Plan.of(self._session, self._keys, self._distinct)
+
+    def _begin_in_place(self) -> PullInPlace | None:
+        if self._wire != "float32":  # the same values come from shards near and far
+            return None
+        return PullInPlace.begin(self._session, self._table, self._dim, self._keys, self._read_only)
+
+    def _finish_in_place(self, begun: PullInPlace) -> Floats:
+        rows = begun.finish()
+        if rows is not None:
+            return rows.reshape(*self._shape, self._dim)
+        plan = Plan.of(self._session, begun.keys(), self._distinct)
+        return self._again(plan)(StaleError())
+
+    def _again(self, plan: Plan) -> Callable[[BaseException], Floats]:
         """Makes it anew by the routing that holds now.
 
         On this thread alone: it may be one of the helpers, and they must not wait for each other.
@@ -164,26 +186,25 @@ class Pull:
         def again(error: BaseException) -> Floats:
             self._release()
             limit = time.monotonic() + self._session.timeout_s
-            stale = routes
+            stale = plan.routes
             while isinstance(error, StaleError) and time.monotonic() < limit:
                 self._session.refresh(stale)
                 stale = self._session.routes
-                parts = split(self._session, stale, self._plan.keys, self._row_bytes)
+                parts = split(self._session, stale, plan.keys, self._row_bytes)
                 try:
                     replies = [self._fetch(stale, shard, keys) for shard, keys, _ in parts]
                 except StaleError as another:
                     error = another
                     self._release()
                     continue
-                return self._finish(parts, replies)
+                return self._finish(plan, parts, replies)
             raise unsettled(self._session, error)
 
         return again
 
-    def _finish(self, parts: Sequence[Part], replies: "list[_Reply]") -> Floats:
+    def _finish(self, plan: Plan, parts: Sequence[Part], replies: "list[_Reply]") -> Floats:
         try:
             rows = [(reply.rows, p[2]) for reply, p in zip(replies, parts, strict=True)]
-            plan = self._plan
             flat = _native.gather(rows, len(plan.keys), plan.inverse, self._dim, self._wire)
             return flat.reshape(*self._shape, self._dim)
         finally:
@@ -193,7 +214,7 @@ class Pull:
         while self._lent:
             self._lent.pop().release()
 
-    def _fetch(self, routes: Routes, shard: Shard, keys: Keys, prefetch: bool = False) -> "_Reply":
+    def _fetch(self, routes: Routes, shard: Shard, keys: Keys, prefetch: bool = False) -> _Reply:
         head = pb.PullRequest(
             table=self._table,
             dim=self._dim,
@@ -205,61 +226,50 @@ class Pull:
         )
         what = f"Pull of {len(keys)} rows of {self._table!r}"
         rows_bytes = len(keys) * self._row_bytes
-        region = None
-        if shard.memory is not None and not prefetch:
-            region = shard.memory.take(aligned(keys.nbytes) + rows_bytes)
-        if region is not None:
-            try:
-                return self._fetch_shared(shard, head, keys, region, what)
-            except DetachedError:
-                shard.memory.drop()  # type: ignore[union-attr]
-                head.ClearField("region")
+        memory = None if prefetch else self._session.memory(routes)
+        if memory is not None:
+            block = memory.take(aligned(keys.nbytes) + rows_bytes, (shard.address,))
+            if block is not None:
+                try:
+                    return self._fetch_shared(shard, head, keys, memory, block, what)
+                except BrokenLineError:
+                    memory.drop()
+                    head.ClearField("region")
         payload: Keys | bytes = keys
         if len(keys) and keys.max() < _NARROW:
             head.key_bytes = 4
             payload = _native.narrow_keys(keys)
         reply = shard.pull(pack(head, payload), what)
-        return _Reply(self._check(shard, reply, head, 0 if prefetch else rows_bytes))
+        return _Reply(rows_of(shard, reply, head, 0 if prefetch else rows_bytes))
 
     def _fetch_shared(
-        self, shard: Shard, head: pb.PullRequest, keys: Keys, region: Region, what: str
-    ) -> "_Reply":
-        keep = False
+        self,
+        shard: Shard,
+        head: pb.PullRequest,
+        keys: Keys,
+        memory: SharedMemory,
+        block: Block,
+        what: str,
+    ) -> _Reply:
+        region, keep = block.region, False
         try:
             head.region, head.rows_at = region.name, aligned(keys.nbytes)
             region.view(0, keys.nbytes)[:] = keys.view(np.uint8).data
             try:
-                reply = shard.pull(head.SerializeToString(), what)
+                reply = shard.pull(head.SerializeToString(), what, block.lines[shard.address])
             except ShardError as error:
                 if "is not attached" in str(error):
-                    raise DetachedError from None
+                    raise BrokenLineError(str(error)) from None
                 raise
-            self._check(shard, reply, head, 0)
+            rows_of(shard, reply, head, 0)
             keep = True
             rows = region.view(head.rows_at, len(keys) * self._row_bytes)
-            memory = shard.memory
-            assert memory is not None
-            reply_in_memory = _Reply(rows, partial(memory.give_back, region))
+            reply_in_memory = _Reply(rows, partial(memory.give_back, block))
             self._lent.append(reply_in_memory)
             return reply_in_memory
         finally:
-            if not keep and shard.memory is not None:
-                shard.memory.discard(region)
-
-    def _check(self, shard: Shard, reply: bytes, asked: pb.PullRequest, size: int) -> memoryview:
-        try:
-            head, payload = unpack(pb.PullReply, reply)
-            if (head.dim, head.count, len(payload)) != (asked.dim, asked.count, size):
-                raise ValueError(
-                    f"{head.count} rows of dim {head.dim} in {len(payload)} bytes; expected "
-                    f"{asked.count} of {asked.dim} in {size}"
-                )
-        except (DecodeError, ValueError) as error:
-            raise RuntimeError(
-                f"parameter-server shard {shard.index} ({shard.address}) sent a malformed "
-                f"reply to Pull of {self._table!r}: {error}"
-            ) from None
-        return payload
+            if not keep:
+                memory.discard(block)
 
 
 def unsettled(session: Session, error: BaseException) -> BaseException:

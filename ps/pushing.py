@@ -11,14 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protos import parameter_server_pb2 as pb
-from protos.codec import payload_prefix
+from protos.codec import payload_prefix, unpack
 from ps import _native
 from ps.arrays import Floats, Keys
 from ps.errors import ShardError, TableError
 from ps.pulling import split, unsettled
 from ps.region import aligned
 from ps.session import Session, Shard, StaleError, combine
+from ps.sharing import Block, SharedMemory
 from ps.spec import wants_usage
+from ps.unixsocket import BrokenLineError
 
 _NARROW = np.uint64(1 << 32)
 
@@ -80,7 +82,29 @@ class _Message:
     # The sequences that belong together: whoever has seen one waits for all.
     first: int
     parts: int
+    values: Floats
+    usage: NDArray[np.float32] | None
     added: bool = False  # beyond those that the push was made of
+
+
+@dataclass(frozen=True, slots=True)
+class _Filled:
+    """A message whose payload lies in shared memory."""
+
+    memory: SharedMemory
+    block: Block
+    head: pb.PushRequest
+    payload: memoryview
+
+    def as_bytes(self) -> bytes:
+        """The same message by itself."""
+        head = pb.PushRequest()
+        head.CopyFrom(self.head)
+        head.region, head.region_at = "", 0
+        return payload_prefix(head, len(self.payload)) + bytes(self.payload)
+
+
+_Sent = bytes | _Filled
 
 
 class Push:
@@ -110,8 +134,6 @@ class Push:
     ) -> None:
         self._session = session
         self._head = head
-        self._values = values
-        self._usage = usage.values
         # Weights that are written outright keep all their digits.
         self._wire = "float32" if head.kind == "assign" else wire
         width = 4 if self._wire == "float32" else 2
@@ -125,7 +147,17 @@ class Push:
         if self._wire != "float32":
             head.dtype = self._wire
         self._messages = [
-            _Message(shard, routes.version, part, positions, first + i, first, len(parts))
+            _Message(
+                shard,
+                routes.version,
+                part,
+                positions,
+                first + i,
+                first,
+                len(parts),
+                values,
+                usage.values,
+            )
             for i, (shard, part, positions) in enumerate(parts)
         ]
 
@@ -136,24 +168,65 @@ class Push:
     def start(self) -> "Future[None]":
         """Send it in the background; the caller's arrays are copied first."""
         works: list[Callable[[], None]] = [
-            partial(self._deliver, m, self._encode(m)) for m in self._messages
+            partial(self._deliver, m, self._make(m)) for m in self._messages
         ]
         return combine(self._session.submit(works), lambda _: None)
 
-    def _deliver(self, message: _Message, encoded: bytes | None = None) -> None:
+    def _deliver(self, message: _Message, made: _Sent | None = None) -> None:
         what = f"Push of {len(message.keys)} rows to {self._head.table!r}"
         limit = time.monotonic() + self._session.timeout_s
         left = [message]
         while left:
             message = left.pop(0)
+            sent = made or self._make(message)
+            made = None
             try:
-                if encoded is not None or not self._share(message, what):
-                    message.shard.push(encoded or self._encode(message), what)
+                self._send(message.shard, sent, what)
             except StaleError as error:
                 if time.monotonic() > limit:
                     raise unsettled(self._session, error) from None
-                left = self._split_anew(message) + left
-            encoded = None
+                left = self._split_anew(self._as_sent(message, sent)) + left
+
+    def _make(self, message: _Message) -> _Sent:
+        """What to send, without the caller's arrays."""
+        return self._fill(message) or self._encode(message)
+
+    def _send(self, shard: Shard, sent: _Sent, what: str) -> None:
+        if isinstance(sent, bytes):
+            shard.push(sent, what)
+            return
+        memory, block = sent.memory, sent.block
+        try:
+            shard.push(sent.head.SerializeToString(), what, block.lines[shard.address])
+        except (BrokenLineError, ShardError) as error:
+            memory.discard(block)
+            if isinstance(error, ShardError) and "is not attached" not in str(error):
+                raise
+        except BaseException:
+            memory.discard(block)
+            raise
+        else:
+            memory.give_back(block)
+            return
+        memory.drop()
+        shard.push(sent.as_bytes(), what)  # it may have been applied: it is what it was
+
+    def _as_sent(self, message: _Message, sent: _Sent) -> _Message:
+        """The message with the values that were sent: the caller's may have changed since."""
+        if isinstance(sent, bytes):
+            head, payload = unpack(pb.PushRequest, sent)
+        else:
+            head, payload = sent.head, sent.payload
+        count, dim = len(message.keys), self._head.dim
+        begin = count * (head.key_bytes or 8)
+        end = begin + count * dim * (4 if self._wire == "float32" else 2)
+        usage = np.frombuffer(payload[end:], np.float32).reshape(2, count) if head.usage else None
+        return replace(
+            message,
+            positions=np.arange(count, dtype=np.int64),
+            values=_native.decode_values(payload[begin:end], self._wire).reshape(count, dim),
+            usage=usage,
+        )
 
     def _split_anew(self, message: _Message) -> list[_Message]:
         """A message by the routing that holds now."""
@@ -173,6 +246,8 @@ class Push:
                 message.sequence if i == 0 else first + i - 1,
                 first,
                 len(parts) - 1,
+                message.values,
+                message.usage,
                 message.added or i > 0,
             )
             for i, (shard, keys, at) in enumerate(parts)
@@ -199,41 +274,35 @@ class Push:
         return _native.push_message(
             payload_prefix(head, size),
             message.keys,
-            self._values,
+            message.values,
             message.positions,
             self._head.dim,
             self._wire,
             key_bytes,
-            self._usage,
+            message.usage,
         )
 
-    def _share(self, message: _Message, what: str) -> bool:
-        """Send it through shared memory; False where there is none."""
-        memory = message.shard.memory
+    def _fill(self, message: _Message) -> _Filled | None:
+        """The message in shared memory; None where there is none."""
+        memory = self._session.memory(self._session.routes)
         if memory is None:
-            return False
+            return None
         size = len(message.keys) * self._row_bytes
         begin = aligned(message.keys.nbytes) - message.keys.nbytes
-        with memory.block(begin + size) as region:
-            if region is None:
-                return False
-            head = self._head_of(message)
-            head.region, head.region_at = region.name, begin
-            _native.push_into(
-                region.view(begin, size),
-                message.keys,
-                self._values,
-                message.positions,
-                self._head.dim,
-                self._wire,
-                8,
-                self._usage,
-            )
-            try:
-                message.shard.push(head.SerializeToString(), what)
-            except ShardError as error:
-                if "is not attached" not in str(error):
-                    raise
-                memory.drop()
-                return False
-        return True
+        block = memory.take(begin + size, (message.shard.address,))
+        if block is None:
+            return None
+        head = self._head_of(message)
+        head.region, head.region_at = block.region.name, begin
+        payload = block.region.view(begin, size)
+        _native.push_into(
+            payload,
+            message.keys,
+            message.values,
+            message.positions,
+            self._head.dim,
+            self._wire,
+            8,
+            message.usage,
+        )
+        return _Filled(memory, block, head, payload)

@@ -21,6 +21,8 @@ FOLDER = "/dev/shm"
 _NAME = re.compile(r"heterps-[0-9a-f]{32}")
 _NONCE = 32
 _LINE = 64  # bytes of the cache
+# All pages at once: a fault for each costs more than the copying.
+_MAPPED = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
 _MOST = 256  # regions a shard keeps mapped; the least recently used goes
 
 
@@ -41,7 +43,7 @@ class Region:
         file = os.open(path, flags, 0o600)
         try:
             os.posix_fallocate(file, 0, _NONCE + size)  # a full /dev/shm fails here, not by SIGBUS
-            self._map = mmap.mmap(file, _NONCE + size)
+            self._map = mmap.mmap(file, _NONCE + size, _MAPPED)
         except BaseException:
             os.unlink(path)
             raise
@@ -83,7 +85,7 @@ class Regions:
             ours = info.st_uid == os.geteuid() and stat.S_IMODE(info.st_mode) == 0o600
             if not (ours and stat.S_ISREG(info.st_mode) and info.st_size > _NONCE):
                 return False
-            memory = mmap.mmap(file, info.st_size)
+            memory = mmap.mmap(file, info.st_size, _MAPPED)
         except (OSError, ValueError):
             return False
         finally:

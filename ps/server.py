@@ -110,6 +110,8 @@ def serve(
         ends.callback(Maintenance(state, durable, replicator).close)
         address = server.start()
         ends.callback(server.stop, 5.0)
+        service.unix.start()
+        ends.callback(service.unix.close, 5.0)
         metrics = ""
         if settings.metrics:
             metrics, close = serve_metrics(settings.metrics, service.metrics.metrics)

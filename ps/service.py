@@ -22,6 +22,7 @@ from ps.moving import Moving
 from ps.replica import Standby
 from ps.saving import Saving
 from ps.state import ConflictError, OutdatedError, ShardState, StaleRouteError, now_s
+from ps.unixsocket import Refusing, UnixServer
 
 _log = logging.getLogger("heterps.ps")
 _CODES: list[tuple[type[BaseException], grpc.StatusCode]] = [
@@ -57,15 +58,16 @@ class ParameterService(ParameterServerServicer):
         self.standby = Standby(state)
         self.clocks = Clocks(max(1, threads // 2))
         self.log_bytes: Callable[[], int] = lambda: 0
+        self.unix = UnixServer([self.pull, self.push])
         self._began = time.monotonic()
 
     # Data, raw: the message's bytes in, the reply's bytes out.
 
-    def pull(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+    def pull(self, request: bytes, context: Refusing) -> bytes:
         """Pull."""
         return self._guarded("Pull", context, lambda: self.data.pull(request))
 
-    def push(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+    def push(self, request: bytes, context: Refusing) -> bytes:
         """Push."""
 
         def work() -> bytes:
@@ -114,13 +116,13 @@ class ParameterService(ParameterServerServicer):
 
     def Attach(self, request: pb.AttachRequest, context: grpc.ServicerContext) -> pb.AttachReply:  # noqa: N802
         """Share memory with a client of the same host and user."""
-        return self._guarded(
-            "Attach",
-            context,
-            lambda: pb.AttachReply(
-                attached=self.data.regions.attach(request.region, request.nonce)
-            ),
-        )
+
+        def work() -> pb.AttachReply:
+            if not self.data.regions.attach(request.region, request.nonce):
+                return pb.AttachReply()
+            return pb.AttachReply(attached=True, socket=self.unix.name, secret=self.unix.secret)
+
+        return self._guarded("Attach", context, work)
 
     def Advance(  # noqa: N802
         self, request: pb.AdvanceRequest, context: grpc.ServicerContext
@@ -241,7 +243,7 @@ class ParameterService(ParameterServerServicer):
             run=self.state.run,
         )
 
-    def _guarded(self, method: str, context: grpc.ServicerContext, work: Callable[[], R]) -> R:
+    def _guarded(self, method: str, context: Refusing, work: Callable[[], R]) -> R:
         """Run a handler; what it raises becomes a status, and only surprises are logged."""
         try:
             with self.metrics.call(method):

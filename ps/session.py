@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 from uuid import uuid4
 
@@ -15,12 +16,13 @@ import grpc
 
 from protos.channels import RpcError, call, connect
 from protos.memory import keep_buffers
-from protos.parameter_server_pb2 import AttachRequest, RouteRequest
+from protos.parameter_server_pb2 import AttachReply, AttachRequest, RouteRequest
 from protos.parameter_server_pb2_grpc import ParameterServerStub
 from ps.errors import ShardError
 from ps.region import Region
 from ps.routing import Route, default_route, route_of
 from ps.sharing import SharedMemory
+from ps.unixsocket import MAX_MESSAGE, PULL, PUSH, UnixLine
 
 T = TypeVar("T")
 _SILENT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
@@ -48,12 +50,9 @@ class Shard:
         address: host:port.
         timeout_s: of a call, and how long an unreachable shard is tried.
         channels: connections to spread messages over.
-        shared_memory: offer it payloads in shared memory.
     """
 
-    def __init__(
-        self, index: int, address: str, timeout_s: float, channels: int, shared_memory: bool
-    ) -> None:
+    def __init__(self, index: int, address: str, timeout_s: float, channels: int) -> None:
         self.index = index
         self.address = address
         self._timeout_s = timeout_s
@@ -68,15 +67,14 @@ class Shard:
         ]
         self.keys = _raw(self._channels[0], "Keys")
         self._turn = itertools.count()
-        self.memory = SharedMemory(self._attach) if shared_memory else None
 
-    def pull(self, request: bytes, what: str) -> bytes:
-        """Pull, raw."""
-        return self.call(self._pulls[next(self._turn) % len(self._pulls)], request, what)
+    def pull(self, request: bytes, what: str, line: UnixLine | None = None) -> bytes:
+        """Pull, raw; by a line of this host where there is one."""
+        return self._data(PULL, self._pulls, request, what, line)
 
-    def push(self, request: bytes, what: str) -> bytes:
-        """Push, raw."""
-        return self.call(self._pushes[next(self._turn) % len(self._pushes)], request, what)
+    def push(self, request: bytes, what: str, line: UnixLine | None = None) -> bytes:
+        """Push, raw; by a line of this host where there is one."""
+        return self._data(PUSH, self._pushes, request, what, line)
 
     def call(
         self,
@@ -112,16 +110,28 @@ class Shard:
                 text = f"refused {what}: {error.details} ({error.code.name})"
             raise ShardError(self.index, self.address, error.code, text) from None
 
+    def _data(
+        self,
+        number: int,
+        methods: list[Callable[..., bytes]],
+        request: bytes,
+        what: str,
+        line: UnixLine | None,
+    ) -> bytes:
+        if line is None or len(request) > MAX_MESSAGE:
+            return self.call(methods[next(self._turn) % len(methods)], request, what)
+        return self.call(partial(line.call, number), request, what)
+
     def close(self) -> None:
         """Close the connections; calls under way fail."""
         for channel in self._channels:
             channel.close()
-        if self.memory is not None:
-            self.memory.close()
 
-    def _attach(self, region: Region) -> bool:
+    def attach(self, region: Region) -> AttachReply:
+        """Offer it shared memory; once, since messages have another way."""
         request = AttachRequest(region=region.name, nonce=region.nonce)
-        return self.call(self.stub.Attach, request, "Attach").attached
+        limit = min(1.0, self._timeout_s)
+        return self.call(self.stub.Attach, request, "Attach", limit, patience_s=0.0)
 
 
 class Session:
@@ -145,8 +155,10 @@ class Session:
         self.client = client or f"{socket.gethostname()[:64]}-{self.pid}-{uuid4().hex[:12]}"
         self.epoch = time.time_ns()
         self._make: Callable[[int, str], Shard] = lambda index, address: Shard(
-            index, address, timeout_s, channels, shared_memory
+            index, address, timeout_s, channels
         )
+        self._shared_memory = shared_memory
+        self._memory: tuple[tuple[str, ...], SharedMemory] | None = None
         self.timeout_s = timeout_s
         self._known: dict[str, Shard] = {}
         self._lock = threading.Lock()
@@ -172,6 +184,23 @@ class Session:
                 if address not in self._known:
                     self._known[address] = self._make(index, address)
             return [self._known[address] for address in addresses]
+
+    def memory(self, routes: Routes) -> SharedMemory | None:
+        """What is shared with the shards of a routing that are on this host; None: not wanted."""
+        if not self._shared_memory:
+            return None
+        known = self._memory
+        if known is not None and known[0] == routes.addresses:
+            return known[1]
+        shards = self.shards_of(routes)
+        with self._lock:
+            known = self._memory
+            if known is None or known[0] != routes.addresses:
+                if known is not None:
+                    known[1].close()
+                made = SharedMemory({shard.address: shard.attach for shard in shards})
+                self._memory = known = (routes.addresses, made)
+            return known[1]
 
     def sequences(self, count: int) -> int:
         """The first of so many consecutive numbers for messages of one push."""
@@ -239,6 +268,8 @@ class Session:
     def close(self) -> None:
         """Wait for what was started, then disconnect."""
         self._pool.shutdown(wait=True)
+        if self._memory is not None:
+            self._memory[1].close()
         for shard in self._known.values():
             shard.close()
 

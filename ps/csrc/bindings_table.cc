@@ -2,6 +2,8 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
+#include <array>
+#include <cstring>
 #include <optional>
 
 #include "python.h"
@@ -119,14 +121,23 @@ nb::bytes TablePullMessage(Table& self, nb::handle prefix_object, nb::handle key
   return out;
 }
 
-void TablePullInto(Table& self, nb::handle keys_object, size_t key_bytes, bool read_only,
-                   const std::string& dtype, nb::handle out_object) {
+size_t TablePullInto(Table& self, nb::handle keys_object, size_t key_bytes, bool read_only,
+                     const std::string& dtype, nb::handle out_object, nb::object route_object,
+                     uint16_t shard) {
   View keys(keys_object), out(out_object, true);
   const size_t n = keys.Count(CheckKeyBytes(key_bytes), "keys");
   const Dtype as = DtypeOf(dtype);
   out.Expect(n * self.dim() * SizeOf(as), "room for rows");
+  std::array<uint16_t, kBuckets> route;  // a copy: the sender may still write to its own
+  Mine mine;
+  if (!route_object.is_none()) {
+    View given(route_object);
+    given.Expect(sizeof(route), "route");
+    std::memcpy(route.data(), given.data(), sizeof(route));
+    mine = {route.data(), shard};
+  }
   nb::gil_scoped_release released;
-  self.Pull(keys.data(), n, key_bytes, {read_only, true, as, out.writable()});
+  return self.Pull(keys.data(), n, key_bytes, {read_only, true, as, out.writable(), mine});
 }
 
 void TablePrefetch(Table& self, nb::handle keys_object, size_t key_bytes) {
@@ -255,7 +266,8 @@ void BindTable(nb::module_& m) {
       .def("pull", &TablePull, "keys"_a, "read_only"_a)
       .def("pull_message", &TablePullMessage, "prefix"_a, "keys"_a, "key_bytes"_a, "read_only"_a,
            "dtype"_a)
-      .def("pull_into", &TablePullInto, "keys"_a, "key_bytes"_a, "read_only"_a, "dtype"_a, "out"_a)
+      .def("pull_into", &TablePullInto, "keys"_a, "key_bytes"_a, "read_only"_a, "dtype"_a, "out"_a,
+           "route"_a.none() = nb::none(), "shard"_a = 0)
       .def("prefetch", &TablePrefetch, "keys"_a, "key_bytes"_a)
       .def("push", &TablePush, "keys"_a, "key_bytes"_a, "values"_a, "kind"_a, "rate"_a, "nonce"_a,
            "time_s"_a, "step"_a, "usage"_a.none(), "distinct"_a = false)

@@ -24,11 +24,18 @@ struct Item {
   size_t position;  // in the batch
 };
 
+// Which keys of a batch are meant: those whose bucket `route` gives to `shard`; null: all.
+struct Mine {
+  const uint16_t* route = nullptr;
+  uint16_t shard = 0;
+};
+
 struct PullBatch {
   bool read_only = false;
   bool copy = true;  // false: only bring rows into memory
   Dtype dtype = Dtype::kFloat32;
   char* out = nullptr;
+  Mine mine = {};  // the rows of other keys stay as they are
 };
 
 struct PushBatch {

@@ -14,6 +14,7 @@ namespace {
 
 constexpr uint64_t kTrimmedAtOnce = 1 << 20;  // rows
 constexpr size_t kParallelFrom = 16384;       // keys from which a batch is worth several threads
+constexpr size_t kRange = 24576;              // keys that one of them groups at once
 
 uint64_t LoadKey(const void* keys, size_t i, size_t key_bytes) {
   uint64_t key = 0;
@@ -37,19 +38,6 @@ bool AllFinite(const void* grads, size_t n) {
     if (bad) return false;
   }
   return true;
-}
-
-// Runs work(s) for every sub-table that has items.
-template <typename Begin, typename Work>
-void ForGroups(const Begin& begin, size_t n, Work work) {
-  auto one = [&](size_t s) {
-    if (begin[s + 1] > begin[s]) work(s);
-  };
-  if (n >= kParallelFrom) {
-    ParallelFor(kSubtables, one);
-  } else {
-    for (size_t s = 0; s < kSubtables; ++s) one(s);
-  }
 }
 
 }  // namespace
@@ -79,24 +67,39 @@ Table::Table(Options options) : options_(std::move(options)), file_(options_.dir
   }
 }
 
-Table::Grouped Table::Group(const void* keys, size_t n, size_t key_bytes) const {
-  return key_bytes == 4 ? GroupOf<uint32_t>(keys, n) : GroupOf<uint64_t>(keys, n);
+Table::Grouped Table::Group(const Range& range, const Mine& mine) {
+  return range.key_bytes == 4 ? GroupOf<uint32_t>(range, mine) : GroupOf<uint64_t>(range, mine);
 }
 
 template <typename Key>
-Table::Grouped Table::GroupOf(const void* keys, size_t n) const {
-  const auto load = [keys](size_t i) {
+Table::Grouped Table::GroupOf(const Range& range, const Mine& mine) {
+  const auto load = [keys = static_cast<const char*>(range.keys)](size_t i) {
     Key key;
-    std::memcpy(&key, static_cast<const char*>(keys) + i * sizeof(Key), sizeof(Key));
+    std::memcpy(&key, keys + i * sizeof(Key), sizeof(Key));
     return uint64_t{key};
   };
-  Grouped out{std::make_unique_for_overwrite<Item[]>(n), {}};
-  auto parts = std::make_unique_for_overwrite<uint8_t[]>(n);
+  const size_t n = range.end - range.begin;
+  auto parts = std::make_unique_for_overwrite<uint8_t[]>(n);  // of those meant
+  std::unique_ptr<uint32_t[]> which;                          // of the range they are
   std::array<size_t, kSubtables> next{};
-  for (size_t i = 0; i < n; ++i) {
-    parts[i] = static_cast<uint8_t>(SubtableOf(Mix(load(i))));
-    ++next[parts[i]];
+  size_t meant = 0;
+  if (mine.route) {
+    which = std::make_unique_for_overwrite<uint32_t[]>(n);
+    for (size_t i = 0; i < n; ++i) {
+      const uint64_t hash = Mix(load(range.begin + i));
+      const bool is_mine = mine.route[BucketOf(hash)] == mine.shard;
+      parts[meant] = static_cast<uint8_t>(SubtableOf(hash));
+      which[meant] = static_cast<uint32_t>(i);
+      next[parts[meant]] += is_mine;
+      meant += is_mine;  // no branch: nobody could foretell it
+    }
+  } else {
+    for (; meant < n; ++meant) {
+      parts[meant] = static_cast<uint8_t>(SubtableOf(Mix(load(range.begin + meant))));
+      ++next[parts[meant]];
+    }
   }
+  Grouped out{std::make_unique_for_overwrite<Item[]>(meant), {}};
   size_t total = 0;
   for (size_t s = 0; s < kSubtables; ++s) {
     out.begin[s] = total;
@@ -104,29 +107,57 @@ Table::Grouped Table::GroupOf(const void* keys, size_t n) const {
     next[s] = out.begin[s];
   }
   out.begin[kSubtables] = total;
-  for (size_t i = 0; i < n; ++i) out.items[next[parts[i]]++] = {load(i), i};
+  for (size_t j = 0; j < meant; ++j) {
+    const size_t i = range.begin + (which ? which[j] : j);
+    out.items[next[parts[j]]++] = {load(i), i};
+  }
   return out;
 }
 
-void Table::Pull(const void* keys, size_t n, size_t key_bytes, const PullBatch& batch) {
-  if (n == 0) return;
-  const Grouped grouped = Group(keys, n, key_bytes);
-  ForGroups(grouped.begin, n, [&](size_t s) {
-    std::lock_guard lock(subtables_[s]->mutex);
-    subtables_[s]->Pull(&grouped.items[grouped.begin[s]], grouped.begin[s + 1] - grouped.begin[s],
-                        batch);
+template <typename Work>
+size_t Table::ForItems(const Range& whole, const Mine& mine, bool together, Work work) {
+  const size_t n = whole.end;
+  const bool parallel = n >= kParallelFrom;
+  const auto for_each = [parallel](size_t count, const auto& task) {
+    if (parallel) {
+      ParallelFor(count, task);
+    } else {
+      for (size_t i = 0; i < count; ++i) task(i);
+    }
+  };
+  const size_t ranges = together || !parallel ? 1 : std::max<size_t>(n / kRange, 2);
+  std::vector<Grouped> grouped(ranges);
+  for_each(ranges, [&](size_t r) {
+    grouped[r] = Group({whole.keys, whole.key_bytes, n * r / ranges, n * (r + 1) / ranges}, mine);
   });
-  if (batch.copy) pulled_.fetch_add(n, std::memory_order_relaxed);
+  // All of a sub-table at once: the pages of its rows and of its index are found again soon.
+  for_each(kSubtables, [&](size_t s) {
+    std::unique_lock<std::mutex> lock;
+    for (const Grouped& range : grouped) {
+      const size_t begin = range.begin[s], count = range.begin[s + 1] - begin;
+      if (count == 0) continue;
+      if (!lock) lock = std::unique_lock(subtables_[s]->mutex);
+      work(*subtables_[s], &range.items[begin], count);
+    }
+  });
+  size_t total = 0;
+  for (const Grouped& range : grouped) total += range.begin[kSubtables];
+  return total;
+}
+
+size_t Table::Pull(const void* keys, size_t n, size_t key_bytes, const PullBatch& batch) {
+  if (n == 0) return 0;
+  const size_t taken = ForItems(
+      {keys, key_bytes, 0, n}, batch.mine, false,
+      [&](Subtable& sub, const Item* items, size_t count) { sub.Pull(items, count, batch); });
+  if (batch.copy) pulled_.fetch_add(taken, std::memory_order_relaxed);
+  return taken;
 }
 
 void Table::Push(const void* keys, size_t n, size_t key_bytes, const PushBatch& batch) {
   if (n == 0) return;
-  const Grouped grouped = Group(keys, n, key_bytes);
-  ForGroups(grouped.begin, n, [&](size_t s) {
-    std::lock_guard lock(subtables_[s]->mutex);
-    subtables_[s]->Push(&grouped.items[grouped.begin[s]], grouped.begin[s + 1] - grouped.begin[s],
-                        batch);
-  });
+  ForItems({keys, key_bytes, 0, n}, {}, !batch.distinct,
+           [&](Subtable& sub, const Item* items, size_t count) { sub.Push(items, count, batch); });
   pushed_.fetch_add(n, std::memory_order_relaxed);
 }
 

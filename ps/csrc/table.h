@@ -21,8 +21,9 @@ class Table {
   const Options& options() const { return options_; }
   size_t dim() const { return options_.layout.dim(); }
 
-  // `key_bytes` is 8 or 4. A key without a row reads its first value; none is made.
-  void Pull(const void* keys, size_t n, size_t key_bytes, const PullBatch& batch);
+  // `key_bytes` is 8 or 4. A key without a row reads its first value; none is made. Returns how
+  // many keys are those of `batch.route`.
+  size_t Pull(const void* keys, size_t n, size_t key_bytes, const PullBatch& batch);
   // Sums the gradients of equal keys and applies the optimizer once to each.
   void Push(const void* keys, size_t n, size_t key_bytes, const PushBatch& batch);
 
@@ -51,12 +52,22 @@ class Table {
     std::unique_ptr<Item[]> items;
     std::array<size_t, kSubtables + 1> begin;
   };
+  // Some of a batch's keys.
+  struct Range {
+    const void* keys;
+    size_t key_bytes;
+    size_t begin, end;
+  };
   // Removes the rows beyond max_rows; returns how many.
   uint64_t Trim();
   uint64_t EvictLeast(std::vector<Subtable::Worth>* rows, uint64_t n);
-  Grouped Group(const void* keys, size_t n, size_t key_bytes) const;
+  static Grouped Group(const Range& range, const Mine& mine);
   template <typename Key>
-  Grouped GroupOf(const void* keys, size_t n) const;
+  static Grouped GroupOf(const Range& range, const Mine& mine);
+  // Calls work(sub-table, items, their number) for all keys meant; returns how many these are.
+  // Sub-tables come side by side, and the items of one in several calls unless `together`.
+  template <typename Work>
+  size_t ForItems(const Range& whole, const Mine& mine, bool together, Work work);
 
   Options options_;
   // Apart, so that an index that has grown leaves its place to others, not holes among the rows.

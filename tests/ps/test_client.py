@@ -86,23 +86,24 @@ def test_tables_come_and_go(client: ParameterClient) -> None:
 
 
 def test_large_batches_travel_in_parts(
-    client: ParameterClient, monkeypatch: pytest.MonkeyPatch
+    shards: LocalShards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ps.pulling.MESSAGE_BYTES", 4096)
-    client.create_table("parts", 8, optimizer="sgd", learning_rate=1.0, initializer="zeros")
-    keys = np.arange(3000)
-    grads = np.repeat(keys[:, None], 8, 1).astype(np.float32)
-    calls: list[str] = []
-    for shard in client.session().shards:
-        ask = shard.pull
-        monkeypatch.setattr(
-            shard,
-            "pull",
-            lambda request, what, ask=ask: (calls.append(what), ask(request, what))[1],
-        )
-    client.push("parts", keys, -grads)
-    np.testing.assert_array_equal(client.pull("parts", keys[::-1]), grads[::-1])
-    assert len(calls) >= 3000 * 8 * 4 // 4096
+    with ParameterClient(shards.addresses, shared_memory=False) as client:
+        client.create_table("parts", 8, optimizer="sgd", learning_rate=1.0, initializer="zeros")
+        keys = np.arange(3000)
+        grads = np.repeat(keys[:, None], 8, 1).astype(np.float32)
+        calls: list[str] = []
+        for shard in client.session().shards:
+            ask = shard.pull
+            monkeypatch.setattr(
+                shard,
+                "pull",
+                lambda request, what, ask=ask: (calls.append(what), ask(request, what))[1],
+            )
+        client.push("parts", keys, -grads)
+        np.testing.assert_array_equal(client.pull("parts", keys[::-1]), grads[::-1])
+        assert len(calls) >= 3000 * 8 * 4 // 4096
 
 
 def test_async(client: ParameterClient) -> None:

@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError, Message
 from protos import parameter_server_pb2 as pb
 from protos.channels import connect
 from protos.codec import pack
-from ps import LocalShards, LocalTable, ParameterClient
+from ps import LocalShards, LocalTable, ParameterClient, _native
 from ps.region import FOLDER, Region
 
 PATH = "/heterps.v1.ParameterServer/"
@@ -474,6 +474,40 @@ def test_a_region_is_used_where_it_should_be(target: Target, region: Region) -> 
     head.rows_at = 8
     target.call("Pull", head.SerializeToString())
     assert bytes(region.view(8, 48)) == rows.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("shards_at", "shard"), [(4090, 0), (2**63, 0), (2**64 - 8, 1), (0, 1024), (0, 2**32 - 1)]
+)
+def test_a_map_of_shards_that_is_none(
+    target: Target, region: Region, shards_at: int, shard: int
+) -> None:
+    head = pb.PullRequest(
+        table="plain", dim=4, count=3, region=region.name, keys_at=8, rows_at=40,
+        shared_out=True, shards_at=shards_at, shard=shard,
+    )  # fmt: skip
+    assert target.refused("Pull", head) == BAD
+
+
+def test_keys_of_other_shards_are_left_alone(target: Target, region: Region) -> None:
+    size = 2048
+    region.view(0, 4096)[:] = bytes(4096)
+    region.view(size, 24)[:] = KEYS[:3].tobytes()
+    route = np.zeros(1024, np.uint16)
+    route[_native.buckets_of(KEYS[1:2])] = 7
+    region.view(0, size)[:] = route.tobytes()
+    rows = target.twins["plain"].pull(KEYS[:3]).copy()
+    for shard, mine in ((0, [0, 2]), (7, [1]), (9, [])):
+        region.view(size + 40, 48)[:] = bytes(48)
+        head = pb.PullRequest(
+            table="plain", dim=4, count=3, region=region.name, keys_at=size, rows_at=size + 40,
+            shared_out=True, shards_at=0, shard=shard,
+        )  # fmt: skip
+        target.call("Pull", head.SerializeToString())
+        found = np.frombuffer(region.view(size + 40, 48), np.float32).reshape(3, 4)
+        expected = np.zeros_like(rows)
+        expected[mine] = rows[mine]
+        np.testing.assert_array_equal(found, expected)
 
 
 def test_only_regions_of_this_user_are_attached(target: Target) -> None:
