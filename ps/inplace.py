@@ -14,7 +14,7 @@ from ps.region import aligned
 from ps.replies import rows_of
 from ps.session import Routes, Session, Shard, StaleError
 from ps.sharing import Block, SharedMemory
-from ps.unixsocket import PULL, BrokenLineError, UnixLine
+from ps.unixsocket import PULL, BrokenLineError, RefusedError, UnixLine
 
 _Sent = list[tuple[Shard, UnixLine, pb.PullRequest]]
 
@@ -91,7 +91,7 @@ class PullInPlace:
         try:
             for _, line, head in made._sent:
                 line.send(PULL, head.SerializeToString(), session.timeout_s)
-        except BrokenLineError:
+        except (BrokenLineError, RefusedError):
             made._give_up(gone=True)
             return None
         except BaseException:

@@ -98,6 +98,11 @@ class Regions:
                 self._maps.popitem(last=False)
         return True
 
+    def detach(self, name: str) -> None:
+        """Its client does not use it any more."""
+        with self._lock:
+            self._maps.pop(name, None)
+
     def view(self, name: str, offset: int, size: int) -> memoryview:
         """Some bytes of a region.
 

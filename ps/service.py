@@ -58,7 +58,7 @@ class ParameterService(ParameterServerServicer):
         self.standby = Standby(state)
         self.clocks = Clocks(max(1, threads // 2))
         self.log_bytes: Callable[[], int] = lambda: 0
-        self.unix = UnixServer([self.pull, self.push])
+        self.unix = UnixServer([self.pull, self.push], self.data.regions.detach)
         self._began = time.monotonic()
 
     # Data, raw: the message's bytes in, the reply's bytes out.

@@ -125,6 +125,7 @@ class SharedMemory:
     def drop(self) -> None:
         """A shard has forgotten its blocks: it was restarted."""
         with self._lock:
+            self._take_back()
             free, self._free = self._free, []
             for block in free:
                 self._forget(block)
@@ -175,7 +176,7 @@ class SharedMemory:
                     continue
                 reply = attach(region)
                 if reply.attached:
-                    lines[address] = _line_of(reply)
+                    lines[address] = _line_of(reply, region)
                 else:
                     self._elsewhere.add(address)
         except ShardError as error:  # the message itself will say what is wrong
@@ -201,11 +202,11 @@ class _Lease:
         self._returned.append(self._block)  # no lock: this may run anywhere
 
 
-def _line_of(reply: AttachReply) -> UnixLine | None:
+def _line_of(reply: AttachReply, region: Region) -> UnixLine | None:
     if not reply.socket or tracing.ON:  # spans follow calls of gRPC only
         return None
     try:
-        return UnixLine(reply.socket, reply.secret)
+        return UnixLine(reply.socket, reply.secret, region.name)  # its end detaches the region
     except OSError as error:
         _log.debug("messages go over gRPC: %s", error)
         return None

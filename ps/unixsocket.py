@@ -24,6 +24,7 @@ import grpc
 PULL, PUSH = range(2)  # the methods
 MAX_MESSAGE = 60_000  # bytes of a head; longer ones go over gRPC
 _SECRET = 32
+_MAX_NAME = 200
 _STATUS = {code.value[0]: code for code in grpc.StatusCode}
 _PEER = struct.Struct("3i")  # process, user, group
 _log = logging.getLogger("heterps.ps")
@@ -65,10 +66,14 @@ class UnixServer:
 
     Args:
         handlers: of PULL and PUSH. They raise what `abort` of their context raises.
+        ended: told of a connection's end by the name that its client gave.
     """
 
-    def __init__(self, handlers: Sequence[Handler]) -> None:
+    def __init__(
+        self, handlers: Sequence[Handler], ended: Callable[[str], None] = lambda _: None
+    ) -> None:
         self._handlers = tuple(handlers)
+        self._ended = ended
         self.name = ""
         self.secret = secrets.token_bytes(_SECRET)
         self._lock = threading.Lock()
@@ -112,9 +117,11 @@ class UnixServer:
             thread.start()
 
     def _serve(self, connection: socket.socket) -> None:
+        name = None
         try:
             with connection:
-                if not self._welcome(connection):
+                name = self._welcome(connection)
+                if name is None:
                     return
                 connection.send(b"\0")
                 while request := connection.recv(MAX_MESSAGE + 2):
@@ -124,13 +131,20 @@ class UnixServer:
         finally:
             with self._lock:
                 self._connections.pop(connection, None)
+            if name is not None:
+                self._ended(name)
 
-    def _welcome(self, connection: socket.socket) -> bool:
+    def _welcome(self, connection: socket.socket) -> str | None:
+        """The name that the client gives; None where it is not one of ours."""
         peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
-        connection.settimeout(10.0)  # whoever connects and says nothing keeps no thread
-        shown = connection.recv(_SECRET + 1)
+        if _PEER.unpack(peer)[1] != os.geteuid():
+            return None
+        connection.settimeout(10.0)  # whoever says nothing keeps no thread
+        shown = connection.recv(_SECRET + _MAX_NAME)
         connection.settimeout(None)
-        return _PEER.unpack(peer)[1] == os.geteuid() and secrets.compare_digest(shown, self.secret)
+        if not secrets.compare_digest(shown[:_SECRET], self.secret):
+            return None
+        return shown[_SECRET:].decode(errors="replace")
 
     def _answer(self, request: bytes) -> bytes:
         try:
@@ -158,17 +172,18 @@ class UnixLine:
     Args:
         name: of the socket.
         secret: of the shard.
+        mine: a name for this connection.
 
     Raises:
         OSError: there is no such socket here, or it is not for this user.
     """
 
-    def __init__(self, name: str, secret: bytes) -> None:
+    def __init__(self, name: str, secret: bytes, mine: str = "") -> None:
         self._socket = _socket()
         try:
             self._socket.settimeout(5.0)
             self._socket.connect(f"\0{name}")
-            self._socket.send(secret)
+            self._socket.send(secret + mine.encode())
             if self._socket.recv(1) != b"\0":
                 raise ConnectionRefusedError(f"Unix socket {name!r} let this client not in")
         except BaseException:

@@ -4,7 +4,7 @@
 // call for each spends much of its time on the call, and float16 and bfloat16 become float32 while
 // a panel is packed instead of in copies of whole weights. Blocking after Goto and van de Geijn,
 // "Anatomy of high-performance matrix multiplication" (2008): panels of B are packed, A is read
-// where it lies.
+// where it lies. Few rows are another matter: then B is most of the work, and is read once.
 //
 // Compiled once for each instruction set, so everything here has internal linkage and nothing calls
 // inline functions of the standard library that another file may share. An element is summed over k
@@ -21,6 +21,8 @@ namespace heterps {
 namespace {
 
 constexpr int64_t kDepth = 256;  // of a packed panel: 16 KiB of float32 under AVX2
+constexpr int64_t kFew = 16;     // rows up to which packing B costs more than it saves
+constexpr int64_t kSpan = 256;   // columns that few rows are summed over at once
 
 // Element (i, j) lies at data[i * row + j * column]; one of the two is 1.
 template <typename T>
@@ -152,6 +154,119 @@ inline void pack(int64_t depth, int64_t columns, const Matrix<T>& b, S* panel) {
   }
 }
 
+// sums[Rows, columns], rows kSpan apart, += a[Rows, Deep] * b[Deep, columns].
+template <int Bytes, int Rows, int Deep, typename S>
+inline void few_step(const S* a, int64_t stride, const S* b, int64_t across, int64_t columns,
+                     S* sums) {
+  using Loose = typename Vector<S, Bytes>::Loose;
+  using Vec = typename Vector<S, Bytes>::Type;
+  constexpr int kLanes = Bytes / sizeof(S);
+  S factors[Rows][Deep];
+  for (int i = 0; i < Rows; ++i) {
+    for (int k = 0; k < Deep; ++k) factors[i][k] = a[i * stride + k];
+  }
+  int64_t j = 0;
+  for (; j + kLanes <= columns; j += kLanes) {
+    Vec values[Deep];
+    for (int k = 0; k < Deep; ++k) values[k] = *reinterpret_cast<const Loose*>(b + k * across + j);
+    for (int i = 0; i < Rows; ++i) {
+      Loose* out = reinterpret_cast<Loose*>(sums + i * kSpan + j);
+      Vec sum = *out;
+      for (int k = 0; k < Deep; ++k) sum += factors[i][k] * values[k];
+      *out = sum;
+    }
+  }
+  for (; j < columns; ++j) {
+    for (int i = 0; i < Rows; ++i) {
+      for (int k = 0; k < Deep; ++k) sums[i * kSpan + j] += factors[i][k] * b[k * across + j];
+    }
+  }
+}
+
+// c[m, n] (+)= a[m, depth] * b[depth, n] for few rows: b is read once, along its rows, and not
+// packed. Sums in the order of tile(), so how many rows a block has does not show.
+template <int Bytes, typename S>
+void multiply_few(int64_t m, int64_t n, int64_t depth, const S* a, int64_t stride, const S* b,
+                  int64_t across, bool add, S* c, int64_t width, S* sums) {
+  constexpr int kDeep = 4;
+  for (int64_t j = 0; j < n; j += kSpan) {
+    const int64_t columns = n - j < kSpan ? n - j : kSpan;
+    for (int64_t i = 0; i < m; ++i) std::memset(sums + i * kSpan, 0, sizeof(S) * columns);
+    const auto step = [&](auto deep, int64_t k) {
+      constexpr int kNow = decltype(deep)::value;
+      const S* from = b + k * across + j;
+      int64_t i = 0;
+      for (; i + 2 <= m; i += 2) {
+        few_step<Bytes, 2, kNow>(a + i * stride + k, stride, from, across, columns,
+                                 sums + i * kSpan);
+      }
+      if (i < m) {
+        few_step<Bytes, 1, kNow>(a + i * stride + k, stride, from, across, columns,
+                                 sums + i * kSpan);
+      }
+    };
+    int64_t k = 0;
+    for (; k + kDeep <= depth; k += kDeep) step(std::integral_constant<int, kDeep>{}, k);
+    for (; k < depth; ++k) step(std::integral_constant<int, 1>{}, k);
+    for (int64_t i = 0; i < m; ++i) {
+      S* out = c + i * width + j;
+      const S* sum = sums + i * kSpan;
+      for (int64_t v = 0; v < columns; ++v) out[v] = add ? out[v] + sum[v] : sum[v];
+    }
+  }
+}
+
+// c[i + r, j + s] = the dot product of row r of a and row s of b.
+template <int Bytes, int Rows, int Columns, typename S>
+inline void dots(int64_t depth, const S* a, int64_t stride, const S* b, int64_t across, S* c,
+                 int64_t width) {
+  using Loose = typename Vector<S, Bytes>::Loose;
+  using Vec = typename Vector<S, Bytes>::Type;
+  constexpr int kLanes = Bytes / sizeof(S);
+  Vec sums[Rows][Columns] = {};
+  int64_t k = 0;
+  for (; k + kLanes <= depth; k += kLanes) {
+    Vec left[Rows];
+    for (int i = 0; i < Rows; ++i) left[i] = *reinterpret_cast<const Loose*>(a + i * stride + k);
+    for (int j = 0; j < Columns; ++j) {
+      const Vec right = *reinterpret_cast<const Loose*>(b + j * across + k);
+      for (int i = 0; i < Rows; ++i) sums[i][j] += left[i] * right;
+    }
+  }
+  for (int i = 0; i < Rows; ++i) {
+    for (int j = 0; j < Columns; ++j) {
+      S sum = 0;
+      for (int lane = 0; lane < kLanes; ++lane) sum += sums[i][j][lane];
+      for (int64_t rest = k; rest < depth; ++rest) {
+        sum += a[i * stride + rest] * b[j * across + rest];
+      }
+      c[i * width + j] = sum;
+    }
+  }
+}
+
+// c[m, n], rows `width` apart, = a[m, depth] * the transpose of b[n, depth], for few rows: b is
+// read once, along its rows. Not in the order of multiply(): for whole groups, not for blocks.
+template <typename Tile, typename S>
+void multiply_dots(int64_t m, int64_t n, int64_t depth, const S* a, int64_t stride, const S* b,
+                   int64_t across, S* c, int64_t width) {
+  constexpr int kBytes = Tile::kBytes;
+  int64_t j = 0;
+  for (; j + 4 <= n; j += 4, b += 4 * across) {
+    int64_t i = 0;
+    for (; i + 2 <= m; i += 2) {
+      dots<kBytes, 2, 4>(depth, a + i * stride, stride, b, across, c + i * width + j, width);
+    }
+    if (i < m)
+      dots<kBytes, 1, 4>(depth, a + i * stride, stride, b, across, c + i * width + j, width);
+  }
+  for (; j < n; ++j, b += across) {
+    for (int64_t i = 0; i < m; ++i) {
+      dots<kBytes, 1, 1>(depth, a + i * stride, stride, b, across, c + i * width + j, width);
+    }
+  }
+}
+
 // Elements of scratch memory that multiply() needs for so many rows.
 template <typename Tile, typename S>
 constexpr int64_t multiply_scratch(int64_t rows) {
@@ -167,6 +282,15 @@ inline void multiply(int64_t m, int64_t n, int64_t depth, const Matrix<A>& a, co
   if (depth == 0) {
     for (int64_t i = 0; i < m; ++i) std::memset(c + i * width, 0, sizeof(S) * n);
     return;
+  }
+  if constexpr (std::is_same_v<A, S> && std::is_same_v<B, S>) {
+    if (m <= kFew && a.column == 1 && b.column == 1) {
+      for (int64_t k = 0; k < depth; k += kDepth) {
+        multiply_few<Tile::kBytes>(m, n, depth - k < kDepth ? depth - k : kDepth, a.data + k, a.row,
+                                   b.data + k * b.row, b.row, k > 0, c, width, scratch);
+      }
+      return;
+    }
   }
   S* panel = scratch;
   S* converted = scratch + kDepth * kWide;

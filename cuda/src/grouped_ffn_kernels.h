@@ -19,9 +19,9 @@ inline void convert(int64_t n, const From* from, To* to) {
   for (int64_t i = 0; i < n; ++i) to[i] = static_cast<To>(from[i]);
 }
 
-// to[m, n] = a b, by way of `sums` unless T is what is summed in.
-template <typename Tile, typename A, typename T, typename S>
-inline void product(int64_t m, int64_t n, int64_t depth, const Matrix<A>& a, const Matrix<T>& b,
+// to[m, n] = a b, by way of `sums` unless that is what is summed in.
+template <typename Tile, typename A, typename B, typename T, typename S>
+inline void product(int64_t m, int64_t n, int64_t depth, const Matrix<A>& a, const Matrix<B>& b,
                     T* to, S* sums, S* spare) {
   if constexpr (std::is_same_v<T, S>) {
     (void)sums;
@@ -69,6 +69,20 @@ void forward_block(const FfnShape& shape, const FfnArrays& arrays, const Block& 
                 static_cast<T*>(arrays.out) + block.begin * dim, sums, spare);
 }
 
+// to[m, n] = a[m, depth] times the transpose of w[n, depth]; the same bits however a group is cut
+// into blocks.
+template <typename Tile, typename A, typename T, typename To, typename S>
+inline void product_transposed(bool few, int64_t m, int64_t n, int64_t depth, const A* a,
+                               const T* w, To* to, S* sums, S* spare) {
+  if constexpr (std::is_same_v<A, S> && std::is_same_v<T, S> && std::is_same_v<To, S>) {
+    if (few) {
+      multiply_dots<Tile>(m, n, depth, a, depth, w, depth, to, n);
+      return;
+    }
+  }
+  product<Tile>(m, n, depth, Matrix<A>{a, depth, 1}, Matrix<T>{w, 1, depth}, to, sums, spare);
+}
+
 // The gradients of pre and rows, and the activations once more.
 template <typename Tile, typename T>
 void backward_block(const FfnShape& shape, const FfnArrays& arrays, const FfnGradients& gradients,
@@ -79,9 +93,9 @@ void backward_block(const FfnShape& shape, const FfnArrays& arrays, const FfnGra
   const int64_t m = block.end - block.begin;
   S* sums = spare + multiply_scratch<Tile, S>(m);
   S* grad_act = sums + m * larger(dim, inner);
-  multiply<Tile>(m, hidden, dim, Matrix<T>{in<T>(gradients.out) + block.begin * dim, dim, 1},
-                 Matrix<T>{in<T>(arrays.w2) + block.group * hidden * dim, 1, dim}, grad_act, hidden,
-                 spare);
+  const bool few = arrays.offsets[block.group + 1] - arrays.offsets[block.group] <= kFew;
+  product_transposed<Tile>(few, m, hidden, dim, in<T>(gradients.out) + block.begin * dim,
+                           in<T>(arrays.w2) + block.group * hidden * dim, grad_act, sums, spare);
   T* grad_pre = static_cast<T*>(gradients.pre) + block.begin * inner;
   for (int64_t i = 0; i < m; ++i) {
     activate_backward(shape.activation, hidden, in<T>(arrays.pre) + (block.begin + i) * inner,
@@ -89,9 +103,9 @@ void backward_block(const FfnShape& shape, const FfnArrays& arrays, const FfnGra
                       static_cast<T*>(arrays.act) + (block.begin + i) * hidden);
   }
   if (gradients.rows == nullptr) return;
-  product<Tile>(m, dim, inner, Matrix<T>{grad_pre, inner, 1},
-                Matrix<T>{in<T>(arrays.w1) + block.group * dim * inner, 1, inner},
-                static_cast<T*>(gradients.rows) + block.begin * dim, sums, spare);
+  product_transposed<Tile>(few, m, dim, inner, grad_pre,
+                           in<T>(arrays.w1) + block.group * dim * inner,
+                           static_cast<T*>(gradients.rows) + block.begin * dim, sums, spare);
 }
 
 template <typename Tile, typename T>

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 from ps import LocalShards, ParameterClient
 from ps.inplace import PullInPlace
 from ps.sharing import MOST_BYTES, SharedMemory
+from tests.waiting import wait_until
 
 DIM = 8
 KEYS = np.arange(-4000, 4000)
@@ -80,6 +82,19 @@ def test_blocks_come_back(client: ParameterClient) -> None:
         del rows
         np.testing.assert_array_equal(part, _rows(KEYS.repeat(4))[5:9, 1])
     assert len(_memory(client)._known) <= 3
+
+
+def test_a_shard_lets_go_of_what_its_client_had(filled: LocalShards) -> None:
+    def mapped(names: list[str]) -> int:
+        maps = Path(f"/proc/{filled.processes[0].pid}/maps").read_text()
+        return sum(name in maps for name in names)
+
+    with ParameterClient(filled.addresses) as client:
+        kept = [client.pull("t", KEYS.repeat(10)) for _ in range(3)]
+        names = [block.region.name for block in _memory(client)._known]
+        assert len(names) == mapped(names) == 3
+        del kept
+    wait_until(lambda: mapped(names) == 0, 10)
 
 
 def test_the_caller_s_keys_may_change_at_once(client: ParameterClient) -> None:

@@ -86,7 +86,7 @@ def test_a_deadline_ends_a_call(server: UnixServer) -> None:
 
 
 def test_only_who_knows_the_secret_is_let_in(server: UnixServer) -> None:
-    for secret in (b"", b"x", bytes(32), server.secret + b"x"):
+    for secret in (b"", b"x", bytes(32), server.secret[:-1]):
         with pytest.raises(OSError, match=r"let this client not in|[Cc]onnection|reset"):
             UnixLine(server.name, secret or b"\0")
     assert _line(server).call(0, b"still", 5) == b"still"
@@ -108,6 +108,22 @@ def test_the_end_lets_calls_under_way_finish(server: UnixServer) -> None:
         idle.call(0, b"more", 5)
     with pytest.raises(OSError, match="refused"):
         UnixLine(name, server.secret)
+
+
+def test_a_connection_s_end_is_told() -> None:
+    told: list[str] = []
+    server = UnixServer([_echo], told.append)
+    server.start()
+    try:
+        lines = [UnixLine(server.name, server.secret, name) for name in ("a", "b")]
+        with pytest.raises(OSError):  # noqa: PT011 - whatever the system calls it
+            UnixLine(server.name, bytes(32), "stranger")
+        lines[1].close()
+        wait_until(lambda: told == ["b"], 10)
+        lines[0].close()
+        wait_until(lambda: told == ["b", "a"], 10)
+    finally:
+        server.close()
 
 
 def test_no_thread_outlives_its_client(server: UnixServer) -> None:
