@@ -96,7 +96,10 @@ class SharedMemory:
             self._known.add(made)
         if all(address in made.lines for address in addresses):
             return made
-        self.give_back(made)
+        if made.lines:
+            self.give_back(made)
+        else:
+            self.discard(made)
         return None
 
     def give_back(self, block: Block) -> None:
@@ -169,22 +172,23 @@ class SharedMemory:
             _log.debug("no more shared memory: %s", error)
             self._most = self._bytes - size
             return None
-        lines: dict[str, UnixLine | None] = {}
+        made = Block(region, {})
         try:
             for address, attach in self._attach.items():
                 if address in self._elsewhere:
                     continue
                 reply = attach(region)
                 if reply.attached:
-                    lines[address] = _line_of(reply, region)
+                    made.lines[address] = _line_of(reply, region)
                 else:
                     self._elsewhere.add(address)
         except ShardError as error:  # the message itself will say what is wrong
             _log.debug("no shared memory: %s", error)
+            made.close()
             return None
         finally:
             region.unlink()
-        return Block(region, lines)
+        return made
 
 
 class _Lease:

@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -233,6 +234,15 @@ def stage_pids(marker):
     return [pid for pid, text in processes_of(marker) if "workers.stage" in text]
 
 
+def all_ready(marker):
+    """Whether stages and shards have said that they are."""
+    texts = [
+        text for _, text in processes_of(marker) if "workers.stage" in text or "ps.server" in text
+    ]
+    files = [re.search(r"--ready-file (\S+)", text) for text in texts]
+    return len(texts) >= 2 and all(found and Path(found[1]).exists() for found in files)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_ending_train_leaves_no_process_behind(interruptible, tmp_path, number):
     marker = f"end-{number.value}-{os.getpid()}"
@@ -253,8 +263,8 @@ def test_a_killed_shard_fails_the_job_and_is_named(interruptible, tmp_path):
     marker = f"shard-{os.getpid()}"
     process = start_train(interruptible, tmp_path, marker, "--set", "servers.durability=none")
     try:
-        wait_until(lambda: stage_pids(marker), "training")
-        time.sleep(3)
+        wait_until(lambda: all_ready(marker), "training")
+        time.sleep(1)
         shards = [pid for pid, text in processes_of(marker) if "ps.server" in text]
         os.kill(shards[0], signal.SIGKILL)
         output, _ = process.communicate(timeout=120)
