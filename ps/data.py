@@ -56,7 +56,6 @@ class DataPlane:
         if head.prefetch:
             table.prefetch(keys, key_bytes)
             return reply.SerializeToString()
-        self.bytes_out += size
         if head.region:
             rows = self.regions.view(head.region, head.rows_at, size)
             route = None
@@ -64,11 +63,13 @@ class DataPlane:
                 if head.shard >= _native.BUCKETS:
                     raise TableError(f"Pull of table {head.table!r}: shard {head.shard}")
                 route = self.regions.view(head.region, head.shards_at, 2 * _native.BUCKETS)
-            table.pull_into(keys, key_bytes, head.read_only, dtype, rows, route, head.shard)
+            taken = table.pull_into(keys, key_bytes, head.read_only, dtype, rows, route, head.shard)
+            self.bytes_out += taken * (size // max(1, head.count))
             message = reply.SerializeToString()
         else:
             prefix = payload_prefix(reply, size)
             message = table.pull_message(prefix, keys, key_bytes, head.read_only, dtype)
+            self.bytes_out += size
         # Buckets that moved away meanwhile have read as if they had no rows.
         self._state.check_route(head.route)
         return message

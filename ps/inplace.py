@@ -9,7 +9,6 @@ import numpy as np
 
 from protos import parameter_server_pb2 as pb
 from ps.arrays import Floats, Keys
-from ps.errors import ShardError
 from ps.region import aligned
 from ps.replies import rows_of
 from ps.session import Routes, Session, Shard, StaleError
@@ -121,12 +120,6 @@ class PullInPlace:
             self._give_up()
             self._session.refresh(self._routes)
             return None
-        except ShardError as error:
-            away = "is not attached" in str(error)
-            self._give_up(gone=away)
-            if away:
-                return None
-            raise
         except BaseException:
             self._give_up()
             raise

@@ -255,12 +255,7 @@ class Pull:
         try:
             head.region, head.rows_at = region.name, aligned(keys.nbytes)
             region.view(0, keys.nbytes)[:] = keys.view(np.uint8).data
-            try:
-                reply = shard.pull(head.SerializeToString(), what, block.lines[shard.address])
-            except ShardError as error:
-                if "is not attached" in str(error):
-                    raise BrokenLineError(str(error)) from None
-                raise
+            reply = shard.pull(head.SerializeToString(), what, block.lines[shard.address])
             rows_of(shard, reply, head, 0)
             keep = True
             rows = region.view(head.rows_at, len(keys) * self._row_bytes)

@@ -14,7 +14,7 @@ from protos import parameter_server_pb2 as pb
 from protos.codec import payload_prefix, unpack
 from ps import _native
 from ps.arrays import Floats, Keys
-from ps.errors import ShardError, TableError
+from ps.errors import TableError
 from ps.pulling import split, unsettled
 from ps.region import aligned
 from ps.session import Session, Shard, StaleError, combine
@@ -198,10 +198,8 @@ class Push:
         memory, block = sent.memory, sent.block
         try:
             shard.push(sent.head.SerializeToString(), what, block.lines[shard.address])
-        except (BrokenLineError, ShardError) as error:
+        except BrokenLineError:
             memory.discard(block)
-            if isinstance(error, ShardError) and "is not attached" not in str(error):
-                raise
         except BaseException:
             memory.discard(block)
             raise

@@ -22,7 +22,7 @@ from ps.errors import ShardError
 from ps.region import Region
 from ps.routing import Route, default_route, route_of
 from ps.sharing import SharedMemory
-from ps.unixsocket import MAX_MESSAGE, PULL, PUSH, UnixLine
+from ps.unixsocket import MAX_MESSAGE, PULL, PUSH, BrokenLineError, UnixLine
 
 T = TypeVar("T")
 _SILENT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
@@ -95,6 +95,7 @@ class Shard:
 
         Raises:
             StaleError: the routing has changed.
+            BrokenLineError: it does not know the shared memory that the request names.
             ShardError: no answer in time, or a refusal.
         """
         limit = timeout_s or self._timeout_s
@@ -104,6 +105,8 @@ class Shard:
         except RpcError as error:
             if error.code is grpc.StatusCode.ABORTED:
                 raise StaleError(str(error)) from None
+            if "is not attached" in error.details:  # restarted, or it had too many
+                raise BrokenLineError(error.details) from None
             if error.code in _SILENT:
                 text = f"did not answer within {limit:g} s ({what}: {error.details})"
             else:

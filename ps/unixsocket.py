@@ -58,7 +58,7 @@ class RefusedError(grpc.RpcError):
 
 
 class BrokenLineError(RuntimeError):
-    """The connection ended; whether the shard has seen the message is not known."""
+    """The shard is gone or was restarted; whether it has seen the message is not known."""
 
 
 class UnixServer:

@@ -25,12 +25,16 @@ from tests.waiting import wait_until
 TABLE = {"optimizer": "sgd", "learning_rate": 1.0, "initializer": "zeros"}
 
 
+BEGUN = threading.Event()  # a call that waits is under way
+
+
 def _echo(request: bytes, context: Refusing) -> bytes:
     if request == b"no":
         context.abort(grpc.StatusCode.ABORTED, "moved – elsewhere")
     if request == b"bug":
         raise KeyError("a bug")
     if request.startswith(b"wait"):
+        BEGUN.set()
         time.sleep(float(request[4:]))
     return request
 
@@ -98,8 +102,9 @@ def test_the_end_lets_calls_under_way_finish(server: UnixServer) -> None:
     line, idle = _line(server), _line(server)
     replies: list[bytes] = []
     thread = threading.Thread(target=lambda: replies.append(line.call(0, b"wait0.5", 10)))
+    BEGUN.clear()
     thread.start()
-    time.sleep(0.2)
+    assert BEGUN.wait(10)
     name = server.name
     server.close(5.0)
     thread.join()
