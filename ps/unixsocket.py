@@ -89,7 +89,10 @@ class UnixServer:
         listening.bind(f"\0{name}")
         listening.listen()
         self._listening, self.name = listening, name
-        threading.Thread(target=self._accept, args=(listening,), daemon=True).start()
+        accepting = threading.Thread(
+            target=self._accept, args=(listening, name), name=f"{name} accepts", daemon=True
+        )
+        accepting.start()
 
     def close(self, grace_s: float = 5.0) -> None:
         """Take no more calls and let those under way end; safe to repeat."""
@@ -104,14 +107,16 @@ class UnixServer:
         for thread in open_now.values():
             thread.join(max(0.0, limit - time.monotonic()))
 
-    def _accept(self, listening: socket.socket) -> None:
+    def _accept(self, listening: socket.socket, name: str) -> None:
         while True:
             try:
                 connection, _ = listening.accept()
             except OSError:  # closed
                 listening.close()
                 return
-            thread = threading.Thread(target=self._serve, args=(connection,), daemon=True)
+            thread = threading.Thread(
+                target=self._serve, args=(connection,), name=f"{name} serves", daemon=True
+            )
             with self._lock:
                 self._connections[connection] = thread
             thread.start()

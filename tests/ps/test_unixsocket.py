@@ -132,12 +132,14 @@ def test_a_connection_s_end_is_told() -> None:
 
 
 def test_no_thread_outlives_its_client(server: UnixServer) -> None:
-    before = threading.active_count()
+    def serving() -> int:
+        return sum(t.name == f"{server.name} serves" for t in threading.enumerate())
+
     lines = [_line(server) for _ in range(5)]
-    assert threading.active_count() == before + 5
+    assert serving() == 5
     for line in lines:
         line.close()
-    wait_until(lambda: threading.active_count() == before, 10)
+    wait_until(lambda: serving() == 0, 10)
 
 
 def test_a_stopped_shard_is_not_waited_for() -> None:
