@@ -13,6 +13,7 @@ from sb3_contrib.common.maskable.buffers import (
 )
 from sb3_contrib.common.maskable.distributions import MaskableCategoricalDistribution
 from sb3_contrib.common.maskable.policies import MaskableActorCriticPolicy
+from stable_baselines3.common.logger import Logger
 from torch import Tensor
 
 from scheduler.training.network import Network, Size
@@ -177,4 +178,5 @@ def make_agent(
     policy = agent.policy
     assert isinstance(policy, AttentionPolicy)
     policy.network.load_state_dict(network.state_dict())
+    agent.set_logger(Logger(None, []))  # its own would leave a folder where temporary files lie
     return agent

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -98,8 +99,23 @@ def simulated(monkeypatch):
     pytest.importorskip("ray", reason=reason)
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     monkeypatch.setenv("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+    from ray._private import services
     from ray.cluster_utils import Cluster
 
+    known = services.get_node
+
+    def patient(*of):
+        """Ray itself asks for 30 s, which is short on a busy machine."""
+        until = time.monotonic() + 240
+        while True:
+            try:
+                return known(*of)
+            except RuntimeError:  # not registered yet
+                if time.monotonic() > until:
+                    raise
+                time.sleep(0.2)
+
+    monkeypatch.setattr(services, "get_node", patient)
     small = {"object_store_memory": 80 << 20, "include_dashboard": False}
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **small})
     try:

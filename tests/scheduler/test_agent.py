@@ -1,6 +1,8 @@
 """The PPO agent: its own samples, feasible, repeatable, near the optimum; fine-tuning."""
 
 import math
+import tempfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -94,10 +96,14 @@ def test_one_layer_and_one_type() -> None:
     assert agent.draw(problem).plan.cost == pytest.approx(solve(problem).lower_bound)
 
 
-def test_fine_tuning_never_makes_it_worse(example: CostModel) -> None:
+def test_fine_tuning_never_makes_it_worse(
+    example: CostModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("sb3_contrib")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     plain = agent.draw(example, FLOOR)
     tuned = agent.draw(example, FLOOR, finetune=3.0)
     assert tuned.plan.cost <= plain.plan.cost * (1 + 1e-9)
     assert tuned.evaluations >= plain.evaluations
     assert all(math.isfinite(point.mean_reward) for point in tuned.curve)
+    assert not list(tmp_path.glob("SB3*"))  # no logs of the learning are left
