@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from protos.channels import connect
+from protos.decision_pb2 import LayerCost
 from protos.job_pb2 import JobSpec
 from protos.process import module_argv, spawn
 from protos.scheduler_pb2 import (
@@ -36,6 +37,14 @@ from tests.waiting import wait_until
 
 pytest.importorskip("workers.stage")
 
+COST = LayerCost(
+    compute_s=1e-3,
+    sync_s=1e-6,
+    transfer_s=1e-6,
+    parallel_compute=0.5,
+    parallel_sync=0.5,
+    memory_bytes=1e6,
+)
 _MODEL = """
 from torch import nn
 from workers.layers.sparse_embedding import SparseEmbedding
@@ -64,7 +73,8 @@ class Service:
         self.stub = stub
         self.directory = directory
 
-    def job(self, epochs: int = 1) -> JobSpec:
+    def job(self, epochs: int = 1, profiled: bool = True) -> JobSpec:
+        """A job; costs that are given spare it its profiling."""
         job = JobSpec(name="tiny", directory=str(self.directory), output="output")
         job.model.entry = "model.py:build"
         job.data.path, job.data.train, job.data.label = str(self.directory), "train.csv", "y"
@@ -85,6 +95,13 @@ class Service:
                 memory_bytes=8e9,
                 memory_bandwidth=1e10,
             )
+        if not profiled:
+            given = job.schedule.given
+            given.name, given.reference_batch, given.samples = "tiny", 256, 4000
+            for name in ("embedding", "tower", "wide"):
+                layer = given.layers.add(name=name, kind="dense")
+                for kind in ("cpu", "v100"):
+                    layer.cost[kind].CopyFrom(COST)
         return job
 
     def submit(self, job_id: str, job: JobSpec) -> None:
@@ -164,8 +181,8 @@ def test_a_job_is_measured_planned_trained_and_saved(service: Service) -> None:
 def test_a_second_job_waits_for_units_and_cancelling_the_first_frees_them(
     service: Service,
 ) -> None:
-    service.submit("first", service.job(epochs=5000))
-    service.submit("second", service.job())
+    service.submit("first", service.job(epochs=5000, profiled=False))
+    service.submit("second", service.job(profiled=False))
     service.wait_until_trains("first")
     wait_until(lambda: "become free" in service.get("second").reason)
     assert service.get("second").state in (PROFILING, PLANNING)
@@ -209,7 +226,7 @@ def test_a_run_is_measured_in_windows_that_outlast_it(service: Service) -> None:
 @pytest.mark.parametrize("role", ["shard", "stage"])
 def test_the_process_that_was_killed_is_named(service: Service, role: str) -> None:
     job_id = f"killed-{role}"
-    job = service.job(epochs=5000)
+    job = service.job(epochs=5000, profiled=False)
     job.servers.durability = "none"  # with rows kept, its node would start the shard again
     service.submit(job_id, job)
     service.wait_until_trains(job_id)
