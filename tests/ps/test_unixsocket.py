@@ -26,6 +26,7 @@ TABLE = {"optimizer": "sgd", "learning_rate": 1.0, "initializer": "zeros"}
 
 
 BEGUN = threading.Event()  # a call that waits is under way
+END = threading.Event()  # of its waiting
 
 
 def _echo(request: bytes, context: Refusing) -> bytes:
@@ -33,17 +34,20 @@ def _echo(request: bytes, context: Refusing) -> bytes:
         context.abort(grpc.StatusCode.ABORTED, "moved – elsewhere")
     if request == b"bug":
         raise KeyError("a bug")
-    if request.startswith(b"wait"):
+    if request == b"wait":
         BEGUN.set()
-        time.sleep(float(request[4:]))
+        assert END.wait(30)
     return request
 
 
 @pytest.fixture
 def server() -> Iterator[UnixServer]:
+    BEGUN.clear()
+    END.clear()
     made = UnixServer([_echo, lambda request, _: request[::-1]])
     made.start()
     yield made
+    END.set()
     made.close()
 
 
@@ -73,18 +77,20 @@ def test_calls_and_refusals(server: UnixServer) -> None:
 def test_lines_do_not_wait_for_each_other(server: UnixServer) -> None:
     slow, quick = _line(server), _line(server)
     replies: list[bytes] = []
-    thread = threading.Thread(target=lambda: replies.append(slow.call(0, b"wait1", 10)))
+    thread = threading.Thread(target=lambda: replies.append(slow.call(0, b"wait", 30)))
     thread.start()
-    assert quick.call(0, b"now", 10) == b"now"
+    assert BEGUN.wait(30)
+    assert quick.call(0, b"now", 30) == b"now"
     assert not replies
+    END.set()
     thread.join()
-    assert replies == [b"wait1"]
+    assert replies == [b"wait"]
 
 
 def test_a_deadline_ends_a_call(server: UnixServer) -> None:
     line = _line(server)
     with pytest.raises(RefusedError) as refused:
-        line.call(0, b"wait5", 0.1)
+        line.call(0, b"wait", 0.1)
     assert refused.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     line.close()
 
@@ -101,14 +107,14 @@ def test_only_who_knows_the_secret_is_let_in(server: UnixServer) -> None:
 def test_the_end_lets_calls_under_way_finish(server: UnixServer) -> None:
     line, idle = _line(server), _line(server)
     replies: list[bytes] = []
-    thread = threading.Thread(target=lambda: replies.append(line.call(0, b"wait0.5", 10)))
-    BEGUN.clear()
+    thread = threading.Thread(target=lambda: replies.append(line.call(0, b"wait", 30)))
     thread.start()
-    assert BEGUN.wait(10)
+    assert BEGUN.wait(30)
     name = server.name
-    server.close(5.0)
+    threading.Timer(0.2, END.set).start()  # once it is being closed
+    server.close(30.0)
     thread.join()
-    assert replies == [b"wait0.5"]
+    assert replies == [b"wait"]
     with pytest.raises(BrokenLineError):
         idle.call(0, b"more", 5)
     with pytest.raises(OSError, match="refused"):
