@@ -178,15 +178,16 @@ class UnixLine:
         name: of the socket.
         secret: of the shard.
         mine: a name for this connection.
+        timeout_s: to be let in; short, as gRPC is another way.
 
     Raises:
-        OSError: there is no such socket here, or it is not for this user.
+        OSError: there is no such socket here, it is not for this user, or nobody answers.
     """
 
-    def __init__(self, name: str, secret: bytes, mine: str = "") -> None:
+    def __init__(self, name: str, secret: bytes, mine: str = "", timeout_s: float = 1.0) -> None:
         self._socket = _socket()
         try:
-            self._socket.settimeout(5.0)
+            self._socket.settimeout(timeout_s)
             self._socket.connect(f"\0{name}")
             self._socket.send(secret + mine.encode())
             if self._socket.recv(1) != b"\0":

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -93,6 +94,15 @@ def test_a_deadline_ends_a_call(server: UnixServer) -> None:
         line.call(0, b"wait", 0.1)
     assert refused.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     line.close()
+
+
+def test_a_silent_shard_is_not_waited_for_at_the_door() -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as silent:
+        silent.bind("")  # any abstract name
+        silent.listen()
+        name = silent.getsockname()[1:].decode()
+        with pytest.raises(TimeoutError):
+            UnixLine(name, bytes(32), timeout_s=0.1)
 
 
 def test_only_who_knows_the_secret_is_let_in(server: UnixServer) -> None:
