@@ -1,9 +1,9 @@
 """Nodes on Ray: a simulated cluster of real raylets, one of which goes in mid-job."""
 
+import contextlib
 import os
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -102,18 +102,16 @@ def simulated(monkeypatch):
     from ray._private import services
     from ray.cluster_utils import Cluster
 
-    known = services.get_node
+    get_node = services.get_node
+
+    def registered(*of):
+        with contextlib.suppress(RuntimeError):  # not yet
+            return get_node(*of)
+        return None
 
     def patient(*of):
         """Ray itself asks for 30 s, which is short on a busy machine."""
-        until = time.monotonic() + 240
-        while True:
-            try:
-                return known(*of)
-            except RuntimeError:  # not registered yet
-                if time.monotonic() > until:
-                    raise
-                time.sleep(0.2)
+        return wait_until(lambda: registered(*of), "Ray knows its node", 240.0)
 
     monkeypatch.setattr(services, "get_node", patient)
     small = {"object_store_memory": 80 << 20, "include_dashboard": False}
