@@ -4,7 +4,7 @@ PYTHON  ?= python3
 VENV    := .venv
 BIN     := $(VENV)/bin
 STAMP   := $(VENV)/.installed
-SOURCES := pyproject.toml CMakeLists.txt $(shell find ps/csrc scheduler/csrc cuda -type f 2>/dev/null)
+SOURCES := pyproject.toml CMakeLists.txt $(shell find ps/engine scheduler/engine cuda -type f -not -name "*.py*" 2>/dev/null)
 PIP     := $(BIN)/python -m pip --disable-pip-version-check
 # The CPU build where one is offered: a GPU machine sets TORCH=torch to get its own.
 TORCH   ?= torch>=2.9,<2.14
@@ -56,16 +56,16 @@ protos: $(STAMP) ## regenerate the stubs
 	$(BIN)/python -m protos.generate
 
 bench: $(STAMP) ## compare with plain PyTorch; writes bench/results/
-	$(BIN)/python bench/train.py
+	$(BIN)/python -m bench.train
 
 bench-moe: $(STAMP) ## measure the mixture of experts beside others; writes bench/results/ and docs/
-	@$(BIN)/python bench/moe.py
+	@$(BIN)/python -m bench.moe
 
 bench-plan: $(STAMP) ## measure planning, for hours; writes bench/results/ and docs/
-	$(BIN)/python bench/scheduler.py
+	$(BIN)/python -m bench.scheduler
 
 bench-ps: $(STAMP) ## measure the parameter server beside others; writes bench/results/ and docs/
-	@$(BIN)/python bench/ps.py
+	@$(BIN)/python -m bench.ps
 
 clean: ## remove what was built
 	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache

@@ -27,15 +27,15 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[0] = str(ROOT)  # instead of bench/, where scheduler.py would hide the package
 
 from heterps import Client, Cluster  # noqa: E402
-from heterps.jobfile import load_job  # noqa: E402
-from heterps.prepare import prepare  # noqa: E402
+from heterps.job.file import load_job  # noqa: E402
+from heterps.job.prepare import prepare  # noqa: E402
 from protos.job_pb2 import JobSpec  # noqa: E402
 from workers.data import Dataset  # noqa: E402
-from workers.layers.sparse_embedding import EmbeddingSpec, SparseEmbedding  # noqa: E402
-from workers.losses import loss_function  # noqa: E402
-from workers.model import job_model  # noqa: E402
-from workers.optimizers import make_optimizer  # noqa: E402
-from workers.source import tensors_of  # noqa: E402
+from workers.embedding.sparse import EmbeddingSpec, SparseEmbedding  # noqa: E402
+from workers.learning.losses import loss_function  # noqa: E402
+from workers.learning.optimizers import make_optimizer  # noqa: E402
+from workers.model.entry import job_model  # noqa: E402
+from workers.stage.source import tensors_of  # noqa: E402
 
 ROWS = 1 << 20
 

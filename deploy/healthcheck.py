@@ -10,7 +10,7 @@ import sys
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from protos.channels import connect
+from chassis.channels import connect
 
 TIMEOUT_S = 4.0
 

@@ -163,9 +163,9 @@ def _fail(text: str, code: int) -> int:
 
 def _is_explained(error: Exception) -> bool:
     """Whether the message was written for the user."""
-    from heterps.jobfile import JobFileError
-    from protos.security import SecurityError
-    from scheduler.fields import InputError
+    from chassis.security import SecurityError
+    from heterps.job.file import JobFileError
+    from scheduler.problem.fields import InputError
 
     return isinstance(error, JobFileError | InputError | SecurityError)
 

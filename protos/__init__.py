@@ -1,1 +1,1 @@
-"""The wire: contracts, generated stubs, and the one way to speak them."""
+"""The wire: contracts, generated stubs, codec and naming."""

@@ -1333,7 +1333,7 @@ class StateBlock(_message.Message):
     route: _builtins.int
     """version of the routing that the rows are sent for"""
     payload: _builtins.bytes
-    """a block of rows, laid out as in ps/csrc/block.h"""
+    """a block of rows, laid out as in ps/engine/table/block.h"""
     @_builtins.property
     def table(self) -> Global___TableSpec:
         """begins a table"""

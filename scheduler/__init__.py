@@ -5,56 +5,29 @@
 Importing this package is cheap; what a name needs is imported when it is first used.
 """
 
-from typing import TYPE_CHECKING, Any
+from chassis.lazy import attach
 
-if TYPE_CHECKING:
-    from scheduler.comparison import Comparison, what_if
-    from scheduler.decision import Decision
-    from scheduler.explain import reasons
-    from scheduler.fields import InputError
-    from scheduler.frontier import pareto, pareto_of
-    from scheduler.methods import METHODS
-    from scheduler.planning import plan
-    from scheduler.workload import Resources, Workload, load_resources, load_workload
-
-_HOMES = {
-    "METHODS": "methods",
-    "Comparison": "comparison",
-    "Decision": "decision",
-    "InputError": "fields",
-    "Resources": "workload",
-    "Workload": "workload",
-    "load_resources": "workload",
-    "load_workload": "workload",
-    "pareto": "frontier",
-    "pareto_of": "frontier",
-    "plan": "planning",
-    "reasons": "explain",
-    "what_if": "comparison",
-}
-
-__all__ = [
-    "METHODS",
-    "Comparison",
-    "Decision",
-    "InputError",
-    "Resources",
-    "Workload",
-    "load_resources",
-    "load_workload",
-    "pareto",
-    "pareto_of",
-    "plan",
-    "reasons",
-    "what_if",
-]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
-    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
+__getattr__, __dir__, __all__ = attach(
+    __name__,
+    {
+        "scheduler.decision.record": ("Decision",),
+        "scheduler.methods.names": ("METHODS",),
+        "scheduler.planning.explain": ("reasons",),
+        "scheduler.planning.frontier": (
+            "pareto",
+            "pareto_of",
+        ),
+        "scheduler.planning.planner": ("plan",),
+        "scheduler.planning.what_if": (
+            "Comparison",
+            "what_if",
+        ),
+        "scheduler.problem.fields": ("InputError",),
+        "scheduler.problem.workload": (
+            "Resources",
+            "Workload",
+            "load_resources",
+            "load_workload",
+        ),
+    },
+)

@@ -33,7 +33,7 @@ def certs(
 
     Copy the folder to every machine of the cluster and set the printed variables there.
     """
-    from heterps import certs as files
+    from heterps.home import certs as files
 
     if if_missing and all((directory / name).exists() for name in files.FILES):
         if as_json:

@@ -8,9 +8,9 @@ from typing import Any
 
 import click
 
-from heterps import home
-from heterps.commands import options
+from heterps.commands import named, options
 from heterps.errors import OK, UNREACHABLE, ContextError, HeterpsError
+from heterps.home import state as home
 
 
 @click.command()
@@ -54,8 +54,10 @@ def up(
     address: str | None,
 ) -> int:
     """Start a cluster that stays until `heterps down`."""
-    from heterps import contexts, report, supervisor
-    from heterps.progress import step
+    from heterps import report
+    from heterps.cluster import supervisor
+    from heterps.home import contexts
+    from heterps.report.progress import step
 
     if address is not None and on is None:
         raise click.UsageError("--address goes with --on ray")
@@ -97,7 +99,7 @@ def up(
 @options.as_json
 def down(as_json: bool) -> int:
     """End the cluster that `heterps up` started, and its jobs."""
-    from heterps import supervisor
+    from heterps.cluster import supervisor
 
     ended = supervisor.down()
     if as_json:
@@ -117,13 +119,12 @@ def status(job: str | None, as_json: bool) -> int:
     With JOB, an id or the beginning of one: all there is to know of that job.
     """
     from heterps import report
-    from heterps.commands import lookup
 
     if job is not None:
         return _status_of(job, as_json)
     running = home.running()
     try:
-        with lookup.client() as client:
+        with named.client() as client:
             address, nodes, jobs = client.address, client.nodes(), client.jobs()
             target = client.target
     except HeterpsError as error:
@@ -143,7 +144,7 @@ def status(job: str | None, as_json: bool) -> int:
     console = report.console()
     console.print(f"scheduler at {target}", soft_wrap=True)
     if ours:
-        from heterps.figures import duration
+        from heterps.words.figures import duration
 
         console.print(f"up for {duration(time.time() - ours.started_at)}, logs in {ours.directory}")
         console.print()

@@ -11,7 +11,7 @@ _ANSWER_S = 1.0
 
 def jobs(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Jobs of the cluster that the line names, and those kept here; the latest first."""
-    from heterps import history
+    from heterps.client import history
 
     found: dict[str, str] = {}
     with suppress(Exception):  # a line that is being typed is no place for a traceback
@@ -39,8 +39,8 @@ def files(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[C
 
 def contexts(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Names of contexts."""
-    from heterps import contexts as known
     from heterps.errors import ContextError
+    from heterps.home import contexts as known
 
     try:
         names = known.load().all()
@@ -52,7 +52,7 @@ def contexts(ctx: click.Context, param: click.Parameter, incomplete: str) -> lis
 def _live() -> dict[str, str]:
     """The state of each of the cluster's jobs."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # else it writes into the user's line
-    from heterps.commands import lookup
+    from heterps.commands import named
 
-    with lookup.client() as client:
+    with named.client() as client:
         return {job.job_id: str(job.state) for job in client.jobs(timeout=_ANSWER_S)}

@@ -2,7 +2,7 @@
 
 import click
 
-from heterps.commands import options
+from heterps.commands import named, options
 from heterps.errors import OK
 
 
@@ -19,7 +19,7 @@ from heterps.errors import OK
 def console(bind: str, ready_file: str | None) -> int:
     """Show jobs, decisions, nodes and prices in a browser."""
     from heterps.console.server import serve
-    from heterps.target import Target
+    from heterps.home.target import Target
 
-    serve(options.named_target() or Target.find(), bind, ready_file)
+    serve(named.target() or Target.find(), bind, ready_file)
     return OK

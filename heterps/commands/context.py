@@ -26,7 +26,8 @@ def context() -> None:
 @options.as_json
 def list_(as_json: bool) -> int:
     """List the contexts; the one in use is marked."""
-    from heterps import contexts, report
+    from heterps import report
+    from heterps.home import contexts
 
     known = contexts.load()
     used = _in_use(known)
@@ -52,7 +53,7 @@ def list_(as_json: bool) -> int:
 @options.as_json
 def show(name: str | None, as_json: bool) -> int:
     """Show a context: by default the one in use."""
-    from heterps import contexts
+    from heterps.home import contexts
 
     known = contexts.load()
     used = _in_use(known)
@@ -76,7 +77,7 @@ def show(name: str | None, as_json: bool) -> int:
 @options.as_json
 def use(name: str, as_json: bool) -> int:
     """Make NAME the one that commands use; `local` for the cluster of `heterps up`."""
-    from heterps import contexts
+    from heterps.home import contexts
 
     contexts.use(name)
     if as_json:
@@ -104,7 +105,7 @@ def set_(name: str, as_json: bool, **given: str | None) -> int:
 
     The files stay where they are: the context keeps their paths, and never a token.
     """
-    from heterps import contexts
+    from heterps.home import contexts
 
     values = {key: value for key, value in given.items() if value is not None}
     for key in values.keys() - {"scheduler"}:
@@ -123,7 +124,7 @@ def set_(name: str, as_json: bool, **given: str | None) -> int:
 @options.as_json
 def remove(name: str, as_json: bool) -> int:
     """Forget a context; the files that it names stay."""
-    from heterps import contexts
+    from heterps.home import contexts
 
     was_current = contexts.remove(name)
     if as_json:
@@ -137,7 +138,7 @@ def remove(name: str, as_json: bool) -> int:
 
 def _print_entry(name: str) -> int:
     """The context as `heterps context show --json` has it."""
-    from heterps import contexts
+    from heterps.home import contexts
 
     known = contexts.load()
     options.print_json(_entry(known, name, _in_use(known)))
@@ -152,14 +153,15 @@ def _warn_of(variable: str) -> None:
 
 def _in_use(known: Any) -> str:
     """The name of the context that commands use here."""
-    from heterps import contexts
+    from heterps.home import contexts
 
     return os.environ.get("HETERPS_CONTEXT") or known.current or contexts.LOCAL
 
 
 def _entry(known: Any, name: str, used: str) -> dict[str, Any]:
     """A context as JSON shows it."""
-    from heterps import contexts, home
+    from heterps.home import contexts
+    from heterps.home import state as home
 
     if name != contexts.LOCAL:
         values = {key: value or None for key, value in asdict(known.named[name]).items()}

@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from heterps.commands import complete, options
+from heterps.commands import complete, named, options
 from heterps.errors import OK, HeterpsError, NoDecisionError, UnreachableError
 
 if TYPE_CHECKING:
+    from heterps.client.records import Job, KeptDecision
     from heterps.commands.lookup import Found
-    from heterps.records import Job, KeptDecision
     from scheduler import Decision
 
 _SHOWN = 50
@@ -113,8 +113,9 @@ A and B are jobs (ids or their beginnings) or files that `heterps plan --export`
 @options.as_json
 def diff(first: str, second: str, as_json: bool) -> int:
     """Compare."""
-    from heterps import changes, report
+    from heterps import report
     from heterps.commands import lookup
+    from heterps.words import changes
 
     first_name, before = lookup.decision_named(first)
     second_name, after = lookup.decision_named(second)
@@ -129,13 +130,12 @@ def diff(first: str, second: str, as_json: bool) -> int:
 
 def _kept(last: int) -> "list[KeptDecision]":
     """Of the latest jobs kept here and on the cluster."""
-    from heterps import history
-    from heterps.commands import lookup
+    from heterps.client import history
 
     here = {one.job_id: one for one in history.decisions(last)}
     problem: HeterpsError | None = None
     try:
-        with lookup.client() as client:
+        with named.client() as client:
             here |= {one.job_id: one for one in client.decisions(last)}
     except UnreachableError as error:
         problem = error
@@ -169,7 +169,7 @@ def _print_decision(decision: "Decision") -> None:
 
 def _print_job(found: "Found") -> None:
     from heterps import report
-    from heterps.progress import line
+    from heterps.report.progress import line
     from heterps.report.proposal import proposal_line
 
     console = report.console()

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from heterps import report
-from heterps.client import Client
+from heterps.client.client import Client
+from heterps.client.records import Job, State
 from heterps.errors import CANCELLED, INFEASIBLE, JOB_FAILED, OK, NoDecisionError
-from heterps.progress import follow
-from heterps.records import Job, State
+from heterps.report.progress import follow
 
 if TYPE_CHECKING:
     from scheduler import Decision

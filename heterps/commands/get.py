@@ -9,8 +9,8 @@ from heterps.commands import lookup, options
 from heterps.errors import OK
 
 if TYPE_CHECKING:
-    from heterps.fetched import Fetched
-    from heterps.records import Job
+    from heterps.client.fetched import Fetched
+    from heterps.client.records import Job
 
 
 @click.command(help=f"Fetch a job's model, metrics.json and decision.json. {options.JOB_HELP}")
@@ -51,8 +51,8 @@ def get(job: str | None, to: Path | None, as_json: bool) -> int:
 
 def _kept(job: "Job", to: Path | None) -> "Fetched":
     """Of a job that `train` ran: its model is on this machine already."""
-    from heterps import history
-    from heterps.fetched import Landing
+    from heterps.client import history
+    from heterps.client.fetched import Landing
     from scheduler import Decision
 
     landing = Landing(job, to or Path(job.job_id))

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from heterps.commands import lookup, options
+from heterps.commands import lookup, named, options
 from heterps.errors import OK, HeterpsError, UnreachableError
 
 if TYPE_CHECKING:
-    from heterps.records import LogText
+    from heterps.client.records import LogText
 
 
 @click.command()
@@ -18,12 +18,13 @@ if TYPE_CHECKING:
 @options.as_json
 def jobs(as_json: bool) -> int:
     """List the jobs, the latest last."""
-    from heterps import history, report
+    from heterps import report
+    from heterps.client import history
 
     found = history.jobs()
     problem: HeterpsError | None = None
     try:
-        with lookup.client() as client:
+        with named.client() as client:
             live = client.jobs()
     except UnreachableError as error:
         live, problem = [], error
@@ -49,8 +50,8 @@ def jobs(as_json: bool) -> int:
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object a line.")
 def logs(job: str | None, follow: bool, as_json: bool) -> int:
     """Show logs."""
-    from heterps import history
-    from heterps.records import State
+    from heterps.client import history
+    from heterps.client.records import State
 
     show = options.print_json_line if as_json else _show
 
@@ -74,7 +75,7 @@ def logs(job: str | None, follow: bool, as_json: bool) -> int:
 @options.as_json
 def cancel(job: str | None, as_json: bool) -> int:
     """Cancel."""
-    with lookup.client() as client:
+    with named.client() as client:
         ended = client.cancel(client.find(job))
     if as_json:
         options.print_json(ended.to_json())

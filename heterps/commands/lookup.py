@@ -4,21 +4,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from heterps.commands import options
+from heterps.commands import named
 from heterps.errors import HeterpsError, NoDecisionError, UnknownJobError, UnreachableError
 
 if TYPE_CHECKING:
-    from heterps.client import Client
-    from heterps.records import Job
+    from heterps.client.client import Client
+    from heterps.client.records import Job
     from scheduler import Decision
-    from scheduler.proposal import Proposal
-
-
-def client() -> "Client":
-    """A client of the cluster that the command's options name, else of the one that is found."""
-    from heterps.client import Client
-
-    return Client(*options.named_cluster())
+    from scheduler.replanning.proposal import Proposal
 
 
 def find(prefix: str | None) -> "tuple[Client | None, Job]":
@@ -29,15 +22,15 @@ def find(prefix: str | None) -> "tuple[Client | None, Job]":
     Raises:
         UnknownJobError, UnreachableError: there is none, or the cluster that may know it is away.
     """
-    from heterps import history
-    from heterps.client import match
+    from heterps.client import history
+    from heterps.client.client import match
 
     kept = history.jobs()
     live: list[Job] = []
     found_client: Client | None = None
     problem: HeterpsError | None = None
     try:
-        found_client = client()
+        found_client = named.client()
         live = found_client.jobs()
     except UnreachableError as error:
         problem = error
@@ -74,7 +67,7 @@ def find_with_decision(prefix: str | None) -> Found:
     Raises:
         UnknownJobError, UnreachableError: as `find`.
     """
-    from heterps import history
+    from heterps.client import history
     from heterps.commands import following
     from scheduler import Decision
 
@@ -87,7 +80,7 @@ def find_with_decision(prefix: str | None) -> Found:
         record = found_client.replan(job.job_id)
     if not record.HasField("proposal"):
         return Found(job, decision)
-    from scheduler.proposal import Proposal
+    from scheduler.replanning.proposal import Proposal
 
     return Found(job, decision, Proposal.from_message(record.proposal))
 

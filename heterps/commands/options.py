@@ -4,14 +4,11 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
 
-from heterps.commands import complete
-
-if TYPE_CHECKING:
-    from heterps.target import Target
+from heterps.commands import complete, named
 
 F = TypeVar("F", bound=Callable[..., Any])
 job_file = click.argument("job_file", metavar="JOB.yaml", type=click.Path(path_type=Path))
@@ -39,17 +36,16 @@ redis_url = click.option(
     metavar="URL",
     help="Use this Redis.  [default: $HETERPS_REDIS, else one of its own]",
 )
-_META = "heterps."
 JOB_HELP = "JOB is a job's id or the beginning of one; by default the latest."
 
 
 def cluster(command: F) -> F:
-    """--scheduler and --context, which `named_cluster` knows; commands do not see them."""
+    """--scheduler and --context, which `named.cluster` knows; commands do not see them."""
     scheduler = click.option(
         "--scheduler",
         metavar="HOST:PORT",
         expose_value=False,
-        callback=_keep,
+        callback=named.keep,
         is_eager=True,
         help="The scheduler.  [default: of the context, else of `heterps up`]",
     )
@@ -57,38 +53,12 @@ def cluster(command: F) -> F:
         "--context",
         metavar="NAME",
         expose_value=False,
-        callback=_keep,
+        callback=named.keep,
         is_eager=True,
         shell_complete=complete.contexts,
         help="A cluster of `heterps context list`.  [default: $HETERPS_CONTEXT, else the current]",
     )
     return scheduler(context(command))
-
-
-def named_cluster() -> tuple[str | None, str | None]:
-    """The address and the context that the options of the running command name."""
-    ctx = click.get_current_context(silent=True)
-    named = ctx.meta if ctx is not None else {}
-    address, context = named.get(_META + "scheduler"), named.get(_META + "context")
-    if address is not None and context is not None:
-        raise click.UsageError(f"--scheduler {address} and --context {context}: expected one")
-    if address is not None:
-        from heterps.contexts import check_address
-
-        check_address(address, "--scheduler")
-    return address, context
-
-
-def named_target() -> "Target | None":
-    """The cluster that is named, here or by $HETERPS_CONTEXT; None where none is."""
-    from heterps.target import Target
-
-    return Target.named(*named_cluster())
-
-
-def _keep(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
-    if value is not None:
-        ctx.meta[f"{_META}{param.name}"] = value
 
 
 def types_of(texts: tuple[str, ...], option: str) -> dict[str, int]:

@@ -6,7 +6,7 @@ import click
 
 from heterps.commands import options
 from heterps.errors import INFEASIBLE, OK
-from scheduler.method_names import METHODS
+from scheduler.methods.names import METHODS
 
 
 @click.command()
@@ -92,7 +92,7 @@ def plan(
     the plan after the change.
     """
     import scheduler
-    from heterps.resources import load_resources
+    from heterps.job.resources import load_resources
 
     pins = options.assignments(pin, "--pin", "LAYER=TYPE")
     questions = options.assignments(changes, "--what-if", "KEY=VALUE, such as v100.price=1.5")

@@ -19,7 +19,7 @@ def policy() -> None:
 @options.as_json
 def show(path: Path | None, as_json: bool) -> int:
     """Print what a policy was trained by: by default the shipped one."""
-    from scheduler.policy import SHIPPED, load
+    from scheduler.agent.policy import SHIPPED, load
 
     loaded = load(path or SHIPPED)
     if as_json:
@@ -77,8 +77,8 @@ def train(
     """Train a policy: a warm start from the exact teacher, then PPO. Takes most of an hour."""
     from dataclasses import replace
 
-    from scheduler.training.run import Recipe
-    from scheduler.training.run import train as run
+    from scheduler.agent.training.run import Recipe
+    from scheduler.agent.training.run import train as run
 
     recipe = replace(Recipe(), seed=seed, threads=threads)
     if share != 1.0:

@@ -84,15 +84,15 @@ def profile(
     are made up. The workload that comes out is what `heterps plan` takes.
     """
     from heterps import report
-    from heterps.profiling import Settings
-    from heterps.profiling import profile as run
-    from heterps.progress import step
+    from heterps.profiling.measure import Settings
+    from heterps.profiling.measure import profile as run
+    from heterps.report.progress import step
 
     signal.signal(signal.SIGTERM, _interrupt)
     console = report.console(stderr=as_json)
     if catalogue:
-        from heterps.layertable import catalogue_table
-        from workers.catalogue import load_catalogue
+        from heterps.report.layers import catalogue_table
+        from workers.profiling.catalogue import load_catalogue
 
         report.show(console, catalogue_table(load_catalogue()))
         return OK
@@ -102,7 +102,7 @@ def profile(
         raise click.UsageError("--resources and --types exclude each other.")
     with tempfile.TemporaryDirectory(prefix="heterps-example-") as folder:
         if _is_bare(model):
-            from heterps.bare import BareModel
+            from heterps.profiling.bare import BareModel
 
             bare = BareModel(model, _arguments(arguments), batch or 1024, slots, dense, ids)
             job = bare.job(Path(folder))
@@ -111,7 +111,7 @@ def profile(
             job = _job(model, overrides)
         offered = _offered(job, resources, types)
         if not _is_bare(model):
-            from heterps.prepare import prepare
+            from heterps.job.prepare import prepare
 
             with step(console, f"preparing {job.data.path}") as detail:
                 prepare(job, detail)
@@ -144,7 +144,7 @@ def _refuse_bare(**given: object) -> None:
 
 
 def _job(model: str, overrides: tuple[str, ...]) -> "JobSpec":
-    from heterps.jobfile import load_job
+    from heterps.job.file import load_job
 
     return load_job(model, overrides)
 
@@ -164,9 +164,9 @@ def _arguments(text: str | None) -> dict[str, object]:
 
 
 def _offered(job: "JobSpec", file: Path | None, types: str | None) -> "Resources":
-    from heterps.resources import catalogue_resources, load_resources
+    from heterps.job.resources import catalogue_resources, load_resources
     from scheduler import Resources
-    from workers.catalogue import load_catalogue
+    from workers.profiling.catalogue import load_catalogue
 
     if file is not None:
         return load_resources(file)
@@ -216,7 +216,7 @@ def _show(
     workload: "Workload", offered: "Resources", output: Path | None, resources: Path | None
 ) -> None:
     from heterps import report
-    from heterps.layertable import layer_table
+    from heterps.report.layers import layer_table
 
     console = report.console()
     report.show(

@@ -50,7 +50,7 @@ def save(
     shards: str | None, place: str, mode: str, since: str | None, prefix: str, as_json: bool
 ) -> int:
     """Write a checkpoint to PLACE, a path or URL that all shards see as one."""
-    from ps.checkpoint import read_checkpoint
+    from ps.checkpoint.tables import read_checkpoint
 
     began = time.monotonic()
     with _ready(shards) as client:

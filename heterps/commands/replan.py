@@ -11,7 +11,7 @@ from heterps.errors import OK, HeterpsError, NoDecisionError
 if TYPE_CHECKING:
     from protos.job_pb2 import JobSpec
     from scheduler import Decision
-    from scheduler.measure import Measurement
+    from scheduler.replanning.measure import Measurement
 
 
 @click.command(
@@ -67,10 +67,10 @@ def replan(
 ) -> int:
     """Replan."""
     from heterps import report
+    from heterps.job.rewrite import write_job
     from heterps.report.proposal import proposal_report
-    from heterps.rewrite import write_job
-    from scheduler.proposal import NEXT_RUN, Moving, Threshold
-    from scheduler.replan import propose
+    from scheduler.replanning.proposal import NEXT_RUN, Moving, Threshold
+    from scheduler.replanning.replan import propose
 
     if file is not None and job is not None:
         raise click.UsageError("JOB and --file: expected one of them")
@@ -107,7 +107,7 @@ Found = tuple["Decision", "Measurement", float | None, "JobSpec | None"]
 
 def _of_file(file: Path) -> Found:
     from scheduler import Decision
-    from scheduler.measure import Measurement
+    from scheduler.replanning.measure import Measurement
 
     decision = Decision.load(file)
     measured = decision.measured
@@ -116,10 +116,10 @@ def _of_file(file: Path) -> Found:
 
 def _of_job(job: str | None) -> Found:
     """The decision and measurement of a job, and the samples that are left of it if it runs."""
-    from heterps import history
+    from heterps.client import history
     from heterps.commands.lookup import find
     from scheduler import Decision
-    from scheduler.measure import Measurement
+    from scheduler.replanning.measure import Measurement
 
     client, found = find(job)
     spec: JobSpec | None = None

@@ -19,7 +19,7 @@ def _room(name: str, module: str) -> click.Command:
     def run(arguments: tuple[str, ...]) -> int:
         said = _with_scheduler(name, list(arguments))
         try:
-            code: int = import_module(module).main(said)
+            code: int = import_module(f"{module}.__main__").main(said)
         except SystemExit as ended:  # argparse: 0 after --help, 2 for a wrong argument
             return ended.code if isinstance(ended.code, int) else 1
         return code
@@ -36,7 +36,7 @@ def _with_scheduler(name: str, arguments: list[str]) -> list[str]:
     given = any(len(one) > 2 and _SCHEDULER.startswith(one) for one in said)  # as argparse does
     if given or name == "scheduler" or _HELP & set(arguments):
         return arguments
-    from heterps.target import CONTEXT, Target
+    from heterps.home.target import CONTEXT, Target
 
     try:
         target = Target.find() if name == "node" else Target.named()

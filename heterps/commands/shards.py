@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from heterps.commands import lookup, options
+from heterps.commands import named, options
 from heterps.errors import HeterpsError, UnreachableError
 
 if TYPE_CHECKING:
@@ -58,15 +58,15 @@ def addresses_of(shards: str | None, option: str = "--shards") -> list[str]:
     To the command's end the process has the credentials of the cluster that was named or asked.
     """
     if shards is not None:
-        named = [one.strip() for one in shards.split(",") if one.strip()]
-        for one in named or [shards]:
+        given = [one.strip() for one in shards.split(",") if one.strip()]
+        for one in given or [shards]:
             host, _, port = one.rpartition(":")
             if not host or not port.isdecimal():
                 raise click.BadParameter(f"{one!r}: expected HOST:PORT,...", param_hint=option)
-        if (target := options.named_target()) is not None:
+        if (target := named.target()) is not None:
             click.get_current_context().with_resource(target.exported())
-        return named
-    with lookup.client() as client:
+        return given
+    with named.client() as client:
         click.get_current_context().with_resource(client.target.exported())
         standing = [node.address for node in client.nodes() if node.kind == "shard"]
         if not standing:

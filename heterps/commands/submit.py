@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from heterps.commands import options
+from heterps.commands import named, options
 from heterps.errors import INTERRUPTED, OK
 
 
@@ -34,16 +34,16 @@ def submit(
     .heterpsignore leaves out. With --wait, Ctrl-C leaves the job running.
     """
     from heterps import report
-    from heterps.commands import following, lookup
-    from heterps.jobfile import load_job
-    from heterps.progress import step
-    from heterps.steps import LEFT_OUT
+    from heterps.client.steps import LEFT_OUT
+    from heterps.commands import following
+    from heterps.job.file import load_job
+    from heterps.report.progress import step
 
     console = report.console(stderr=as_json)
     if priority is not None:
         overrides = (*overrides, f"priority={priority}")
     job = load_job(job_file, overrides)
-    with lookup.client() as client:
+    with named.client() as client:
         client.ping()
         left_out: list[str] = []
         with step(console, f"preparing {job.data.path}") as detail:

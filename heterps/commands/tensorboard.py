@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from heterps.commands import options
+from heterps.commands import named, options
 from heterps.errors import OK
 
 
@@ -28,10 +28,9 @@ ended can be written too. Look at them with `tensorboard --logdir DIR`."""
 @options.as_json
 def tensorboard(job: str | None, directory: Path, as_json: bool) -> int:
     """Write events."""
-    from heterps import events
-    from heterps.commands import lookup
+    from heterps.report import tensorboard as events
 
-    with lookup.client() as client:
+    with named.client() as client:
         ended, written = events.follow(client, client.find(job), directory)
     folder = directory / ended.job_id
     if as_json:

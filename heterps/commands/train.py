@@ -15,7 +15,7 @@ from heterps.errors import INTERRUPTED, JOB_FAILED, HeterpsError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from heterps.client import Client
+    from heterps.client.client import Client
     from protos.job_pb2 import JobSpec
 
 
@@ -43,10 +43,10 @@ def train(
     """
     from heterps import report
     from heterps.commands import following
-    from heterps.jobfile import load_job
-    from heterps.prepare import prepare
-    from heterps.present import present_types
-    from heterps.progress import step
+    from heterps.job.file import load_job
+    from heterps.job.prepare import prepare
+    from heterps.profiling.present import present_types
+    from heterps.report.progress import step
 
     signal.signal(signal.SIGTERM, _interrupt)
     console = report.console(stderr=as_json)
@@ -106,12 +106,12 @@ def _cluster(
     keep: bool,
 ) -> "Iterator[Client]":
     """A cluster for the job, ended afterwards unless it is to be kept."""
-    from heterps.client import Client
-    from heterps.embedded import Cluster
-    from heterps.progress import step
+    from heterps.client.client import Client
+    from heterps.cluster.embedded import Cluster
+    from heterps.report.progress import step
 
     if keep:
-        from heterps import supervisor
+        from heterps.cluster import supervisor
 
         with step(console, "starting the cluster"):
             running = supervisor.up(types, emulated, redis_url=redis_url)
@@ -146,7 +146,7 @@ def _listed(types: dict[str, int], emulated: dict[str, int]) -> str:
 
 def _keep(client: "Client", job_id: str) -> None:
     """Keep the job's record, so that `inspect` and `logs` know it when the cluster is gone."""
-    from heterps import history
+    from heterps.client import history
     from heterps.errors import NoDecisionError
 
     with suppress(HeterpsError, OSError):

@@ -17,8 +17,8 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from chassis.security import is_loopback
 from heterps.console.attempts import Attempts, TooManyError
-from protos.security import is_loopback
 
 COOKIE = "heterps_session"
 SESSION_S = 12 * 3600.0

@@ -6,13 +6,13 @@ from collections import OrderedDict
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeVar
 
+from heterps.client.records import Job
 from heterps.errors import NoDecisionError
-from heterps.records import Job
 
 if TYPE_CHECKING:
-    from heterps.client import Client
+    from heterps.client.client import Client
     from scheduler import Decision
-    from scheduler.decision import ParetoPoint
+    from scheduler.decision.record import ParetoPoint
 
 K = TypeVar("K")
 V = TypeVar("V")

@@ -7,18 +7,18 @@ from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
-from heterps.console import joblist, jobpage, logtail, nodespage, whatif
-from heterps.console.app import Console
-from heterps.console.course import Course
+from heterps.client.records import Job
 from heterps.console.guard import from_here
-from heterps.console.words import ago, progress, state_chip
+from heterps.console.pages import joblist, jobpage, logtail, nodespage, whatif
+from heterps.console.pages.course import Course
+from heterps.console.pages.words import ago, progress, state_chip
+from heterps.console.site import Console
 from heterps.errors import HeterpsError
+from heterps.html.markup import join
+from heterps.html.palette import Palette
 from heterps.page.document import sections
-from heterps.page.markup import join
-from heterps.page.palette import Palette
 from heterps.page.summary import verdict
-from heterps.records import Job
-from scheduler.fields import InputError
+from scheduler.problem.fields import InputError
 
 _MOST_FOLLOWERS = 16
 

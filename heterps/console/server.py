@@ -13,12 +13,12 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from chassis.process import announce, install_signals, setup_logging
+from chassis.security import CERTIFICATE, KEY, Security, is_loopback
 from heterps.errors import HeterpsError
-from protos.process import announce, install_signals, setup_logging
-from protos.security import CERTIFICATE, KEY, Security, is_loopback
 
 if TYPE_CHECKING:
-    from heterps.target import Target
+    from heterps.home.target import Target
 
 _START_S = 20.0
 _GRACE_S = 2
@@ -36,12 +36,13 @@ def serve(target: "Target", bind: str, ready_file: str | None = None) -> None:
     try:
         import uvicorn
 
-        from heterps.console.app import Console, make_app
+        from heterps.console.app import make_app
+        from heterps.console.site import Console
     except ModuleNotFoundError as error:
         raise HeterpsError(
             f"the console needs {error.name}; install it with `pip install 'heterps[console]'`"
         ) from None
-    from heterps.client import Client
+    from heterps.client.client import Client
     from heterps.console.guard import Sessions
     from heterps.console.known import Known
     from heterps.console.traffic import Traffic

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from heterps.client.records import State
 from heterps.errors import HeterpsError
-from heterps.records import State
 from protos.naming import table_prefix
 
 if TYPE_CHECKING:
-    from heterps.client import Client
+    from heterps.client.client import Client
     from ps import ParameterClient
 
 EVERY_S = 3.0

@@ -3,10 +3,10 @@
 import math
 from typing import TYPE_CHECKING
 
-from heterps.figures import count, duration, money, percent, rate
-from heterps.page.markup import Markup, join, tag
-from heterps.page.parts import Column, bars, table
-from heterps.placement import units_text
+from heterps.html.markup import Markup, join, tag
+from heterps.html.parts import Column, bars, table
+from heterps.words.figures import count, duration, money, percent, rate
+from heterps.words.plan import units_text
 
 if TYPE_CHECKING:
     from scheduler import Decision

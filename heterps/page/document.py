@@ -9,22 +9,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from heterps.errors import HeterpsError
-from heterps.page import palette as colours
+from heterps.html import palette as colours
+from heterps.html.markup import Markup, tag
+from heterps.html.palette import Palette
+from heterps.html.parts import section
 from heterps.page.alternatives import alternatives
 from heterps.page.heatmap import heatmap
 from heterps.page.inputs import inputs
 from heterps.page.lanes import lanes
-from heterps.page.markup import Markup, tag
 from heterps.page.measured import measured
-from heterps.page.palette import Palette
 from heterps.page.pareto import pareto
-from heterps.page.parts import section
 from heterps.page.stages import stages
 from heterps.page.summary import reasons, relaxations, summary
 from heterps.page.training import training
 
 if TYPE_CHECKING:
-    from heterps.records import Job
+    from heterps.client.records import Job
     from scheduler import Decision
 
 # Whatever a name may hold, the page loads nothing and runs nothing.

@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from heterps.page.markup import Markup, tag
-from heterps.page.palette import Palette
+from heterps.html.markup import Markup, tag
+from heterps.html.palette import Palette
 
 if TYPE_CHECKING:
     from scheduler import Decision

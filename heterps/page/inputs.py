@@ -3,16 +3,16 @@
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from heterps.changes import name_of, value_of
-from heterps.figures import duration, size
-from heterps.page.markup import Markup, join, tag
+from heterps.html.markup import Markup, join, tag
+from heterps.html.palette import Palette
+from heterps.html.parts import Column, details, pairs, table
 from heterps.page.offered import offered
-from heterps.page.palette import Palette
-from heterps.page.parts import Column, details, pairs, table
+from heterps.words.changes import name_of, value_of
+from heterps.words.figures import duration, size
 
 if TYPE_CHECKING:
     from scheduler import Decision
-    from scheduler.workload import LayerCost, Workload
+    from scheduler.problem.workload import LayerCost, Workload
 
 _MOST = 2000  # rows of the profile; of more, the exported decision has all
 _PROFILE = (

@@ -5,15 +5,15 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from heterps.figures import money, per_sample
-from heterps.page.markup import Markup, join, share, tag
-from heterps.page.palette import Palette
-from heterps.page.parts import shortened
-from heterps.placement import layer_names
+from heterps.html.markup import Markup, join, share, tag
+from heterps.html.palette import Palette
+from heterps.html.parts import shortened
+from heterps.words.figures import money, per_sample
+from heterps.words.plan import layer_names
 
 if TYPE_CHECKING:
     from scheduler import Decision
-    from scheduler.cost import PlanStage
+    from scheduler.problem.cost import PlanStage
 
 _HEAD_PX, _ROW_PX, _GAP_PX = 46, 26, 16
 _MOST_ROWS = 48  # layers with a row each; of more, each stage has one

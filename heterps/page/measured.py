@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from heterps.figures import money, per_sample_in, rate
-from heterps.page.markup import Markup, join, tag
-from heterps.page.palette import Palette
-from heterps.page.parts import Column, bars, table
-from heterps.placement import layers_text
+from heterps.html.markup import Markup, join, tag
+from heterps.html.palette import Palette
+from heterps.html.parts import Column, bars, table
+from heterps.words.figures import money, per_sample_in, rate
+from heterps.words.plan import layers_text
 
 if TYPE_CHECKING:
     from scheduler import Decision

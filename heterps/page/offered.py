@@ -3,13 +3,13 @@
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from heterps.figures import duration, money, size
-from heterps.page.markup import Markup
-from heterps.page.palette import Palette
-from heterps.page.parts import Column, table
+from heterps.html.markup import Markup
+from heterps.html.palette import Palette
+from heterps.html.parts import Column, table
+from heterps.words.figures import duration, money, size
 
 if TYPE_CHECKING:
-    from scheduler.workload import Resources, ResourceType
+    from scheduler.problem.workload import Resources, ResourceType
 
 _COLUMNS = (
     Column("type"),

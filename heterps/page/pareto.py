@@ -3,12 +3,12 @@
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from heterps.figures import count, money, rate
-from heterps.page.markup import Markup, join
-from heterps.page.parts import Column, details, table
-from heterps.page.plot import Plot
-from heterps.page.scale import Axis
-from heterps.placement import chosen_point, types_text
+from heterps.html.markup import Markup, join
+from heterps.html.parts import Column, details, table
+from heterps.html.plot import Plot
+from heterps.html.scale import Axis
+from heterps.words.figures import count, money, rate
+from heterps.words.plan import chosen_point, types_text
 
 if TYPE_CHECKING:
     from scheduler import Decision

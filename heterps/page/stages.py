@@ -2,15 +2,15 @@
 
 from typing import TYPE_CHECKING
 
-from heterps.figures import per_sample_in, percent, size
-from heterps.page.markup import Markup, join, tag
-from heterps.page.palette import Palette
-from heterps.page.parts import Column, bars, table
-from heterps.placement import layers_text
+from heterps.html.markup import Markup, join, tag
+from heterps.html.palette import Palette
+from heterps.html.parts import Column, bars, table
+from heterps.words.figures import per_sample_in, percent, size
+from heterps.words.plan import layers_text
 
 if TYPE_CHECKING:
     from scheduler import Decision
-    from scheduler.cost import PlanStage
+    from scheduler.problem.cost import PlanStage
 
 _COLUMNS = (
     Column("stage"),

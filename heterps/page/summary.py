@@ -2,15 +2,15 @@
 
 from typing import TYPE_CHECKING
 
-from heterps.changes import name_of, value_of
-from heterps.figures import duration, money, percent, rate
-from heterps.page.markup import Markup, join, tag
-from heterps.page.palette import Palette
-from heterps.page.parts import Column, table
-from heterps.placement import ESTIMATED, gap_text, notes, rests_on_estimates
+from heterps.html.markup import Markup, join, tag
+from heterps.html.palette import Palette
+from heterps.html.parts import Column, table
+from heterps.words.changes import name_of, value_of
+from heterps.words.figures import duration, money, percent, rate
+from heterps.words.plan import ESTIMATED, gap_text, notes, rests_on_estimates
 
 if TYPE_CHECKING:
-    from heterps.records import Job
+    from heterps.client.records import Job
     from scheduler import Decision
 
 _CHANGES = (

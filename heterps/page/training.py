@@ -3,11 +3,11 @@
 import math
 from typing import TYPE_CHECKING
 
-from heterps.figures import count, money
-from heterps.page.markup import Markup, join, tag
-from heterps.page.parts import Column, details, table
-from heterps.page.plot import Plot
-from heterps.page.scale import Axis
+from heterps.html.markup import Markup, join, tag
+from heterps.html.parts import Column, details, table
+from heterps.html.plot import Plot
+from heterps.html.scale import Axis
+from heterps.words.figures import count, money
 
 if TYPE_CHECKING:
     from scheduler import Decision

@@ -7,8 +7,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from heterps.changes import Change, compare, name_of, value_of
 from heterps.report.terminal import heading, indented, table
+from heterps.words.changes import Change, compare, name_of, value_of
 
 if TYPE_CHECKING:
     from scheduler import Decision

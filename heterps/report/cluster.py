@@ -6,10 +6,10 @@ from datetime import datetime
 from rich.table import Table
 from rich.text import Text
 
-from heterps.figures import money, percent, rate
-from heterps.home import Role
-from heterps.records import Job, KeptDecision, Node, State
+from heterps.client.records import Job, KeptDecision, Node, State
+from heterps.home.state import Role
 from heterps.report.terminal import table
+from heterps.words.figures import money, percent, rate
 
 STYLES = {State.SUCCEEDED: "green", State.FAILED: "red", State.CANCELLED: "yellow"}
 

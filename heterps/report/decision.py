@@ -6,9 +6,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from heterps.changes import name_of, value_of
-from heterps.figures import count, duration, money, per_sample, percent, rate, size
-from heterps.placement import (
+from heterps.report.terminal import bullet, heading, indented, pairs, table
+from heterps.words.changes import name_of, value_of
+from heterps.words.figures import count, duration, money, per_sample, percent, rate, size
+from heterps.words.plan import (
     ESTIMATED,
     chosen_point,
     gap_text,
@@ -19,7 +20,6 @@ from heterps.placement import (
     types_text,
     units_text,
 )
-from heterps.report.terminal import bullet, heading, indented, pairs, table
 
 if TYPE_CHECKING:
     from scheduler import Decision

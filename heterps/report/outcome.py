@@ -7,12 +7,12 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from heterps.figures import duration, money, per_sample, rate
-from heterps.placement import EMULATED, ESTIMATED, rests_on_estimates
-from heterps.reasons import MEANINGS, NOT_THE_JOB, shortened
-from heterps.records import Job, State
+from heterps.client.records import Job, State
 from heterps.report.cluster import STYLES
 from heterps.report.terminal import heading, indented, pairs, table
+from heterps.words.failure import MEANINGS, NOT_THE_JOB, shortened
+from heterps.words.figures import duration, money, per_sample, rate
+from heterps.words.plan import EMULATED, ESTIMATED, rests_on_estimates
 from protos.naming import KEPT
 
 if TYPE_CHECKING:

@@ -6,14 +6,14 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from heterps.figures import money, per_sample, rate
 from heterps.report.terminal import bullet, heading, indented, table
+from heterps.words.figures import money, per_sample, rate
 
 if TYPE_CHECKING:
     from scheduler import Decision
-    from scheduler.decision import Alternative
-    from scheduler.measure import Measurement
-    from scheduler.proposal import Proposal
+    from scheduler.decision.record import Alternative
+    from scheduler.replanning.measure import Measurement
+    from scheduler.replanning.proposal import Proposal
 
 
 def proposal_report(

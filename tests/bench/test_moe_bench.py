@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from bench import moe, moe_contestants
+from bench.moe import __main__ as moe
+from bench.moe import contestants as moe_contestants
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = moe.Shape("small", T=24, H=16, I=8, E=8, k=2)
@@ -76,7 +77,7 @@ def test_fbgemm_is_joined_by_what_its_ops_compute(routing: str) -> None:
 def test_runs() -> None:
     options = ["--shapes=D/32", "--turns=1", "--threads=1", "--no-write"]
     done = subprocess.run(
-        [sys.executable, "bench/moe.py", *options],
+        [sys.executable, "-m", "bench.moe", *options],
         cwd=ROOT,
         capture_output=True,
         text=True,

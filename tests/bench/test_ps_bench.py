@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.ps_batches import SLOTS, Shape, write, zipf
-from bench.ps_peers.check import TOLERANCE, largest_error
-from bench.ps_peers.client import scattered
-from bench.ps_peers.peer import INITIAL_ACCUMULATOR, Batch, Data, Peer, Setting, adagrad
-from bench.ps_report import write_page
-from bench.ps_runs import sizes
-from bench.ps_store import fitted
+from bench.ps.batches import SLOTS, Shape, write, zipf
+from bench.ps.peers.check import TOLERANCE, largest_error
+from bench.ps.peers.client import scattered
+from bench.ps.peers.peer import INITIAL_ACCUMULATOR, Batch, Data, Peer, Setting, adagrad
+from bench.ps.report import write_page
+from bench.ps.runs import sizes
+from bench.ps.store import fitted
 
 ROOT = Path(__file__).resolve().parents[2]
 SHAPE = Shape(samples=64, keys_a_slot=5_000, table_rows=9_000, batches=3)
@@ -119,7 +119,7 @@ def test_the_model_goes_through_points_on_a_line():
 
 def test_quick_run(tmp_path):
     results = tmp_path / "ps.json"
-    argv = [sys.executable, "bench/ps.py", "--quick", "--peers", "echo,tfra", "--no-page"]
+    argv = [sys.executable, "-m", "bench.ps", "--quick", "--peers", "echo,tfra", "--no-page"]
     argv += ["--json", str(results), "--peers-dir", str(tmp_path / "nothing")]
     run = subprocess.run(argv, cwd=ROOT, text=True, capture_output=True, check=False, timeout=240)
     assert run.returncode == 0, run.stderr

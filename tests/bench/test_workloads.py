@@ -6,11 +6,11 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from bench.families import FAMILIES
-from bench.workloads import DEMANDS, problem, problems
-from scheduler.cost import CostModel
-from scheduler.exact import solve
-from scheduler.workload import Resources, Workload
+from bench.scheduler.families import FAMILIES
+from bench.scheduler.workloads import DEMANDS, problem, problems
+from scheduler.methods.exact import solve
+from scheduler.problem.cost import CostModel
+from scheduler.problem.workload import Resources, Workload
 
 SMALL = {"layers": (5, 7), "types": (2, 3)}
 COUNT = len(FAMILIES) * len(DEMANDS)

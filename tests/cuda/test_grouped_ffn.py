@@ -1,5 +1,6 @@
 """grouped_ffn against a loop over groups in float64, on each device that is present."""
 
+import importlib
 from typing import Any
 
 import pytest
@@ -9,8 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from workers import _ops, ops
-from workers.ops import ffn as module
+from workers import ops
+from workers.ops import _ops
+
+# The package has a function of the same name.
+module = importlib.import_module("workers.ops.grouped_ffn")
 
 # Sizes of groups: none, one row, one group, all in one, some empty, 4 of 16 with 20 % each.
 GROUPS = [

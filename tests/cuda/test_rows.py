@@ -148,7 +148,7 @@ def test_embedding_opcheck(device: str) -> None:
 
 
 def test_writes_its_outputs_alone() -> None:
-    from workers import _ops
+    from workers.ops import _ops
 
     table, ids, offsets, weights, direction = case((5, 3, [2, 0, 4]), "cpu")
     ordered, source = ids.sort(stable=True)
@@ -260,7 +260,7 @@ class Plain:
 @pytest.mark.parametrize("policy", ["lru", "lfu"])
 @pytest.mark.parametrize(("capacity", "ways"), [(1, 1), (12, 4), (64, 32)])
 def test_row_cache_keeps_its_rules(device: str, policy: Any, capacity: int, ways: int) -> None:
-    from workers import _ops
+    from workers.ops import _ops
 
     cache = RowCache(capacity, 2, ways=ways, policy=policy, device=device)
     plain, generator = Plain(cache), torch.Generator().manual_seed(capacity)

@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.skipif(bool(engines.why_not()), reason=engines.why_not()),
 ]
 
-REQUIRED_AUC = 0.82  # as tests/heterps/test_train.py
+REQUIRED_AUC = 0.82  # as tests/heterps/commands/test_train.py
 GIVEN_IMAGE = os.environ.get("HETERPS_CONTAINERS_IMAGE")
 IMAGE = GIVEN_IMAGE or "heterps:test"
 USER = "10001"

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from heterps import certs, cli
+from chassis.servers import Server
+from heterps import cli
+from heterps.home import certs
 from protos.scheduler_pb2_grpc import SchedulerServicer, add_SchedulerServicer_to_server
-from protos.servers import Server
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from heterps import certs, cli
+from heterps import cli
+from heterps.home import certs
 
 ROOT = Path(__file__).resolve().parents[2] / "deploy/kubernetes"
 OVERLAYS = ("base", "overlays/gpu", "overlays/monitoring", "overlays/full")

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from heterps import certs
+from chassis.metrics import Metrics
+from heterps.home import certs
 from protos import parameter_server_pb2 as pb
-from protos.metrics import Metrics
-from ps.metrics import ShardMetrics
-from scheduler import metrics as of_scheduler
-from workers import node_metrics as of_node
+from ps.server.metrics import ShardMetrics
+from scheduler.service import metrics as of_scheduler
+from workers.node import metrics as of_node
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 DOCS = DEPLOY.parent / "docs/monitoring.md"

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from heterps.jobfile import load_job
+from heterps.job.file import load_job
 from scheduler import load_resources, load_workload, plan
-from workers.model import job_model
-from workers.trace import TracedModel
+from workers.model.entry import job_model
+from workers.model.trace import TracedModel
 
 FOLDER = Path(__file__).parents[2] / "examples" / "heterps_paper"
 LAYERS = {"ctrdnn": 16, "matchnet": 16, "two_embeddings": 10, "nce": 5}

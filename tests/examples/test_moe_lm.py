@@ -13,9 +13,9 @@ import torch
 
 import heterps
 from heterps import Client, Cluster
-from heterps.jobfile import load_job
-from workers.model import load_entry
-from workers.trace import TracedModel
+from heterps.job.file import load_job
+from workers.model.entry import load_entry
+from workers.model.trace import TracedModel
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples/moe_lm"
 UNIFORM = math.log(256)

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from ps import LocalShards, LocalTable, ParameterClient, TableError
-from ps.rules import Segment
+from ps.table.rules import Segment
 
 Floats = NDArray[np.float32]
 SGD: dict[str, Any] = {"optimizer": "sgd", "learning_rate": 0.5, "scale": 1.0, "seed": 5}

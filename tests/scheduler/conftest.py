@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.redis_server import EmbeddedRedis
-from scheduler.store import Store
+from scheduler.state.redis_server import EmbeddedRedis
+from scheduler.state.store import Store
 
 
 @pytest.fixture

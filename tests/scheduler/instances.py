@@ -6,8 +6,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from scheduler.cost import CostModel, Plan
-from scheduler.workload import Resources, Workload
+from scheduler.problem.cost import CostModel, Plan
+from scheduler.problem.workload import Resources, Workload
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "plan"
 

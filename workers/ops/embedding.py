@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from workers import _ops
+from workers.ops import _ops
 from workers.ops.native import native, native_for, stream
 
 Rule = Literal["sgd", "adagrad", "rowwise_adagrad"]

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from workers import _ops
+from workers.ops import _ops
 
 KERNEL_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _DEVICES = ("cpu", "cuda") if _ops.has_cuda else ("cpu",)

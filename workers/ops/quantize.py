@@ -9,7 +9,7 @@ Where there is no native kernel for the device, torch's own operators do the sam
 import torch
 from torch import Tensor
 
-from workers import _ops
+from workers.ops import _ops
 from workers.ops.native import native, native_for, stream
 
 FORMATS = ("int8", "float16")

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workers import _ops
+from workers.ops import _ops
 from workers.ops.native import native, native_for, stream
 
 

@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from workers import _ops
+from workers.ops import _ops
 from workers.ops.native import native_for, stream
 
 Policy = Literal["lru", "lfu"]

@@ -7,7 +7,7 @@ import pytest
 
 from protos.job_pb2 import DataSpec
 from workers.data import DataError, Dataset
-from workers.source import tensors_of
+from workers.stage.source import tensors_of
 
 ROWS, WIDTH = 40, 5
 

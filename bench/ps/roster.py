@@ -1,0 +1,140 @@
+"""The peers of the parameter-server benchmark, and where those of other systems are installed."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+OURS = "heterps"
+LOCAL = "heterps-shm"  # as it is by default where client and shards share a host
+CEILING = "echo"
+DEFAULT_DIR = Path.home() / ".cache" / "heterps-bench"
+_FBGEMM = "fbgemm-gpu-cpu==1.8.0"  # loads with torch 2.13; its other versions do not
+# The newest TFRA wheel is for this TensorFlow and at most Python 3.11, and needs symbols that
+# `tensorflow-cpu` lacks. The last two it imports without asking for them.
+_TENSORFLOW = (
+    "tensorflow==2.16.2",
+    "tf-keras==2.16.0",
+    "tensorflow-recommenders-addons==0.8.1",
+    "typeguard>=2.7",
+    "packaging",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A peer.
+
+    Attributes:
+        name: in tables and options.
+        module: under `bench.ps.peers`.
+        title: what it is, in a few words.
+        networked: whether rows are in other processes.
+        dynamic: whether any 64-bit key may come.
+        needs: folder of the peers' directory that it runs from; empty for none.
+    """
+
+    name: str
+    module: str
+    title: str
+    networked: bool = True
+    dynamic: bool = True
+    needs: str = ""
+
+
+ENTRIES = (
+    Entry(OURS, "heterps", "HeterPS, exact Adagrad"),
+    Entry(LOCAL, "heterps_shm", "HeterPS through shared memory"),
+    Entry(CEILING, "echo", "raw gRPC echo of the same bytes", dynamic=False),
+    Entry("tfra", "tfra", "TFRA on TensorFlow servers", needs="tensorflow"),
+    Entry(
+        "tensorflow",
+        "tensorflow_ps",
+        "TensorFlow ParameterServerStrategy",
+        dynamic=False,
+        needs="tensorflow",
+    ),
+    Entry("torch-rpc", "torch_rpc", "PyTorch RPC, static array", dynamic=False),
+    Entry("redis", "redis_rows", "Valkey, Adagrad in the client"),
+    Entry("grpc-dict", "grpc_dict", "Python dictionary behind gRPC"),
+    Entry(
+        "fbgemm", "fbgemm", "FBGEMM TBE in process", networked=False, dynamic=False, needs="fbgemm"
+    ),
+    Entry(
+        "fbgemm-rowwise",
+        "fbgemm_rowwise",
+        "FBGEMM TBE in process, row-wise Adagrad",
+        networked=False,
+        dynamic=False,
+        needs="fbgemm",
+    ),
+)
+
+
+def chosen(names: str) -> list[Entry]:
+    """Entries of a comma-separated list, all of an empty one; ours is always the first.
+
+    Raises:
+        SystemExit: a name is not known.
+    """
+    wanted = [name for name in names.split(",") if name] or [entry.name for entry in ENTRIES]
+    known = {entry.name: entry for entry in ENTRIES}
+    for name in wanted:
+        if name not in known:
+            raise SystemExit(f"--peers: unknown peer {name!r}; expected {', '.join(known)}")
+    return [entry for entry in ENTRIES if entry.name in {OURS, *wanted}]
+
+
+def launch(entry: Entry, peers_dir: Path) -> tuple[list[str], dict[str, str]] | str:
+    """Command and environment of a client process, or why it cannot be started."""
+    # Client and shards share the cores: threads that wait for work must not spin on them.
+    python, environment = sys.executable, {"GOMP_SPINCOUNT": "0", **os.environ}
+    home = peers_dir / entry.needs
+    if entry.needs == "tensorflow":
+        python = str(home / "bin" / "python")
+        environment.pop("PYTHONPATH", None)
+        present = Path(python).exists()
+    elif entry.needs:
+        environment["PYTHONPATH"] = os.pathsep.join([str(home), environment.get("PYTHONPATH", "")])
+        present = home.is_dir()
+    else:
+        present = True
+    if not present:
+        return f"{home} is not there: python -m bench.ps --install-peers makes it"
+    return [python, "-m", f"bench.ps.peers.{entry.module}"], environment
+
+
+def install(peers_dir: Path, say: Callable[[str], None]) -> bool:
+    """Install the systems that need a place of their own; whether all of them were."""
+    peers_dir.mkdir(parents=True, exist_ok=True)
+    done = [_install_fbgemm(peers_dir / "fbgemm", say)]
+    done.append(_install_tensorflow(peers_dir / "tensorflow", say))
+    return all(done)
+
+
+def _install_fbgemm(home: Path, say: Callable[[str], None]) -> bool:
+    say(f"installing {_FBGEMM} into {home}")
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--upgrade", "--no-deps"]
+    return _ran([*pip, "--target", str(home), _FBGEMM], say)
+
+
+def _install_tensorflow(home: Path, say: Callable[[str], None]) -> bool:
+    here = sys.version_info[:2] == (3, 11)
+    python = sys.executable if here else shutil.which("python3.11")
+    if python is None:
+        say("TensorFlow and TFRA: not installed: there is no python3.11, which TFRA's wheel needs")
+        return False
+    say(f"installing TensorFlow and TFRA into {home} (2.5 GB)")
+    pip = [str(home / "bin" / "python"), "-m", "pip", "install", "--quiet"]
+    return _ran([python, "-m", "venv", str(home)], say) and _ran([*pip, *_TENSORFLOW], say)
+
+
+def _ran(argv: list[str], say: Callable[[str], None]) -> bool:
+    result = subprocess.run(argv, text=True, capture_output=True, check=False)
+    if result.returncode:
+        last = (result.stderr.strip() or result.stdout.strip()).splitlines()[-1:]
+        say(f"not installed: {' '.join(argv[:4])} ...: {' '.join(last)}")
+    return result.returncode == 0

@@ -1,0 +1,137 @@
+"""The results of the parameter-server benchmark as one file, and what it was meant to reach."""
+
+import datetime
+import json
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.ps.roster import CEILING, LOCAL, OURS
+from bench.ps.runs import Options, Results
+from bench.scheduler.store import machine
+
+_FAR = (100_000_000, 1_000_000_000)
+_LEAST_ROWS = 1_000_000  # below it tables are in the processor's caches
+_BYTES_A_ROW = 150.0
+_LISTS = ("fills", "checks", "measurements", "growth", "targets")
+
+
+def save(path: Path, results: Results, options: Options) -> None:
+    """Write the file whole, one line for each measurement."""
+    found = asdict(results)
+    for line in found["growth"]:
+        line["model"] = fitted(line["points"])
+    whole = {
+        "benchmark": "ps",
+        "date": datetime.date.today().isoformat(),
+        "machine": machine(),
+        "versions": results.peers[OURS]["versions"],
+        "settings": _settings(options),
+        "distinct": results.distinct,
+        "peers": results.peers,
+        **found,
+        "targets": list(targets(found)),
+    }
+    parts = []
+    for key, value in whole.items():
+        if key in _LISTS:
+            lines = ",\n".join(f"  {json.dumps(line)}" for line in value)
+            parts.append(f" {json.dumps(key)}: [\n{lines}\n ]")
+        else:
+            text = json.dumps(value, indent=1).replace("\n", "\n ")
+            parts.append(f" {json.dumps(key)}: {text}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text("{\n" + ",\n".join(parts) + "\n}\n")
+    temporary.replace(path)
+
+
+def fitted(points: list[dict[str, Any]]) -> dict[str, Any]:
+    """Cost of a row as a + b log10(rows), by least squares; what it comes to for larger tables.
+
+    A larger table misses more caches and address translations, and each level adds its share as
+    the table outgrows it: about a straight line over the logarithm of the size.
+    """
+    some = [point for point in points if point["rows"] >= _LEAST_ROWS]
+    if len(some) < 2:
+        return {}
+    x = np.log10([point["rows"] for point in some])
+    model: dict[str, Any] = {"from_rows": some[0]["rows"]}
+    for op in ("pull", "push"):
+        b, a = np.polyfit(x, [1e9 * point[f"{op}_s_a_row"] for point in some], 1)
+        model[op] = {"a_ns": float(a), "b_ns": float(b)}
+        model[op]["at"] = {f"{rows:.0e}": float(a + b * np.log10(rows)) for rows in _FAR}
+    return model
+
+
+def targets(found: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """What is to be reached, what was, and whether that is enough."""
+    lines, peers = found["measurements"], found["peers"]
+    rivals = [
+        name for name, of in peers.items() if of["networked"] and name not in (OURS, LOCAL, CEILING)
+    ]
+    dynamic = [name for name in rivals if peers[name]["dynamic"]]
+    asked = (
+        ("pull, over the best networked peer with any keys", dynamic, ("pull",), "zipf", 2.0),
+        ("push, over the best networked peer with any keys", dynamic, ("push",), "zipf", 3.0),
+        ("least over any networked peer", rivals, ("pull", "push", "both"), "zipf", 1.0),
+        ("pull, over the raw echo", [CEILING], ("pull",), "zipf", 0.8),
+        ("pull of distinct keys, over the raw echo", [CEILING], ("pull",), "distinct", 0.8),
+    )
+    for who in (OURS, LOCAL):
+        for dim, shards in sorted({(line["dim"], line["shards"]) for line in lines}):
+            mine = [line for line in lines if (line["dim"], line["shards"]) == (dim, shards)]
+            if who != OURS and all(line["peer"] != who for line in mine):
+                continue
+            for text, names, ops, workload, limit in asked:
+                value = _least(mine, who, names, ops, workload)
+                met = None if value is None else value >= limit
+                yield _target(f"`{who}`: {text}", dim, shards, f">= {limit:g}", value, met)
+    for line in found["growth"]:
+        if line["peer"] == OURS and line["dim"] == 16 and line["points"]:
+            point = line["points"][-1]
+            text = f"`{OURS}`: server bytes a row at {point['rows']:,} rows, exact Adagrad"
+            value = point["bytes_a_row"]
+            yield _target(text, 16, 1, f"<= {_BYTES_A_ROW:g}", value, value <= _BYTES_A_ROW)
+
+
+def _least(
+    lines: Sequence[Mapping[str, Any]],
+    who: str,
+    names: Sequence[str],
+    ops: Sequence[str],
+    workload: str,
+) -> float | None:
+    """The least ratio of `who` over those named: each the median of the rounds' ratios."""
+    ratios = []
+    for op in ops:
+        of = {x["peer"]: x for x in lines if (x["op"], x["workload"]) == (op, workload)}
+        for name in names:
+            if name in of and who in of:
+                pairs = zip(of[who]["rounds"], of[name]["rounds"], strict=True)
+                ratios.append(statistics.median(ours / its for ours, its in pairs))
+    return min(ratios, default=None)
+
+
+def _target(
+    text: str, dim: int, shards: int, limit: str, value: float | None, met: bool | None
+) -> dict[str, Any]:
+    where = {"dim": dim, "shards": shards}
+    return {"target": text, **where, "limit": limit, "value": value, "met": met}
+
+
+def _settings(options: Options) -> dict[str, Any]:
+    return {
+        **asdict(options.shape),
+        "ids": options.shape.ids,
+        "dims": options.dims,
+        "shards": options.shards,
+        "rounds": options.rounds,
+        "round_s": options.round_s,
+        "calls": options.calls,
+        "rows": options.rows,
+    }

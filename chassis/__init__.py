@@ -1,0 +1,1 @@
+"""What every process does alike: serve, call, secure, start and end, log, measure, trace."""

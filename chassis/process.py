@@ -1,0 +1,243 @@
+"""Manners of a process: starting children, announcing readiness, ending with the parent."""
+
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from chassis.bounded_log import BoundedLog
+from chassis.logs import JsonFormatter, log_format, readable
+
+LIFELINE = "HETERPS_LIFELINE"
+_DRAIN_S = 1.0
+_log = logging.getLogger("heterps.process")
+
+
+class ChildError(RuntimeError):
+    """A child process that ended or kept silent before it was ready."""
+
+
+def setup_logging(role: str) -> None:
+    """One line an event on standard error: time, level, role, message.
+
+    HETERPS_LOG_FORMAT=json makes each a JSON object with more; `text` and `auto` are the same.
+    """
+    form = log_format()
+    logging.basicConfig(
+        level=os.environ.get("HETERPS_LOG", "INFO").upper(),
+        format=f"%(asctime)s %(levelname).1s {role}: %(message)s",
+        datefmt="%H:%M:%S",
+        stream=sys.stderr,
+        force=True,
+    )
+    if form == "json":
+        for handler in logging.getLogger().handlers:
+            handler.setFormatter(JsonFormatter(role))
+
+
+def install_signals(stop: threading.Event) -> None:
+    """Turn SIGTERM and SIGINT into `stop`, and end with the parent where it holds a lifeline.
+
+    A thread of its own sets `stop`: a handler would run in the main thread, which may hold the
+    event's lock just then, or be about to wait without having seen the signal.
+    """
+    reading, writing = socket.socketpair()
+    writing.setblocking(False)
+
+    def watch() -> None:
+        while number := reading.recv(1):
+            if number[0] in (signal.SIGTERM, signal.SIGINT):
+                stop.set()
+
+    def nothing(number: int, frame: FrameType | None) -> None:
+        assert writing  # it lives as long as the handler does
+
+    signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)
+    # A forked child's signals are not ours.
+    os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
+    signal.signal(signal.SIGTERM, nothing)
+    signal.signal(signal.SIGINT, nothing)
+    threading.Thread(target=watch, name="signals", daemon=True).start()
+    lifeline(stop)
+
+
+def lifeline(stop: threading.Event | None = None, grace_s: float = 5.0) -> None:
+    """End when the parent does: its end of our standard input closes, however it died.
+
+    Unlike PR_SET_PDEATHSIG this does not depend on which thread of the parent started us.
+    """
+    if os.environ.pop(LIFELINE, None) != "1":
+        return
+
+    def watch() -> None:
+        while os.read(0, 4096):
+            pass
+        if stop is not None:
+            stop.set()
+            time.sleep(grace_s)
+        os._exit(3)
+
+    threading.Thread(target=watch, name="lifeline", daemon=True).start()
+
+
+def announce(path: str | Path | None, **facts: Any) -> None:
+    """Tell the parent that we are ready: write `facts` as JSON, in one atomic step."""
+    if path is None:
+        return
+    target = Path(path)
+    temporary = target.with_name(target.name + ".tmp")
+    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as stream:
+        json.dump({"pid": os.getpid(), **facts}, stream)  # ours alone: it may hold a password
+    os.replace(temporary, target)
+
+
+def module_argv(module: str, *arguments: str) -> list[str]:
+    """The command that runs a module of this project with this interpreter."""
+    return [sys.executable, "-m", module, *arguments]
+
+
+@dataclass(slots=True)
+class Child:
+    """A process started by `spawn`."""
+
+    label: str
+    process: "subprocess.Popen[bytes]"
+    log: Path
+    ready_file: Path
+    facts: dict[str, Any] = field(default_factory=dict)
+    pump: threading.Thread | None = None  # brings what it prints into its log
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self.process.pid
+
+    @property
+    def address(self) -> str:
+        """Where it listens, once ready."""
+        return str(self.facts["address"])
+
+    def poll(self) -> int | None:
+        """Its exit code, negative for a signal, None while it runs; by then its log is whole."""
+        code = self.process.poll()
+        if code is not None and self.pump is not None:
+            self.pump.join(_DRAIN_S)  # a process that it started may hold the pipe open
+            self.pump = None
+        return code
+
+    def wait_ready(self, timeout_s: float, stop: Callable[[], bool] | None = None) -> "Child":
+        """Wait for its announcement.
+
+        Raises:
+            ChildError: it ended first, or did not announce in time; quotes its log.
+        """
+        deadline = time.monotonic() + timeout_s
+        while not self.ready_file.exists():
+            code = self.poll()
+            if code is not None:
+                raise ChildError(
+                    f"{self.label} ended {describe_exit(code)} before it was ready\n"
+                    f"{last_lines(self.log)}"
+                )
+            if time.monotonic() > deadline or (stop is not None and stop()):
+                self.stop(0.5)
+                raise ChildError(
+                    f"{self.label} was not ready within {timeout_s:.0f} s\n{last_lines(self.log)}"
+                )
+            time.sleep(0.02)
+        self.facts = json.loads(self.ready_file.read_text())
+        return self
+
+    def stop(self, grace_s: float = 3.0) -> None:
+        """Ask it to end, then make it; safe to repeat."""
+        stop_all([self], grace_s)
+
+
+def stop_all(children: Sequence[Child], grace_s: float = 3.0) -> None:
+    """End children together: SIGTERM to all, `grace_s` for all, SIGKILL to the rest."""
+    for child in children:
+        if child.process.poll() is None:
+            child.process.terminate()
+    deadline = time.monotonic() + grace_s
+    for child in children:
+        try:
+            child.process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            child.process.kill()
+            child.process.wait()
+        if child.process.stdin is not None:
+            child.process.stdin.close()
+
+
+def spawn(
+    label: str,
+    argv: Sequence[str],
+    *,
+    directory: Path,
+    environment: Mapping[str, str] | None = None,
+    log: BoundedLog | None = None,
+) -> Child:
+    """Start a process that ends with us and announces itself.
+
+    `--ready-file PATH` is appended to `argv`; its output goes to DIRECTORY/LABEL.log.
+    It gets its own process group, so that Ctrl-C in a terminal reaches the parent alone,
+    which then ends its children in order.
+
+    Args:
+        log: where its output goes instead, so that it is bounded.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    ready = directory / f"{_stem(label)}.ready.json"
+    ready.unlink(missing_ok=True)
+    path = log.path if log is not None else log_path(directory, label)
+    with path.open("ab") as output:
+        process = subprocess.Popen(
+            [*argv, "--ready-file", str(ready)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE if log is not None else output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **(environment or {}), LIFELINE: "1"},
+            start_new_session=True,
+        )
+    child = Child(label, process, path, ready)
+    if log is not None and process.stdout is not None:
+        child.pump = log.pump(process.stdout)
+    return child
+
+
+def log_path(directory: Path, label: str) -> Path:
+    """Where the output of a child goes."""
+    return directory / f"{_stem(label)}.log"
+
+
+def _stem(label: str) -> str:
+    return label.replace(" ", "-").replace("/", "-")
+
+
+def describe_exit(code: int) -> str:
+    """An exit code in words."""
+    if code < 0:
+        return f"by signal {-code} ({signal.Signals(-code).name})"
+    return f"with exit code {code}"
+
+
+def last_lines(log: Path, lines: int = 15, limit: int = 8192) -> str:
+    """The end of a log file, for people whatever its format."""
+    try:
+        with log.open("rb") as stream:
+            stream.seek(max(0, log.stat().st_size - limit))
+            text = stream.read().decode(errors="replace")
+    except OSError:
+        return ""
+    shown = [part for line in text.splitlines() for part in readable(line).splitlines()]
+    return "\n".join(shown[-lines:])

@@ -1,0 +1,114 @@
+"""Serving: one gRPC server shape for every role, with health, reflection and bind rules."""
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from chassis import tracing
+from chassis.channels import OPTIONS
+from chassis.security import Security
+
+RawHandler = Callable[[bytes, grpc.ServicerContext], bytes]
+_SERVER_OPTIONS = [
+    *OPTIONS,
+    ("grpc.so_reuseport", 0),  # a port in use is an error, not a silent second listener
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+]
+
+
+class BindError(RuntimeError):
+    """The address cannot be listened on."""
+
+
+class Server:
+    """A gRPC server on one address.
+
+    Args:
+        name: the role, for errors.
+        bind: host:port, port 0 for any free one.
+        threads: how many calls run at once.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        bind: str = "127.0.0.1:0",
+        *,
+        security: Security | None = None,
+        threads: int = 16,
+    ) -> None:
+        self._name = name
+        self._bind = bind
+        self._security = security or Security.from_environment()
+        host = bind.rpartition(":")[0]
+        self._security.require_for(host)
+        guard = self._security.interceptor()
+        self._server = grpc.server(
+            ThreadPoolExecutor(threads, thread_name_prefix=name),
+            interceptors=[*([guard] if guard else []), *tracing.interceptors(name)],
+            options=_SERVER_OPTIONS,
+        )
+        self._health = health.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        self._services = [reflection.SERVICE_NAME, health.SERVICE_NAME]
+        self.address = ""
+
+    def add(
+        self,
+        register: Callable[[Any, grpc.Server], None],
+        servicer: object,
+        service: str,
+        raw: Mapping[str, RawHandler] | None = None,
+    ) -> None:
+        """Register a servicer.
+
+        Args:
+            register: the generated `add_XServicer_to_server`.
+            service: its full name, such as heterps.v1.Stage.
+            raw: methods that take and return the message's bytes, bypassing protobuf.
+        """
+        register(servicer, self._server)
+        if raw:  # registered last: the later handler of a method replaces the earlier
+            handlers: dict[str, Any] = {
+                method: grpc.unary_unary_rpc_method_handler(handler)
+                for method, handler in raw.items()
+            }
+            self._server.add_registered_method_handlers(service, handlers)
+        self._services.append(service)
+
+    def start(self) -> str:
+        """Listen and serve; the address with its real port.
+
+        Raises:
+            BindError: the port is taken or the host is not ours.
+        """
+        host = self._bind.rpartition(":")[0]
+        reflection.enable_server_reflection(self._services, self._server)
+        credentials = self._security.server_credentials()
+        try:
+            if credentials is None:
+                port = self._server.add_insecure_port(self._bind)  # loopback: checked above
+            else:
+                port = self._server.add_secure_port(self._bind, credentials)
+        except RuntimeError:
+            port = 0
+        if port == 0:
+            raise BindError(
+                f"{self._name}: cannot listen on {self._bind}: the port is in use or the host is "
+                "not this machine's; expected a free host:port (port 0 picks one)"
+            )
+        self._server.start()
+        for service in self._services:
+            self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
+        self._health.set("", health_pb2.HealthCheckResponse.SERVING)
+        self.address = f"{host}:{port}"
+        return self.address
+
+    def stop(self, grace_s: float = 1.0) -> None:
+        """Refuse new calls, let the running ones end within `grace_s`."""
+        self._health.enter_graceful_shutdown()
+        self._server.stop(grace_s).wait(grace_s + 1.0)

@@ -1,0 +1,97 @@
+#include "heterps/grouped_ffn.h"
+
+#include "arrays.h"
+
+namespace heterps {
+namespace {
+
+FfnShape shape_of(const Input& rows, const Input& w1, const Input& w2, int activation) {
+  if (activation < 0 || activation > static_cast<int>(Activation::kSwiglu)) {
+    throw nb::value_error("activation: expected 0 to 3");
+  }
+  return {size_of(rows, "rows", 0, 2), size_of(w1, "w1", 0, 3), size_of(rows, "rows", 1, 2),
+          size_of(w2, "w2", 1, 3), static_cast<Activation>(activation)};
+}
+
+void check_inputs(const FfnShape& s, const Kind& kind, const Input& rows, const Input& offsets,
+                  const Input& w1, const Input& w2) {
+  check(rows, "rows", kind.rows, kind.device, {s.rows, s.dim});
+  check(offsets, "offsets", nb::dtype<int64_t>(), kind.device, {s.groups + 1});
+  check(w1, "w1", kind.rows, kind.device, {s.groups, s.dim, s.inner()});
+  check(w2, "w2", kind.rows, kind.device, {s.groups, s.hidden, s.dim});
+}
+
+void forward(const Input& rows, const Input& offsets, const Input& w1, const Input& w2,
+             int activation, const Output& out, const std::optional<Output>& pre,
+             const std::optional<Output>& act, [[maybe_unused]] uintptr_t stream, int threads) {
+  const FfnShape s = shape_of(rows, w1, w2, activation);
+  const Kind kind = kind_of(rows);
+  check_inputs(s, kind, rows, offsets, w1, w2);
+  check(out, "out", kind.rows, kind.device, {s.rows, s.dim});
+  if (pre) check(*pre, "pre", kind.rows, kind.device, {s.rows, s.inner()});
+  if (act) check(*act, "act", kind.rows, kind.device, {s.rows, s.hidden});
+  const FfnArrays arrays{data<void>(rows),  data<int64_t>(offsets), data<void>(w1), data<void>(w2),
+                         data_or_null(pre), data_or_null(act),      data<void>(out)};
+  if (kind.on_cuda) {
+#ifdef HETERPS_WITH_CUDA
+    if (!act || !pre) throw nb::value_error("pre, act: expected arrays for a CUDA device");
+    nb::gil_scoped_release release;
+    grouped_ffn_cuda(s, kind.dtype, arrays, stream_of(stream));
+#endif
+    return;
+  }
+  nb::gil_scoped_release release;
+  grouped_ffn_cpu(s, kind.dtype, arrays, threads);
+}
+
+void backward(const Input& grad, const Input& rows, const Input& offsets, const Output& pre,
+              const Input& w1, const Input& w2, int activation, const Output& act,
+              const Output& grad_pre, const std::optional<Output>& grad_rows,
+              const std::optional<Output>& grad_w1, const std::optional<Output>& grad_w2,
+              [[maybe_unused]] uintptr_t stream, int threads) {
+  const FfnShape s = shape_of(rows, w1, w2, activation);
+  const Kind kind = kind_of(rows);
+  check_inputs(s, kind, rows, offsets, w1, w2);
+  check(grad, "grad", kind.rows, kind.device, {s.rows, s.dim});
+  check(pre, "pre", kind.rows, kind.device, {s.rows, s.inner()});
+  check(act, "act", kind.rows, kind.device, {s.rows, s.hidden});
+  check(grad_pre, "grad_pre", kind.rows, kind.device, {s.rows, s.inner()});
+  if (grad_rows) check(*grad_rows, "grad_rows", kind.rows, kind.device, {s.rows, s.dim});
+  if (grad_w1.has_value() != grad_w2.has_value()) {
+    throw nb::value_error("grad_w2: expected an array together with grad_w1");
+  }
+  if (grad_w1) {
+    check(*grad_w1, "grad_w1", kind.rows, kind.device, {s.groups, s.dim, s.inner()});
+    check(*grad_w2, "grad_w2", kind.rows, kind.device, {s.groups, s.hidden, s.dim});
+  }
+  const FfnArrays arrays{data<void>(rows), data<int64_t>(offsets), data<void>(w1), data<void>(w2),
+                         data<void>(pre),  data<void>(act),        nullptr};
+  const FfnGradients gradients{data<void>(grad), data<void>(grad_pre), data_or_null(grad_rows),
+                               data_or_null(grad_w1), data_or_null(grad_w2)};
+  if (kind.on_cuda) {
+#ifdef HETERPS_WITH_CUDA
+    nb::gil_scoped_release release;
+    grouped_ffn_backward_cuda(s, kind.dtype, arrays, gradients, stream_of(stream));
+#endif
+    return;
+  }
+  nb::gil_scoped_release release;
+  grouped_ffn_backward_cpu(s, kind.dtype, arrays, gradients, threads);
+}
+
+}  // namespace
+
+void bind_grouped_ffn(nb::module_& m) {
+  m.def("grouped_ffn", &forward, "rows"_a.noconvert(), "offsets"_a.noconvert(), "w1"_a.noconvert(),
+        "w2"_a.noconvert(), "activation"_a, "out"_a.noconvert(), "pre"_a.noconvert().none(),
+        "act"_a.noconvert().none(), "stream"_a = 0, "threads"_a = 1,
+        "out[r] = activate(rows[r] w1[e]) w2[e], e being the group of row r.");
+  m.def("grouped_ffn_backward", &backward, "grad"_a.noconvert(), "rows"_a.noconvert(),
+        "offsets"_a.noconvert(), "pre"_a.noconvert(), "w1"_a.noconvert(), "w2"_a.noconvert(),
+        "activation"_a, "act"_a.noconvert(), "grad_pre"_a.noconvert(),
+        "grad_rows"_a.noconvert().none(), "grad_w1"_a.noconvert().none(),
+        "grad_w2"_a.noconvert().none(), "stream"_a = 0, "threads"_a = 1,
+        "Gradients of grouped_ffn; act and grad_pre are scratch.");
+}
+
+}  // namespace heterps

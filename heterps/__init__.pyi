@@ -1,0 +1,37 @@
+from heterps.client.async_client import AsyncClient as AsyncClient
+from heterps.client.client import Client as Client
+from heterps.cluster.embedded import Cluster as Cluster
+from scheduler import plan as plan
+from workers.embedding.cached_rows import CachedRows as CachedRows
+from workers.embedding.collection import RemoteEmbeddingBagCollection as RemoteEmbeddingBagCollection
+from workers.embedding.collection import RemoteEmbeddingCollection as RemoteEmbeddingCollection
+from workers.embedding.config import EmbeddingBagConfig as EmbeddingBagConfig
+from workers.embedding.config import EmbeddingConfig as EmbeddingConfig
+from workers.embedding.jagged import KeyedJaggedTensor as KeyedJaggedTensor
+from workers.embedding.sparse import SparseEmbedding as SparseEmbedding
+from workers.learning.reduction import reduce_gradients as reduce_gradients
+from workers.model.saved import load as load
+from workers.moe.group import ExpertGroup as ExpertGroup
+from workers.moe.layer import MoE as MoE
+from workers.moe.layer import aux_loss as aux_loss
+from workers.moe.moefy import moefy as moefy
+
+__all__ = [
+    "AsyncClient",
+    "CachedRows",
+    "Client",
+    "Cluster",
+    "EmbeddingBagConfig",
+    "EmbeddingConfig",
+    "ExpertGroup",
+    "KeyedJaggedTensor",
+    "MoE",
+    "RemoteEmbeddingBagCollection",
+    "RemoteEmbeddingCollection",
+    "SparseEmbedding",
+    "aux_loss",
+    "load",
+    "moefy",
+    "plan",
+    "reduce_gradients",
+]

@@ -1,0 +1,1 @@
+"""Clusters that we start."""

@@ -1,0 +1,1 @@
+"""What a user keeps: contexts, running cluster, certificates."""

@@ -1,0 +1,1 @@
+"""A job file to a JobSpec with its code."""

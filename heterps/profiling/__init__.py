@@ -1,0 +1,1 @@
+"""Profiling without a cluster."""

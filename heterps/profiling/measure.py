@@ -1,0 +1,156 @@
+"""Profiling a model on this machine: a process for each type that is here, their costs together.
+
+The processes are the ones that a node runs for a job, so a profile made by hand and the one that
+the scheduler makes come from the same measurement.
+"""
+
+import os
+import subprocess
+import tempfile
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from chassis.process import LIFELINE, describe_exit, module_argv
+from heterps.errors import HeterpsError
+from heterps.profiling.present import is_cpu, present_types
+from protos.decision_pb2 import Resources, Workload
+from protos.job_pb2 import JobSpec
+from protos.node_pb2 import ProfileRequest
+
+_QUOTED_LINES = 15
+_ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How to measure.
+
+    Args:
+        units: cores to use at once at most; None for all.
+        batch: the reference batch; 0 for the job's.
+        bytes_per_s: of the network between hosts; 0 for what loopback does here.
+        samples: that the workload trains; 0 for the job's.
+    """
+
+    units: int | None = None
+    batch: int = 0
+    bytes_per_s: float = 0.0
+    samples: float = 0.0
+
+
+def profile(
+    job: JobSpec,
+    resources: Resources,
+    settings: Settings,
+    on_line: Callable[[str], None] = lambda line: None,
+) -> Workload:
+    """Measure a job's layers on the types that are here and estimate the others.
+
+    Args:
+        on_line: told what is being done, from another thread.
+
+    Raises:
+        HeterpsError: it failed, with the reason that the process gave.
+    """
+    offered = Resources()
+    offered.CopyFrom(resources)
+    for kind in offered.types:
+        kind.device = kind.device or ("cpu" if is_cpu(kind) else "cuda")
+        kind.emulated = kind.name in job.schedule.emulate
+    here = present_types(offered.types, set(job.schedule.emulate), settings.units)
+    if not here:
+        # Nothing of the kind is here: what a CPU core does tells the work, and all is estimated.
+        offered.types[0].emulated = True
+        here = {offered.types[0].name: 1}
+    request = ProfileRequest(job_id="profile", job=job, resources=offered)
+    measured = [
+        (kind, _run(request, kind, units, settings, on_line)) for kind, units in _turns(here)
+    ]
+    workload = measured[0][1]
+    if len(measured) > 1:
+        from scheduler.runs.offer import merge
+
+        workload = merge(measured)
+    if settings.samples:
+        workload.samples = settings.samples
+    return workload
+
+
+def _turns(here: Mapping[str, int]) -> list[tuple[str, int]]:
+    """Types one after the other, so that they do not disturb each other."""
+    return list(here.items())
+
+
+def _run(
+    request: ProfileRequest,
+    kind: str,
+    units: int,
+    settings: Settings,
+    on_line: Callable[[str], None],
+) -> Workload:
+    with tempfile.TemporaryDirectory(prefix="heterps-profile-") as folder:
+        asked, result = Path(folder, "request"), Path(folder, "workload")
+        asked.write_bytes(request.SerializeToString())
+        argv = module_argv(
+            "workers.profiling",
+            *("--request", str(asked), "--result", str(result), "--type", kind),
+            *("--units", str(units), "--batch", str(settings.batch)),
+            *("--bytes-per-s", str(settings.bytes_per_s)),
+        )
+        child = subprocess.Popen(
+            argv,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **_ONE_THREAD, LIFELINE: "1", "PYTHONUNBUFFERED": "1"},
+            text=True,
+            errors="replace",
+            start_new_session=True,  # Ctrl-C reaches us alone, and we end it
+        )
+        tail = _follow(child, on_line)
+        if child.returncode != 0 or not result.exists():
+            raise HeterpsError(_problem(child.returncode, tail))
+        return Workload.FromString(result.read_bytes())
+
+
+def _follow(child: "subprocess.Popen[str]", on_line: Callable[[str], None]) -> deque[str]:
+    """Read what a process writes until it ends; its last lines."""
+    tail: deque[str] = deque(maxlen=_QUOTED_LINES)
+
+    def read() -> None:
+        assert child.stdout is not None
+        for line in child.stdout:
+            tail.append(line.rstrip())
+            on_line(line.rstrip())
+
+    reader = threading.Thread(target=read, name="profile", daemon=True)
+    reader.start()
+    try:
+        child.wait()
+    except BaseException:
+        child.terminate()  # its own children end with it: they hold lifelines
+        with suppress(subprocess.TimeoutExpired):
+            child.wait(3.0)
+        child.kill()
+        child.wait()
+        raise
+    finally:
+        if child.stdin is not None:
+            child.stdin.close()
+    reader.join(2.0)
+    return tail
+
+
+def _problem(code: int, tail: deque[str]) -> str:
+    """Why profiling failed: the last line names it; of a crash the lines before it, too."""
+    lines = [line for line in tail if line.strip()]
+    if code < 0 or not lines:
+        return "\n".join([f"profiling ended {describe_exit(code)}", *lines])
+    kind, colon, text = lines[-1].partition(": ")
+    if colon and kind.isidentifier() and not any("Traceback" in line for line in lines):
+        return f"profiling failed: {text}"
+    return "\n".join(["profiling failed:", *lines])

@@ -1,0 +1,1 @@
+"""Figures and plans in words, shared by terminal, page and console."""

@@ -1,0 +1,1 @@
+"""A save as files: where it lies, its manifest, its rows."""

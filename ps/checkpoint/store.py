@@ -1,0 +1,131 @@
+"""Where checkpoints lie: a directory, or any place that fsspec can reach (s3://, gs://, ...).
+
+A save writes files under names that nobody uses yet and replaces one small file, the manifest,
+last and in one step. That needs no renaming of directories, which object stores lack.
+"""
+
+import hashlib
+import os
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from secrets import token_hex
+from typing import BinaryIO, Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What was written."""
+
+    bytes: int
+    sha256: str
+
+
+class Store(Protocol):
+    """A folder of files. Names may contain one slash."""
+
+    @property
+    def url(self) -> str:
+        """The place, as `open_store` takes it."""
+        ...
+
+    def write(self, name: str, chunks: Iterable[bytes]) -> Written:
+        """Write a new file and wait until it is safe."""
+        ...
+
+    def replace(self, name: str, data: bytes) -> None:
+        """Put a small file in the place of an old one, in one step."""
+        ...
+
+    def open(self, name: str) -> BinaryIO:
+        """Open for reading.
+
+        Raises:
+            OSError: it is not there, or cannot be read.
+        """
+        ...
+
+    def size(self, name: str) -> int:
+        """Bytes of a file.
+
+        Raises:
+            OSError: it is not there.
+        """
+        ...
+
+    def entries(self) -> list[str]:
+        """Names of files and folders in it; none when it does not exist."""
+        ...
+
+    def remove(self, folder: str) -> None:
+        """Remove a folder and what is in it; safe to repeat."""
+        ...
+
+
+class LocalStore:
+    """A directory."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root.absolute()
+
+    @property
+    def url(self) -> str:
+        """Its absolute path."""
+        return str(self._root)
+
+    def write(self, name: str, chunks: Iterable[bytes]) -> Written:
+        """See Store."""
+        path = self._root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        digest, size = hashlib.sha256(), 0
+        with path.open("wb") as stream:
+            for chunk in chunks:
+                stream.write(chunk)
+                digest.update(chunk)
+                size += len(chunk)
+            stream.flush()
+            os.fsync(stream.fileno())
+        _sync_directory(path.parent)
+        _sync_directory(self._root)
+        return Written(size, digest.hexdigest())
+
+    def replace(self, name: str, data: bytes) -> None:
+        """See Store."""
+        self._root.mkdir(parents=True, exist_ok=True)
+        path = self._root / name
+        new = path.with_name(f".{name}.{token_hex(4)}")
+        with new.open("wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(new, path)
+        _sync_directory(self._root)
+
+    def open(self, name: str) -> BinaryIO:
+        """See Store."""
+        return (self._root / name).open("rb")
+
+    def size(self, name: str) -> int:
+        """See Store."""
+        return (self._root / name).stat().st_size
+
+    def entries(self) -> list[str]:
+        """See Store."""
+        return sorted(os.listdir(self._root)) if self._root.is_dir() else []
+
+    def remove(self, folder: str) -> None:
+        """See Store."""
+        path = self._root / folder
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,1 @@
+"""ParameterClient: one file a verb."""

@@ -1,0 +1,60 @@
+"""Futures of several shards as one."""
+
+import itertools
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def settle(futures: Sequence["Future[T]"]) -> list[T]:
+    """Wait for all; their results, or the first error in the order given."""
+    errors = [error for error in [f.exception() for f in futures] if error is not None]
+    if errors:
+        raise errors[0]
+    return [f.result() for f in futures]
+
+
+def combine(
+    futures: Sequence["Future[Any]"],
+    finish: Callable[[list[Any]], T],
+    or_else: Callable[[BaseException], T] | None = None,
+) -> "Future[T]":
+    """A future of finish(results) once all are done; finish runs on the last one's thread.
+
+    Args:
+        futures: what to wait for.
+        finish: makes the result of theirs.
+        or_else: makes it of the first error, or raises.
+    """
+    combined: Future[T] = Future()
+    combined.set_running_or_notify_cancel()
+    left = itertools.count(len(futures) - 1, -1)
+    lock = threading.Lock()
+
+    def complete() -> None:
+        try:
+            try:
+                results = settle(futures)
+            except Exception as error:
+                if or_else is None:
+                    raise
+                combined.set_result(or_else(error))
+                return
+            combined.set_result(finish(results))
+        except Exception as error:
+            combined.set_exception(error)
+
+    def done(_: "Future[Any]") -> None:
+        with lock:
+            last = next(left) == 0
+        if last:
+            complete()
+
+    if not futures:
+        complete()
+    for future in futures:
+        future.add_done_callback(done)
+    return combined

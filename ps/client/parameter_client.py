@@ -1,0 +1,488 @@
+"""The client: tables that lie on several shards, used as one."""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protos import parameter_server_pb2 as pb
+from protos.codec import unpack
+from ps.client import save as saves
+from ps.client.pull import Pull
+from ps.client.push import Push
+from ps.client.session import Session, Shard
+from ps.engine import _native
+from ps.errors import TableError
+from ps.table.arrays import as_gradients, as_keys
+from ps.table.rules import WIRE_DTYPES
+from ps.table.spec import make_spec, nearest
+from ps.table.usage import Usage
+
+FILES_TIMEOUT_S = 600.0
+_ADVANCE_PAUSE_S = 0.02
+
+
+class ParameterClient:
+    """Rows of embedding tables on parameter-server shards.
+
+    Thread-safe. A forked child connects anew on its first call, under a name of its own.
+
+    Args:
+        addresses: host:port of every shard, in shard order; the same for every client.
+        timeout_s: how long a call may take, and how long an unreachable shard is tried.
+        client_id: names this client to the shards, which apply each of its pushes once. Only
+            one client may use a name at a time; made up when not given.
+        wire: how rows and gradients travel: float32, float16 or bfloat16.
+        channels: connections to each shard.
+        shared_memory: use it with shards of this host and user.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        timeout_s: float = 30,
+        client_id: str | None = None,
+        *,
+        wire: str = "float32",
+        channels: int = 1,
+        shared_memory: bool = True,
+    ) -> None:
+        if isinstance(addresses, str) or not 1 <= len(addresses) <= _native.BUCKETS:
+            raise ValueError(
+                f"addresses={addresses!r}; expected a list of 1 to {_native.BUCKETS} host:port"
+            )
+        for address in addresses:
+            if not address.rpartition(":")[0] or not address.rpartition(":")[2].isdigit():
+                raise ValueError(f"addresses: {address!r}; expected host:port")
+        if not timeout_s > 0:
+            raise ValueError(f"timeout_s={timeout_s}; expected a positive number of seconds")
+        if client_id is not None and not 1 <= len(client_id) <= 200:
+            raise ValueError(f"client_id: {len(client_id)} characters; expected 1 to 200")
+        if wire not in WIRE_DTYPES:
+            raise ValueError(f"wire={wire!r}; expected {', '.join(WIRE_DTYPES)}")
+        if not 1 <= channels <= 64:
+            raise ValueError(f"channels={channels}; expected 1 to 64")
+        self._addresses = list(addresses)
+        self._timeout_s = float(timeout_s)
+        self._client_id = client_id
+        self._wire = wire
+        self._connect = partial(Session, channels=channels, shared_memory=shared_memory)
+        self._lock = threading.Lock()
+        self._current: Session | None = None
+        self._closed = False
+        self._specs: dict[str, pb.TableSpec] = {}
+        self._pending: set[Future[None]] = set()
+
+    @property
+    def addresses(self) -> list[str]:
+        """host:port of every shard."""
+        session = self._current
+        return list(session.routes.addresses if session else self._addresses)
+
+    # Tables.
+
+    def create_table(self, name: str, dim: int, **options: Any) -> bool:
+        """Make a table on every shard; with the same spec again, do nothing.
+
+        Args:
+            name: letters, digits, `_`, `-` and `.`.
+            dim: floats a row.
+            options: optimizer, learning_rate, initializer, scale, seed, ... of
+                `ps.table.spec.make_spec`.
+
+        Returns:
+            Whether it was new.
+
+        Raises:
+            TableError: naming the argument, its value and what was expected.
+            ShardError: the table is there with another spec, or a shard did not answer.
+        """
+        spec = make_spec(name, dim, **options)
+        request = pb.CreateTableRequest(table=spec)
+        replies = self._on_all_of_one_routing(
+            lambda shard: (
+                shard.call(shard.stub.CreateTable, request, f"CreateTable of {name!r}").created
+            )
+        )
+        self._specs[name] = spec
+        return any(replies)
+
+    def drop_tables(self, prefix: str) -> list[str]:
+        """Forget the tables whose names begin with `prefix`; their names."""
+        request = pb.DropTablesRequest(prefix=prefix)
+        replies = self._on_all_of_one_routing(
+            lambda shard: list(shard.call(shard.stub.DropTables, request, "DropTables").tables)
+        )
+        self._specs.clear()
+        return sorted({name for names in replies for name in names})
+
+    def shrink(self, table: str, *, step: int = 0, decay: bool = True) -> int:
+        """Apply the table's eviction rules now.
+
+        Args:
+            table: its name.
+            step: the trainer's, for `ttl_steps`.
+            decay: let scores decay first.
+
+        Returns:
+            The number of keys removed.
+        """
+        request = pb.ShrinkRequest(table=table, step=step, decay=decay, time_s=int(time.time()))
+        return sum(
+            self.on_all(
+                lambda shard: (
+                    shard.call(
+                        shard.stub.Shrink, request, f"Shrink of {table!r}", FILES_TIMEOUT_S
+                    ).evicted
+                )
+            )
+        )
+
+    def keys(self, table: str, limit: int = 100) -> NDArray[np.uint64]:
+        """Some keys that have a row: uint64 [at most `limit`], in no order that means anything."""
+        request = pb.KeysRequest(table=table, limit=limit).SerializeToString()
+
+        def one(shard: Shard) -> NDArray[np.uint64]:
+            reply = shard.call(shard.keys, request, f"Keys of {table!r}")
+            return np.frombuffer(unpack(pb.KeysReply, reply)[1], np.uint64)
+
+        return np.concatenate(self.on_all(one))[:limit]
+
+    def spec(self, table: str) -> pb.TableSpec:
+        """What a table is; asks a shard about one that another client made.
+
+        Raises:
+            TableError: there is no such table.
+        """
+        spec = self._specs.get(table)
+        if spec is None:
+            shard = self.session().shards[0]
+            reply = shard.call(shard.stub.Stats, pb.StatsRequest(), "Stats")
+            self._specs.update({t.name: t.spec for t in reply.tables})
+            spec = self._specs.get(table)
+        if spec is None:
+            known = sorted(self._specs)
+            raise TableError(
+                f"table {table!r} does not exist on the parameter server; it has "
+                f"{', '.join(known) or 'no tables'}{nearest(table, known)}: see create_table"
+            )
+        return spec
+
+    # Rows.
+
+    def pull(self, table: str, keys: Any, read_only: bool = False) -> NDArray[np.float32]:
+        """Rows of `keys` (integers of any shape): float32 [*keys.shape, dim].
+
+        Repeated keys are fetched once. A key that was never pushed to reads its first value.
+
+        Args:
+            table: its name.
+            keys: NumPy or torch; int64 keeps its bits.
+            read_only: rows that lie on disk are read there, and stay.
+
+        Raises:
+            TableError: wrong keys, or no such table.
+            ShardError: a shard did not answer or refused.
+        """
+        return self._pull(table, keys, read_only, distinct=False).run()
+
+    def pull_unique(
+        self, table: str, unique_keys: Any, read_only: bool = False
+    ) -> NDArray[np.float32]:
+        """`pull` for keys known to be distinct, which saves finding that out."""
+        return self._pull(table, unique_keys, read_only, distinct=True).run()
+
+    def pull_async(
+        self, table: str, keys: Any, read_only: bool = False, *, distinct: bool = False
+    ) -> "Future[NDArray[np.float32]]":
+        """`pull` as a future. Its order among other calls under way is not defined."""
+        return self._pull(table, keys, read_only, distinct=distinct).start()
+
+    def prefetch(self, table: str, keys: Any) -> "Future[None]":
+        """Have the shards bring rows from disk into memory."""
+        return self._pull(table, keys, read_only=False, distinct=False).prefetch()
+
+    def push(self, table: str, keys: Any, grads: Any, **how: Any) -> None:
+        """Apply gradients, float32 [*keys.shape, dim]; those of equal keys sum first.
+
+        Returns once every shard has acknowledged. Each shard applies it exactly once, however
+        often it had to be sent. After a ShardError other shards may have applied their part.
+
+        Args:
+            table: its name.
+            keys: NumPy or torch; int64 keeps its bits.
+            grads: NumPy or torch floats.
+            how: `rate`, times the learning rate; `step`, of the trainer, for `ttl_steps`;
+                `shows` and `clicks`, float32 [*keys.shape], for scores and counts (one show each
+                unless given); `position`, of this client's reader once this push is applied,
+                kept in checkpoints.
+
+        Raises:
+            TableError: wrong keys, shapes or dtypes, no such table, or a gradient that is not
+                finite (names its key); nothing was applied.
+            ShardError: a shard did not answer or refused.
+        """
+        self._push(table, keys, grads, **how).run()
+
+    def push_async(
+        self, table: str, keys: Any, grads: Any, *, distinct: bool = False, **how: Any
+    ) -> "Future[None]":
+        """`push` as a future; the arrays may be reused as soon as this returns.
+
+        Args:
+            table, keys, grads, how: as of `push`.
+            distinct: the keys are known to be distinct, which saves finding that out.
+        """
+        future = self._push(table, keys, grads, distinct=distinct, **how).start()
+        with self._lock:
+            self._pending.add(future)
+        future.add_done_callback(self._forget)
+        return future
+
+    def assign(self, table: str, keys: Any, values: Any) -> None:
+        """Write weights, float32 [*keys.shape, dim]; of equal keys the last holds."""
+        self._push(table, keys, values, kind="assign").run()
+
+    def add(self, table: str, keys: Any, deltas: Any) -> None:
+        """Add to weights, past the optimizer; those of equal keys sum."""
+        self._push(table, keys, deltas, kind="add").run()
+
+    def flush(self) -> None:
+        """Wait until every `push_async` so far is acknowledged or has failed."""
+        with self._lock:
+            pending = list(self._pending)
+        wait(pending)
+
+    def advance(
+        self,
+        group: str,
+        worker: int,
+        workers: int,
+        clock: int,
+        staleness: int = 0,
+        timeout_s: float | None = None,
+        expire_s: float = 0.0,
+    ) -> int:
+        """Tell that the pushes of `clock` steps are acknowledged; wait for the slowest worker.
+
+        Returns once it is at most `staleness` steps behind: 0 is a barrier. Workers that push
+        faster than others are thus held back (stale-synchronous parallel, Ho et al. 2013).
+
+        Args:
+            group: names the workers that wait for each other.
+            worker: which one this is.
+            workers: of how many.
+            clock: steps done.
+            staleness: how many steps the slowest may be behind.
+            timeout_s: how long to wait; as long as a call unless given.
+            expire_s: a worker that has not called for so long counts as dead and holds this one
+                back no more, until it calls again; 0 for never. More than a step ever takes.
+
+        Returns:
+            The slowest worker's clock.
+
+        Raises:
+            ShardError: the first shard did not answer.
+            TimeoutError: the slowest worker did not get there.
+        """
+        shard = self.session().shards[0]
+        limit = time.monotonic() + (timeout_s or self._timeout_s)
+        while True:
+            request = pb.AdvanceRequest(
+                group=group,
+                worker=worker,
+                workers=workers,
+                clock=clock,
+                staleness=staleness,
+                wait_s=min(2.0, max(0.0, limit - time.monotonic())),
+                expire_s=expire_s,
+            )
+            reply = shard.call(shard.stub.Advance, request, f"Advance of {group!r}")
+            if reply.ready:
+                return int(reply.slowest)
+            if time.monotonic() >= limit:
+                raise TimeoutError(
+                    f"group {group!r}: worker {worker} is at {clock}, the slowest, worker "
+                    f"{reply.slowest_worker}, at {reply.slowest}; expected at most {staleness} "
+                    "steps between them"
+                )
+            time.sleep(_ADVANCE_PAUSE_S)  # many wait there, and this one was not let in
+
+    def leave(self, group: str, worker: int, workers: int) -> None:
+        """This worker has ended and holds nobody back any more."""
+        shard = self.session().shards[0]
+        request = pb.AdvanceRequest(group=group, worker=worker, workers=workers, leave=True)
+        shard.call(shard.stub.Advance, request, f"Advance of {group!r}")
+
+    # Checkpoints.
+
+    def save(
+        self,
+        path: str | Path,
+        timeout_s: float = FILES_TIMEOUT_S,
+        *,
+        prefix: str = "",
+        mode: str = "checkpoint",
+        since: str | Path | None = None,
+    ) -> None:
+        """Write a checkpoint, replacing an earlier one at its place in one step.
+
+        All shards write the same cut while training goes on: of every push it has all or
+        nothing. Pushes of this client made before are in it.
+
+        Args:
+            path: a directory that every shard and this process see as one, or a URL that fsspec
+                knows.
+            timeout_s: for each shard.
+            prefix: only tables whose names begin so.
+            mode: `checkpoint`, all that training needs; `delta`, the same of the rows changed
+                since the save at `since`; `base`, weights alone, for serving; `serving`, those
+                changed since the base or serving save at `since`.
+            since: for delta and serving: the save that it builds on, which must stay.
+
+        Raises:
+            CheckpointError: something that is not a checkpoint is at `path`, or the save at
+                `since` cannot be built on.
+            ShardError: a shard failed; what was at `path` is untouched.
+        """
+        self.flush()
+        saves.save(self.session(), path, timeout_s, prefix=prefix, mode=mode, since=since)
+
+    def load(self, path: str | Path, timeout_s: float = FILES_TIMEOUT_S) -> int:
+        """Replace the tables of a checkpoint by its rows, written by any number of shards.
+
+        Tables that the checkpoint does not have stay. No push may be under way.
+
+        Returns:
+            The number of rows loaded.
+
+        Raises:
+            CheckpointError: it is missing or damaged; no shard was asked to load it.
+            ShardError: a shard failed.
+        """
+        self.flush()
+        rows = saves.load(self.session(), path, timeout_s)
+        self._specs.clear()
+        return rows
+
+    def reshard(self, addresses: Sequence[str], timeout_s: float = FILES_TIMEOUT_S) -> int:
+        """Spread the tables over other shards while training goes on; the rows moved.
+
+        Args:
+            addresses: all shards from now on: those that stay, and new, empty ones.
+            timeout_s: for the whole change.
+
+        Raises:
+            ShardError: a shard failed. Repeat it: what was begun is taken up or begun anew.
+        """
+        from ps.client.reshard import reshard
+
+        return reshard(self.session(), list(addresses), timeout_s)
+
+    def stats(self) -> list[pb.StatsReply]:
+        """What every shard holds and uses, in shard order."""
+        return self.on_all(lambda shard: shard.call(shard.stub.Stats, pb.StatsRequest(), "Stats"))
+
+    def close(self) -> None:
+        """Wait for calls under way and disconnect; safe to repeat."""
+        with self._lock:
+            session, self._current, self._closed = self._current, None, True
+        if session is not None and session.pid == os.getpid():
+            session.close()
+
+    def __enter__(self) -> "ParameterClient":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def session(self) -> Session:
+        """The connections of this process."""
+        session = self._current
+        if session is not None and session.pid == os.getpid():
+            return session
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("this ParameterClient is closed")
+            session = self._current
+            if session is None or session.pid != os.getpid():
+                session = self._connect(self._addresses, self._timeout_s, self._client_id)
+                self._current = session
+            return session
+
+    def on_all(self, one: Callable[[Shard], Any]) -> list[Any]:
+        """Call every shard side by side; the replies in shard order."""
+        session = self.session()
+        session.look()
+        return session.run([partial(one, shard) for shard in session.shards])
+
+    def _on_all_of_one_routing(self, one: Callable[[Shard], Any]) -> list[Any]:
+        """Call every shard, those too that buckets have moved to meanwhile."""
+        session = self.session()
+        replies: list[Any] = []
+        while True:
+            version = session.routes.version
+            replies += self.on_all(one)
+            session.look()
+            if session.routes.version == version:
+                return replies
+
+    def _pull(self, table: str, keys: Any, read_only: bool, distinct: bool) -> Pull:
+        dim = self.spec(table).dim
+        flat, shape = as_keys(keys)
+        return Pull(self.session(), table, dim, flat, distinct, shape, self._wire, read_only)
+
+    def _push(
+        self,
+        table: str,
+        keys: Any,
+        values: Any,
+        *,
+        kind: str = "",
+        rate: float | None = None,
+        step: int = 0,
+        shows: Any = None,
+        clicks: Any = None,
+        position: str = "",
+        distinct: bool = False,
+    ) -> Push:
+        spec = self.spec(table)
+        flat, shape = as_keys(keys)
+        floats = as_gradients(values, shape, spec.dim)
+        usage = Usage.of(spec, shows, clicks, shape)
+        unique = flat
+        if not distinct:
+            unique, inverse = _native.unique(flat)
+            if len(unique) < len(flat):
+                usage = usage.merged(inverse, len(unique))
+                if kind == "assign":
+                    last = np.zeros(len(unique), np.int64)
+                    last[inverse] = np.arange(len(flat))
+                    floats = np.ascontiguousarray(floats[last])
+                else:
+                    floats = _native.segment_sum(inverse, floats, len(unique), spec.dim)
+        try:  # here, so that no shard has applied its part when another refuses
+            _native.check_finite(unique, 8, floats, spec.dim)
+        except ValueError as error:
+            raise TableError(f"table {table!r}: {error}") from None
+        head = pb.PushRequest(table=table, dim=spec.dim, kind=kind, step=step, position=position)
+        if rate is not None:
+            head.rate = rate
+        return Push(self.session(), head, unique, floats, usage, self._wire)
+
+    def _forget(self, future: "Future[None]") -> None:
+        with self._lock:
+            self._pending.discard(future)

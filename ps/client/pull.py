@@ -1,0 +1,299 @@
+"""One pull: its messages to the shards, and the rows put together again."""
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+
+import grpc
+import numpy as np
+from numpy.typing import NDArray
+
+from protos import parameter_server_pb2 as pb
+from protos.codec import pack
+from ps.client.futures import combine
+from ps.client.pull_in_place import PullInPlace
+from ps.client.replies import rows_of
+from ps.client.session import Routes, Session, Shard, StaleError
+from ps.engine import _native
+from ps.errors import ShardError
+from ps.shm.blocks import Block, SharedMemory
+from ps.shm.line import BrokenLineError
+from ps.shm.region import aligned
+from ps.table.arrays import Floats, Keys
+
+# Larger batches travel as several messages: gRPC is fastest with 1-16 MiB.
+MESSAGE_BYTES = 8 << 20
+_NARROW = np.uint64(1 << 32)
+Positions = NDArray[np.int64]
+Part = tuple[Shard, Keys, Positions | None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Reply:
+    rows: memoryview
+    release: Callable[[], None] = lambda: None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Distinct keys of a batch.
+
+    Attributes:
+        routes: the routing that it was made by.
+        keys: uint64 [U], by shard unless `begin` is None.
+        begin: where each shard's keys begin, and the end; None: they are anyhow.
+        inverse: for each key of the caller, which of `keys` it is; None: they are the same.
+    """
+
+    routes: Routes
+    keys: Keys
+    begin: list[int] | None
+    inverse: Positions | None
+
+    @classmethod
+    def of(cls, session: Session, keys: Keys, distinct: bool) -> "Plan":
+        """Of a caller's keys.
+
+        Args:
+            session: the connections.
+            keys: uint64 [n].
+            distinct: no key is there twice.
+        """
+        routes = session.routes
+        if distinct:
+            return cls(routes, keys, None, None)
+        unique, begin, inverse = _native.plan(keys, routes.route, len(routes.addresses))
+        return cls(routes, unique, begin, inverse)
+
+    def parts(self, session: Session, row_bytes: int) -> list[Part]:
+        """The messages; those without positions have the keys one after the other."""
+        if self.begin is None and len(self.routes.addresses) > 1:
+            return [*split(session, self.routes, self.keys, row_bytes)]
+        begins = self.begin or [0, len(self.keys)]
+        step = max(1, MESSAGE_BYTES // row_bytes)
+        return [
+            (shard, self.keys[at : min(at + step, end)], None)
+            for shard, begin, end in zip(
+                session.shards_of(self.routes), begins[:-1], begins[1:], strict=True
+            )
+            for at in range(begin, end, step)
+        ]
+
+
+class Pull:
+    """Rows of a caller's keys: in place where all shards are on this host.
+
+    Otherwise, of distinct keys, spread to where the caller's keys were.
+
+    Args:
+        session: the connections.
+        table: its name.
+        dim: floats a row.
+        keys: uint64 [n].
+        distinct: no key is there twice.
+        shape: of the caller's keys.
+        wire: how rows travel; in place as float32 alone.
+        read_only: rows on disk stay there.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        table: str,
+        dim: int,
+        keys: Keys,
+        distinct: bool,
+        shape: tuple[int, ...],
+        wire: str,
+        read_only: bool,
+    ) -> None:
+        self._session = session
+        self._table = table
+        self._dim = dim
+        self._keys = keys
+        self._distinct = distinct
+        self._shape = shape
+        self._wire = wire
+        self._row_bytes = dim * (4 if wire == "float32" else 2)
+        self._read_only = read_only
+        self._lent: list[_Reply] = []  # in shared memory, to be given back
+
+    def run(self) -> Floats:
+        """Make it on this thread and helpers."""
+        begun = self._begin_in_place()
+        rows = begun.finish() if begun else None
+        if rows is not None:
+            return rows.reshape(*self._shape, self._dim)
+        plan = self._plan()
+        parts = plan.parts(self._session, self._row_bytes)
+        works = [partial(self._fetch, plan.routes, shard, keys) for shard, keys, _ in parts]
+        try:
+            return self._finish(plan, parts, self._session.run(works))
+        except StaleError as error:
+            return self._again(plan)(error)
+
+    def start(self) -> "Future[Floats]":
+        """Make it in the background."""
+        begun = self._begin_in_place()
+        if begun:
+            return self._session.submit([partial(self._finish_in_place, begun)])[0]
+        plan = self._plan()
+        parts = plan.parts(self._session, self._row_bytes)
+        futures = self._session.submit(
+            [partial(self._fetch, plan.routes, shard, keys) for shard, keys, _ in parts]
+        )
+        return combine(futures, partial(self._finish, plan, parts), or_else=self._again(plan))
+
+    def prefetch(self) -> "Future[None]":
+        """Have the shards bring the rows into memory, and send none."""
+        plan = self._plan()
+        parts = plan.parts(self._session, self._row_bytes)
+        return combine(
+            self._session.submit(
+                [partial(self._fetch, plan.routes, s, keys, prefetch=True) for s, keys, _ in parts]
+            ),
+            lambda _: None,
+            or_else=self._let_go,
+        )
+
+    @staticmethod
+    def _let_go(error: BaseException) -> None:
+        if not isinstance(error, StaleError):  # else the rows are elsewhere: nothing is lost
+            raise error
+
+    def _plan(self) -> Plan:
+        return Plan.of(self._session, self._keys, self._distinct)
+
+    def _begin_in_place(self) -> PullInPlace | None:
+        if self._wire != "float32":  # the same values come from shards near and far
+            return None
+        return PullInPlace.begin(self._session, self._table, self._dim, self._keys, self._read_only)
+
+    def _finish_in_place(self, begun: PullInPlace) -> Floats:
+        rows = begun.finish()
+        if rows is not None:
+            return rows.reshape(*self._shape, self._dim)
+        plan = Plan.of(self._session, begun.keys(), self._distinct)
+        return self._again(plan)(StaleError())
+
+    def _again(self, plan: Plan) -> Callable[[BaseException], Floats]:
+        """Makes it anew by the routing that holds now.
+
+        On this thread alone: it may be one of the helpers, and they must not wait for each other.
+        """
+
+        def again(error: BaseException) -> Floats:
+            self._release()
+            limit = time.monotonic() + self._session.timeout_s
+            stale = plan.routes
+            while isinstance(error, StaleError) and time.monotonic() < limit:
+                self._session.refresh(stale)
+                stale = self._session.routes
+                parts = split(self._session, stale, plan.keys, self._row_bytes)
+                try:
+                    replies = [self._fetch(stale, shard, keys) for shard, keys, _ in parts]
+                except StaleError as another:
+                    error = another
+                    self._release()
+                    continue
+                return self._finish(plan, parts, replies)
+            raise unsettled(self._session, error)
+
+        return again
+
+    def _finish(self, plan: Plan, parts: Sequence[Part], replies: "list[_Reply]") -> Floats:
+        try:
+            rows = [(reply.rows, p[2]) for reply, p in zip(replies, parts, strict=True)]
+            flat = _native.gather(rows, len(plan.keys), plan.inverse, self._dim, self._wire)
+            return flat.reshape(*self._shape, self._dim)
+        finally:
+            self._release()
+
+    def _release(self) -> None:
+        while self._lent:
+            self._lent.pop().release()
+
+    def _fetch(self, routes: Routes, shard: Shard, keys: Keys, prefetch: bool = False) -> _Reply:
+        head = pb.PullRequest(
+            table=self._table,
+            dim=self._dim,
+            count=len(keys),
+            read_only=self._read_only,
+            dtype="" if self._wire == "float32" else self._wire,
+            route=routes.version,
+            prefetch=prefetch,
+        )
+        what = f"Pull of {len(keys)} rows of {self._table!r}"
+        rows_bytes = len(keys) * self._row_bytes
+        memory = None if prefetch else self._session.memory(routes)
+        if memory is not None:
+            block = memory.take(aligned(keys.nbytes) + rows_bytes, (shard.address,))
+            if block is not None:
+                try:
+                    return self._fetch_shared(shard, head, keys, memory, block, what)
+                except BrokenLineError:
+                    memory.drop()
+                    head.ClearField("region")
+        payload: Keys | bytes = keys
+        if len(keys) and keys.max() < _NARROW:
+            head.key_bytes = 4
+            payload = _native.narrow_keys(keys)
+        reply = shard.pull(pack(head, payload), what)
+        return _Reply(rows_of(shard, reply, head, 0 if prefetch else rows_bytes))
+
+    def _fetch_shared(
+        self,
+        shard: Shard,
+        head: pb.PullRequest,
+        keys: Keys,
+        memory: SharedMemory,
+        block: Block,
+        what: str,
+    ) -> _Reply:
+        region, keep = block.region, False
+        try:
+            head.region, head.rows_at = region.name, aligned(keys.nbytes)
+            region.view(0, keys.nbytes)[:] = keys.view(np.uint8).data
+            reply = shard.pull(head.SerializeToString(), what, block.lines[shard.address])
+            rows_of(shard, reply, head, 0)
+            keep = True
+            rows = region.view(head.rows_at, len(keys) * self._row_bytes)
+            reply_in_memory = _Reply(rows, partial(memory.give_back, block))
+            self._lent.append(reply_in_memory)
+            return reply_in_memory
+        finally:
+            if not keep:
+                memory.discard(block)
+
+
+def unsettled(session: Session, error: BaseException) -> BaseException:
+    """The error, in words of the user's where shards went by different routings for too long."""
+    if not isinstance(error, StaleError):
+        return error
+    first = session.shards[0]
+    return ShardError(
+        first.index,
+        first.address,
+        grpc.StatusCode.ABORTED,
+        f"and others went by different routings for {session.timeout_s:g} s; finish the reshard "
+        "that was begun: repeat it",
+    )
+
+
+def split(
+    session: Session, routes: Routes, keys: Keys, row_bytes: int
+) -> list[tuple[Shard, Keys, Positions]]:
+    """Keys by shard, in messages of a good size, with their positions in `keys`."""
+    shards = session.shards_of(routes)
+    if len(shards) == 1:
+        groups = [(keys, np.arange(len(keys), dtype=np.int64))]
+    else:
+        groups = _native.partition(keys, routes.route, len(shards))
+    step = max(1, MESSAGE_BYTES // row_bytes)
+    return [
+        (shard, part[begin : begin + step], positions[begin : begin + step])
+        for shard, (part, positions) in zip(shards, groups, strict=True)
+        for begin in range(0, len(part), step)
+    ]

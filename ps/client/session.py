@@ -1,0 +1,281 @@
+"""A client's connections to its shards, and the calls over them."""
+
+import itertools
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from uuid import uuid4
+
+import grpc
+
+from chassis.channels import RpcError, call, connect
+from chassis.memory import keep_buffers
+from protos.parameter_server_pb2 import AttachReply, AttachRequest, RouteRequest
+from protos.parameter_server_pb2_grpc import ParameterServerStub
+from ps.client.futures import T, settle
+from ps.errors import ShardError
+from ps.shm.blocks import SharedMemory
+from ps.shm.line import MAX_MESSAGE, PULL, PUSH, BrokenLineError, UnixLine
+from ps.shm.region import Region
+from ps.table.buckets import Route, default_route, route_of
+
+_SILENT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+_PATH = "/heterps.v1.ParameterServer/"
+
+
+class StaleError(RuntimeError):
+    """A shard goes by another routing than the request did."""
+
+
+@dataclass(frozen=True, slots=True)
+class Routes:
+    """Which shard has which bucket, as of some version."""
+
+    version: int
+    addresses: tuple[str, ...]
+    route: Route
+
+
+class Shard:
+    """One shard as a client sees it.
+
+    Args:
+        index: among the shards, for errors.
+        address: host:port.
+        timeout_s: of a call, and how long an unreachable shard is tried.
+        channels: connections to spread messages over.
+    """
+
+    def __init__(self, index: int, address: str, timeout_s: float, channels: int) -> None:
+        self.index = index
+        self.address = address
+        self._timeout_s = timeout_s
+        self._channels = [connect(address) for _ in range(channels)]
+        self.stub = ParameterServerStub(self._channels[0])
+        # Bytes in and out: the payloads never pass through protobuf.
+        self._pulls: list[Callable[..., bytes]] = [
+            c.unary_unary(_PATH + "Pull") for c in self._channels
+        ]
+        self._pushes: list[Callable[..., bytes]] = [
+            c.unary_unary(_PATH + "Push") for c in self._channels
+        ]
+        self.keys = _raw(self._channels[0], "Keys")
+        self._turn = itertools.count()
+
+    def pull(self, request: bytes, what: str, line: UnixLine | None = None) -> bytes:
+        """Pull, raw; by a line of this host where there is one."""
+        return self._data(PULL, self._pulls, request, what, line)
+
+    def push(self, request: bytes, what: str, line: UnixLine | None = None) -> bytes:
+        """Push, raw; by a line of this host where there is one."""
+        return self._data(PUSH, self._pushes, request, what, line)
+
+    def call(
+        self,
+        method: Callable[..., T],
+        request: object,
+        what: str,
+        timeout_s: float | None = None,
+        patience_s: float | None = None,
+    ) -> T:
+        """Call and, while the shard cannot be reached, repeat; every method of it may be.
+
+        Args:
+            method: of the stub.
+            request: its message.
+            what: names it in errors.
+            timeout_s: of one attempt; the session's unless given.
+            patience_s: for how long it is repeated; the session's timeout unless given.
+
+        Raises:
+            StaleError: the routing has changed.
+            BrokenLineError: it does not know the shared memory that the request names.
+            ShardError: no answer in time, or a refusal.
+        """
+        limit = timeout_s or self._timeout_s
+        patience = self._timeout_s if patience_s is None else patience_s
+        try:
+            return call(method, request, what=what, timeout_s=limit, retry_s=patience)
+        except RpcError as error:
+            if error.code is grpc.StatusCode.ABORTED:
+                raise StaleError(str(error)) from None
+            if "is not attached" in error.details:  # restarted, or it had too many
+                raise BrokenLineError(error.details) from None
+            if error.code in _SILENT:
+                text = f"did not answer within {limit:g} s ({what}: {error.details})"
+            else:
+                text = f"refused {what}: {error.details} ({error.code.name})"
+            raise ShardError(self.index, self.address, error.code, text) from None
+
+    def _data(
+        self,
+        number: int,
+        methods: list[Callable[..., bytes]],
+        request: bytes,
+        what: str,
+        line: UnixLine | None,
+    ) -> bytes:
+        if line is None or len(request) > MAX_MESSAGE:
+            return self.call(methods[next(self._turn) % len(methods)], request, what)
+        return self.call(partial(line.call, number), request, what)
+
+    def close(self) -> None:
+        """Close the connections; calls under way fail."""
+        for channel in self._channels:
+            channel.close()
+
+    def attach(self, region: Region) -> AttachReply:
+        """Offer it shared memory; once, since messages have another way."""
+        request = AttachRequest(region=region.name, nonce=region.nonce)
+        limit = min(1.0, self._timeout_s)
+        return self.call(self.stub.Attach, request, "Attach", limit, patience_s=0.0)
+
+
+class Session:
+    """The connections of one process. A forked child must make its own.
+
+    Attributes:
+        client, epoch: with a push's sequence they name it, once and for all.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        timeout_s: float,
+        client: str | None,
+        *,
+        channels: int,
+        shared_memory: bool,
+    ) -> None:
+        keep_buffers()
+        self.pid = os.getpid()
+        self.client = client or f"{socket.gethostname()[:64]}-{self.pid}-{uuid4().hex[:12]}"
+        self.epoch = time.time_ns()
+        self._make: Callable[[int, str], Shard] = lambda index, address: Shard(
+            index, address, timeout_s, channels
+        )
+        self._shared_memory = shared_memory
+        self._memory: tuple[tuple[str, ...], SharedMemory] | None = None
+        self.timeout_s = timeout_s
+        self._known: dict[str, Shard] = {}
+        self._lock = threading.Lock()
+        self._next = 1
+        self.routes = Routes(0, tuple(addresses), default_route(len(addresses)))
+        self._pool = ThreadPoolExecutor(
+            min(64, 4 * len(addresses) + 4), thread_name_prefix="ps-client"
+        )
+
+    @property
+    def shards(self) -> list[Shard]:
+        """The shards of the present routing, in order."""
+        return self.shards_of(self.routes)
+
+    def shards_of(self, routes: Routes) -> list[Shard]:
+        """The shards of a routing."""
+        return self.connect(routes.addresses)
+
+    def connect(self, addresses: Sequence[str]) -> list[Shard]:
+        """Shards by address, known or new."""
+        with self._lock:
+            for index, address in enumerate(addresses):
+                if address not in self._known:
+                    self._known[address] = self._make(index, address)
+            return [self._known[address] for address in addresses]
+
+    def memory(self, routes: Routes) -> SharedMemory | None:
+        """What is shared with the shards of a routing that are on this host; None: not wanted."""
+        if not self._shared_memory:
+            return None
+        known = self._memory
+        if known is not None and known[0] == routes.addresses:
+            return known[1]
+        shards = self.shards_of(routes)
+        with self._lock:
+            known = self._memory
+            if known is None or known[0] != routes.addresses:
+                if known is not None:
+                    known[1].close()
+                made = SharedMemory({shard.address: shard.attach for shard in shards})
+                self._memory = known = (routes.addresses, made)
+            return known[1]
+
+    def sequences(self, count: int) -> int:
+        """The first of so many consecutive numbers for messages of one push."""
+        with self._lock:
+            first = self._next
+            self._next += count
+            return first
+
+    def refresh(self, stale: Routes) -> None:
+        """Ask the shards for the routing that holds now, or wait a little for a newer one."""
+        if self.routes.version > stale.version:
+            return  # somebody else has asked
+        self.look()
+        if self.routes.version <= stale.version:
+            time.sleep(0.02)  # not installed everywhere yet
+
+    def look(self) -> None:
+        """Go by the newest routing that a shard knows.
+
+        One that does not answer at once may have left it.
+        """
+        asked: set[str] = set()
+        while True:
+            self.connect(self.routes.addresses)  # those that were not known yet
+            with self._lock:
+                shards = [s for s in self._known.values() if s.address not in asked]
+            if not shards:
+                return
+            for shard in shards:
+                asked.add(shard.address)
+                self._ask(shard)
+
+    def _ask(self, shard: Shard) -> None:
+        wait_s = min(1.0, self.timeout_s)
+        try:
+            reply = shard.call(shard.stub.Route, RouteRequest(), "Route", wait_s, 0.0)
+        except ShardError:
+            return
+        routing = reply.routing
+        with self._lock:
+            if routing.version > self.routes.version:
+                self.routes = Routes(routing.version, tuple(routing.shards), route_of(routing))
+
+    def submit(self, works: Sequence[Callable[[], T]]) -> list["Future[T]"]:
+        """Start calls side by side."""
+        return [self._pool.submit(work) for work in works]
+
+    def run(self, works: Sequence[Callable[[], T]]) -> list[T]:
+        """Make calls side by side, the last on this thread; the first error once all are done."""
+        if not works:
+            return []
+        futures = self.submit(works[:-1])
+        last: Future[T] = Future()
+        try:
+            last.set_result(works[-1]())
+        except Exception as error:
+            last.set_exception(error)
+        return settle([*futures, last])
+
+    def run_apart(self, works: Sequence[Callable[[], T]]) -> list[T]:
+        """As `run`, on threads of their own: pushes that a cut holds back may have all others."""
+        with ThreadPoolExecutor(max(1, len(works)), thread_name_prefix="ps-control") as pool:
+            return settle([pool.submit(work) for work in works])
+
+    def close(self) -> None:
+        """Wait for what was started, then disconnect."""
+        self._pool.shutdown(wait=True)
+        if self._memory is not None:
+            self._memory[1].close()
+        for shard in self._known.values():
+            shard.close()
+
+
+def _raw(channel: grpc.Channel, method: str) -> Callable[..., bytes]:
+    made: Callable[..., bytes] = channel.unary_unary(_PATH + method)
+    return made

@@ -1,0 +1,54 @@
+#include "table/index.h"
+
+#include <new>
+
+namespace heterps::ps {
+namespace {
+constexpr size_t kFirstBuckets = 2;
+}
+
+Index::Index(Arena& arena, double max_load) : arena_(arena), max_load_(max_load) {
+  Allocate(kFirstBuckets);
+}
+
+void Index::Allocate(size_t buckets) {
+  if (buckets_) arena_.Free(buckets_, bytes());
+  buckets_ = static_cast<Bucket*>(arena_.Allocate(buckets * sizeof(Bucket)));
+  for (size_t b = 0; b < buckets; ++b) new (buckets_ + b) Bucket;
+  mask_ = buckets - 1;
+  size_ = 0;
+  limit_ = static_cast<size_t>(static_cast<double>(buckets * kSlots) * max_load_);
+}
+
+void Index::Double() { Allocate((mask_ + 1) * 2); }
+
+void Index::Insert(uint64_t hash, uint32_t place) {
+  for (uint64_t b = PlaceOf(hash) & mask_;; b = (b + 1) & mask_) {
+    Bucket& bucket = buckets_[b];
+    if (const uint32_t empty = Matches(bucket, 0)) {
+      const int slot = __builtin_ctz(empty);
+      bucket.tags[static_cast<size_t>(slot)] = TagOf(hash);
+      bucket.places[static_cast<size_t>(slot)] = place;
+      ++size_;
+      return;
+    }
+    ++bucket.passed;
+  }
+}
+
+void Index::Erase(uint64_t hash, uint32_t place) {
+  const uint8_t tag = TagOf(hash);
+  for (uint64_t b = PlaceOf(hash) & mask_;; b = (b + 1) & mask_) {
+    Bucket& bucket = buckets_[b];
+    for (uint32_t m = Matches(bucket, tag); m; m &= m - 1) {
+      const auto slot = static_cast<size_t>(__builtin_ctz(m));
+      if (bucket.places[slot] != place) continue;
+      bucket.tags[slot] = 0;
+      --size_;
+      return;
+    }
+    --bucket.passed;
+  }
+}
+
+}  // namespace heterps::ps

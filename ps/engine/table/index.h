@@ -1,0 +1,103 @@
+// Where each key's row is: one cache line holds twelve entries.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "bindings/platform.h"
+#include "table/arena.h"
+#include "table/hash.h"
+
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
+namespace heterps::ps {
+
+// An entry is 8 bits of the hash and a 32-bit place; keys are compared where the rows are. A full
+// bucket sends entries on to the next and counts them, so a search knows where to end and an
+// erased entry leaves no grave (as in Folly's F14). Not thread-safe.
+class Index {
+ public:
+  static constexpr uint32_t kNone = UINT32_MAX;
+
+  Index(Arena& arena, double max_load);
+
+  size_t size() const { return size_; }
+  size_t bytes() const { return (mask_ + 1) * sizeof(Bucket); }
+  bool full() const { return size_ >= limit_; }
+
+  void PrefetchBucket(uint64_t hash) const { Prefetch(&buckets_[PlaceOf(hash) & mask_]); }
+
+  // The first place in the home bucket that may be the hash's: to prefetch its row.
+  uint32_t Candidate(uint64_t hash) const {
+    const Bucket& bucket = buckets_[PlaceOf(hash) & mask_];
+    const uint32_t matches = Matches(bucket, TagOf(hash));
+    return matches ? bucket.places[__builtin_ctz(matches)] : kNone;
+  }
+
+  // The place for which same(place) holds, or kNone.
+  template <typename Same>
+  uint32_t Find(uint64_t hash, Same same) const {
+    const uint32_t* place = const_cast<Index*>(this)->FindEntry(hash, same);
+    return place ? *place : kNone;
+  }
+
+  // The entry itself, to be given another place.
+  template <typename Same>
+  uint32_t* FindEntry(uint64_t hash, Same same) {
+    const uint8_t tag = TagOf(hash);
+    for (uint64_t b = PlaceOf(hash) & mask_;; b = (b + 1) & mask_) {
+      Bucket& bucket = buckets_[b];
+      for (uint32_t m = Matches(bucket, tag); m; m &= m - 1) {
+        uint32_t& place = bucket.places[__builtin_ctz(m)];
+        if (same(place)) return &place;
+      }
+      if (bucket.passed == 0) return nullptr;
+    }
+  }
+
+  // The hash must have no entry yet, and the index not be full().
+  void Insert(uint64_t hash, uint32_t place);
+  // The entry must be there.
+  void Erase(uint64_t hash, uint32_t place);
+  // Empties it and makes room for twice as many; the owner inserts all anew.
+  void Double();
+
+ private:
+  static constexpr uint32_t kSlots = 12;
+  static constexpr uint32_t kAll = (1u << kSlots) - 1;
+  struct alignas(64) Bucket {
+    std::array<uint8_t, kSlots> tags{};  // 0: empty
+    std::array<uint32_t, kSlots> places{};
+    uint32_t passed = 0;  // entries that found this bucket full
+  };
+  static_assert(sizeof(Bucket) == 64);
+
+  static uint8_t TagOf(uint64_t hash) {
+    const auto tag = static_cast<uint8_t>(hash >> 56);
+    return tag ? tag : 1;
+  }
+  static uint32_t Matches(const Bucket& bucket, uint8_t tag) {
+#if defined(__SSE2__)
+    const __m128i tags = _mm_load_si128(reinterpret_cast<const __m128i*>(&bucket));
+    const __m128i wanted = _mm_set1_epi8(static_cast<char>(tag));
+    return static_cast<uint32_t>(_mm_movemask_epi8(_mm_cmpeq_epi8(tags, wanted))) & kAll;
+#else
+    uint32_t matches = 0;
+    for (uint32_t i = 0; i < kSlots; ++i) matches |= uint32_t{bucket.tags[i] == tag} << i;
+    return matches;
+#endif
+  }
+  void Allocate(size_t buckets);
+
+  Arena& arena_;
+  double max_load_;
+  uint64_t mask_ = 0;
+  size_t size_ = 0;
+  size_t limit_ = 0;
+  Bucket* buckets_ = nullptr;
+};
+
+}  // namespace heterps::ps

@@ -1,0 +1,230 @@
+// One of a table's 64 parts: an index over pools of rows, in memory and on disk.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <cstring>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "table/block.h"
+#include "table/disk.h"
+#include "table/index.h"
+#include "table/options.h"
+#include "table/pool.h"
+
+namespace heterps::ps {
+
+struct Item {
+  uint64_t key;
+  size_t position;  // in the batch
+};
+
+// Which keys of a batch are meant: those whose bucket `route` gives to `shard`; null: all.
+struct Mine {
+  const uint16_t* route = nullptr;
+  uint16_t shard = 0;
+};
+
+struct PullBatch {
+  bool read_only = false;
+  bool copy = true;  // false: only bring rows into memory
+  Dtype dtype = Dtype::kFloat32;
+  char* out = nullptr;
+  Mine mine = {};  // the rows of other keys stay as they are
+};
+
+struct PushBatch {
+  enum class Kind { kGradient, kAdd, kAssign };
+  Kind kind = Kind::kGradient;
+  const char* values = nullptr;  // dim floats each, of any alignment
+  const char* shows = nullptr;   // a float each, or none: one show each
+  const char* clicks = nullptr;
+  float rate = 1;
+  bool distinct = false;  // no key comes twice
+  uint64_t nonce = 0;     // of the push: all that is random about it follows from this
+  uint32_t time_s = 0;
+  uint32_t step = 0;
+};
+
+struct Counters {
+  uint64_t rows = 0, waiting = 0, disk_rows = 0, bytes = 0;
+  uint64_t missed = 0, evicted = 0, promoted = 0, demoted = 0;
+};
+
+// Not thread-safe: its mutex guards every call.
+//
+// While a snapshot is taken, rows are written as they were at the cut: a row that is about to
+// change, move or go, and has not been written yet, is copied aside first. That costs what the
+// training touches, not the size of the table.
+class alignas(64) Subtable {
+ public:
+  Subtable(const Options& options, Arena& rows, Arena& indices, DiskFile& file, size_t number,
+           double max_load);
+
+  mutable std::mutex mutex;
+
+  void Pull(const Item* items, size_t n, const PullBatch& batch);
+  void Push(const Item* items, size_t n, const PushBatch& batch);
+
+  // Moves the coldest rows to disk until memory is within `bytes`.
+  void Demote(size_t bytes);
+  // Applies the eviction rules but max_rows; returns the number of keys removed. No snapshot may
+  // be under way.
+  uint64_t Shrink(uint32_t time_s, uint32_t step, bool decay);
+  // What max_rows goes by: the rows worth least are removed first.
+  struct Worth {
+    uint64_t worth;
+    uint64_t key;
+  };
+  void Worths(std::vector<Worth>* out);
+  void EvictKey(uint64_t key);
+  size_t rows() const { return pools_[kNarrow].size() + pools_[kFull].size() + disk_.size(); }
+  // Forgets the rows of some buckets, without a trace.
+  void Erase(const Buckets& buckets);
+
+  // Takes the rows of a block whose buckets are wanted; they replace rows of the same key.
+  void AbsorbRow(BlockKind kind, uint64_t key, const Usage& usage, const char* row);
+  void AbsorbGone(uint64_t key);
+  bool AbsorbBloom(const char* counters, size_t size) { return bloom_.Merge(counters, size); }
+
+  // Begins a snapshot of what is here now. Whatever changes from now on has generation `cut`.
+  void BeginSnapshot(const Selection* selection, uint32_t cut);
+  void EndSnapshot();
+  // The next block; empty at the end.
+  std::vector<char> NextBlock();
+  // Whether all removals since that cut are still known.
+  bool RemembersSince(uint32_t since) const { return gone_from_ <= since; }
+
+  Counters counters() const;
+  size_t bytes() const;
+  size_t live_bytes() const;  // without what removed rows have left
+  void Keys(size_t limit, std::vector<uint64_t>* out);
+
+ private:
+  enum Place : uint32_t { kCounted = 0, kNarrow = 1, kFull = 2, kDisk = 3 };
+  static uint32_t PlaceFor(uint32_t kind, uint32_t slot) { return kind << 30 | slot; }
+  static uint32_t KindOf(uint32_t place) { return place >> 30; }
+  static uint32_t SlotOf(uint32_t place) { return place & ((1u << 30) - 1); }
+
+  struct Entry {  // a key of a push
+    uint64_t key;
+    const void* values;
+    float shows, clicks;
+  };
+  struct Probed {
+    uint64_t hash;
+    uint32_t place;  // where its row may be, as of the probe
+  };
+  Pool& pool(uint32_t place) { return pools_[KindOf(place)]; }
+  uint64_t KeyAt(uint32_t place);
+  uint32_t FindPlace(uint64_t key, uint64_t hash);
+  // A look-up in three steps, some keys apart, so that their cache misses overlap: the bucket of
+  // the index, the row that it names, and then the comparison of keys.
+  void Look(uint64_t key, Probed* out) const {
+    out->hash = Mix(key);
+    index_.PrefetchBucket(out->hash);
+  }
+  void Fetch(size_t row_bytes, Probed* out);
+  uint32_t FindProbed(uint64_t key, const Probed& probed);
+  void Insert(uint64_t key, uint64_t hash, uint32_t place);
+  void Grow();
+  template <typename Visit>
+  void ForEachPlace(Visit visit);
+
+  uint32_t Create(uint64_t key, uint64_t hash, bool full);
+  // The row for a push, made or fetched where need be; kNone when the key is not admitted.
+  uint32_t Obtain(const Entry& entry, const Probed& probed, const PushBatch& batch);
+  bool Admits(uint64_t hash, const Usage& usage, const PushBatch& batch);
+  void Count(Usage& usage, const Entry& entry, const PushBatch& batch);
+  // Adds what is given to an earlier entry of the same key.
+  void Merge(const Entry& given, size_t first, const PushBatch& batch, std::vector<Entry>* entries,
+             std::vector<std::unique_ptr<float[]>>* sums) const;
+  void PullChunk(const Item* items, size_t n, const PullBatch& batch);
+  void PushChunk(const Entry* entries, size_t n, const PushBatch& batch);
+
+  // Moves a row; its key's place in the index follows.
+  uint32_t Promote(uint64_t key, uint64_t hash, uint32_t place);
+  uint32_t Widen(uint64_t key, uint64_t hash, uint32_t place);
+  void Remove(uint64_t key, uint64_t hash, uint32_t place);
+  void Evict(uint64_t key, uint64_t hash, uint32_t place);
+  void Replace(uint64_t hash, uint32_t from, uint32_t to);
+  // The generation of a row that moves.
+  uint32_t Moved(uint32_t generation) const { return snapshot_ ? generation_ : generation; }
+
+  struct Record {  // a row on disk, taken apart
+    uint64_t key;
+    uint32_t generation;
+    bool full;
+    Usage usage;
+    char* row;
+  };
+  Record ReadRecord(uint32_t slot);
+  Record Take(char* record) const;
+  void WriteRecord(char* to, uint64_t key, uint32_t generation, bool full, const Usage& usage,
+                   const char* row) const;
+  void Relieve();
+  // Moves rows together, so that memory their neighbours have left can go.
+  void Compact(uint32_t kind);
+
+  // The cut.
+  bool Wanted(uint64_t key, uint32_t generation, float score) const;
+  bool Written(uint32_t place) const;
+  void SaveBefore(uint32_t place);
+  void Put(BlockKind kind, uint64_t key, const Usage& usage, const char* row,
+           std::optional<BlockWriter>* writer) const;
+  void ScanPool(uint32_t kind, std::optional<BlockWriter>* writer);
+  void ScanDisk(std::optional<BlockWriter>* narrow, std::optional<BlockWriter>* full);
+
+  const Options& options_;
+  const Layout& layout_;
+  const bool usage_;
+  const bool counts_;  // shows within a push are summed: usage, or a Bloom filter, needs them
+  const size_t number_;
+  Index index_;
+  std::array<Pool, 3> pools_;
+  DiskRows disk_;
+  Bloom bloom_;
+  std::array<uint32_t, 3> hands_{};  // where Demote goes on
+  const size_t read_bytes_;          // of a row that a pull reads
+  std::vector<char> record_;         // scratch
+  Counters counters_;
+
+  uint32_t generation_ = 1;
+  std::deque<std::pair<uint64_t, uint32_t>> gone_;  // removed keys, oldest first
+  uint32_t gone_from_ = 0;  // removals of this generation and later are all in gone_
+
+  const Selection* snapshot_ = nullptr;
+  uint32_t cursor_kind_ = 0, cursor_slot_ = 0;
+  std::array<std::optional<BlockWriter>, 3> before_;
+  std::deque<std::vector<char>> ready_;
+};
+
+// Every key and its place, in memory and then on disk.
+template <typename Visit>
+void Subtable::ForEachPlace(Visit visit) {
+  for (uint32_t kind = 0; kind < 3; ++kind) {
+    Pool& rows = pools_[kind];
+    for (uint32_t slot = 0; slot < rows.end(); ++slot) {
+      if (rows.generation(slot) != 0) visit(rows.key(slot), PlaceFor(kind, slot));
+    }
+  }
+  std::vector<char> records;
+  for (uint32_t first = 0; first < disk_.end();) {
+    const uint32_t count = std::min(DiskRows::Together(first), disk_.end() - first);
+    records.resize(count * disk_.record_bytes());
+    disk_.ReadMany(first, count, records.data());
+    for (uint32_t i = 0; i < count; ++i) {
+      DiskRows::Head head;
+      std::memcpy(&head, &records[i * disk_.record_bytes()], sizeof(head));
+      if (head.generation != 0) visit(head.key, PlaceFor(kDisk, first + i));
+    }
+    first += count;
+  }
+}
+
+}  // namespace heterps::ps

@@ -1,0 +1,209 @@
+// Between memory and disk, and out of both.
+#include <algorithm>
+#include <cstring>
+
+#include "table/subtable.h"
+
+namespace heterps::ps {
+namespace {
+
+constexpr size_t kGoneKept = 1 << 16;  // removed keys remembered for deltas
+constexpr double kHardLimit = 1.05;    // of the budget: from here on whoever adds rows makes room
+constexpr double kRelieved = 0.95;
+constexpr double kSlack = 1.1;  // of the budget: more than that is not left to removed rows
+
+}  // namespace
+
+Subtable::Record Subtable::Take(char* record) const {
+  DiskRows::Head head;
+  std::memcpy(&head, record, sizeof(head));
+  Record out{head.key, head.generation, head.full != 0, {}, record + sizeof(head)};
+  if (usage_) {
+    std::memcpy(&out.usage, out.row, sizeof(Usage));
+    out.row += sizeof(Usage);
+  }
+  return out;
+}
+
+Subtable::Record Subtable::ReadRecord(uint32_t slot) {
+  disk_.Read(slot, record_.data());
+  return Take(record_.data());
+}
+
+void Subtable::WriteRecord(char* to, uint64_t key, uint32_t generation, bool full,
+                           const Usage& usage, const char* row) const {
+  const DiskRows::Head head{key, generation, full};
+  std::memcpy(to, &head, sizeof(head));
+  to += sizeof(head);
+  if (usage_) {
+    std::memcpy(to, &usage, sizeof(usage));
+    to += sizeof(usage);
+  }
+  if (row) std::memcpy(to, row, layout_.bytes(full));
+}
+
+uint32_t Subtable::Promote(uint64_t key, uint64_t hash, uint32_t place) {
+  SaveBefore(place);
+  const Record record = ReadRecord(SlotOf(place));
+  const uint32_t kind = record.full ? kFull : kNarrow;
+  Pool& rows = pools_[kind];
+  const uint32_t slot = rows.Add(key, Moved(record.generation));
+  std::memcpy(rows.row(slot), record.row, rows.row_bytes());
+  if (usage_) rows.usage(slot) = record.usage;
+  Replace(hash, place, PlaceFor(kind, slot));
+  disk_.Remove(SlotOf(place));
+  ++counters_.promoted;
+  return PlaceFor(kind, slot);
+}
+
+void Subtable::Relieve() {
+  if (!options_.tiered()) return;
+  const double budget = static_cast<double>(options_.memory_bytes) / kSubtables;
+  if (static_cast<double>(live_bytes()) > kHardLimit * budget) {
+    Demote(static_cast<size_t>(kRelieved * budget));
+  }
+}
+
+// Clock: a row that has been used since the hand last passed gets another round, the more the
+// oftener it was used.
+void Subtable::Demote(size_t bytes) {
+  const size_t used = live_bytes();
+  if (!options_.tiered() || used <= bytes) return;
+  disk_.SortFree();
+  const size_t size = disk_.record_bytes();
+  std::vector<char> run;  // records of consecutive slots
+  uint32_t first = 0, count = 0;
+  const auto flush = [&] {
+    if (count) disk_.WriteMany(first, count, run.data());
+    run.clear();
+    count = 0;
+  };
+  size_t freed = 0;
+  for (const uint32_t kind : {kFull, kNarrow}) {
+    Pool& rows = pools_[kind];
+    const size_t per_row = rows.row_bytes() + sizeof(uint64_t) + sizeof(uint32_t) + 1;
+    // Heat halves at each pass, so nine passes reach every row.
+    for (size_t left = size_t{rows.end()} * 9; left > 0 && used - freed > bytes; --left) {
+      uint32_t& hand = hands_[kind];
+      if (hand >= rows.end()) hand = 0;
+      const uint32_t from = hand++;
+      if (rows.generation(from) == 0) continue;
+      uint8_t& heat = rows.heat(from);
+      if (heat > 0) {
+        heat = static_cast<uint8_t>(heat >> 1);
+        continue;
+      }
+      const uint32_t place = PlaceFor(kind, from);
+      SaveBefore(place);
+      const uint64_t key = rows.key(from);
+      const uint32_t to = disk_.Take();
+      if (count && (to != first + count || DiskRows::Together(first) <= count)) flush();
+      if (count == 0) first = to;
+      run.resize((count + 1) * size);
+      WriteRecord(&run[count * size], key, Moved(rows.generation(from)), kind == kFull,
+                  usage_ ? rows.usage(from) : Usage{}, rows.row(from));
+      ++count;
+      Replace(Mix(key), place, PlaceFor(kDisk, to));
+      rows.Remove(from);
+      ++counters_.demoted;
+      freed = std::min(used, freed + per_row);
+    }
+  }
+  flush();
+  if (static_cast<double>(this->bytes()) >
+      kSlack * static_cast<double>(options_.memory_bytes) / kSubtables) {
+    for (const uint32_t kind : {kCounted, kNarrow, kFull}) Compact(kind);
+  }
+}
+
+void Subtable::Compact(uint32_t kind) {
+  Pool& rows = pools_[kind];
+  uint32_t to = 0;
+  for (uint32_t from = rows.end(); from-- > rows.size();) {
+    if (rows.generation(from) == 0) continue;
+    while (rows.generation(to) != 0) ++to;
+    SaveBefore(PlaceFor(kind, from));
+    rows.generation(from) = Moved(rows.generation(from));
+    rows.Move(from, to);
+    Replace(Mix(rows.key(to)), PlaceFor(kind, from), PlaceFor(kind, to));
+  }
+  rows.Truncate();
+}
+
+void Subtable::Evict(uint64_t key, uint64_t hash, uint32_t place) {
+  SaveBefore(place);
+  Remove(key, hash, place);
+  ++counters_.evicted;
+  gone_.emplace_back(key, generation_);
+  if (gone_.size() > kGoneKept) {
+    gone_from_ = gone_.front().second + 1;
+    while (!gone_.empty() && gone_.front().second < gone_from_) gone_.pop_front();
+  }
+}
+
+uint64_t Subtable::Shrink(uint32_t time_s, uint32_t step, bool decay) {
+  const Eviction& rules = options_.eviction;
+  std::vector<std::pair<uint64_t, uint32_t>> out;
+  const bool decays = decay && options_.score.used() && options_.score.decay != 1;
+  const auto look = [&](uint64_t key, uint32_t place) {
+    Usage usage;
+    const char* row = nullptr;
+    bool full = KindOf(place) == kFull;
+    if (KindOf(place) == kDisk) {
+      const Record record = ReadRecord(SlotOf(place));
+      usage = record.usage;
+      row = record.row;
+      full = record.full;
+    } else if (usage_ || KindOf(place) == kCounted) {
+      usage = pool(place).usage(SlotOf(place));
+    }
+    const bool counted = KindOf(place) == kCounted;
+    if (!row && !counted) row = pool(place).row(SlotOf(place));
+    if (decays) {
+      usage.shows *= options_.score.decay;
+      usage.clicks *= options_.score.decay;
+      if (KindOf(place) == kDisk) {
+        const Record record = Take(record_.data());
+        WriteRecord(record_.data(), key, generation_, record.full, usage, nullptr);
+        disk_.WriteMany(SlotOf(place), 1, record_.data());
+      } else {
+        pool(place).usage(SlotOf(place)) = usage;
+        pool(place).generation(SlotOf(place)) = generation_;
+      }
+    }
+    const bool old =
+        (rules.ttl_s && time_s > usage.time_s && time_s - usage.time_s > rules.ttl_s) ||
+        (rules.ttl_steps && step > usage.step && step - usage.step > rules.ttl_steps);
+    const bool low = rules.min_score > 0 && !counted &&
+                     options_.ScoreOf(usage) < static_cast<float>(rules.min_score);
+    const bool small = rules.min_norm > 0 && row && layout_.Norm(row, full) < rules.min_norm;
+    if (old || low || small) out.emplace_back(key, place);
+  };
+  ForEachPlace(look);
+  for (const auto& [key, place] : out) {
+    if (KindOf(place) == kCounted) {
+      Remove(key, Mix(key), place);
+    } else {
+      Evict(key, Mix(key), place);
+    }
+  }
+  return out.size();
+}
+
+void Subtable::Worths(std::vector<Worth>* out) {
+  ForEachPlace([&](uint64_t key, uint32_t place) {
+    if (KindOf(place) == kCounted) return;
+    const Usage usage =
+        KindOf(place) == kDisk ? ReadRecord(SlotOf(place)).usage : pool(place).usage(SlotOf(place));
+    const uint64_t late = uint64_t{usage.time_s} << 32 | usage.step;
+    out->push_back({options_.eviction.by_count ? usage.count : late, key});
+  });
+}
+
+void Subtable::EvictKey(uint64_t key) {
+  const uint64_t hash = Mix(key);
+  const uint32_t place = FindPlace(key, hash);
+  if (place != Index::kNone) Evict(key, hash, place);
+}
+
+}  // namespace heterps::ps

@@ -1,0 +1,1 @@
+"""The process `python -m ps.server`."""

@@ -1,0 +1,222 @@
+"""One shard of the parameter server, as a process.
+
+Usage: python -m ps.server --bind 127.0.0.1:0 [--data DIR] [--restore DIR --shard I --shards N]
+"""
+
+import argparse
+import logging
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from chassis.channels import RpcError
+from chassis.lease import Lease
+from chassis.logs import log_fields
+from chassis.memory import keep_buffers
+from chassis.metrics import add_metrics_option, serve_metrics
+from chassis.process import announce, install_signals, setup_logging
+from chassis.security import SecurityError
+from chassis.servers import BindError, Server
+from protos.parameter_server_pb2_grpc import add_ParameterServerServicer_to_server
+from protos.scheduler_pb2 import NodeStatus
+from ps.errors import CheckpointError, TableError
+from ps.server.maintenance import Maintenance
+from ps.server.service import ParameterService
+from ps.shard.directory import Durable
+from ps.shard.replica import Replicator
+from ps.shard.save import restore
+from ps.shard.state import ShardState
+
+_SCHEDULER_S = 30.0
+_log = logging.getLogger("heterps.ps")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How one shard runs.
+
+    Attributes:
+        bind: host:port, port 0 for any free one.
+        shard: which one this is.
+        shards: of how many.
+        restore: a checkpoint, path or URL, to begin with; rows of other shards are left out. Once
+            `data` or the replica has something, only tables without a durability are taken.
+        data: a directory of this shard alone: what survives it, and rows that do not fit memory.
+        disk: another directory for the latter.
+        sync: wait for the disk before a push is acknowledged.
+        fold_s: how old the base of tables with durability=checkpoint may be.
+        replica: another shard's address, to be told every change.
+        threads: how many calls are handled at once.
+        scheduler: offer this shard to the jobs of that scheduler, for as long as it lives.
+        advertise: the host to be reached at, where it is not that of `bind`.
+        metrics: host:port for Prometheus.
+    """
+
+    bind: str = "127.0.0.1:0"
+    shard: int = 0
+    shards: int = 1
+    restore: str = ""
+    data: Path | None = None
+    disk: Path | None = None
+    sync: bool = False
+    fold_s: float = 300.0
+    replica: str = ""
+    threads: int = 16
+    scheduler: str = ""
+    advertise: str = ""
+    metrics: str = ""
+
+
+def serve(
+    settings: Settings,
+    stop: threading.Event,
+    ready: Callable[[str, str], None] = lambda address, metrics: None,
+) -> None:
+    """Serve one shard until `stop` is set.
+
+    Args:
+        settings: how.
+        stop: set by whoever ends it.
+        ready: called with the address, and that of the metrics, once calls are answered.
+
+    Raises:
+        BindError, SecurityError, CheckpointError, TableError: before anything is served.
+        RpcError: the scheduler did not answer.
+    """
+    with ExitStack() as ends:
+        disk = settings.disk or settings.data
+        state = ShardState(str(disk) if disk else "")
+        if disk is not None:
+            disk.mkdir(parents=True, exist_ok=True)
+        service = ParameterService(state, settings.threads)
+        server = Server("ps", settings.bind, threads=settings.threads)
+        server.add(
+            add_ParameterServerServicer_to_server,
+            service,
+            "heterps.v1.ParameterServer",
+            raw={
+                "Pull": service.pull,
+                "Push": service.push,
+                "Replicate": service.replicate,
+                "Keys": service.keys,
+            },
+        )
+        durable, replicator = _take_back(settings, state, ends)
+        if durable is not None:
+            service.log_bytes = lambda: durable.log.bytes
+        ends.callback(Maintenance(state, durable, replicator).close)
+        address = server.start()
+        ends.callback(server.stop, 5.0)
+        service.unix.start()
+        ends.callback(service.unix.close, 5.0)
+        metrics = ""
+        if settings.metrics:
+            metrics, close = serve_metrics(settings.metrics, service.metrics.metrics)
+            ends.callback(close)
+        _log.info("shard %d of %d listens on %s", settings.shard, settings.shards, address)
+        if settings.scheduler:
+            where = _advertised(address, settings.advertise)
+            keeps = settings.data is not None
+            ends.callback(_stand(settings.scheduler, where, keeps, stop).close)
+        ready(address, metrics)
+        stop.wait()
+        _log.info("stopping")
+
+
+def _take_back(
+    settings: Settings, state: ShardState, ends: ExitStack
+) -> tuple[Durable | None, Replicator | None]:
+    """Whatever was there before.
+
+    Tables with a durability come from the shard's own data or its replica. The others, or, where
+    neither has anything, all of them, come from the checkpoint.
+    """
+    durable, replicator, recovered = None, None, False
+    if settings.data is not None:
+        durable = Durable(state, settings.data, sync=settings.sync, interval_s=settings.fold_s)
+        ends.callback(durable.close)
+        recovered = durable.recovered
+    if settings.replica:
+        replicator = Replicator(state, settings.replica)
+        ends.callback(replicator.close)
+        recovered = recovered or replicator.recovered
+    if settings.restore:
+        wanted = state.owned(settings.shard, settings.shards)
+        restore(state, settings.restore, wanted, lasting=not recovered)
+    return durable, replicator
+
+
+def _advertised(address: str, host: str) -> str:
+    return f"{host}:{address.rpartition(':')[2]}" if host else address
+
+
+def _stand(scheduler: str, address: str, keeps: bool, stop: threading.Event) -> Lease:
+    """Take a lease as a standing shard; shards are numbered in the order of their names."""
+    status = NodeStatus(node_id=f"shard-{address}", kind="shard", address=address, keeps_rows=keeps)
+    lease = Lease(scheduler, lambda: status)
+    lease.start(_SCHEDULER_S, stop.is_set)
+    return lease
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="heterps ps", description="Run one shard.")
+    parser.add_argument("--bind", default="127.0.0.1:0", metavar="HOST:PORT")
+    parser.add_argument("--ready-file", metavar="FILE", help="written once calls are answered")
+    parser.add_argument("--restore", default="", metavar="DIR", help="checkpoint to begin with")
+    parser.add_argument("--shard", type=int, default=0, help="which shard this is")
+    parser.add_argument("--shards", type=int, default=1, help="of how many")
+    parser.add_argument("--data", type=Path, metavar="DIR", help="what survives this shard")
+    parser.add_argument("--disk", type=Path, metavar="DIR", help="for rows that exceed memory")
+    parser.add_argument(
+        "--sync", action="store_true", help="acknowledge a push once the disk has it"
+    )
+    parser.add_argument(
+        "--fold", type=float, default=300.0, metavar="SECONDS", help="age of a base, at most"
+    )
+    parser.add_argument("--replica", default="", metavar="HOST:PORT", help="told every change")
+    parser.add_argument("--threads", type=int, default=16, help="calls handled at once")
+    parser.add_argument("--scheduler", default="", metavar="HOST:PORT", help="offer it to jobs")
+    parser.add_argument("--advertise", default="", metavar="HOST", help="where others reach it")
+    parser.add_argument("--job", default="", metavar="ID", help="whose shard it is, for its log")
+    add_metrics_option(parser)
+    options = parser.parse_args(argv)
+    if not 0 <= options.shard < options.shards:
+        parser.error(f"--shard {options.shard}: expected 0 to {options.shards - 1} (--shards - 1)")
+    setup_logging(f"ps {options.shard}")
+    log_fields(shard=options.shard, **({"job": options.job} if options.job else {}))
+    keep_buffers()
+    stop = threading.Event()
+    install_signals(stop)
+    settings = Settings(
+        bind=options.bind,
+        shard=options.shard,
+        shards=options.shards,
+        restore=options.restore,
+        data=options.data,
+        disk=options.disk,
+        sync=options.sync,
+        fold_s=options.fold,
+        replica=options.replica,
+        threads=options.threads,
+        scheduler=options.scheduler,
+        advertise=options.advertise,
+        metrics=options.metrics or "",
+    )
+    try:
+        serve(
+            settings,
+            stop,
+            lambda address, metrics: announce(options.ready_file, address=address, metrics=metrics),
+        )
+    except (BindError, SecurityError, CheckpointError, TableError, RpcError, OSError) as error:
+        _log.error("%s", error)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

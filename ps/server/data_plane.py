@@ -1,0 +1,110 @@
+"""Pull and Push of one shard: payloads are used where gRPC, or shared memory, has put them."""
+
+from protos import parameter_server_pb2 as pb
+from protos.codec import payload_prefix, unpack
+from ps.engine import _native
+from ps.errors import TableError
+from ps.shard.message import take_apart
+from ps.shard.state import ShardState, Table, now_s
+from ps.shm.region import Regions
+from ps.table.rules import WIRE_DTYPES
+
+MAX_REPLY_BYTES = 1 << 30
+MAX_CLIENT_NAME = 256
+
+
+class DataPlane:
+    """What a worker does in every step."""
+
+    def __init__(self, state: ShardState) -> None:
+        self._state = state
+        self.regions = Regions()
+        self.bytes_in = 0
+        self.bytes_out = 0
+
+    def pull(self, request: bytes) -> bytes:
+        """The message's bytes in, the reply's bytes out; rows are written once.
+
+        Raises:
+            TableError, KeyError, DecodeError, StaleRouteError: nothing was pulled.
+        """
+        head, payload = unpack(pb.PullRequest, request)
+        table = self._find(head).native
+        self._state.check_route(head.route)
+        key_bytes = head.key_bytes or 8
+        dtype = head.dtype or "float32"
+        if key_bytes not in (4, 8) or dtype not in WIRE_DTYPES:
+            raise TableError(
+                f"Pull of table {head.table!r}: key_bytes={key_bytes}, dtype={dtype[:40]!r}; "
+                f"expected 4 or 8, and {', '.join(WIRE_DTYPES)}"
+            )
+        size = head.count * head.dim * (4 if dtype == "float32" else 2)
+        if size > MAX_REPLY_BYTES:
+            raise TableError(
+                f"Pull of table {head.table!r}: the reply would have {size} bytes; expected at "
+                f"most {MAX_REPLY_BYTES}: pull in parts"
+            )
+        keys = payload
+        if head.region:
+            keys = self.regions.view(head.region, head.keys_at, head.count * key_bytes)
+        if head.count * key_bytes != len(keys):
+            raise TableError(
+                f"Pull of table {head.table!r}: the payload has {len(keys)} bytes; expected "
+                f"{head.count * key_bytes} for {head.count} keys"
+            )
+        self.bytes_in += len(keys)
+        reply = pb.PullReply(dim=head.dim, count=head.count)
+        if head.prefetch:
+            table.prefetch(keys, key_bytes)
+            return reply.SerializeToString()
+        if head.region:
+            rows = self.regions.view(head.region, head.rows_at, size)
+            route = None
+            if head.shared_out:
+                if head.shard >= _native.BUCKETS:
+                    raise TableError(f"Pull of table {head.table!r}: shard {head.shard}")
+                route = self.regions.view(head.region, head.shards_at, 2 * _native.BUCKETS)
+            taken = table.pull_into(keys, key_bytes, head.read_only, dtype, rows, route, head.shard)
+            self.bytes_out += taken * (size // max(1, head.count))
+            message = reply.SerializeToString()
+        else:
+            prefix = payload_prefix(reply, size)
+            message = table.pull_message(prefix, keys, key_bytes, head.read_only, dtype)
+            self.bytes_out += size
+        # Buckets that moved away meanwhile have read as if they had no rows.
+        self._state.check_route(head.route)
+        return message
+
+    def push(self, request: bytes) -> tuple[bytes, bool]:
+        """The reply's bytes, and whether the push was applied now.
+
+        Raises:
+            TableError, KeyError, DecodeError, StaleRouteError, ConflictError, OutdatedError:
+                nothing was applied.
+        """
+        head, payload = unpack(pb.PushRequest, request)
+        table = self._find(head)
+        if not 1 <= len(head.client) <= MAX_CLIENT_NAME:
+            raise TableError(f"Push: client has {len(head.client)} characters; expected 1 to 256")
+        message: bytes | memoryview = request
+        if head.region:
+            payload = self.regions.view(head.region, head.region_at, payload_size(head))
+            if table.journaled:  # the journal needs the bytes themselves
+                head.region, head.region_at = "", 0
+                message = payload_prefix(head, len(payload)) + bytes(payload)
+        self.bytes_in += len(payload)
+        push = take_apart(head, payload, message)
+        applied = self._state.push(table, push, now_s())
+        return pb.PushReply(applied=applied).SerializeToString(), applied
+
+    def _find(self, head: pb.PullRequest | pb.PushRequest) -> Table:
+        if head.dim == 0:  # else whatever the table has would do
+            raise TableError(f"table {head.table[:140]!r}: the request says dim 0")
+        return self._state.find(head.table, head.dim)
+
+
+def payload_size(head: pb.PushRequest) -> int:
+    """How many bytes the payload of a push has."""
+    width = 4 if head.dtype in ("", "float32") else 2
+    row = (head.key_bytes or 8) + head.dim * width + (8 if head.usage else 0)
+    return head.count * row

@@ -1,0 +1,1 @@
+"""Weights for others: feed, publisher, follower, exports."""

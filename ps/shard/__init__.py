@@ -1,0 +1,1 @@
+"""The state of one shard and what keeps it."""

@@ -1,0 +1,30 @@
+"""What a shard hands each push to before it is applied: a log, a replica."""
+
+from typing import Protocol
+
+Buffer = bytes | memoryview
+
+
+class BehindError(RuntimeError):
+    """A journal must be filled with the whole state before it can take a change."""
+
+
+class Journal(Protocol):
+    """Takes every change before it is acknowledged."""
+
+    def append(self, kind: str, time_s: int, payload: Buffer) -> None:
+        """Keep a change; returns once it is safe.
+
+        Raises:
+            BehindError: `renew` first.
+        """
+        ...
+
+    def renew(self, *, closed: bool = False, behind: bool = False) -> None:
+        """Take the whole state as it is now.
+
+        Args:
+            closed: the caller has closed the gate, and has its turn at the files.
+            behind: nothing needs to be done if somebody else has done it since.
+        """
+        ...

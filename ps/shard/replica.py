@@ -1,0 +1,262 @@
+"""A shard's replica: another process that has applied all that the primary has acknowledged.
+
+The primary sends each change and waits before it applies and acknowledges it. A replica that
+misses one (it was restarted) says so, and is filled with the whole state. A primary that was
+restarted takes its state back from the replica before it serves.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from uuid import uuid4
+
+import grpc
+
+from chassis.channels import RpcError, call, connect
+from protos import parameter_server_pb2 as pb
+from protos.codec import pack, unpack
+from protos.parameter_server_pb2_grpc import ParameterServerStub
+from ps.checkpoint import tables as checkpoint
+from ps.engine import _native
+from ps.errors import TableError
+from ps.shard import blocks as transfer
+from ps.shard.journal import BehindError, Buffer
+from ps.shard.state import ConflictError, ShardState, Table
+from ps.table.spec import make_table
+
+_TIMEOUT_S = 10.0
+_TURN_S = 60.0
+_PATH = "/heterps.v1.ParameterServer/Replicate"
+_log = logging.getLogger("heterps.ps")
+
+
+class Replicator:
+    """The primary's side: a journal that is another process.
+
+    Args:
+        state: of the primary, still empty.
+        address: of the replica.
+        patience_s: how long an unreachable replica is waited for, by each change.
+    """
+
+    def __init__(self, state: ShardState, address: str, patience_s: float = 20.0) -> None:
+        self._state = state
+        self._address = address
+        self._patience_s = patience_s
+        self._channel = connect(address)
+        self._stub = ParameterServerStub(self._channel)
+        self._replicate: Callable[..., bytes] = self._channel.unary_unary(_PATH)
+        self._lock = threading.Lock()
+        self._of = state.run
+        self._number = 0
+        self._behind = False
+        self._filled = ""  # the run of the replica that has the state
+        self.recovered = self._recover()
+        state.journals["replica"] = self
+
+    def append(self, kind: str, time_s: int, payload: Buffer) -> None:
+        """See ps.shard.state.Journal."""
+        with self._lock:
+            # A number is used once: whether a record without an answer was taken is not known.
+            self._number += 1
+            record = pb.LogRecord(kind=kind, time_s=time_s, of=self._of, number=self._number)
+            try:
+                call(
+                    self._replicate,
+                    pack(record, bytes(payload)),
+                    what=f"replica {self._address}",
+                    timeout_s=_TIMEOUT_S,
+                    retry_s=self._patience_s,
+                )
+            except RpcError as error:
+                if error.code is grpc.StatusCode.FAILED_PRECONDITION:
+                    self._behind = True
+                    raise BehindError(str(error)) from None
+                raise TimeoutError(f"the replica does not answer: {error}") from None
+
+    def renew(self, *, closed: bool = False, behind: bool = False) -> None:
+        """See ps.shard.state.Journal."""
+        if closed:
+            self._fill()
+            return
+        with self._state.files.closed(_TURN_S), self._state.gate.closed():
+            if self._behind or not behind:
+                self._fill()
+
+    def check(self) -> None:
+        """Fill a replica that was restarted, before the next change asks for it.
+
+        Raises:
+            TimeoutError: it does not answer.
+        """
+        with self._state.lock:
+            kept = any(t.spec.durability == "replica" for t in self._state.tables.values())
+        try:
+            reply: pb.StatsReply = call(
+                self._stub.Stats,
+                pb.StatsRequest(),
+                what=f"replica {self._address}",
+                timeout_s=_TIMEOUT_S,
+            )
+        except RpcError as error:
+            raise TimeoutError(f"the replica does not answer: {error}") from None
+        if kept and reply.run != self._filled:
+            self.renew()
+
+    def _fill(self) -> None:
+        state = self._state
+        with state.lock:
+            tables = {n: t for n, t in state.tables.items() if t.spec.durability == "replica"}
+        snapshots = _snapshots(tables)
+        head = state.summary()
+        ends = list(head.window)
+        head.ClearField("window")
+        head.window.extend(transfer.windows_of(state.window.export(), ends))
+        head.reset = True
+        head.of, head.number = self._of, self._number
+
+        def messages() -> Iterator[pb.StateBlock]:
+            yield head
+            yield from transfer.blocks(tables, snapshots)
+
+        try:
+            call(
+                self._stub.Absorb,
+                messages(),
+                what=f"filling replica {self._address}",
+                timeout_s=transfer.TIMEOUT_S,
+            )
+            self._filled = call(
+                self._stub.Stats,
+                pb.StatsRequest(),
+                what=f"replica {self._address}",
+                timeout_s=_TIMEOUT_S,
+            ).run
+            self._behind = False
+        except RpcError as error:
+            raise TimeoutError(f"the replica cannot be filled: {error}") from None
+        finally:
+            for snapshot in snapshots.values():
+                snapshot.close()
+        _log.info("filled replica %s", self._address)
+
+    def close(self) -> None:
+        """Disconnect."""
+        del self._state.journals["replica"]
+        self._channel.close()
+
+    def _recover(self) -> bool:
+        """Take the state back from the replica, if it has one."""
+        began = time.monotonic()
+        try:
+            run = call(
+                self._stub.Stats,
+                pb.StatsRequest(),
+                what=f"replica {self._address}",
+                timeout_s=_TIMEOUT_S,
+                retry_s=self._patience_s,
+            ).run
+            replies = self._stub.Fetch(pb.FetchRequest(), timeout=transfer.TIMEOUT_S)
+            head = next(replies)
+            tables = _take(replies, self._state.directory)
+        except (RpcError, grpc.RpcError) as error:
+            raise TableError(
+                f"--replica {self._address}: {error}; expected a shard started with --standby"
+            ) from None
+        if not head.of:
+            return False
+        self._of, self._number, self._filled = head.of, head.number, run
+        self._state.tables.update(tables)
+        self._state.window.merge(transfer.clients_of(head.window))
+        self._state.take_over(head)
+        _log.info(
+            "took back %d tables from replica %s in %.2f s",
+            len(tables),
+            self._address,
+            time.monotonic() - began,
+        )
+        return True
+
+
+class Standby:
+    """The replica's side."""
+
+    def __init__(self, state: ShardState) -> None:
+        self._state = state
+        self._lock = threading.Lock()
+        self._of = ""
+        self._number = 0
+
+    def replicate(self, request: bytes) -> bytes:
+        """Apply the primary's next change.
+
+        Raises:
+            ConflictError: one is missing: it wants the whole state first.
+        """
+        record, payload = unpack(pb.LogRecord, request)
+        with self._lock:
+            if record.of != self._of or record.number > self._number + 1:
+                raise ConflictError("this replica lacks earlier changes; it must be filled")
+            applied = record.number == self._number + 1
+            if applied:  # else the answer to it was lost
+                self._state.replay(record, payload)
+                self._number = record.number
+        return pb.ReplicateReply(applied=applied).SerializeToString()
+
+    def absorb(self, first: pb.StateBlock, rest: Iterator[pb.StateBlock]) -> int:
+        """Take the whole state in the place of what is here."""
+        tables = _take(rest, self._state.directory)
+        window = _native.Window()
+        window.merge(transfer.clients_of(first.window))
+        with self._lock, self._state.gate.closed(), self._state.lock:
+            self._state.tables = tables
+            self._state.window = window
+            self._state.follows = True
+            self._of, self._number = first.of, first.number
+            self._state.positions.clear()
+            self._state.ends.clear()
+        self._state.take_over(first)
+        return sum(table.native.counters()["rows"] for table in tables.values())
+
+    def fetch(self) -> Iterator[pb.StateBlock]:
+        """The whole state.
+
+        From then on it is another state's replica: what the primary that died has sent, and what
+        arrives only now, must not be taken for a change of the new one's.
+        """
+        state = self._state
+        with state.files.closed(_TURN_S):
+            with self._lock, state.gate.closed():
+                tables = dict(state.tables)
+                snapshots = _snapshots(tables)
+                head = state.summary()
+                ends = list(head.window)
+                head.ClearField("window")
+                head.window.extend(transfer.windows_of(state.window.export(), ends))
+                if self._of:
+                    self._of = uuid4().hex
+                head.of, head.number = self._of, self._number
+            try:
+                yield head
+                yield from transfer.blocks(tables, snapshots)
+            finally:
+                for snapshot in snapshots.values():
+                    snapshot.close()
+
+
+def _snapshots(tables: dict[str, Table]) -> dict[str, _native.Snapshot]:
+    pairs = {name: (table.spec, table.native) for name, table in tables.items()}
+    return checkpoint.begin(pairs, "checkpoint", {})
+
+
+def _take(blocks: Iterator[pb.StateBlock], directory: str) -> dict[str, Table]:
+    tables: dict[str, Table] = {}
+    for block in blocks:
+        if block.HasField("table"):
+            spec = pb.TableSpec()
+            spec.CopyFrom(block.table)
+            tables[spec.name] = Table(spec, make_table(spec, directory))
+        elif block.name:
+            transfer.native_of(tables, block.name).absorb(block.payload, None)
+    return tables

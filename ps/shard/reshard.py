@@ -1,0 +1,216 @@
+"""Buckets that move to other shards while training goes on.
+
+The shard that has them sends their rows, then, again, those that changed meanwhile. For the last
+round it holds pushes back until it has the new routing; from then on it refuses requests that go
+by the old one, and their senders split them anew. A shard never lets go of rows that it has not
+sent, and those who receive take requests only once every sender has let go.
+"""
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from chassis.channels import RpcError, call, connect
+from protos import parameter_server_pb2 as pb
+from protos.parameter_server_pb2_grpc import ParameterServerStub
+from ps.engine import _native
+from ps.errors import TableError
+from ps.shard import blocks as transfer
+from ps.shard.state import ConflictError, ShardState, StaleRouteError, Table
+from ps.table.buckets import as_flags, route_of
+
+_TURN_S = 60.0
+_log = logging.getLogger("heterps.ps")
+
+
+@dataclass(slots=True)
+class _Sending:
+    """What was sent under one token."""
+
+    token: str
+    cuts: dict[str, dict[str, int]] = field(default_factory=dict)  # to -> table -> cut
+    last: dict[int, str] = field(default_factory=dict)  # bucket -> to, under the hold
+    route: int = 0
+
+
+class Moving:
+    """One shard's part in a change of the routing."""
+
+    def __init__(self, state: ShardState) -> None:
+        self._state = state
+        self._sending = _Sending("")
+        self._receiving: set[tuple[str, str]] = set()  # token, run of the sender
+
+    def route(self, request: pb.RouteRequest) -> pb.RouteReply:
+        """Tell the routing, or install a newer one and forget what it takes away."""
+        if request.HasField("install"):
+            self._install(request)
+        return pb.RouteReply(routing=self._state.routing.install)
+
+    def move(self, request: pb.MoveRequest) -> pb.MoveReply:
+        """Send the rows of some buckets, or those changed since the last time."""
+        if not request.token or not request.buckets or max(request.buckets) >= _native.BUCKETS:
+            raise TableError(
+                f"Move: token {request.token!r}, {len(request.buckets)} buckets; expected a name "
+                f"and numbers below {_native.BUCKETS}"
+            )
+        state, token = self._state, request.token
+        hold = min(max(request.hold_s, 0.1), 60.0)
+        state.files.close(token, float("inf"), timeout_s=_TURN_S)
+        keep = False
+        try:
+            rows = self._move(request, hold)
+            keep = request.last
+        finally:
+            if keep:
+                state.files.close(token, hold)
+            else:
+                state.gate.open(token)
+                state.files.open(token)
+        return pb.MoveReply(rows=rows)
+
+    def _move(self, request: pb.MoveRequest, hold: float) -> int:
+        state, token = self._state, request.token
+        held = state.gate.held_by(token)
+        state.gate.close(token, float("inf"), timeout_s=_TURN_S)
+        if request.route <= state.route_version:
+            raise StaleRouteError(f"Move for routing {request.route}; it is installed already")
+        sending = self._sending
+        if not request.again and sending.token != token:
+            # Whoever moved buckets before must not go on: what it has sent may be gone.
+            sending = self._sending = _Sending(token, route=request.route)
+        if sending.token != token or (request.again and request.to not in sending.cuts):
+            raise ConflictError(
+                f"Move: nothing was sent to {request.to} as {token[:64]!r}, or another change of "
+                "the routing has begun since; expected the first round again"
+            )
+        if not (held and request.last):
+            sending.last.clear()  # pushes have passed since
+        since = sending.cuts.get(request.to, {}) if request.again else {}
+        flags = as_flags(list(request.buckets))
+        with state.lock:
+            tables = dict(state.tables)
+        snapshots = {
+            name: table.native.snapshot(
+                since=since.get(name, 0), values=False, min_score=0.0, buckets=flags
+            )
+            for name, table in tables.items()
+        }
+        try:
+            cuts = {name: snapshot.cut for name, snapshot in snapshots.items()}
+            windows = []
+            if request.last:
+                ends = state.summary().window
+                windows = transfer.windows_of(state.window.export(), ends)
+            else:
+                state.gate.open(token)
+            rows = self._send(request, tables, snapshots, windows)
+        finally:
+            for snapshot in snapshots.values():
+                snapshot.close()
+        sending.cuts[request.to] = cuts
+        if request.last:
+            sending.last.update(dict.fromkeys(request.buckets, request.to))
+            state.gate.close(token, hold)
+        return rows
+
+    def absorb(self, first: pb.StateBlock, rest: Iterator[pb.StateBlock]) -> int:
+        """Take rows of buckets that are on their way here; the number of rows."""
+        state, rows = self._state, 0
+        if first.route <= state.route_version:
+            raise ConflictError(f"Absorb for routing {first.route}; it is installed already")
+        key = (first.token, first.of)
+        if first.erase:
+            state.absorb(pb.StateBlock(erase=first.erase))
+            self._receiving.add(key)
+        elif key not in self._receiving:
+            raise ConflictError(
+                "Absorb: this shard was started since the first rows were sent; expected all"
+            )
+        for block in rest:
+            rows += state.absorb(block)
+        if first.last:
+            state.absorb(pb.StateBlock(window=first.window))
+        return rows
+
+    def _send(
+        self,
+        request: pb.MoveRequest,
+        tables: dict[str, Table],
+        snapshots: dict[str, _native.Snapshot],
+        windows: list[pb.ClientWindow],
+    ) -> int:
+        def messages() -> Iterator[pb.StateBlock]:
+            yield pb.StateBlock(
+                token=request.token,
+                window=windows,
+                erase=[] if request.again else list(request.buckets),
+                last=request.last,
+                of=self._state.run,
+                route=request.route,
+            )
+            yield from transfer.blocks(tables, snapshots)
+
+        with connect(request.to) as channel:
+            try:
+                reply: pb.AbsorbReply = call(
+                    ParameterServerStub(channel).Absorb,
+                    messages(),
+                    what=f"buckets to {request.to}",
+                    timeout_s=transfer.TIMEOUT_S,
+                )
+            except RpcError as error:
+                raise ConflictError(f"Move: {error}; repeat the reshard") from None
+        return reply.rows
+
+    def _install(self, request: pb.RouteRequest) -> None:
+        state, routing = self._state, request.install
+        route = route_of(routing)
+        if routing.version < state.route_version:
+            raise ConflictError(
+                f"Route: version {routing.version}; this shard has {state.route_version} already"
+            )
+        if routing.version == state.route_version:
+            if routing != state.routing.install:
+                raise ConflictError(
+                    f"Route: this shard has another routing of version {routing.version}: two "
+                    "reshards were made at once; repeat one of them"
+                )
+            return
+        stays = route == request.index
+        owned = state.owned(0, 1) if state.route_version else np.zeros_like(stays, np.uint8)
+        leaving = np.flatnonzero((owned != 0) & ~stays)
+        if not len(leaving):
+            with state.files.closed(_TURN_S), state.gate.closed():
+                state.install(request)
+        else:
+            self._let_go(request, {int(b): routing.shards[route[b]] for b in leaving})
+        self._sending = _Sending("")
+        self._receiving.clear()
+        _log.info(
+            "routing %d: %d of %d buckets", routing.version, int(stays.sum()), _native.BUCKETS
+        )
+
+    def _let_go(self, request: pb.RouteRequest, leaving: dict[int, str]) -> None:
+        """Install a routing that takes buckets away."""
+        state, sending = self._state, self._sending
+        token = sending.token
+        sent = sending.route == request.install.version and all(
+            sending.last.get(bucket) == to for bucket, to in leaving.items()
+        )
+        try:
+            if not sent:
+                raise TimeoutError("rows have not been sent")
+            state.files.settle(token)
+            state.gate.settle(token)
+        except TimeoutError as error:
+            raise ConflictError(
+                f"Route: {error}; expected a last round of Move, and pushes held back since"
+            ) from None
+        try:
+            state.install(request)
+        finally:
+            state.gate.open(token)
+            state.files.open(token)

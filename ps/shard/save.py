@@ -1,0 +1,270 @@
+"""One shard's part in checkpoints that all shards write of the same cut."""
+
+import logging
+import secrets
+import time
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protos import parameter_server_pb2 as pb
+from ps.checkpoint import manifest
+from ps.checkpoint import tables as checkpoint
+from ps.checkpoint.places import open_store
+from ps.checkpoint.tables import ClientState
+from ps.engine import _native
+from ps.errors import CheckpointError, TableError
+from ps.shard.state import ShardState, Table
+from ps.table.gate import Push
+from ps.table.spec import describe_difference
+
+_LOOK_S = 0.5  # to wait before a cut is told that others come first
+_RESERVED_S = 10.0  # for which a cut keeps its turn without being heard of
+_TURN_S = 60.0
+_log = logging.getLogger("heterps.ps")
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    tables: dict[str, Table]
+    clients: list[ClientState]
+    positions: list[pb.Position]
+    snapshots: dict[str, _native.Snapshot]
+    marks: dict[str, int]  # what a delta gives as `since`
+
+
+class Saving:
+    """Cut, Save and Load.
+
+    A cut first waits for its turn on every shard, so that pushes need not wait for an earlier
+    save, or a fold, that is still being written; then it closes every gate. Pushes that one
+    shard has applied and another has not are let through, so that of every push the cut has all
+    or nothing; then each shard takes its snapshot, opens the gate, and writes while training
+    goes on.
+    """
+
+    def __init__(self, state: ShardState) -> None:
+        self._state = state
+        # What a save has waited for in vain: the next one does not wait for it.
+        self._lost: dict[tuple[str, int], set[int]] = {}
+        self._over: deque[str] = deque(maxlen=256)  # cuts that a late request must not begin anew
+
+    def cut(self, request: pb.CutRequest) -> pb.CutReply:
+        """Hold pushes back, let some through, and tell what has been applied; repeatable."""
+        gate, files = self._state.gate, self._state.files
+        if not request.id:
+            raise TableError("Cut: id is empty")
+        if request.abandon:
+            self._end(request.id)
+            return pb.CutReply()
+        hold = min(max(request.hold_s, 0.0), 60.0)
+        try:
+            files.close(request.id, hold or _RESERVED_S, timeout_s=_LOOK_S)
+        except TimeoutError:
+            return pb.CutReply(busy=True)
+        try:
+            if hold:
+                gate.close(request.id, hold, timeout_s=hold)
+        except TimeoutError as error:
+            raise CheckpointError(str(error)) from None
+        if request.id in self._over:
+            self._end(request.id)
+            raise CheckpointError(f"Cut: {request.id[:64]!r} is over already")
+        route = self._state.route_version
+        if not hold:
+            return pb.CutReply(route=route)
+        admitted: set[Push] = {(p.client, p.epoch, s) for p in request.admit for s in p.sequences}
+        if admitted:
+            gate.admit(admitted)
+        with self._state.lock:
+            ends = dict(self._state.ends)
+        windows = []
+        for client, epoch, highest, bits in self._state.window.export():
+            known_epoch, end = ends.get(client, (0, 0))
+            newest, applied = self._with_lost(client, epoch, highest, bits)
+            windows.append(
+                pb.ClientWindow(
+                    client=client,
+                    epoch=epoch,
+                    highest=newest,
+                    end=end if known_epoch == epoch else 0,
+                    bits=applied,
+                )
+            )
+        return pb.CutReply(clients=windows, route=route)
+
+    def save(self, request: pb.SaveRequest) -> pb.SaveReply:
+        """Write this shard's files of a cut, or of a cut of its own."""
+        _check_shard(request.shard, request.shards)
+        mode = request.mode or "checkpoint"
+        if mode not in manifest.MODES:
+            raise TableError(f"Save: mode={mode!r}; expected {', '.join(manifest.MODES)}")
+        state = self._state
+        if request.since and request.run != state.run:
+            raise CheckpointError(
+                "this shard has been restarted since the save that a delta would build on; save "
+                "a whole checkpoint first"
+            )
+        directory, _, folder = request.directory.rpartition("/")
+        if not directory or not ("://" in directory or directory.startswith("/")):
+            raise TableError(
+                f"Save: directory={request.directory!r}; expected an absolute path, or a URL"
+            )
+        for pushes in request.lost:
+            known = self._lost.setdefault((pushes.client, pushes.epoch), set())
+            known.update(pushes.sequences)
+        began = time.monotonic()
+        holder: object = request.cut or object()
+        try:
+            if request.cut:
+                state.files.settle(holder)
+            else:
+                state.files.close(holder, float("inf"), timeout_s=_TURN_S)
+        except TimeoutError as error:
+            raise CheckpointError(str(error)) from None
+        try:
+            cut = self._begin(request, mode, holder)
+            generations = cut.marks
+            store = open_store(directory)
+            specs = {name: table.spec for name, table in cut.tables.items()}
+            try:
+                files = checkpoint.write_tables(
+                    store, folder, specs, cut.snapshots, request.shard, request.shards
+                )
+                if mode in ("checkpoint", "delta"):
+                    files.append(
+                        checkpoint.write_window(
+                            store, folder, cut.clients, request.shard, request.shards
+                        )
+                    )
+            except OSError as error:
+                raise CheckpointError(
+                    f"{request.directory}: {error.strerror or error}; expected a place that "
+                    "every shard can write to"
+                ) from None
+            finally:
+                for snapshot in cut.snapshots.values():
+                    snapshot.close()
+        finally:
+            self._end(holder)
+        _log.info(
+            "saved %d rows to %s in %.2f s",
+            sum(f.rows for f in files),
+            request.directory,
+            time.monotonic() - began,
+        )
+        return pb.SaveReply(
+            files=files, generations=generations, run=state.run, positions=cut.positions
+        )
+
+    def load(self, request: pb.LoadRequest) -> int:
+        """Replace the tables a checkpoint names by their rows there; the number of rows."""
+        _check_shard(request.shard, request.shards)
+        wanted = self._state.owned(request.shard, request.shards)
+        return restore(self._state, request.directory, wanted)
+
+    def _with_lost(self, client: str, epoch: int, highest: int, bits: bytes) -> tuple[int, bytes]:
+        """What was applied, and what is not to be waited for, as if it had been."""
+        lost = self._lost.get((client, epoch))
+        if not lost:
+            return highest, bits
+        width, newest = _native.WINDOW, max(highest, *lost)
+        flags = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little")
+        between = np.arange(max(highest, newest - width) + 1, newest + 1)
+        flags[between % width] = 0
+        flags[[s % width for s in lost if newest - s < width]] = 1
+        return newest, np.packbits(flags, bitorder="little").tobytes()
+
+    def _end(self, holder: object) -> None:
+        if isinstance(holder, str):
+            self._over.append(holder)
+        self._state.gate.open(holder)
+        self._state.files.open(holder)
+
+    def _begin(self, request: pb.SaveRequest, mode: str, holder: object) -> "_Cut":
+        state, gate = self._state, self._state.gate
+        try:
+            if request.cut:
+                gate.settle(holder)
+            else:
+                gate.close(holder, 60.0)
+        except TimeoutError as error:
+            raise CheckpointError(str(error)) from None
+        try:
+            with state.lock:
+                tables: dict[str, Table] = {
+                    name: table
+                    for name, table in state.tables.items()
+                    if name.startswith(request.prefix)
+                }
+                positions = list(state.positions.values())
+            for name, mark in request.since.items():
+                if name in tables and mark not in tables[name].cuts:
+                    raise CheckpointError(
+                        f"table {name!r} was loaded, made anew or moved in part since the save "
+                        "that a delta would build on; save a whole checkpoint first"
+                    )
+            pairs = {name: (t.spec, t.native) for name, t in tables.items()}
+            since = {name: mark & 0xFFFFFFFF for name, mark in request.since.items()}
+            snapshots = checkpoint.begin(pairs, mode, since)
+            marks = {}
+            for name, snapshot in snapshots.items():
+                # Two tables of one name may come to the same cut; the upper half tells them apart.
+                marks[name] = secrets.randbits(31) << 32 | snapshot.cut
+                tables[name].cuts.add(marks[name])
+            return _Cut(tables, state.window.export(), positions, snapshots, marks)
+        finally:
+            gate.open(holder)
+
+
+def restore(
+    state: ShardState, place: str, wanted: NDArray[np.uint8], *, lasting: bool = True
+) -> int:
+    """Take the rows of some buckets from a checkpoint; returns their number.
+
+    Args:
+        state: of the shard.
+        place: of the checkpoint, path or URL.
+        wanted: flags of the buckets.
+        lasting: tables with a durability too.
+
+    Raises:
+        CheckpointError: nothing was changed.
+    """
+    links = checkpoint.chain(open_store(place))
+    with state.files.closed(_TURN_S):
+        tables, clients = checkpoint.load_tables(links, wanted, state.directory)
+        if not lasting:
+            tables = {n: pair for n, pair in tables.items() if not pair[0].durability}
+        with state.gate.closed(), state.lock:
+            for name, (spec, _) in tables.items():
+                have = state.tables.get(name)
+                if have is not None and have.spec != spec:
+                    raise CheckpointError(
+                        f"{place}: table {name!r} differs from the one in use: "
+                        f"{describe_difference(have.spec, spec)}"
+                    )
+            state.tables.update(
+                {name: Table(spec, native) for name, (spec, native) in tables.items()}
+            )
+            state.window.merge(clients)
+    known = set() if lasting else set(state.positions)
+    state.take_positions(
+        pb.Position(client=client, position=text)
+        for client, text in links[-1][1].positions.items()
+        if client not in known
+    )
+    if any(spec.durability for spec, _ in tables.values()):
+        state.renew_journals()
+    rows = sum(native.counters()["rows"] for _, native in tables.values())
+    _log.info("restored %d rows of %d tables from %s", rows, len(tables), place)
+    return rows
+
+
+def _check_shard(shard: int, shards: int) -> None:
+    if not (1 <= shards <= _native.BUCKETS and shard < shards):
+        raise TableError(
+            f"shard {shard} of {shards}; expected 0 <= shard < shards <= {_native.BUCKETS}"
+        )

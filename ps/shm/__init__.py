@@ -1,0 +1,1 @@
+"""Client and shard of one host: shared blocks and the Unix socket."""

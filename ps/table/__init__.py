@@ -1,0 +1,1 @@
+"""What a table is: spec, rules, keys and buckets, the gate."""

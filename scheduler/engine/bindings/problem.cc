@@ -1,0 +1,106 @@
+#include "problem/problem.h"
+
+#include <nanobind/stl/tuple.h>
+
+#include <stdexcept>
+#include <utility>
+
+#include "bindings/bindings.h"
+#include "problem/provision.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace heterps::scheduler {
+namespace {
+
+using Table = nb::ndarray<const double, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Row = nb::ndarray<const double, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Mask = nb::ndarray<const bool, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Assignments = nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+std::vector<double> Copied(const Problem& problem, const Table& table) {
+  if (table.shape(0) != static_cast<size_t>(problem.layers) ||
+      table.shape(1) != static_cast<size_t>(problem.types)) {
+    throw std::invalid_argument("expected arrays of shape [layers, types]");
+  }
+  return {table.data(), table.data() + table.size()};
+}
+
+std::vector<double> Copied(const Problem& problem, const Row& row) {
+  if (row.size() != static_cast<size_t>(problem.types)) {
+    throw std::invalid_argument("expected arrays of shape [types]");
+  }
+  return {row.data(), row.data() + row.size()};
+}
+
+void Fill(Problem* self, const Mask& allowed, const Table& compute_serial,
+          const Table& compute_parallel, const Table& sync_serial, const Table& sync_parallel,
+          const Table& transfer_serial, const Table& transfer_parallel, const Table& memory,
+          const Row& price, const Row& limit, const Row& capacity, double samples, double ps_core_s,
+          int ps_type, double max_price) {
+  new (self) Problem();
+  self->layers = static_cast<int>(allowed.shape(0));
+  self->types = static_cast<int>(allowed.shape(1));
+  if (self->layers < 1 || self->types < 1 || self->types > kMaxTypes) {
+    throw std::invalid_argument("expected 1 to 64 types and at least one layer");
+  }
+  if (ps_type < 0 || ps_type >= self->types) throw std::invalid_argument("ps_type out of range");
+  self->allowed.assign(allowed.data(), allowed.data() + allowed.size());
+  self->compute_serial = Copied(*self, compute_serial);
+  self->compute_parallel = Copied(*self, compute_parallel);
+  self->sync_serial = Copied(*self, sync_serial);
+  self->sync_parallel = Copied(*self, sync_parallel);
+  self->transfer_serial = Copied(*self, transfer_serial);
+  self->transfer_parallel = Copied(*self, transfer_parallel);
+  self->memory = Copied(*self, memory);
+  self->price = Copied(*self, price);
+  self->limit = Copied(*self, limit);
+  self->capacity = Copied(*self, capacity);
+  self->samples = samples;
+  self->ps_core_s = ps_core_s;
+  self->ps_type = ps_type;
+  self->max_price = max_price;
+}
+
+nb::tuple ProvisionAll(const Problem& problem, const Assignments& assignments, double floor,
+                       double incumbent, double slack, bool share) {
+  size_t count = assignments.shape(0);
+  if (assignments.shape(1) != static_cast<size_t>(problem.layers)) {
+    throw std::invalid_argument("expected assignments of shape [n, layers]");
+  }
+  std::vector<double> values(count), taus(count);
+  {
+    nb::gil_scoped_release release;
+    std::vector<Stage> stages;
+    for (size_t n = 0; n < count; ++n) {
+      Provisioned found;
+      if (Split(problem, assignments.data() + n * problem.layers, &stages)) {
+        found = Provision(problem, stages, floor, incumbent, slack);
+      }
+      values[n] = found.value;
+      taus[n] = found.tau;
+      if (share) incumbent = std::min(incumbent, found.value);
+    }
+  }
+  return nb::make_tuple(Owned(std::move(values), {count}), Owned(std::move(taus), {count}));
+}
+
+}  // namespace
+
+void BindProblem(nb::module_& m) {
+  nb::class_<Problem>(m, "Problem", "Layer costs, prices and limits; see scheduler.cost.CostModel.")
+      .def("__init__", &Fill, "allowed"_a, "compute_serial"_a, "compute_parallel"_a,
+           "sync_serial"_a, "sync_parallel"_a, "transfer_serial"_a, "transfer_parallel"_a,
+           "memory"_a, "price"_a, "limit"_a, "capacity"_a, "samples"_a, "ps_core_s"_a, "ps_type"_a,
+           "max_price"_a)
+      .def_ro("layers", &Problem::layers)
+      .def_ro("types", &Problem::types);
+  m.def("provision", &ProvisionAll, "problem"_a, "assignments"_a, "floor"_a, "incumbent"_a = kInf,
+        "slack"_a = 0.0, "share"_a = false,
+        "Return (value, tau) of the cheapest units of each assignment, int32 [n, layers]; value is "
+        "tau * price an hour, infinite where none meets the demands. With `share` only assignments "
+        "better than those before get a value.");
+}
+
+}  // namespace heterps::scheduler

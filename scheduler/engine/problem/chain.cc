@@ -1,0 +1,84 @@
+#include "problem/chain.h"
+
+#include "problem/provision.h"
+
+namespace heterps::scheduler {
+
+Path Shortest(const Problem& problem, const Target& target) {
+  int layers = problem.layers;
+  std::vector<Ways> ways(layers + 1);
+  ways[layers].cost[0] = 0;
+  for (int first = layers - 1; first >= 0; --first) {
+    Ways& here = ways[first];
+    for (int turn = -1; turn < problem.types; ++turn) {
+      // The type that was best one layer on goes first: it sets a bar for the others.
+      int ahead = std::max(ways[first + 1].type[0], 0);
+      int type = turn < 0 ? ahead : turn;
+      if ((turn >= 0 && type == ahead) || target.room[type] < 1) continue;
+      double price = problem.price[type], least = kInf;
+      int via = -1;
+      auto most = [&](double bar) {
+        return price > 0 ? std::min(target.room[type], bar / price) : target.room[type];
+      };
+      ForEachRun(problem, first, type, target.tau, most(here.cost[1]),
+                 [&](int last, double units, const Terms&) {
+                   const Ways& rest = ways[last + 1];
+                   double cost = units * price + rest.cost[rest.Off(type)];
+                   if (cost < least) least = cost, via = last + 1;
+                   return most(std::min(here.cost[1], least));
+                 });
+      if (via >= 0) here.Offer(least, type, via);
+    }
+  }
+  Path path;
+  path.price = ways[0].cost[0];
+  if (path.price == kInf) return path;
+  path.assignment.resize(layers);
+  for (int at = 0, type = -1; at < layers;) {
+    int which = ways[at].Off(type);
+    type = ways[at].type[which];
+    int to = ways[at].via[which];
+    std::fill(path.assignment.begin() + at, path.assignment.begin() + to, type);
+    at = to;
+  }
+  return path;
+}
+
+Graph Arcs(const Problem& problem, const Target& target, const std::vector<double>& price,
+           double most) {
+  Graph graph;
+  graph.begin.reserve(problem.layers + 1);
+  for (int first = 0; first < problem.layers; ++first) {
+    graph.begin.push_back(static_cast<int32_t>(graph.arcs.size()));
+    for (int type = 0; type < problem.types; ++type) {
+      double room = target.room[type];
+      if (price[type] > 0) room = std::min(room, most / price[type]);
+      if (room < 1) continue;
+      ForEachRun(problem, first, type, target.tau, room,
+                 [&](int last, double units, const Terms& terms) {
+                   bool hit = target.hit_from <= 0 || terms.Busy(units) >= target.hit_from;
+                   graph.arcs.push_back(
+                       {last + 1, static_cast<int32_t>(units), static_cast<int16_t>(type), hit});
+                   return room;
+                 });
+    }
+  }
+  graph.begin.push_back(static_cast<int32_t>(graph.arcs.size()));
+  return graph;
+}
+
+bool Fits(const Problem& problem, const Target& target, const std::vector<int32_t>& assignment) {
+  std::vector<Stage> stages;
+  if (!Split(problem, assignment.data(), &stages)) return false;
+  double used[kMaxTypes] = {};
+  bool hit = target.hit_from <= 0;
+  for (const Stage& stage : stages) {
+    double units = stage.terms.Units(target.tau);
+    used[stage.type] += units;
+    if (!(used[stage.type] <= target.room[stage.type])) return false;
+    hit = hit || stage.terms.Busy(units) >= target.hit_from;
+  }
+  return hit && target.room[problem.ps_type] >= 0;
+}
+
+}  // namespace heterps::scheduler

@@ -1,0 +1,97 @@
+// One planning problem: layer costs as serial and parallel seconds a sample, prices and limits.
+//
+// A stage is a run of consecutive layers on one type. With k units it takes
+//   ET(k) = max(cs + cp / k, ds + dp / k)
+// seconds a sample, where the four terms are sums over its layers; ds and dp also hold the last
+// layer's transfer unless the stage is the final one. See scheduler/problem/cost.py.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+namespace heterps::scheduler {
+
+constexpr double kInf = std::numeric_limits<double>::infinity();
+// Measured times do not carry nine digits: a floor or cap missed by less is met.
+constexpr double kTolerance = 1e-9;
+constexpr int kMaxTypes = 64;
+
+// Serial and parallel seconds a sample of a run of layers on one type, and its memory.
+struct Terms {
+  double cs = 0, cp = 0, ds = 0, dp = 0;  // CT and DT, without the last layer's transfer
+  double ts = 0, tp = 0;                  // that transfer
+  double memory = 0;
+
+  double Busy(double units) const {
+    return std::max(cs + cp / units, (ds + ts) + (dp + tp) / units);
+  }
+
+  // Fewest units with ET <= tau, at least 1; infinite where no number is enough.
+  double Units(double tau) const {
+    double s = ds + ts, p = dp + tp;
+    if (tau < cs || tau < s) return kInf;
+    double need = 1;
+    if (cp > 0) need = tau > cs ? std::max(need, cp / (tau - cs)) : kInf;
+    if (p > 0) need = tau > s ? std::max(need, p / (tau - s)) : kInf;
+    if (!(need < 1e9)) return kInf;
+    double units = std::ceil(need);
+    // The division rounds: settle on the ET itself, one unit either way.
+    if (Busy(units) > tau) {
+      units += 1;
+    } else if (units > 1 && Busy(units - 1) <= tau) {
+      units -= 1;
+    }
+    return Busy(units) <= tau ? units : kInf;
+  }
+
+  // The same as a real number, for features and bounds.
+  double Fraction(double tau) const {
+    double s = ds + ts, p = dp + tp;
+    double need = 0;
+    if (cp > 0) need = tau > cs ? cp / (tau - cs) : kInf;
+    if (p > 0) need = std::max(need, tau > s ? p / (tau - s) : kInf);
+    return tau < cs || tau < s ? kInf : need;
+  }
+};
+
+struct Problem {
+  int layers = 0, types = 0;
+  // [layers, types], row-major.
+  std::vector<double> compute_serial, compute_parallel, sync_serial, sync_parallel;
+  std::vector<double> transfer_serial, transfer_parallel, memory;
+  std::vector<uint8_t> allowed;
+  std::vector<double> price, limit, capacity;  // [types]
+  double samples = 1, ps_core_s = 0, max_price = kInf;
+  int ps_type = 0;
+
+  size_t At(int layer, int type) const { return static_cast<size_t>(layer) * types + type; }
+  bool Usable(int layer, int type) const {
+    return allowed[At(layer, type)] && memory[At(layer, type)] <= capacity[type];
+  }
+
+  // Adds `layer` to the run `terms` on `type`: its transfer replaces that of the layer before.
+  void Extend(Terms* terms, int layer, int type) const {
+    size_t at = At(layer, type);
+    terms->cs += compute_serial[at];
+    terms->cp += compute_parallel[at];
+    terms->ds += sync_serial[at];
+    terms->dp += sync_parallel[at];
+    terms->memory += memory[at];
+    bool final = layer == layers - 1;
+    terms->ts = final ? 0 : transfer_serial[at];
+    terms->tp = final ? 0 : transfer_parallel[at];
+  }
+
+  // Samples/s where the slowest stage takes `tau`; just below `floor` is the floor.
+  double Rate(double tau, double floor) const {
+    double rate = 1 / tau;
+    return rate < floor && rate >= floor * (1 - kTolerance) ? floor : rate;
+  }
+  double PsUnits(double rate) const { return std::ceil(rate * ps_core_s); }
+};
+
+}  // namespace heterps::scheduler

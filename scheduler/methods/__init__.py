@@ -1,0 +1,1 @@
+"""All planning methods behind one interface."""

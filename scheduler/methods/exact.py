@@ -1,0 +1,99 @@
+"""The exact solver: the cheapest plan over all assignments, or a bound that none is below.
+
+At one pace, with every stage taking at most tau seconds a sample, the cheapest plan is a shortest
+path over (first layer of a stage, its type), but for limits that several stages share; those are
+met by Lagrangian multipliers and a label-setting search. The search over tau is branch and bound.
+All of it is native code, in engine/problem/chain.h and engine/exact/. Where it does not come to an
+end, integer programming settles one pace after the other (`milp.py`).
+"""
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from scheduler.engine import _planner
+from scheduler.methods import milp
+from scheduler.problem.cost import TOLERANCE, CostModel, Plan
+from scheduler.problem.provision import provision
+
+# Integer programming takes seconds a pace; with less there is no point in starting.
+_LONG = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Solution:
+    """The best plan found and what is known about every other.
+
+    `lower_bound` (dollars) is infinite where no plan exists; `proven` says that `plan` is the
+    optimum, or that there is none. `max_throughput` (samples/s) is the highest found within limits
+    and cap; where no plan meets the floor, `plan` is the fastest one, not feasible, with the
+    reason.
+    """
+
+    plan: Plan | None
+    lower_bound: float
+    proven: bool
+    max_throughput: float
+
+
+def solve(
+    model: CostModel, floor: float = 0.0, start: Plan | None = None, seconds: float = 5.0
+) -> Solution:
+    """Find the cheapest plan of all assignments.
+
+    Args:
+        floor: samples/s that a plan must reach.
+        start: a plan already known, which saves searching for worse ones.
+        seconds: time after which the search stops with the best plan and bound so far; a few
+            hundredths are enough for a bound to compare other methods with.
+    """
+    if not model.usable.any(axis=1).all():
+        return Solution(None, math.inf, True, 0.0)
+    starts = []
+    if start is not None and start.assignment:
+        starts.append([model.types.index(name) for name in start.assignment])
+    found = _search(model, floor, starts, seconds)
+    bound = found.bound * model.samples / 3600
+    top = 1 / found.fastest_tau if found.fastest else 0.0
+    best = found.assignment or found.fastest
+    plan = provision(model, best, floor) if best else None
+    if start is not None and start.feasible and (plan is None or start.rank < plan.rank):
+        plan = start
+    if plan is None or not plan.feasible:
+        return Solution(plan, bound, math.isinf(bound), top)
+    top = max(top, plan.throughput)
+    # A bound within rounding of the plan is the plan.
+    if plan.cost <= bound * (1 + TOLERANCE):
+        return Solution(plan, plan.cost, True, top)
+    return Solution(plan, min(bound, plan.cost), False, top)
+
+
+def _search(
+    model: CostModel, floor: float, starts: Sequence[Sequence[int]], seconds: float
+) -> _planner.Found:
+    """Search natively, then pace by pace with integer programming while there is time."""
+    deadline = time.monotonic() + seconds
+    known: dict[float, float] = {}  # tau -> least price an hour
+    found = _planner.solve(
+        model.native, floor, starts, seconds if seconds < 2 * _LONG else seconds / 3
+    )
+    while found.hard_tau > 0 and found.hard_tau not in known:
+        tau, left = found.hard_tau, deadline - time.monotonic()
+        if left < _LONG:
+            break
+        try:
+            at_pace = milp.cheapest(model, tau, floor, left / 2)
+        except ImportError:
+            break
+        known[tau] = at_pace.bound
+        starts = [
+            *starts,
+            *([found.assignment] if found.assignment else []),
+            *([at_pace.assignment] if at_pace.assignment else []),
+        ]
+        left = max(deadline - time.monotonic(), 0.0)
+        found = _planner.solve(
+            model.native, floor, starts, min(left, left / 4 + 0.1), list(known.items())
+        )
+    return found

@@ -1,0 +1,1 @@
+"""A question put to the methods, the answer put in words."""

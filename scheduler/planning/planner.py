@@ -1,0 +1,181 @@
+"""Planning: run the methods on one question and put the decision together."""
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from scheduler.decision.provenance import input_hash, versions
+from scheduler.decision.record import Alternative, Decision
+from scheduler.methods.bench import METHODS, Bench, Found, methods_for
+from scheduler.planning.explain import reasons
+from scheduler.planning.frontier import frontier
+from scheduler.planning.infeasible import barred, why_no_plan
+from scheduler.planning.relaxation import relaxations
+from scheduler.problem.cost import TOLERANCE, CostModel, Plan
+from scheduler.problem.demands import Demands, Pin
+from scheduler.problem.fields import Fields, InputError, nearest
+from scheduler.problem.inputs import ResourcesLike, WorkloadLike, as_resources, as_workload
+from scheduler.problem.wording import money_text
+
+
+def plan(
+    workload: WorkloadLike,
+    resources: ResourcesLike,
+    min_throughput: float | None = None,
+    method: str = "ppo",
+    seed: int = 0,
+    pin: Pin = None,
+    *,
+    exclude: Sequence[str] = (),
+    max_price_per_hour: float | None = None,
+    finish_by: float | str | None = None,
+    pareto: bool = False,
+    finetune: float = 0.0,
+) -> Decision:
+    """Decide which layer runs on which resource type with how many units.
+
+    Args:
+        workload, resources: parsed files, dataclasses or messages.
+        min_throughput: samples/s to reach; None or 0 for the cheapest plan at any speed.
+        method: one of `METHODS`. `auto` (or `best`) returns the best plan of the exact solver, the
+            agent and the rules, `all` that of every method; each other method its own plan.
+        seed: of the methods that draw; the same seed gives the same plan.
+        pin: types that layers must run on, by layer name; or one type per layer.
+        exclude: types that no layer may run on; the parameter server still may.
+        max_price_per_hour: dollars an hour that all units together may cost; None for no cap.
+        finish_by: hours for all samples, or text such as 90m or 2h; the floor on throughput is
+            then at least samples / time.
+        pareto: also find the curve of cost against throughput, see `scheduler.pareto`.
+        finetune: seconds that `ppo` may spend on learning this very problem.
+
+    Returns:
+        The decision, with what the other methods came to as alternatives. Where no plan meets the
+        demands, `feasible` is false, `reason` names the highest throughput that can be, and
+        `relaxations` lists the single changes that make a plan possible.
+
+    Raises:
+        InputError: an argument that cannot be used, naming file, key, value, what was expected.
+    """
+    started = time.perf_counter()
+    workload, resources = as_workload(workload), as_resources(resources)
+    demands = Demands.check(workload, min_throughput, max_price_per_hour, finish_by, pin, exclude)
+    model = demands.model(workload, resources)
+    if method not in METHODS:
+        problem = f"{method!r}: expected a planning method{nearest(str(method), METHODS)}"
+        raise InputError("", "method", problem)
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32:
+        raise InputError("", "seed", f"{seed!r}: expected a whole number from 0 to 4294967295")
+    finetune = Fields({"finetune": finetune}, "", "", ("finetune",)).number("finetune")
+    answer = _answer(model, demands, method, seed, finetune)
+    decision = _decision(model, demands, seed, answer)
+    if pareto:
+        curve = frontier(model, at=[demands.min_throughput] if demands.min_throughput else ())
+        decision = replace(decision, pareto=curve)
+    return replace(decision, seconds=time.perf_counter() - started)
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What the methods came to; `bound` is a cost, `top` a throughput."""
+
+    chosen: str
+    results: Mapping[str, Found]
+    bound: float
+    top: float
+    bench: Bench | None
+
+
+def _answer(model: CostModel, demands: Demands, method: str, seed: int, finetune: float) -> _Answer:
+    """Run the methods, and choose."""
+    names = methods_for(method)
+    reason = barred(model)
+    if reason:
+        able = [layer.cost for layer in model.workload.layers]
+        assignment = tuple(next(iter(costs)) for costs in able)
+        nothing = Plan(False, reason, assignment, (), 0, 0.0, 0.0, math.inf)
+        chosen = method if method in names else names[0]
+        return _Answer(chosen, {chosen: Found(nothing, 0, 0.0)}, math.inf, 0.0, None)
+    bench = Bench(model, demands.min_throughput, seed, finetune=finetune)
+    results = bench.consider(method)
+    chosen = bench.choose(method, results)
+    plans = [found.plan for found in results.values()]
+    solution = bench.solution
+    assert solution is not None
+    costs = [plan.cost for plan in plans if plan.feasible]
+    # Costs of one plan from two sums differ in the last digit; a bound is below all of them.
+    bound = min([solution.lower_bound, *costs])
+    within = [p.throughput for p in plans if p.price_per_hour <= model.max_price]
+    top = max([solution.max_throughput, *within])
+    return _Answer(chosen, results, bound, top, bench)
+
+
+def _decision(model: CostModel, demands: Demands, seed: int, answer: _Answer) -> Decision:
+    found = answer.results[answer.chosen].plan
+    bound, bench = answer.bound, answer.bench
+    others = sorted(
+        (name for name in answer.results if name != answer.chosen),
+        key=lambda name: answer.results[name].plan.rank,
+    )
+    gap = math.inf
+    if found.feasible:
+        gap = found.cost / bound - 1 if bound > 0 else 0.0 if found.cost == bound else math.inf
+    decision = Decision(
+        method=answer.chosen,
+        feasible=found.feasible,
+        reason=found.reason,
+        assignment=found.assignment,
+        stages=found.stages,
+        ps_units=found.ps_units,
+        throughput=found.throughput,
+        price_per_hour=found.price_per_hour,
+        cost=found.cost,
+        lower_bound=bound,
+        gap=gap,
+        seconds=0.0,
+        alternatives=tuple(_alternative(name, answer.results[name]) for name in others),
+        seed=seed,
+        min_throughput=demands.min_throughput,
+        max_throughput=answer.top,
+        probabilities=bench.probabilities if bench else {},
+        values=bench.values if bench else {},
+        reasons=(),
+        training=bench.training if bench else (),
+        workload=model.workload,
+        resources=model.resources,
+        max_price_per_hour=demands.cap,
+        pin=demands.pin,
+        excluded=demands.excluded,
+        proven=found.feasible and gap <= TOLERANCE,
+        input_hash=input_hash(model.workload, model.resources, demands),
+        versions=versions(bench.policy if bench else ""),
+        created_at=time.time(),
+    )
+    if not found.feasible:
+        decision = _infeasible(decision, demands, [found.plan for found in answer.results.values()])
+    return replace(decision, reasons=tuple(_reasons(decision, model, demands)))
+
+
+def _alternative(method: str, found: Found) -> Alternative:
+    return Alternative.of(method, found.plan, found.seconds, found.evaluations)
+
+
+def _reasons(decision: Decision, model: CostModel, demands: Demands) -> list[str]:
+    return reasons(decision, model.workload, model.resources, model, demands.finish_by)
+
+
+def _infeasible(decision: Decision, demands: Demands, found: Sequence[Plan]) -> Decision:
+    """Say why there is no plan, or who has one, and what would have to change."""
+    able = next((other for other in decision.alternatives if other.feasible), None)
+    if able is not None:
+        cost = money_text(able.cost)
+        return replace(
+            decision, reason=f"{decision.reason}; {able.method} meets the demands for {cost}"
+        )
+    assert decision.workload is not None
+    assert decision.resources is not None
+    within = [p for p in found if p.stages and p.price_per_hour <= demands.max_price_per_hour]
+    fastest = max(within, key=lambda plan: plan.throughput, default=None)
+    changes = relaxations(decision.workload, decision.resources, demands, fastest)
+    decision = replace(decision, relaxations=changes)
+    return replace(decision, reason=why_no_plan(decision, fastest))

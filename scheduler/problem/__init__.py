@@ -1,0 +1,1 @@
+"""The question: workload, resources, demands, costs."""

@@ -1,0 +1,308 @@
+"""The cost model: what an assignment of layers to types with given units takes and costs.
+
+A stage is a maximal run of consecutive layers on one type. With k units its times per sample are
+    CT(k) = sum of compute_s * (1 - a + a / k) / B0,
+    DT(k) = sum of sync_s * (1 - b + b / k) / B0, plus the same of the last layer's transfer_s
+            unless the stage is the final one,
+and ET = max(CT, DT). Each of CT and DT has the form serial + parallel / k, and that is how they
+are held here. Throughput is the least 1 / ET; the parameter server adds
+ceil(throughput * ps_core_s) units of its type.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduler.engine import _planner
+from scheduler.problem.fields import InputError, nearest
+from scheduler.problem.wording import rate_text
+from scheduler.problem.workload import Resources, Workload, check_together
+
+Floats = NDArray[np.float64]
+
+# Measured times do not carry nine digits: a floor missed by less is met.
+TOLERANCE = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class PlanStage:
+    """Layers `first` to `last` (inclusive) on `units` units of `type`; times in s a sample."""
+
+    first: int
+    last: int
+    type: str
+    units: int
+    compute_s: float
+    transfer_s: float
+    memory_bytes: float
+    bottleneck: bool
+
+    @property
+    def busy_s(self) -> float:
+        """ET: seconds a sample."""
+        return max(self.compute_s, self.transfer_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """An assignment with its units, priced.
+
+    A plan that is not feasible says why in `reason`; when only the floor is missed it is the
+    fastest plan of its assignment, and when no number of units helps it has no stages.
+    """
+
+    feasible: bool
+    reason: str
+    assignment: tuple[str, ...]
+    stages: tuple[PlanStage, ...]
+    ps_units: int
+    throughput: float
+    price_per_hour: float
+    cost: float
+
+    @property
+    def rank(self) -> tuple[bool, float, float]:
+        """Sort key, best first: feasible before not, then cheap, then fast."""
+        return (not self.feasible, self.cost if self.feasible else 0.0, -self.throughput)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A stage before it has units: serial and parallel seconds a sample."""
+
+    first: int
+    last: int
+    type: int
+    compute_serial: float
+    compute_parallel: float
+    transfer_serial: float
+    transfer_parallel: float
+    memory_bytes: float
+
+    def compute_s(self, units: float) -> float:
+        """CT at `units`."""
+        return self.compute_serial + self.compute_parallel / units
+
+    def transfer_s(self, units: float) -> float:
+        """DT at `units`."""
+        return self.transfer_serial + self.transfer_parallel / units
+
+    def busy_s(self, limit: int) -> Floats:
+        """ET at 1 .. `limit` units, never increasing."""
+        units = np.arange(1.0, limit + 1.0)
+        return np.maximum(
+            self.compute_serial + self.compute_parallel / units,
+            self.transfer_serial + self.transfer_parallel / units,
+        )
+
+
+class CostModel:
+    """A workload and resources as arrays, [L, T] over layers and types, seconds a sample.
+
+    Args:
+        pin: types that layers must run on, by layer name; or one type per layer.
+        exclude: types that no layer may run on; the parameter server may.
+        max_price_per_hour: dollars an hour that no plan may exceed.
+
+    Raises:
+        InputError: workload, resources, pin and exclude do not fit together.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        resources: Resources,
+        pin: Mapping[str, str] | Sequence[str] | None = None,
+        exclude: Sequence[str] = (),
+        max_price_per_hour: float = math.inf,
+    ) -> None:
+        check_together(workload, resources)
+        self.workload = workload
+        self.resources = resources
+        self.types = resources.names
+        self.num_layers = len(workload.layers)
+        self.num_types = len(self.types)
+        self.max_price = max_price_per_hour
+        self.price = np.array([kind.effective_price for kind in resources.types])
+        self.limit = np.array([kind.limit for kind in resources.types])
+        self.capacity = np.array([kind.memory_bytes for kind in resources.types])
+        self.samples = workload.samples
+        self.ps_core_s = workload.ps_core_s
+        self.ps_type = self.types.index(workload.ps_type) if workload.ps_type else 0
+
+        shape = (self.num_layers, self.num_types)
+        self.allowed = np.zeros(shape, dtype=bool)
+        compute, sync, transfer, a, b, self.memory = (np.zeros(shape) for _ in range(6))
+        for row, layer in enumerate(workload.layers):
+            for name, cost in layer.cost.items():
+                at = row, self.types.index(name)
+                self.allowed[at] = True
+                compute[at], sync[at], transfer[at] = cost.compute_s, cost.sync_s, cost.transfer_s
+                a[at], b[at] = cost.parallel_compute, cost.parallel_sync
+                self.memory[at] = cost.memory_bytes
+        batch = workload.reference_batch
+        self.compute_serial, self.compute_parallel = compute * (1 - a) / batch, compute * a / batch
+        self.sync_serial, self.sync_parallel = sync * (1 - b) / batch, sync * b / batch
+        self.transfer_serial = transfer * (1 - b) / batch
+        self.transfer_parallel = transfer * b / batch
+        self._exclude(exclude)
+        self._pin(pin)
+
+    def _exclude(self, exclude: Sequence[str]) -> None:
+        for name in exclude:
+            if name not in self.types:
+                problem = f"{name!r}: expected a type on offer{nearest(str(name), self.types)}"
+                raise InputError("", "exclude", problem)
+            self.allowed[:, self.types.index(name)] = False
+
+    def _pin(self, pin: Mapping[str, str] | Sequence[str] | None) -> None:
+        layers = [layer.name for layer in self.workload.layers]
+        if pin is None:
+            return
+        if not isinstance(pin, Mapping):
+            if isinstance(pin, str) or len(pin) != len(layers):
+                problem = f"{pin!r}: expected one type for each of the {len(layers)} layers"
+                raise InputError("", "pin", problem)
+            pin = dict(zip(layers, pin, strict=True))
+        for name, kind in pin.items():
+            if name not in layers:
+                raise InputError("", "pin", f"{name!r}: expected a layer{nearest(name, layers)}")
+            row = layers.index(name)
+            able = [self.types[t] for t in np.flatnonzero(self.allowed[row])]
+            if kind not in able:
+                problem = f"{kind!r}: expected a type that may run it{nearest(str(kind), able)}"
+                raise InputError("", f"pin.{name}", problem)
+            self.allowed[row] = np.arange(self.num_types) == self.types.index(kind)
+
+    @cached_property
+    def native(self) -> _planner.Problem:
+        """The same problem for the native solvers."""
+        return _planner.Problem(
+            self.allowed,
+            self.compute_serial,
+            self.compute_parallel,
+            self.sync_serial,
+            self.sync_parallel,
+            self.transfer_serial,
+            self.transfer_parallel,
+            self.memory,
+            self.price,
+            self.limit.astype(np.float64),
+            self.capacity,
+            self.samples,
+            self.ps_core_s,
+            self.ps_type,
+            self.max_price,
+        )
+
+    @property
+    def usable(self) -> NDArray[np.bool_]:
+        """[L, T]: the type may run the layer and a unit's memory holds it."""
+        usable: NDArray[np.bool_] = self.allowed & (self.memory <= self.capacity)
+        return usable
+
+    def runs(self, assignment: Sequence[int]) -> list[Run]:
+        """Split an assignment (type index per layer) into its stages."""
+        kinds, rows = np.asarray(assignment), np.arange(self.num_layers)
+        starts = np.flatnonzero(np.concatenate([[True], kinds[1:] != kinds[:-1]]))
+        terms = (
+            self.compute_serial,
+            self.compute_parallel,
+            self.sync_serial,
+            self.sync_parallel,
+            self.memory,
+        )
+        sums = [np.add.reduceat(term[rows, kinds], starts).tolist() for term in terms]
+        lasts = [*(starts[1:] - 1).tolist(), self.num_layers - 1]
+        runs = []
+        for n, (first, last) in enumerate(zip(starts.tolist(), lasts, strict=True)):
+            kind = int(kinds[first])
+            compute_serial, compute_parallel, serial, parallel, memory = (each[n] for each in sums)
+            if last < self.num_layers - 1:
+                serial += float(self.transfer_serial[last, kind])
+                parallel += float(self.transfer_parallel[last, kind])
+            runs.append(
+                Run(first, last, kind, compute_serial, compute_parallel, serial, parallel, memory)
+            )
+        return runs
+
+    def throughput(self, busy_s: Floats, floor: float) -> Floats:
+        """Return samples/s where the slowest stage takes `busy_s`; just below `floor` is it."""
+        rate = 1.0 / busy_s
+        return np.where((rate < floor) & (rate >= floor * (1 - TOLERANCE)), floor, rate)
+
+    def ps_units(self, throughput: Floats) -> Floats:
+        """Return the parameter server's units at `throughput`."""
+        return np.ceil(throughput * self.ps_core_s)
+
+    def why_impossible(self, assignment: Sequence[int], runs: Sequence[Run]) -> str:
+        """Say why no number of units makes `assignment` run, or return nothing."""
+        layers = self.workload.layers
+        for row, kind in enumerate(assignment):
+            if not self.allowed[row, kind]:
+                return f"layer {layers[row].name!r} may not run on {self.types[kind]}"
+        for run in runs:
+            if run.memory_bytes > self.capacity[run.type]:
+                name = self.types[run.type]
+                return (
+                    f"layers {layers[run.first].name!r} to {layers[run.last].name!r} need "
+                    f"{run.memory_bytes:.3g} bytes, a unit of {name} has "
+                    f"{self.capacity[run.type]:.3g}"
+                )
+        for kind, name in enumerate(self.types):
+            stages = sum(run.type == kind for run in runs)
+            if stages > self.limit[kind]:
+                return f"{stages} stages on {name}, limit {self.limit[kind]} units"
+        return ""
+
+    def evaluate(self, assignment: Sequence[int], units: Sequence[int], floor: float = 0.0) -> Plan:
+        """Price an assignment (type index per layer) with given units, one number a stage."""
+        runs = self.runs(assignment)
+        names = tuple(self.types[kind] for kind in assignment)
+        problem = self.why_impossible(assignment, runs)
+        if problem:
+            return Plan(False, problem, names, (), 0, 0.0, 0.0, math.inf)
+        busy = [max(r.compute_s(k), r.transfer_s(k)) for r, k in zip(runs, units, strict=True)]
+        throughput = float(self.throughput(np.array(max(busy)), floor))
+        ps_units = int(self.ps_units(np.array(throughput)))
+        total = np.zeros(self.num_types)
+        for run, number in zip(runs, units, strict=True):
+            total[run.type] += number
+        total[self.ps_type] += ps_units
+        price = float(total @ self.price)
+        over = np.flatnonzero(total > self.limit)
+        if over.size:
+            kind = over[0]
+            problem = f"{total[kind]:.0f} units of {self.types[kind]}, limit {self.limit[kind]}"
+        elif price > self.max_price * (1 + TOLERANCE):
+            problem = f"${price:,.2f} an hour, the cap is ${self.max_price:,.2f}"
+        elif throughput < floor:
+            reached = rate_text(throughput, down=True)
+            problem = f"{reached} samples/s, the floor is {rate_text(floor)}"
+        stages = tuple(
+            PlanStage(
+                run.first,
+                run.last,
+                self.types[run.type],
+                int(number),
+                run.compute_s(number),
+                run.transfer_s(number),
+                run.memory_bytes,
+                bottleneck=spent == max(busy),
+            )
+            for run, number, spent in zip(runs, units, busy, strict=True)
+        )
+        cost = self.samples / throughput / 3600 * price
+        return Plan(not problem, problem, names, stages, ps_units, throughput, price, cost)
+
+
+def time_text(seconds: float) -> str:
+    """Return a time a person can read, as 3.1 ms."""
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if seconds >= scale:
+            return f"{seconds / scale:.3g} {unit}"
+    return f"{seconds * 1e9:.3g} ns"

@@ -1,0 +1,78 @@
+"""Provisioning: the cheapest whole numbers of units for a fixed assignment.
+
+For a target tau of the slowest stage each stage takes the fewest units with ET(k) <= tau. The
+search over tau is native code, see engine/problem/provision.h.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from scheduler.engine import _planner
+from scheduler.problem.cost import CostModel, Plan, Run, time_text
+from scheduler.problem.wording import rate_text
+
+
+def provision(model: CostModel, assignment: Sequence[int], floor: float = 0.0) -> Plan:
+    """Return the cheapest plan of `assignment` (type index per layer) that reaches `floor`.
+
+    Args:
+        floor: samples/s.
+
+    Returns:
+        Where no units within limits and cap reach the floor, the fastest plan, not feasible, with
+        the reason.
+    """
+    kinds = [int(kind) for kind in assignment]
+    runs = model.runs(kinds)
+    ones = [1] * len(runs)
+    if model.why_impossible(kinds, runs):
+        return model.evaluate(kinds, ones, floor)
+    _, taus = _planner.provision(model.native, np.array([kinds], dtype=np.int32), floor)
+    if math.isfinite(taus[0]):
+        return model.evaluate(kinds, _units(model, kinds, float(taus[0])), floor)
+    fastest = _planner.fastest(model.native, kinds)
+    if math.isinf(fastest):
+        slow = model.evaluate(kinds, ones, floor)
+        return Plan(False, slow.reason, slow.assignment, (), 0, 0.0, 0.0, math.inf)
+    plan = model.evaluate(kinds, _units(model, kinds, fastest), floor)
+    reason = (
+        f"reaches at most {rate_text(plan.throughput, down=True)} samples/s, "
+        f"the floor is {rate_text(floor)}: " + _why_no_faster(model, kinds, runs, fastest)
+    )
+    return replace(plan, feasible=False, reason=reason)
+
+
+def _units(model: CostModel, assignment: Sequence[int], tau: float) -> list[int]:
+    return [int(number) for number in _planner.units(model.native, assignment, tau)]
+
+
+def _why_no_faster(
+    model: CostModel, assignment: Sequence[int], runs: Sequence[Run], tau: float
+) -> str:
+    """Name what stops the plan at `tau`, the fastest of its assignment, from going faster."""
+    more = _planner.units(model.native, assignment, math.nextafter(tau, 0.0))
+    # What a stage can have at most: its type's limit, less a unit for each other stage there.
+    shared = np.bincount([run.type for run in runs], minlength=model.num_types)
+    most = [int(model.limit[run.type] - shared[run.type] + 1) for run in runs]
+    for run, number, limit in zip(runs, more, most, strict=True):
+        if number > limit:
+            layers = model.workload.layers
+            spent = max(run.compute_s(limit), run.transfer_s(limit))
+            return (
+                f"layers {layers[run.first].name!r} to {layers[run.last].name!r} on "
+                f"{model.types[run.type]} take {time_text(spent)} a sample even with {limit} units"
+            )
+    faster = model.evaluate(assignment, [int(number) for number in more])
+    totals = np.zeros(model.num_types)
+    for run, number in zip(runs, more, strict=True):
+        totals[run.type] += number
+    totals[model.ps_type] += faster.ps_units
+    over = np.flatnonzero(totals > model.limit)
+    if over.size:
+        kind = int(over[0])
+        what = f"faster needs {totals[kind]:.0f} units of {model.types[kind]}"
+        return f"{what}, limit {model.limit[kind]}"
+    return f"faster costs ${faster.price_per_hour:,.2f} an hour, the cap is ${model.max_price:,.2f}"

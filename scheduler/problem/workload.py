@@ -1,0 +1,300 @@
+"""What is planned: a workload's layers with their costs, and the resources with their prices."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from protos import decision_pb2 as pb
+from scheduler.problem.fields import Fields, InputError, nearest, read_file, unique
+
+# Numbers of units are exact in every representation up to here, and beyond what can be rented.
+MAX_LIMIT = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCost:
+    """Cost of one layer on one resource type, on one unit with the reference batch.
+
+    Times are seconds a batch; `parallel_*` is the fraction that divides by the number of units.
+    `uncertainty` is the standard deviation of ln(compute_s + sync_s), which is the relative one
+    where it is small; 0 where it is not known.
+    """
+
+    compute_s: float
+    sync_s: float
+    transfer_s: float
+    parallel_compute: float
+    parallel_sync: float
+    memory_bytes: float
+    estimated: bool = False
+    uncertainty: float = 0.0
+
+
+_COST_FIELDS = tuple(LayerCost.__slots__)
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A layer and its cost by resource type; a type that is missing may not run it."""
+
+    name: str
+    kind: str
+    cost: Mapping[str, LayerCost]
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A model to train: `samples` samples in all, layers in the order they run."""
+
+    name: str
+    reference_batch: int
+    samples: float
+    ps_type: str
+    ps_core_s: float
+    layers: tuple[Layer, ...]
+    source: str = field(default="", compare=False)
+
+    @classmethod
+    def parse(cls, value: object, source: str = "") -> "Workload":
+        """Check a parsed workload file.
+
+        Raises:
+            InputError: naming `source`, key path, value and what was expected.
+        """
+        known = ("name", "reference_batch", "samples", "ps_type", "ps_core_s", "layers")
+        fields = Fields(value, "", source, known)
+        ps_type = fields.text("ps_type", default="", allow_empty=True)
+        ps_core_s = fields.number("ps_core_s", default=0.0)
+        if ps_core_s > 0 and not ps_type:
+            raise fields.error("ps_type", "the type that the parameter server runs on")
+        layers = tuple(
+            _parse_layer(item, f"layers[{index}]", source)
+            for index, item in enumerate(fields.items("layers"))
+        )
+        unique([layer.name for layer in layers], source, "layers")
+        return cls(
+            name=fields.text("name"),
+            reference_batch=fields.integer("reference_batch", 1, 2**32 - 1),
+            samples=fields.number("samples", above=True),
+            ps_type=ps_type,
+            ps_core_s=ps_core_s,
+            layers=layers,
+            source=source,
+        )
+
+    @classmethod
+    def from_message(cls, message: pb.Workload, source: str = "") -> "Workload":
+        """Check and convert a message."""
+        layers = [
+            {
+                "name": layer.name,
+                "kind": layer.kind,
+                "cost": {
+                    name: {key.name: getattr(cost, key.name) for key in cost.DESCRIPTOR.fields}
+                    for name, cost in layer.cost.items()
+                },
+            }
+            for layer in message.layers
+        ]
+        value = {
+            "name": message.name,
+            "reference_batch": message.reference_batch,
+            "samples": message.samples,
+            "ps_type": message.ps_type,
+            "ps_core_s": message.ps_core_s,
+            "layers": layers,
+        }
+        return cls.parse(value, source)
+
+    def to_message(self) -> pb.Workload:
+        """Return the message of the same content."""
+        message = pb.Workload(
+            name=self.name,
+            reference_batch=self.reference_batch,
+            samples=self.samples,
+            ps_type=self.ps_type,
+            ps_core_s=self.ps_core_s,
+        )
+        for layer in self.layers:
+            entry = message.layers.add(name=layer.name, kind=layer.kind)
+            for name, cost in layer.cost.items():
+                entry.cost[name].CopyFrom(pb.LayerCost(**asdict(cost)))
+        return message
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the content of a workload file."""
+        # By hand: `asdict` copies every number, which takes milliseconds where planning takes tens.
+        layers = [
+            {
+                "name": layer.name,
+                "kind": layer.kind,
+                "cost": {
+                    kind: {name: getattr(cost, name) for name in _COST_FIELDS}
+                    for kind, cost in layer.cost.items()
+                },
+            }
+            for layer in self.layers
+        ]
+        return {
+            "name": self.name,
+            "reference_batch": self.reference_batch,
+            "samples": self.samples,
+            "ps_type": self.ps_type,
+            "ps_core_s": self.ps_core_s,
+            "layers": layers,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceType:
+    """A kind of unit that can be rented: a CPU core, a GPU.
+
+    A spot unit is taken away `interruptions_per_hour` times on average, and each time costs
+    `recovery_s` seconds of its work.
+    """
+
+    name: str
+    price_per_hour: float
+    limit: int
+    memory_bytes: float
+    device: str = ""
+    flops_per_s: float = 0.0
+    memory_bandwidth: float = 0.0
+    emulated: bool = False
+    interruptions_per_hour: float = 0.0
+    recovery_s: float = 0.0
+
+    @property
+    def effective_price(self) -> float:
+        """Dollars for an hour of work: the price, and what is paid while recovering."""
+        return self.price_per_hour * (1 + self.interruptions_per_hour * self.recovery_s / 3600)
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether the unit is a CPU core: by `device`, else by the name."""
+        return (self.device or self.name).lower().startswith("cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """The resource types on offer."""
+
+    types: tuple[ResourceType, ...]
+    source: str = field(default="", compare=False)
+
+    @classmethod
+    def parse(cls, value: object, source: str = "") -> "Resources":
+        """Check a parsed resources file.
+
+        Raises:
+            InputError: naming `source`, key path, value and what was expected.
+        """
+        fields = Fields(value, "", source, ("types",))
+        types = tuple(
+            _parse_type(item, f"types[{index}]", source)
+            for index, item in enumerate(fields.items("types"))
+        )
+        unique([kind.name for kind in types], source, "types")
+        return cls(types, source)
+
+    @classmethod
+    def from_message(cls, message: pb.Resources, source: str = "") -> "Resources":
+        """Check and convert a message."""
+        types = [
+            {key.name: getattr(kind, key.name) for key in kind.DESCRIPTOR.fields}
+            for kind in message.types
+        ]
+        return cls.parse({"types": types}, source)
+
+    def to_message(self) -> pb.Resources:
+        """Return the message of the same content."""
+        return pb.Resources(types=[pb.ResourceType(**asdict(kind)) for kind in self.types])
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the content of a resources file."""
+        return {"types": [asdict(kind) for kind in self.types]}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the types, in the order of the file."""
+        return tuple(kind.name for kind in self.types)
+
+
+def _parse_layer(value: object, path: str, source: str) -> Layer:
+    fields = Fields(value, path, source, ("name", "kind", "cost"))
+    costs = fields.mapping("cost", "resource types to costs")
+    return Layer(
+        name=fields.text("name"),
+        kind=fields.text("kind", default="", allow_empty=True),
+        cost={name: _parse_cost(costs[name], f"{path}.cost.{name}", source) for name in costs},
+    )
+
+
+def _parse_cost(value: object, path: str, source: str) -> LayerCost:
+    fields = Fields(value, path, source, tuple(LayerCost.__slots__))
+    return LayerCost(
+        compute_s=fields.number("compute_s"),
+        sync_s=fields.number("sync_s"),
+        transfer_s=fields.number("transfer_s"),
+        parallel_compute=fields.number("parallel_compute", high=1.0),
+        parallel_sync=fields.number("parallel_sync", high=1.0),
+        memory_bytes=fields.number("memory_bytes"),
+        estimated=fields.boolean("estimated", default=False),
+        uncertainty=fields.number("uncertainty", default=0.0),
+    )
+
+
+def _parse_type(value: object, path: str, source: str) -> ResourceType:
+    fields = Fields(value, path, source, tuple(ResourceType.__slots__))
+    device = fields.text("device", default="", allow_empty=True)
+    if device not in ("", "cpu", "cuda"):
+        raise fields.error("device", "cpu or cuda")
+    return ResourceType(
+        name=fields.text("name"),
+        price_per_hour=fields.number("price_per_hour"),
+        limit=fields.integer("limit", 1, MAX_LIMIT),
+        memory_bytes=fields.number("memory_bytes"),
+        device=device,
+        flops_per_s=fields.number("flops_per_s", default=0.0),
+        memory_bandwidth=fields.number("memory_bandwidth", default=0.0),
+        emulated=fields.boolean("emulated", default=False),
+        interruptions_per_hour=fields.number("interruptions_per_hour", default=0.0),
+        recovery_s=fields.number("recovery_s", default=0.0),
+    )
+
+
+def check_together(workload: Workload, resources: Resources) -> None:
+    """Refuse a workload that names types which `resources` lacks, or that takes no time at all.
+
+    Raises:
+        InputError: naming the workload's file, key path, value and the nearest valid name.
+    """
+    names = resources.names
+    where = resources.source or "the resources"
+    if workload.ps_type and workload.ps_type not in names:
+        problem = f"{workload.ps_type!r}: expected a type of {where}"
+        raise InputError(workload.source, "ps_type", problem + nearest(workload.ps_type, names))
+    for index, layer in enumerate(workload.layers):
+        for name in layer.cost:
+            if name not in names:
+                problem = f"{name!r}: expected a type of {where}{nearest(name, names)}"
+                raise InputError(workload.source, f"layers[{index}].cost", problem)
+    least = [
+        min(cost.compute_s + cost.sync_s for cost in layer.cost.values())
+        for layer in workload.layers
+    ]
+    if not math.fsum(least) > 0:
+        problem = "expected a layer with compute_s or sync_s above 0 on each of its types"
+        raise InputError(workload.source, "layers", problem)
+
+
+def load_workload(path: str | Path) -> Workload:
+    """Read and check a workload file (JSON or YAML)."""
+    return Workload.parse(read_file(path), str(path))
+
+
+def load_resources(path: str | Path) -> Resources:
+    """Read and check a resources file (JSON or YAML)."""
+    return Resources.parse(read_file(path), str(path))

@@ -1,0 +1,1 @@
+"""Whether the rest of a run is worth moving."""

@@ -1,0 +1,148 @@
+"""Brings a workload's figures in line with what its running plan was measured to take.
+
+What is changed, and nothing else:
+
+- **Computation.** A stage's busy seconds are spent computing, so measured over predicted CT scales
+  `compute_s` of each of its layers on its type.
+- **Communication** is not measured by itself; the pipeline's pace bounds it. No stage communicates
+  longer than the pace, so a longer DT is scaled down to it. Where the plan's slowest stage was to
+  be bound by communication and no stage's computing explains the pace, that stage's DT is the
+  pace. DT is scaled through `sync_s` of the stage's layers and `transfer_s` of its last.
+- **Measured** is what a layer's figures are from then on if the term that bounds its stage was.
+- **Inheritance.** Layers that did not run on a type and have only estimates there share the data
+  sheet that was wrong about those that did: their `compute_s` is scaled by the square root of the
+  ratio of the stages that ran on estimates there (geometric mean, weighted by CT). They stay
+  estimates.
+- Stages on an emulated type say nothing about that type, and a plan with one nothing about pace.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from scheduler.problem.cost import PlanStage
+from scheduler.problem.workload import Layer, LayerCost, Resources, Workload
+from scheduler.replanning.measure import Filtered, Measurement
+
+INHERITED = 0.5  # exponent: the part of a ratio that layers which did not run take over
+EXPLAINED = 0.9  # a stage busy for this share of the pace is what bounds it
+
+
+@dataclass(frozen=True, slots=True)
+class StageRatio:
+    """Measured over predicted seconds of a stage, None where nothing was learned."""
+
+    compute: float | None = None
+    communication: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """The updated workload, and what was learned of each stage; `pace_s` is None if unknown."""
+
+    workload: Workload
+    ratios: tuple[StageRatio, ...]
+    pace_s: float | None
+
+    @property
+    def learned(self) -> bool:
+        """Whether the measurement told anything."""
+        known = (one.compute is not None or one.communication is not None for one in self.ratios)
+        return self.pace_s is not None or any(known)
+
+
+def calibrate(
+    workload: Workload,
+    resources: Resources,
+    stages: Sequence[PlanStage],
+    measurement: Measurement,
+) -> Calibration:
+    """Update `workload` by the measurement of a plan that was made from it.
+
+    Args:
+        stages: the plan's, with the times that `workload` predicted.
+        measurement: of as many stages; those with too few windows are left out.
+    """
+    emulated = {kind.name for kind in resources.types if kind.emulated}
+    pace_s = None
+    if measurement.pace.counts and not any(stage.type in emulated for stage in stages):
+        pace_s = measurement.pace.seconds
+    busy = dict(enumerate(measurement.busy))
+    computing = [one.seconds for one in measurement.busy if one.counts]
+    explained = pace_s is not None and max(computing, default=0.0) >= EXPLAINED * pace_s
+    slowest = max(stages, key=lambda stage: stage.busy_s, default=None)
+    ratios = tuple(
+        StageRatio(
+            None if stage.type in emulated else _compute(stage, busy.get(number, Filtered())),
+            _communication(stage, pace_s, stage is slowest and not explained),
+        )
+        for number, stage in enumerate(stages)
+    )
+    layers = [dict(layer.cost) for layer in workload.layers]
+    for stage, ratio in zip(stages, ratios, strict=True):
+        _scale(layers, stage, ratio)
+    for kind, factor in _inherited(workload, stages, ratios).items():
+        ran = {n for stage in stages if stage.type == kind for n in _rows(stage)}
+        for number, costs in enumerate(layers):
+            cost = costs.get(kind)
+            if number not in ran and cost is not None and cost.estimated:
+                costs[kind] = replace(cost, compute_s=cost.compute_s * factor)
+    updated = tuple(
+        Layer(layer.name, layer.kind, costs)
+        for layer, costs in zip(workload.layers, layers, strict=True)
+    )
+    return Calibration(replace(workload, layers=updated), ratios, pace_s)
+
+
+def _compute(stage: PlanStage, busy: Filtered) -> float | None:
+    if not busy.counts or stage.compute_s <= 0:
+        return None
+    return busy.seconds / stage.compute_s
+
+
+def _communication(stage: PlanStage, pace_s: float | None, to_blame: bool) -> float | None:
+    if pace_s is None or stage.transfer_s <= 0:
+        return None
+    bound_here = to_blame and stage.transfer_s > stage.compute_s
+    return pace_s / stage.transfer_s if bound_here or stage.transfer_s > pace_s else None
+
+
+def _scale(layers: list[dict[str, LayerCost]], stage: PlanStage, ratio: StageRatio) -> None:
+    communicates = stage.transfer_s > stage.compute_s
+    measured = (ratio.communication if communicates else ratio.compute) is not None
+    for number in _rows(stage):
+        cost = layers[number][stage.type]
+        compute_s, sync_s, transfer_s = cost.compute_s, cost.sync_s, cost.transfer_s
+        if ratio.compute is not None:
+            compute_s *= ratio.compute
+        if ratio.communication is not None:
+            sync_s *= ratio.communication
+            if number == stage.last < len(layers) - 1:
+                transfer_s *= ratio.communication
+        layers[number][stage.type] = replace(
+            cost,
+            compute_s=compute_s,
+            sync_s=sync_s,
+            transfer_s=transfer_s,
+            estimated=cost.estimated and not measured,
+        )
+
+
+def _inherited(
+    workload: Workload, stages: Sequence[PlanStage], ratios: Sequence[StageRatio]
+) -> Mapping[str, float]:
+    """By type, what estimates there are scaled by."""
+    logs: dict[str, list[tuple[float, float]]] = {}
+    for stage, ratio in zip(stages, ratios, strict=True):
+        guessed = any(workload.layers[n].cost[stage.type].estimated for n in _rows(stage))
+        if guessed and ratio.compute is not None:
+            pair = (stage.compute_s, math.log(ratio.compute))
+            logs.setdefault(stage.type, []).append(pair)
+    return {
+        kind: math.exp(INHERITED * sum(w * log for w, log in pairs) / sum(w for w, _ in pairs))
+        for kind, pairs in logs.items()
+    }
+
+
+def _rows(stage: PlanStage) -> range:
+    return range(stage.first, stage.last + 1)

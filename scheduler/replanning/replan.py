@@ -1,0 +1,110 @@
+"""Whether the rest of a run is worth moving to another plan.
+
+The remaining samples are planned anew with the figures that were measured. Both plans are priced
+by the same updated cost model, and both are expected to fall behind it as the running one was
+measured to: otherwise any plan on paper would beat any plan that runs. To move, the pipeline is
+drained and saved, and the new workers start and pull; meanwhile the units of both plans are paid.
+"""
+
+import math
+from dataclasses import replace
+
+from scheduler.decision.record import Alternative, Decision
+from scheduler.problem.cost import CostModel, Plan
+from scheduler.problem.fields import InputError
+from scheduler.problem.workload import Workload
+from scheduler.replanning.calibrate import calibrate
+from scheduler.replanning.measure import Measurement
+from scheduler.replanning.proposal import Floor, Moving, Proposal, Threshold, shape
+from scheduler.replanning.verdict import reasons
+
+
+def propose(
+    decision: Decision,
+    measurement: Measurement,
+    remaining_samples: float | None = None,
+    *,
+    method: str = "exact",
+    moving: Moving | None = None,
+    threshold: Threshold | None = None,
+) -> Proposal:
+    """Plan the rest of a run anew with what was measured, and compare.
+
+    Args:
+        decision: feasible, with its workload and resources; its floor, cap, pins and excluded
+            types bind the new plan too.
+        measurement: of a run of that decision.
+        remaining_samples: above 0; None for all of the workload's, as of a next run.
+        method: one of `METHODS`.
+
+    Raises:
+        InputError: the decision has no plan or lacks its inputs, or an argument cannot be used.
+    """
+    workload, resources = decision.workload, decision.resources
+    if workload is None or resources is None:
+        raise InputError("", "decision", "without workload or resources; expected both")
+    if not decision.feasible or not decision.stages:
+        raise InputError("", "decision", f"there is no plan to compare with: {decision.reason}")
+    left = workload.samples if remaining_samples is None else float(remaining_samples)
+    if not 0 < left < math.inf:
+        raise InputError("", "remaining_samples", f"{left!r}: expected a finite number above 0")
+    moving, threshold = moving or Moving(), threshold or Threshold()
+    known = calibrate(workload, resources, decision.stages, measurement)
+    rest = replace(known.workload, samples=left)
+    current = _running(decision, rest)
+    overhead = 1.0
+    if known.pace_s is not None:
+        overhead = max(1.0, known.pace_s * current.throughput)
+    floor = Floor.of(decision.min_throughput, current.throughput / overhead)
+    proposed = _plan(decision, rest, floor.needed * overhead, method)
+    moving_cost = moving.seconds / 3600 * (current.price_per_hour + proposed.price_per_hour)
+    current_cost = current.cost * overhead
+    proposed_cost = proposed.cost * overhead if proposed.feasible else math.inf
+    savings = current_cost - proposed_cost
+    moves = proposed.feasible and shape(proposed.stages) != shape(current.stages)
+    pays = moves and threshold.met(savings, moving_cost, current_cost)
+    proposal = Proposal(
+        worthwhile=pays or (moves and floor.missed),
+        reasons=(),
+        remaining_samples=left,
+        overhead=overhead,
+        current_cost=current_cost,
+        proposed_cost=proposed_cost,
+        moving_s=moving.seconds,
+        moving_cost=moving_cost,
+        savings=savings,
+        current=Alternative.of("current", current, 0.0),
+        proposed=proposed,
+    )
+    sentences = reasons(proposal, decision, known, measurement, floor, threshold)
+    return replace(proposal, reasons=tuple(sentences))
+
+
+def _running(decision: Decision, workload: Workload) -> Plan:
+    """The running plan by the updated figures; the units it has reserved are paid."""
+    assert decision.resources is not None
+    model = CostModel(workload, decision.resources)
+    assignment = [model.types.index(kind) for kind in decision.assignment]
+    found = model.evaluate(assignment, [stage.units for stage in decision.stages])
+    return replace(
+        found,
+        ps_units=decision.ps_units,
+        price_per_hour=decision.price_per_hour,
+        cost=workload.samples / found.throughput / 3600 * decision.price_per_hour,
+    )
+
+
+def _plan(decision: Decision, workload: Workload, floor: float, method: str) -> Decision:
+    from scheduler.planning.planner import plan
+
+    assert decision.resources is not None
+    return plan(
+        workload,
+        decision.resources,
+        floor or None,
+        method=method,
+        seed=decision.seed,
+        pin=dict(decision.pin) or None,
+        exclude=decision.excluded,
+        max_price_per_hour=decision.max_price_per_hour or None,
+    )

@@ -1,0 +1,1 @@
+"""One attempt: prepare, launch, follow, clean up."""

@@ -1,0 +1,68 @@
+"""Which of the things that went wrong was the cause."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from protos.scheduler_pb2 import (
+    END_CONNECTION_LOST,
+    EndReason,
+)
+from scheduler.state.endings import Ending, last_error
+
+# Who is to blame, first to last.
+_NODE_LOST, _SHARD_KILLED, _KILLED, _SHARD_ENDED, _FAILED, _COMPLAINED, _LEFT = range(7)
+
+_LOG_LINES = 15
+
+
+_LINE_LENGTH = 200
+
+
+# How a worker words that another process went away: a consequence, hardly a cause.
+_COMPLAINT = re.compile(
+    r"UNAVAILABLE|DEADLINE_EXCEEDED|CANCELLED|no server answers|no answer within|connection|"
+    r"broken pipe|socket closed|gloo|nccl|timed? ?out|unreachable",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Sign:
+    """One thing that went wrong, seen at `when`; the lowest (blame, when) is the cause."""
+
+    blame: int
+    when: float
+    headline: str
+    error: str = ""
+    log: str = ""
+    reason: "EndReason.ValueType" = END_CONNECTION_LOST
+    process: str = ""
+
+
+def ending_of(signs: Sequence[Sign]) -> Ending:
+    """The ending that `signs`, the cause first, come to."""
+    cause = signs[0]
+    last = [line[:_LINE_LENGTH] for line in cause.log.splitlines()[-_LOG_LINES:]]
+    error = last_error(cause.error.splitlines()) or cause.headline
+    return Ending(cause.reason, explain(signs), cause.process, error, "\n".join(last))
+
+
+def explain(signs: Sequence[Sign]) -> str:
+    """The cause, its error and the end of its log; then what else went wrong, a line each."""
+    cause, *others = signs
+    lines = [cause.headline]
+    if cause.error:
+        lines += [line[:1000] for line in cause.error.splitlines()[:10]]
+    if cause.log:
+        lines.append("the last lines of its log:")
+        lines += [f"  {line[:_LINE_LENGTH]}" for line in cause.log.splitlines()[-_LOG_LINES:]]
+    for other in others[:6]:
+        tail = f": {_last_line(other.error)[:_LINE_LENGTH]}" if other.error else ""
+        lines.append(f"also: {other.headline}{tail}")
+    return "\n".join(lines)
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else ""

@@ -1,0 +1,325 @@
+"""Following a running job to its end, and finding out what broke it."""
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from chassis.process import describe_exit
+from protos.decision_pb2 import Decision, Measured
+from protos.node_pb2 import SHARD, NodeStatusRequest
+from protos.scheduler_pb2 import (
+    END_CONNECTION_LOST,
+    END_LOST_NODE,
+    END_LOST_SHARD,
+    END_OUT_OF_MEMORY,
+    END_USER_ERROR,
+    NodeStatus,
+    ProcessStatus,
+    ProgressReport,
+)
+from scheduler.replanning.measure import Mark, Measurement, Windows
+from scheduler.runs.blame import (
+    _COMPLAINED,
+    _COMPLAINT,
+    _FAILED,
+    _KILLED,
+    _LEFT,
+    _NODE_LOST,
+    _SHARD_ENDED,
+    _SHARD_KILLED,
+    Sign,
+    ending_of,
+)
+from scheduler.runs.calls import CallError, Channels, Interrupted, Stop, call
+from scheduler.runs.processes import Process
+from scheduler.state.endings import Ending, is_out_of_memory, last_error, of_process
+from scheduler.state.nodes import Nodes
+
+COLLECT_S = 1.5  # one death makes others fail: their deaths are waited for before one is blamed
+_POLL_S = 0.2
+_FORGOTTEN_S = 5.0  # a node that says for so long that it knows nothing of a process has lost it
+_OUTAGE_S = 300.0  # a shard that brings its rows back may be away for so long, as for its workers
+_log = logging.getLogger("heterps.follow")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a job ended: with the last stage's final report, or otherwise."""
+
+    report: ProgressReport | None = None
+    ending: Ending | None = None
+
+
+class Follower:
+    """Collects what workers report and what nodes tell about one job's processes.
+
+    Args:
+        processes: all of the job's processes.
+        stages: how many stages there are.
+    """
+
+    def __init__(
+        self, processes: Sequence[Process], stages: int, nodes: Nodes, channels: Channels
+    ) -> None:
+        self._processes = processes
+        self._last_stage = stages - 1
+        self._nodes = nodes
+        self._channels = channels
+        self._lock = threading.Lock()
+        self._reports: dict[tuple[int, int], ProgressReport] = {}
+        self._windows = Windows(stages)
+        self._trained: set[tuple[int, int]] = set()
+        self._errors: dict[tuple[int, int], tuple[float, str]] = {}
+        self._seen: dict[str, float] = {}  # when each process was first seen ended
+        self._restarts: dict[str, int] = {}  # of each shard, as told
+        self._done: ProgressReport | None = None
+        self._wake = threading.Event()
+
+    def report(self, report: ProgressReport) -> bool:
+        """Take in a worker's report; whether it is the one whose progress is the job's."""
+        worker = (report.stage, report.rank)
+        leads = worker == (self._last_stage, 0)
+        with self._lock:
+            self._reports[worker] = report
+            if report.rank == 0:
+                self._windows.add(report.stage, _mark(report))
+            if report.phase in ("trained", "done"):
+                self._trained.add(worker)
+            if report.phase == "failed":
+                self._errors.setdefault(worker, (time.monotonic(), report.error))
+                self._wake.set()
+            elif report.phase == "done" and leads:
+                self._done = report
+                self._wake.set()
+        return leads
+
+    def follow(self, stop: Stop) -> Outcome:
+        """Wait for the end.
+
+        Raises:
+            Interrupted: `stop` said so.
+        """
+        while True:
+            if stop():
+                raise Interrupted
+            with self._lock:
+                if self._done is not None:
+                    return Outcome(report=self._done)
+            if self._signs({}):
+                return self.diagnose(stop)
+            self._wake.wait(_POLL_S)
+            self._wake.clear()
+
+    def diagnose(self, stop: Stop, otherwise: Ending | None = None) -> Outcome:
+        """Let what follows from the first failure happen, ask the nodes, name the cause.
+
+        Args:
+            otherwise: how it ended when nothing is found.
+        """
+        until = time.monotonic() + COLLECT_S
+        while time.monotonic() < until:
+            if stop():
+                raise Interrupted
+            with self._lock:
+                if self._done is not None:
+                    return Outcome(report=self._done)
+            self._signs({})  # notes when each was first seen
+            time.sleep(_POLL_S / 2)
+        signs = sorted(self._signs(self._ask(stop)), key=lambda sign: (sign.blame, sign.when))
+        return Outcome(ending=ending_of(signs) if signs else otherwise)
+
+    def so_far(self) -> tuple[Measurement, int]:
+        """What the windows of the run have told, and the samples trained."""
+        with self._lock:
+            last = self._reports.get((self._last_stage, 0))
+            return self._windows.measurement, last.samples if last is not None else 0
+
+    def measured(self, decision: Decision, report: ProgressReport) -> Measured:
+        """What the run came to, beside what was predicted."""
+        seconds = report.train_seconds
+        throughput = report.samples / seconds if seconds > 0 else 0.0
+        types = {kind.name: kind for kind in decision.resources.types}
+        used = {stage.type for stage in decision.stages}
+        measured = Measured(
+            throughput=throughput,
+            price_per_hour=decision.price_per_hour,
+            cost=decision.price_per_hour * seconds / 3600,
+            seconds=seconds,
+            emulated=any(types[name].emulated for name in used if name in types),
+        )
+        with self._lock:
+            for stage in range(self._last_stage + 1):
+                first = self._reports.get((stage, 0))
+                samples = (first.samples if first is not None else 0) or report.samples
+                busy_s = first.busy_s if first is not None else 0.0
+                measured.stage_s.append(busy_s / samples if samples else 0.0)
+        return measured
+
+    def _signs(self, asked: dict[str, NodeStatus | str]) -> list[Sign]:
+        """What is wrong now, by the leases or, where given, by the nodes' own answers."""
+        signs: list[Sign] = []
+        lost: set[str] = set()
+        for process in self._processes:
+            node_id = process.node.node_id
+            answer = asked.get(node_id)
+            status = answer if isinstance(answer, NodeStatus) else self._nodes.get(node_id)
+            if process.returns and self._may_return(node_id, status):
+                continue
+            if isinstance(answer, str) or status is None:
+                if node_id not in lost:
+                    lost.add(node_id)
+                    signs.append(self._lost(process, answer if isinstance(answer, str) else ""))
+                continue
+            entries = [p for p in status.processes if p.process_id == process.process_id]
+            if entries:
+                self._seen.pop(f"no {process.process_id}", None)
+                self._note_restarts(process, entries[0].restarts)
+            elif self._is_forgotten(process):
+                signs.append(
+                    Sign(
+                        _NODE_LOST,
+                        time.monotonic(),
+                        f"node {node_id} (at {process.node.address}) was started again and has "
+                        f"lost {process.label}",
+                        reason=END_LOST_NODE,
+                        process=process.label,
+                    )
+                )
+            if entries and not entries[0].running:
+                sign = self._ended(process, entries[0])
+                if sign is not None:
+                    signs.append(sign)
+        signs += self._reported({sign.headline for sign in signs})
+        return signs
+
+    def _is_forgotten(self, process: Process) -> bool:
+        """Whether a live node has been saying for a while that it does not run a process."""
+        name = f"no {process.process_id}"
+        if process.standing or not self._nodes.heard(process.node.node_id):
+            self._seen.pop(name, None)
+            return False
+        worker = (process.index, process.rank)
+        if process.role != SHARD and worker in self._trained:
+            return False
+        return time.monotonic() - self._seen.setdefault(name, time.monotonic()) > _FORGOTTEN_S
+
+    def _may_return(self, node_id: str, status: NodeStatus | None) -> bool:
+        """Whether a standing shard that keeps its rows is away, but not for too long."""
+        name = f"shard {node_id} away"
+        if status is not None:
+            if self._seen.pop(name, None) is not None:
+                _log.info("standing shard %s is back with its rows; the job goes on", node_id)
+            return False
+        if name not in self._seen:
+            _log.warning(
+                "standing shard %s %s; the job waits up to %.0f s for it to come back",
+                *(node_id, self._nodes.how_gone(node_id), _OUTAGE_S),
+            )
+        return time.monotonic() - self._seen.setdefault(name, time.monotonic()) < _OUTAGE_S
+
+    def _lost(self, process: Process, problem: str) -> Sign:
+        node = process.node
+        when = self._seen.setdefault(f"node {node.node_id}", time.monotonic())
+        here = [p.label for p in self._processes if p.node.node_id == node.node_id]
+        how = problem or self._nodes.how_gone(node.node_id)
+        kind = "standing shard" if process.standing else "node"
+        return Sign(
+            _NODE_LOST,
+            when,
+            f"{kind} {node.node_id} ({node.type + ' ' if node.type else ''}at {node.address}) {how}"
+            + ("" if process.standing else f"; it ran {', '.join(here)}"),
+            reason=END_LOST_SHARD if process.standing else END_LOST_NODE,
+            process=f"{kind} {node.node_id}",
+        )
+
+    def _note_restarts(self, process: Process, count: int) -> None:
+        if count > self._restarts.get(process.process_id, 0):
+            self._restarts[process.process_id] = count
+            _log.warning(
+                "%s (%s) died and was started again with its rows; the job goes on",
+                process.process_id,
+                process.place,
+            )
+
+    def _ended(self, process: Process, entry: ProcessStatus) -> Sign | None:
+        code = entry.exit_code
+        worker = (process.index, process.rank)
+        is_shard = process.role == SHARD
+        with self._lock:
+            when = self._seen.setdefault(process.process_id, time.monotonic())
+            reported = None if is_shard else self._errors.get(worker)
+            finished = not is_shard and code == 0 and worker in self._trained
+        if finished:
+            return None
+        place = replace(process, pid=entry.pid or process.pid).place
+        headline = f"{process.label} ({place}) ended {describe_exit(code)}"
+        if entry.out_of_memory:
+            headline += "; the kernel killed it, as memory had run out"
+        elif code == -9:
+            headline += "; the kernel does this too when memory runs out"
+        if entry.note:
+            headline += f"; it {entry.note}"
+        error = reported[1] if reported is not None else ""
+        if not error and code > 0:
+            error = last_error(entry.last_lines.splitlines())
+        if reported is not None:
+            when = min(when, reported[0])
+        if is_shard:
+            blame = _SHARD_KILLED if code < 0 else _SHARD_ENDED
+        elif code < 0:
+            blame = _KILLED
+        elif code == 0:
+            blame = _LEFT
+        else:
+            blame = _COMPLAINED if _COMPLAINT.search(error) else _FAILED
+        reason = of_process(code, error, shard=is_shard, complained=blame == _COMPLAINED)
+        if entry.out_of_memory:
+            reason = END_OUT_OF_MEMORY
+        return Sign(blame, when, headline, error, entry.last_lines, reason, process.label)
+
+    def _reported(self, known: set[str]) -> list[Sign]:
+        """Failures that workers told of and whose end has not been seen."""
+        signs = []
+        with self._lock:
+            errors = dict(self._errors)
+        for process in self._processes:
+            worker = (process.index, process.rank)
+            if process.role == SHARD or worker not in errors:
+                continue
+            if any(headline.startswith(f"{process.label} ") for headline in known):
+                continue
+            when, error = errors[worker]
+            blame = _COMPLAINED if _COMPLAINT.search(error) else _FAILED
+            reason = END_CONNECTION_LOST if blame == _COMPLAINED else END_USER_ERROR
+            if is_out_of_memory(error):
+                reason = END_OUT_OF_MEMORY
+            headline = f"{process.label} ({process.place}) failed"
+            signs.append(Sign(blame, when, headline, error, "", reason, process.label))
+        return signs
+
+    def _ask(self, stop: Stop) -> dict[str, NodeStatus | str]:
+        """Each node's own words now: its lease may be valid while it is already gone."""
+        answers: dict[str, NodeStatus | str] = {}
+        for process in self._processes:
+            node = process.node
+            if node.node_id in answers or process.standing:
+                continue
+            try:
+                answers[node.node_id] = call(
+                    self._channels.node(node.address).Status,
+                    NodeStatusRequest(),
+                    what="status",
+                    timeout_s=2.0,
+                    stop=stop,
+                )
+            except CallError:
+                if self._nodes.get(node.node_id) is None:
+                    continue  # how its lease ended tells more
+                answers[node.node_id] = "does not answer any more"
+        return answers
+
+
+def _mark(report: ProgressReport) -> Mark:
+    return Mark(report.step, report.samples, report.busy_s, report.train_seconds)

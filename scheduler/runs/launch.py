@@ -1,0 +1,340 @@
+"""Putting a planned job on nodes: shards first, then stage workers, then the word to start."""
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+from chassis.channels import connect
+from protos.decision_pb2 import Decision
+from protos.job_pb2 import JobSpec
+from protos.naming import KEPT, table_prefix
+from protos.node_pb2 import SHARD, STAGE, LaunchReply, LaunchRequest, StopJobRequest
+from protos.parameter_server_pb2 import DropTablesRequest
+from protos.parameter_server_pb2_grpc import ParameterServerStub
+from protos.scheduler_pb2 import (
+    END_INVALID_JOB,
+    END_LOST_NODE,
+    END_NO_CAPACITY,
+    NodeStatus,
+)
+from protos.stage_pb2 import StageWorkers, Topology
+from protos.stage_pb2_grpc import StageStub
+from scheduler.runs.calls import CallError, Channels, Interrupted, Stop, call
+from scheduler.runs.processes import Attempt, Process
+from scheduler.state import nodes as registry
+from scheduler.state.endings import Ending, first_line, last_error, of_text
+from scheduler.state.nodes import Nodes
+
+_LAUNCH_TIMEOUT_S = 240.0
+_START_TIMEOUT_S = 20.0
+_PARALLEL = 16
+
+
+class LaunchError(RuntimeError):
+    """A job's processes could not be placed or started; `ending` is how its job ends."""
+
+    def __init__(self, ending: Ending) -> None:
+        super().__init__(ending.text)
+        self.ending = ending
+
+
+def demand(decision: Decision, standing: Sequence[NodeStatus]) -> list[str]:
+    """The types of the units that a decision takes: the stages' in order, then the shards'."""
+    wanted = [stage.type for stage in decision.stages for _ in range(stage.units)]
+    if not standing:
+        wanted += [decision.workload.ps_type] * decision.ps_units
+    return wanted
+
+
+def place(
+    attempt: Attempt,
+    job: JobSpec,
+    decision: Decision,
+    units: Sequence[NodeStatus],
+    nodes: Nodes,
+) -> list[Process]:
+    """Give every process of the job a node.
+
+    Args:
+        units: the node of each reserved unit, in the order of `demand`.
+
+    Raises:
+        LaunchError: there are fewer standing shards than the job asks for, or no node at all.
+    """
+    processes = _place_shards(attempt, job, decision, units, nodes)
+    position = 0
+    for index, stage in enumerate(decision.stages):
+        for rank in range(stage.units):
+            processes.append(
+                Process(
+                    process_id=_process_id(attempt, f"stage-{index}-worker-{rank}"),
+                    label=f"stage {index} worker {rank}",
+                    role=STAGE,
+                    index=index,
+                    rank=rank,
+                    node=units[position],
+                )
+            )
+            position += 1
+    return processes
+
+
+def launch(
+    attempt: Attempt,
+    job: JobSpec,
+    decision: Decision,
+    processes: Sequence[Process],
+    scheduler: str,
+    channels: Channels,
+    stop: Stop,
+) -> list[Process]:
+    """Start all processes at once and wait until each listens.
+
+    Returns:
+        The processes with their addresses and process ids, in the same order.
+
+    Raises:
+        LaunchError: one did not start; the others are given up.
+        Interrupted: `stop` said so.
+    """
+    failed: list[Ending] = []
+    base = LaunchRequest(
+        job_id=attempt.job_id,
+        attempt=attempt.number,
+        term=attempt.term,
+        job=job,
+        stages=decision.stages,
+        layers=[layer.name for layer in decision.workload.layers],
+        devices=_devices(decision),
+        scheduler=scheduler,
+        output=output_of(attempt.job_id, job, scheduler),
+    )
+
+    # What the job left open is settled now: every process reads the same.
+    shards = [process for process in processes if process.role == SHARD]
+    base.job.servers.shards = len(shards)
+    if not base.job.servers.durability:
+        base.job.servers.durability = _durability(shards)
+
+    def start(process: Process) -> Process | None:
+        if process.standing:
+            return _started(process, LaunchReply(address=process.node.address))
+        request = LaunchRequest()
+        request.CopyFrom(base)
+        request.process_id, request.role = process.process_id, process.role  # type: ignore[assignment]
+        request.index, request.rank = process.index, process.rank
+        node = process.node
+        try:
+            reply: LaunchReply = call(
+                channels.node(node.address).Launch,
+                request,
+                what=f"node {node.node_id} at {node.address}: start {process.label}",
+                timeout_s=_LAUNCH_TIMEOUT_S,
+                retry_s=3.0,
+                stop=lambda: stop() or bool(failed),
+            )
+        except CallError as error:
+            failed.append(_not_started(process, error))
+            return None
+        except Interrupted:
+            return None
+        return _started(process, reply)
+
+    with ThreadPoolExecutor(_PARALLEL) as pool:
+        started = list(pool.map(start, processes))
+    if failed:
+        raise LaunchError(failed[0])
+    if stop():
+        raise Interrupted
+    return [process for process in started if process is not None]
+
+
+def begin(job_id: str, processes: Sequence[Process], channels: Channels, stop: Stop) -> None:
+    """Tell every stage worker where the others are: training begins.
+
+    Raises:
+        CallError, Interrupted
+    """
+    topology = topology_of(job_id, processes)
+    workers = [process for process in processes if process.role == STAGE]
+
+    def tell(worker: Process) -> None:
+        call(
+            StageStub(channels.to(worker.address)).Start,
+            topology,
+            what=f"{worker.label} at {worker.address} ({worker.place}): start",
+            timeout_s=_START_TIMEOUT_S,
+            retry_s=3.0,
+            stop=stop,
+        )
+
+    try:
+        with ThreadPoolExecutor(_PARALLEL) as pool:
+            list(pool.map(tell, workers))
+    finally:
+        for worker in workers:
+            channels.forget(worker.address)
+
+
+def stop_job(
+    attempt: Attempt, addresses: Sequence[str], channels: Channels, grace_s: float
+) -> list[str]:
+    """Stop this attempt, and those before it, on the nodes; what came of those that did not."""
+    job_id = attempt.job_id
+    silent: list[str] = []
+
+    def tell(address: str) -> None:
+        try:
+            call(
+                channels.node(address).StopJob,
+                StopJobRequest(
+                    job_id=job_id, grace_s=grace_s, term=attempt.term, attempt=attempt.number
+                ),
+                what=f"node at {address}: stop job {job_id}",
+                timeout_s=grace_s + 5.0,
+                stop=lambda: False,
+            )
+        except CallError as error:
+            silent.append(str(error))
+
+    if addresses:
+        with ThreadPoolExecutor(_PARALLEL) as pool:
+            list(pool.map(tell, sorted(set(addresses))))
+    return silent
+
+
+def drop_tables(job_id: str, shards: Sequence[str]) -> list[str]:
+    """Free what a job kept on standing shards; the shards that did not answer."""
+    silent: list[str] = []
+    for address in shards:
+        # Jobs that end together share a shard: none may close the channel of another.
+        with connect(address) as channel:
+            try:
+                call(
+                    ParameterServerStub(channel).DropTables,
+                    DropTablesRequest(prefix=table_prefix(job_id)),
+                    what=f"standing shard at {address}: drop the tables of {job_id}",
+                    timeout_s=_START_TIMEOUT_S,
+                    retry_s=2.0,
+                    stop=lambda: False,
+                )
+            except CallError as error:
+                silent.append(str(error))
+    return silent
+
+
+def topology_of(job_id: str, processes: Sequence[Process]) -> Topology:
+    """Who listens where."""
+    topology = Topology(job_id=job_id)
+    for process in processes:
+        if process.role == SHARD:
+            topology.shards.append(process.address)
+            continue
+        while len(topology.stages) <= process.index:
+            topology.stages.append(StageWorkers())
+        stage = topology.stages[process.index]
+        stage.addresses.append(process.address)
+        if process.rank == 0:
+            stage.rendezvous = process.rendezvous
+    return topology
+
+
+def output_of(job_id: str, job: JobSpec, scheduler: str) -> str:
+    """Where the job's model is saved: an absolute folder, or with the scheduler."""
+    if not job.output:
+        return f"{KEPT}{scheduler}/{job_id}"
+    return os.path.normpath(Path(job.directory or "/") / job.output / job_id)
+
+
+def _place_shards(
+    attempt: Attempt, job: JobSpec, decision: Decision, units: Sequence[NodeStatus], nodes: Nodes
+) -> list[Process]:
+    standing = nodes.live(registry.SHARD)
+    count = job.servers.shards
+    if standing:
+        count = count or len(standing)
+        if count > len(standing):
+            text = (
+                f"servers.shards: {count}, but {len(standing)} standing shards are alive; "
+                "expected at most as many"
+            )
+            raise LaunchError(Ending(END_INVALID_JOB, text, error=text))
+        homes: Sequence[NodeStatus] = standing
+        if job.servers.durability == "none":
+            homes = [_keeping_nothing(status) for status in standing]
+    else:
+        count = count or max(1, decision.ps_units)
+        # The shards' own units come behind the stages'; a plan without any still needs a home.
+        stage_units = sum(stage.units for stage in decision.stages)
+        homes = units[stage_units:] or [_home(decision, nodes)]
+    return [
+        Process(
+            process_id=_process_id(attempt, f"shard-{index}"),
+            label=f"shard {index}",
+            role=SHARD,
+            index=index,
+            rank=0,
+            node=homes[index % len(homes)],
+        )
+        for index in range(count)
+    ]
+
+
+def _keeping_nothing(shard: NodeStatus) -> NodeStatus:
+    """A standing shard as a job without durability sees it, whatever it keeps for others."""
+    copy = NodeStatus()
+    copy.CopyFrom(shard)
+    copy.keeps_rows = False
+    return copy
+
+
+def _home(decision: Decision, nodes: Nodes) -> NodeStatus:
+    live = nodes.live(registry.NODE)
+    if not live:
+        text = "no node is alive to run the parameter server on"
+        raise LaunchError(Ending(END_NO_CAPACITY, text, error=text))
+    ps_type = decision.workload.ps_type
+
+    def fitness(node: NodeStatus) -> tuple[bool, bool, int]:
+        return node.type == ps_type, node.type.lower().startswith("cpu"), node.units
+
+    return max(live, key=fitness)
+
+
+def _devices(decision: Decision) -> list[str]:
+    kinds = {kind.name: kind for kind in decision.resources.types}
+    devices = []
+    for stage in decision.stages:
+        kind = kinds[stage.type]
+        devices.append("cpu" if kind.emulated or kind.device != "cuda" else "cuda")
+    return devices
+
+
+def _durability(shards: Sequence[Process]) -> str:
+    """Where the job does not say: a node starts a shard of its own again, so it keeps a log.
+
+    A standing one does where whoever started it gave it a place for that.
+    """
+    return "none" if any(shard.standing and not shard.returns for shard in shards) else "log"
+
+
+def _process_id(attempt: Attempt, name: str) -> str:
+    """Unique over all attempts at all jobs."""
+    again = f".{attempt.number}" if attempt.number > 1 else ""
+    return f"{attempt.job_id}.{name}{again}"
+
+
+def _not_started(process: Process, error: CallError) -> Ending:
+    text = f"{error}\n({process.label}: {process.place})"
+    if not error.refused:
+        return Ending(END_LOST_NODE, text, f"node {process.node.node_id}", first_line(str(error)))
+    lines = str(error).splitlines()
+    return Ending(
+        of_text(str(error)), text, process.label, last_error(lines), "\n".join(lines[-15:])
+    )
+
+
+def _started(process: Process, reply: LaunchReply) -> Process:
+    return replace(process, address=reply.address, rendezvous=reply.rendezvous, pid=reply.pid)

@@ -1,0 +1,175 @@
+"""What a job can be planned on now: its types that have live nodes, and its layers' costs there."""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import groupby
+
+from protos.decision_pb2 import Resources, ResourceType, Workload
+from protos.job_pb2 import JobSpec
+from protos.node_pb2 import ProfileRequest
+from protos.scheduler_pb2 import NodeStatus
+from scheduler.runs.calls import Channels, Stop, call
+from scheduler.runs.processes import Attempt
+
+_PROFILE_TIMEOUT_S = 900.0
+
+
+class OfferError(ValueError):
+    """A job for which there is nothing to plan on."""
+
+
+class AbsentError(OfferError):
+    """There is nothing to plan on now: nodes are missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """The types a job may use, and those of its resources that no live node has."""
+
+    resources: Resources
+    absent: tuple[str, ...]
+
+    @property
+    def note(self) -> str:
+        """A sentence about the absent types, empty when there are none."""
+        if not self.absent:
+            return ""
+        return f"not offered, because no node of the type is alive: {', '.join(self.absent)}"
+
+
+def wanted_types(job: JobSpec) -> list[str]:
+    """Names of the types that a job's resources list."""
+    return [kind.name for kind in job.schedule.offered.types]
+
+
+def make_offer(job: JobSpec, nodes: Sequence[NodeStatus]) -> Offer:
+    """Cut a job's resources down to what the live `nodes` have.
+
+    Raises:
+        OfferError: nothing is left.
+    """
+    if not job.schedule.offered.types:
+        raise OfferError(
+            f"job {job.name!r}: schedule.resources: lists no types; expected one or more"
+        )
+    types, absent = [], []
+    for kind in job.schedule.offered.types:
+        having = [node for node in nodes if node.type == kind.name]
+        units = sum(node.units for node in having)
+        if not units:
+            absent.append(kind.name)
+            continue
+        entry = ResourceType()
+        entry.CopyFrom(kind)
+        entry.limit = min(kind.limit, units) if kind.limit else units
+        entry.device = kind.device or ("cpu" if kind.name.lower().startswith("cpu") else "cuda")
+        entry.emulated = any(node.emulated for node in having)
+        types.append(entry)
+    if not types:
+        raise AbsentError(f"no node of a type of schedule.resources is alive: {', '.join(absent)}")
+    return Offer(Resources(types=types), tuple(absent))
+
+
+def given_workload(job: JobSpec, offer: Offer) -> Workload:
+    """The job's own costs, without those on types that are not offered.
+
+    Raises:
+        OfferError: a layer, or the parameter server, has no type left.
+    """
+    workload = Workload()
+    workload.CopyFrom(job.schedule.given)
+    names = {kind.name for kind in offer.resources.types}
+    if workload.ps_type and workload.ps_type in offer.absent:
+        raise AbsentError(f"ps_type: no node of type {workload.ps_type!r} is alive")
+    for layer in workload.layers:
+        for name in [name for name in layer.cost if name in offer.absent]:
+            del layer.cost[name]
+        if not layer.cost:
+            raise OfferError(
+                f"layer {layer.name!r}: no node of a type that may run it is alive; "
+                f"alive: {', '.join(sorted(names))}"
+            )
+    return workload
+
+
+def profiling_types(offer: Offer) -> list[str]:
+    """The types to measure on: all real ones; an emulated one alone when none is real.
+
+    Emulated types are estimated from a measurement on another type, wherever that is made.
+    """
+    real = [kind for kind in offer.resources.types if not kind.emulated]
+    chosen = real or [offer.resources.types[0]]
+    # The first one also tells the parameter server's share, which is a CPU's business.
+    return [kind.name for kind in sorted(chosen, key=lambda kind: kind.device != "cpu")]
+
+
+def profile(
+    attempt: Attempt,
+    job: JobSpec,
+    offer: Offer,
+    nodes: Sequence[NodeStatus],
+    channels: Channels,
+    stop: Stop,
+) -> Workload:
+    """Measure the job's layers on each of `nodes`; the costs of all types together.
+
+    Nodes on one host take turns, so that they do not disturb each other.
+
+    Raises:
+        CallError, Interrupted, OfferError
+    """
+
+    def measure(node: NodeStatus) -> Workload:
+        reply = call(
+            channels.node(node.address).Profile,
+            ProfileRequest(
+                job_id=attempt.job_id,
+                job=job,
+                resources=offer.resources,
+                term=attempt.term,
+                attempt=attempt.number,
+            ),
+            what=f"node {node.node_id} ({node.type} at {node.address}): profile",
+            timeout_s=_PROFILE_TIMEOUT_S,
+            retry_s=5.0,
+            stop=stop,
+        )
+        workload: Workload = reply.workload
+        return workload
+
+    hosts = [
+        list(group)
+        for _, group in groupby(
+            sorted(nodes, key=lambda n: n.address.rpartition(":")[0]),
+            key=lambda n: n.address.rpartition(":")[0],
+        )
+    ]
+    measured: dict[str, Workload] = {}
+    with ThreadPoolExecutor(len(hosts)) as pool:
+        for found in pool.map(lambda group: [(n.type, measure(n)) for n in group], hosts):
+            measured.update(found)
+    return merge([(node.type, measured[node.type]) for node in nodes])
+
+
+def merge(measured: Sequence[tuple[str, Workload]]) -> Workload:
+    """Put workloads measured on different types together: each type's costs from its own node.
+
+    Raises:
+        OfferError: the nodes saw different models.
+    """
+    base = Workload()
+    base.CopyFrom(measured[0][1])
+    for kind, other in measured[1:]:
+        names = [layer.name for layer in base.layers]
+        if [layer.name for layer in other.layers] != names or (
+            other.reference_batch != base.reference_batch
+        ):
+            raise OfferError(
+                f"the node of type {kind!r} measured another model than the one of type "
+                f"{measured[0][0]!r}: are the job's files the same on both hosts?"
+            )
+        for layer, theirs in zip(base.layers, other.layers, strict=True):
+            if kind in theirs.cost:
+                layer.cost[kind].CopyFrom(theirs.cost[kind])
+    return base

@@ -1,0 +1,221 @@
+"""A job from the queue to processes that train: profile, plan, reserve, start."""
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable
+
+from protos.decision_pb2 import Decision, Workload
+from protos.job_pb2 import JobSpec
+from protos.scheduler_pb2 import (
+    END_INFEASIBLE_PLAN,
+    END_INTERNAL,
+    END_INVALID_JOB,
+    END_LOST_NODE,
+    END_NO_CAPACITY,
+    PLANNING,
+    PROFILING,
+    RUNNING,
+    STARTING,
+    NodeStatus,
+    RunRecord,
+)
+from scheduler.methods.names import DEFAULT
+from scheduler.problem.fields import InputError
+from scheduler.runs.attempt import Underway
+from scheduler.runs.calls import CallError, Interrupted, in_background
+from scheduler.runs.failures import JobError
+from scheduler.runs.launch import begin, demand, launch, place
+from scheduler.runs.offer import Offer, given_workload, make_offer, profile, profiling_types
+from scheduler.state import nodes as registry
+from scheduler.state.endings import Ending, first_line
+
+_RETURN_S = 60.0  # for lost nodes to be there again before the next attempt is planned
+_log = logging.getLogger("heterps.runner")
+
+
+class Preparation:
+    """Takes an attempt to where it trains; all that comes of it lies in `underway`.
+
+    Args:
+        may_reserve: whether no job of a higher priority waits for units.
+    """
+
+    def __init__(self, underway: Underway, may_reserve: Callable[[], bool]) -> None:
+        self._underway = underway
+        self._control = underway.control
+        self._stop = underway.cancelled.is_set
+        self._may_reserve = may_reserve
+
+    def run(self) -> None:
+        """Do it all.
+
+        Raises:
+            JobError, LaunchError, CallError, OfferError, StoreError: the attempt ends.
+            Interrupted: it was cancelled.
+        """
+        control, underway = self._control, self._underway
+        spec = control.store.spec(underway.job_id)
+        if spec is None:
+            text = "its specification is gone from Redis"
+            raise JobError(Ending(END_INTERNAL, text, error=text))
+        underway.enter(PROFILING)
+        # No other attempt may ever have this number: nodes know attempts by it.
+        underway.persist(lambda: control.jobs.write(underway.job_id))
+        if underway.number > 1:
+            self._await_nodes()
+        offer = make_offer(spec, control.nodes.live(registry.NODE))
+        if offer.note:
+            _log.info("job %s: %s", underway.job_id, offer.note)
+        if spec.schedule.given.layers:
+            workload = given_workload(spec, offer)
+        else:
+            workload = self._profile(spec, offer)
+        underway.enter(PLANNING)
+        decision = underway.decision = self._plan(spec, workload, offer)
+        units = self._reserve(decision)
+        underway.enter(STARTING)
+        underway.settled.set()
+        self._launch(spec, decision, units)
+        underway.enter(RUNNING)
+
+    def _await_nodes(self) -> None:
+        """Give nodes of the attempt before, which may be starting again, a while to come back."""
+        nodes = self._control.nodes
+        before = self._control.store.decision(self._underway.job_id)
+        if before is None:
+            return
+        counts = Counter(demand(before, nodes.live(registry.SHARD)))
+        until = time.monotonic() + _RETURN_S
+
+        def back() -> bool:
+            alive = nodes.units()
+            there = all(alive.get(kind, 0) >= count for kind, count in counts.items())
+            return there or time.monotonic() > until
+
+        if back():
+            return
+        self._underway.say("waits for nodes that have gone to come back")
+        self._wait_for(back)
+        self._underway.say("")
+
+    def _profile(self, spec: JobSpec, offer: Offer) -> Workload:
+        """Measure on one free unit of each type that is to be measured."""
+        nodes, owner = self._control.nodes, f"{self._underway.job_id} (profiling)"
+        kinds = profiling_types(offer)
+        try:
+            homes = self._wait_for_units(owner, kinds)
+            return profile(
+                self._underway.attempt, spec, offer, homes, self._control.channels, self._stop
+            )
+        finally:
+            nodes.release(owner)
+
+    def _plan(self, spec: JobSpec, workload: Workload, offer: Offer) -> Decision:
+        from scheduler.planning.planner import (
+            plan,  # brings NumPy and, for ppo, torch: only when it is needed
+        )
+
+        schedule = spec.schedule
+
+        def decide() -> Decision:
+            return plan(
+                workload,
+                offer.resources,
+                schedule.min_throughput or None,
+                method=schedule.method or DEFAULT,
+                seed=spec.train.seed % 2**32,
+                pin=dict(schedule.pin) or None,
+                # A type that no live node has is out of reach anyhow.
+                exclude=[kind for kind in schedule.exclude if kind not in offer.absent],
+                max_price_per_hour=schedule.max_price_per_hour or None,
+                finish_by=schedule.finish_by_hours or None,
+            ).to_message()
+
+        try:
+            decision = in_background(decide, self._stop)
+        except InputError as error:
+            text = "; ".join(filter(None, (str(error), offer.note)))
+            raise JobError(Ending(END_INVALID_JOB, text, error=str(error))) from None
+        self._underway.keep(decision)
+        if not decision.feasible:
+            reason = f"no plan meets the job's demands: {decision.reason}"
+            text = "; ".join(filter(None, (reason, offer.note)))
+            raise JobError(Ending(END_INFEASIBLE_PLAN, text, error=first_line(reason)))
+        return decision
+
+    def _reserve(self, decision: Decision) -> list[NodeStatus]:
+        return self._wait_for_units(
+            self._underway.job_id, demand(decision, self._control.nodes.live(registry.SHARD))
+        )
+
+    def _wait_for_units(self, owner: str, wanted: list[str]) -> list[NodeStatus]:
+        """Reserve units, waiting for other jobs to give some back."""
+        nodes = self._control.nodes
+        got: list[NodeStatus] = []
+        told = False
+
+        def ready() -> bool:
+            nonlocal told
+            placed = nodes.reserve(owner, wanted) if self._may_reserve() else None
+            if placed is not None:
+                got.extend(placed)
+                return True
+            counts, alive = Counter(wanted), nodes.units()
+            needs = ", ".join(f"{count} {kind}" for kind, count in counts.items())
+            for kind, count in counts.items():
+                if alive.get(kind, 0) < count:
+                    text = (
+                        f"the plan needs {needs}, but only {alive.get(kind, 0)} units of "
+                        f"{kind} are alive now: a node has gone since it was made"
+                    )
+                    raise JobError(Ending(END_NO_CAPACITY, text, error=text))
+            if not told:
+                told = True
+                self._underway.say(f"waits for {needs} to become free")
+            return False
+
+        self._wait_for(ready)
+        if told:
+            self._underway.say("")
+        return got
+
+    def _wait_for(self, ready: Callable[[], bool]) -> None:
+        """Wait for nodes to change until they are as needed."""
+        self._underway.waiting.set()
+        try:
+            if not self._control.nodes.wait_for(ready, self._stop):
+                raise Interrupted
+        finally:
+            self._underway.waiting.clear()
+
+    def _launch(self, spec: JobSpec, decision: Decision, units: list[NodeStatus]) -> None:
+        """Start all processes, and give the word to train."""
+        control, underway = self._control, self._underway
+        starting = time.monotonic()
+        underway.processes = place(underway.attempt, spec, decision, units, control.nodes)
+        underway.processes = launch(
+            underway.attempt,
+            spec,
+            decision,
+            underway.processes,
+            control.address,
+            control.channels,
+            self._stop,
+        )
+        underway.logs.set_processes(underway.processes)
+        underway.started_s = time.monotonic() - starting
+        record = RunRecord(
+            attempt=underway.number,
+            processes=[process.to_message() for process in underway.processes],
+            units=[node.node_id for node in units],
+            start_s=underway.started_s,
+        )
+        underway.persist(lambda: control.store.put_run(underway.job_id, record))
+        follower = underway.follower = underway.new_follower()
+        try:
+            begin(underway.job_id, underway.processes, control.channels, self._stop)
+        except CallError as error:
+            told = Ending(END_LOST_NODE, str(error), error=first_line(str(error)))
+            found = follower.diagnose(self._stop, told).ending
+            raise JobError(found or told) from None

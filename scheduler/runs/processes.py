@@ -1,0 +1,80 @@
+"""What a job has on the nodes: one of its attempts, and that attempt's processes."""
+
+from dataclasses import dataclass
+
+from protos.scheduler_pb2 import NodeStatus, PlacedProcess
+from scheduler.state import nodes as registry
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One attempt at a job: nodes take each attempt once, and orders of the latest term alone."""
+
+    job_id: str
+    number: int
+    term: int
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One process of a job: what it is, and the node (or standing shard) that it lives with."""
+
+    process_id: str
+    label: str
+    role: int
+    index: int
+    rank: int
+    node: NodeStatus
+    address: str = ""
+    rendezvous: str = ""
+    pid: int = 0
+
+    @property
+    def standing(self) -> bool:
+        """Whether it is a standing shard, which the job found and will leave running."""
+        return self.node.kind == registry.SHARD
+
+    @property
+    def returns(self) -> bool:
+        """Whether it is a standing shard that comes back with its rows when it is restarted."""
+        return self.standing and self.node.keeps_rows
+
+    @property
+    def place(self) -> str:
+        """Where it runs, for people."""
+        if self.standing:
+            return f"standing shard {self.node.node_id} at {self.node.address}"
+        pid = f"pid {self.pid} on " if self.pid else ""
+        return f"{pid}node {self.node.node_id}, {self.node.type} at {self.node.address}"
+
+    @classmethod
+    def of(cls, placed: PlacedProcess) -> "Process":
+        """Read what was kept of it."""
+        return cls(
+            placed.process_id,
+            placed.label,
+            placed.role,
+            placed.index,
+            placed.rank,
+            placed.node,
+            placed.address,
+            placed.rendezvous,
+            placed.pid,
+        )
+
+    def to_message(self) -> PlacedProcess:
+        """What to keep of it."""
+        node = NodeStatus()
+        node.CopyFrom(self.node)
+        node.ClearField("processes")
+        return PlacedProcess(
+            process_id=self.process_id,
+            label=self.label,
+            role=self.role,
+            index=self.index,
+            rank=self.rank,
+            node=node,
+            address=self.address,
+            rendezvous=self.rendezvous,
+            pid=self.pid,
+        )

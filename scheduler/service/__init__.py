@@ -1,0 +1,1 @@
+"""The process `python -m scheduler.service` and its gRPC services."""

@@ -1,0 +1,185 @@
+"""Everything that runs in the scheduler's process, from the first call to the last."""
+
+import logging
+import threading
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import grpc
+
+from chassis.metrics import Metrics
+from chassis.servers import Server
+from protos.artifacts_pb2_grpc import add_ArtifactsServicer_to_server
+from protos.history_pb2_grpc import add_HistoryServicer_to_server
+from protos.scheduler_pb2 import JOB_UNSPECIFIED
+from protos.scheduler_pb2_grpc import add_SchedulerServicer_to_server
+from scheduler.runs.calls import Channels
+from scheduler.runs.context import Control
+from scheduler.runs.offer import wanted_types
+from scheduler.runs.queue import Runs
+from scheduler.service.artifacts import CODE_LIMIT_BYTES, LIMIT_BYTES, Artifacts
+from scheduler.service.artifacts_service import ArtifactsService
+from scheduler.service.history_service import HistoryService
+from scheduler.service.scheduler_service import SchedulerService
+from scheduler.service.takeover import gather
+from scheduler.state.charge import Charge
+from scheduler.state.history import Histories
+from scheduler.state.jobs import Jobs
+from scheduler.state.nodes import LEASE_S, Nodes
+from scheduler.state.store import TERMINAL, Store, StoreError
+
+_THREADS = 160
+_STEP_S = 0.1
+_CLOSE_WAIT_S = 10.0
+_GATE_S = 20.0  # nodes of before are asked first
+_log = logging.getLogger("heterps.scheduler")
+
+
+class SchedulerProcess:
+    """Everything that runs in the scheduler's process.
+
+    Args:
+        advertise: host that workers reach the scheduler under, where it differs from `bind`'s.
+        hand_over: leave running jobs to the next scheduler on this Redis when stopped, instead of
+            ending them.
+        artifacts: folder for the code and the models of jobs; one that ends with us unless given.
+        artifacts_limit: bytes of all that.
+        code_limit: bytes of the code of one job.
+
+    Raises:
+        StoreError, HeldError, BindError, SecurityError: from `start`.
+    """
+
+    def __init__(
+        self,
+        bind: str,
+        redis_url: str,
+        *,
+        advertise: str = "",
+        lease_s: float = LEASE_S,
+        hand_over: bool = True,
+        artifacts: Path | None = None,
+        artifacts_limit: int = LIMIT_BYTES,
+        code_limit: int = CODE_LIMIT_BYTES,
+    ) -> None:
+        self._temporary = None if artifacts else TemporaryDirectory(prefix="heterps-artifacts-")
+        self._directory = artifacts or Path(self._temporary.name if self._temporary else "")
+        self._limits = artifacts_limit, code_limit
+        self._bind = bind
+        self._url = redis_url
+        self._advertise = advertise
+        self._lease_s = lease_s
+        self._stop = threading.Event()
+        self._hand_over = hand_over
+        self._threads: list[threading.Thread] = []
+
+    def start(self, lost: Callable[[], None]) -> str:
+        """Serve; the address for others.
+
+        Args:
+            lost: called when another scheduler has taken over.
+        """
+        self._store = Store(self._url)
+        self._store.ping()
+        self._charge = Charge(self._store, f"scheduler {uuid.uuid4().hex[:8]}")
+        self._charge.take()
+        self._begin("charge", lambda: self._charge.keep(self._stop, lost))
+        try:
+            return self._serve()
+        except BaseException:
+            self._stop.set()
+            self._charge.release()
+            raise
+
+    def _serve(self) -> str:
+        histories = Histories(self._store)
+        jobs = Jobs(self._store, histories.enter)
+        nodes = self._nodes = Nodes(self._store, self._lease_s)
+        self._channels = Channels()
+        server = self._server = Server("scheduler", self._bind, threads=_THREADS)
+        # The address is known once it listens, and calls come in at once: a gate in between.
+        gate = _Gate()
+        server.add(add_SchedulerServicer_to_server, gate, "heterps.v1.Scheduler")
+
+        def is_over(job_id: str) -> bool:
+            return jobs.state(job_id) in (*TERMINAL, JOB_UNSPECIFIED)
+
+        artifacts = Artifacts(self._directory, is_over, *self._limits)
+        files = ArtifactsService(artifacts, is_over)
+        server.add(add_ArtifactsServicer_to_server, files, "heterps.v1.Artifacts")
+        history = HistoryService(
+            histories, lambda job_id: jobs.get(job_id) is not None, self._shards
+        )
+        server.add(add_HistoryServicer_to_server, history, "heterps.v1.History")
+        address = server.start()
+        if self._advertise:
+            address = f"{self._advertise}:{address.rpartition(':')[2]}"
+        control = Control(self._store, jobs, nodes, self._channels, address, self._charge)
+        self._jobs, self._runs = jobs, Runs(control)
+        gather(self._store, nodes, self._channels, address)
+        self._runs.resume()
+        gate.open(SchedulerService(control, self._runs, self._stop, artifacts, histories))
+        self._begin("flush", lambda: jobs.flush_loop(self._stop))
+        self._begin("history", lambda: histories.flush_loop(self._stop))
+        self._begin("dispatch", self._dispatch)
+        return address
+
+    def stop(self) -> None:
+        """End; jobs wait, and run on, for the next scheduler."""
+        hand_over = self._hand_over or self._charge.lost.is_set()
+        self._runs.close(_CLOSE_WAIT_S, hand_over=hand_over)
+        self._stop.set()
+        self._server.stop(1.0)
+        for thread in self._threads:
+            thread.join(5.0)
+        self._jobs.flush_all()
+        self._charge.release()
+        self._channels.close()
+        self._store.close()
+        if self._temporary is not None:
+            self._temporary.cleanup()
+
+    def _shards(self, job_id: str) -> list[tuple[str, str]]:
+        runs: Runs | None = getattr(self, "_runs", None)  # calls come in at once
+        run = runs.get(job_id) if runs is not None else None
+        return run.shards() if run is not None else []
+
+    def metrics(self) -> Metrics:
+        """What it shows to Prometheus, once started."""
+        from scheduler.service.metrics import scheduler_metrics
+
+        return scheduler_metrics(self._jobs, self._nodes)
+
+    def _begin(self, name: str, body: Callable[[], None]) -> None:
+        thread = threading.Thread(target=body, name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _dispatch(self) -> None:
+        while not self._stop.wait(_STEP_S):
+            try:
+                self._runs.step(wanted_types)
+            except StoreError as error:
+                _log.warning("%s", error)
+                self._stop.wait(1.0)
+
+
+class _Gate:
+    """A servicer whose methods wait until the real one is there."""
+
+    def __init__(self) -> None:
+        self._opened = threading.Event()
+        self._service: SchedulerService | None = None
+
+    def open(self, service: SchedulerService) -> None:
+        self._service = service
+        self._opened.set()
+
+    def __getattr__(self, method: str) -> Callable[..., object]:
+        def forward(request: object, context: grpc.ServicerContext) -> object:
+            self._opened.wait(_GATE_S)
+            return getattr(self._service, method)(request, context)
+
+        return forward

@@ -1,0 +1,286 @@
+"""The methods of the gRPC service Scheduler."""
+
+import re
+import threading
+import uuid
+from collections.abc import Iterator
+from typing import Final, NoReturn
+
+import grpc
+
+from protos.decision_pb2 import Decision
+from protos.scheduler_pb2 import (
+    HeartbeatReply,
+    HeartbeatRequest,
+    JobDecision,
+    JobRequest,
+    JobStatus,
+    ListDecisionsReply,
+    ListDecisionsRequest,
+    ListJobsReply,
+    ListJobsRequest,
+    ListNodesReply,
+    ListNodesRequest,
+    LogChunk,
+    LogsRequest,
+    PlanRequest,
+    ProgressReport,
+    Replan,
+    ReportReply,
+    SubmitReply,
+    SubmitRequest,
+)
+from protos.scheduler_pb2_grpc import SchedulerServicer
+from scheduler.methods.names import DEFAULT
+from scheduler.problem.fields import InputError
+from scheduler.runs.context import Control
+from scheduler.runs.logs import stream
+from scheduler.runs.queue import Runs
+from scheduler.runs.run import Run
+from scheduler.service.artifacts import CODE_NAME, Artifacts, MissingError
+from scheduler.service.readers import Readers
+from scheduler.state.history import Histories
+from scheduler.state.jobs import DuplicateError
+from scheduler.state.store import TERMINAL, StoreError
+
+_CANCEL_WAIT_S = 20.0
+# What makes a decision large: kilobytes a layer, where its figures are a few hundred bytes.
+_BULKY: Final = (
+    "workload",
+    "resources",
+    "probabilities",
+    "alternatives",
+    "training",
+    "pareto",
+    "relaxations",
+    "reasons",
+)
+_JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+class SchedulerService(SchedulerServicer):
+    """The gRPC methods; all state lies in `jobs`, `nodes`, `runs` and `artifacts`."""
+
+    def __init__(
+        self,
+        control: Control,
+        runs: Runs,
+        stop: threading.Event,
+        artifacts: Artifacts,
+        histories: Histories,
+    ) -> None:
+        self._artifacts = artifacts
+        self._store, self._jobs, self._nodes = control.store, control.jobs, control.nodes
+        self._charge = control.charge
+        self._runs = runs
+        self._histories = histories
+        self._stop = stop
+        self._readers = Readers(stop)
+
+    def Submit(self, request: SubmitRequest, context: grpc.ServicerContext) -> SubmitReply:  # noqa: N802
+        """Queue a job."""
+        job_id = request.job_id or f"job-{uuid.uuid4().hex[:12]}"
+        if not _JOB_ID.fullmatch(job_id):
+            _refuse(context, f"job_id: {job_id!r}: expected 1 to 64 letters, digits and . _ -")
+        if not request.job.schedule.offered.types:
+            _refuse(context, "job.schedule.offered: empty; expected one resource type or more")
+        digest = request.job.code_digest
+        if digest and not self._artifacts.has(digest):
+            context.abort(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"job.code_digest: {digest[:80]}: no such code is here; send it first",
+            )
+        try:
+            if digest and self._jobs.get(job_id) is None:  # first, so that it is there to stay
+                self._artifacts.name(job_id, CODE_NAME, digest)
+            created = self._jobs.submit(job_id, request.job)
+        except DuplicateError as error:
+            context.abort(grpc.StatusCode.ALREADY_EXISTS, str(error))
+        except MissingError as error:
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        except StoreError as error:
+            _unavailable(context, error)
+        return SubmitReply(job_id=job_id, created=created)
+
+    def GetJob(self, request: JobRequest, context: grpc.ServicerContext) -> JobStatus:  # noqa: N802
+        """A job's status, with its spec."""
+        status = self._known(request.job_id, context)
+        try:
+            spec = self._store.spec(request.job_id)
+        except StoreError as error:
+            _unavailable(context, error)
+        if spec is not None:
+            status.job.CopyFrom(spec)
+        return status
+
+    def ListJobs(self, request: ListJobsRequest, context: grpc.ServicerContext) -> ListJobsReply:  # noqa: N802
+        """All jobs in the order of submission, without their specs."""
+        return ListJobsReply(jobs=self._jobs.all())
+
+    def WatchJob(  # noqa: N802
+        self, request: JobRequest, context: grpc.ServicerContext
+    ) -> Iterator[JobStatus]:
+        """The status now and after each change, without the spec, to the end."""
+        self._known(request.job_id, context)
+        with self._readers.enter(context) as gone:
+            yield from self._jobs.watch(request.job_id, gone)
+        self._end_of_stream(request.job_id, context)
+
+    def CancelJob(self, request: JobRequest, context: grpc.ServicerContext) -> JobStatus:  # noqa: N802
+        """Stop a job; answers when its processes are stopped. A job that has ended stays so."""
+        job_id = request.job_id
+        self._known(job_id, context)
+        self._in_charge(context)
+        if not self._runs.cancel_queued(job_id):
+            run = self._runs.get(job_id)
+            if run is not None:
+                run.cancel()
+                run.ended.wait(_CANCEL_WAIT_S)
+        return self._known(job_id, context)
+
+    def Logs(self, request: LogsRequest, context: grpc.ServicerContext) -> Iterator[LogChunk]:  # noqa: N802
+        """What the job's processes have printed from `offsets` on; with `follow`, to its end."""
+        job_id = request.job_id
+        self._known(job_id, context)
+
+        def run() -> Run | None:
+            found = self._runs.get(job_id)
+            return found if found is not None and not found.ended.is_set() else None
+
+        with self._readers.enter(context) as gone:
+            try:
+                yield from stream(
+                    job_id,
+                    self._store,
+                    request.offsets,
+                    lambda: found.logs if (found := run()) is not None else None,
+                    lambda: request.follow and self._jobs.state(job_id) not in TERMINAL,
+                    lambda seconds: self._readers.pause(seconds, gone),
+                    gone,
+                )
+            except StoreError as error:
+                _unavailable(context, error)
+        if request.follow:
+            self._end_of_stream(job_id, context)
+
+    def GetDecision(self, request: JobRequest, context: grpc.ServicerContext) -> Decision:  # noqa: N802
+        """A job's decision."""
+        status = self._known(request.job_id, context)
+        try:
+            decision = self._store.decision(request.job_id)
+        except StoreError as error:
+            _unavailable(context, error)
+        if decision is None:
+            why = f": {status.reason}" if status.reason else ""
+            context.abort(
+                grpc.StatusCode.NOT_FOUND, f"job {request.job_id}: it has no decision{why}"[:2000]
+            )
+        return decision
+
+    def ListDecisions(  # noqa: N802
+        self, request: ListDecisionsRequest, context: grpc.ServicerContext
+    ) -> ListDecisionsReply:
+        """The decisions of the latest jobs, without what only one at a time is looked at for."""
+        try:
+            found = self._store.decisions(request.limit)
+        except StoreError as error:
+            _unavailable(context, error)
+        reply = ListDecisionsReply()
+        for status, decision in found:
+            for name in _BULKY:
+                decision.ClearField(name)
+            reply.decisions.append(
+                JobDecision(
+                    job_id=status.job_id,
+                    job_name=status.name,
+                    submitted_at=status.submitted_at,
+                    decision=decision,
+                )
+            )
+        return reply
+
+    def Plan(self, request: PlanRequest, context: grpc.ServicerContext) -> Decision:  # noqa: N802
+        """Plan a workload without running it."""
+        from scheduler.planning.planner import plan
+
+        try:
+            return plan(
+                request.workload,
+                request.resources,
+                request.min_throughput or None,
+                method=request.method or DEFAULT,
+                seed=request.seed % 2**32,
+                pin=dict(request.pin) or None,
+                exclude=list(request.exclude),
+                max_price_per_hour=request.max_price_per_hour or None,
+                finish_by=request.finish_by_hours or None,
+                pareto=request.pareto,
+                finetune=request.finetune_s,
+            ).to_message()
+        except InputError as error:
+            _refuse(context, str(error))
+
+    def GetReplan(self, request: JobRequest, context: grpc.ServicerContext) -> Replan:  # noqa: N802
+        """What a job's run was measured to take, up to now, and the proposal that stands."""
+        self._known(request.job_id, context)
+        try:
+            record = self._store.replan(request.job_id) or Replan()
+        except StoreError as error:
+            _unavailable(context, error)
+        run = self._runs.get(request.job_id)
+        measurement = run.measurement() if run is not None else None
+        if measurement is not None:
+            record.measurement.CopyFrom(measurement.to_message())
+        return record
+
+    def ListNodes(self, request: ListNodesRequest, context: grpc.ServicerContext) -> ListNodesReply:  # noqa: N802
+        """Live nodes and standing shards, with the units that jobs hold."""
+        return ListNodesReply(nodes=self._nodes.listed())
+
+    def Heartbeat(self, request: HeartbeatRequest, context: grpc.ServicerContext) -> HeartbeatReply:  # noqa: N802
+        """Renew a lease, or end it."""
+        node = request.node
+        if not node.node_id or node.kind not in ("node", "shard"):
+            _refuse(
+                context,
+                f"node: id {node.node_id!r}, kind {node.kind!r}: expected an id, and node or shard",
+            )
+        if request.leaving:
+            self._nodes.leave(node)
+        else:
+            self._nodes.renew(node)
+        return HeartbeatReply(lease_s=self._nodes.lease_s, term=self._store.term)
+
+    def Report(self, request: ProgressReport, context: grpc.ServicerContext) -> ReportReply:  # noqa: N802
+        """Take in a worker's progress; `stop` once its job is over."""
+        self._in_charge(context)
+        run = self._runs.get(request.job_id)
+        if run is not None:
+            self._histories.add(request)
+        try:
+            return ReportReply(stop=run is None or run.report(request))
+        except StoreError as error:
+            _unavailable(context, error)
+
+    def _in_charge(self, context: grpc.ServicerContext) -> None:
+        if not self._charge.sure():
+            context.abort(grpc.StatusCode.UNAVAILABLE, "not known to be in charge; say it again")
+
+    def _known(self, job_id: str, context: grpc.ServicerContext) -> JobStatus:
+        status = self._jobs.get(job_id)
+        if status is None:
+            context.abort(grpc.StatusCode.NOT_FOUND, f"job {job_id!r}: unknown")
+        return status
+
+    def _end_of_stream(self, job_id: str, context: grpc.ServicerContext) -> None:
+        """A stream that ends before its job says why."""
+        if self._stop.is_set() and self._jobs.state(job_id) not in TERMINAL:
+            context.abort(grpc.StatusCode.UNAVAILABLE, "the scheduler is stopping")
+
+
+def _refuse(context: grpc.ServicerContext, problem: str) -> NoReturn:
+    context.abort(grpc.StatusCode.INVALID_ARGUMENT, problem)
+
+
+def _unavailable(context: grpc.ServicerContext, error: StoreError) -> NoReturn:
+    context.abort(grpc.StatusCode.UNAVAILABLE, str(error))

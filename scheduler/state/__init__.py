@@ -1,0 +1,1 @@
+"""What is known, kept in Redis."""

@@ -1,0 +1,250 @@
+"""The jobs as they stand: changed in one place, told to whoever watches, written to Redis."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+from protos.job_pb2 import JobSpec
+from protos.scheduler_pb2 import QUEUED, EndReason, JobState, JobStatus
+from scheduler.state.endings import Ending, may_retry, start_over
+from scheduler.state.store import TERMINAL, Store, StoreError, TransitionError
+
+_log = logging.getLogger("heterps.jobs")
+_WATCH_INTERVAL_S = 0.1  # at most ten updates a second to each watcher
+_FLUSH_INTERVAL_S = 0.5
+
+
+class DuplicateError(ValueError):
+    """A job id that stands for another job already."""
+
+
+class Jobs:
+    """Statuses in memory over `store`.
+
+    A change of state is written at once, progress at most twice a second; what Redis does not
+    take while it is away is written when it is back.
+
+    Args:
+        entered: told of each state that a job comes to.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        entered: Callable[[str, "JobState.ValueType"], None] = lambda job_id, state: None,
+    ) -> None:
+        self._store = store
+        self._entered = entered
+        self._changed = threading.Condition()
+        self._submitting = threading.Lock()
+        self._writing = threading.Lock()
+        self._statuses = {status.job_id: status for status in store.statuses()}
+        self._dirty: set[str] = set()
+
+    def submit(self, job_id: str, spec: JobSpec) -> bool:
+        """Queue a job; False when this very job is known under this id.
+
+        Raises:
+            DuplicateError: the id stands for a different job.
+            StoreError: Redis did not take it.
+        """
+        status = JobStatus(
+            job_id=job_id,
+            name=spec.name,
+            state=QUEUED,
+            submitted_at=time.time(),
+            priority=spec.priority,
+            retries=spec.retries,
+        )
+        # One at a time, so that memory lists jobs in the order of the queue.
+        with self._submitting:
+            created = self._store.submit(status, spec)
+            if created:
+                with self._changed:
+                    self._statuses[job_id] = status
+                    self._changed.notify_all()
+                self._entered(job_id, QUEUED)
+        if not created and self._store.spec(job_id) != spec:
+            raise DuplicateError(
+                f"job {job_id}: submitted before with other content; expected a new id"
+            )
+        return created
+
+    def get(self, job_id: str) -> JobStatus | None:
+        """A copy of the status, without the spec; None when unknown."""
+        with self._changed:
+            return self._copy(job_id)
+
+    def all(self) -> list[JobStatus]:
+        """Copies of all statuses in the order of submission."""
+        with self._changed:
+            return [copy for job_id in self._statuses if (copy := self._copy(job_id))]
+
+    def queued(self) -> list[str]:
+        """Ids of the jobs that wait: higher priorities first, within one first come first."""
+        with self._changed:
+            waiting = [s for s in self._statuses.values() if s.state == QUEUED]
+            return [s.job_id for s in sorted(waiting, key=lambda s: -s.priority)]
+
+    def under_way(self) -> list[JobStatus]:
+        """Copies of the statuses of jobs that have left the queue and not ended."""
+        with self._changed:
+            return [
+                copy
+                for job_id, s in self._statuses.items()
+                if s.state != QUEUED and s.state not in TERMINAL and (copy := self._copy(job_id))
+            ]
+
+    def begun(self) -> list[JobStatus]:
+        """Statuses, not to be changed, of jobs that have left the queue once and not ended."""
+        with self._changed:
+            return [s for s in self._statuses.values() if s.began_at and s.state not in TERMINAL]
+
+    def state(self, job_id: str) -> "JobState.ValueType":
+        """The job's state; JOB_UNSPECIFIED when unknown."""
+        with self._changed:
+            status = self._statuses.get(job_id)
+            return status.state if status is not None else JobState.JOB_UNSPECIFIED
+
+    def change(self, job_id: str, edit: Callable[[JobStatus], None]) -> bool:
+        """Apply `edit`; False, and nothing changes, when the job has ended.
+
+        Raises:
+            TransitionError: the job is unknown or would go back to an earlier state.
+        """
+        with self._changed:
+            current = self._copy(job_id)
+            if current is None:
+                raise TransitionError(f"job {job_id}: unknown; expected a submitted job")
+            before = current.state
+            if before in TERMINAL:
+                return False
+            edit(current)
+            if current.state < before:
+                raise TransitionError(
+                    f"job {job_id}: cannot go from {JobState.Name(before)} back to "
+                    f"{JobState.Name(current.state)}"
+                )
+            self._statuses[job_id] = current
+            self._dirty.add(job_id)
+            self._changed.notify_all()
+        if current.state != before:
+            _log.info("job %s: %s", job_id, JobState.Name(current.state))
+            self._entered(job_id, current.state)
+            self.flush(job_id)
+        return True
+
+    def enter(self, job_id: str, state: "JobState.ValueType") -> bool:
+        """Move to a later state; False when the job has ended meanwhile."""
+
+        def edit(status: JobStatus) -> None:
+            status.state = state
+            status.reason = ""
+
+        return self.change(job_id, edit)
+
+    def end(self, job_id: str, ending: Ending) -> bool:
+        """Move to the final state that goes with `ending`; False when it had one."""
+
+        def edit(status: JobStatus) -> None:
+            status.state = ending.state
+            ending.write(status)
+            status.ended_at = time.time()
+
+        _log.info("job %s: %s %s", job_id, EndReason.Name(ending.reason), ending.text)
+        return self.change(job_id, edit)
+
+    def retry(self, job_id: str, ending: Ending) -> bool:
+        """Put a job whose attempt ended back into the queue; False when it may not start over.
+
+        Raises:
+            StoreError: Redis did not take it; nothing has changed.
+        """
+        with self._changed:
+            current = self._copy(job_id)
+        if current is None or current.state in TERMINAL or not may_retry(current, ending):
+            return False
+        start_over(current, ending, time.time())
+        current.state = QUEUED
+        with self._writing:
+            if not self._store.requeue(current):
+                return False
+            with self._changed:
+                self._statuses[job_id] = current
+                self._dirty.discard(job_id)
+                self._changed.notify_all()
+        _log.warning("job %s: back in the queue: %s", job_id, current.reason)
+        return True
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait for any change."""
+        with self._changed:
+            self._changed.wait(timeout_s)
+
+    def watch(self, job_id: str, stop: Callable[[], bool]) -> Iterator[JobStatus]:
+        """The status now and after each change, to the final state or until `stop`."""
+        last: JobStatus | None = None
+        while not stop():
+            with self._changed:
+                current = self._statuses.get(job_id)
+                if current is None:
+                    return
+                if current is last:  # a change always makes a new message
+                    self._changed.wait(0.5)
+                    continue
+            last = current
+            yield current
+            if current.state in TERMINAL:
+                return
+            time.sleep(_WATCH_INTERVAL_S)
+
+    def write(self, job_id: str) -> None:
+        """Write one job's status now.
+
+        Raises:
+            StoreError: Redis did not take it.
+        """
+        with self._writing:
+            with self._changed:
+                status = self._copy(job_id)
+            if status is not None:
+                self._store.update(status)
+
+    def flush(self, job_id: str) -> None:
+        """Write one job's status; what fails is written later."""
+        with self._writing:  # two writers must not overtake each other
+            with self._changed:
+                status = self._copy(job_id)
+                self._dirty.discard(job_id)
+            if status is None:
+                return
+            try:
+                self._store.update(status)
+            except TransitionError as error:
+                _log.error("%s", error)
+            except StoreError as error:
+                _log.warning("%s; job %s is written later", error, job_id)
+                with self._changed:
+                    self._dirty.add(job_id)
+
+    def flush_loop(self, stop: threading.Event) -> None:
+        """Write progress now and then, until `stop`, and once more after it."""
+        while not stop.wait(_FLUSH_INTERVAL_S):
+            self.flush_all()
+        self.flush_all()
+
+    def flush_all(self) -> None:
+        """Write every status that has changed."""
+        with self._changed:
+            dirty = sorted(self._dirty)
+        for job_id in dirty:
+            self.flush(job_id)
+
+    def _copy(self, job_id: str) -> JobStatus | None:
+        status = self._statuses.get(job_id)
+        if status is None:
+            return None
+        copy = JobStatus()
+        copy.CopyFrom(status)
+        return copy

@@ -1,0 +1,202 @@
+"""The nodes that are alive, by their leases, and which of their units are taken."""
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from protos.scheduler_pb2 import NodeStatus
+from scheduler.state.store import Store, StoreError
+
+LEASE_S = 5.0
+NODE, SHARD = "node", "shard"
+_FIND_S = 5.0  # a node that lost its scheduler asks again at least this often
+_SLEPT_S = 2.0
+_log = logging.getLogger("heterps.nodes")
+
+
+@dataclass(slots=True)
+class _Lease:
+    status: NodeStatus
+    expires: float  # time.monotonic()
+    presumed: bool = False  # it has not said anything to this scheduler yet
+
+
+class Nodes:
+    """Leases and units in memory, so that a Redis that is away ends no job; Redis has a copy.
+
+    Args:
+        store: where leases are copied to, and read from when the scheduler starts.
+        lease_s: how long a node lives without a heartbeat.
+    """
+
+    def __init__(self, store: Store, lease_s: float = LEASE_S) -> None:
+        self._store = store
+        self.lease_s = lease_s
+        self._leases: dict[str, _Lease] = {}
+        self._taken: dict[str, Counter[str]] = {}  # owner -> node id -> units
+        self._gone: dict[str, str] = {}  # how nodes ended, by id
+        self.changed = threading.Condition()
+        self._looked = time.monotonic()  # when leases were checked last, which is often
+        self._expected = {status.node_id for status, _ in store.known_nodes()}
+        self._patience = time.monotonic() + _FIND_S
+        for status, left in store.nodes():
+            self._leases[status.node_id] = _Lease(status, time.monotonic() + left, presumed=True)
+
+    def renew(self, status: NodeStatus) -> None:
+        """Take in a heartbeat."""
+        with self.changed:
+            if status.node_id not in self._leases:
+                _log.info("%s", _describe(status, "joins"))
+            self._leases[status.node_id] = _Lease(status, time.monotonic() + self.lease_s)
+            self.changed.notify_all()
+        try:
+            self._store.put_node(status, self.lease_s)
+        except StoreError as error:
+            _log.warning("%s", error)
+
+    def presume(self, status: NodeStatus) -> None:
+        """Take a node for alive until it had time to find this scheduler.
+
+        Args:
+            status: of a node that a running job was placed on.
+        """
+        with self.changed:
+            if status.node_id in self._leases and not self._leases[status.node_id].presumed:
+                return
+            expires = time.monotonic() + self.lease_s + _FIND_S
+            self._leases[status.node_id] = _Lease(status, expires, presumed=True)
+
+    def heard(self, node_id: str) -> bool:
+        """Whether a live node has spoken to this scheduler: what its status lists is so."""
+        with self.changed:
+            lease = self._leases.get(node_id)
+            return lease is not None and not lease.presumed
+
+    def settled(self) -> bool:
+        """Whether the nodes of before have found this scheduler, or had time to."""
+        if self._expected and time.monotonic() < self._patience:
+            with self.changed:
+                self._expected = {node_id for node_id in self._expected if not self.heard(node_id)}
+        else:
+            self._expected.clear()
+        return not self._expected
+
+    def unreachable(self, node_id: str) -> None:
+        """A node of before does not answer: it is not waited for."""
+        self._expected.discard(node_id)
+
+    def leave(self, status: NodeStatus) -> None:
+        """A node says goodbye."""
+        with self.changed:
+            if self._leases.pop(status.node_id, None) is not None:
+                self._gone[status.node_id] = "was stopped"
+            self.changed.notify_all()
+        _log.info("%s", _describe(status, "leaves"))
+        try:
+            self._store.drop_node(status.node_id)
+        except StoreError as error:
+            _log.warning("%s", error)
+
+    def live(self, kind: str | None = None) -> list[NodeStatus]:
+        """Nodes with a valid lease, by id."""
+        with self.changed:
+            return self._live(kind)
+
+    def get(self, node_id: str) -> NodeStatus | None:
+        """A live node; None when its lease has expired."""
+        with self.changed:
+            return next((s for s in self._live(None) if s.node_id == node_id), None)
+
+    def how_gone(self, node_id: str) -> str:
+        """How a node that is not live ended, in words."""
+        return self._gone.get(node_id, "is not there any more")
+
+    def listed(self) -> list[NodeStatus]:
+        """Live nodes with the units that jobs hold on them."""
+        with self.changed:
+            nodes = []
+            for status in self._live(None):
+                copy = NodeStatus()
+                copy.CopyFrom(status)
+                copy.units_used = self._used(status.node_id)
+                nodes.append(copy)
+            return nodes
+
+    def units(self) -> dict[str, int]:
+        """Units of live nodes by type, taken or not."""
+        units: Counter[str] = Counter()
+        for status in self.live(NODE):
+            units[status.type] += status.units
+        return dict(units)
+
+    def reserve(self, owner: str, wanted: Sequence[str]) -> list[NodeStatus] | None:
+        """Take one free unit for each type of `wanted`, all or none.
+
+        Units spread over the nodes: each goes to the node of its type with the most free units.
+
+        Returns:
+            The node of each unit, in the order of `wanted`; None when there are not enough.
+        """
+        with self.changed:
+            nodes = [s for s in self._live(NODE) if not self._leases[s.node_id].presumed]
+            free = {s.node_id: s.units - self._used(s.node_id) for s in nodes}
+            placed: list[NodeStatus] = []
+            for kind in wanted:
+                fitting = [s for s in nodes if s.type == kind and free[s.node_id] > 0]
+                if not fitting:
+                    return None
+                best = max(fitting, key=lambda s: free[s.node_id])
+                free[best.node_id] -= 1
+                placed.append(best)
+            taken = self._taken.setdefault(owner, Counter())
+            taken.update(s.node_id for s in placed)
+            return placed
+
+    def restore(self, owner: str, node_ids: Sequence[str]) -> None:
+        """Take the units again that `owner` held under another scheduler."""
+        with self.changed:
+            self._taken[owner] = Counter(node_ids)
+
+    def release(self, owner: str) -> None:
+        """Give back all units of `owner`; safe to repeat."""
+        with self.changed:
+            if self._taken.pop(owner, None):
+                self.changed.notify_all()
+
+    def wait_for(
+        self, ready: Callable[[], bool], stop: Callable[[], bool], interval_s: float = 0.5
+    ) -> bool:
+        """Wait until `ready`, asked after each change; False when `stop` came first."""
+        while not stop():
+            if ready():
+                return True
+            with self.changed:
+                self.changed.wait(interval_s)
+        return False
+
+    def _live(self, kind: str | None) -> list[NodeStatus]:
+        now = time.monotonic()
+        if now - self._looked > _SLEPT_S:  # this process slept, and heard nobody meanwhile
+            for lease in self._leases.values():
+                lease.expires = max(lease.expires, now + self.lease_s)
+        self._looked = now
+        for node_id, lease in list(self._leases.items()):
+            if lease.expires < now:
+                del self._leases[node_id]
+                self._gone[node_id] = f"is lost: no heartbeat for {self.lease_s:g} s"
+                _log.warning("%s", _describe(lease.status, self._gone[node_id]))
+        statuses = [lease.status for lease in self._leases.values()]
+        found = [s for s in statuses if kind is None or s.kind == kind]
+        return sorted(found, key=lambda s: s.node_id)
+
+    def _used(self, node_id: str) -> int:
+        return sum(taken[node_id] for taken in self._taken.values())
+
+
+def _describe(status: NodeStatus, what: str) -> str:
+    return (
+        f"{status.kind} {status.node_id} ({status.units} {status.type} at {status.address}) {what}"
+    )

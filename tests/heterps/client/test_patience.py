@@ -1,0 +1,29 @@
+"""How long a scheduler that is followed may be away."""
+
+import pytest
+
+from heterps.client.patience import AWAY_S, Patience
+from heterps.errors import UnknownJobError, UnreachableError
+
+
+def away():
+    return UnreachableError("nobody answers")
+
+
+def test_it_ends_half_a_minute_after_the_last_answer(clock):
+    patience = Patience(clock=clock)
+    for _ in range(2):
+        patience.took()
+        patience.missed(away())
+        clock.now += AWAY_S - 0.1
+        patience.missed(away())
+    clock.now += 0.2
+    with pytest.raises(UnreachableError):
+        patience.missed(away())
+
+
+def test_what_is_no_absence_ends_it_at_once(clock):
+    with pytest.raises(UnknownJobError):
+        Patience(clock=clock).missed(UnknownJobError("no such job"))
+    with pytest.raises(UnreachableError):
+        Patience(0.0, clock).missed(away())

@@ -1,0 +1,220 @@
+"""Rows on disk: a table far larger than its memory is the same table."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from ps import LocalTable, ParameterClient
+from ps.engine import _native
+from ps.table.rules import Admission, Eviction, Score, Segment
+from tests.waiting import wait_until
+
+DIM = 80
+BUDGET = 1 << 19
+KEYS = 17_000  # an index of 128 KiB and rows of 5 MiB at least
+LIMIT = 1.15 * BUDGET
+OPTIONS: dict[str, dict[str, Any]] = {
+    "sgd": {"optimizer": "sgd", "learning_rate": 0.1},
+    "adagrad": {"optimizer": "adagrad", "learning_rate": 0.1},
+    "short-rows": {"optimizer": "adagrad", "dtype": "float16"},
+    "lazy-segments": {
+        "segments": [Segment(dim=1), Segment(dim=DIM - 1, optimizer="adam", lazy=2)],
+        "score": Score(non_click=1.0),
+        "admission": Admission(kind="count", threshold=2),
+    },
+}
+
+
+def batches(seed: int, count: int, size: int = 2000) -> list[tuple[Any, NDArray[np.float32]]]:
+    """Skewed keys, so that some rows are hot, and gradients."""
+    rng = np.random.default_rng(seed)
+    skewed = (rng.pareto(0.7, (count, size)) * 20).astype(np.int64) % KEYS
+    return [(keys, rng.standard_normal((size, DIM)).astype(np.float32)) for keys in skewed]
+
+
+def fill(table: LocalTable) -> None:
+    """Every key once."""
+    keys = np.random.default_rng(7).permutation(KEYS)
+    for begin in range(0, KEYS, 1000):
+        some = keys[begin : begin + 1000]
+        table.push(some, np.repeat(np.sin(some)[:, None], DIM, 1).astype(np.float32))
+
+
+def flush(table: LocalTable) -> None:
+    """Send the coldest rows to disk, as a shard does by itself."""
+    table._table.demote()
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=list(OPTIONS))
+def test_a_table_ten_times_its_memory_trains_to_the_same_rows(options: dict[str, Any]) -> None:
+    tiered = LocalTable.create("t", DIM, memory_bytes=BUDGET, **options)
+    plain = LocalTable.create("t", DIM, **options)
+    for table in (tiered, plain):
+        fill(table)
+        fill(table)
+    assert plain.nbytes > 10 * BUDGET
+    highest = 0
+    for keys, grads in batches(0, 30):
+        np.testing.assert_array_equal(tiered.pull(keys), plain.pull(keys))
+        for table in (tiered, plain):
+            table.push(keys, grads)
+        highest = max(highest, tiered.nbytes)
+    every = np.arange(KEYS)
+    np.testing.assert_array_equal(tiered.pull(every, read_only=True), plain.pull(every))
+    np.testing.assert_array_equal(tiered.pull(every), plain.pull(every))
+    assert max(highest, tiered.nbytes) < LIMIT
+    assert sorted(tiered.keys().tolist()) == sorted(plain.keys().tolist())
+    assert len(tiered) == len(plain)
+
+
+def test_memory_stays_within_its_budget_in_one_large_batch() -> None:
+    table = LocalTable.create("t", DIM, memory_bytes=1 << 20, optimizer="adagrad")
+    keys = np.arange(20_000)
+    grads = np.ones((20_000, DIM), np.float32)
+    for _ in range(2):
+        table.push(keys, grads)
+        assert table.nbytes < 1.15 * (1 << 20)
+        table.pull(keys)
+        assert table.nbytes < 1.15 * (1 << 20)
+    rows = table.pull(keys, read_only=True)
+    first = LocalTable.create("t", DIM).pull(keys)
+    np.testing.assert_allclose(rows, first - 0.01 - 0.01 / 2**0.5, atol=1e-6)
+
+
+def test_memory_leaves_room_for_an_index_that_grows() -> None:
+    """With narrow rows the index comes to need most of it."""
+    table = LocalTable.create("t", 1, memory_bytes=1 << 20, optimizer="sgd")
+    for begin in range(0, 80_000, 4000):
+        table.push(np.arange(begin, begin + 4000), np.ones((4000, 1), np.float32))
+        assert table.nbytes < 1.15 * (1 << 20)
+    assert len(table) == 80_000
+    assert table.counters["disk_rows"] > 20_000
+
+
+def test_what_goes_and_comes_is_counted() -> None:
+    table = LocalTable.create("t", DIM, memory_bytes=BUDGET, optimizer="sgd", learning_rate=0.1)
+    fill(table)
+    c = table.counters
+    assert c["promoted"] == 0
+    assert c["demoted"] == c["disk_rows"] > KEYS // 2
+    assert c["disk_bytes"] >= c["disk_rows"] * 4 * DIM
+    assert c["rows"] == KEYS
+    keys = np.arange(500)
+    table.pull(keys, read_only=True)
+    assert table.counters == c | {"pulled": 500}
+    table.pull(keys)
+    came = table.counters["promoted"]
+    assert 0 < came <= 500
+    assert table.counters["demoted"] - table.counters["promoted"] == table.counters["disk_rows"]
+    table.push(keys, np.zeros((500, DIM), np.float32))  # they are in memory now
+    assert table.counters["promoted"] - came < 50
+
+
+def test_rows_in_use_stay_in_memory() -> None:
+    table = LocalTable.create("t", DIM, memory_bytes=BUDGET, optimizer="sgd", learning_rate=0.1)
+    fill(table)
+    hot = np.arange(300)
+    for _ in range(10):
+        table.pull(hot)
+    for begin in range(1000, KEYS, 200):  # a scan of all the others
+        table.pull(np.arange(begin, begin + 200))
+        table.pull(hot)
+    before = table.counters["promoted"]
+    table.pull(hot)
+    assert table.counters["promoted"] - before < 30
+
+
+def test_evicted_rows_on_disk_are_gone() -> None:
+    rules = Eviction(ttl_steps=10)
+    table = LocalTable.create(
+        "t", DIM, memory_bytes=BUDGET, optimizer="adagrad", eviction=rules, scale=1.0
+    )
+    first = LocalTable.create("t", DIM, scale=1.0).pull(np.arange(KEYS))
+    fill(table)  # at step 0
+    kept = np.arange(0, KEYS, 10)
+    for begin in range(0, len(kept), 500):
+        some = kept[begin : begin + 500]
+        table.push(some, np.ones((len(some), DIM), np.float32), step=5)
+    flush(table)
+    on_disk = table.counters["disk_rows"]
+    rows = table.pull(kept, read_only=True)
+    assert table.shrink(step=11) == KEYS - len(kept)
+    assert table.counters["evicted"] == KEYS - len(kept)
+    assert table.counters["disk_rows"] < on_disk / 2
+    assert sorted(table.keys().tolist()) == kept.tolist()
+    np.testing.assert_array_equal(table.pull(kept), rows)
+    gone = np.setdiff1d(np.arange(KEYS), kept)
+    np.testing.assert_array_equal(table.pull(gone), first[gone])
+    used = table.counters["disk_bytes"]
+    fill(table)  # the room they had is used again
+    assert table.counters["disk_bytes"] == used
+    assert len(table) == KEYS
+
+
+def test_a_checkpoint_of_a_tiered_table(tmp_path: Path) -> None:
+    options = OPTIONS["adagrad"] | {"eviction": Eviction(ttl_steps=1000)}
+    table = LocalTable.create("t", DIM, memory_bytes=BUDGET, **options)
+    fill(table)
+    every = np.arange(KEYS)
+    rows = table.pull(every, read_only=True)
+    table.save(tmp_path / "ck")
+    other = LocalTable.create("t", DIM, memory_bytes=BUDGET, **options)
+    other.load(tmp_path / "ck")
+    assert other.nbytes < LIMIT
+    assert other.counters["disk_rows"] > KEYS // 2
+    np.testing.assert_array_equal(other.pull(every, read_only=True), rows)
+    for keys, grads in batches(3, 5):
+        for each in (table, other):
+            each.push(keys, grads)
+    np.testing.assert_array_equal(other.pull(every), table.pull(every))
+
+
+def test_a_snapshot_has_the_rows_of_its_cut_while_they_come_and_go() -> None:
+    table = LocalTable.create("t", DIM, memory_bytes=BUDGET, **OPTIONS["adagrad"])
+    fill(table)
+    every = np.arange(KEYS)
+    expected = table.pull(every, read_only=True)
+    snapshot = table._table.snapshot(since=0, values=True, min_score=0.0, buckets=None)
+    found: dict[int, NDArray[np.float32]] = {}
+    changes = iter(batches(5, 400, 500))
+    while (block := snapshot.next()) is not None:
+        gone, keys, rows = _native.decode_block(block, DIM)
+        assert not gone
+        for key, row in zip(keys.tolist(), rows, strict=True):
+            assert key not in found
+            found[key] = row
+        keys, grads = next(changes)
+        table.push(keys, grads)
+        table.push(keys + KEYS, grads)  # new ones are not in it
+        table.pull(np.random.default_rng(len(found)).integers(0, KEYS, 500))
+        flush(table)
+    assert sorted(found) == every.tolist()
+    np.testing.assert_array_equal(np.stack([found[k] for k in every.tolist()]), expected)
+    assert (table.pull(every) != expected).any()
+
+
+def test_a_prefetch_brings_rows_into_memory(client: ParameterClient) -> None:
+    client.create_table("tiered", DIM, memory_bytes=BUDGET, **OPTIONS["sgd"])
+    keys = np.random.default_rng(0).permutation(KEYS)
+    for some in np.array_split(keys, 4):
+        client.push("tiered", some, np.ones((len(some), DIM), np.float32))
+
+    def total(name: str) -> int:
+        return sum(getattr(t, name) for s in client.stats() for t in s.tables if t.name == "tiered")
+
+    # A shard also makes room by itself.
+    wait_until(lambda: total("bytes") <= 3 * BUDGET, "there is room", 20.0)
+    assert total("rows") == KEYS
+    assert total("disk_rows") > KEYS // 3
+    some = np.concatenate([np.arange(400), [KEYS + 1]])
+    rows = client.pull("tiered", some, read_only=True)
+    promoted, pulled = total("promoted"), total("pulled")
+    assert promoted == 0
+    client.prefetch("tiered", some).result(20)
+    assert total("promoted") > 100
+    assert total("pulled") == pulled
+    assert total("rows") == KEYS  # and none is made
+    np.testing.assert_array_equal(client.pull("tiered", some), rows)

@@ -1,0 +1,270 @@
+"""kill -9 between any two file operations: what was there before, or all of the new."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from protos import parameter_server_pb2 as pb
+from protos.codec import pack
+from ps import CheckpointError
+from ps.shard.directory import Durable
+from ps.shard.message import take_apart
+from ps.shard.state import ShardState
+from ps.table.spec import make_spec
+
+# Kills its own process before the n-th operation on a file below a directory.
+_KILLER = """
+import os, signal, sys
+from pathlib import Path
+
+def kill_before(number, below):
+    count = 0
+
+    def step():
+        nonlocal count
+        if count == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        count += 1
+
+    def hook(event, args):
+        if event in ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate"):
+            if str(args[0]).startswith(below):
+                step()
+
+    def wrap(name):
+        real = getattr(os, name)
+
+        def call(*args):
+            step()
+            return real(*args)
+
+        setattr(os, name, call)
+
+    sys.addaudithook(hook)
+    for name in ("fsync", "fdatasync", "ftruncate"):
+        wrap(name)
+    real = os.writev
+
+    short = False
+
+    def writev(file, parts):  # every other write ends in its middle
+        nonlocal short
+        short = not short
+        step()
+        return real(file, [memoryview(parts[0])[:7]] if short else parts)
+
+    os.writev = writev
+
+def forked(work):
+    pid = os.fork()
+    if pid == 0:
+        try:
+            work()
+            os._exit(0)
+        except BaseException:
+            import traceback
+            traceback.print_exc()
+            os._exit(1)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    assert code in (0, -9), code
+    return code == 0
+"""
+
+_SAVE = (
+    _KILLER
+    + """
+import shutil
+import numpy as np
+from ps import LocalTable
+
+root = sys.argv[1]
+keys = np.arange(500)
+
+def table(value):
+    made = LocalTable.create("t", 4, initializer="zeros")
+    made.push(keys, np.full((500, 4), value, np.float32), kind="assign")
+    return made
+
+seen, number, done = set(), 0, False
+while not done:
+    place = f"{root}/{number}/ck"
+    table(1).save(place)
+
+    def work():
+        new = table(2)
+        kill_before(number, place)
+        new.save(place)
+
+    done = forked(work)
+    rows = LocalTable.load_checkpoint(place)["t"].pull(keys)
+    assert len(np.unique(rows)) == 1, f"a mixture before operation {number}"
+    seen.add(int(rows[0, 0]))
+    if done:
+        assert rows[0, 0] == 2
+    table(3).save(place)  # what a dead save has left is in nobody's way, and goes
+    assert (LocalTable.load_checkpoint(place)["t"].pull(keys) == 3).all()
+    assert len([p for p in os.listdir(place) if not p.startswith(".")]) == 2, os.listdir(place)
+    shutil.rmtree(f"{root}/{number}")
+    number += 1
+print(number, sorted(seen))
+"""
+)
+
+_DURABLE = (
+    _KILLER
+    + """
+import shutil
+import numpy as np
+from protos import parameter_server_pb2 as pb
+from protos.codec import pack
+from ps.durable import Durable
+from ps.spec import make_spec
+from ps.state import ShardState, take_apart
+
+root, sync = sys.argv[1], sys.argv[2] == "sync"
+keys = np.arange(40, dtype=np.uint64)
+spec = make_spec("t", 2, optimizer="sgd", learning_rate=1.0, initializer="zeros", durability="log")
+
+def push(state, sequence):
+    head = pb.PushRequest(
+        table="t", dim=2, count=40, client="me", epoch=1, sequence=sequence, position=str(sequence)
+    )
+    grads = np.full((40, 2), -1, np.float32)
+    message = pack(head, keys, grads)
+    payload = memoryview(keys.tobytes() + grads.tobytes())
+    return state.push(state.tables["t"], take_apart(head, payload, message), 1)
+
+number, done = 0, False
+while not done:
+    place = f"{root}/{number}"
+    reader, writer = os.pipe()
+
+    def work():
+        kill_before(number, place)
+        state = ShardState()
+        durable = Durable(state, Path(place), sync=sync)
+        state.create(spec)
+        os.write(writer, b"c")
+        for sequence in range(1, 7):
+            assert push(state, sequence)
+            os.write(writer, b"p")
+            if sequence % 2 == 0:
+                durable.fold()
+
+    done = forked(work)
+    os.close(writer)
+    acknowledged = os.read(reader, 100).decode()
+    os.close(reader)
+
+    def check():
+        for again in range(2):  # what recovery has done to the log must not hurt the next one
+            state = ShardState()
+            durable = Durable(state, Path(place), sync=sync)
+            if "c" not in acknowledged and "t" not in state.tables:
+                state.create(spec)
+            rows = state.tables["t"].native.pull(keys, True)
+            assert len(np.unique(rows)) == 1, f"a mixture before operation {number}"
+            count, sure = int(rows[0, 0]), acknowledged.count("p")
+            assert sure <= count <= sure + 1, (number, count, sure)
+            position = state.positions["me"].position if "me" in state.positions else "0"
+            assert position == str(count), (number, position, count)
+            durable.close()
+        state = ShardState()
+        durable = Durable(state, Path(place), sync=sync)
+        if "t" not in state.tables:
+            state.create(spec)
+        for sequence in range(1, 8):  # the client does not know either: it sends all again
+            assert push(state, sequence) == (sequence > count), (number, sequence, count)
+        assert (state.tables["t"].native.pull(keys, True) == 7).all()
+
+    assert forked(check)
+    shutil.rmtree(place, ignore_errors=True)
+    number += 1
+print(number)
+"""
+)
+
+
+def _run(script: str, *arguments: str) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", script, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout.split(maxsplit=1)
+
+
+def test_a_save_that_is_killed_anywhere(tmp_path: Path) -> None:
+    operations, seen = _run(_SAVE, str(tmp_path))
+    assert int(operations) > 10
+    assert seen.strip() == "[1, 2]"  # killed before, and after, the one step that counts
+
+
+@pytest.mark.parametrize("sync", ["sync", "lazy"])
+def test_a_shard_that_is_killed_anywhere_loses_nothing_acknowledged(
+    tmp_path: Path, sync: str
+) -> None:
+    (operations,) = _run(_DURABLE, str(tmp_path), sync)
+    assert int(operations) > 60
+
+
+SPEC = make_spec("t", 1, optimizer="sgd", learning_rate=1.0, initializer="zeros", durability="log")
+
+
+def _push(state: ShardState, sequence: int) -> bool:
+    head = pb.PushRequest(table="t", dim=1, count=1, client="me", epoch=1, sequence=sequence)
+    body = np.uint64([3]).tobytes() + np.float32([-1]).tobytes()
+    message = pack(head, body)
+    return state.push(state.tables["t"], take_apart(head, memoryview(body), message), 1)
+
+
+def _value(state: ShardState) -> float:
+    return float(state.tables["t"].native.pull(np.uint64([3]), True)[0, 0])
+
+
+def test_a_torn_log_is_good_up_to_its_last_whole_record(tmp_path: Path) -> None:
+    state = ShardState()
+    durable = Durable(state, tmp_path / "full")
+    state.create(SPEC)
+    sizes = []
+    for sequence in (1, 2, 3):
+        assert _push(state, sequence)
+        sizes.append(durable.log.bytes)
+    durable.close()
+    for end in range(sizes[1], sizes[2] + 1):
+        place = tmp_path / str(end)
+        shutil.copytree(tmp_path / "full", place)
+        with (place / "log-00000001").open("r+b") as log:
+            log.truncate(end)
+        whole = end == sizes[2]
+        for applied in (not whole, False):  # again: the tail was cut off, not left in the way
+            state = ShardState()
+            durable = Durable(state, place)
+            assert _value(state) == (2 if applied else 3)
+            assert _push(state, 3) == applied
+            assert _value(state) == 3
+            durable.close()
+
+
+def test_a_log_that_is_damaged_in_the_middle_is_not_passed_over(tmp_path: Path) -> None:
+    state = ShardState()
+    durable = Durable(state, tmp_path)
+    state.create(SPEC)
+    _push(state, 1)
+    _push(state, 2)
+    durable.log.rotate()
+    _push(state, 3)
+    durable.close()
+    first = tmp_path / "log-00000001"
+    data = bytearray(first.read_bytes())
+    data[-1] ^= 1
+    first.write_bytes(data)
+    with pytest.raises(CheckpointError, match=r"log-00000001: damaged at byte .* later logs go on"):
+        Durable(ShardState(), tmp_path)

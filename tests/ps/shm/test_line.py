@@ -1,0 +1,204 @@
+"""The Unix socket that messages of one host take."""
+
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+
+from ps import LocalShards, ParameterClient, ShardError
+from ps.shm.line import MAX_MESSAGE, BrokenLineError, RefusedError, Refusing, UnixLine, UnixServer
+from tests.waiting import wait_until
+
+TABLE = {"optimizer": "sgd", "learning_rate": 1.0, "initializer": "zeros"}
+
+
+BEGUN = threading.Event()  # a call that waits is under way
+END = threading.Event()  # of its waiting
+
+
+def _echo(request: bytes, context: Refusing) -> bytes:
+    if request == b"no":
+        context.abort(grpc.StatusCode.ABORTED, "moved – elsewhere")
+    if request == b"bug":
+        raise KeyError("a bug")
+    if request == b"wait":
+        BEGUN.set()
+        assert END.wait(30)
+    return request
+
+
+@pytest.fixture
+def server() -> Iterator[UnixServer]:
+    BEGUN.clear()
+    END.clear()
+    made = UnixServer([_echo, lambda request, _: request[::-1]])
+    made.start()
+    yield made
+    END.set()
+    made.close()
+
+
+def _line(server: UnixServer) -> UnixLine:
+    return UnixLine(server.name, server.secret)
+
+
+def test_calls_and_refusals(server: UnixServer) -> None:
+    line = _line(server)
+    assert line.call(0, b"one", 5) == b"one"
+    assert line.call(1, b"one", 5) == b"eno"
+    long = bytes(MAX_MESSAGE - 1)
+    assert line.call(0, long, 5) == long
+    for request, method, code, text in (
+        (b"no", 0, grpc.StatusCode.ABORTED, "moved – elsewhere"),
+        (b"bug", 0, grpc.StatusCode.INTERNAL, "a bug"),
+        (b"one", 9, grpc.StatusCode.UNIMPLEMENTED, "no such method"),
+        (bytes(MAX_MESSAGE + 100), 0, grpc.StatusCode.UNIMPLEMENTED, "too long"),
+    ):
+        with pytest.raises(RefusedError, match=text) as refused:
+            line.call(method, request, 5)
+        assert refused.value.code() is code
+    assert line.call(0, b"", 5) == b""
+    line.close()
+
+
+def test_lines_do_not_wait_for_each_other(server: UnixServer) -> None:
+    slow, quick = _line(server), _line(server)
+    replies: list[bytes] = []
+    thread = threading.Thread(target=lambda: replies.append(slow.call(0, b"wait", 30)))
+    thread.start()
+    assert BEGUN.wait(30)
+    assert quick.call(0, b"now", 30) == b"now"
+    assert not replies
+    END.set()
+    thread.join()
+    assert replies == [b"wait"]
+
+
+def test_a_deadline_ends_a_call(server: UnixServer) -> None:
+    line = _line(server)
+    with pytest.raises(RefusedError) as refused:
+        line.call(0, b"wait", 0.1)
+    assert refused.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    line.close()
+
+
+def test_a_silent_shard_is_not_waited_for_at_the_door() -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as silent:
+        silent.bind("")  # any abstract name
+        silent.listen()
+        name = silent.getsockname()[1:].decode()
+        with pytest.raises(TimeoutError):
+            UnixLine(name, bytes(32), timeout_s=0.1)
+
+
+def test_only_who_knows_the_secret_is_let_in(server: UnixServer) -> None:
+    for secret in (b"", b"x", bytes(32), server.secret[:-1]):
+        with pytest.raises(OSError, match=r"let this client not in|[Cc]onnection|reset"):
+            UnixLine(server.name, secret or b"\0")
+    assert _line(server).call(0, b"still", 5) == b"still"
+    with pytest.raises(OSError, match="refused"):
+        UnixLine("heterps-" + "0" * 32, server.secret)
+
+
+def test_the_end_lets_calls_under_way_finish(server: UnixServer) -> None:
+    line, idle = _line(server), _line(server)
+    replies: list[bytes] = []
+    thread = threading.Thread(target=lambda: replies.append(line.call(0, b"wait", 30)))
+    thread.start()
+    assert BEGUN.wait(30)
+    name = server.name
+    threading.Timer(0.2, END.set).start()  # once it is being closed
+    server.close(30.0)
+    thread.join()
+    assert replies == [b"wait"]
+    with pytest.raises(BrokenLineError):
+        idle.call(0, b"more", 5)
+    with pytest.raises(OSError, match="refused"):
+        UnixLine(name, server.secret)
+
+
+def test_a_connection_s_end_is_told() -> None:
+    told: list[str] = []
+    server = UnixServer([_echo], told.append)
+    server.start()
+    try:
+        lines = [UnixLine(server.name, server.secret, name) for name in ("a", "b")]
+        with pytest.raises(OSError):  # noqa: PT011 - whatever the system calls it
+            UnixLine(server.name, bytes(32), "stranger")
+        lines[1].close()
+        wait_until(lambda: told == ["b"], 10)
+        lines[0].close()
+        wait_until(lambda: told == ["b", "a"], 10)
+    finally:
+        server.close()
+
+
+def test_no_thread_outlives_its_client(server: UnixServer) -> None:
+    def serving() -> int:
+        return sum(t.name == f"{server.name} serves" for t in threading.enumerate())
+
+    lines = [_line(server) for _ in range(5)]
+    assert serving() == 5
+    for line in lines:
+        line.close()
+    wait_until(lambda: serving() == 0, 10)
+
+
+def test_a_stopped_shard_is_not_waited_for() -> None:
+    """Nor is its late answer taken for another's."""
+    with LocalShards(1) as shards, ParameterClient(shards.addresses, timeout_s=2) as client:
+        client.create_table("t", 2, **TABLE)
+        keys = np.arange(300)
+        client.push("t", keys, -np.ones((300, 2), np.float32))
+        assert (client.pull("t", keys) == 1).all()
+        pid = shards.processes[0].pid
+        os.kill(pid, signal.SIGSTOP)
+        wait_until(lambda: ") T " in Path(f"/proc/{pid}/stat").read_text(), 10)
+        try:
+            for call in (
+                lambda: client.pull("t", keys),
+                lambda: client.push("t", keys, np.ones((300, 2), np.float32)),
+            ):
+                with pytest.raises(ShardError, match="did not answer"):
+                    call()
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        # The push that was given up may have been applied, once.
+        assert (client.pull("t", keys[::-1]) == client.pull("t", keys)).all()
+        assert set(np.unique(client.pull("t", keys))) <= {0.0, 1.0}
+
+
+def test_a_shard_that_dies_in_the_middle_loses_nothing() -> None:
+    with LocalShards(1) as shards, ParameterClient(shards.addresses, timeout_s=30) as client:
+        client.create_table("t", 2, durability="log", **TABLE)
+        keys = np.arange(2000)
+        ones = -np.ones((2000, 2), np.float32)
+        done = threading.Event()
+        pushed = 0
+
+        def push() -> None:
+            nonlocal pushed
+            while not done.is_set():
+                client.push("t", keys, ones)
+                pushed += 1
+
+        thread = threading.Thread(target=push)
+        thread.start()
+        try:
+            for _ in range(3):
+                time.sleep(0.3)
+                shards.processes[0].process.kill()
+                shards.restart(0)
+                client.pull("t", keys)
+        finally:
+            done.set()
+            thread.join()
+        assert pushed > 0
+        assert (client.pull("t", keys) == pushed).all()

@@ -1,0 +1,110 @@
+"""The PPO agent: its own samples, feasible, repeatable, near the optimum; fine-tuning."""
+
+import math
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from bench.scheduler.workloads import problem as generated
+from scheduler import load_resources, load_workload
+from scheduler.agent import draw as agent
+from scheduler.methods.exact import solve
+from scheduler.problem.cost import CostModel
+from tests.scheduler.instances import EXAMPLE, cost, model, problems, resources, workload
+
+FLOOR = 600_000.0
+
+
+@pytest.fixture(scope="module")
+def example() -> CostModel:
+    return CostModel(
+        load_workload(EXAMPLE / "workload.yaml"), load_resources(EXAMPLE / "resources.yaml")
+    )
+
+
+def test_feasible_and_near_the_optimum(example: CostModel) -> None:
+    drawn = agent.draw(example, FLOOR)
+    assert drawn.plan.feasible
+    assert drawn.plan.throughput >= FLOOR
+    assert drawn.plan.cost <= solve(example, FLOOR).lower_bound * 1.02
+
+
+def test_drawing_ends_with_what_is_proven_the_cheapest(example: CostModel) -> None:
+    whole = agent.draw(example, FLOOR)
+    ended = agent.draw(example, FLOOR, bound=whole.plan.cost)
+    assert ended.plan == whole.plan
+    assert ended.evaluations < whole.evaluations
+    assert agent.draw(example, FLOOR, bound=whole.plan.cost * 0.9) == whole
+
+
+def test_the_same_seed_gives_the_same_plan(example: CostModel) -> None:
+    assert agent.draw(example, FLOOR, seed=3) == agent.draw(example, FLOOR, seed=3)
+
+
+def test_probabilities_are_along_the_plan(example: CostModel) -> None:
+    drawn = agent.draw(example, FLOOR)
+    chances = np.array(drawn.probabilities)
+    np.testing.assert_allclose(chances.sum(axis=1), 1.0, atol=1e-5)
+    assert (chances[~example.usable] == 0).all()
+    taken = [example.types.index(name) for name in drawn.plan.assignment]
+    assert (chances[np.arange(len(taken)), taken] > 0).all()
+    assert len(drawn.values) == example.num_layers
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(problems(layers=6))
+def test_a_plan_wherever_there_is_one(drawn: tuple[CostModel, float]) -> None:
+    problem, floor = drawn
+    best = solve(problem, floor)
+    if not problem.usable.any(axis=1).all():
+        with pytest.raises(ValueError, match="no type that can run it"):
+            agent.draw(problem, floor)
+        return
+    found = agent.draw(problem, floor).plan
+    assert found.feasible == (best.plan is not None and best.plan.feasible)
+    if found.feasible:
+        assert found.cost >= best.lower_bound * (1 - 1e-9)
+        assert found.cost <= best.lower_bound * 1.05
+
+
+def test_a_plan_also_where_the_masks_of_the_rounds_find_none() -> None:
+    hard = generated(13, seed=12, layers=(33, 64))
+    assert agent.draw(hard.model(), hard.min_throughput, effort=agent.Effort()).plan.feasible
+
+
+def test_a_cap_on_the_price_is_kept(example: CostModel) -> None:
+    free = agent.draw(example).plan
+    capped = CostModel(
+        example.workload, example.resources, max_price_per_hour=free.price_per_hour * 0.6
+    )
+    plan = agent.draw(capped).plan
+    assert plan.feasible
+    assert plan.price_per_hour <= free.price_per_hour * 0.6
+
+
+def test_an_impossible_floor_gives_the_fastest_plan(example: CostModel) -> None:
+    drawn = agent.draw(example, 1e9)
+    assert not drawn.plan.feasible
+    assert "the floor is" in drawn.plan.reason
+    assert drawn.plan.throughput > FLOOR
+
+
+def test_one_layer_and_one_type() -> None:
+    problem = model(workload({"cpu": cost(1.0)}), resources(cpu=(1.0, 4)))
+    assert agent.draw(problem).plan.cost == pytest.approx(solve(problem).lower_bound)
+
+
+def test_fine_tuning_never_makes_it_worse(
+    example: CostModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("sb3_contrib")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    plain = agent.draw(example, FLOOR)
+    tuned = agent.draw(example, FLOOR, finetune=3.0)
+    assert tuned.plan.cost <= plain.plan.cost * (1 + 1e-9)
+    assert tuned.evaluations >= plain.evaluations
+    assert all(math.isfinite(point.mean_reward) for point in tuned.curve)
+    assert not list(tmp_path.glob("SB3*"))  # no logs of the learning are left

@@ -1,0 +1,88 @@
+"""Which reason goes with which end, and which ends are forgiven."""
+
+import pytest
+
+from heterps.words.failure import MEANINGS, NOT_THE_JOB
+from protos.scheduler_pb2 import (
+    END_CONNECTION_LOST,
+    END_LOST_NODE,
+    END_LOST_SHARD,
+    END_OUT_OF_MEMORY,
+    END_SCHEDULER_LOST,
+    END_UNSPECIFIED,
+    END_USER_ERROR,
+    END_WORKER_CRASHED,
+    EndReason,
+    JobStatus,
+)
+from scheduler.state.endings import (
+    RETRIED,
+    SCHEDULER_LIMIT,
+    Ending,
+    last_error,
+    may_retry,
+    of_process,
+    start_over,
+)
+
+_TRACEBACK = """\
+Traceback (most recent call last):
+  File "model.py", line 3, in build
+    raise ValueError("bad")
+ValueError: bad
+12:00:00 I stage 0: leaving
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "error", "shard", "complained", "reason"),
+    [
+        (1, "ValueError: bad", False, False, END_USER_ERROR),
+        (1, "RpcError: shard 0: UNAVAILABLE", False, True, END_CONNECTION_LOST),
+        (1, "MemoryError", False, False, END_OUT_OF_MEMORY),
+        (1, "torch.cuda.OutOfMemoryError: CUDA out of memory.", False, False, END_OUT_OF_MEMORY),
+        (137, "", False, False, END_OUT_OF_MEMORY),
+        (-9, "", False, False, END_WORKER_CRASHED),
+        (-11, "", False, False, END_WORKER_CRASHED),
+        (0, "", False, False, END_WORKER_CRASHED),
+        (-9, "", True, False, END_LOST_SHARD),
+        (1, "std::bad_alloc", True, False, END_OUT_OF_MEMORY),
+    ],
+)
+def test_the_end_of_a_process_has_a_reason(
+    code: int, error: str, shard: bool, complained: bool, reason: int
+) -> None:
+    assert of_process(code, error, shard=shard, complained=complained) == reason
+
+
+def test_the_error_is_the_last_line_of_the_traceback() -> None:
+    assert last_error(_TRACEBACK.splitlines()) == "ValueError: bad"
+    assert last_error(["something else", ""]) == "something else"
+    assert last_error([]) == ""
+
+
+def test_faults_that_are_not_the_jobs_own_are_forgiven_as_often_as_it_says() -> None:
+    status = JobStatus(job_id="a", attempt=1, retries=1, samples=5)
+    assert not may_retry(status, Ending(END_USER_ERROR))
+    lost = Ending(END_LOST_NODE, "node n is lost\nmore", "node n", "no heartbeat")
+    assert may_retry(status, lost)
+    start_over(status, lost, 7.0)
+    assert (status.samples, status.end_reason) == (0, END_UNSPECIFIED)
+    assert status.reason == "attempt 1 ended: node n is lost"
+    assert [(a.number, a.end_reason, a.ended_at) for a in status.attempts] == [
+        (1, END_LOST_NODE, 7.0)
+    ]
+    assert not may_retry(status, lost)
+    # Attempts that a scheduler took along cost none of the job's retries, but are not endless.
+    for _ in range(SCHEDULER_LIMIT):
+        assert may_retry(status, Ending(END_SCHEDULER_LOST))
+        start_over(status, Ending(END_SCHEDULER_LOST), 8.0)
+    assert not may_retry(status, Ending(END_SCHEDULER_LOST))
+
+
+def test_every_reason_has_a_meaning_for_people() -> None:
+    names = {name.removeprefix("END_").lower() for name in EndReason.DESCRIPTOR.values_by_name} - {
+        "unspecified"
+    }
+    assert set(MEANINGS) == names
+    assert {EndReason.Name(r).removeprefix("END_").lower() for r in RETRIED} == NOT_THE_JOB

@@ -1,0 +1,27 @@
+"""AUC and log-loss against their definitions."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workers.learning.quality import auc, logloss
+
+
+@given(st.lists(st.tuples(st.integers(-3, 3), st.booleans()), min_size=2, max_size=40))
+def test_auc_counts_pairs(rows):
+    scores = np.array([s for s, _ in rows], np.float32)
+    labels = np.array([y for _, y in rows], np.float32)
+    positive, negative = scores[labels == 1], scores[labels == 0]
+    if not len(positive) or not len(negative):
+        assert np.isnan(auc(scores, labels))
+        return
+    pairs = positive[:, None] - negative[None, :]
+    expected = ((pairs > 0) + 0.5 * (pairs == 0)).mean()
+    assert auc(scores, labels) == pytest.approx(expected)
+
+
+def test_logloss_is_stable_for_large_logits():
+    logits = np.array([1000.0, -1000.0, 0.0], np.float32)
+    labels = np.array([1.0, 0.0, 1.0], np.float32)
+    assert logloss(logits, labels) == pytest.approx(np.log(2) / 3)

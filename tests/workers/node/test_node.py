@@ -1,0 +1,256 @@
+"""The node daemon as a process: real shards, a real scheduler, real deaths."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+
+import grpc
+import pytest
+
+from chassis.channels import connect
+from chassis.process import Child, module_argv, spawn
+from protos.node_pb2 import (
+    SHARD,
+    STAGE,
+    LaunchReply,
+    LaunchRequest,
+    NodeStatusRequest,
+    ProfileRequest,
+    ReadLogRequest,
+    StopJobRequest,
+)
+from protos.node_pb2_grpc import NodeStub
+from protos.parameter_server_pb2 import StatsRequest
+from protos.parameter_server_pb2_grpc import ParameterServerStub
+from protos.scheduler_pb2 import HeartbeatRequest, ListNodesRequest, NodeStatus
+from protos.scheduler_pb2_grpc import SchedulerStub
+from tests.pids import alive
+from tests.waiting import wait_until
+
+pytest.importorskip("ps.server")
+
+
+class Daemon:
+    """A node and a way to call it."""
+
+    def __init__(self, child: Child, stub: NodeStub, scheduler: SchedulerStub) -> None:
+        self.child = child
+        self.stub = stub
+        self.scheduler = scheduler
+        shard = HeartbeatRequest(node=NodeStatus(node_id="any", kind="shard"), leaving=True)
+        self.term = scheduler.Heartbeat(shard, timeout=10).term  # nodes obey no other
+
+    def launch(self, process_id: str = "job.shard-0", job_id: str = "job") -> LaunchReply:
+        request = LaunchRequest(process_id=process_id, job_id=job_id, role=SHARD, term=self.term)
+        return self.stub.Launch(request, timeout=60)
+
+    def stop_request(self, job_id: str) -> StopJobRequest:
+        return StopJobRequest(job_id=job_id, grace_s=5, term=self.term)
+
+
+@pytest.fixture(scope="module")
+def scheduler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Child]:
+    directory = tmp_path_factory.mktemp("scheduler")
+    # It would stop processes of jobs it does not know, but not before a lease is over.
+    argv = module_argv("scheduler.service", "--lease", "600", "--directory", str(directory / "db"))
+    environment = {"HETERPS_REDIS": ""}
+    child = spawn("scheduler", argv, directory=directory, environment=environment)
+    yield child.wait_ready(40.0)
+    child.stop(8.0)
+
+
+@pytest.fixture
+def node(scheduler: Child, tmp_path: Path) -> Iterator[Daemon]:
+    argv = module_argv(
+        "workers.node", "--type", "cpu", "--units", "2", "--scheduler", scheduler.address
+    )
+    with ExitStack() as stack:
+        child = spawn("node", argv, directory=tmp_path)
+        stack.callback(child.stop, 8.0)
+        child.wait_ready(30.0)
+        to_node = stack.enter_context(connect(child.address))
+        to_scheduler = stack.enter_context(connect(scheduler.address))
+        yield Daemon(child, NodeStub(to_node), SchedulerStub(to_scheduler))
+
+
+def test_a_shard_is_launched_once_per_id_and_stopped(node: Daemon) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        replies = list(pool.map(lambda _: node.launch(), range(8)))
+    assert len({reply.pid for reply in replies}) == 1
+    reply = replies[0]
+    with connect(reply.address) as channel:
+        ParameterServerStub(channel).Stats(StatsRequest(), timeout=5)
+    (process,) = node.stub.Status(NodeStatusRequest(), timeout=5).processes
+    assert (process.label, process.running, process.pid) == ("shard 0", True, reply.pid)
+    assert node.stub.StopJob(node.stop_request("job"), timeout=10).stopped == 1
+    assert not alive(reply.pid)
+    assert node.stub.StopJob(node.stop_request("job"), timeout=10).stopped == 0
+    with pytest.raises(grpc.RpcError) as raised:
+        node.launch("job.shard-1")
+    assert raised.value.details() == "job job was stopped on this node"
+
+
+def test_a_death_reaches_the_scheduler_at_once(node: Daemon) -> None:
+    reply = node.launch()
+    os.kill(reply.pid, signal.SIGKILL)
+
+    def seen() -> list[int]:
+        nodes = node.scheduler.ListNodes(ListNodesRequest(), timeout=5).nodes
+        return [p.exit_code for n in nodes for p in n.processes if p.pid == reply.pid]
+
+    wait_until(lambda: seen() == [-signal.SIGKILL], "its end is seen", 3.0)
+
+
+def test_logs_are_read_by_offset_and_stay_after_the_end(node: Daemon) -> None:
+    node.launch()
+
+    def read(offset: int, limit: int = 0) -> tuple[bytes, int, bool]:
+        request = ReadLogRequest(process_id="job.shard-0", offset=offset, limit=limit)
+        reply = node.stub.ReadLog(request, timeout=5)
+        return reply.data, reply.next_offset, reply.ended
+
+    whole, end, ended = read(0)
+    assert b"listens on" in whole
+    assert (end, ended) == (len(whole), False)
+    assert read(0, 4) == (whole[:4], 4, False)
+    assert read(4, 4) == (whole[4:8], 8, False)
+    assert read(1 << 62) == (b"", end, False)
+    node.stub.StopJob(node.stop_request("job"), timeout=10)
+    later, end, ended = read(0)
+    assert later.startswith(whole)
+    assert ended
+    with pytest.raises(grpc.RpcError) as raised:
+        node.stub.ReadLog(ReadLogRequest(process_id="nobody"), timeout=5)
+    assert raised.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+def test_a_killed_node_leaves_no_orphans(node: Daemon) -> None:
+    pids = [node.launch(f"job.shard-{i}").pid for i in range(2)]
+    os.kill(node.child.pid, signal.SIGKILL)
+    wait_until(lambda: not any(alive(pid) for pid in pids), "they end", 10.0)
+
+
+def test_a_stopped_node_says_goodbye_and_stops_its_processes(node: Daemon) -> None:
+    reply = node.launch()
+    os.kill(node.child.pid, signal.SIGTERM)
+    assert node.child.process.wait(10) == 0
+    assert not alive(reply.pid)
+    nodes = node.scheduler.ListNodes(ListNodesRequest(), timeout=5).nodes
+    assert node.child.facts["node_id"] not in [n.node_id for n in nodes]
+
+
+def test_a_process_that_cannot_start_is_explained(node: Daemon) -> None:
+    request = LaunchRequest(process_id="bad.stage", job_id="bad", role=STAGE, term=node.term)
+    request.job.model.entry = "nowhere.py:build"
+    request.stages.add(first=0, last=0, type="cpu", units=1)
+    with pytest.raises(grpc.RpcError) as raised:
+        node.stub.Launch(request, timeout=90)
+    assert raised.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert "stage 0 worker 0 ended with exit code 1 before it was ready" in raised.value.details()
+    assert "nowhere.py" in raised.value.details()
+
+
+@pytest.mark.parametrize("bad", ["../../etc", "", "a/b", "-x"])
+def test_ids_that_are_no_file_names_are_refused(node: Daemon, bad: str) -> None:
+    for call in (
+        lambda: node.launch(process_id=bad),
+        lambda: node.launch(job_id=bad),
+        lambda: node.stub.StopJob(node.stop_request(bad), timeout=5),
+        lambda: node.stub.Profile(ProfileRequest(job_id=bad, term=node.term), timeout=5),
+    ):
+        with pytest.raises(grpc.RpcError) as raised:
+            call()
+        assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_a_failed_profile_names_its_problem(node: Daemon) -> None:
+    request = ProfileRequest(job_id="bad", term=node.term)
+    request.job.model.entry = "nowhere.py:build"
+    request.resources.types.add(name="cpu", device="cpu")
+    with pytest.raises(grpc.RpcError) as raised:
+        node.stub.Profile(request, timeout=90)
+    first = raised.value.details().splitlines()[0]
+    assert first.startswith("profiling failed: ")
+    assert "nowhere.py" in first
+
+
+def test_a_profile_ends_when_its_caller_goes_away(node: Daemon) -> None:
+    request = ProfileRequest(job_id="slow", term=node.term)
+    request.resources.types.add(name="cpu", device="cpu")
+    call = node.stub.Profile.future(request, timeout=90)
+    children = Path(f"/proc/{node.child.pid}/task")
+
+    def profilers() -> list[int]:
+        pids = [
+            pid for task in children.iterdir() for pid in (task / "children").read_text().split()
+        ]
+        return [int(pid) for pid in pids if alive(int(pid))]
+
+    wait_until(profilers)
+    call.cancel()
+    wait_until(lambda: not profilers(), "it ends", 5.0)
+
+
+def run_node(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", "workers.node", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_a_gpu_type_without_a_gpu_is_refused() -> None:
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("this host has a CUDA device")
+    run = run_node("--type", "v100", "--scheduler", "127.0.0.1:1")
+    assert run.returncode == 1
+    assert "--type v100: needs a CUDA device" in run.stderr
+    assert "Traceback" not in run.stderr
+    run = run_node("--type", "cpu", "--device", "cuda", "--scheduler", "127.0.0.1:1")
+    assert run.returncode == 1
+
+
+def test_an_emulated_gpu_type_is_marked(scheduler: Child, tmp_path: Path) -> None:
+    argv = module_argv(
+        "workers.node", "--type", "v100", "--emulate", "--scheduler", scheduler.address
+    )
+    child = spawn("node", argv, directory=tmp_path)
+    try:
+        child.wait_ready(20.0)
+        with connect(child.address) as channel:
+            status = NodeStub(channel).Status(NodeStatusRequest(), timeout=5)
+        assert (status.type, status.units, status.emulated) == ("v100", 1, True)
+    finally:
+        child.stop(5.0)
+
+
+def test_no_scheduler_is_an_error_that_names_it() -> None:
+    run = run_node("--type", "cpu", "--scheduler", "127.0.0.1:1", "--wait", "1")
+    assert run.returncode == 1
+    assert "scheduler 127.0.0.1:1" in run.stderr
+    assert "Traceback" not in run.stderr
+    assert "expected a whole number" in run_node("--type", "cpu", "--units", "0").stderr
+
+
+def test_a_cpu_node_starts_without_torch() -> None:
+    code = "import sys, workers.node; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_lease_is_kept_while_processes_come_and_go(node: Daemon) -> None:
+    for index in range(3):
+        node.launch(f"job{index}.shard", f"job{index}")
+        node.stub.StopJob(node.stop_request(f"job{index}"), timeout=10)
+    threading.Event().wait(0.5)
+    nodes = node.scheduler.ListNodes(ListNodesRequest(), timeout=5).nodes
+    (mine,) = [n for n in nodes if n.node_id == node.child.facts["node_id"]]
+    assert not mine.processes

@@ -1,0 +1,252 @@
+"""A killed shard of a running job comes back by itself, and nothing is lost."""
+
+import csv
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from chassis.channels import connect
+from heterps import Client, Cluster
+from heterps.job.file import load_job
+from protos.node_pb2 import SHARD, LaunchReply, LaunchRequest
+from protos.scheduler_pb2 import ListNodesRequest, ProcessStatus
+from protos.scheduler_pb2_grpc import SchedulerStub
+from ps import ParameterClient
+from tests.pids import alive
+from tests.waiting import wait_until
+from workers.node.processes import Processes
+from workers.node.restart import RestartRule
+
+STEPS = 400
+MODEL = """
+import time
+import torch
+from torch import nn
+from heterps import SparseEmbedding
+
+class Head(nn.Linear):
+    def forward(self, x):
+        if self.training:
+            time.sleep(0.005)  # so that two deaths fit into the run on any machine
+        return super().forward(x)
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = SparseEmbedding("ids", dim=8, optimizer="adam", learning_rate=0.01)
+        self.head = Head(16, 1)
+
+    def forward(self, sparse):
+        return self.head(self.embedding(sparse).flatten(1)).squeeze(1)
+"""
+JOB = f"""
+name: tiny
+model: {{entry: model.py:Net}}
+data: {{train: train.csv, test: train.csv, label: label, sparse: [user, item]}}
+train: {{epochs: 100, max_steps: {STEPS}, batch_size: 128, staleness: 0}}
+servers: {{shards: 1}}
+schedule: {{method: greedy, resources: resources.yaml, workload: workload.yaml}}
+"""
+RESOURCES = "types: [{name: cpu, price_per_hour: 0.04, limit: 2, memory_bytes: 4.0e9}]\n"
+COST = (
+    "{compute_s: 1.0e-3, sync_s: 1.0e-9, transfer_s: 1.0e-9, parallel_compute: 1.0, "
+    "parallel_sync: 1.0, memory_bytes: 1.0e6}"
+)
+WORKLOAD = f"""
+name: tiny
+reference_batch: 128
+samples: 1.0e+6
+ps_type: cpu
+ps_core_s: 1.0e-9
+layers:
+  - {{name: embedding, kind: sparse, cost: {{cpu: {COST}}}}}
+  - {{name: head, kind: dense, cost: {{cpu: {COST}}}}}
+"""
+RULE = RestartRule(most=2, pause_s=0.01)
+
+
+def launch(processes: Processes, durability: str = "log", job_id: str = "job") -> LaunchReply:
+    request = LaunchRequest(process_id=f"{job_id}.shard-0", job_id=job_id, role=SHARD)
+    request.job.servers.durability = durability
+    return processes.launch(request)
+
+
+def only(processes: Processes) -> ProcessStatus:
+    (status,) = processes.statuses()
+    return status
+
+
+@pytest.fixture
+def processes(tmp_path: Path) -> Iterator[Processes]:
+    running = Processes(tmp_path, "127.0.0.1", 60.0, rule=RULE)
+    yield running
+    running.close(5.0)
+
+
+def test_a_killed_shard_returns_to_its_place_with_its_rows(
+    processes: Processes, tmp_path: Path
+) -> None:
+    reply = launch(processes)
+    seen: list[ProcessStatus] = []
+    stop = threading.Event()
+
+    def look() -> None:
+        while not stop.wait(0.005):
+            seen.extend(processes.statuses())
+
+    with ParameterClient([reply.address], timeout_s=30) as client:
+        client.create_table(
+            "t", 2, optimizer="sgd", learning_rate=1.0, initializer="zeros", durability="log"
+        )
+        watcher = threading.Thread(target=look)
+        watcher.start()
+        for push in range(30):
+            client.push("t", np.arange(50), -np.ones((50, 2), np.float32))
+            if push == 10:
+                os.kill(reply.pid, signal.SIGKILL)
+        stop.set()
+        watcher.join()
+        np.testing.assert_array_equal(client.pull("t", np.arange(50)), np.full((50, 2), 30.0))
+    wait_until(lambda: only(processes).pid != reply.pid)
+    status = only(processes)
+    assert (status.running, status.restarts, status.note) == (True, 1, "")
+    assert all(s.running and s.exit_code == 0 for s in seen), "nobody is told that it ended"
+    assert {s.pid for s in seen} == {reply.pid, status.pid}
+    assert launch(processes).address == reply.address
+    kept = tmp_path / "job" / "shards"
+    assert list(kept.glob("0/log-*"))
+    log = processes.read_log("job.shard-0", 0, 0)
+    assert log is not None
+    assert log.data.count(b"listens on") == 2
+    assert processes.stop_job("job", 0, 5.0) == 1
+    assert not alive(status.pid)
+    assert not kept.exists()
+
+
+def test_there_is_a_limit(processes: Processes) -> None:
+    pid = launch(processes).pid
+    for restarts in (1, 2):
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda n=restarts: only(processes).restarts == n)
+        wait_until(lambda p=pid: only(processes).pid != p)
+        pid = only(processes).pid
+        wait_until(lambda n=restarts: b"listens" in tail(processes, n))
+        assert only(processes).running
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not only(processes).running)
+    status = only(processes)
+    assert status.exit_code == -signal.SIGKILL
+    assert status.note == "was started again 2 times within 10 minutes"
+    assert status.pid == pid
+
+
+def tail(processes: Processes, runs: int) -> bytes:
+    """The log of the shard's latest run, empty while it has not begun."""
+    log = processes.read_log("job.shard-0", 0, 0)
+    assert log is not None
+    parts = log.data.split(b"listens on")
+    return b"listens on" + parts[-1] if len(parts) == runs + 2 else b""
+
+
+@pytest.mark.parametrize("durability", ["none", ""])
+def test_without_durability_its_death_is_final(processes: Processes, durability: str) -> None:
+    pid = launch(processes, durability).pid
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: only(processes).note)
+    status = only(processes)
+    assert (status.running, status.exit_code, status.restarts) == (False, -signal.SIGKILL, 0)
+    assert "rows are lost" in status.note
+    assert "servers.durability is none" in status.note
+
+
+def test_a_job_that_is_stopped_gets_no_shard_back(processes: Processes, tmp_path: Path) -> None:
+    pid = launch(processes).pid
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: only(processes).restarts)
+    processes.stop_job("job", 0, 5.0)
+    own = f"{tmp_path}/job/".encode()
+    mine = [p for p in Path("/proc").glob("[0-9]*/cmdline") if own in (read(p) or b"")]
+    assert not mine
+    assert not (tmp_path / "job" / "shards").exists()
+
+
+def read(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return None
+
+
+def test_the_rule_grows_its_pauses_and_forgets_old_restarts() -> None:
+    rule = RestartRule(most=5, window_s=600, pause_s=0.5, longest_s=3)
+    restarts: list[float] = []
+    pauses = []
+    for now in range(5):
+        pauses.append(rule.pause_before(restarts, float(now)))
+        restarts.append(float(now))
+    assert pauses == [0.0, 0.5, 1.0, 2.0, 3.0]
+    assert rule.pause_before(restarts, 10.0) is None
+    assert rule.pause_before(restarts, 601.5) == 2.0  # two are out of the window
+    assert rule.pause_before(restarts, 1000.0) == 0.0
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("cluster"), types={"cpu": 2}) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def job_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("job")
+    draw = np.random.default_rng(0)
+    user, item = draw.integers(0, 500, 6000), draw.integers(0, 50, 6000)
+    label = (draw.random(6000) < 1 / (1 + np.exp((user % 7) - 3.0))).astype(int)
+    lines = [f"{u},{i},{y}" for u, i, y in zip(user, item, label, strict=True)]
+    (folder / "train.csv").write_text("\n".join(["user,item,label", *lines]) + "\n")
+    (folder / "model.py").write_text(MODEL)
+    (folder / "resources.yaml").write_text(RESOURCES)
+    (folder / "workload.yaml").write_text(WORKLOAD)
+    (folder / "job.yaml").write_text(JOB)
+    return folder / "job.yaml"
+
+
+def submit(client: Client, job_file: Path, output: Path, *overrides: str) -> str:
+    return client.submit(load_job(job_file, [f"output={output}", *overrides]))
+
+
+def shard_of(cluster: Cluster, job_id: str) -> ProcessStatus:
+    with connect(cluster.address) as channel:
+        nodes = SchedulerStub(channel).ListNodes(ListNodesRequest(), timeout=10).nodes
+    (shard,) = [p for n in nodes for p in n.processes if p.job_id == job_id and p.role == "shard"]
+    return shard
+
+
+def losses(output: str) -> list[float]:
+    with open(Path(output) / "loss.csv") as file:
+        return [float(row["loss"]) for row in csv.DictReader(file)]
+
+
+def test_training_goes_on_bit_for_bit_when_its_shard_is_killed(
+    cluster: Cluster, job_file: Path, tmp_path: Path
+) -> None:
+    with Client(cluster.address) as client:
+        calm = client.wait(submit(client, job_file, tmp_path / "calm"), timeout=120)
+        assert calm.state == "succeeded", calm.reason
+        job_id = submit(client, job_file, tmp_path / "killed")
+        for kill in (1, 2):
+            before = client.status(job_id).step
+            wait_until(lambda b=before: client.status(job_id).step >= b + 20, "it trains on")
+            os.kill(shard_of(cluster, job_id).pid, signal.SIGKILL)
+            wait_until(lambda k=kill: shard_of(cluster, job_id).restarts == k)
+        killed = client.wait(job_id, timeout=120)
+    assert killed.state == "succeeded", killed.reason
+    assert len(losses(calm.output)) == STEPS
+    assert losses(killed.output) == losses(calm.output)
+    assert calm.metrics["test_auc"] > 0.7
+    assert dict(killed.metrics) == dict(calm.metrics)

@@ -1,0 +1,158 @@
+"""Profiling real, small models on the CPU: alone and with several workers at once."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from protos.decision_pb2 import Resources, Workload
+from protos.job_pb2 import JobSpec
+from protos.node_pb2 import ProfileRequest
+from workers.device.units import one_thread
+
+pytest.importorskip("ps.server")
+
+MODEL = """
+import torch
+from torch import nn
+from heterps import SparseEmbedding
+
+class Net(nn.Module):
+    def __init__(self, width=256):
+        super().__init__()
+        self.rows = SparseEmbedding("rows", 8)
+        self.small = nn.Linear(3 * 8 + 2, 8)
+        self.large = nn.Sequential(nn.Linear(8, width), nn.ReLU(), nn.Linear(width, width))
+        self.head = nn.Linear(width, 1)
+
+    def forward(self, sparse, dense):
+        x = torch.cat([self.rows(sparse).flatten(1), dense], dim=1)
+        return self.head(self.large(self.small(x))).squeeze(1)
+"""
+
+
+@pytest.fixture(scope="module")
+def request_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("job")
+    (folder / "model.py").write_text(MODEL)
+    rng = np.random.default_rng(0)
+    rows = 4096
+    columns = {f"s{i}": rng.integers(0, 500, rows) for i in range(3)}
+    columns |= {f"d{i}": rng.standard_normal(rows, dtype=np.float32) for i in range(2)}
+    columns["label"] = rng.integers(0, 2, rows).astype(np.float32)
+    pq.write_table(pa.table(columns), folder / "train.parquet")
+    job = JobSpec(name="net", directory=str(folder))
+    job.model.entry = "model.py:Net"
+    job.data.path, job.data.train, job.data.label = ".", "train.parquet", "label"
+    job.data.sparse.extend(["s0", "s1", "s2"])
+    job.data.dense.extend(["d0", "d1"])
+    job.train.batch_size, job.train.epochs = 512, 2
+    job.train.optimizer.name, job.train.optimizer.learning_rate = "adam", 1e-3
+    resources = Resources()
+    for name, device in (("cpu", "cpu"), ("h200", "cuda")):
+        resources.types.add(name=name, device=device, price_per_hour=1.0, limit=8)
+    path = folder / "request"
+    request = ProfileRequest(job_id="job", job=job, resources=resources)
+    path.write_bytes(request.SerializeToString())
+    return path
+
+
+def command(request_file: Path, result: Path, *arguments: str) -> list[str]:
+    files = ["--request", str(request_file), "--result", str(result)]
+    return [sys.executable, "-m", "workers.profiling", *files, *arguments]
+
+
+def run(request_file: Path, *arguments: str) -> tuple[Workload, str]:
+    result = request_file.with_name("workload")
+    done = subprocess.run(
+        command(request_file, result, *arguments),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, **one_thread()},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return Workload.FromString(result.read_bytes()), done.stderr
+
+
+@pytest.fixture(scope="module")
+def alone(request_file: Path) -> Workload:
+    return run(request_file, "--type", "cpu")[0]
+
+
+def check(workload: Workload, batch: int) -> None:
+    assert [layer.name for layer in workload.layers] == ["rows", "small", "large", "head"]
+    assert workload.reference_batch == batch
+    assert workload.samples == 8192
+    assert workload.ps_type == "cpu"
+    assert workload.ps_core_s > 0
+    for layer in workload.layers:
+        here, there = layer.cost["cpu"], layer.cost["h200"]
+        assert (here.estimated, there.estimated) == (False, True)
+        for cost in (here, there):
+            assert cost.compute_s > 0
+            assert 0 <= cost.parallel_compute <= 1
+            assert 0 <= cost.parallel_sync <= 1
+        assert 0 < here.uncertainty < 10
+        assert there.uncertainty >= 0.5
+
+
+def test_every_layer_is_measured_here_and_estimated_elsewhere(alone: Workload) -> None:
+    check(alone, 512)
+    rows, small, large, head = (layer.cost["cpu"] for layer in alone.layers)
+    assert rows.sync_s > small.sync_s  # rows come from a shard
+    assert large.sync_s > small.sync_s  # more weights to reduce
+    assert large.compute_s > small.compute_s
+    assert head.transfer_s == 0  # nothing leaves the last layer
+    assert large.transfer_s > small.transfer_s  # wider
+    # The wide layer does 256 times the arithmetic of the head.
+    assert alone.layers[2].cost["h200"].compute_s > alone.layers[3].cost["h200"].compute_s
+
+
+def test_memory_counts_weights_state_and_activations(alone: Workload) -> None:
+    weights = 4 * (8 * 256 + 256 + 256 * 256 + 256)
+    memory = alone.layers[2].cost["cpu"].memory_bytes
+    # Adam's two moments, gradient, reduction buffer and itself; then what autograd keeps.
+    kept = 4 * 512 * 256
+    assert 5 * weights + 2 * kept <= memory <= 5 * weights + 6 * kept + 4 * 512 * 8 + 1000
+
+
+def test_several_workers_are_measured_at_once(request_file: Path) -> None:
+    options = ("--units", "2", "--batch", "256", "--bytes-per-s", "1e7")
+    workload, log = run(request_file, "--type", "cpu", *options)
+    check(workload, 256)
+    assert "measured 2 workers at once" in log
+    # The stated network bounds what crosses between hosts: 256 rows of 256 floats, both ways.
+    crossing = 2 * 256 * 256 * 4
+    assert workload.layers[2].cost["cpu"].transfer_s == pytest.approx(crossing / 1e7)
+
+
+def test_layers_are_measured_in_the_precision_of_the_job(request_file: Path) -> None:
+    request = ProfileRequest.FromString(request_file.read_bytes())
+    request.job.train.precision = "bf16"
+    file = request_file.with_name("request-bf16")
+    file.write_bytes(request.SerializeToString())
+    workload, _ = run(file, "--type", "cpu", "--batch", "256", "--bytes-per-s", "1e7")
+    check(workload, 256)
+    # What crosses is half as wide.
+    assert workload.layers[2].cost["cpu"].transfer_s == pytest.approx(2 * 256 * 256 * 2 / 1e7)
+
+
+def test_a_type_that_is_not_listed_is_refused(request_file: Path) -> None:
+    done = subprocess.run(
+        command(request_file, request_file.with_name("none"), "--type", "abacus"),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == (
+        "ValueError: resources: this node is of type 'abacus'; expected one of cpu, h200"
+    )

@@ -1,0 +1,1 @@
+"""This host's devices: which unit is whose, and copies to and from it."""

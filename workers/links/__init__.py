@@ -1,0 +1,1 @@
+"""Between workers and to the device."""

@@ -1,0 +1,211 @@
+"""Micro-batches between the workers of neighbouring stages.
+
+A frame is one micro-batch's tensors. Frames may arrive in any order; whoever waits names the
+one it needs, so the order of computation, and with it every sum, is fixed by the plan alone.
+"""
+
+import threading
+import time
+import warnings
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import grpc
+import numpy as np
+import torch
+from google.protobuf.message import DecodeError
+from numpy.typing import NDArray
+from torch import Tensor
+
+from chassis.channels import RpcError, connect, status_of
+from chassis.servers import Server
+from protos import codec, stage_pb2, stage_pb2_grpc
+from workers.links import combine
+from workers.links.combine import Hub
+from workers.links.inbox import (
+    BFLOAT16,
+    Inbox,
+)
+
+warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+
+SERVICE = "heterps.v1.Stage"
+SEND_TIMEOUT_S = 120.0
+_MAX_OUTSTANDING = 8
+
+
+class StageService(stage_pb2_grpc.StageServicer):
+    """Receives the topology once, and from then on frames and parts of sums.
+
+    Args:
+        hub: where the stage's workers on other hosts bring their parts, at rank 0.
+    """
+
+    def __init__(self, inbox: Inbox, hub: Hub | None = None) -> None:
+        self.inbox = inbox
+        self.hub = hub
+        self.topology: stage_pb2.Topology | None = None
+        self.started = threading.Event()
+
+    def Start(  # noqa: N802
+        self, request: stage_pb2.Topology, context: grpc.ServicerContext
+    ) -> stage_pb2.StartReply:
+        """Begin; a repeated call changes nothing."""
+        if self.topology is None:
+            self.topology = request
+            self.started.set()
+        return stage_pb2.StartReply()
+
+    def Send(  # noqa: N802
+        self, request: stage_pb2.Frame, context: grpc.ServicerContext
+    ) -> stage_pb2.FrameReply:
+        """Take one frame; the server calls `send`, which spares the payload a parse."""
+        self.inbox.put(request, memoryview(request.payload))
+        return stage_pb2.FrameReply()
+
+    def send(self, data: bytes, context: grpc.ServicerContext) -> bytes:
+        """Take one frame from its raw bytes."""
+        try:
+            frame, payload = codec.unpack(stage_pb2.Frame, data)
+            self.inbox.put(frame, payload)
+        except (ValueError, KeyError, DecodeError) as error:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"bad frame: {error}")
+        return b""
+
+    def Combine(  # noqa: N802
+        self, request: stage_pb2.Part, context: grpc.ServicerContext
+    ) -> stage_pb2.Part:
+        """Bring a part; the server calls `combine`, which spares the payload a parse."""
+        return stage_pb2.Part.FromString(self.combine(request.SerializeToString(), context))
+
+    def combine(self, data: bytes, context: grpc.ServicerContext) -> bytes:
+        """Take one worker's part and answer with what came of all."""
+        if self.hub is None:
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, "this worker combines nothing")
+        return combine.serve(self.hub, data, context)
+
+    def serve(self, bind: str, threads: int) -> Server:
+        """A started server of this service."""
+        server = Server("stage", bind, threads=threads)
+        server.add(
+            stage_pb2_grpc.add_StageServicer_to_server,
+            self,
+            SERVICE,
+            raw={"Send": self.send, "Combine": self.combine},
+        )
+        server.start()
+        return server
+
+
+class Neighbours:
+    """The workers of one adjacent stage, micro-batch m going to worker m mod their number."""
+
+    def __init__(self, addresses: Sequence[str], label: str, rank: int) -> None:
+        self.width = len(addresses)
+        self._label = label
+        self._rank = rank
+        self._channels = [connect(address) for address in addresses]
+        self._send: list[Any] = [c.unary_unary(f"/{SERVICE}/Send") for c in self._channels]
+        self._outstanding: deque[tuple[int, Any]] = deque()
+
+    def send(
+        self,
+        kind: stage_pb2.FrameKind.ValueType,
+        phase: str,
+        step: int,
+        micro_batch: int,
+        tensors: Mapping[str, Tensor],
+        *,
+        wanted: Collection[str] = (),
+        samples: int = 0,
+        weight: float = 0.0,
+    ) -> None:
+        """Send one micro-batch without waiting for its arrival.
+
+        Args:
+            kind, phase, step, micro_batch: what it is.
+            tensors: on the host, by name.
+            wanted: names of those whose gradients the receiver is to send back.
+            samples, weight: how much of the step it is.
+
+        Raises:
+            RpcError: an earlier frame could not be delivered.
+        """
+        specs, buffers = codec.pack_arrays(
+            (name, _array(tensor)) for name, tensor in tensors.items()
+        )
+        for spec in specs:
+            spec.wants_gradient = spec.name in wanted
+            if tensors[spec.name].dtype == torch.bfloat16:
+                spec.dtype = BFLOAT16
+        head = stage_pb2.Frame(
+            kind=kind,
+            step=step,
+            micro_batch=micro_batch,
+            sender=self._rank,
+            phase=phase,
+            samples=samples,
+            weight=weight,
+            tensors=specs,
+        )
+        self._submit(micro_batch % self.width, codec.pack(head, *buffers))
+
+    def end(self, phase: str) -> None:
+        """Tell every worker that nothing more of `phase` comes from here."""
+        self.flush()
+        head = stage_pb2.Frame(kind=stage_pb2.END, phase=phase, sender=self._rank)
+        for target in range(self.width):
+            self._submit(target, head.SerializeToString())
+        self.flush()
+
+    def flush(self) -> None:
+        """Wait until everything sent has arrived."""
+        while self._outstanding:
+            self._settle()
+
+    def close(self) -> None:
+        """Close the channels."""
+        for channel in self._channels:
+            channel.close()
+
+    def _submit(self, target: int, data: bytes) -> None:
+        while len(self._outstanding) >= _MAX_OUTSTANDING:
+            self._settle()
+        future = self._send[target].future(data, timeout=SEND_TIMEOUT_S)
+        self._outstanding.append((target, future))
+
+    def _settle(self) -> None:
+        target, future = self._outstanding.popleft()
+        try:
+            future.result()
+        except grpc.RpcError as error:
+            code, details = status_of(error)
+            raise RpcError(f"{self._label} worker {target}", code, details) from None
+
+
+def measure_rate(size: int = 4 << 20, seconds: float = 0.3) -> float:
+    """Bytes a second that one worker can pass to another on this host, codec included."""
+    stop = threading.Event()
+    service = StageService(Inbox(stop))
+    server = service.serve("127.0.0.1:0", threads=4)
+    peer = Neighbours([server.address], "rate probe", 0)
+    tensor = {"x": torch.ones(size // 4)}
+    try:
+        peer.send(stage_pb2.FORWARD, "rate", 0, 0, tensor)
+        peer.flush()
+        sent, begin = 0, time.perf_counter()
+        while time.perf_counter() - begin < seconds:
+            peer.send(stage_pb2.FORWARD, "rate", 0, 0, tensor)
+            peer.flush()
+            sent += size
+        return sent / (time.perf_counter() - begin)
+    finally:
+        peer.close()
+        server.stop(0.1)
+
+
+def _array(tensor: Tensor) -> NDArray[np.generic]:
+    """A tensor for the codec; NumPy knows no bfloat16, so of that its bits."""
+    tensor = tensor.detach()
+    return (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()

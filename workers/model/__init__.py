@@ -1,0 +1,1 @@
+"""A job's code to a chain of layers, and saved again."""

@@ -1,0 +1,163 @@
+"""A trained model on disk: dense weights, tables, and what is needed to run it again.
+
+Layout of OUTPUT: `dense.safetensors`, `tables/` (a parameter-server checkpoint), `loss.csv`,
+`code/` where the job brought its code, and `model.json`, which is written last: a folder without
+it is no model. Where the scheduler keeps it, the same files have the same names there.
+"""
+
+import json
+import os
+import posixpath
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from google.protobuf.json_format import MessageToDict, ParseDict
+from safetensors.torch import load as load_bytes
+from safetensors.torch import load_file, save_file
+from safetensors.torch import save as save_bytes
+from torch import Tensor, nn
+
+from protos.job_pb2 import JobSpec
+from protos.naming import KEPT, table_prefix
+from ps.checkpoint.places import open_store
+from ps.checkpoint.store import Store
+from workers.embedding.sparse import SparseEmbedding
+from workers.model.code import subfolder
+from workers.model.entry import ModelError, job_model
+
+FORMAT = "heterps-model-1"
+
+
+def saved_model(output: str) -> "SavedModel | KeptModel":
+    """The model to write at a folder, or with the scheduler."""
+    return KeptModel(open_store(output)) if output.startswith(KEPT) else SavedModel(output)
+
+
+class SavedModel:
+    """The folder being written: OUTPUT.partial until it is complete."""
+
+    def __init__(self, output: str) -> None:
+        self.final = Path(output)
+        self.folder = self.final.with_name(self.final.name + ".partial")
+        self.folder.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def tables(self) -> str:
+        """Where the parameter servers save."""
+        return str(self.folder / "tables")
+
+    def write_stage(self, stage: int, state: Mapping[str, Tensor]) -> None:
+        """Write one stage's dense weights."""
+        path = self.folder / _part(stage)
+        save_file(_on_cpu(state), f"{path}.tmp")
+        os.replace(f"{path}.tmp", path)
+
+    def finish(
+        self, job: JobSpec, stages: int, losses: Sequence[float], facts: Mapping[str, Any]
+    ) -> str:
+        """Merge the stages' weights, write the manifest and give the folder its name."""
+        merged: dict[str, Tensor] = {}
+        parts = [self.folder / _part(i) for i in range(stages)]
+        for part in parts:
+            merged.update(load_file(part))
+        # save_file would make the file its owner's alone, who may be a container's user.
+        (self.folder / "dense.safetensors").write_bytes(save_bytes(merged))
+        for part in parts:
+            part.unlink()
+        if job.code_digest:
+            root = posixpath.normpath(posixpath.join(job.directory, job.code or "."))
+            ignored = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(root, self.folder / "code", ignore=ignored, dirs_exist_ok=True)
+        (self.folder / "loss.csv").write_text(_loss_lines(losses))
+        temporary = self.folder / "model.json.tmp"
+        temporary.write_text(_manifest(job, facts))
+        os.replace(temporary, self.folder / "model.json")
+        os.replace(self.folder, self.final)
+        return str(self.final)
+
+
+class KeptModel:
+    """The files that the scheduler keeps: machines without a common disk meet there."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    @property
+    def tables(self) -> str:
+        """Where the parameter servers save."""
+        return f"{self._store.url}/tables"
+
+    def write_stage(self, stage: int, state: Mapping[str, Tensor]) -> None:
+        """Send one stage's dense weights."""
+        self._store.write(_part(stage), [save_bytes(_on_cpu(state))])
+
+    def finish(
+        self, job: JobSpec, stages: int, losses: Sequence[float], facts: Mapping[str, Any]
+    ) -> str:
+        """Merge the stages' weights and send them; the manifest comes last.
+
+        The job's code is there already: the scheduler kept it when the job was submitted.
+        """
+        merged: dict[str, Tensor] = {}
+        for stage in range(stages):
+            with self._store.open(_part(stage)) as stream:
+                merged.update(load_bytes(stream.read()))
+        self._store.write("dense.safetensors", [save_bytes(merged)])
+        self._store.write("loss.csv", [_loss_lines(losses).encode()])
+        for stage in range(stages):
+            self._store.remove(_part(stage))
+        self._store.replace("model.json", _manifest(job, facts).encode())
+        return self._store.url
+
+
+def _part(stage: int) -> str:
+    return f"stage-{stage}.safetensors"
+
+
+def _on_cpu(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
+
+
+def _loss_lines(losses: Sequence[float]) -> str:
+    lines = ["step,loss", *(f"{step},{loss:.9g}" for step, loss in enumerate(losses, 1))]
+    return "\n".join(lines) + "\n"
+
+
+def _manifest(job: JobSpec, facts: Mapping[str, Any]) -> str:
+    tree = {"format": FORMAT, "job": MessageToDict(job, preserving_proto_field_name=True), **facts}
+    return json.dumps(tree, indent=2) + "\n"
+
+
+def load(path: str | Path) -> nn.Module:
+    """A saved model, ready to predict in this process: `forward(sparse, dense)`.
+
+    Raises:
+        ModelError: the folder is no saved model, or its code has moved.
+    """
+    from ps import LocalTable
+
+    folder = Path(path)
+    manifest = folder / "model.json"
+    if not manifest.is_file():
+        raise ModelError(f"{folder}: no saved model: model.json is missing")
+    facts = json.loads(manifest.read_text())
+    if facts.get("format") != FORMAT:
+        raise ModelError(f"{manifest}: format: {facts.get('format')!r}; expected {FORMAT!r}")
+    job = ParseDict(facts["job"], JobSpec())
+    code = folder.absolute() / "code"
+    if code.is_dir():  # it came along: the model opens wherever the folder is
+        job.directory = os.path.normpath(code / subfolder(job))
+    sys.path.insert(0, job.directory)  # for what it imports when it is built
+    try:
+        model = job_model(job)
+    finally:
+        sys.path.remove(job.directory)
+    model.load_state_dict(load_file(folder / "dense.safetensors"), strict=True)
+    tables = LocalTable.load_checkpoint(folder / "tables")
+    for layer in model.modules():
+        if isinstance(layer, SparseEmbedding):
+            layer.store = tables[table_prefix(facts["job_id"]) + layer.spec.table]
+    return model.eval()

@@ -1,0 +1,306 @@
+"""Mixture of experts: each token goes through the k experts its gate prefers.
+
+Shape suffixes: T tokens, D width, E experts, K choices, H hidden width of an expert, R rows in
+expert order (T*K, less what a capacity drops).
+"""
+# ruff: noqa: N803, N806 (shape suffixes are capital letters)
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+
+from workers import ops
+from workers.learning.reduction import tag
+from workers.moe.gates import Decision, Gate, make_gate
+from workers.moe.group import ExpertGroup
+from workers.moe.parallel import ExpertParallel, ParallelStats, Weights
+from workers.ops.grouped_ffn import ACTIVATIONS, activate
+
+Activation = Literal["gelu", "relu", "silu", "swiglu"]
+
+
+@dataclass(frozen=True, slots=True)
+class MoEStats:
+    """How a layer spread its last batch.
+
+    load: int64 [E], pairs the gate sent to each expert, before a capacity dropped any.
+    dropped: share of these pairs that the capacity dropped.
+    entropy: of the gate's mean probabilities, in nats; log(E) when even.
+    imbalance: highest load divided by the mean load; 1 when even, or without tokens.
+    parallel: loads of all processes, and what was shadowed; None without a group.
+    """
+
+    load: Tensor
+    dropped: float
+    entropy: float
+    imbalance: float
+    parallel: ParallelStats | None = None
+
+
+class MoE(nn.Module):
+    """A gate over experts; x_TD -> out_TD.
+
+    By default a softmax top-k gate whose weights of a token's k experts are renormalised to sum to
+    one, so with k=1 the gate learns from the balance loss alone; the other gates are in
+    `workers.moe.gates`. Experts are GELU networks of two layers without bias, stacked in `w1`
+    [E, D, H] and `w2` [E, H, D], which one op runs, unless `expert` makes others. Tokens are
+    grouped by expert, so each expert runs once on a contiguous slice; one without tokens does not
+    run. Sums run in a fixed order: equal inputs give equal bits. On a CUDA device a pass waits
+    where `expert` made the experts, for their loads, and where pairs are dropped.
+
+    Args:
+        dim: width D of tokens.
+        experts: number of experts E.
+        hidden: hidden width H of an expert; 4 * dim unless given. Not with `expert`.
+        k: experts for each token; the gate's default unless given (2, switch: 1).
+        expert: makes one expert, any module [n, D] -> [n, D]; called E times.
+        capacity_factor: an expert takes at most ceil(capacity_factor * T * k / E) tokens, the
+            later ones lose that choice (contributing zero). None: nothing is dropped.
+        balance_weight: factor of the gate's balance loss.
+        seed: of the initial weights, and of what the gate draws in training; None takes torch's
+            generator.
+        gate: topk | switch | gshard | noisy | prototype | expert_choice | bias, or a Gate.
+        activation: gelu | relu | silu | swiglu; the last makes `w1` [E, D, 2H]. Not with `expert`.
+        shared_experts: experts made like the others, that every token passes; their outputs are
+            added.
+        z_weight: factor of the mean over tokens of logsumexp(logits)^2, which keeps logits small.
+        group: the processes that share out the experts, as `split` does later; all of them make
+            the layer and call it together.
+        chunks: parts in which rows travel, so that one is computed while another is under way.
+        shadow: let every process compute an expert that is popular enough in a batch; see
+            `workers.moe.shadowing`.
+        options: of the gate, such as score="sigmoid" of topk; see its class.
+
+    Raises:
+        ValueError: an argument out of range, or an input that is not [T, D].
+        TypeError: an option that the gate does not have.
+
+    After a forward pass:
+        aux_loss: scalar to add to the loss: balance_weight times the gate's balance loss, plus
+            z_weight times the mean above. The balance loss of topk is E * sum_e f_e P_e, where
+            f_e is the share of pairs sent to e and P_e its mean probability; 1 when even.
+            Differentiable through the gate; zero for T=0.
+        load: int64 [E], pairs the gate sent to each expert, before any were dropped.
+    """
+
+    aux_loss: Tensor
+    load: Tensor
+    experts: nn.ModuleList | None
+    shared: nn.ModuleList | None
+
+    def __init__(
+        self,
+        dim: int,
+        experts: int = 8,
+        hidden: int | None = None,
+        k: int | None = None,
+        expert: Callable[[], nn.Module] | None = None,
+        capacity_factor: float | None = None,
+        balance_weight: float = 0.01,
+        seed: int | None = None,
+        *,
+        gate: str | Gate = "topk",
+        activation: Activation = "gelu",
+        shared_experts: int = 0,
+        z_weight: float = 0.0,
+        group: ExpertGroup | ProcessGroup | None = None,
+        chunks: int = 1,
+        shadow: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        _require("dim", dim, dim >= 1, "at least 1")
+        _require("experts", experts, experts >= 1, "at least 1")
+        _require("hidden", hidden, hidden is None or hidden >= 1, "at least 1")
+        _require("hidden", hidden, hidden is None or expert is None, "None together with expert")
+        _require(
+            "capacity_factor",
+            capacity_factor,
+            capacity_factor is None or 0 < capacity_factor < math.inf,
+            "None or a number above 0",
+        )
+        _require("balance_weight", balance_weight, balance_weight >= 0, "at least 0")
+        _require("z_weight", z_weight, z_weight >= 0, "at least 0")
+        _require("shared_experts", shared_experts, shared_experts >= 0, "at least 0")
+        names = ", ".join(ACTIVATIONS)
+        _require("activation", activation, activation in ACTIVATIONS, f"one of {names}")
+        plain = activation == "gelu" or expert is None
+        _require("activation", activation, plain, "gelu, its default, together with expert")
+        self.dim, self.num_experts, self.activation = dim, experts, activation
+        self.capacity_factor, self.balance_weight = capacity_factor, balance_weight
+        self.shared_experts, self.z_weight = shared_experts, z_weight
+        with torch.random.fork_rng(devices=[], enabled=seed is not None):
+            if seed is not None:
+                torch.manual_seed(seed)
+            self.gate = make_gate(gate, dim, experts, k, seed, options)
+            self._make_experts(expert, 4 * dim if hidden is None else hidden)
+        self.k = self.gate.k
+        _require("chunks", chunks, chunks >= 1, "at least 1")
+        self.parallel: ExpertParallel | None = None
+        self._chunks, self._shadow = chunks, shadow
+        if group is not None:
+            self.split(group)
+        unlimited = capacity_factor is None or not self.gate.sets_capacity
+        _require("capacity_factor", capacity_factor, unlimited, "None: this gate's k sets it")
+        self.aux_loss = torch.zeros(())
+        self.load = torch.zeros(experts, dtype=torch.int64)
+        self._probability = torch.zeros(experts)
+        self._dropped = 0.0
+
+    def _make_experts(self, expert: Callable[[], nn.Module] | None, hidden: int) -> None:
+        shared = self.shared_experts
+        self.experts = self.shared = None
+        if expert is not None:
+            self.experts = nn.ModuleList(expert() for _ in range(self.num_experts))
+            if shared:
+                self.shared = nn.ModuleList(expert() for _ in range(shared))
+            return
+        inner = 2 * hidden if self.activation == "swiglu" else hidden
+        self.w1 = nn.Parameter(_uniform(self.num_experts, self.dim, inner))
+        self.w2 = nn.Parameter(_uniform(self.num_experts, hidden, self.dim))
+        if shared:
+            self.shared_w1 = nn.Parameter(_uniform(shared, self.dim, inner))
+            self.shared_w2 = nn.Parameter(_uniform(shared, hidden, self.dim))
+
+    def split(self, group: ExpertGroup | ProcessGroup) -> None:
+        """Keeps this process's share of the experts, and from now on computes with the others'.
+
+        All processes of the group call it, with equal weights, and from then on forward and
+        backward together. Each passes its own tokens, and has `w1` and `w2`, or `experts`, of its
+        experts alone; load, losses and capacity are those of its own tokens. Parameters of the
+        experts are new: make optimizers afterwards.
+
+        Raises:
+            ValueError: it is split already, or there are fewer experts than processes.
+        """
+        if not isinstance(group, ExpertGroup):
+            group = ExpertGroup(group)
+        if self.parallel is not None:
+            raise ValueError("MoE: split: expected a layer with all experts, got one that is split")
+        chunks, shadow = self._chunks, self._shadow
+        fits = self.num_experts >= group.size
+        _require("experts", self.num_experts, fits, f"at least {group.size} (processes)")
+        self.parallel = ExpertParallel(group, self.num_experts, chunks, shadow)
+        self.gate.group = group
+        own = self.parallel.own
+        if self.experts is not None:
+            self.experts = nn.ModuleList(self.experts[e] for e in own)
+            plain = not any(True for _ in self.experts.buffers())
+            _require("shadow", shadow, plain or not shadow, "False: these experts have buffers")
+            experts = list(self.experts.parameters())
+        else:
+            self.w1 = nn.Parameter(self.w1.detach()[own.start : own.stop].clone())
+            self.w2 = nn.Parameter(self.w2.detach()[own.start : own.stop].clone())
+            experts = [self.w1, self.w2]
+        tag(experts, "expert")
+        split = set(map(id, experts))
+        replicas = [p for p in self.parameters() if id(p) not in split]
+        tag(replicas, "replica")
+        self.parallel.same_everywhere(replicas)
+
+    def forward(self, x_TD: Tensor) -> Tensor:
+        """Tokens [T, D] -> [T, D] of the same type; sets `aux_loss` and `load`."""
+        if x_TD.dim() != 2 or x_TD.shape[1] != self.dim:
+            raise ValueError(f"MoE: x: expected [tokens, {self.dim}], got {list(x_TD.shape)}")
+        decision: Decision = self.gate(x_TD, self.balance_weight)
+        routing = decision.routing
+        sent = len(routing.order)
+        self.load = routing.counts
+        if self.capacity_factor is not None:
+            share = len(x_TD) * self.k / self.num_experts
+            routing = self.gate.limit(routing, math.ceil(self.capacity_factor * share))
+        self._note(decision, sent, len(routing.order))
+        rows_RD = ops.gather_rows(x_TD, routing)
+        if self.parallel is None:
+            rows_RD = self._run_experts(rows_RD, routing.offsets)
+        else:
+            weights = self._weights() if self.parallel.shadow else []
+            rows_RD = self.parallel.run(
+                rows_RD, routing.counts, self._run_counted, self._run_one, weights
+            )
+        out_TD = ops.gather_sum(rows_RD, routing, decision.weights)
+        for output in self._run_shared(x_TD):
+            out_TD = out_TD + output
+        return out_TD
+
+    def stats(self) -> MoEStats:
+        """How the last forward pass spread its tokens; on a CUDA device this waits for it."""
+        entropy = torch.special.entr(self._probability.double()).sum().item()
+        total, highest = int(self.load.sum()), int(self.load.max())
+        imbalance = highest * self.num_experts / total if total else 1.0
+        parallel = self.parallel.stats if self.parallel else None
+        return MoEStats(self.load, self._dropped, entropy, imbalance, parallel)
+
+    def _note(self, decision: Decision, sent: int, kept: int) -> None:
+        self.aux_loss = decision.balance
+        if self.z_weight:
+            squares_T = decision.logits.logsumexp(dim=1).square()
+            self.aux_loss = self.aux_loss + self.z_weight * squares_T.sum() / max(1, len(squares_T))
+        self._probability = decision.probability.detach()
+        self._dropped = (sent - kept) / max(1, sent)
+
+    def _run_experts(self, rows_RD: Tensor, offsets: Tensor) -> Tensor:
+        if self.experts is None:
+            return ops.grouped_ffn(rows_RD, offsets, self.w1, self.w2, self.activation)
+        inputs = rows_RD.split(offsets.diff().tolist())
+        outputs = [
+            module(rows) for module, rows in zip(self.experts, inputs, strict=True) if len(rows)
+        ]
+        return torch.cat(outputs) if outputs else rows_RD
+
+    def _run_counted(self, rows_RD: Tensor, counts: list[int]) -> Tensor:
+        offsets = torch.tensor([0, *accumulate(counts)], device=rows_RD.device)
+        return self._run_experts(rows_RD, offsets)
+
+    def _run_one(self, rows_RD: Tensor, weights: Weights) -> Tensor:
+        if self.experts is not None:
+            out: Tensor = torch.func.functional_call(self.experts[0], weights, (rows_RD,))
+            return out
+        return activate(rows_RD @ weights["w1"], self.activation) @ weights["w2"]
+
+    def _weights(self) -> list[Weights]:
+        if self.experts is not None:
+            return [dict(module.named_parameters()) for module in self.experts]
+        pairs = zip(self.w1.unbind(), self.w2.unbind(), strict=True)
+        return [{"w1": w1, "w2": w2} for w1, w2 in pairs]
+
+    def _run_shared(self, x_TD: Tensor) -> list[Tensor]:
+        if not self.shared_experts:
+            return []
+        if self.shared is not None:
+            return [module(x_TD) for module in self.shared]
+        weights = zip(self.shared_w1.unbind(), self.shared_w2.unbind(), strict=True)
+        return [activate(x_TD @ w1, self.activation) @ w2 for w1, w2 in weights]
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A graph neither copies nor pickles.
+        return self.__dict__ | {"aux_loss": self.aux_loss.detach()}
+
+    def extra_repr(self) -> str:
+        """What `repr` shows."""
+        return f"dim={self.dim}, experts={self.num_experts}, k={self.k}"
+
+
+def aux_loss(model: nn.Module) -> Tensor:
+    """The sum of `aux_loss` over the MoE layers of a model, to add to its loss; else zero."""
+    losses = [module.aux_loss for module in model.modules() if isinstance(module, MoE)]
+    if not losses:
+        return torch.zeros(())
+    return torch.stack([loss.to(losses[0].device) for loss in losses]).sum()
+
+
+def _require(key: str, value: object, holds: bool, expected: str) -> None:
+    if not holds:
+        raise ValueError(f"MoE: {key}: expected {expected}, got {value}")
+
+
+def _uniform(experts: int, inputs: int, outputs: int) -> Tensor:
+    """The initial weights of nn.Linear, for each expert: uniform within 1 / sqrt(inputs)."""
+    bound = 1 / math.sqrt(inputs)
+    return torch.empty(experts, inputs, outputs).uniform_(-bound, bound)

@@ -1,0 +1,1 @@
+"""The daemon `python -m workers.node`."""

@@ -1,0 +1,364 @@
+"""The daemon on each host: profiles, starts, watches and stops the processes of jobs.
+
+Usage: python -m workers.node --type cpu --scheduler HOST:PORT [--units N] [--emulate]
+"""
+
+import argparse
+import logging
+import os
+import platform
+import re
+import socket
+import sys
+import tempfile
+import threading
+import uuid
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NoReturn
+
+import grpc
+
+from chassis.channels import RpcError
+from chassis.lease import Lease
+from chassis.metrics import add_metrics_option, serve_metrics
+from chassis.process import (
+    announce,
+    describe_exit,
+    install_signals,
+    last_lines,
+    module_argv,
+    setup_logging,
+)
+from chassis.security import SecurityError
+from chassis.servers import BindError, Server
+from protos.decision_pb2 import Workload
+from protos.node_pb2 import (
+    SHARD,
+    STAGE,
+    FollowRequest,
+    LaunchReply,
+    LaunchRequest,
+    NodeStatusRequest,
+    ProfileReply,
+    ProfileRequest,
+    ReadLogReply,
+    ReadLogRequest,
+    StopJobReply,
+    StopJobRequest,
+)
+from protos.node_pb2_grpc import NodeServicer, add_NodeServicer_to_server
+from protos.scheduler_pb2 import NodeStatus
+from workers.device.units import gpus_of
+from workers.model.code import CodeCache, CodeError
+from workers.node import privileges
+from workers.node.processes import LaunchError, Processes, wait_for
+
+_PROFILE_TIMEOUT_S = 900.0
+_GRACE_S = 3.0
+_SAFE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_log = logging.getLogger("heterps.node")
+
+
+class DeviceError(RuntimeError):
+    """This host has not got what the node's type promises."""
+
+
+class NodeService(NodeServicer):
+    """The gRPC methods.
+
+    Args:
+        status: what this node is; its processes are filled in.
+        code: that jobs bring.
+        follow: called with the address of a scheduler that has taken charge.
+    """
+
+    def __init__(
+        self,
+        status: NodeStatus,
+        processes: Processes,
+        stop: threading.Event,
+        code: CodeCache,
+        follow: Callable[[str], None] = lambda scheduler: None,
+    ) -> None:
+        self._code = code
+        self._base = status
+        self._processes = processes
+        self._stop = stop
+        self._follow = follow
+        self._lock = threading.Lock()
+        self._term = 0
+
+    def status(self) -> NodeStatus:
+        """The node as it is now."""
+        status = NodeStatus()
+        status.CopyFrom(self._base)
+        status.processes.extend(self._processes.statuses())
+        status.units_used = sum(p.running and p.role == "stage" for p in status.processes)
+        return status
+
+    def heard(self, term: int) -> bool:
+        """Take in a scheduler's term; False when a later one has been heard of."""
+        with self._lock:
+            if term > self._term:
+                _log.info("the scheduler's term is %d", term)
+            self._term = max(self._term, term)
+            return term == self._term
+
+    def Follow(self, request: FollowRequest, context: grpc.ServicerContext) -> NodeStatus:  # noqa: N802
+        """Obey and report to another scheduler from now on."""
+        self._obey(request.term, context)
+        if request.scheduler:
+            self._follow(request.scheduler)
+        return self.status()
+
+    def Status(self, request: NodeStatusRequest, context: grpc.ServicerContext) -> NodeStatus:  # noqa: N802
+        """The node as it is now."""
+        return self.status()
+
+    def Profile(self, request: ProfileRequest, context: grpc.ServicerContext) -> ProfileReply:  # noqa: N802
+        """Measure a job's layers in a process of its own, ended when the caller goes away."""
+        self._obey(request.term, context)
+        _check_id(request.job_id, "job_id", context)
+        directory = self._processes.job_directory(request.job_id, request.attempt)
+        with tempfile.TemporaryDirectory(dir=directory, prefix="profile-") as work:
+            asked, result = Path(work, "request"), Path(work, "workload")
+            try:
+                request.job.CopyFrom(self._code.bring(request.job, Path(work, "code")))
+            except CodeError as error:
+                _fail(context, str(error))
+            asked.write_bytes(request.SerializeToString())
+            argv = module_argv(
+                "workers.profiling",
+                *("--request", str(asked), "--result", str(result), "--type", self._base.type),
+            )
+            left = context.time_remaining()
+            deadline = min(_PROFILE_TIMEOUT_S, left if left is not None else _PROFILE_TIMEOUT_S)
+            try:
+                child = self._processes.helper(request.job_id, "profile", argv)
+            except (LaunchError, OSError) as error:
+                context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+            code = wait_for(child, deadline, lambda: self._stop.is_set() or not context.is_active())
+            if code is None:
+                context.abort(
+                    grpc.StatusCode.DEADLINE_EXCEEDED, f"profiling took over {deadline:.0f} s"
+                )
+            if code != 0 or not result.exists():
+                _fail(context, _problem(code, last_lines(child.log)))
+            return ProfileReply(workload=Workload.FromString(result.read_bytes()))
+
+    def Launch(self, request: LaunchRequest, context: grpc.ServicerContext) -> LaunchReply:  # noqa: N802
+        """Start one process; answers when it listens."""
+        self._obey(request.term, context)
+        _check_id(request.process_id, "process_id", context)
+        _check_id(request.job_id, "job_id", context)
+        if request.role not in (SHARD, STAGE):
+            context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT, f"role: {request.role}: expected SHARD or STAGE"
+            )
+        try:
+            return self._processes.launch(request)
+        except LaunchError as error:
+            _fail(context, str(error))
+
+    def StopJob(self, request: StopJobRequest, context: grpc.ServicerContext) -> StopJobReply:  # noqa: N802
+        """Stop every process of a job, up to an attempt; safe to repeat."""
+        self._obey(request.term, context)
+        _check_id(request.job_id, "job_id", context)
+        grace_s = min(max(request.grace_s, 0.0), 60.0)
+        stopped = self._processes.stop_job(request.job_id, request.attempt, grace_s)
+        return StopJobReply(stopped=stopped)
+
+    def ReadLog(self, request: ReadLogRequest, context: grpc.ServicerContext) -> ReadLogReply:  # noqa: N802
+        """Bytes of a process's log; an offset behind the end is taken for the end."""
+        reply = self._processes.read_log(request.process_id, request.offset, request.limit)
+        if reply is None:
+            context.abort(
+                grpc.StatusCode.NOT_FOUND, f"process {request.process_id!r}: unknown to this node"
+            )
+        return reply
+
+    def _obey(self, term: int, context: grpc.ServicerContext) -> None:
+        if not self.heard(term):
+            context.abort(
+                grpc.StatusCode.ABORTED,
+                f"the scheduler of term {term} was replaced: this node obeys term {self._term}",
+            )
+
+
+def describe_device(kind: str, device: str, emulate: bool) -> tuple[str, int]:
+    """The hardware's human name and how many units there are.
+
+    Raises:
+        DeviceError: the type needs a CUDA device and there is none.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    if device == "cpu":
+        return _processor(), cores or 1
+    if emulate:
+        return f"{kind}, emulated on {_processor()}", 1
+    import torch  # takes seconds: only where a GPU is claimed
+
+    if not torch.cuda.is_available():
+        raise DeviceError(
+            f"--type {kind}: needs a CUDA device and this host has none that PyTorch "
+            f"{torch.__version__} can use; expected a GPU and its driver, or --emulate to plan "
+            "with the type and run it on the CPU"
+        )
+    return torch.cuda.get_device_name(0), torch.cuda.device_count()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit code."""
+    options = _parser().parse_args(argv)
+    setup_logging(f"node {options.type}")
+    stop = threading.Event()
+    install_signals(stop)
+    try:
+        host = options.bind.rpartition(":")[0]
+        privileges.settle(options.user, host, options.allow_root)
+        _run(options, stop)
+    except (BindError, SecurityError, DeviceError, RpcError) as error:
+        _log.error("%s", error)
+        return 1
+    return 0
+
+
+def _run(options: argparse.Namespace, stop: threading.Event) -> None:
+    device = options.device or ("cpu" if options.type.lower().startswith("cpu") else "cuda")
+    hardware, units = describe_device(options.type, device, options.emulate)
+    host = options.advertise or options.bind.rpartition(":")[0]
+    lease: Lease | None = None
+
+    def changed() -> None:
+        if lease is not None:
+            lease.kick()
+
+    with ExitStack() as stack:
+        directory = options.directory or Path(
+            stack.enter_context(
+                tempfile.TemporaryDirectory(prefix="heterps-node-", ignore_cleanup_errors=True)
+            )
+        )
+        code = CodeCache(directory.resolve() / ".code", options.scheduler)  # no job has that id
+        on_gpus = device == "cuda" and not options.emulate
+        processes = Processes(
+            *(directory.resolve(), host, options.ready_timeout, changed),
+            code=code,
+            gpus=gpus_of(units, os.environ) if on_gpus else (),
+        )
+        stack.callback(processes.close, _GRACE_S)
+        status = NodeStatus(
+            node_id=options.node_id or f"{options.type}-{uuid.uuid4().hex[:6]}",
+            kind="node",
+            type=options.type,
+            units=options.units or units,
+            emulated=options.emulate,
+            device=f"{hardware} on {socket.gethostname()}",
+        )
+
+        def follow(scheduler: str) -> None:
+            processes.follow(scheduler)
+            code.follow(scheduler)
+            if lease is not None:
+                lease.move(scheduler)
+
+        service = NodeService(status, processes, stop, code, follow)
+        server = Server("node", options.bind, threads=64)  # each Launch waits for its process
+        server.add(add_NodeServicer_to_server, service, "heterps.v1.Node")
+        status.address = f"{host}:{server.start().rpartition(':')[2]}"
+        stack.callback(server.stop, 0.5)
+        facts = {}
+        if options.metrics:
+            from workers.node.metrics import node_metrics
+
+            facts["metrics"], close = serve_metrics(options.metrics, node_metrics(service.status))
+            stack.callback(close)
+        lease = Lease(options.scheduler, service.status, answered=lambda r: service.heard(r.term))
+        lease.start(options.wait, stop.is_set)
+        stack.callback(lease.close)  # first of all: nobody is to see the children end
+        _log.info(
+            "%s: %d units of %s at %s", status.node_id, status.units, hardware, status.address
+        )
+        announce(options.ready_file, address=status.address, node_id=status.node_id, **facts)
+        stop.wait()
+        _log.info("stopping")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="heterps node", description="Run the node daemon.")
+    parser.add_argument("--type", required=True, help="resource type, a name of the price list")
+    parser.add_argument("--scheduler", required=True, metavar="HOST:PORT")
+    parser.add_argument(
+        "--units", type=_units, help="cores or GPUs to offer; default: all that are there"
+    )
+    parser.add_argument("--bind", default="127.0.0.1:0", metavar="HOST:PORT")
+    parser.add_argument("--advertise", default="", metavar="HOST", help="host for others to call")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: by the type's name")
+    parser.add_argument(
+        "--emulate", action="store_true", help="offer the type without its device, on the CPU"
+    )
+    parser.add_argument("--directory", type=Path, help="logs; default: temporary")
+    parser.add_argument(
+        "--user", default="", metavar="NAME", help="started as root, become this user first"
+    )
+    parser.add_argument(
+        "--allow-root",
+        action="store_true",
+        default=os.environ.get(privileges.ALLOW_ROOT) == "1",
+        help="run jobs as root where other machines can submit them",
+    )
+    parser.add_argument("--node-id", default="", help="default: the type and a random part")
+    parser.add_argument(
+        "--ready-timeout", type=float, default=180.0, metavar="S", help="for a job's process"
+    )
+    parser.add_argument(
+        "--wait", type=float, default=30.0, metavar="S", help="for the scheduler at the start"
+    )
+    add_metrics_option(parser)
+    parser.add_argument("--ready-file", metavar="FILE", help="written once the lease is held")
+    return parser
+
+
+def _units(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number of 1 or more")
+    return int(text)
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _problem(code: int, log: str) -> str:
+    """Why profiling failed: the last line names it, the lines before it tell where."""
+    lines = [line for line in log.splitlines() if line.strip()]
+    cause = lines[-1].strip() if lines else "it printed nothing"
+    if code < 0:
+        cause = f"the process ended {describe_exit(code)}"
+    return "\n".join([f"profiling failed: {cause}", *lines])
+
+
+def _check_id(text: str, name: str, context: grpc.ServicerContext) -> None:
+    """Ids become names of files: nothing else may be in them."""
+    if not _SAFE_ID.fullmatch(text):
+        context.abort(
+            grpc.StatusCode.INVALID_ARGUMENT,
+            f"{name}: {text!r}: expected 1 to 128 letters, digits and . _ -",
+        )
+
+
+def _fail(context: grpc.ServicerContext, problem: str) -> NoReturn:
+    # Details travel in a header of limited size.
+    context.abort(grpc.StatusCode.FAILED_PRECONDITION, problem[:4000])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

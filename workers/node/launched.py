@@ -1,0 +1,117 @@
+"""What a node knows of a job and of each of its processes."""
+
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from chassis.bounded_log import BoundedLog
+from chassis.process import Child, last_lines
+from protos.node_pb2 import SHARD, STAGE, LaunchReply, LaunchRequest
+from protos.scheduler_pb2 import ProcessStatus
+from workers.node.restart import keeps_rows
+
+_ROLES = {SHARD: "shard", STAGE: "stage"}
+
+
+@dataclass(slots=True)
+class Entry:
+    """One process, from the request on."""
+
+    request: LaunchRequest
+    label: str
+    ready: threading.Event = field(default_factory=threading.Event)  # or failed
+    child: Child | None = None
+    log: BoundedLog | None = None
+    reply: LaunchReply | None = None
+    error: str = ""
+    ended: int | None = None
+    restarts: list[float] = field(default_factory=list)  # when, time.monotonic()
+    starter: threading.Thread | None = None  # while it is being started again
+    note: str = ""  # why it was not
+    gpu: str = ""  # what a stage worker on a GPU sees
+    launch_file: Path | None = None  # of a stage worker, which reads it again
+    oom_kills: int = 0  # by the kernel on this host, when it was started
+    out_of_memory: bool = False
+
+    @property
+    def holds_gpu(self) -> bool:
+        """Whether a GPU is in use by it."""
+        ended = self.child.poll() is not None if self.child is not None else bool(self.error)
+        return bool(self.gpu) and not ended
+
+    def exit_code(self) -> int | None:
+        """How it ended; None while it runs or will again."""
+        if self.child is None or (self.ended is None and self.returns):
+            return None
+        return self.child.poll()
+
+    @property
+    def returns(self) -> bool:
+        """Whether it is a shard that may be started again when it dies."""
+        return self.request.role == SHARD and self.reply is not None and keeps_rows(self.request)
+
+    def status(self) -> ProcessStatus | None:
+        """What to tell the scheduler; None before it was started."""
+        child = self.child
+        if child is None:
+            return None
+        code = self.exit_code()
+        return ProcessStatus(
+            process_id=self.request.process_id,
+            job_id=self.request.job_id,
+            role=_ROLES.get(self.request.role, ""),
+            label=self.label,
+            pid=child.pid,
+            running=code is None,
+            exit_code=code or 0,
+            last_lines=last_lines(child.log, limit=4096) if code is not None else "",
+            restarts=len(self.restarts),
+            note=self.note,
+            out_of_memory=self.out_of_memory,
+            attempt=self.request.attempt,
+        )
+
+
+@dataclass(slots=True)
+class Job:
+    """An attempt's part on this node."""
+
+    directory: Path
+    entries: dict[str, Entry] = field(default_factory=dict)
+    stopping: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether it has ended: nothing is started for it any more."""
+        return self.stopping.is_set()
+
+    @property
+    def shards(self) -> Path:
+        """What its shards keep here, while it runs."""
+        return self.directory / "shards"
+
+    @property
+    def code(self) -> Path:
+        """The code that it brought, while it runs."""
+        return self.directory / "code"
+
+
+def label_of(request: LaunchRequest) -> str:
+    """The process's name for people, unique in its job."""
+    if request.role == SHARD:
+        return f"shard {request.index}"
+    return f"stage {request.index} worker {request.rank}"
+
+
+def oom_kills() -> int:
+    """How many processes the kernel has killed so far for want of memory, in our group or host."""
+    for path in ("/sys/fs/cgroup/memory.events", "/proc/vmstat"):
+        try:
+            lines = Path(path).read_text().splitlines()
+        except OSError:
+            continue
+        for line in lines:
+            name, _, count = line.partition(" ")
+            if name == "oom_kill" and count.isdecimal():
+                return int(count)
+    return 0

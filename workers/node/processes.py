@@ -1,0 +1,350 @@
+"""The processes of jobs on one node: started once, watched, stopped, their logs readable.
+
+A shard that keeps its rows and dies is started again at its place; nobody is told that it ended.
+"""
+
+import logging
+import os
+import shutil
+import signal
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from contextvars import copy_context
+from pathlib import Path
+
+from chassis.bounded_log import BoundedLog
+from chassis.logs import log_scope
+from chassis.process import (
+    Child,
+    ChildError,
+    describe_exit,
+    log_path,
+    module_argv,
+    spawn,
+    stop_all,
+)
+from protos.node_pb2 import SHARD, STAGE, LaunchReply, LaunchRequest, ReadLogReply
+from protos.scheduler_pb2 import ProcessStatus
+from workers.device.units import VISIBLE, least_used, one_thread
+from workers.model.code import CodeCache, CodeError
+from workers.node.launched import Entry, Job, label_of, oom_kills
+from workers.node.restart import RestartRule, shard_argv
+
+_WATCH_S = 0.1
+_KEPT_JOBS = 100  # ended jobs whose logs stay readable
+_KEPT_ORDERS = 100_000  # jobs of which it is known that they were stopped
+_READ_LIMIT = 1 << 20
+_log = logging.getLogger("heterps.node")
+
+
+class LaunchError(RuntimeError):
+    """A process that did not start, worded for the job's owner."""
+
+
+class Processes:
+    """Every process of every job on this node.
+
+    Args:
+        directory: logs and launch files go to DIRECTORY/JOB_ID.
+        host: where the processes listen.
+        ready_timeout_s: how long a process may take to listen.
+        changed: called when a process has ended or was started again.
+        rule: for shards that die.
+        code: where the code that jobs bring is fetched; without it they must be on a shared disk.
+        gpus: that workers get one of each, as CUDA_VISIBLE_DEVICES names them.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        host: str,
+        ready_timeout_s: float,
+        changed: Callable[[], None] = lambda: None,
+        rule: RestartRule | None = None,
+        code: CodeCache | None = None,
+        gpus: Sequence[str] = (),
+    ) -> None:
+        self._directory = directory
+        self._host = host
+        self._ready_timeout_s = ready_timeout_s
+        self._changed = changed
+        self._rule = rule or RestartRule()
+        self._code = code
+        self._gpus = tuple(gpus)
+        self._lock = threading.Lock()
+        self._jobs: OrderedDict[tuple[str, int], Job] = OrderedDict()  # by attempt
+        self._over: OrderedDict[str, int] = OrderedDict()  # by job, the last attempt stopped
+        self._closed = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, name="watch", daemon=True)
+        self._watcher.start()
+
+    def launch(self, request: LaunchRequest) -> LaunchReply:
+        """Start a process and wait until it listens; the same id again answers with the first.
+
+        Raises:
+            LaunchError: it ended or kept silent; or its attempt, or a later one, was stopped on
+                this node.
+        """
+        with self._lock:
+            job = self._job(request.job_id, request.attempt)
+            entry = job.entries.get(request.process_id)
+            is_first = entry is None
+            if entry is None:
+                over = self._over.get(request.job_id, -1)
+                if job.stopped or self._closed.is_set() or request.attempt <= over:
+                    raise LaunchError(f"job {request.job_id} was stopped on this node")
+                entry = Entry(request, label_of(request))
+                job.entries[request.process_id] = entry
+        if is_first:
+            try:
+                with log_scope(job=request.job_id):
+                    self._start(job, entry)
+            except (ChildError, CodeError, OSError) as error:
+                entry.error = str(error)
+            finally:
+                entry.ready.set()
+        entry.ready.wait(self._ready_timeout_s + 5.0)
+        if entry.reply is None:
+            raise LaunchError(entry.error or f"{entry.label} is still starting")
+        return entry.reply
+
+    def follow(self, scheduler: str) -> None:
+        """Let the workers that run find another scheduler: they read their request again."""
+        with self._lock:
+            entries = [e for j in self._jobs.values() if not j.stopped for e in j.entries.values()]
+        for entry in entries:
+            entry.request.scheduler = scheduler
+            path = entry.launch_file
+            if path is not None:
+                temporary = path.with_suffix(".tmp")
+                temporary.write_bytes(entry.request.SerializeToString())
+                os.replace(temporary, path)
+
+    def helper(self, job_id: str, label: str, argv: list[str]) -> Child:
+        """Start a process that only works for this node, such as the profiler's.
+
+        Raises:
+            LaunchError: the node is stopping.
+        """
+        if self._closed.is_set():
+            raise LaunchError("the node is stopping")
+        directory = self._directory / job_id
+        log = BoundedLog(log_path(directory, label))
+        return spawn(label, argv, directory=directory, environment=one_thread(), log=log)
+
+    def job_directory(self, job_id: str, attempt: int) -> Path:
+        """The folder of an attempt's files on this node, made if need be."""
+        with self._lock:
+            directory = self._job(job_id, attempt).directory
+        directory.mkdir(parents=True, exist_ok=True)
+        return directory
+
+    def statuses(self) -> list[ProcessStatus]:
+        """The processes of all jobs that have not been stopped."""
+        with self._lock:
+            entries = [e for j in self._jobs.values() if not j.stopped for e in j.entries.values()]
+        return [status for entry in entries if (status := entry.status()) is not None]
+
+    def stop_job(self, job_id: str, attempt: int, grace_s: float) -> int:
+        """Stop a job's processes, up to an attempt, and start none any more; how many ran."""
+        with self._lock:
+            self._over[job_id] = max(attempt, self._over.pop(job_id, -1))
+            while len(self._over) > _KEPT_ORDERS:
+                self._over.popitem(last=False)
+            self._job(job_id, attempt)
+            jobs = [j for (name, n), j in self._jobs.items() if name == job_id and n <= attempt]
+            for job in jobs:
+                job.stopping.set()
+            entries = [entry for job in jobs for entry in job.entries.values()]
+        children = [e.child for e in entries if e.child is not None]
+        running = [child for child in children if child.poll() is None]
+        stop_all(children, grace_s)
+        for child in running:
+            _end_group(child)
+        for job in jobs:
+            _forget_rows(job)
+        self._changed()
+        return len(running)
+
+    def read_log(self, process_id: str, offset: int, limit: int) -> ReadLogReply | None:
+        """Bytes of a log; None for an unknown process."""
+        with self._lock:
+            jobs = self._jobs.values()
+            entry = next((j.entries[process_id] for j in jobs if process_id in j.entries), None)
+        if entry is None:
+            return None
+        if entry.child is None or entry.log is None:
+            return ReadLogReply(ended=entry.ready.is_set())
+        ended = entry.exit_code() is not None  # asked first: what it wrote is there by then
+        data, end, whole = entry.log.read(offset, min(limit or _READ_LIMIT, _READ_LIMIT))
+        return ReadLogReply(data=data, next_offset=end, ended=ended and whole)
+
+    def close(self, grace_s: float) -> None:
+        """Stop everything."""
+        self._closed.set()
+        with self._lock:
+            jobs = list(self._jobs.values())
+            for job in jobs:
+                job.stopping.set()
+            children = [
+                entry.child
+                for job in jobs
+                for entry in job.entries.values()
+                if entry.child is not None
+            ]
+        stop_all(children, grace_s)
+        self._watcher.join(1.0)
+        for job in jobs:
+            _forget_rows(job)
+
+    def _start(self, job: Job, entry: Entry) -> None:
+        child = self._spawn(job, entry, f"{self._host}:0")
+        entry.reply = LaunchReply(
+            address=child.address, rendezvous=str(child.facts.get("rendezvous", "")), pid=child.pid
+        )
+        _log.info("job %s: %s runs (pid %d)", entry.request.job_id, entry.label, child.pid)
+
+    def _spawn(self, job: Job, entry: Entry, bind: str) -> Child:
+        request = entry.request
+        job.directory.mkdir(parents=True, exist_ok=True)
+        entry.oom_kills = oom_kills()
+        if entry.log is None:
+            entry.log = BoundedLog(log_path(job.directory, entry.label))
+        child = spawn(
+            entry.label,
+            self._argv(job, entry, bind),
+            directory=job.directory,
+            environment=one_thread() | self._own_gpu(entry),
+            log=entry.log,
+        )
+        with self._lock:
+            entry.child = child
+            stopped = job.stopped
+        if stopped:  # between the check and the start
+            child.stop(0.5)
+            raise ChildError(f"job {request.job_id} was stopped on this node")
+        return child.wait_ready(self._ready_timeout_s, lambda: job.stopped)
+
+    def _own_gpu(self, entry: Entry) -> dict[str, str]:
+        """What lets a worker on a GPU see one alone, that no other has where there are enough."""
+        request = entry.request
+        on_gpu = list(request.devices[request.index : request.index + 1]) == ["cuda"]
+        if request.role != STAGE or not on_gpu or not self._gpus:
+            return {}
+        with self._lock:
+            entries = [e for job in self._jobs.values() for e in job.entries.values()]
+            entry.gpu = least_used(self._gpus, [e.gpu for e in entries if e.holds_gpu])
+        return {VISIBLE: entry.gpu}
+
+    def _argv(self, job: Job, entry: Entry, bind: str) -> list[str]:
+        request = entry.request
+        if request.role == SHARD:
+            return shard_argv(request, bind, job.shards / str(request.index))
+        path = job.directory / f"{entry.label.replace(' ', '-')}.launch"
+        if self._code is not None:
+            request.job.CopyFrom(self._code.bring(request.job, job.code))
+        path.write_bytes(request.SerializeToString())
+        entry.launch_file = path
+        return module_argv("workers.stage", "--launch", str(path), "--bind", bind)
+
+    def _job(self, job_id: str, attempt: int) -> Job:
+        key = job_id, attempt
+        if key not in self._jobs:
+            folder = self._directory / job_id
+            self._jobs[key] = Job(folder / f"attempt-{attempt}" if attempt > 1 else folder)
+            ended = [name for name, job in self._jobs.items() if job.stopped]
+            for name in ended[: max(0, len(ended) - _KEPT_JOBS)]:
+                shutil.rmtree(self._jobs.pop(name).directory, ignore_errors=True)
+        return self._jobs[key]
+
+    def _watch(self) -> None:
+        """Notice ends at once: a job whose process died is told to its owner within a second."""
+        while not self._closed.wait(_WATCH_S):
+            with self._lock:
+                pairs = [(j, e) for j in self._jobs.values() for e in j.entries.values()]
+            for job, entry in pairs:
+                if entry.child is None or entry.ended is not None or entry.starter is not None:
+                    continue
+                code = entry.child.poll()
+                with log_scope(job=entry.request.job_id):
+                    if code is not None and not self._revive(job, entry, code):
+                        killed = code == -signal.SIGKILL and not job.stopped
+                        entry.out_of_memory = killed and oom_kills() > entry.oom_kills
+                        entry.ended = code
+                        self._changed()
+
+    def _revive(self, job: Job, entry: Entry, code: int) -> bool:
+        """Have a process that ended started again, where that may be."""
+        if job.stopped or entry.request.role != SHARD or entry.reply is None:
+            return False
+        if not entry.returns:
+            entry.note = "cannot be started again: its rows are lost, as servers.durability is none"
+            return False
+        now = time.monotonic()
+        pause = self._rule.pause_before(entry.restarts, now)
+        if pause is None:
+            entry.note = self._rule.exhausted
+            return False
+        entry.restarts.append(now)
+        _log.warning(
+            "job %s: %s (pid %d) ended %s; it is started again with the rows it kept",
+            *(entry.request.job_id, entry.label, entry.child.pid if entry.child else 0),
+            describe_exit(code),
+        )
+        entry.starter = threading.Thread(
+            target=copy_context().run,
+            args=(self._start_again, job, entry, pause),
+            name="start again",
+            daemon=True,
+        )
+        entry.starter.start()
+        return True
+
+    def _start_again(self, job: Job, entry: Entry, pause: float) -> None:
+        """Start a shard at the address it had; where that fails, the watcher sees another end."""
+        assert entry.child is not None
+        assert entry.reply is not None
+        try:
+            if not job.stopping.wait(pause):
+                entry.child.stop(0.0)  # closes what is left of the dead one
+                child = self._spawn(job, entry, entry.reply.address)
+                _log.info(
+                    "job %s: %s runs again (pid %d)", entry.request.job_id, entry.label, child.pid
+                )
+        except (ChildError, OSError) as error:
+            _log.warning("job %s: %s", entry.request.job_id, error)
+        finally:
+            entry.starter = None
+            self._changed()
+
+
+def wait_for(child: Child, timeout_s: float, stop: Callable[[], bool]) -> int | None:
+    """Wait for a process to end; None, and it is killed, when it took too long or `stop`."""
+    deadline = time.monotonic() + timeout_s
+    while (code := child.poll()) is None:
+        if stop() or time.monotonic() > deadline:
+            child.stop(1.0)
+            _end_group(child)
+            return None
+        time.sleep(0.05)
+    child.stop(0.0)
+    return code
+
+
+def _forget_rows(job: Job) -> None:
+    """Remove what the shards of a job that was stopped have kept, and its code."""
+    for entry in list(job.entries.values()):
+        starter = entry.starter
+        if starter is not None:  # it sees that the job was stopped
+            starter.join(5.0)
+    shutil.rmtree(job.shards, ignore_errors=True)
+    shutil.rmtree(job.code, ignore_errors=True)
+
+
+def _end_group(child: Child) -> None:
+    """End what the process itself had started: `spawn` made it the leader of a group."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(child.pid, signal.SIGKILL)

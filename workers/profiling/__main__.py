@@ -1,0 +1,68 @@
+"""The process that profiles a job for a node: `python -m workers.profiling --request FILE`."""
+
+import argparse
+import os
+import signal
+import sys
+import traceback
+from pathlib import Path
+from types import FrameType
+
+import torch
+
+from chassis import process
+from protos.node_pb2 import ProfileRequest
+from workers.model.code import enter
+from workers.profiling.profiler import Profiler
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Write the measured `Workload` of a `ProfileRequest`; 1 and a last line when it fails."""
+    parser = argparse.ArgumentParser(prog="workers.profile", description=__doc__)
+    parser.add_argument("--request", required=True, type=Path, help="serialized ProfileRequest")
+    parser.add_argument("--result", required=True, type=Path, help="where the Workload goes")
+    parser.add_argument("--type", required=True, help="the resource type of this node")
+    parser.add_argument("--units", type=int, default=1, help="workers that may run at once")
+    parser.add_argument("--batch", type=int, default=0, help="reference batch; 0: the job's")
+    parser.add_argument(
+        "--bytes-per-s", type=float, default=0.0, help="of the network; 0: what loopback does here"
+    )
+    parser.add_argument("--ready-file", type=Path)
+    options = parser.parse_args(argv)
+    process.setup_logging("profile")
+    process.lifeline()
+    signal.signal(signal.SIGTERM, _end)
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    request = ProfileRequest.FromString(options.request.read_bytes())
+    enter(request.job)
+    try:
+        workload = Profiler(
+            request,
+            options.type,
+            _say,
+            units=options.units,
+            batch=options.batch,
+            bytes_per_s=options.bytes_per_s,
+        ).run()
+    except Exception as error:
+        if not isinstance(error, ValueError):  # those speak of the user's files, not of ours
+            traceback.print_exc()
+        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        return 1
+    temporary = options.result.with_name(options.result.name + ".tmp")
+    temporary.write_bytes(workload.SerializeToString())
+    os.replace(temporary, options.result)
+    return 0
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    """End in order: what was started and written for the measurement goes first."""
+    sys.exit(128 + number)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,189 @@
+"""More workers for the profiler, so that k units are measured as k processes at once.
+
+The profiler is rank 0 and leads: peers wait for it, then time the same batches in the groups
+that it announces. Usage: python -m workers.profiler_peers --request FILE --rank R --leader H:P
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor
+
+from chassis import process
+from chassis.process import Child, last_lines, module_argv, spawn, stop_all
+from protos.node_pb2 import ProfileRequest
+from ps import ParameterClient
+from workers.device.units import one_thread
+from workers.learning.precision import Precision
+from workers.links.all_reduce import Rendezvous, StageGroup
+from workers.model.entry import job_model
+from workers.model.trace import TracedModel
+from workers.profiling.rows import ShardRows
+from workers.profiling.timing import LayerTimer, Part, share_of
+
+_LOOPBACK = "127.0.0.1"
+_START_S = 120.0
+
+
+class PeersError(RuntimeError):
+    """A worker of the profiler ended; quotes what it wrote."""
+
+
+class Peers:
+    """The processes of ranks 1 to `count`, and the groups that rank 0 forms with them.
+
+    Starting them returns at once: they load while the leader does.
+    """
+
+    def __init__(self, count: int, request: Path, directory: Path, device: torch.device) -> None:
+        self._device = device
+        self._directory = directory
+        self._control = Rendezvous(_LOOPBACK)
+        self._children: list[Child] = []
+        try:
+            for rank in range(1, count + 1):
+                argv = module_argv(
+                    "workers.profiling.peers",
+                    *("--request", str(request), "--rank", str(rank)),
+                    *("--leader", self._control.address, "--device", device.type),
+                )
+                self._children.append(
+                    spawn(f"profiler {rank}", argv, directory=directory, environment=one_thread())
+                )
+        except BaseException:
+            self.close()
+            raise
+
+    def begin(self, batches: list[dict[str, Tensor]], shard: str, units: Sequence[int]) -> None:
+        """Give the peers their data, and wait until all are ready.
+
+        Args:
+            units: sizes of the groups that will be formed, in order.
+
+        Raises:
+            PeersError: one of them could not start.
+        """
+        path = self._directory / "batches.pt"
+        torch.save(batches, path)
+        self._put("batches", str(path))
+        self._put("shard", shard)
+        self._put("units", ",".join(map(str, units)))
+        for child in self._children:
+            try:
+                child.wait_ready(_START_S)
+            except process.ChildError as error:
+                raise PeersError(str(error)) from None
+
+    def time(
+        self, timer: LayerTimer, batches: Sequence[dict[str, Tensor]], units: int
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Time `units` workers at once, the leader being one of them.
+
+        Returns:
+            Seconds of the slowest worker [batches, layers, parts], and of summing the dense
+            gradients [batches].
+
+        Raises:
+            PeersError: a peer ended.
+        """
+        rendezvous = Rendezvous(_LOOPBACK)
+        self._put(f"group/{units}", f"{rendezvous.address},{len(batches)}")
+        try:
+            group = StageGroup(0, units, rendezvous.address, rendezvous, self._device)
+            try:
+                own = _time_together(timer, batches, group)
+                others = [self._receive(units, rank) for rank in range(1, units)]
+                group.barrier()
+            finally:
+                group.close()
+        except RuntimeError as error:
+            for child in self._children:
+                if child.poll():
+                    raise PeersError(f"{child.label} ended\n{last_lines(child.log)}") from error
+            raise
+        slowest = np.max([own, *(other.reshape(own.shape) for other in others)], axis=0)
+        layers = len(timer.graphs)
+        return slowest[:, :-1].reshape(-1, layers, len(Part)), slowest[:, -1]
+
+    def close(self) -> None:
+        """End the peers; safe to repeat."""
+        stop_all(self._children, 0.5)
+
+    def __enter__(self) -> "Peers":
+        return self
+
+    def __exit__(self, *ignored: object) -> None:
+        self.close()
+
+    def _put(self, key: str, value: str) -> None:
+        self._control.store.set(key, value)
+
+    def _receive(self, units: int, rank: int) -> NDArray[np.float64]:
+        return np.frombuffer(self._control.store.get(_timings(units, rank)), dtype=np.float64)
+
+
+def _time_together(
+    timer: LayerTimer, batches: Sequence[dict[str, Tensor]], group: StageGroup
+) -> NDArray[np.float64]:
+    """This worker's timings, flat, and the reduction's after them: [batches, layers·parts + 1]."""
+    shares = [share_of(batch, group.rank, group.size) for batch in batches]
+    own = timer.time(shares, group)
+    reduce_s = timer.time_reduce(group, len(batches))
+    return np.concatenate([own.reshape(len(own), -1), reduce_s[:, None]], axis=1)
+
+
+def _timings(units: int, rank: int) -> str:
+    return f"timings/{units}/{rank}"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """A peer: the exit code."""
+    parser = argparse.ArgumentParser(prog="workers.profiler_peers", description=__doc__)
+    parser.add_argument("--request", required=True, type=Path)
+    parser.add_argument("--rank", required=True, type=int)
+    parser.add_argument("--leader", required=True, metavar="HOST:PORT")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--ready-file", type=Path)
+    options = parser.parse_args(argv)
+    process.setup_logging(f"profiler {options.rank}")
+    process.lifeline()
+    torch.set_num_threads(1)
+    device = torch.device("cpu")
+    if options.device == "cuda":
+        device = torch.device("cuda", options.rank)
+        torch.cuda.set_device(device)
+    job = ProfileRequest.FromString(options.request.read_bytes()).job
+    traced = TracedModel(job_model(job).to(device).train())
+    host, _, port = options.leader.rpartition(":")
+    store: Any = dist.TCPStore(  # type: ignore[attr-defined]
+        host, int(port), is_master=False, timeout=timedelta(hours=1)
+    )
+    batches = torch.load(Path(store.get("batches").decode()))
+    with ParameterClient([store.get("shard").decode()]) as client:
+        rows = ShardRows(traced.model, client, device, create=False)
+        precision = Precision.of(job.train.precision, device)
+        timer = LayerTimer(traced, job.train.optimizer, rows, device, precision)
+        timer.time([share_of(batches[0], 0, 1)])  # the first run allocates and compiles
+        process.announce(options.ready_file)
+        for units in map(int, filter(None, store.get("units").decode().split(","))):
+            if options.rank >= units:
+                continue
+            address, count = store.get(f"group/{units}").decode().split(",")
+            group = StageGroup(options.rank, units, address, None, device)
+            own = _time_together(timer, batches[: int(count)], group)
+            store.set(_timings(units, options.rank), own.tobytes())
+            group.barrier()  # until the leader has read them
+            group.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
