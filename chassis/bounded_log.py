@@ -6,6 +6,8 @@ import threading
 from pathlib import Path
 from typing import IO
 
+from chassis.files import replace_file
+
 LINE_BYTES = 64 << 10
 TOTAL_BYTES = 64 << 20
 _CHUNK = 64 << 10
@@ -102,8 +104,6 @@ class BoundedLog:
             kept = file.read()
         gone = self._first + self._size - len(kept)
         note = b"[%d bytes before this were dropped]\n" % gone
-        temporary = self.path.with_suffix(".new")
-        temporary.write_bytes(note + kept)
-        os.replace(temporary, self.path)
+        replace_file(self.path, note + kept)
         self._first = gone - len(note)
         self._size = len(note) + len(kept)

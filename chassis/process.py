@@ -16,6 +16,7 @@ from types import FrameType
 from typing import Any
 
 from chassis.bounded_log import BoundedLog
+from chassis.files import replace_file
 from chassis.logs import JsonFormatter, log_format, readable
 
 LIFELINE = "HETERPS_LIFELINE"
@@ -94,11 +95,8 @@ def announce(path: str | Path | None, **facts: Any) -> None:
     """Tell the parent that we are ready: write `facts` as JSON, in one atomic step."""
     if path is None:
         return
-    target = Path(path)
-    temporary = target.with_name(target.name + ".tmp")
-    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as stream:
-        json.dump({"pid": os.getpid(), **facts}, stream)  # ours alone: it may hold a password
-    os.replace(temporary, target)
+    told = json.dumps({"pid": os.getpid(), **facts})
+    replace_file(Path(path), told, private=True)  # it may hold a password
 
 
 def module_argv(module: str, *arguments: str) -> list[str]:

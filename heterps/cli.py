@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from chassis.near import nearest
 from heterps.errors import EXIT_CODES, INTERRUPTED, OK, USAGE, HeterpsError
 
 if TYPE_CHECKING:
@@ -74,10 +75,8 @@ class _Lazy(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         wrong = args and args[0] not in _COMMANDS and not args[0].startswith("-")
         if wrong and not ctx.resilient_parsing:
-            import difflib
-
-            near = difflib.get_close_matches(args[0], _COMMANDS, 1)
-            hint = f" Did you mean {near[0]}?" if near else ""
+            near = nearest(args[0], _COMMANDS)
+            hint = f" Did you mean {near}?" if near else ""
             ctx.fail(f"No such command {args[0]!r}.{hint}")
         return super().resolve_command(ctx, args)
 

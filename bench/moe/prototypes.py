@@ -36,6 +36,7 @@ from model import build  # noqa: E402
 from prepare import find_shakespeare, library, windows  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
+from chassis.files import replace_file  # noqa: E402
 from protos.job_pb2 import DenseOptimizer  # noqa: E402
 from workers.learning.losses import loss_function  # noqa: E402
 from workers.learning.optimizers import make_optimizer, make_schedule  # noqa: E402
@@ -230,9 +231,7 @@ def _save(path: Path, settings: dict[str, Any], runs: list[dict[str, Any]]) -> N
         "runs": runs,
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_suffix(".tmp")
-    unfinished.write_text(json.dumps(content, indent=1) + "\n")
-    os.replace(unfinished, path)
+    replace_file(path, json.dumps(content, indent=1) + "\n")
 
 
 def _draw(runs: list[dict[str, Any]], summary: list[dict[str, Any]], path: Path) -> None:

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from bench.scheduler.families import FAMILIES, File
+from chassis.files import replace_file
 from scheduler.methods.exact import Solution, solve
 from scheduler.problem.cost import CostModel
 from scheduler.problem.workload import Resources, Workload
@@ -206,9 +207,7 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Write a file whole, one line for each key."""
     lines = ",\n".join(f" {json.dumps(key)}: {json.dumps(item)}" for key, item in value.items())
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text("{\n" + lines + "\n}\n")
-    temporary.replace(path)
+    replace_file(path, "{\n" + lines + "\n}\n")
 
 
 if __name__ == "__main__":

@@ -9,13 +9,13 @@ for job in client.watch(job_id):
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 from google.protobuf.message import Message
 
 from chassis.channels import RpcError, call, connect
+from chassis.closing import Closing
 from chassis.transfer import TransferError, fetch, send
 from heterps.client import asks, steps
 from heterps.client.asks import Ask, match, new_id
@@ -41,7 +41,7 @@ __all__ = ["Client", "match", "new_id"]
 R = TypeVar("R")
 
 
-class Client:
+class Client(Closing):
     """Submits jobs to a scheduler and follows them.
 
     Args:
@@ -241,17 +241,6 @@ class Client:
     def close(self) -> None:
         """Close the connection."""
         self._channel.close()
-
-    def __enter__(self) -> "Client":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _follow(
         self,

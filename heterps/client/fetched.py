@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+from chassis.files import replace_file
 from heterps.client.records import Job, State
 from heterps.errors import FetchError
 from protos.artifacts_pb2 import Artifact
@@ -137,10 +138,9 @@ class Landing:
             return ""
 
     def _write(self, name: str, value: Any) -> None:
-        from scheduler.problem.fields import write_file
 
         text = json.dumps(value, indent=2, allow_nan=False) + "\n"
-        write_file(self._folder / name, text)
+        replace_file(self._folder / name, text)
 
     def _files(self) -> tuple[str, ...]:
         found = (path for path in self._folder.rglob("*") if path.is_file())

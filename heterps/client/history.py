@@ -1,9 +1,9 @@
 """The records of jobs whose cluster is gone: `train` keeps them, `inspect` and `logs` read them."""
 
-import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from chassis.files import replace_file
 from heterps.client.records import Job, KeptDecision, LogText
 from heterps.home.state import home
 from protos.decision_pb2 import Decision
@@ -22,9 +22,7 @@ def keep(status: JobStatus, decision: Decision | None, logs: Iterable[LogText]) 
             stream.write(chunk.text)
     if decision is not None:
         (folder / "decision.pb").write_bytes(decision.SerializeToString())
-    temporary = folder / "status.tmp"
-    temporary.write_bytes(status.SerializeToString())
-    os.replace(temporary, folder / "status.pb")
+    replace_file(folder / "status.pb", status.SerializeToString())
     for old in _ids()[:-_KEPT]:
         _remove(_folder() / old)
 

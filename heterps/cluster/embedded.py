@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING
 
+from chassis.closing import Closing
 from chassis.process import (
     Child,
     ChildError,
@@ -35,7 +35,7 @@ _READY_S = 60.0  # a node imports torch, on a machine that may be busy
 _NODE_GRACE_S = 8.0  # nodes end the processes of their jobs first
 
 
-class Cluster:
+class Cluster(Closing):
     """Redis, a scheduler and one node for each type.
 
     They end with the `with` block and, however this process dies, with it.
@@ -184,12 +184,8 @@ class Cluster:
     def __enter__(self) -> "Cluster":
         return self.start()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """As `stop`."""
         self.stop()
 
     def _start(self, on_step: Callable[[str], None]) -> None:

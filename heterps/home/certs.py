@@ -2,7 +2,6 @@
 
 import datetime
 import ipaddress
-import os
 import secrets
 import socket
 from collections.abc import Iterable
@@ -13,6 +12,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from chassis.files import replace_file
 from heterps.errors import HeterpsError
 
 CA, CERTIFICATE, KEY, TOKEN = "ca.pem", "server.pem", "server-key.pem", "token"
@@ -64,7 +64,7 @@ def make(
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         for name, content in contents.items():
-            _write(directory / name, content)
+            replace_file(directory / name, content, private=True)
     except OSError as error:
         raise HeterpsError(
             f"{error.filename}: {error.strerror}; expected a folder to write to"
@@ -91,14 +91,6 @@ def names(certificate: bytes) -> set[str]:
         return set()
     addresses = {str(one) for one in found.get_values_for_type(x509.IPAddress)}
     return addresses | set(found.get_values_for_type(x509.DNSName))
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Write a file that was never readable by others, in one atomic step."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as stream:
-        stream.write(content)
-    os.replace(temporary, path)
 
 
 def _builder(

@@ -5,7 +5,6 @@ It names files of credentials and never holds a token itself.
 
 import contextlib
 import fcntl
-import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -14,6 +13,7 @@ from pathlib import Path
 from yaml import MappingNode, Node, ScalarNode
 
 from chassis import security
+from chassis.files import replace_file
 from chassis.near import nearest
 from heterps.errors import ContextError
 from heterps.home.state import home
@@ -261,15 +261,4 @@ def _write(made: Contexts) -> None:
         for name, one in sorted(made.named.items())
     }
     text = yaml.safe_dump({"current": made.current, "contexts": entries}, sort_keys=False)
-    temporary = path().with_name(f".{path().name}.{os.getpid()}")
-    temporary.unlink(missing_ok=True)
-    try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(temporary, path())
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    replace_file(path(), text, private=True, durable=True)

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from chassis.files import replace_file
+
 
 def home() -> Path:
     """$HETERPS_HOME, else ~/.heterps."""
@@ -38,9 +40,7 @@ class Running:
         """Record it, in one atomic step."""
         path = _state()
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text(json.dumps(asdict(self), indent=2) + "\n")
-        os.replace(temporary, path)
+        replace_file(path, json.dumps(asdict(self), indent=2) + "\n")
 
 
 def running() -> Running | None:

@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from chassis.near import near_or_all
 from scheduler import Resources
-from scheduler.problem.fields import InputError, nearest, read_file
+from scheduler.problem.fields import InputError, read_file
 from workers.profiling.catalogue import CatalogueType, load_catalogue
 
 _KEY = "catalogue"
@@ -65,6 +66,6 @@ def _complete(kind: object, path: str, source: str) -> object:
 def _entry(name: object, path: str, source: str) -> CatalogueType:
     known = load_catalogue()
     if not isinstance(name, str) or name not in known:
-        hint = nearest(name if isinstance(name, str) else "", known)
+        hint = near_or_all(name if isinstance(name, str) else "", known)
         raise InputError(source, path, f"{name!r}: expected an entry of the catalogue{hint}")
     return known[name]

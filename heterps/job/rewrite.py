@@ -11,6 +11,7 @@ from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 from google.protobuf.struct_pb2 import Struct
 
+from chassis.files import replace_file
 from heterps.errors import HeterpsError
 from protos.job_pb2 import JobSpec
 
@@ -112,9 +113,7 @@ def _whole(value: Any) -> Any:
 
 
 def _write(path: Path, text: str) -> None:
-    from scheduler.problem.fields import write_file
-
     try:
-        write_file(path, text)
+        replace_file(path, text)
     except OSError as error:
         raise HeterpsError(f"{path}: cannot be written ({error.strerror})") from None

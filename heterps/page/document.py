@@ -1,6 +1,5 @@
 """The page as a whole."""
 
-import os
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
@@ -8,6 +7,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from chassis.files import replace_file
 from heterps.errors import HeterpsError
 from heterps.html import palette as colours
 from heterps.html.markup import Markup, tag
@@ -71,12 +71,9 @@ def write_page(decision: "Decision", path: Path, job: "Job | None" = None) -> No
     Raises:
         HeterpsError: it cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        temporary.write_text(decision_page(decision, job), encoding="utf-8")
-        os.replace(temporary, path)
+        replace_file(path, decision_page(decision, job))
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise HeterpsError(f"{path}: cannot be written ({error.strerror})") from None
 
 

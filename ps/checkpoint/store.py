@@ -10,8 +10,9 @@ import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from secrets import token_hex
 from typing import BinaryIO, Protocol
+
+from chassis.files import replace_file, sync_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,21 +87,14 @@ class LocalStore:
                 size += len(chunk)
             stream.flush()
             os.fsync(stream.fileno())
-        _sync_directory(path.parent)
-        _sync_directory(self._root)
+        sync_folder(path.parent)
+        sync_folder(self._root)
         return Written(size, digest.hexdigest())
 
     def replace(self, name: str, data: bytes) -> None:
         """See Store."""
         self._root.mkdir(parents=True, exist_ok=True)
-        path = self._root / name
-        new = path.with_name(f".{name}.{token_hex(4)}")
-        with new.open("wb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(new, path)
-        _sync_directory(self._root)
+        replace_file(self._root / name, data, durable=True)
 
     def open(self, name: str) -> BinaryIO:
         """See Store."""
@@ -121,11 +115,3 @@ class LocalStore:
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
-
-
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

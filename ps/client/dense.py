@@ -15,11 +15,12 @@ import grpc
 import numpy as np
 from numpy.typing import NDArray
 
+from chassis.near import did_you_mean
 from protos import parameter_server_pb2 as pb
 from ps.client.parameter_client import ParameterClient
 from ps.errors import ShardError, TableError
 from ps.table.arrays import Floats, Keys
-from ps.table.spec import make_spec, nearest
+from ps.table.spec import make_spec
 
 if TYPE_CHECKING:
     from torch import nn
@@ -154,7 +155,7 @@ class DenseParameters:
         strange = [key for key in arrays if key not in self._places]
         if missing or strange:
             wrong = f"lacks {missing[0]!r}" if missing else f"has {strange[0]!r} besides"
-            hint = "" if missing else nearest(strange[0], list(self._places))
+            hint = "" if missing else did_you_mean(strange[0], list(self._places))
             raise TableError(
                 f"dense parameters {self.name!r}: {wrong}{hint}; expected exactly the "
                 f"{len(self._places)} names given at the start"

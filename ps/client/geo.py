@@ -9,11 +9,11 @@ So the servers hold the first values plus the sum of all workers' changes.
 import logging
 import threading
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 
+from chassis.closing import Closing
 from protos.parameter_server_pb2 import TableSpec
 from ps.client.parameter_client import ParameterClient
 from ps.client.push import Push
@@ -35,7 +35,7 @@ class _Exchange:
     added: bool = False
 
 
-class GeoTable:
+class GeoTable(Closing):
     """A replica of a table's rows, as far as this worker uses them; thread-safe.
 
     Staleness: a pull misses changes that others have not exchanged, at most `every` pushes each,
@@ -171,17 +171,6 @@ class GeoTable:
             self.sync()
             self._closed = True
             self._rows, self._marks = LocalTable(self._spec), _new_marks()
-
-    def __enter__(self) -> "GeoTable":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _finish(self) -> None:
         """Go through with the exchange that has begun, if one has."""

@@ -7,12 +7,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from chassis.closing import Closing
+from chassis.near import did_you_mean
 from protos import parameter_server_pb2 as pb
 from protos.codec import unpack
 from ps.client import save as saves
@@ -23,14 +24,14 @@ from ps.engine import _native
 from ps.errors import TableError
 from ps.table.arrays import as_gradients, as_keys
 from ps.table.rules import WIRE_DTYPES
-from ps.table.spec import make_spec, nearest
+from ps.table.spec import make_spec
 from ps.table.usage import Usage
 
 FILES_TIMEOUT_S = 600.0
 _ADVANCE_PAUSE_S = 0.02
 
 
-class ParameterClient:
+class ParameterClient(Closing):
     """Rows of embedding tables on parameter-server shards.
 
     Thread-safe. A forked child connects anew on its first call, under a name of its own.
@@ -172,7 +173,7 @@ class ParameterClient:
             known = sorted(self._specs)
             raise TableError(
                 f"table {table!r} does not exist on the parameter server; it has "
-                f"{', '.join(known) or 'no tables'}{nearest(table, known)}: see create_table"
+                f"{', '.join(known) or 'no tables'}{did_you_mean(table, known)}: see create_table"
             )
         return spec
 
@@ -397,17 +398,6 @@ class ParameterClient:
             session, self._current, self._closed = self._current, None, True
         if session is not None and session.pid == os.getpid():
             session.close()
-
-    def __enter__(self) -> "ParameterClient":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def session(self) -> Session:
         """The connections of this process."""

@@ -5,8 +5,8 @@ import shutil
 import tempfile
 import threading
 from pathlib import Path
-from types import TracebackType
 
+from chassis.closing import Closing
 from chassis.process import Child, ChildError, module_argv, spawn, stop_all
 from ps.checkpoint.manifest import is_checkpoint
 from ps.checkpoint.store import LocalStore
@@ -16,7 +16,7 @@ _LOOK_S = 0.1
 _log = logging.getLogger("heterps.ps")
 
 
-class LocalShards:
+class LocalShards(Closing):
     """Real server processes on loopback, ended on exit and, however we die, with us.
 
     Args:
@@ -120,17 +120,6 @@ class LocalShards:
             stop_all(self._children)
             stop_all(self._replicas)
         shutil.rmtree(self._temporary, ignore_errors=True)
-
-    def __enter__(self) -> "LocalShards":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _supervise(self) -> None:
         while not self._closing.wait(_LOOK_S):

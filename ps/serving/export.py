@@ -17,6 +17,8 @@ from typing import Any
 
 from google.protobuf.json_format import MessageToDict
 
+from chassis.files import sync_folder
+from chassis.near import did_you_mean
 from protos.parameter_server_pb2 import TableSpec
 from ps.checkpoint.manifest import verify
 from ps.checkpoint.places import open_store
@@ -24,7 +26,6 @@ from ps.checkpoint.store import LocalStore, Store
 from ps.errors import CheckpointError
 from ps.serving.export_files import FORMATS, Table, dense_bytes
 from ps.serving.weights import Link, links_of, newest_rows, specs_of
-from ps.table.spec import nearest
 
 MANIFEST = "export.json"
 FORMAT, VERSION = "heterps-export", 1
@@ -149,7 +150,7 @@ def _chosen(
             known = sorted(specs)
             raise CheckpointError(
                 f"{url}: has no table {name!r}; it has {', '.join(known) or 'none'}"
-                f"{nearest(name, known)}"
+                f"{did_you_mean(name, known)}"
             )
     return {name: specs[name] for name in sorted(set(tables))}
 
@@ -215,9 +216,5 @@ def _swap(staging: Path, path: Path) -> None:
     if path.exists():
         os.rename(path, old)
     os.rename(staging, path)
-    descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync_folder(path.parent)
     shutil.rmtree(old, ignore_errors=True)

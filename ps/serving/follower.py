@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from chassis.near import did_you_mean
 from protos.parameter_server_pb2 import (
     AdmissionSpec,
     InitializerSpec,
@@ -27,7 +28,7 @@ from ps.serving import feed
 from ps.serving.feed import Entry, Feed
 from ps.serving.weights import Link, read_weights
 from ps.table.arrays import as_keys
-from ps.table.spec import describe_difference, make_table, nearest, segments_of
+from ps.table.spec import describe_difference, make_table, segments_of
 
 _ATTEMPTS = 5
 _LOOK_S = 0.1
@@ -232,7 +233,7 @@ class Follower:
             known = self.tables
             raise TableError(
                 f"table {table!r} is not followed; {self._store.url} has "
-                f"{', '.join(known) or 'no tables'}{nearest(table, known)}"
+                f"{', '.join(known) or 'no tables'}{did_you_mean(table, known)}"
             )
         return found
 

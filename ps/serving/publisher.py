@@ -6,8 +6,8 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from secrets import token_hex
-from types import TracebackType
 
+from chassis.closing import Closing
 from ps.checkpoint.manifest import Manifest, read_manifest
 from ps.checkpoint.places import open_store
 from ps.checkpoint.rowfile import read_spec
@@ -38,7 +38,7 @@ class Published:
     seconds: float
 
 
-class Publisher:
+class Publisher(Closing):
     """Writes weights to a place where Followers read them; training goes on meanwhile.
 
     First a base, then deltas with the rows changed and removed. A new base is written now and
@@ -136,14 +136,6 @@ class Publisher:
     def __enter__(self) -> "Publisher":
         self.start()
         return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _run(self) -> None:
         while True:

@@ -14,6 +14,7 @@ from zlib import crc32
 
 from google.protobuf.message import DecodeError
 
+from chassis.files import sync_folder
 from protos.codec import payload_prefix, unpack
 from protos.parameter_server_pb2 import LogRecord
 from ps.errors import CheckpointError
@@ -110,9 +111,7 @@ class Log:
     def _open(self, number: int) -> int:
         path = self._directory / f"log-{number:08d}"
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        folder = os.open(self._directory, os.O_RDONLY)
-        os.fsync(folder)
-        os.close(folder)
+        sync_folder(self._directory)
         return file
 
 

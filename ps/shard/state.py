@@ -12,6 +12,7 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
+from chassis.near import did_you_mean
 from protos import parameter_server_pb2 as pb
 from protos.codec import unpack
 from ps.engine import _native
@@ -21,7 +22,7 @@ from ps.shard.message import Push, take_apart
 from ps.table.buckets import buckets_of, default_route, route_of
 from ps.table.gate import Gate
 from ps.table.gate import Push as Name
-from ps.table.spec import describe_difference, make_table, nearest
+from ps.table.spec import describe_difference, make_table
 
 NEW, REPEATED, TOO_OLD, EARLIER_EPOCH = range(4)
 _RENEWALS = 3
@@ -113,7 +114,7 @@ class ShardState:
             known = sorted(self.tables)
             raise KeyError(
                 f"table {name[:140]!r} does not exist here; the shard has "
-                f"{', '.join(known) or 'no tables'}{nearest(name[:140], known)}"
+                f"{', '.join(known) or 'no tables'}{did_you_mean(name[:140], known)}"
             )
         if dim and table.spec.dim != dim:
             raise TableError(f"table {name!r} has dim {table.spec.dim}; the request says {dim}")

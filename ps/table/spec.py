@@ -1,11 +1,11 @@
 """What a table is: its spec, checked, and the engine's table made from it."""
 
-import difflib
 from collections.abc import Sequence
 from typing import Any
 
 from google.protobuf.json_format import MessageToDict
 
+from chassis.near import did_you_mean
 from protos.parameter_server_pb2 import (
     AdmissionSpec,
     EvictionSpec,
@@ -166,12 +166,6 @@ def describe_difference(have: TableSpec, asked: TableSpec) -> str:
     return "; ".join(f"{k} is {a.get(k)}, asked for {b.get(k)}" for k in fields)
 
 
-def nearest(name: str, known: list[str]) -> str:
-    """`; did you mean 'x'?` where one of `known` is close, else an empty string."""
-    close = difflib.get_close_matches(name, known, 1)
-    return f"; did you mean {close[0]!r}?" if close else ""
-
-
 def _optimizer(
     table: str, kind: str, learning_rate: float, given: dict[str, float | bool | None]
 ) -> OptimizerSpec:
@@ -185,7 +179,7 @@ def _optimizer(
         if key not in known:
             raise TableError(
                 f"table {table!r}: {key}={value} does not belong to {kind}, which takes "
-                f"learning_rate, {', '.join(known)}{nearest(key, list(known))}"
+                f"learning_rate, {', '.join(known)}{did_you_mean(key, list(known))}"
             )
         chosen[key] = value
     try:
@@ -257,5 +251,5 @@ def _flat(spec: TableSpec) -> dict[str, object]:
 
 def unknown(table: str, what: str, value: str, known: list[str]) -> str:
     """The text for a name that is none of `known`."""
-    hint = nearest(value, known)
+    hint = did_you_mean(value, known)
     return f"table {table!r}: unknown {what} {value!r}; expected {', '.join(known)}{hint}"

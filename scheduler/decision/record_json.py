@@ -14,10 +14,10 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
 
+from chassis.files import replace_file
 from scheduler.decision.record import Decision
 from scheduler.problem.cost import PlanStage
 from scheduler.problem.fields import Fields, InputError
-from scheduler.problem.fields import write_file as _write
 from scheduler.problem.workload import Resources, Workload
 
 # Written for the reader, and computed anew from the rest.
@@ -51,7 +51,7 @@ def write_file(decision: Decision, path: Path) -> None:
     """Write a decision with its inputs; a reader never sees a half of it."""
     text = json.dumps(decision.to_json(inputs=True), indent=2, allow_nan=False) + "\n"
     try:
-        _write(path, text)
+        replace_file(path, text)
     except OSError as error:
         reason = f"cannot be written ({error.strerror})"
         raise InputError(str(path), "", reason) from error

@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
+from chassis.near import did_you_mean, near_or_all
 from scheduler.decision.record import Decision
 from scheduler.problem.demands import hours_of
-from scheduler.problem.fields import Fields, InputError, nearest
+from scheduler.problem.fields import Fields, InputError
 from scheduler.problem.workload import MAX_LIMIT, Resources, Workload
 
 # Of a resource type, by the short name that a person types.
@@ -80,7 +81,7 @@ class Question:
     def _change_type(self, key: str, kind: str, attribute: str, value: float | str) -> None:
         name = _TYPE_KEYS.get(attribute.replace("-", "_"), attribute.replace("-", "_"))
         if name not in _TYPE_KEYS.values():
-            raise InputError("", key, f"unknown key{nearest(attribute, _TYPE_KEYS)}")
+            raise InputError("", key, f"unknown key{near_or_all(attribute, _TYPE_KEYS)}")
         fields = Fields({key: _parsed(value)}, "", "", (key,))
         whole = name == "limit"
         new = fields.integer(key, 1, MAX_LIMIT) if whole else fields.number(key)
@@ -94,8 +95,7 @@ class Question:
         """The key that was meant, else every kind of key that there is."""
         kinds = self.resources.names
         known = [*_DEMANDS, *(f"{kind}.{short}" for kind in kinds for short in _TYPE_KEYS)]
-        hint = nearest(key, known)
-        if "did you mean" in hint:
+        if hint := did_you_mean(key, known):
             return hint
         shorts = ", ".join(f"TYPE.{short}" for short in _TYPE_KEYS)
         return (
@@ -119,5 +119,5 @@ def _number(key: str, value: float | str) -> float:
 
 def _known(key: str, value: float | str, names: tuple[str, ...] | list[str], what: str) -> None:
     if value not in names:
-        hint = nearest(str(value), names) if names else "; there is none"
+        hint = near_or_all(str(value), names) if names else "; there is none"
         raise InputError("", key, f"{value!r}: expected {what}{hint}")

@@ -5,6 +5,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from chassis.near import near_or_all
 from scheduler.decision.provenance import input_hash, versions
 from scheduler.decision.record import Alternative, Decision
 from scheduler.methods.bench import METHODS, Bench, Found, methods_for
@@ -14,7 +15,7 @@ from scheduler.planning.infeasible import barred, why_no_plan
 from scheduler.planning.relaxation import relaxations
 from scheduler.problem.cost import TOLERANCE, CostModel, Plan
 from scheduler.problem.demands import Demands, Pin
-from scheduler.problem.fields import Fields, InputError, nearest
+from scheduler.problem.fields import Fields, InputError
 from scheduler.problem.inputs import ResourcesLike, WorkloadLike, as_resources, as_workload
 from scheduler.problem.wording import money_text
 
@@ -62,7 +63,7 @@ def plan(
     demands = Demands.check(workload, min_throughput, max_price_per_hour, finish_by, pin, exclude)
     model = demands.model(workload, resources)
     if method not in METHODS:
-        problem = f"{method!r}: expected a planning method{nearest(str(method), METHODS)}"
+        problem = f"{method!r}: expected a planning method{near_or_all(str(method), METHODS)}"
         raise InputError("", "method", problem)
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32:
         raise InputError("", "seed", f"{seed!r}: expected a whole number from 0 to 4294967295")

@@ -17,8 +17,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from chassis.near import near_or_all
 from scheduler.engine import _planner
-from scheduler.problem.fields import InputError, nearest
+from scheduler.problem.fields import InputError
 from scheduler.problem.wording import rate_text
 from scheduler.problem.workload import Resources, Workload, check_together
 
@@ -155,7 +156,7 @@ class CostModel:
     def _exclude(self, exclude: Sequence[str]) -> None:
         for name in exclude:
             if name not in self.types:
-                problem = f"{name!r}: expected a type on offer{nearest(str(name), self.types)}"
+                problem = f"{name!r}: expected a type on offer{near_or_all(str(name), self.types)}"
                 raise InputError("", "exclude", problem)
             self.allowed[:, self.types.index(name)] = False
 
@@ -170,11 +171,15 @@ class CostModel:
             pin = dict(zip(layers, pin, strict=True))
         for name, kind in pin.items():
             if name not in layers:
-                raise InputError("", "pin", f"{name!r}: expected a layer{nearest(name, layers)}")
+                raise InputError(
+                    "",
+                    "pin",
+                    f"{name!r}: expected a layer{near_or_all(name, layers)}",
+                )
             row = layers.index(name)
             able = [self.types[t] for t in np.flatnonzero(self.allowed[row])]
             if kind not in able:
-                problem = f"{kind!r}: expected a type that may run it{nearest(str(kind), able)}"
+                problem = f"{kind!r}: expected a type that may run it{near_or_all(str(kind), able)}"
                 raise InputError("", f"pin.{name}", problem)
             self.allowed[row] = np.arange(self.num_types) == self.types.index(kind)
 

@@ -1,15 +1,15 @@
 """Strict reading of a user's mapping: every refusal names file, key, value and what is expected."""
 
-import difflib
 import json
 import math
-import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import yaml
+
+from chassis.near import near_or_all
 
 _REQUIRED: Final = object()
 
@@ -21,16 +21,6 @@ class InputError(ValueError):
         super().__init__(": ".join(part for part in (source, key, problem) if part))
         self.source = source
         self.key = key
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Return "; did you mean 'x'?" for the valid name closest to `name`, else the valid names."""
-    names = list(known)
-    close = [one for one in names if name and one.startswith(name)]
-    close = close or difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    if close:
-        return f"; did you mean {close[0]!r}?"
-    return f"; valid: {', '.join(names)}" if names else ""
 
 
 class Fields:
@@ -50,7 +40,7 @@ class Fields:
             raise InputError(source, path, f"{value!r}: expected a mapping with {', '.join(known)}")
         for key in value:
             if key not in known:
-                hint = nearest(str(key), known)
+                hint = near_or_all(str(key), known)
                 raise InputError(source, self.at(str(key)), f"unknown key{hint}")
         self._value: Mapping[str, Any] = value
 
@@ -191,18 +181,3 @@ def read_file(path: str | Path) -> object:
     except (ValueError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
         raise InputError(str(path), "", f"expected JSON or YAML: {reason}") from error
-
-
-def write_file(path: Path, text: str) -> None:
-    """Write `text`, UTF-8; a reader never sees a half of it.
-
-    Raises:
-        OSError: it cannot be written; what was there before still is.
-    """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise

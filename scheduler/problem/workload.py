@@ -6,8 +6,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from chassis.near import near_or_all
 from protos import decision_pb2 as pb
-from scheduler.problem.fields import Fields, InputError, nearest, read_file, unique
+from scheduler.problem.fields import Fields, InputError, read_file, unique
 
 # Numbers of units are exact in every representation up to here, and beyond what can be rented.
 MAX_LIMIT = 1_000_000
@@ -275,11 +276,15 @@ def check_together(workload: Workload, resources: Resources) -> None:
     where = resources.source or "the resources"
     if workload.ps_type and workload.ps_type not in names:
         problem = f"{workload.ps_type!r}: expected a type of {where}"
-        raise InputError(workload.source, "ps_type", problem + nearest(workload.ps_type, names))
+        raise InputError(
+            workload.source,
+            "ps_type",
+            problem + near_or_all(workload.ps_type, names),
+        )
     for index, layer in enumerate(workload.layers):
         for name in layer.cost:
             if name not in names:
-                problem = f"{name!r}: expected a type of {where}{nearest(name, names)}"
+                problem = f"{name!r}: expected a type of {where}{near_or_all(name, names)}"
                 raise InputError(workload.source, f"layers[{index}].cost", problem)
     least = [
         min(cost.compute_s + cost.sync_s for cost in layer.cost.values())

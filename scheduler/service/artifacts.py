@@ -19,7 +19,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import BinaryIO
 
-from scheduler.problem.fields import write_file
+from chassis.files import replace_file
 
 LIMIT_BYTES = 20 << 30
 CODE_LIMIT_BYTES = 64 << 20
@@ -253,7 +253,7 @@ class Artifacts:
 
     def _write_job(self, job_id: str) -> None:
         files = {name: asdict(kept) for name, kept in self._jobs.get(job_id, {}).items()}
-        write_file(self._names / f"{job_id}.json", json.dumps(files, indent=1) + "\n")
+        replace_file(self._names / f"{job_id}.json", json.dumps(files, indent=1) + "\n")
 
     def _written_at(self, job_id: str) -> float:
         with suppress(OSError):

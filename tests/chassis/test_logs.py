@@ -18,8 +18,8 @@ from chassis.logs import LONGEST, JsonFormatter, log_fields, log_scope
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = r"""
 import logging
-from protos.logs import log_fields
-from protos.process import setup_logging
+from chassis.logs import log_fields
+from chassis.process import setup_logging
 setup_logging("stage 1 worker 0")
 log = logging.getLogger("heterps.stage")
 log_fields(job="clicks-1", stage=1, worker=0, step=iter(range(7, 99)).__next__)

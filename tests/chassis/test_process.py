@@ -13,7 +13,7 @@ from tests.waiting import wait_until
 
 CHILD = """
 import sys, threading
-from protos import process
+from chassis import process
 stop = threading.Event()
 process.install_signals(stop)
 process.announce(sys.argv[sys.argv.index("--ready-file") + 1], address="here:1")
@@ -21,7 +21,7 @@ stop.wait()
 """
 PARENT = f"""
 import sys, time, pathlib
-from protos import process
+from chassis import process
 argv = [sys.executable, "-c", {CHILD!r}]
 child = process.spawn("child", argv, directory=pathlib.Path(sys.argv[1]))
 child.wait_ready(20)

@@ -21,7 +21,7 @@ SERVICE = "heterps.v1.ParameterServer"
 TRAINER = """
 import numpy as np
 from ps import LocalShards, ParameterClient, ShardError
-from protos import tracing
+from chassis import tracing
 tracing.begin_job("job-1")
 with LocalShards(2) as shards, ParameterClient(shards.addresses) as client:
     client.create_table("user", 4)
@@ -190,7 +190,7 @@ def test_a_missing_extra_is_named_and_harms_nothing(tmp_path):
     (tmp_path / "opentelemetry/__init__.py").write_text("raise ImportError('not installed')")
     script = (
         f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
-        "from protos import tracing\n"
+        "from chassis import tracing\n"
         "with tracing.span('step'): print(tracing.ON)"
     )
     done = run(script, OTEL_TRACES_EXPORTER="console")

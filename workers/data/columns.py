@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from protos.job_pb2 import DataSpec
 from workers.data import files
-from workers.data.errors import DataError, nearest
+from workers.data.errors import DataError, column_hint
 from workers.data.keys import Slot, hash_column, hash_slots
 from workers.data.tokens import Tokens
 
@@ -109,7 +109,7 @@ class Encoder:
         ):
             for name in names:
                 if name not in schema.names:
-                    hint = nearest(name, schema.names)
+                    hint = column_hint(name, schema.names)
                     raise DataError(str(path), key, name, f"a column of the file; {hint}")
                 kind = schema.field(name).type
                 if files.is_parquet(path) and key != "data.sparse" and not _is_number(kind):

@@ -1,7 +1,8 @@
 """What is wrong with the data of a job, in words for its owner."""
 
-import difflib
 from collections.abc import Iterable
+
+from chassis.near import nearest
 
 
 class DataError(ValueError):
@@ -13,10 +14,10 @@ class DataError(ValueError):
         self.key = key
 
 
-def nearest(name: str, names: Iterable[str]) -> str:
+def column_hint(name: str, names: Iterable[str]) -> str:
     """A hint naming the existing columns: the closest one first, at most eight in all."""
     known = list(names)
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    near = nearest(name, known)
     shown = ", ".join(known[:8]) + (", …" if len(known) > 8 else "")
-    hint = f"did you mean {close[0]!r}? " if close else ""
+    hint = f"did you mean {near!r}? " if near else ""
     return f"{hint}columns are {shown}"

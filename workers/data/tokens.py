@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from workers.data import files
-from workers.data.errors import DataError, nearest
+from workers.data.errors import DataError, column_hint
 
 _LARGEST = 2**31 - 1
 
@@ -28,7 +28,7 @@ class Tokens:
     def check(self, path: Path, schema: pa.Schema) -> None:
         """Raises `DataError` unless the file has the column, of lists as long as other files'."""
         if self.name not in schema.names:
-            hint = nearest(self.name, schema.names)
+            hint = column_hint(self.name, schema.names)
             raise DataError(str(path), "data.tokens", self.name, f"a column of the file; {hint}")
         kind = schema.field(self.name).type
         if not _is_list(kind) or not pa.types.is_integer(kind.value_type):

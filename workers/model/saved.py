@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from safetensors.torch import save as save_bytes
 from torch import Tensor, nn
 
+from chassis.files import aside, replace_file
 from protos.job_pb2 import JobSpec
 from protos.naming import KEPT, table_prefix
 from ps.checkpoint.places import open_store
@@ -52,8 +53,8 @@ class SavedModel:
     def write_stage(self, stage: int, state: Mapping[str, Tensor]) -> None:
         """Write one stage's dense weights."""
         path = self.folder / _part(stage)
-        save_file(_on_cpu(state), f"{path}.tmp")
-        os.replace(f"{path}.tmp", path)
+        with aside(path) as unfinished:
+            save_file(_on_cpu(state), unfinished)
 
     def finish(
         self, job: JobSpec, stages: int, losses: Sequence[float], facts: Mapping[str, Any]
@@ -72,9 +73,7 @@ class SavedModel:
             ignored = shutil.ignore_patterns("__pycache__")
             shutil.copytree(root, self.folder / "code", ignore=ignored, dirs_exist_ok=True)
         (self.folder / "loss.csv").write_text(_loss_lines(losses))
-        temporary = self.folder / "model.json.tmp"
-        temporary.write_text(_manifest(job, facts))
-        os.replace(temporary, self.folder / "model.json")
+        replace_file(self.folder / "model.json", _manifest(job, facts))
         os.replace(self.folder, self.final)
         return str(self.final)
 

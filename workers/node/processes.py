@@ -16,6 +16,7 @@ from contextvars import copy_context
 from pathlib import Path
 
 from chassis.bounded_log import BoundedLog
+from chassis.files import replace_file
 from chassis.logs import log_scope
 from chassis.process import (
     Child,
@@ -119,9 +120,7 @@ class Processes:
             entry.request.scheduler = scheduler
             path = entry.launch_file
             if path is not None:
-                temporary = path.with_suffix(".tmp")
-                temporary.write_bytes(entry.request.SerializeToString())
-                os.replace(temporary, path)
+                replace_file(path, entry.request.SerializeToString())
 
     def helper(self, job_id: str, label: str, argv: list[str]) -> Child:
         """Start a process that only works for this node, such as the profiler's.

@@ -11,6 +11,7 @@ from types import FrameType
 import torch
 
 from chassis import process
+from chassis.files import replace_file
 from protos.node_pb2 import ProfileRequest
 from workers.model.code import enter
 from workers.profiling.profiler import Profiler
@@ -49,9 +50,7 @@ def main(argv: list[str] | None = None) -> int:
             traceback.print_exc()
         print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
         return 1
-    temporary = options.result.with_name(options.result.name + ".tmp")
-    temporary.write_bytes(workload.SerializeToString())
-    os.replace(temporary, options.result)
+    replace_file(options.result, workload.SerializeToString())
     return 0
 
 

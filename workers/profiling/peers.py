@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from chassis import process
+from chassis.closing import Closing
 from chassis.process import Child, last_lines, module_argv, spawn, stop_all
 from protos.node_pb2 import ProfileRequest
 from ps import ParameterClient
@@ -37,7 +38,7 @@ class PeersError(RuntimeError):
     """A worker of the profiler ended; quotes what it wrote."""
 
 
-class Peers:
+class Peers(Closing):
     """The processes of ranks 1 to `count`, and the groups that rank 0 forms with them.
 
     Starting them returns at once: they load while the leader does.
@@ -116,12 +117,6 @@ class Peers:
     def close(self) -> None:
         """End the peers; safe to repeat."""
         stop_all(self._children, 0.5)
-
-    def __enter__(self) -> "Peers":
-        return self
-
-    def __exit__(self, *ignored: object) -> None:
-        self.close()
 
     def _put(self, key: str, value: str) -> None:
         self._control.store.set(key, value)

@@ -7,16 +7,16 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
+from chassis.files import aside
 from scheduler.agent.training.network import DISTANCES, Network, Size
 
 
 def save(network: Network, path: Path, note: dict[str, str]) -> None:
     """Write a network and `note` about its training; the file appears whole or not at all."""
     config = {**asdict(network.size), "distances": DISTANCES}
-    temporary = path.with_name(path.name + ".tmp")
     weights = {name: value.detach().contiguous() for name, value in network.state_dict().items()}
-    save_file(weights, temporary, {**note, "config": json.dumps(config)})
-    temporary.replace(path)
+    with aside(path) as unfinished:
+        save_file(weights, unfinished, {**note, "config": json.dumps(config)})
 
 
 def load(path: Path) -> Network:

@@ -153,7 +153,7 @@ _TORN = """
 import sys, time
 from functools import partial
 from ps import ParameterClient
-from ps.pushing import Push
+from ps.client.push import Push
 import numpy as np
 
 def run(self):

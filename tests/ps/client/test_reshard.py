@@ -154,7 +154,7 @@ def test_a_target_that_dies_leaves_all_as_it_was() -> None:
 _COORDINATOR = """
 import os, sys
 from ps import ParameterClient
-from ps.session import Shard
+from ps.client.session import Shard
 
 calls, stop = 0, int(sys.argv[1])
 real = Shard.call

@@ -121,9 +121,10 @@ import shutil
 import numpy as np
 from protos import parameter_server_pb2 as pb
 from protos.codec import pack
-from ps.durable import Durable
-from ps.spec import make_spec
-from ps.state import ShardState, take_apart
+from ps.shard.directory import Durable
+from ps.table.spec import make_spec
+from ps.shard.message import take_apart
+from ps.shard.state import ShardState
 
 root, sync = sys.argv[1], sys.argv[2] == "sync"
 keys = np.arange(40, dtype=np.uint64)

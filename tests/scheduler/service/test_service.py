@@ -335,7 +335,7 @@ def test_watchers_are_told_when_the_scheduler_stops(cluster: Cluster, tmp_path: 
 
 _PARENT = """
 import sys, time
-from scheduler.redis_server import EmbeddedRedis
+from scheduler.state.redis_server import EmbeddedRedis
 redis = EmbeddedRedis(sys.argv[1]).start()
 print(redis._child.pid, redis.pid, flush=True)
 time.sleep(60)

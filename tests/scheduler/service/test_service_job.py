@@ -47,7 +47,7 @@ COST = LayerCost(
 )
 _MODEL = """
 from torch import nn
-from workers.layers.sparse_embedding import SparseEmbedding
+from workers.embedding.sparse import SparseEmbedding
 
 
 class Model(nn.Module):

@@ -129,7 +129,7 @@ def test_archives_used_longest_ago_go(scheduler, keep, tmp_path, monkeypatch):
 _CHILD = """
 import json, os, subprocess, sys
 from protos.job_pb2 import JobSpec
-from workers.code import enter
+from workers.model.code import enter
 
 enter(JobSpec.FromString(bytes.fromhex(sys.argv[1])))
 import helper

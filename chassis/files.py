@@ -1,0 +1,56 @@
+"""Files that appear whole or not at all: written aside, then put in the place of the old one."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from secrets import token_hex
+
+
+@contextmanager
+def aside(path: Path) -> Iterator[Path]:
+    """A name beside `path` to write to; what is there at the end takes the place of `path`.
+
+    On an error the old file stays, and nothing is left beside it.
+    """
+    unfinished = path.with_name(f".{path.name}.{token_hex(4)}")
+    try:
+        yield unfinished
+        os.replace(unfinished, path)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
+
+
+def replace_file(
+    path: Path, content: bytes | str, *, private: bool = False, durable: bool = False
+) -> None:
+    """Put `content` in the place of a file, in one step; text as UTF-8.
+
+    Args:
+        private: readable by its owner alone, from the first byte on.
+        durable: return once it would outlast a loss of power.
+
+    Raises:
+        OSError: it cannot be written; what was there before still is.
+    """
+    data = content.encode() if isinstance(content, str) else content
+    mode = 0o600 if private else 0o666
+    with aside(path) as unfinished:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        with open(os.open(unfinished, flags, mode), "wb") as stream:
+            stream.write(data)
+            if durable:
+                stream.flush()
+                os.fsync(stream.fileno())
+    if durable:
+        sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the names in a folder would outlast a loss of power."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
