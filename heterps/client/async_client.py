@@ -17,10 +17,10 @@ from google.protobuf.message import Message
 
 from chassis.channels import RpcError, call_async, connect_async
 from chassis.transfer import TransferError, fetch_async, send_async
-from heterps.client import asks, steps
-from heterps.client.asks import Ask
-from heterps.client.patience import Patience
-from heterps.client.records import Job, KeptDecision, LogText, Node
+from heterps.client import calls, steps
+from heterps.client.calls import Call
+from heterps.client.records import Job, JobDecision, LogText, Node
+from heterps.client.retry import Retry
 from heterps.errors import FetchError
 from heterps.home.target import Target
 from protos import scheduler_pb2 as pb
@@ -31,7 +31,7 @@ from protos.job_pb2 import JobSpec
 from protos.scheduler_pb2_grpc import SchedulerStub
 
 if TYPE_CHECKING:
-    from heterps.client.fetched import Fetched
+    from heterps.client.download import JobFiles
     from protos.decision_pb2 import Decision as DecisionMessage
     from scheduler import Decision
     from scheduler.problem.demands import Pin
@@ -73,11 +73,11 @@ class AsyncClient:
 
     async def status(self, job_id: str) -> Job:
         """How a job stands."""
-        return await self._ask(asks.status(job_id))
+        return await self._ask(calls.status(job_id))
 
-    async def jobs(self, timeout: float = asks.CALL_S) -> list[Job]:
+    async def jobs(self, timeout: float = calls.CALL_S) -> list[Job]:
         """All jobs in the order of submission."""
-        return await self._ask(asks.jobs(timeout))
+        return await self._ask(calls.jobs(timeout))
 
     async def find(self, prefix: str | None = None) -> str:
         """The id of the job that `prefix` begins, of the latest job for None."""
@@ -86,7 +86,7 @@ class AsyncClient:
     async def watch(self, job_id: str) -> AsyncIterator[Job]:
         """How a job stands, now and after each change, to its end; see `Client.watch`."""
         request = pb.JobRequest(job_id=job_id)
-        replies = self._follow(self._stub.WatchJob, lambda: request, "watch", job_id, Patience())
+        replies = self._follow(self._stub.WatchJob, lambda: request, "watch", job_id, Retry())
         async for status in replies:
             job = Job.of(status)
             yield job
@@ -97,7 +97,7 @@ class AsyncClient:
         """Wait for a job's end; see `Client.wait`."""
         return await self._run(steps.wait(job_id, timeout))
 
-    async def get(self, job_id: str, to: str | Path | None = None) -> "Fetched":
+    async def get(self, job_id: str, to: str | Path | None = None) -> "JobFiles":
         """Fetch what a job that has ended left; see `Client.get`."""
         return await self._run(steps.get(job_id, to))
 
@@ -108,34 +108,34 @@ class AsyncClient:
         def request() -> pb.LogsRequest:
             return pb.LogsRequest(job_id=job_id, follow=follow, offsets=offsets)
 
-        patience = Patience() if follow else Patience(0.0)
-        async for chunk in self._follow(self._stub.Logs, request, "logs", job_id, patience):
+        retry = Retry() if follow else Retry(0.0)
+        async for chunk in self._follow(self._stub.Logs, request, "logs", job_id, retry):
             offsets[chunk.process] = chunk.next_offset
             yield LogText(chunk.process, chunk.text)
 
     async def cancel(self, job_id: str) -> Job:
         """Ask a job to end; safe to repeat, without effect once it has ended."""
-        return await self._ask(asks.cancel(job_id))
+        return await self._ask(calls.cancel(job_id))
 
     async def decision(self, job_id: str) -> "Decision":
         """What was decided for a job, and why."""
-        return await self._ask(asks.decision(job_id))
+        return await self._ask(calls.decision(job_id))
 
-    async def decisions(self, limit: int = 0) -> list[KeptDecision]:
+    async def decisions(self, limit: int = 0) -> list[JobDecision]:
         """The decisions of the latest `limit` jobs (0: of all), the oldest first."""
-        return await self._ask(asks.decisions(limit))
+        return await self._ask(calls.decisions(limit))
 
     async def replan(self, job_id: str) -> pb.Replan:
         """What a job's run was measured to take so far, and the proposal that stands, if any."""
-        return await self._ask(asks.replan(job_id))
+        return await self._ask(calls.replan(job_id))
 
     async def history(self, job_id: str) -> JobHistory:
         """The states that a job came to, and what its stages reported over time."""
-        return await self._ask(asks.history(job_id))
+        return await self._ask(calls.history(job_id))
 
     async def nodes(self) -> list[Node]:
         """The nodes and standing shards that are alive."""
-        return await self._ask(asks.nodes())
+        return await self._ask(calls.nodes())
 
     async def plan(
         self,
@@ -153,7 +153,7 @@ class AsyncClient:
         finetune: float = 0.0,
     ) -> "Decision":
         """Plan on the scheduler's machine, without running anything; see `Client.plan`."""
-        ask = asks.plan(
+        ask = calls.plan(
             *(workload, resources, min_throughput, method, seed, pin, exclude),
             *(max_price_per_hour, finish_by, pareto, finetune),
         )
@@ -165,11 +165,11 @@ class AsyncClient:
 
     async def status_message(self, job_id: str) -> pb.JobStatus:
         """The message behind `status`, with what was submitted."""
-        return await self._ask(asks.status_message(job_id))
+        return await self._ask(calls.status_message(job_id))
 
     async def decision_message(self, job_id: str) -> "DecisionMessage":
         """The message behind `decision`."""
-        return await self._ask(asks.decision_message(job_id))
+        return await self._ask(calls.decision_message(job_id))
 
     async def close(self) -> None:
         """Close the connection."""
@@ -192,24 +192,24 @@ class AsyncClient:
         request: Callable[[], Message],
         what: str,
         job_id: str,
-        patience: Patience,
+        retry: Retry,
     ) -> AsyncIterator[Any]:
         """What comes on a stream; where it breaks off, it is opened again."""
         while True:
             try:
                 async for reply in method(request()):
-                    patience.took()
+                    retry.succeeded()
                     yield reply
                 return
             except grpc.RpcError as error:
-                patience.missed(asks.broken(self.target, what, job_id, error))
-            await self._run(steps.return_of(job_id, patience))
+                retry.failed(calls.broken(self.target, what, job_id, error))
+            await self._run(steps.await_return(job_id, retry))
 
     async def _run(self, procedure: steps.Steps[R]) -> R:
         return await steps.run_async(procedure, self._perform)
 
     async def _perform(self, step: steps.Step) -> Any:
-        if isinstance(step, Ask):
+        if isinstance(step, Call):
             return await self._ask(step)
         if isinstance(step, steps.Work):
             return await asyncio.to_thread(step.action)
@@ -225,9 +225,9 @@ class AsyncClient:
         except TransferError as error:
             raise FetchError(str(error)) from None
         except RpcError as error:
-            raise asks.explain(self.target, error) from None
+            raise calls.explain(self.target, error) from None
 
-    async def _ask(self, ask: Ask[R]) -> R:
+    async def _ask(self, ask: Call[R]) -> R:
         service, _, method = ask.method.rpartition(".")
         try:
             reply = await call_async(
@@ -238,5 +238,5 @@ class AsyncClient:
                 retry_s=ask.retry_s,
             )
         except RpcError as error:
-            raise asks.explain(self.target, error, ask.job_id) from None
+            raise calls.explain(self.target, error, ask.job_id) from None
         return ask.read(reply)

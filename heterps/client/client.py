@@ -17,10 +17,10 @@ from google.protobuf.message import Message
 from chassis.channels import RpcError, call, connect
 from chassis.closing import Closing
 from chassis.transfer import TransferError, fetch, send
-from heterps.client import asks, steps
-from heterps.client.asks import Ask, match, new_id
-from heterps.client.patience import Patience
-from heterps.client.records import Job, KeptDecision, LogText, Node
+from heterps.client import calls, steps
+from heterps.client.calls import Call, match, new_id
+from heterps.client.records import Job, JobDecision, LogText, Node
+from heterps.client.retry import Retry
 from heterps.errors import FetchError
 from heterps.home.target import Target
 from protos import scheduler_pb2 as pb
@@ -30,7 +30,7 @@ from protos.job_pb2 import JobSpec
 from protos.scheduler_pb2_grpc import SchedulerStub
 
 if TYPE_CHECKING:
-    from heterps.client.fetched import Fetched
+    from heterps.client.download import JobFiles
     from protos.decision_pb2 import Decision as DecisionMessage
     from protos.history_pb2 import JobHistory
     from scheduler import Decision
@@ -92,15 +92,15 @@ class Client(Closing):
 
     def status(self, job_id: str) -> Job:
         """How a job stands."""
-        return self._ask(asks.status(job_id))
+        return self._ask(calls.status(job_id))
 
-    def jobs(self, timeout: float = asks.CALL_S) -> list[Job]:
+    def jobs(self, timeout: float = calls.CALL_S) -> list[Job]:
         """All jobs in the order of submission.
 
         Args:
             timeout: seconds that the scheduler may take to answer.
         """
-        return self._ask(asks.jobs(timeout))
+        return self._ask(calls.jobs(timeout))
 
     def find(self, prefix: str | None = None) -> str:
         """The id of the job that `prefix` begins, of the latest job for None.
@@ -116,7 +116,7 @@ class Client(Closing):
         Rides out a scheduler that is away for up to 30 s.
         """
         request = pb.JobRequest(job_id=job_id)
-        replies = self._follow(self._stub.WatchJob, lambda: request, "watch", job_id, Patience())
+        replies = self._follow(self._stub.WatchJob, lambda: request, "watch", job_id, Retry())
         for status in replies:
             job = Job.of(status)
             yield job
@@ -136,7 +136,7 @@ class Client(Closing):
         """
         return self._run(steps.wait(job_id, timeout))
 
-    def get(self, job_id: str, to: str | Path | None = None) -> "Fetched":
+    def get(self, job_id: str, to: str | Path | None = None) -> "JobFiles":
         """Fetch what a job that has ended left: model, metrics.json, decision.json.
 
         Args:
@@ -159,14 +159,14 @@ class Client(Closing):
         def request() -> pb.LogsRequest:
             return pb.LogsRequest(job_id=job_id, follow=follow, offsets=offsets)
 
-        patience = Patience() if follow else Patience(0.0)
-        for chunk in self._follow(self._stub.Logs, request, "logs", job_id, patience):
+        retry = Retry() if follow else Retry(0.0)
+        for chunk in self._follow(self._stub.Logs, request, "logs", job_id, retry):
             offsets[chunk.process] = chunk.next_offset
             yield LogText(chunk.process, chunk.text)
 
     def cancel(self, job_id: str) -> Job:
         """Ask a job to end; safe to repeat, without effect once it has ended."""
-        return self._ask(asks.cancel(job_id))
+        return self._ask(calls.cancel(job_id))
 
     def decision(self, job_id: str) -> "Decision":
         """What was decided for a job, and why.
@@ -174,26 +174,26 @@ class Client(Closing):
         Raises:
             NoDecisionError: nothing is decided yet, or nothing was.
         """
-        return self._ask(asks.decision(job_id))
+        return self._ask(calls.decision(job_id))
 
-    def decisions(self, limit: int = 0) -> list[KeptDecision]:
+    def decisions(self, limit: int = 0) -> list[JobDecision]:
         """The decisions of the latest `limit` jobs (0: of all), the oldest first.
 
         They hold figures and stages; `decision` gives all of one.
         """
-        return self._ask(asks.decisions(limit))
+        return self._ask(calls.decisions(limit))
 
     def replan(self, job_id: str) -> pb.Replan:
         """What a job's run was measured to take so far, and the proposal that stands, if any."""
-        return self._ask(asks.replan(job_id))
+        return self._ask(calls.replan(job_id))
 
     def history(self, job_id: str) -> "JobHistory":
         """The states that a job came to, and what its stages reported over time."""
-        return self._ask(asks.history(job_id))
+        return self._ask(calls.history(job_id))
 
     def nodes(self) -> list[Node]:
         """The nodes and standing shards that are alive."""
-        return self._ask(asks.nodes())
+        return self._ask(calls.nodes())
 
     def plan(
         self,
@@ -220,7 +220,7 @@ class Client(Closing):
         Raises:
             InputError: an argument that cannot be used; nothing was asked.
         """
-        ask = asks.plan(
+        ask = calls.plan(
             *(workload, resources, min_throughput, method, seed, pin, exclude),
             *(max_price_per_hour, finish_by, pareto, finetune),
         )
@@ -232,11 +232,11 @@ class Client(Closing):
 
     def status_message(self, job_id: str) -> pb.JobStatus:
         """The message behind `status`, with what was submitted."""
-        return self._ask(asks.status_message(job_id))
+        return self._ask(calls.status_message(job_id))
 
     def decision_message(self, job_id: str) -> "DecisionMessage":
         """The message behind `decision`."""
-        return self._ask(asks.decision_message(job_id))
+        return self._ask(calls.decision_message(job_id))
 
     def close(self) -> None:
         """Close the connection."""
@@ -248,7 +248,7 @@ class Client(Closing):
         request: Callable[[], Message],
         what: str,
         job_id: str,
-        patience: Patience,
+        retry: Retry,
     ) -> Iterator[Any]:
         """What comes on a stream; where it breaks off, it is opened again.
 
@@ -259,18 +259,18 @@ class Client(Closing):
         while True:
             try:
                 for reply in method(request()):
-                    patience.took()
+                    retry.succeeded()
                     yield reply
                 return
             except grpc.RpcError as error:
-                patience.missed(asks.broken(self.target, what, job_id, error))
-            self._run(steps.return_of(job_id, patience))
+                retry.failed(calls.broken(self.target, what, job_id, error))
+            self._run(steps.await_return(job_id, retry))
 
     def _run(self, procedure: steps.Steps[R]) -> R:
         return steps.run(procedure, self._perform)
 
     def _perform(self, step: steps.Step) -> Any:
-        if isinstance(step, Ask):
+        if isinstance(step, Call):
             return self._ask(step)
         if isinstance(step, steps.Work):
             return step.action()
@@ -286,9 +286,9 @@ class Client(Closing):
         except TransferError as error:
             raise FetchError(str(error)) from None
         except RpcError as error:
-            raise asks.explain(self.target, error) from None
+            raise calls.explain(self.target, error) from None
 
-    def _ask(self, ask: Ask[R]) -> R:
+    def _ask(self, ask: Call[R]) -> R:
         service, _, method = ask.method.rpartition(".")
         try:
             reply = call(
@@ -299,5 +299,5 @@ class Client(Closing):
                 retry_s=ask.retry_s,
             )
         except RpcError as error:
-            raise asks.explain(self.target, error, ask.job_id) from None
+            raise calls.explain(self.target, error, ask.job_id) from None
         return ask.read(reply)

@@ -1,6 +1,6 @@
 """What takes several calls: submitting with code, waiting, fetching; no network in here either.
 
-A procedure yields what is to be done, an `Ask` or one of the others below, and is sent the result
+A procedure yields what is to be done, an `Call` or one of the others below, and is sent the result
 or thrown the error. `Client` does it and waits, `AsyncClient` awaits it.
 """
 
@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from heterps.client import asks
-from heterps.client.asks import Ask
-from heterps.client.fetched import Fetched, Landing
-from heterps.client.patience import PAUSE_S, Patience
+from heterps.client import calls
+from heterps.client.calls import Call
+from heterps.client.download import Download, JobFiles
 from heterps.client.records import Job, State
+from heterps.client.retry import PAUSE_S, Retry
 from heterps.errors import FetchError, HeterpsError, NoDecisionError, UnreachableError
 from heterps.job.file import load_job
 from heterps.job.prepare import prepare
@@ -63,7 +63,7 @@ class Fetch:
     most_bytes: int
 
 
-Step = Ask[Any] | Work | Pause | Send | Fetch
+Step = Call[Any] | Work | Pause | Send | Fetch
 Steps = Generator[Step, Any, R]
 
 
@@ -115,7 +115,7 @@ def submit(
     else:
         path = job
         spec = yield Work(lambda: load_job(path, overrides))
-    limit = yield asks.code_limit()  # before minutes of preparing for nobody
+    limit = yield calls.code_limit()  # before minutes of preparing for nobody
     yield Work(lambda: prepare(spec, on_line))
     packed: Code | None = None
     if code:
@@ -126,43 +126,43 @@ def submit(
             on_line(f"{LEFT_OUT} {left_out}")
         sending.settle(spec, packed)
         yield Send(packed.content, f"send the code of {spec.name}")
-    job_id = job_id or asks.new_id(spec.name)
+    job_id = job_id or calls.new_id(spec.name)
     try:
-        return (yield asks.submit(job_id, spec))  # type: ignore[no-any-return]
+        return (yield calls.submit(job_id, spec))  # type: ignore[no-any-return]
     except HeterpsError as error:
         if packed is None or _MISSING_CODE not in str(error):
             raise
     yield Send(packed.content, f"send the code of {spec.name}")
-    return (yield asks.submit(job_id, spec))  # type: ignore[no-any-return]
+    return (yield calls.submit(job_id, spec))  # type: ignore[no-any-return]
 
 
 def find(prefix: str | None) -> Steps[str]:
     """The id of the job that `prefix` begins, of the latest for None."""
-    listed: list[Job] = yield asks.jobs(asks.CALL_S)
-    return asks.match(prefix, [job.job_id for job in listed])
+    listed: list[Job] = yield calls.jobs(calls.CALL_S)
+    return calls.match(prefix, [job.job_id for job in listed])
 
 
 def wait(job_id: str, timeout: float | None) -> Steps[Job]:
     """Wait for a job's end, also for a scheduler that is away."""
     deadline = None if timeout is None else time.monotonic() + timeout
-    patience = Patience()
+    retry = Retry()
     while True:
         try:
-            job: Job = yield asks.status(job_id)
+            job: Job = yield calls.status(job_id)
         except UnreachableError as error:
-            patience.missed(error)
+            retry.failed(error)
             last, pause_s = "out of reach", PAUSE_S
         else:
             if job.state.is_final:
                 return job
-            patience.took()
+            retry.succeeded()
             last, pause_s = str(job.state), _POLL_S
         if deadline is not None and time.monotonic() > deadline:
             raise TimeoutError(f"job {job_id}: still {last} after {timeout:g} s")
         yield Pause(pause_s)
 
 
-def return_of(job_id: str, patience: Patience) -> Steps[None]:
+def await_return(job_id: str, retry: Retry) -> Steps[None]:
     """Wait for a scheduler that was just away to answer again.
 
     A stream that is opened again does not tell: nothing may come on it for long.
@@ -170,34 +170,34 @@ def return_of(job_id: str, patience: Patience) -> Steps[None]:
     while True:
         yield Pause(PAUSE_S)
         try:
-            yield asks.status(job_id)
+            yield calls.status(job_id)
         except UnreachableError as error:
-            patience.missed(error)
+            retry.failed(error)
         else:
-            patience.took()
+            retry.succeeded()
             return
 
 
-def get(job_id: str, to: str | Path | None) -> Steps[Fetched]:
+def get(job_id: str, to: str | Path | None) -> Steps[JobFiles]:
     """Fetch what a job left behind."""
-    job: Job = yield asks.status(job_id)
+    job: Job = yield calls.status(job_id)
     if not job.state.is_final:
         raise FetchError(
             f"job {job_id}: is {job.state}; expected one that has ended. "
             f"Follow it with `heterps logs -f {job_id}`."
         )
     try:
-        decision = yield asks.decision(job_id)
+        decision = yield calls.decision(job_id)
     except NoDecisionError:
         decision = None
-    landing = Landing(job, Path(to) if to is not None else Path(job_id))
-    yield Work(landing.open)
+    download = Download(job, Path(to) if to is not None else Path(job_id))
+    yield Work(download.open)
     if job.state is State.SUCCEEDED:
-        kept = yield asks.files(job_id)
-        for file in landing.wanted(kept):
-            path = yield Work(lambda file=file: landing.place(file))  # type: ignore[misc]
+        kept = yield calls.files(job_id)
+        for file in download.wanted(kept):
+            path = yield Work(lambda file=file: download.place(file))  # type: ignore[misc]
             if path is not None:
                 request = GetArtifactRequest(digest=file.digest)
                 yield Fetch(request, path, f"job {job_id}: {file.name}", file.bytes)
-    limit: int = yield asks.code_limit()
-    return (yield Work(lambda: landing.close(decision, limit)))  # type: ignore[no-any-return]
+    limit: int = yield calls.code_limit()
+    return (yield Work(lambda: download.close(decision, limit)))  # type: ignore[no-any-return]

@@ -9,7 +9,7 @@ from typing import Any, Final
 from google.protobuf.message import Message
 
 from chassis.near import nearest
-from heterps.job import yaml_nodes as yamlnodes
+from heterps.job import yaml_nodes
 from heterps.job.prepare import is_url
 from heterps.job.schema import Reading
 from heterps.job.yaml_nodes import YamlError
@@ -88,9 +88,9 @@ def load_job(path: str | Path, overrides: Iterable[str] | Mapping[str, object] =
     job = JobSpec()
     reading = Reading(_HIDDEN, _NULLABLE)
     try:
-        root = yamlnodes.read(file, shown)
+        root = yaml_nodes.read(file, shown)
         for assignment in _assignments(overrides):
-            yamlnodes.override(root, assignment)
+            yaml_nodes.override(root, assignment)
         reading.into(job, root)
     except YamlError as error:
         raise JobFileError([str(error)]) from None
