@@ -150,7 +150,7 @@ def _plans(app: FastAPI, console: Console) -> None:
             request,
             job,
             "what-if",
-            "html",
+            "whatif.html",
             decision=decision,
             headline=headline(decision),
             asked=asked,

@@ -38,8 +38,8 @@ class WhatIf:
     def of(cls, form: Form, decision: "Decision") -> "WhatIf":
         """Read a form; what it does not name is as the decision has it."""
         sent = _ASKED in form
-        known = _as_decided(decision)
-        values = {key: form.get(key, [default])[-1].strip() for key, default in known.items()}
+        decided = _as_decided(decision)
+        values = {key: form.get(key, [default])[-1].strip() for key, default in decided.items()}
         excluded = [k for k in form.get("exclude", []) if k] if sent else decision.excluded
         return cls(values, list(excluded), sent)
 

@@ -24,6 +24,6 @@ def test_it_ends_half_a_minute_after_the_last_answer(clock):
 
 def test_what_is_no_absence_ends_it_at_once(clock):
     with pytest.raises(UnknownJobError):
-        Retry(clock=clock).missed(UnknownJobError("no such job"))
+        Retry(clock=clock).failed(UnknownJobError("no such job"))
     with pytest.raises(UnreachableError):
-        Retry(0.0, clock).missed(away())
+        Retry(0.0, clock).failed(away())
