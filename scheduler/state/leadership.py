@@ -9,18 +9,18 @@ from scheduler.state.store import Store, StoreError
 
 HOLD_S = 5.0
 _RENEW_S = 1.0
-_log = logging.getLogger("heterps.charge")
+_log = logging.getLogger("heterps.leadership")
 
 
 class HeldError(RuntimeError):
     """Another scheduler works on this Redis."""
 
 
-class Charge:
+class Leadership:
     """Takes and keeps the right to schedule.
 
     The right is a key in Redis with a time to live, and a term: a number that grows with every
-    scheduler that takes charge. Writes to Redis and calls to nodes carry the term, and a lower one
+    scheduler that takes it. Writes to Redis and calls to nodes carry the term, and a lower one
     than the latest is refused, so a scheduler that was replaced while it slept does no harm (the
     fencing token of Chubby, Burrows 2006, and of Kleppmann's "How to do distributed locking").
 
@@ -37,7 +37,7 @@ class Charge:
         self._failed = 0.0
         self.lost = store.deposed
 
-    def take(self, stop: Callable[[], bool] = lambda: False) -> None:
+    def acquire(self, stop: Callable[[], bool] = lambda: False) -> None:
         """Wait for the right of a scheduler that has died; never work beside a live one.
 
         Raises:
@@ -49,7 +49,7 @@ class Charge:
             asked = time.monotonic()
             if self._store.take(self._holder, self._hold_s):
                 self._renewed = asked
-                _log.info("in charge, term %d", self._store.term)
+                _log.info("this scheduler leads, term %d", self._store.term)
                 return
             if time.monotonic() > until or stop():
                 raise HeldError(
@@ -74,19 +74,19 @@ class Charge:
             lost()
             return
 
-    def sure(self) -> bool:
+    def is_certain(self) -> bool:
         """Whether no other scheduler can have taken over, as far as can be known.
 
         After a sleep this is False until the right is renewed. While Redis is away nobody can
         take over, so then it stays True.
         """
         now = time.monotonic()
-        known = max(self._renewed, self._failed)
-        return not self.lost.is_set() and now - known < self._hold_s
+        asked = max(self._renewed, self._failed)
+        return not self.lost.is_set() and now - asked < self._hold_s
 
-    def settle(self) -> bool:
+    def confirm(self) -> bool:
         """Wait until it is known whether another scheduler has taken over; False when one has."""
-        while not self.sure():
+        while not self.is_certain():
             if self.lost.wait(0.1):
                 return False
         return True
