@@ -63,16 +63,6 @@ class Dataset:
             self._unit_rows = [unit.rows or 0 for unit in self._units]
 
     @property
-    def slots(self) -> int:
-        """Sparse inputs a row, F."""
-        return len(self._encoder.slots)
-
-    @property
-    def dense_columns(self) -> int:
-        """Dense inputs a row, D."""
-        return len(self._encoder.dense)
-
-    @property
     def rows(self) -> int:
         """Rows of the split; text files are read once to count them."""
         return sum(self._counts())

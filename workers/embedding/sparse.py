@@ -135,9 +135,9 @@ def tables_of(layers: Iterable[SparseEmbedding]) -> dict[str, EmbeddingSpec]:
     """
     tables: dict[str, EmbeddingSpec] = {}
     for layer in layers:
-        known = tables.setdefault(layer.spec.table, layer.spec)
-        if known != layer.spec:
+        first = tables.setdefault(layer.spec.table, layer.spec)
+        if first != layer.spec:
             raise ValueError(
-                f"table {known.table!r} is described in two ways: {known} and {layer.spec}"
+                f"table {first.table!r} is described in two ways: {first} and {layer.spec}"
             )
     return tables

@@ -77,8 +77,8 @@ class LossScale:
     """A factor of the loss, as large as gradients allow: float16 has no small numbers.
 
     Halved after a step whose gradients were not finite, which is skipped; doubled after `interval`
-    good ones in a row. `torch.amp.GradScaler` does this for one optimizer; here the verdict is that
-    of all workers of a stage and of the gradients of embedding rows, too.
+    good ones in a row. `torch.amp.GradScaler` does this for one optimizer; here the gradients of
+    all workers of a stage count, and those of embedding rows, too.
 
     Attributes:
         value: the factor.

@@ -8,6 +8,7 @@ rank 0's link what a ring would cost everybody's, and the order of every sum is 
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import grpc
 import numpy as np
@@ -28,6 +29,19 @@ class CombineError(RuntimeError):
     """Workers that do not combine the same, or one that did not come."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Combination:
+    """What the workers combine, and the parts that are here, by rank."""
+
+    operation: int
+    dtype: np.dtype[np.generic]
+    shape: tuple[int, ...]
+    parts: dict[int, Array] = field(default_factory=dict, compare=False)
+
+    def __str__(self) -> str:
+        return f"{self.dtype}{list(self.shape)} for operation {self.operation}"
+
+
 class Hub:
     """Rank 0's side: parts until all are there, the last results until nobody can ask again.
 
@@ -40,8 +54,7 @@ class Hub:
         self._size = size
         self._stop = stop
         self._changed = threading.Condition()
-        self._parts: dict[int, dict[int, Array]] = {}  # by sequence and rank
-        self._operations: dict[int, int] = {}
+        self._open: dict[int, _Combination] = {}  # by sequence
         self._results: dict[int, Array] = {}
 
     def combine(self, sequence: int, rank: int, operation: int, part: Array) -> Array:
@@ -58,7 +71,7 @@ class Hub:
                 if self._stop():
                     raise CombineError("stopped")
                 if time.monotonic() > until:
-                    there = sorted(self._parts.get(sequence, {}))
+                    there = sorted(self._open[sequence].parts)
                     raise CombineError(f"only the workers {there} came within {TIMEOUT_S:.0f} s")
                 self._changed.wait(0.2)
             return self._results[sequence]
@@ -66,18 +79,16 @@ class Hub:
     def _take(self, sequence: int, rank: int, operation: int, part: Array) -> None:
         if not 0 <= rank < self._size:
             raise CombineError(f"rank {rank}: expected 0 to {self._size - 1}")
-        parts = self._parts.setdefault(sequence, {})
-        first = next(iter(parts.values()), part)
-        known = self._operations.setdefault(sequence, operation)
-        if (known, first.dtype, first.shape) != (operation, part.dtype, part.shape):
+        given = self._open.setdefault(sequence, _Combination(operation, part.dtype, part.shape))
+        if given != (brought := _Combination(operation, part.dtype, part.shape)):
             raise CombineError(
-                f"worker {rank} brings {part.dtype}{list(part.shape)} for operation {operation}, "
-                f"another {first.dtype}{list(first.shape)} for {known}; expected the same of all"
+                f"worker {rank} brings {brought}, another {given}; expected the same of all"
             )
-        parts[rank] = part
-        if len(parts) == self._size:
-            self._results[sequence] = _combined(operation, [parts[r] for r in range(self._size)])
-            del self._parts[sequence], self._operations[sequence]
+        given.parts[rank] = part
+        if len(given.parts) == self._size:
+            parts = [given.parts[r] for r in range(self._size)]
+            self._results[sequence] = _combined(operation, parts)
+            del self._open[sequence]
             # All have the result before, or they would not ask for this one.
             self._results.pop(sequence - 2, None)
             self._changed.notify_all()

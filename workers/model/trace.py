@@ -8,9 +8,7 @@ used after it, the model's own inputs included.
 
 import inspect
 import traceback
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from torch import fx, nn
 
@@ -206,8 +204,3 @@ def kind_of(layer: nn.Module) -> str:
     if any(True for _ in layer.parameters()):
         return "dense"
     return "elementwise"
-
-
-def positional(values: dict[str, Any], names: Sequence[str]) -> list[Any]:
-    """The values of `names`, in order."""
-    return [values[name] for name in names]

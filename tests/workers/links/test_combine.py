@@ -93,7 +93,7 @@ def test_workers_that_do_not_fit_are_told(stop):
     hub = Hub(2, stop.is_set)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(hub.combine, 1, 0, SUM, torch.ones(2).numpy())
-        while 1 not in hub._parts:
+        while 1 not in hub._open:
             time.sleep(0.01)
         with pytest.raises(CombineError, match=r"worker 1 brings float32\[3\].*float32\[2\]"):
             hub.combine(1, 1, SUM, torch.ones(3).numpy())

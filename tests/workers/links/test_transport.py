@@ -1,13 +1,17 @@
 """Frames from an outbox over gRPC to an inbox, and what happens where a neighbour is lost."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
+import grpc
 import pytest
 import torch
 
+from chassis.channels import RpcError, connect
+from protos import codec, stage_pb2
 from workers.device.copies import CopyStreams, OnHost
-from workers.links.frames import BACKWARD, FORWARD, FrameId
-from workers.links.inbox import Inbox
+from workers.links.frames import BACKWARD, EVALUATE, FORWARD, Frame, FrameId
+from workers.links.inbox import Inbox, Stopped
 from workers.links.outbox import Outbox
 from workers.links.transport import Neighbours, StageService
 
@@ -58,3 +62,117 @@ def test_16_bit_values_cross_stages_as_they_are(inbox, staging):
             torch.testing.assert_close(frame.tensors[name], tensor, rtol=0, atol=0, equal_nan=True)
     assert sorted(heard) == sorted(((FORWARD, BACKWARD)[n % 2], n) for n in range(12))
     outbox.close()
+
+
+def frames(count, phase="train", step=0):
+    """Forward frames of a value each."""
+    return [(FrameId(FORWARD, phase, step, n), {"x": torch.tensor(float(n))}) for n in range(count)]
+
+
+def test_frames_are_taken_by_name_in_any_order(inbox):
+    box, address = inbox
+    outbox = Outbox(Neighbours([address], "the next stage", 0), OnHost())
+    sent = frames(20)
+    for name, tensors in sent:
+        outbox.send(name, tensors)
+    outbox.end("train")
+    for name, tensors in reversed(sent):
+        assert box.has(name)
+        assert box.take(name).tensors["x"] == tensors["x"]
+        assert not box.has(name)
+    outbox.close()
+
+
+def test_micro_batches_go_to_their_workers_and_ends_to_all():
+    stop = threading.Event()
+    boxes = [Inbox(stop) for _ in range(3)]
+    servers = [StageService(box).serve("127.0.0.1:0", threads=2) for box in boxes]
+    senders = [
+        Outbox(Neighbours([s.address for s in servers], "the next stage", rank), OnHost())
+        for rank in range(2)
+    ]
+    names = [name for name, _ in frames(9)]
+    for name, tensors in frames(9):
+        senders[name.micro_batch % 2].send(name, tensors)
+    senders[0].end("train")
+    assert not any(box.ended("train", 2) for box in boxes)
+    senders[1].end("train")
+    for index, box in enumerate(boxes):
+        assert box.ended("train", 2)
+        assert [n.micro_batch for n in names if box.has(n)] == [index, index + 3, index + 6]
+    for closing in senders:
+        closing.close()
+    for server in servers:
+        server.stop(0.1)
+
+
+def test_evaluation_frames_come_in_the_order_of_arrival_until_the_end(inbox):
+    box, address = inbox
+    peers = Neighbours([address], "the next stage", 0)
+    outbox = Outbox(peers, OnHost())
+    for number in (5, 2, 9):
+        outbox.send(FrameId(EVALUATE, "valid", 0, number), {"x": torch.zeros(1)})
+        peers.flush()
+    outbox.end("valid")
+    found = [box.next_evaluation("valid", 1) for _ in range(4)]
+    assert [f and f.id.micro_batch for f in found] == [5, 2, 9, None]
+    outbox.close()
+
+
+@pytest.mark.parametrize("staging", [OnHost(), CopyStreams(CPU)], ids=["at once", "behind"])
+def test_a_lost_neighbour_is_named(staging):
+    box = Inbox(threading.Event())
+    server = StageService(box).serve("127.0.0.1:0", threads=2)
+    outbox = Outbox(Neighbours([server.address], "stage 1", 0), staging)
+    (name, tensors), *_ = frames(1)
+    outbox.send(name, tensors)
+    assert box.take(name)
+    server.stop(0.0)
+
+    def send_more():
+        for name, tensors in frames(100, step=1):
+            outbox.send(name, tensors)
+
+    with pytest.raises(RpcError, match="stage 1 worker 0") as lost:
+        send_more()
+    assert lost.value.code == grpc.StatusCode.UNAVAILABLE
+    outbox.close()
+
+
+def test_a_bad_frame_is_refused(inbox):
+    _, address = inbox
+    channel = connect(address)
+    send = channel.unary_unary("/heterps.v1.Stage/Send")
+    for head in (stage_pb2.Frame(), stage_pb2.Frame(kind=77)):
+        with pytest.raises(grpc.RpcError) as refused:
+            send(codec.pack(head), timeout=30)
+        assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+        assert "kind: expected FORWARD, BACKWARD or EVALUATE" in refused.value.details()
+    channel.close()
+
+
+def test_who_waits_is_told_to_stop():
+    stop = threading.Event()
+    box = Inbox(stop)
+    name = FrameId(FORWARD, "train", 0, 0)
+    calls = (lambda: box.take(name), lambda: box.next_evaluation("valid", 1))
+    with ThreadPoolExecutor(2) as pool:
+        waiting = [pool.submit(call) for call in calls]
+        stop.set()
+        for future in waiting:
+            with pytest.raises(Stopped):
+                future.result(60)
+
+
+def test_a_full_inbox_holds_the_sender_until_a_batch_is_taken():
+    box = Inbox(threading.Event())
+    batches = [Frame(FrameId(EVALUATE, "valid", 0, n), {}) for n in range(33)]
+    for frame in batches[:32]:
+        box.put(frame)
+    with ThreadPoolExecutor(1) as pool:
+        held = pool.submit(box.put, batches[32])
+        with pytest.raises(TimeoutError):
+            held.result(0.05)
+        assert box.next_evaluation("valid", 1) == batches[0]
+        held.result(60)
+    assert [box.next_evaluation("valid", 1) for _ in range(32)] == batches[1:]

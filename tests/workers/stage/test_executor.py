@@ -1,0 +1,230 @@
+"""Workers of one to three stages against plain PyTorch on the same batches."""
+
+from itertools import chain
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from protos.job_pb2 import JobSpec
+from tests.workers.stage.in_process import Pipeline
+from workers.data.columns import Batch
+from workers.embedding.sparse import SparseEmbedding
+from workers.learning.optimizers import make_optimizer, make_schedule
+from workers.stage import evaluation
+
+STEPS, SAMPLES = 4, 24
+
+
+class Penalised(nn.Module):
+    """Passes on what it is given, and would have it small."""
+
+    aux_loss = None
+
+    def forward(self, x):
+        self.aux_loss = 0.1 * x.square().mean()
+        return x
+
+
+class Dense(nn.Module):
+    """Five layers; `aux_loss` in the second."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 5), Penalised()
+        self.c, self.d, self.e = nn.Linear(5, 4), nn.Linear(4 + 3, 4), nn.Linear(4, 1)
+
+    def forward(self, dense):
+        x = self.c(self.b(self.a(dense)).tanh())
+        return self.e(self.d(torch.cat([x, dense], dim=1)).relu())
+
+
+class Sparse(nn.Module):
+    """Embeddings at both ends of a dense layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = SparseEmbedding("one", 3, optimizer="sgd", learning_rate=0.5, scale=1.0)
+        self.middle = nn.Linear(6, 4)
+        self.second = SparseEmbedding("two", 4, optimizer="sgd", learning_rate=0.5, scale=1.0)
+        self.top = nn.Linear(4, 1)
+
+    def forward(self, sparse):
+        x = self.middle(self.first(sparse).flatten(1)).tanh()
+        return self.top(x + self.second(sparse).sum(1))
+
+
+def seeded(model):
+    def build():
+        torch.manual_seed(7)
+        return model()
+
+    return build
+
+
+def job_of(optimizer="adam", loss="bce_with_logits", **train):
+    job = JobSpec()
+    job.train.loss = loss
+    job.train.epochs = 1
+    job.train.optimizer.name = optimizer
+    job.train.optimizer.learning_rate = 0.05
+    for key, value in train.items():
+        setattr(job.train, key, value)
+    return job
+
+
+def batches(dtype):
+    random = np.random.default_rng(0)
+    return [
+        Batch(
+            sparse=random.integers(0, 9, (SAMPLES, 2)),
+            dense=random.normal(size=(SAMPLES, 3)).astype(dtype),
+            label=random.integers(0, 2, SAMPLES).astype(dtype),
+            tokens=np.empty((SAMPLES, 0), np.int32),
+        )
+        for _ in range(STEPS)
+    ]
+
+
+def plain(build, job, steps):
+    """The model after training on whole batches, and each step's loss."""
+    model, losses = build(), []
+    optimizer = make_optimizer(job.train.optimizer, list(model.parameters()))
+    rate = make_schedule(job.train.optimizer, optimizer, len(steps))
+    for batch in steps:
+        given = "dense" if isinstance(model, Dense) else "sparse"
+        out = model(torch.from_numpy(getattr(batch, given)))
+        label = torch.from_numpy(batch.label)
+        function = nn.functional.mse_loss if job.train.loss == "mse" else None
+        loss = (function or nn.functional.binary_cross_entropy_with_logits)(out.reshape(-1), label)
+        (loss + model.b.aux_loss if isinstance(model, Dense) else loss).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if rate is not None:
+            rate.step()
+        losses.append(loss.item())
+    return model, losses
+
+
+def check(workers, model, losses, tolerance):
+    expected = model.state_dict()
+    seen = set()
+    for worker in (w for stage in workers for w in stage):
+        for name, value in worker.module.state_dict().items():
+            torch.testing.assert_close(value, expected[name], rtol=tolerance, atol=tolerance)
+            seen.add(name)
+        assert worker.executor.progress.step == STEPS
+        assert worker.executor.progress.samples == STEPS * SAMPLES
+    assert seen == expected.keys()
+    for worker in workers[-1]:
+        assert worker.executor.progress.losses == pytest.approx(losses, rel=tolerance)
+
+
+@pytest.fixture
+def float64():
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("cuts", "widths", "micro_batches"),
+    [
+        ([4], [1], 1),
+        ([4], [1], 3),
+        ([4], [2], 4),
+        ([4], [3], 6),
+        ([1, 4], [1, 1], 1),
+        ([0, 4], [1, 1], 8),
+        ([2, 4], [2, 1], 4),
+        ([1, 4], [1, 2], 3),
+        ([2, 4], [3, 2], 6),
+        ([0, 2, 4], [1, 2, 1], 4),
+        ([0, 2, 4], [2, 1, 3], 12),
+    ],
+)
+def test_equals_plain_pytorch(float64, cuts, widths, micro_batches):
+    job, build, steps = job_of(), seeded(Dense), batches(np.float64)
+    workers = Pipeline(job, build, cuts, widths, steps, micro_batches).run()
+    check(workers, *plain(build, job, steps), tolerance=1e-10)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
+def test_equals_plain_pytorch_with_another_loss_and_rate(float64, optimizer):
+    job, build, steps = job_of(optimizer, "mse"), seeded(Dense), batches(np.float64)
+    job.train.optimizer.schedule = "cosine"
+    job.train.optimizer.warmup_steps = 1
+    workers = Pipeline(job, build, [1, 4], [1, 2], steps, 4).run()
+    check(workers, *plain(build, job, steps), tolerance=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("cuts", "widths", "micro_batches"),
+    [([3], [1], 1), ([3], [1], 4), ([1, 3], [1, 1], 3), ([1, 3], [1, 2], 4)],
+)
+def test_rows_learn_as_in_plain_pytorch(cuts, widths, micro_batches):
+    job, build, steps = job_of("sgd"), seeded(Sparse), batches(np.float32)
+    pipeline = Pipeline(job, build, cuts, widths, steps, micro_batches)
+    model, losses = plain(build, job, steps)
+    check(pipeline.run(), model, losses, tolerance=1e-5)
+    keys = np.arange(9, dtype=np.uint64)
+    for layer in (model.first, model.second):
+        learned = pipeline.client.tables[f"job.{layer.spec.table}"].pull(keys, True)
+        np.testing.assert_allclose(learned, layer.store.pull(keys, True), rtol=1e-5, atol=1e-5)
+
+
+def test_repeats_bit_for_bit():
+    job, build, steps = job_of(), seeded(Dense), batches(np.float32)
+    first, second = (Pipeline(job, build, [2, 4], [2, 3], steps, 6).run() for _ in range(2))
+    for one, other in zip(chain(*first), chain(*second), strict=True):
+        assert one.executor.progress.losses == other.executor.progress.losses
+        for name, value in one.module.state_dict().items():
+            assert torch.equal(value, other.module.state_dict()[name])
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 3])
+def test_rows_lag_by_the_staleness_whatever_the_timing(staleness):
+    job = job_of("sgd", staleness=staleness)
+    pipeline = Pipeline(job, seeded(Sparse), [3], [1], batches(np.float32), 2)
+    pipeline.run()
+    calls = [kind for kind, table, _ in pipeline.client.calls if table == "job.one"]
+    pushes = [calls[:at].count("push") for at, kind in enumerate(calls) if kind == "pull"]
+    assert pushes == [max(0, step - staleness) for step in range(STEPS)]
+    assert calls.count("push") == STEPS
+
+
+@pytest.mark.parametrize(("cuts", "widths"), [([4], [1]), ([4], [2]), ([1, 4], [2, 3])])
+def test_held_out_samples_are_predicted_once_each(float64, monkeypatch, cuts, widths):
+    job, build, steps = job_of(), seeded(Dense), batches(np.float64)
+    samples = batches(np.float64)[0]
+
+    def given(job, split, size, rank, workers, stopped):
+        assert split == "valid"
+        for number in range(rank, SAMPLES // 4, workers):
+            part = slice(number * 4, number * 4 + 4)
+            yield (
+                number,
+                {
+                    "dense": torch.from_numpy(samples.dense[part]),
+                    "label": torch.from_numpy(samples.label[part]),
+                },
+            )
+
+    found = {}
+
+    def between(worker):
+        found[worker.place.stage, worker.place.rank] = worker.executor.evaluate("valid")
+        worker.executor.drain()
+
+    monkeypatch.setattr(evaluation, "evaluation_batches", given)
+    Pipeline(job, build, cuts, widths, steps, 6, between=between).run()
+    model, _ = plain(build, job, steps)
+    scores = model(torch.from_numpy(samples.dense)).detach().reshape(-1).float()
+    expected = sorted(zip(scores.tolist(), samples.label.tolist(), strict=True))
+    for (stage, _), (scored, labels) in found.items():
+        if stage < len(widths) - 1:
+            assert scored.numel() == labels.numel() == 0
+            continue
+        got = sorted(zip(scored.tolist(), labels.tolist(), strict=True))
+        assert np.array(got) == pytest.approx(np.array(expected), abs=1e-6)
