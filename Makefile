@@ -14,7 +14,14 @@ TORCH   ?= torch>=2.9,<2.14
 # One more than cores: tests wait for processes as often as they compute.
 WORKERS ?= $(shell expr $$(nproc 2>/dev/null || echo 2) + 1)
 
-.PHONY: help setup run test test-containers check format protos bench bench-moe bench-plan bench-ps clean
+# Tests start hundreds of processes: without its bytecode kept, each would compile us again.
+unexport PYTHONDONTWRITEBYTECODE
+
+# How many times as long `make soak` goes on as `make test-all`.
+SOAK    ?= 10
+PYTEST  := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+
+.PHONY: help setup run test test-all soak test-containers check format protos bench bench-moe bench-plan bench-ps clean
 
 help: ## show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,8 +43,14 @@ $(DEV): pyproject.toml | $(STAMP)
 run: $(STAMP) ## train the flights job on an embedded cluster and explain its plan
 	@$(BIN)/heterps train examples/flights/job.yaml
 
-test: $(DEV) ## run all tests, on all cores
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+test: $(DEV) ## run the tests, on all cores, in some ten minutes on two
+	@$(PYTEST) -m "not exhaustive"
+
+test-all: $(DEV) ## run all tests, with whole sweeps, sanitizers and long rounds of kills
+	@$(PYTEST)
+
+soak: $(DEV) ## kill and disturb processes SOAK times as long as test-all does
+	@HETERPS_SOAK=$(SOAK) $(PYTEST) -m soak
 
 test-containers: $(DEV) ## run the deployment in containers, as root, on Debian or Ubuntu
 	@tests/deploy/install-engine.sh
