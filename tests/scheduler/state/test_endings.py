@@ -2,7 +2,7 @@
 
 import pytest
 
-from heterps.words.failure import MEANINGS, NOT_THE_JOB
+from heterps.view.failure import MEANINGS, NOT_THE_JOB
 from protos.scheduler_pb2 import (
     END_CONNECTION_LOST,
     END_LOST_NODE,
