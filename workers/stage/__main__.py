@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from chassis import process, tracing
+from chassis.exits import exit_code_of
 from chassis.logs import log_fields
 from chassis.security import is_loopback
 from protos.naming import kept_with, table_prefix
@@ -33,6 +34,7 @@ from workers.model.saved import saved_model
 from workers.model.trace import TracedModel
 from workers.stage.executor import StageExecutor
 from workers.stage.experts import split_experts, whole_state
+from workers.stage.failure import end_reason_of
 from workers.stage.progress import Reporter
 from workers.stage.rows import StageRows
 from workers.stage.source import Schedule, TrainingSource
@@ -68,7 +70,7 @@ def main(argv: list[str] | None = None) -> int:
             return 0
         _log.exception("failed")
         print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
-        return 1
+        return exit_code_of(end_reason_of(error))
     return 0
 
 
@@ -187,7 +189,8 @@ class Worker:
             raise
         except Exception as error:
             if not self._stop.is_set():
-                reporter.send("failed", error=f"{type(error).__name__}: {error}")
+                text = f"{type(error).__name__}: {error}"
+                reporter.send("failed", error=text, end_reason=end_reason_of(error))
             raise
         finally:
             reporter.close()
