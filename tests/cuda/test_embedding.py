@@ -1,4 +1,4 @@
-"""What works on rows of tables, against plain torch and Python, on each device that is present."""
+"""Pools and updates of embedding rows against plain torch, on each device that is present."""
 
 import itertools
 from typing import Any
@@ -8,20 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tests.cuda.guarded import Guarded
 from workers import ops
-from workers.ops import embedding, quantize
-from workers.ops.row_cache import RowCache
+from workers.ops import _ops, embedding
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 6e-2}
 # (rows of the table, width, sizes of bags): none, one, all one id, empty bags, ids over parts.
 CASES = [(5, 3, []), (5, 3, [0]), (1, 1, [1]), (1, 7, [9, 0, 3]), (40, 33, [0, 2, 5, 0, 1, 300])]
-
-
-@pytest.fixture(params=["cpu", "cuda"])
-def device(request: pytest.FixtureRequest) -> str:
-    if request.param == "cuda" and not torch.cuda.is_available():
-        pytest.skip("no GPU, or a torch without CUDA")
-    return str(request.param)
 
 
 def case(
@@ -148,28 +141,18 @@ def test_embedding_opcheck(device: str) -> None:
 
 
 def test_writes_its_outputs_alone() -> None:
-    from workers.ops import _ops
-
     table, ids, offsets, weights, direction = case((5, 3, [2, 0, 4]), "cpu")
     ordered, source = ids.sort(stable=True)
     bags = embedding._bags(ids, offsets)
-    shapes = [(3, 3), (6, 3), (5, 3), (5,), (5,), (5, 3)]
-    buffers = [torch.full((torch.Size(shape).numel() + 32,), 77.0) for shape in shapes]
-    views = [b[16:-16].view(s) for b, s in zip(buffers, shapes, strict=True)]
-    out, rows, changed, state, scales, back = views
-    bytes_ = torch.full((15 + 32,), 77, dtype=torch.int8)
+    guarded = Guarded()
+    out, rows = guarded.output(3, 3), guarded.output(6, 3)
+    changed, state = guarded.output(5, 3), guarded.output(5)
     changed.copy_(table)
     state.zero_()
     _ops.embedding_pool(table, ids, offsets, weights, out)
     _ops.embedding_segments(direction, ordered, source, bags, weights, 5, rows)
     _ops.embedding_update(direction, ordered, source, bags, None, 2, 0.1, 1e-8, changed, state)
-    _ops.quantize_rows(table, bytes_[16:-16].view(5, 3), scales)
-    _ops.dequantize_rows(bytes_[16:-16].view(5, 3), scales, back)
-    for buffer in (*buffers, bytes_):
-        assert (buffer[:16] == 77).all()
-        assert (buffer[-16:] == 77).all()
-    for view in views:
-        assert not (view == 77).any()
+    guarded.check(all_written=True)
 
 
 def test_embedding_equals_torch() -> None:
@@ -192,109 +175,3 @@ def test_embedding_refuses() -> None:
         ops.embedding_update(
             table, None, torch.zeros(1, 2), ids, offsets, rule="rowwise_adagrad", rate=1
         )
-
-
-def test_quantize_rows(device: str) -> None:
-    x = torch.randn(37, 19, generator=torch.Generator().manual_seed(0)).to(device)
-    x[3] = 0
-    x[4, 2] = float("nan")
-    x[5, 1] = float("inf")
-    x[6] = 1e-45
-    x[7] *= 1e30
-    values, scales = ops.quantize_rows(x)
-    back = ops.dequantize_rows(values, scales)
-    assert back[[4, 5]].isnan().all()
-    assert (back[[3, 6]] == 0).all()
-    good = [r for r in range(37) if r not in (4, 5)]
-    error = (back[good] - x[good]).abs().amax(1)
-    assert (error <= x[good].abs().amax(1) / 254 * 1.001 + 1e-44).all()
-    assert values[0].abs().max() == 127
-    half, none = ops.quantize_rows(x[7:] * 1e5, "float16")
-    assert none.numel() == 0
-    assert torch.equal(half, (x[7:] * 1e5).clamp(-65504, 65504).half())
-    assert torch.equal(ops.dequantize_rows(half, none), half.float())
-    for empty in (x[:0], x[:, :0]):
-        assert ops.dequantize_rows(*ops.quantize_rows(empty)).shape == empty.shape
-
-
-def test_quantize_opcheck_and_refusals(device: str) -> None:
-    x = torch.randn(3, 5, device=device)
-    for form in quantize.FORMATS:
-        torch.library.opcheck(quantize._quantize_rows, (x, form))
-        torch.library.opcheck(quantize._dequantize_rows, quantize._quantize_rows(x, form))
-    with pytest.raises(ValueError, match="form: expected int8 or float16, got int4"):
-        ops.quantize_rows(x, "int4")
-    with pytest.raises(ValueError, match="x: expected float32"):
-        ops.quantize_rows(x.double())
-
-
-class Plain:
-    """A cache of the same rules, in plain Python."""
-
-    def __init__(self, cache: RowCache) -> None:
-        self.cache = cache
-        self.slots: dict[int, list[int]] = {}  # slot -> [key, used, score]
-
-    def find(self, key: int) -> int:
-        for slot, entry in self.slots.items():
-            if entry[0] == key:
-                entry[1] = self.cache.tick
-                entry[2] = entry[2] + 1 if self.cache.lfu else self.cache.tick
-                return slot
-        return -1
-
-    def admit(self, key: int, first: int) -> int:
-        lowest = -1
-        for slot in range(first, first + self.cache.ways):
-            entry = self.slots.get(slot)
-            if entry is None:
-                lowest = slot
-                break
-            if entry[1] != self.cache.tick and (lowest < 0 or entry[2] < self.slots[lowest][2]):
-                lowest = slot
-        if lowest >= 0:
-            self.slots[lowest] = [key, self.cache.tick, 1 if self.cache.lfu else self.cache.tick]
-        return lowest
-
-
-@pytest.mark.parametrize("policy", ["lru", "lfu"])
-@pytest.mark.parametrize(("capacity", "ways"), [(1, 1), (12, 4), (64, 32)])
-def test_row_cache_keeps_its_rules(device: str, policy: Any, capacity: int, ways: int) -> None:
-    from workers.ops import _ops
-
-    cache = RowCache(capacity, 2, ways=ways, policy=policy, device=device)
-    plain, generator = Plain(cache), torch.Generator().manual_seed(capacity)
-    for _ in range(30):
-        cache.advance()
-        keys = (torch.randn(20, generator=generator) * 20).long().unique()
-        slots = cache.find(keys.to(device)).cpu()
-        assert slots.tolist() == [plain.find(key) for key in keys.tolist()]
-        missing = keys[slots < 0]
-        sets = torch.empty_like(missing)
-        _ops.row_cache_set(missing, cache.sets, sets)
-        admitted = cache.admit(missing.to(device))
-        before = {slot: entry[0] for slot, entry in plain.slots.items()}
-        pairs = zip(missing.tolist(), sets.tolist(), strict=True)
-        expected = [plain.admit(key, first * ways) for key, first in pairs]
-        assert admitted.slots.tolist() == expected
-        gone = {slot: key for slot, key in before.items() if plain.slots[slot][0] != key}
-        got = zip(admitted.evicted_slots.tolist(), admitted.evicted_keys.tolist(), strict=True)
-        assert dict(got) == gone
-    assert cache.hits > 0
-    assert cache.misses > 0
-    keys, slots = cache.held()
-    assert dict(zip(slots.tolist(), keys.tolist(), strict=True)) == {
-        slot: entry[0] for slot, entry in plain.slots.items()
-    }
-
-
-def test_row_cache_refuses() -> None:
-    for wrong, message in (
-        ({"ways": 33}, "ways: expected 1 to 32, got 33"),
-        ({"policy": "fifo"}, "policy: expected lru or lfu, got fifo"),
-        ({"capacity": 0}, "capacity=0, dim=2: expected at least 1"),
-        ({"device": "meta"}, "device: expected one with native kernels, got meta"),
-    ):
-        arguments: dict[str, Any] = {"capacity": 4, "dim": 2, **wrong}
-        with pytest.raises(ValueError, match=message):
-            RowCache(**arguments)

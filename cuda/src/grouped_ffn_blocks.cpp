@@ -1,10 +1,9 @@
-// The work on one block of rows, written once; compiled for each instruction set by the files that
-// include it (see gemm.h for what that forbids here).
-#pragma once
+// The work on one block of rows; compiled once for each instruction set (see gemm.h for what that
+// forbids here), which CMake gives as HETERPS_FFN_BLOCKS, the function's name, and HETERPS_TILING.
+#include "grouped_ffn_blocks.h"
 
 #include "activation.h"
 #include "gemm.h"
-#include "grouped_ffn_blocks.h"
 
 namespace heterps {
 namespace {
@@ -148,4 +147,7 @@ FfnBlocks blocks_for(DType dtype) {
 }
 
 }  // namespace
+
+FfnBlocks HETERPS_FFN_BLOCKS(DType dtype) { return blocks_for<Tiling<HETERPS_TILING>>(dtype); }
+
 }  // namespace heterps
