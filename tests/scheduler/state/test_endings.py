@@ -1,6 +1,6 @@
 """Which reason goes with which end, and which ends are forgiven."""
 
-from heterps.words.failure import MEANINGS, NOT_THE_JOB
+from heterps.view.failure import MEANINGS, NOT_THE_JOB
 from protos.scheduler_pb2 import (
     END_LOST_NODE,
     END_SCHEDULER_LOST,

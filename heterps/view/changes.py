@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from heterps.words.figures import money, percent, rate, size
+from heterps.view.figures import money, percent, rate, size
 
 if TYPE_CHECKING:
     from scheduler import Decision
@@ -157,7 +157,7 @@ def _inputs(decision: "Decision", whole: bool) -> Iterator[tuple[str, Value]]:
 
 
 def _plan(decision: "Decision") -> Iterator[tuple[str, Value]]:
-    from heterps.words.plan import layer_names
+    from heterps.view.plan import layer_names
 
     if not decision.stages:
         return

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from chassis.process import Child, ChildError, module_argv, spawn
 from heterps.errors import ClusterError
-from heterps.home.state import Role
+from heterps.home.local import Role
 
 HOST, PORT = "127.0.0.1", 8700
 _READY_S = 30.0
@@ -16,7 +16,7 @@ _NEEDS = ("fastapi", "jinja2", "uvicorn")
 _log = logging.getLogger("heterps.console")
 
 
-class Beside:
+class ConsoleProcess:
     """A console's process, or none where its extra is not installed or it did not come up.
 
     Args:

@@ -57,7 +57,7 @@ def shown(text: str) -> str:
     return "\n".join(cut) + "\n" if cut else ""
 
 
-def latest(client: Client, job_id: str) -> dict[str, str]:
+def latest_logs(client: Client, job_id: str) -> dict[str, str]:
     """The end of each process's log as it stands."""
     tail = Tail()
     for piece in client.logs(job_id):
@@ -65,7 +65,7 @@ def latest(client: Client, job_id: str) -> dict[str, str]:
     return tail.take()
 
 
-async def events(connect: Callable[[], Client], job_id: str) -> AsyncIterator[str]:
+async def log_events(connect: Callable[[], Client], job_id: str) -> AsyncIterator[str]:
     """Server-sent events: `log` with process and text, then `end`.
 
     What a slow reader does not keep up with is left out, as is all but the end of what was written

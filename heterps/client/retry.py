@@ -9,7 +9,7 @@ AWAY_S = 30.0
 PAUSE_S = 0.5  # between attempts
 
 
-class Patience:
+class Retry:
     """Says whether to go on after a failure; whoever does pauses for PAUSE_S first.
 
     Args:
@@ -21,11 +21,11 @@ class Patience:
         self._clock = clock
         self._away_since: float | None = None
 
-    def took(self) -> None:
+    def succeeded(self) -> None:
         """Something came: the scheduler is there."""
         self._away_since = None
 
-    def missed(self, error: HeterpsError) -> None:
+    def failed(self, error: HeterpsError) -> None:
         """Nothing came but `error`.
 
         Raises:

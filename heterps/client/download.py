@@ -24,7 +24,7 @@ _ARCHIVE = ".code.tar.gz"  # while it is not unpacked yet
 
 
 @dataclass(frozen=True, slots=True)
-class Fetched:
+class JobFiles:
     """What `get` brought.
 
     Attributes:
@@ -46,7 +46,7 @@ class Fetched:
         return {**asdict(self), "files": list(self.files)}
 
 
-class Landing:
+class Download:
     """The folder being filled. What is there from an earlier time and unchanged stays."""
 
     def __init__(self, job: Job, folder: Path) -> None:
@@ -99,7 +99,7 @@ class Landing:
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
 
-    def close(self, decision: "Decision | None", code_limit: int = 0) -> Fetched:
+    def close(self, decision: "Decision | None", code_limit: int = 0) -> JobFiles:
         """Unpack the code, take a model that lies on a shared disk, write the decision."""
         if self._code is not None:
             self._unpack(self._code, code_limit)
@@ -112,7 +112,7 @@ class Landing:
         model = (self._folder / MODEL).is_file() and not self._note
         if self._job.state is not State.SUCCEEDED:
             self._note = f"the job {self._job.state}: it left no model"
-        return Fetched(self._job.job_id, str(self._folder), self._files(), model, self._note)
+        return JobFiles(self._job.job_id, str(self._folder), self._files(), model, self._note)
 
     def _unpack(self, archive: Path, limit: int) -> None:
         from workers.model.unpack import ArchiveError, Limits, unpack

@@ -51,7 +51,7 @@ def gap_text(decision: "Decision") -> str:
     if decision.proven or decision.gap < 1e-9:
         return "no plan costs less"
     if decision.gap < float("inf"):
-        from heterps.words.figures import money, percent
+        from heterps.view.figures import money, percent
 
         return f"{percent(decision.gap)} above the lower bound {money(decision.lower_bound)}"
     return "no lower bound is known"

@@ -5,15 +5,15 @@ from typing import TYPE_CHECKING
 
 from heterps.client.records import Job, State
 from heterps.console.pages import charts
-from heterps.console.pages.course import Course
-from heterps.console.pages.words import clock, spent, tiles
+from heterps.console.pages.history import History
+from heterps.console.pages.parts import clock, spent, tiles
 from heterps.console.traffic import Sample, Shard, rates
 from heterps.html.markup import Markup, join, tag
 from heterps.html.palette import Palette
 from heterps.html.parts import Column, bars, section, table
 from heterps.page.measured import measured
-from heterps.words.figures import count, duration, money, percent, rate, size
-from heterps.words.plan import layers_text
+from heterps.view.figures import count, duration, money, percent, rate, size
+from heterps.view.plan import layers_text
 
 if TYPE_CHECKING:
     from scheduler import Decision
@@ -37,28 +37,28 @@ _SHARDS = (
 )
 
 
-def sections(
-    job: Job, decision: "Decision | None", course: Course, traffic: Sequence[Sample]
+def job_sections(
+    job: Job, decision: "Decision | None", history: History, traffic: Sequence[Sample]
 ) -> Iterator[Markup]:
     """The parts of the page, as far as there is something to say."""
     if job.state is State.FAILED and job.reason:
         yield section("failure", "Why it failed", None, _reason(job.reason))
     yield section("figures", "Figures", None, _figures(job, decision))
-    if len(course.leading) > 1:
-        yield section("curves", "Progress", None, _curves(course, decision))
-    if decision is not None and course.stages and decision.stages:
+    if len(history.leading) > 1:
+        yield section("curves", "Progress", None, _curves(history, decision))
+    if decision is not None and history.stages and decision.stages:
         caption = (
             "The share of its time that the first worker of each stage computes; the rest it "
             "waits for rows, for other stages, or for the slowest."
         )
-        shown = _stages(decision, course)
+        shown = _stages(decision, history)
         yield section("stages", "Stage utilisation", caption, shown)
     if traffic:
         yield section("shards", "Parameter servers", None, _shards(traffic, job))
     if job.metrics:
         yield section("metrics", "Metrics", None, _metrics(job))
     if decision is not None:
-        run = course.measured_so_far(decision)
+        run = history.measured_so_far(decision)
         if run.measured is not None:
             whole = "the whole run" if job.state.is_final else "the run up to now; it goes on"
             colours = run.resources.names if run.resources else dict.fromkeys(run.assignment)
@@ -68,7 +68,7 @@ def sections(
                 f"Measured over {whole}.",
                 measured(run, Palette(colours)),
             )
-    yield section("states", "How it came here", None, _states(job, course))
+    yield section("states", "How it came here", None, _states(job, history))
 
 
 def _reason(reason: str) -> Markup:
@@ -103,10 +103,10 @@ def _figures(job: Job, decision: "Decision | None") -> Markup:
     return tiles(shown)
 
 
-def _curves(course: Course, decision: "Decision | None") -> Markup:
-    points = course.leading
+def _curves(history: History, decision: "Decision | None") -> Markup:
+    points = history.leading
     losses = [(p.train_seconds, p.loss) for p in points if p.loss]
-    paces = course.rates
+    paces = history.rates
     level = None
     if decision is not None and decision.feasible and paces:
         most = max(value for _, value in paces)
@@ -122,13 +122,13 @@ def _curves(course: Course, decision: "Decision | None") -> Markup:
     return tag("div", *made, class_="pair")
 
 
-def _stages(decision: "Decision", course: Course) -> Markup:
+def _stages(decision: "Decision", history: History) -> Markup:
     names = decision.resources.names if decision.resources else dict.fromkeys(decision.assignment)
     palette = Palette(names)
     rows = []
     slowest = max((stage.busy_s for stage in decision.stages), default=0.0)
-    for number, stage in enumerate(decision.stages[: len(course.stages)]):
-        shares = course.utilisation(number)
+    for number, stage in enumerate(decision.stages[: len(history.stages)]):
+        shares = history.utilisation(number)
         expected = stage.compute_s / slowest if slowest else 0.0
         name = join(
             f"{number}: ",
@@ -207,8 +207,8 @@ def _metrics(job: Job) -> Markup:
     return table("Metrics by split", columns, rows)
 
 
-def _states(job: Job, course: Course) -> Markup:
-    entered = list(course.states) or [(State.QUEUED, job.submitted_at)]
+def _states(job: Job, history: History) -> Markup:
+    entered = list(history.states) or [(State.QUEUED, job.submitted_at)]
     columns = (Column("state"), Column("entered"), Column("for", number=True))
     ends = [at for _, at in entered[1:]] + [job.ended_at]
     rows = [

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from heterps.client.records import Job, State
 from heterps.html.markup import Child, Markup, join, tag
-from heterps.words.figures import money
+from heterps.view.figures import money
 
 if TYPE_CHECKING:
     from scheduler import Decision

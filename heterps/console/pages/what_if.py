@@ -9,9 +9,9 @@ from heterps.html.palette import Palette
 from heterps.html.parts import Column, details, section, table
 from heterps.page.lanes import lanes
 from heterps.page.summary import relaxations
-from heterps.words.changes import Change, compare, name_of, value_of
-from heterps.words.figures import money, rate
-from heterps.words.plan import gap_text
+from heterps.view.changes import Change, compare, name_of, value_of
+from heterps.view.figures import money, rate
+from heterps.view.plan import gap_text
 from scheduler.methods.names import METHODS
 from scheduler.problem.fields import InputError
 
@@ -27,7 +27,7 @@ Form = Mapping[str, Sequence[str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class WhatIf:
     """A form as it was filled in; texts by field, and what was ticked."""
 
     values: Mapping[str, str]
@@ -35,11 +35,11 @@ class Asked:
     sent: bool
 
     @classmethod
-    def of(cls, form: Form, decision: "Decision") -> "Asked":
+    def of(cls, form: Form, decision: "Decision") -> "WhatIf":
         """Read a form; what it does not name is as the decision has it."""
         sent = _ASKED in form
-        known = _as_decided(decision)
-        values = {key: form.get(key, [default])[-1].strip() for key, default in known.items()}
+        decided = _as_decided(decision)
+        values = {key: form.get(key, [default])[-1].strip() for key, default in decided.items()}
         excluded = [k for k in form.get("exclude", []) if k] if sent else decision.excluded
         return cls(values, list(excluded), sent)
 
@@ -62,7 +62,7 @@ class Asked:
         }
 
 
-def plan_anew(client: "Client", decision: "Decision", asked: Asked) -> "Decision":
+def plan_anew(client: "Client", decision: "Decision", asked: WhatIf) -> "Decision":
     """Let the scheduler plan what was asked for.
 
     Raises:

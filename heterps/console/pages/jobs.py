@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from heterps.client.records import Job, State
-from heterps.console.pages.words import ago, cost_text, progress, state_chip
+from heterps.console.pages.parts import ago, cost_text, progress, state_chip
 from heterps.html.markup import Child, Markup, join, tag
 from heterps.html.parts import Column, table
-from heterps.words.figures import rate
+from heterps.view.figures import rate
 
 if TYPE_CHECKING:
     from scheduler import Decision

@@ -1,4 +1,4 @@
-"""The course of a job: what its stages reported over time, ready to be drawn."""
+"""The history of a job: what its stages reported over time, ready to be drawn."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -29,7 +29,7 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
+class History:
     """A job's states with their times (seconds since the epoch), and its stages' points."""
 
     states: Sequence[tuple[State, float]]
@@ -37,7 +37,7 @@ class Course:
     shards: Sequence[tuple[str, str]]
 
     @classmethod
-    def of(cls, history: "JobHistory") -> "Course":
+    def of(cls, history: "JobHistory") -> "History":
         """Read a message."""
         found = {
             stage.stage: [

@@ -15,7 +15,7 @@ from google.protobuf.message import Message
 
 from chassis.channels import RpcError, status_of
 from chassis.near import nearest
-from heterps.client.records import Job, KeptDecision, Node
+from heterps.client.records import Job, JobDecision, Node
 from heterps.errors import HeterpsError, NoDecisionError, UnknownJobError, UnreachableError
 from heterps.home.target import Target
 from protos import artifacts_pb2 as files_pb
@@ -38,7 +38,7 @@ _AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
 @dataclass(frozen=True, slots=True)
-class Ask(Generic[R]):
+class Call(Generic[R]):
     """One call.
 
     Attributes:
@@ -60,99 +60,99 @@ class Ask(Generic[R]):
     retry_s: float = 0.0
 
 
-def submit(job_id: str, job: JobSpec) -> Ask[str]:
+def submit(job_id: str, job: JobSpec) -> Call[str]:
     """Queue a job whose data and code are where they must be; its id."""
     request = pb.SubmitRequest(job_id=job_id, job=job)
-    return Ask(
+    return Call(
         "Submit", request, f"submit {job.name}", lambda r: str(r.job_id), retry_s=_SUBMIT_RETRY_S
     )
 
 
-def code_limit() -> Ask[int]:
+def code_limit() -> Call[int]:
     """How many bytes of code a job may have; also whether a scheduler answers."""
     request = files_pb.HasRequest()
-    return Ask("Artifacts.Has", request, "ask what it takes", lambda r: int(r.code_limit))
+    return Call("Artifacts.Has", request, "ask what it takes", lambda r: int(r.code_limit))
 
 
-def files(job_id: str) -> Ask[list[files_pb.Artifact]]:
+def files(job_id: str) -> Call[list[files_pb.Artifact]]:
     """The files that are kept of a job."""
     request = files_pb.ListArtifactsRequest(job_id=job_id)
-    return Ask("Artifacts.List", request, f"files of {job_id}", lambda r: list(r.files))
+    return Call("Artifacts.List", request, f"files of {job_id}", lambda r: list(r.files))
 
 
-def status_message(job_id: str) -> Ask[pb.JobStatus]:
+def status_message(job_id: str) -> Call[pb.JobStatus]:
     """How a job stands, with what was submitted."""
-    return Ask("GetJob", pb.JobRequest(job_id=job_id), f"job {job_id}", lambda r: r, job_id)
+    return Call("GetJob", pb.JobRequest(job_id=job_id), f"job {job_id}", lambda r: r, job_id)
 
 
-def status(job_id: str) -> Ask[Job]:
+def status(job_id: str) -> Call[Job]:
     """How a job stands."""
-    return Ask("GetJob", pb.JobRequest(job_id=job_id), f"job {job_id}", Job.of, job_id)
+    return Call("GetJob", pb.JobRequest(job_id=job_id), f"job {job_id}", Job.of, job_id)
 
 
-def jobs(timeout_s: float) -> Ask[list[Job]]:
+def jobs(timeout_s: float) -> Call[list[Job]]:
     """All jobs in the order of submission."""
 
     def read(reply: pb.ListJobsReply) -> list[Job]:
         return [Job.of(status) for status in reply.jobs]
 
-    return Ask("ListJobs", pb.ListJobsRequest(), "list jobs", read, timeout_s=timeout_s)
+    return Call("ListJobs", pb.ListJobsRequest(), "list jobs", read, timeout_s=timeout_s)
 
 
-def cancel(job_id: str) -> Ask[Job]:
+def cancel(job_id: str) -> Call[Job]:
     """Ask a job to end."""
     request = pb.JobRequest(job_id=job_id)
-    return Ask("CancelJob", request, f"cancel {job_id}", Job.of, job_id, _CANCEL_S)
+    return Call("CancelJob", request, f"cancel {job_id}", Job.of, job_id, _CANCEL_S)
 
 
-def decision_message(job_id: str) -> "Ask[DecisionMessage]":
+def decision_message(job_id: str) -> "Call[DecisionMessage]":
     """What was decided for a job."""
     request = pb.JobRequest(job_id=job_id)
-    return Ask("GetDecision", request, f"decision of {job_id}", lambda r: r, job_id)
+    return Call("GetDecision", request, f"decision of {job_id}", lambda r: r, job_id)
 
 
-def decision(job_id: str) -> "Ask[Decision]":
+def decision(job_id: str) -> "Call[Decision]":
     """What was decided for a job, and why."""
     from scheduler import Decision
 
     request = pb.JobRequest(job_id=job_id)
     what = f"decision of {job_id}"
-    return Ask("GetDecision", request, what, Decision.from_message, job_id)
+    return Call("GetDecision", request, what, Decision.from_message, job_id)
 
 
-def decisions(limit: int) -> Ask[list[KeptDecision]]:
+def decisions(limit: int) -> Call[list[JobDecision]]:
     """The decisions of the latest `limit` jobs."""
     from scheduler import Decision
 
-    def read(reply: pb.ListDecisionsReply) -> list[KeptDecision]:
+    def read(reply: pb.ListDecisionsReply) -> list[JobDecision]:
         return [
-            KeptDecision(
+            JobDecision(
                 one.job_id, one.job_name, one.submitted_at, Decision.from_message(one.decision)
             )
             for one in reply.decisions
         ]
 
-    return Ask("ListDecisions", pb.ListDecisionsRequest(limit=limit), "list decisions", read)
+    return Call("ListDecisions", pb.ListDecisionsRequest(limit=limit), "list decisions", read)
 
 
-def replan(job_id: str) -> Ask[pb.Replan]:
+def replan(job_id: str) -> Call[pb.Replan]:
     """What a job's run was measured to take so far."""
-    return Ask("GetReplan", pb.JobRequest(job_id=job_id), f"replan {job_id}", lambda r: r, job_id)
+    return Call("GetReplan", pb.JobRequest(job_id=job_id), f"replan {job_id}", lambda r: r, job_id)
 
 
-def history(job_id: str) -> Ask[JobHistory]:
+def history(job_id: str) -> Call[JobHistory]:
     """The states that a job came to, and what its stages reported over time."""
     request = pb.JobRequest(job_id=job_id)
-    return Ask("History.GetHistory", request, f"history of {job_id}", lambda r: r, job_id)
+    return Call("History.GetHistory", request, f"history of {job_id}", lambda r: r, job_id)
 
 
-def nodes() -> Ask[list[Node]]:
+def nodes() -> Call[list[Node]]:
     """The nodes and standing shards that are alive."""
 
     def read(reply: pb.ListNodesReply) -> list[Node]:
         return [Node.of(status) for status in reply.nodes]
 
-    return Ask("ListNodes", pb.ListNodesRequest(), "list nodes", read)
+    return Call("ListNodes", pb.ListNodesRequest(), "list nodes", read)
 
 
 def plan(
@@ -167,7 +167,7 @@ def plan(
     finish_by: float | str | None,
     pareto: bool,
     finetune: float,
-) -> "Ask[Decision]":
+) -> "Call[Decision]":
     """A plan, made on the scheduler's machine.
 
     Raises:
@@ -197,7 +197,7 @@ def plan(
         pareto=pareto,
         finetune_s=finetune,
     )
-    return Ask("Plan", request, "plan", Decision.from_message, timeout_s=_PLAN_S + finetune)
+    return Call("Plan", request, "plan", Decision.from_message, timeout_s=_PLAN_S + finetune)
 
 
 def broken(target: Target, what: str, job_id: str, error: grpc.RpcError) -> HeterpsError:

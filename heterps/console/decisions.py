@@ -21,7 +21,7 @@ _MOST = 64
 
 
 @dataclass(slots=True)
-class Known:
+class DecisionCache:
     """Asks the scheduler for a decision only where it may have changed; safe for many threads."""
 
     client: "Client"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from heterps.client.patience import AWAY_S, Patience
+from heterps.client.retry import AWAY_S, Retry
 from heterps.errors import UnknownJobError, UnreachableError
 
 
@@ -11,19 +11,19 @@ def away():
 
 
 def test_it_ends_half_a_minute_after_the_last_answer(clock):
-    patience = Patience(clock=clock)
+    retry = Retry(clock=clock)
     for _ in range(2):
-        patience.took()
-        patience.missed(away())
+        retry.succeeded()
+        retry.failed(away())
         clock.now += AWAY_S - 0.1
-        patience.missed(away())
+        retry.failed(away())
     clock.now += 0.2
     with pytest.raises(UnreachableError):
-        patience.missed(away())
+        retry.failed(away())
 
 
 def test_what_is_no_absence_ends_it_at_once(clock):
     with pytest.raises(UnknownJobError):
-        Patience(clock=clock).missed(UnknownJobError("no such job"))
+        Retry(clock=clock).failed(UnknownJobError("no such job"))
     with pytest.raises(UnreachableError):
-        Patience(0.0, clock).missed(away())
+        Retry(0.0, clock).failed(away())

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from heterps.client.records import Node
-from heterps.console.pages.words import tiles
+from heterps.console.pages.parts import tiles
 from heterps.html.markup import Markup, join, tag
 from heterps.html.palette import Palette
 from heterps.html.parts import Column, section, table
 from heterps.page.offered import offered
-from heterps.words.figures import money
+from heterps.view.figures import money
 
 if TYPE_CHECKING:
     from scheduler.problem.workload import Resources
@@ -26,7 +26,7 @@ _NODES = (
 )
 
 
-def sections(nodes: Sequence[Node], offer: "Resources | None", job_name: str) -> list[Markup]:
+def node_sections(nodes: Sequence[Node], offer: "Resources | None", job_name: str) -> list[Markup]:
     """Tiles, nodes and prices.
 
     Args:

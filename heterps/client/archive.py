@@ -4,15 +4,15 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from chassis.files import replace_file
-from heterps.client.records import Job, KeptDecision, LogText
-from heterps.home.state import home
+from heterps.client.records import Job, JobDecision, LogText
+from heterps.home.local import home
 from protos.decision_pb2 import Decision
 from protos.scheduler_pb2 import JobStatus
 
 _KEPT = 200  # jobs; the oldest go first
 
 
-def keep(status: JobStatus, decision: Decision | None, logs: Iterable[LogText]) -> None:
+def add(status: JobStatus, decision: Decision | None, logs: Iterable[LogText]) -> None:
     """Write a finished job's record."""
     folder = _folder() / status.job_id
     (folder / "logs").mkdir(parents=True, exist_ok=True)
@@ -39,12 +39,12 @@ def decision(job_id: str) -> Decision | None:
     return Decision.FromString(path.read_bytes()) if path.is_file() else None
 
 
-def decisions(limit: int) -> list[KeptDecision]:
+def decisions(limit: int) -> list[JobDecision]:
     """The decisions of the latest `limit` kept jobs, in the order of submission."""
     from scheduler import Decision
 
     return [
-        KeptDecision(job.job_id, job.name, job.submitted_at, Decision.from_message(kept))
+        JobDecision(job.job_id, job.name, job.submitted_at, Decision.from_message(kept))
         for job in jobs()[-limit:]
         if (kept := decision(job.job_id)) is not None
     ]
