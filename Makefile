@@ -3,16 +3,25 @@
 PYTHON  ?= python3
 VENV    := .venv
 BIN     := $(VENV)/bin
+# What running needs, and what tests, checks and benchmarks need besides.
 STAMP   := $(VENV)/.installed
+DEV     := $(VENV)/.installed-dev
 SOURCES := pyproject.toml CMakeLists.txt $(shell find ps/engine scheduler/engine cuda -type f -not -name "*.py*" 2>/dev/null)
-PIP     := $(BIN)/python -m pip --disable-pip-version-check
+INSTALL := $(BIN)/python tools/install.py
 # The CPU build where one is offered: a GPU machine sets TORCH=torch to get its own.
 TORCH   ?= torch>=2.9,<2.14
 
 # One more than cores: tests wait for processes as often as they compute.
 WORKERS ?= $(shell expr $$(nproc 2>/dev/null || echo 2) + 1)
 
-.PHONY: help setup run test test-containers check format protos bench bench-moe bench-plan bench-ps clean
+# Tests start hundreds of processes: without its bytecode kept, each would compile us again.
+unexport PYTHONDONTWRITEBYTECODE
+
+# How many times as long `make soak` goes on as `make test-all`.
+SOAK    ?= 10
+PYTEST  := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+
+.PHONY: help setup run test test-all soak test-containers check format protos bench bench-moe bench-plan bench-ps clean
 
 help: ## show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -22,24 +31,32 @@ setup: $(STAMP) ## make the virtual environment and build the native core
 $(STAMP): $(SOURCES)
 	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit(f"heterps needs Python 3.11 or newer; {sys.executable} is {v[0]}.{v[1]}")'
 	@test -x $(BIN)/python || { echo "making $(VENV)"; $(PYTHON) -m venv $(VENV); }
-	@echo "installing what HeterPS needs (a few minutes the first time)"
-	@$(PIP) install --quiet --upgrade "pip>=24"
-	@$(PIP) install --quiet "$(TORCH)"
-	@echo "building the native core"
-	@$(PIP) install --quiet --editable ".[dev,examples]"
+	@$(INSTALL) pip "pip>=25.1"
+	@$(INSTALL) PyTorch "$(TORCH)"
+	@$(INSTALL) "HeterPS and what it needs" --editable ".[examples]"
+	@touch $@
+
+$(DEV): pyproject.toml | $(STAMP)
+	@$(INSTALL) "what tests and checks need" --group dev
 	@touch $@
 
 run: $(STAMP) ## train the flights job on an embedded cluster and explain its plan
 	@$(BIN)/heterps train examples/flights/job.yaml
 
-test: $(STAMP) ## run all tests, on all cores
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+test: $(DEV) ## run the tests, on all cores, in some ten minutes on two
+	@$(PYTEST) -m "not exhaustive"
 
-test-containers: $(STAMP) ## run the deployment in containers, as root, on Debian or Ubuntu
+test-all: $(DEV) ## run all tests, with whole sweeps, sanitizers and long rounds of kills
+	@$(PYTEST)
+
+soak: $(DEV) ## kill and disturb processes SOAK times as long as test-all does
+	@HETERPS_SOAK=$(SOAK) $(PYTEST) -m soak
+
+test-containers: $(DEV) ## run the deployment in containers, as root, on Debian or Ubuntu
 	@tests/deploy/install-engine.sh
 	@HETERPS_CONTAINERS=1 $(BIN)/python -m pytest tests/deploy/test_compose_run.py
 
-check: $(STAMP) ## lint, format, types, floors, stubs
+check: $(DEV) ## lint, format, types, floors, stubs
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -47,24 +64,24 @@ check: $(STAMP) ## lint, format, types, floors, stubs
 	$(BIN)/python -m protos.generate --check
 	git ls-files '*.cc' '*.cpp' '*.h' '*.cu' '*.cuh' | xargs $(BIN)/clang-format --dry-run -Werror
 
-format: $(STAMP) ## format everything
+format: $(DEV) ## format everything
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	git ls-files '*.cc' '*.cpp' '*.h' '*.cu' '*.cuh' | xargs $(BIN)/clang-format -i
 
-protos: $(STAMP) ## regenerate the stubs
+protos: $(DEV) ## regenerate the stubs
 	$(BIN)/python -m protos.generate
 
-bench: $(STAMP) ## compare with plain PyTorch; writes bench/results/
+bench: $(DEV) ## compare with plain PyTorch; writes bench/results/
 	$(BIN)/python -m bench.train
 
-bench-moe: $(STAMP) ## measure the mixture of experts beside others; writes bench/results/ and docs/
+bench-moe: $(DEV) ## measure the mixture of experts beside others; writes bench/results/ and docs/
 	@$(BIN)/python -m bench.moe
 
-bench-plan: $(STAMP) ## measure planning, for hours; writes bench/results/ and docs/
+bench-plan: $(DEV) ## measure planning, for hours; writes bench/results/ and docs/
 	$(BIN)/python -m bench.scheduler
 
-bench-ps: $(STAMP) ## measure the parameter server beside others; writes bench/results/ and docs/
+bench-ps: $(DEV) ## measure the parameter server beside others; writes bench/results/ and docs/
 	@$(BIN)/python -m bench.ps
 
 clean: ## remove what was built

@@ -6,14 +6,13 @@ process with `nn.EmbeddingBag(sparse=True)` and Adagrad, on one thread or on eve
 is faster. The sides take turns in one run, because machines drift; the figure to read is the
 median of the rounds' ratios.
 
-    python bench/train.py [--rounds 3] [--steps 0] [--json FILE]
+    python -m bench.train [--rounds 3] [--steps 0] [--json FILE]
 """
 
 import argparse
 import datetime
 import json
 import os
-import platform
 import statistics
 import sys
 import tempfile
@@ -23,19 +22,17 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[0] = str(ROOT)  # instead of bench/, where scheduler.py would hide the package
-
-from heterps import Client, Cluster  # noqa: E402
-from heterps.job.file import load_job  # noqa: E402
-from heterps.job.prepare import prepare  # noqa: E402
-from protos.job_pb2 import JobSpec  # noqa: E402
-from workers.data import Dataset  # noqa: E402
-from workers.embedding.sparse import EmbeddingSpec, SparseEmbedding  # noqa: E402
-from workers.learning.losses import loss_function  # noqa: E402
-from workers.learning.optimizers import make_optimizer  # noqa: E402
-from workers.model.entry import job_model  # noqa: E402
-from workers.stage.source import tensors_of  # noqa: E402
+from bench.pages import RESULTS, ROOT, machine, versions, write
+from heterps import Client, Cluster
+from heterps.job.file import load_job
+from heterps.job.prepare import prepare
+from protos.job_pb2 import JobSpec
+from workers.data import Dataset
+from workers.embedding.sparse import EmbeddingSpec, SparseEmbedding
+from workers.learning.losses import loss_function
+from workers.learning.optimizers import make_optimizer
+from workers.model.entry import job_model
+from workers.stage.source import tensors_of
 
 ROWS = 1 << 20
 
@@ -104,7 +101,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=0, help="per round; 0: the whole job")
     parser.add_argument("--job", type=Path, default=ROOT / "examples/flights/job.yaml")
-    parser.add_argument("--json", type=Path, default=ROOT / "bench/results/train.json")
+    parser.add_argument("--json", type=Path, default=RESULTS / "train.json")
     arguments = parser.parse_args()
     job = load_job(arguments.job)
     prepare(job)
@@ -130,8 +127,8 @@ def main() -> int:
     result = {
         "benchmark": "train",
         "date": datetime.date.today().isoformat(),
-        "machine": {"cores": os.cpu_count(), "processor": platform.machine()},
-        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+        "machine": machine(),
+        "versions": versions("torch"),
         "job": job.name,
         "batch_size": job.train.batch_size,
         "rounds": rounds,
@@ -139,8 +136,7 @@ def main() -> int:
         "heterps_samples_per_s": ours,
         "ratio": ratio,
     }
-    arguments.json.parent.mkdir(parents=True, exist_ok=True)
-    arguments.json.write_text(json.dumps(result, indent=2) + "\n")
+    write(arguments.json, json.dumps(result, indent=2) + "\n")
     return 0
 
 

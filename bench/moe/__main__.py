@@ -8,21 +8,18 @@ Writes bench/results/moe.json and docs/moe_benchmark.md.
 
 import argparse
 import json
-import platform
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import date
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from bench.moe import contestants, report
-
-RESULTS = Path(__file__).parents[1] / "results" / "moe.json"
+from bench.pages import DOCS, RESULTS, machine, versions, write
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,12 +181,7 @@ def device_name(device: str) -> str:
     """Of the GPU, or of the CPU with its threads."""
     if device == "cuda":
         return torch.cuda.get_device_name()
-    model = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        lines = [line for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
-        model = lines[0].split(":")[1].strip() if lines else model
-    return f"{model}, {torch.get_num_threads()} threads"
+    return f"{machine()['processor']}, {torch.get_num_threads()} threads"
 
 
 def main() -> None:
@@ -219,21 +211,21 @@ def main() -> None:
         for routing in ROUTINGS:
             new = rows_of(shape, routing, getattr(torch, name), options.device, turns, clock)
             rows += new
-            print(report.lines(new), flush=True)
+            print(report.lines(new), end="", flush=True)
     result = {
         "device": device_name(options.device),
         "dtype": name,
         "turns": turns,
         "clock": clock,
         "date": date.today().isoformat(),
-        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+        "versions": versions("torch"),
         "shapes": [asdict(shape) for shape in shapes],
         "left_out": [shape.name for shape in every if shape not in shapes],
         "rows": rows,
     }
     if not options.no_write:
-        RESULTS.write_text(json.dumps(result, indent=1) + "\n")
-        report.write(result)
+        write(RESULTS / "moe.json", json.dumps(result, indent=1) + "\n")
+        report.write_page(result, DOCS)
 
 
 if __name__ == "__main__":

@@ -21,26 +21,26 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
+from bench.pages import DOCS, RESULTS, ROOT, picture, table, write
+
 sys.path.append(str(ROOT / "examples/moe_lm"))
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import numpy as np  # noqa: E402
-import torch  # noqa: E402
-from model import build  # noqa: E402
-from prepare import find_shakespeare, library, windows  # noqa: E402
-from torch import Tensor, nn  # noqa: E402
+import numpy as np
+import torch
+from model import build
+from prepare import find_shakespeare, library, windows
+from torch import Tensor, nn
 
-from chassis.files import replace_file  # noqa: E402
-from protos.job_pb2 import DenseOptimizer  # noqa: E402
-from workers.learning.losses import loss_function  # noqa: E402
-from workers.learning.optimizers import make_optimizer, make_schedule  # noqa: E402
-from workers.moe.layer import MoE, aux_loss  # noqa: E402
+from protos.job_pb2 import DenseOptimizer
+from workers.learning.losses import loss_function
+from workers.learning.optimizers import make_optimizer, make_schedule
+from workers.moe.layer import MoE, aux_loss
 
 CONTEXT, GAMMA = 64, 1.25
 MODEL = {"vocabulary": 128, "context": CONTEXT, "dim": 64, "layers": 2, "heads": 2}
@@ -119,8 +119,8 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=16, help="windows a step")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--fresh", action="store_true", help="forget the runs that are there")
-    parser.add_argument("--json", type=Path, default=ROOT / "bench/results/prototypes.json")
-    parser.add_argument("--picture", type=Path, default=ROOT / "docs/img/prototypes.svg")
+    parser.add_argument("--json", type=Path, default=RESULTS / "prototypes.json")
+    parser.add_argument("--picture", type=Path, default=DOCS / "img/prototypes.svg")
     return parser.parse_args()
 
 
@@ -208,17 +208,13 @@ def _summary(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _table(summary: list[dict[str, Any]]) -> str:
-    lines = [
-        "| routing | validation loss | deviation | seeds | expert rows a token | CPU s |",
-        "|---|---|---|---|---|---|",
-    ]
+    header = "routing", "validation loss", "deviation", "seeds", "expert rows a token", "CPU s"
+    lines = []
     for row in summary:
         deviation = "–" if row["deviation"] is None else f"{row['deviation']:.4f}"
-        lines.append(
-            f"| {row['name']} | {row['mean']:.4f} | {deviation} | {row['seeds']} | "
-            f"{row['rows_per_token']:.2f} | {row['cpu_seconds']:.0f} |"
-        )
-    return "\n".join(lines)
+        figures = f"{row['rows_per_token']:.2f}", f"{row['cpu_seconds']:.0f}"
+        lines.append((row["name"], f"{row['mean']:.4f}", deviation, str(row["seeds"]), *figures))
+    return table(header, lines)
 
 
 def _save(path: Path, settings: dict[str, Any], runs: list[dict[str, Any]]) -> None:
@@ -230,20 +226,14 @@ def _save(path: Path, settings: dict[str, Any], runs: list[dict[str, Any]]) -> N
         "summary": _summary(runs),
         "runs": runs,
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, json.dumps(content, indent=1) + "\n")
+    write(path, json.dumps(content, indent=1) + "\n")
 
 
 def _draw(runs: list[dict[str, Any]], summary: list[dict[str, Any]], path: Path) -> None:
-    import matplotlib as mpl
-
-    mpl.use("svg")
-    from matplotlib import pyplot as plt
-
     colours = {"topk": "#3d6fb4", "prototype": "#d1495b"}
-    style = {"svg.hashsalt": "heterps", "svg.fonttype": "none", "font.size": 9}
-    with mpl.rc_context(style):
-        figure, axes = plt.subplots(figsize=(7.2, 3.2))
+
+    def draw(panels: Sequence[Any]) -> None:
+        axes = panels[0]
         for place, row in enumerate(summary):
             colour = "#1f2933" if row["k"] == 1 else colours[row["gate"]]
             losses = [run["valid_loss"] for run in runs if run["arm"] == row["name"]]
@@ -251,10 +241,8 @@ def _draw(runs: list[dict[str, Any]], summary: list[dict[str, Any]], path: Path)
             axes.plot([place - 0.25, place + 0.25], [row["mean"]] * 2, color=colour, linewidth=2)
         axes.set_xticks(range(len(summary)), [row["name"].replace(", ", "\n") for row in summary])
         axes.set_ylabel("validation loss, nats a byte")
-        axes.spines[["top", "right"]].set_visible(False)
-        figure.tight_layout()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, metadata={"Date": None})
+
+    picture(draw, path, 1, (7.2, 3.2))
 
 
 if __name__ == "__main__":

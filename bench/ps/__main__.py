@@ -16,6 +16,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from bench.pages import DOCS, QUICK, RESULTS
 from bench.ps.batches import Shape
 from bench.ps.clients import PeerError
 from bench.ps.report import tables, write_page
@@ -23,16 +24,13 @@ from bench.ps.roster import DEFAULT_DIR, chosen, install
 from bench.ps.runs import Options, Results, run
 from bench.ps.store import save
 
-ROOT = Path(__file__).resolve().parents[2]
-
 
 def main() -> int:
     arguments = _parse()
     if arguments.install_peers:
         return 0 if install(arguments.peers_dir, _say) else 1
     quick = arguments.quick
-    folder = ROOT / ("runs/bench" if quick else "bench/results")
-    path = arguments.json or folder / "ps.json"
+    path = arguments.json or (QUICK if quick else RESULTS) / "ps.json"
     options = _options(arguments)
 
     def keep(results: Results) -> None:
@@ -45,7 +43,7 @@ def main() -> int:
         return 1
     print(tables(path))
     if not arguments.no_page:
-        print(f"wrote {write_page(path, ROOT / ('runs/bench' if quick else 'docs'))}")
+        print(f"wrote {write_page(path, QUICK if quick else DOCS)}")
     return 0
 
 

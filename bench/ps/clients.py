@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.pages import ROOT
 from bench.ps.peers.peer import Setting
 from bench.ps.roster import Entry, launch
 
-ROOT = Path(__file__).resolve().parents[2]
 Answer = dict[str, Any]
 
 

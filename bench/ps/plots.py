@@ -1,29 +1,15 @@
-"""Pictures of the parameter-server benchmark; SVG, the same for the same results."""
+"""Pictures of the parameter-server benchmark."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 
+from bench.pages import picture
 from bench.ps.roster import CEILING, OURS
 
-mpl.use("svg")
-from matplotlib import pyplot as plt
-
 _OURS_COLOUR, _CEILING_COLOUR, _OTHER_COLOUR = "#d1495b", "#8d99ae", "#3d6fb4"
-_STYLE: Final[dict[Any, Any]] = {
-    "svg.hashsalt": "heterps",
-    "svg.fonttype": "none",
-    "font.family": "sans-serif",
-    "font.size": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "legend.frameon": False,
-    "figure.dpi": 100,
-}
-Draw = Callable[[Sequence[Any]], None]
 
 
 def rates_picture(found: dict[str, Any], path: Path) -> None:
@@ -41,7 +27,7 @@ def rates_picture(found: dict[str, Any], path: Path) -> None:
             axis.set(title=op if op != "both" else "pull, then push", xlabel="M rows/s")
         axes[0].set_ylabel(f"dim {place[0]}, {place[1]} shard")
 
-    _picture(draw, path, 3, (9.0, 2.8))
+    picture(draw, path, 3, (9.0, 2.8))
 
 
 def growth_picture(found: dict[str, Any], path: Path) -> None:
@@ -63,18 +49,8 @@ def growth_picture(found: dict[str, Any], path: Path) -> None:
         axes[2].set(xscale="log", yscale="log", xlabel="rows", ylabel="server bytes a row")
         axes[0].legend(loc="best", fontsize=7)
 
-    _picture(draw, path, 3, (9.0, 2.8))
+    picture(draw, path, 3, (9.0, 2.8))
 
 
 def _colour(peer: str) -> str:
     return {OURS: _OURS_COLOUR, CEILING: _CEILING_COLOUR}.get(peer, _OTHER_COLOUR)
-
-
-def _picture(draw: Draw, path: Path, panels: int, size: tuple[float, float]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with plt.rc_context(_STYLE):
-        figure, axes = plt.subplots(1, panels, figsize=size, squeeze=False)
-        draw(list(axes.flat))
-        figure.tight_layout()
-        figure.savefig(path, metadata={"Date": None})
-        plt.close(figure)

@@ -5,7 +5,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.ps.roster import CEILING, OURS
+from bench.pages import measured_on, table, write
+from bench.ps.plots import growth_picture, rates_picture
+from bench.ps.roster import CEILING, ENTRIES, OURS
 
 _OPS = {"pull": "Pull", "push": "Push", "both": "Pull, then push"}
 _HEAD = """# How fast and how small the parameter server is
@@ -34,8 +36,6 @@ costs, not what a network adds. One client does not show how shards serve many.
 
 def write_page(path: Path, docs: Path) -> Path:
     """Write `ps_benchmark.md` and its pictures into `docs` from a results file; the page."""
-    from bench.ps.plots import growth_picture, rates_picture
-
     found = json.loads(path.read_text())
     images = docs / "img"
     rates_picture(found, images / "ps_rates.svg")
@@ -45,10 +45,7 @@ def write_page(path: Path, docs: Path) -> Path:
         growth_picture(found, images / "ps_growth.svg")
         parts += [_growth(found), "![Cost and memory by table size](img/ps_growth.svg)\n"]
     parts += [_memory(found), _left_out(found)]
-    page = docs / "ps_benchmark.md"
-    page.parent.mkdir(parents=True, exist_ok=True)
-    page.write_text("\n".join(part for part in parts if part))
-    return page
+    return write(docs / "ps_benchmark.md", "\n".join(part for part in parts if part))
 
 
 def tables(path: Path) -> str:
@@ -59,10 +56,8 @@ def tables(path: Path) -> str:
 
 
 def _head(found: dict[str, Any]) -> str:
-    of = found["machine"]
     versions = {k: v for peer in found["peers"].values() for k, v in peer["versions"].items()}
-    used = ", ".join(f"{name} {number}" for name, number in versions.items())
-    text = f"{of['processor']}, {of['cores']} cores; {used}"
+    text = measured_on(found["machine"], versions)
     return _HEAD.format(
         date=found["date"], machine=text, zipf=found["distinct"]["zipf"], **found["settings"]
     )
@@ -75,7 +70,7 @@ def _targets(found: dict[str, Any]) -> str:
         key = f"{line['target']} {line['limit']}"
         named.setdefault(key, {})[line["dim"], line["shards"]] = line
     lines = [(key, *(_met(of.get(place)) for place in places)) for key, of in named.items()]
-    return "## Targets\n\n" + _table(("", *map(_place, places)), lines)
+    return "## Targets\n\n" + table(("", *map(_place, places)), lines)
 
 
 def _met(line: dict[str, Any] | None) -> str:
@@ -96,7 +91,7 @@ def _peers(found: dict[str, Any]) -> str:
         place = "other processes" if of["networked"] else "in process"
         lines.append((f"`{name}`", of["title"], keys, place, error, of["status"].replace("|", "/")))
     header = ("", "what", "keys", "rows are", "largest error", "status")
-    return "## Peers\n\n" + _table(header, lines, "---")
+    return "## Peers\n\n" + table(header, lines, texts=len(header))
 
 
 def _rates(found: dict[str, Any]) -> str:
@@ -105,7 +100,7 @@ def _rates(found: dict[str, Any]) -> str:
     for workload, title in (("zipf", "ids by Zipf's law"), ("distinct", "distinct keys")):
         for op, name in _OPS.items():
             cells = _cells(found, workload, op, _rate)
-            texts += [f"{name}, {title}:\n", _table(("", *map(_place, places)), cells)]
+            texts += [f"{name}, {title}:\n", table(("", *map(_place, places)), cells)]
     return "\n".join(texts)
 
 
@@ -122,7 +117,7 @@ def _costs(found: dict[str, Any]) -> str:
         cells = _cells(
             found, "zipf", op, lambda x: f"{1e3 * x['p50_s']:.1f} / {1e3 * x['p99_s']:.1f}"
         )
-        texts += [f"{name}:\n", _table(header, cells)]
+        texts += [f"{name}:\n", table(header, cells)]
     texts += ["## CPU time\n", "Seconds for a million rows, client + shards.\n"]
     for op, name in _OPS.items():
         cells = _cells(
@@ -131,7 +126,7 @@ def _costs(found: dict[str, Any]) -> str:
             op,
             lambda x: f"{x['client_cpu_us_a_row']:.3f} + {x['server_cpu_us_a_row']:.3f}",
         )
-        texts += [f"{name}:\n", _table(header, cells)]
+        texts += [f"{name}:\n", table(header, cells)]
     return "\n".join(texts)
 
 
@@ -170,7 +165,7 @@ def _growth(found: dict[str, Any]) -> str:
         if grown["stopped"]:
             lines.append((*who, f"stopped: {grown['stopped']}", "", "", "", ""))
     header = ("", "dim", "rows", "pull, ns", "push, ns", "bytes a row", "peak")
-    return "\n".join([*texts, _table(header, lines)]) if lines else ""
+    return "\n".join([*texts, table(header, lines)]) if lines else ""
 
 
 def _memory(found: dict[str, Any]) -> str:
@@ -187,12 +182,10 @@ def _memory(found: dict[str, Any]) -> str:
         "bytes a row, after a few seconds' rest, with what is left of the buffers of the pushes "
         "that brought them. A static array would have 8 bytes times the dim.\n"
     )
-    return "\n".join(["## Memory\n", text, _table(("", *map(_place, places)), lines)])
+    return "\n".join(["## Memory\n", text, table(("", *map(_place, places)), lines)])
 
 
 def _left_out(found: dict[str, Any]) -> str:
-    from bench.ps.roster import ENTRIES
-
     folder = Path(__file__).parent / "peers"
     texts = []
     for entry in ENTRIES:
@@ -208,9 +201,3 @@ def _places(lines: Iterable[dict[str, Any]]) -> list[tuple[int, int]]:
 
 def _place(place: tuple[int, int]) -> str:
     return f"dim {place[0]}, {place[1]} shard{'s' if place[1] > 1 else ''}"
-
-
-def _table(header: Sequence[str], lines: Iterable[Sequence[str]], align: str = "--:") -> str:
-    rule = ["---"] + [align] * (len(header) - 1)
-    rows = [header, rule, *lines]
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows) + "\n"

@@ -10,10 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from bench.pages import machine, write
 from bench.ps.roster import CEILING, LOCAL, OURS
 from bench.ps.runs import Options, Results
-from bench.scheduler.store import machine
-from chassis.files import replace_file
 
 _FAR = (100_000_000, 1_000_000_000)
 _LEAST_ROWS = 1_000_000  # below it tables are in the processor's caches
@@ -45,8 +44,7 @@ def save(path: Path, results: Results, options: Options) -> None:
         else:
             text = json.dumps(value, indent=1).replace("\n", "\n ")
             parts.append(f" {json.dumps(key)}: {text}")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, "{\n" + ",\n".join(parts) + "\n}\n")
+    write(path, "{\n" + ",\n".join(parts) + "\n}\n")
 
 
 def fitted(points: list[dict[str, Any]]) -> dict[str, Any]:

@@ -18,19 +18,16 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+from bench.pages import DOCS, QUICK, RESULTS
 from bench.scheduler.parts import PARTS, Options, names
 from bench.scheduler.report import write_page
 from bench.scheduler.store import Store
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def main() -> int:
     arguments = _parse()
     quick = arguments.quick
-    results = ROOT / ("runs/bench" if quick else "bench/results") / "scheduler.json"
-    docs = ROOT / ("runs/bench" if quick else "docs")
-    store = Store.open(arguments.json or results)
+    store = Store.open(arguments.json or (QUICK if quick else RESULTS) / "scheduler.json")
     options = Options(
         store,
         seed=arguments.seed,
@@ -61,7 +58,7 @@ def main() -> int:
     for part in names([name for name in arguments.only.split(",") if name]):
         PARTS[part](options)
     if not arguments.no_page:
-        print(f"wrote {write_page(store, docs)}")
+        print(f"wrote {write_page(store, QUICK if quick else DOCS)}")
     return 0
 
 

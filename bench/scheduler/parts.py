@@ -3,11 +3,11 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
+from bench.pages import ROOT
 from bench.scheduler.families import FAMILIES
 from bench.scheduler.runs import RULES, SEARCHES, Reference, gap, reference, run, run_ppo
 from bench.scheduler.statistics import against, gaps, grouped, quantiles, size_of
@@ -17,7 +17,6 @@ from scheduler import load_resources, load_workload
 from scheduler.methods.bench import Budget
 from scheduler.problem.fields import InputError
 
-ROOT = Path(__file__).resolve().parents[2]
 PAPER: Final = ("ctrdnn", "matchnet", "two_embeddings", "nce")
 PAPER_FLOORS: Final = (0.0, 0.5, 0.9)  # shares of the highest throughput
 _UNREACHABLE: Final = 1e15  # samples/s

@@ -1,16 +1,13 @@
-"""Pictures of the scheduler's benchmark; SVG, the same for the same results."""
+"""Pictures of the scheduler's benchmark."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import matplotlib as mpl
 import numpy as np
 
+from bench.pages import picture
 from bench.scheduler.statistics import Row, grouped
-
-mpl.use("svg")
-from matplotlib import pyplot as plt
 
 COLOURS: Final = {
     "ppo": "#d1495b",
@@ -27,16 +24,6 @@ COLOURS: Final = {
     "all-cpu": "#c3c9d1",
     "all-gpu": "#dde1e6",
 }
-_STYLE: Final[dict[Any, Any]] = {
-    "svg.hashsalt": "heterps",
-    "svg.fonttype": "none",
-    "font.family": "sans-serif",
-    "font.size": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "legend.frameon": False,
-    "figure.dpi": 100,
-}
 _DEMANDS: Final = {
     "none": "no floor",
     "moderate": "floor of 0.1 to 0.8 of the highest",
@@ -44,7 +31,6 @@ _DEMANDS: Final = {
     "shared": "shared limits that bind",
 }
 _LEAST = 1e-3  # %, what a gap of none is drawn as
-Draw = Callable[[Sequence[Any]], None]
 
 
 def gap_picture(rows: Sequence[Row], path: Path) -> None:
@@ -63,7 +49,7 @@ def gap_picture(rows: Sequence[Row], path: Path) -> None:
         axes[0].set_ylabel("share of problems")
         axes[0].legend(loc="upper left")
 
-    _picture(draw, path, (1,), (5.6, 3.2))
+    picture(draw, path, 1, (5.6, 3.2), legend_outside=True)
 
 
 def rivals_picture(rows: Sequence[Row], path: Path) -> None:
@@ -86,7 +72,7 @@ def rivals_picture(rows: Sequence[Row], path: Path) -> None:
             axis.set(xscale="log", xlabel="mean gap to the bound, %", title=title)
             axis.set_xlim(left=_LEAST / 2)
 
-    _picture(draw, path, (len(panels),), (4.2 * len(panels), 3.4))
+    picture(draw, path, len(panels), (4.2 * len(panels), 3.4), legend_outside=True)
 
 
 def paper_picture(rows: Sequence[Row], path: Path) -> None:
@@ -107,7 +93,7 @@ def paper_picture(rows: Sequence[Row], path: Path) -> None:
         axes[1].set(ylabel="throughput / highest", title="asked for the highest throughput")
         axes[1].legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
 
-    _picture(draw, path, (2,), (10.5, 3.2))
+    picture(draw, path, 2, (10.5, 3.2), legend_outside=True)
 
 
 def scaling_picture(rows: Sequence[Row], path: Path) -> None:
@@ -130,7 +116,7 @@ def scaling_picture(rows: Sequence[Row], path: Path) -> None:
             axis.minorticks_off()
         axes[1].legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
 
-    _picture(draw, path, (2,), (9.5, 3.4))
+    picture(draw, path, 2, (9.5, 3.4), legend_outside=True)
 
 
 def _bars(axis: Any, rows: Sequence[Row], value: Callable[[Row], float]) -> None:
@@ -151,13 +137,3 @@ def _known(values: Sequence[float | None]) -> int:
 def _mean(values: Sequence[float | None]) -> float:
     known = [value for value in values if value is not None]
     return float(np.mean(known)) if known else 0.0
-
-
-def _picture(draw: Draw, path: Path, columns: tuple[int], size: tuple[float, float]) -> None:
-    with mpl.rc_context(_STYLE):
-        figure, axes = plt.subplots(1, *columns, figsize=size, squeeze=False)
-        draw(axes[0])
-        figure.tight_layout()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, metadata={"Date": None}, bbox_inches="tight")
-        plt.close(figure)

@@ -1,11 +1,13 @@
 """The page about the scheduler's benchmark, made whole from its results."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.scheduler.statistics import grouped, quantiles
-from bench.scheduler.store import Row, Store, machine, versions
+from bench.pages import measured_on, table, write
+from bench.scheduler.plots import gap_picture, paper_picture, rivals_picture, scaling_picture
+from bench.scheduler.statistics import Row, grouped, quantiles
+from bench.scheduler.store import Store
 
 _HEAD = """# How good planning is
 
@@ -26,22 +28,14 @@ def write_page(store: Store, docs: Path) -> Path:
         "scaling": _scaling,
         "finetune": _finetune,
     }
-    described = machine()
-    used = ", ".join(f"{name} {number}" for name, number in versions().items())
-    text = f"{described['processor']}, {described['cores']} cores; {used}"
-    parts = [_HEAD.format(machine=text)]
+    parts = [_HEAD.format(machine=measured_on(store.machine, store.versions))]
     for name, section in sections.items():
         if store.rows(name):
             parts.append(section(store.parts[name], docs / "img"))
-    page = docs / "scheduler_benchmark.md"
-    page.parent.mkdir(parents=True, exist_ok=True)
-    page.write_text("\n".join(parts))
-    return page
+    return write(docs / "scheduler_benchmark.md", "\n".join(parts))
 
 
 def _unseen(part: dict[str, Any], images: Path) -> str:
-    from bench.scheduler.plots import gap_picture
-
     gap_picture(part["rows"], images / "scheduler_gap.svg")
     found, settings = part["summary"], part["settings"]
     if not found:
@@ -67,18 +61,16 @@ def _unseen(part: dict[str, Any], images: Path) -> str:
             "found* counts problems for which the "
             "exact solver has a plan and `ppo` none; *exact, worst* is the exact solver's worst "
             "gap, above 0 where it could not prove its plan.\n",
-            _table(header, lines),
+            table(header, lines),
             f"The cost reported differs from the cost model's own by at most {error:.1e} of it.\n",
             "![Share of problems by gap](img/scheduler_gap.svg)\n",
             "Time of a whole call of `plan(...)` after import, bound and alternatives included:\n",
-            _table(("", "median", "95 %", "worst"), times),
+            table(("", "median", "95 %", "worst"), times),
         ]
     )
 
 
 def _rivals(part: dict[str, Any], images: Path) -> str:
-    from bench.scheduler.plots import rivals_picture
-
     rivals_picture(part["rows"], images / "scheduler_rivals.svg")
     settings = part["settings"]
     on = {
@@ -116,7 +108,7 @@ def _rivals(part: dict[str, Any], images: Path) -> str:
                     _time(of["seconds"]["p50"]),
                 )
             )
-        texts += [titles[budget] + "\n", _table(header, lines)]
+        texts += [titles[budget] + "\n", table(header, lines)]
     texts.append(
         "*Cost / `ppo`* is the geometric mean over the problems where both have a plan; *dearer*, "
         "*same* and *cheaper* count them. Gaps are of the problems for which a method has a plan.\n"
@@ -126,8 +118,6 @@ def _rivals(part: dict[str, Any], images: Path) -> str:
 
 
 def _paper(part: dict[str, Any], images: Path) -> str:
-    from bench.scheduler.plots import paper_picture
-
     rows = part["rows"]
     paper_picture(rows, images / "scheduler_paper.svg")
     models, methods = list(grouped(rows, "name")), list(grouped(rows, "method"))
@@ -150,7 +140,7 @@ def _paper(part: dict[str, Any], images: Path) -> str:
             for model in models:
                 line.append(_paper_cell(cells.get((method, model)), demand == "highest"))
             lines.append(line)
-        texts.append(_table(("", *models), lines))
+        texts.append(table(("", *models), lines))
     texts.append("![Cost and throughput by method](img/scheduler_paper.svg)\n")
     return "\n".join(texts)
 
@@ -164,8 +154,6 @@ def _paper_cell(row: Row | None, fastest: bool) -> str:
 
 
 def _scaling(part: dict[str, Any], images: Path) -> str:
-    from bench.scheduler.plots import scaling_picture
-
     rows = part["rows"]
     scaling_picture(rows, images / "scheduler_time.svg")
     texts = [
@@ -189,7 +177,7 @@ def _scaling(part: dict[str, Any], images: Path) -> str:
                 cells.append("–" if mine[0]["cost"] is None else f"{mine[0]['cost']:,.4g}")
             lines.append((f"`{method}`", *cells))
         header = ("layers × types", *sizes, *(["cost, $"] if axis == "largest" else []))
-        texts.append(_table(header, lines))
+        texts.append(table(header, lines))
     return "\n".join(texts)
 
 
@@ -207,7 +195,7 @@ def _finetune(part: dict[str, Any], images: Path) -> str:
             "## Fine-tuning\n",
             f"Gap of `ppo` on {settings['problems']} of the problems, before and after learning "
             f"for {seconds} s on the very problem:\n",
-            _table(("", "mean", "median", "95 %", "worst"), lines),
+            table(("", "mean", "median", "95 %", "worst"), lines),
         ]
     )
 
@@ -224,9 +212,3 @@ def _percents(of: dict[str, float]) -> tuple[str, ...]:
 
 def _time(seconds: float) -> str:
     return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
-
-
-def _table(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    rule = ["---"] + ["--:"] * (len(header) - 1)
-    rows = [header, rule, *lines]
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows) + "\n"

@@ -6,34 +6,41 @@ it depends on has changed.
 
 import datetime
 import json
-import os
-import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-_PACKAGES = ("numpy", "torch", "optuna", "scipy")
+from bench.pages import ROOT, machine, versions, write
+from bench.scheduler.statistics import Row
+
 _SAVE_EVERY = 10  # rows
 
-Row = dict[str, Any]
+
+def _versions() -> dict[str, str]:
+    return versions("numpy", "torch", "optuna", "scipy")
 
 
 @dataclass(slots=True)
 class Store:
-    """One results file: `parts[name]` holds settings, rows and a summary."""
+    """One results file: `parts[name]` holds settings, rows and a summary.
+
+    `machine` and `versions` are those of the newest rows.
+    """
 
     path: Path
     parts: dict[str, dict[str, Any]] = field(default_factory=dict)
+    machine: dict[str, Any] = field(default_factory=machine)
+    versions: dict[str, str] = field(default_factory=_versions)
 
     @classmethod
     def open(cls, path: Path) -> "Store":
         """Read what is there."""
-        parts = json.loads(path.read_text())["parts"] if path.is_file() else {}
-        return cls(path, parts)
+        if not path.is_file():
+            return cls(path)
+        whole = json.loads(path.read_text())
+        return cls(path, whole["parts"], whole["machine"], whole["versions"])
 
     def begin(self, part: str, settings: Mapping[str, Any], resume: bool) -> list[Row]:
         """Start a part, or go on with one of the same settings; the rows that are there."""
@@ -51,6 +58,7 @@ class Store:
 
     def add(self, part: str, row: Row) -> None:
         """Keep a row."""
+        self.machine, self.versions = machine(), _versions()
         rows = self.parts[part]["rows"]
         rows.append(row)
         if len(rows) % _SAVE_EVERY == 0:
@@ -66,13 +74,10 @@ class Store:
 
     def save(self) -> None:
         """Write the file whole, one line for each row."""
-        whole = {"benchmark": "scheduler", "machine": machine(), "versions": versions()}
+        whole = {"benchmark": "scheduler", "machine": self.machine, "versions": self.versions}
         text = json.dumps(whole, indent=1)[:-2] + ',\n "parts": {\n'
         text += ",\n".join(_part_text(name, self.parts[name]) for name in sorted(self.parts))
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self.path.with_suffix(".tmp")
-        temporary.write_text(text + "\n }\n}\n")
-        temporary.replace(self.path)
+        write(self.path, text + "\n }\n}\n")
 
 
 def _part_text(name: str, part: Mapping[str, Any]) -> str:
@@ -82,35 +87,9 @@ def _part_text(name: str, part: Mapping[str, Any]) -> str:
     return f'  {json.dumps(name)}: {{\n{body},\n   "rows": [\n{rows}\n   ]\n  }}'
 
 
-def machine() -> dict[str, Any]:
-    """What the figures were measured on."""
-    model = platform.processor() or platform.machine()
-    described = Path("/proc/cpuinfo")
-    if described.is_file():
-        names = [x for x in described.read_text().splitlines() if x.startswith("model name")]
-        model = names[0].partition(":")[2].strip() if names else model
-    return {"processor": model, "architecture": platform.machine(), "cores": os.cpu_count()}
-
-
-def versions() -> dict[str, str]:
-    """Versions of what was measured."""
-    found = {"python": platform.python_version()}
-    for name in _PACKAGES:
-        try:
-            found[name] = version(name)
-        except ModuleNotFoundError:
-            continue
-    return found
-
-
 def policy_hash() -> str:
     """Hash of the policies in the package, so that figures of an older one are not mixed in."""
     digest = sha256()
     for path in sorted((ROOT / "scheduler").rglob("*.safetensors")):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:12]
-
-
-def pending(todo: Iterator[Any], done: set[Any]) -> Iterator[Any]:
-    """Those of `todo` whose first item is not among `done`."""
-    return (item for item in todo if item[0] not in done)

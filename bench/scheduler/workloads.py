@@ -23,16 +23,14 @@ from typing import Any
 
 import numpy as np
 
+from bench.pages import RESULTS, write
 from bench.scheduler.families import FAMILIES, File
-from chassis.files import replace_file
 from scheduler.methods.exact import Solution, solve
 from scheduler.problem.cost import CostModel
 from scheduler.problem.workload import Resources, Workload
 
-ROOT = Path(__file__).resolve().parents[2]
-
 DEMANDS = ("none", "moderate", "near", "shared")
-DERIVED = ROOT / "bench" / "results" / "scheduler_problems.json"
+DERIVED = RESULTS / "scheduler_problems.json"
 SECONDS = 5.0  # a solve
 _ATTEMPTS = 20
 _TIGHTENED = 8  # attempts at limits that bind
@@ -206,8 +204,7 @@ def main() -> int:
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Write a file whole, one line for each key."""
     lines = ",\n".join(f" {json.dumps(key)}: {json.dumps(item)}" for key, item in value.items())
-    path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, "{\n" + lines + "\n}\n")
+    write(path, "{\n" + lines + "\n}\n")
 
 
 if __name__ == "__main__":

@@ -304,7 +304,7 @@ def test_root_does_not_run_jobs_of_other_machines(ours, tmp_path):
 
 BECOMES = """
 import os
-from workers import privileges
+from workers.node import privileges
 privileges.settle("nobody", "0.0.0.0", False)
 print(*os.getresuid(), *os.getresgid(), os.environ["USER"])
 try:

@@ -199,7 +199,7 @@ def test_a_client_that_dies_in_the_middle_of_a_push_is_counted(tmp_path: Path) -
 def test_a_save_whose_client_dies_holds_nobody_back_for_ever(tmp_path: Path) -> None:
     script = (
         "import sys\n"
-        "from ps import ParameterClient, saves\n"
+        "from ps import ParameterClient\nfrom ps.client import save as saves\n"
         "import time\n"
         "def stay(*args):\n"
         "    print('held', flush=True)\n"

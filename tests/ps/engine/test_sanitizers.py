@@ -14,6 +14,7 @@ FLAGS = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("sanitizer", FLAGS)
 def test_threads_on_a_table(sanitizer: str, tmp_path: Path) -> None:
     compiler = shutil.which("g++") or shutil.which("clang++")

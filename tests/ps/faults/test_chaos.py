@@ -19,11 +19,11 @@ from chassis.channels import call, connect
 from protos import parameter_server_pb2 as pb
 from protos.parameter_server_pb2_grpc import ParameterServerStub
 from ps import CheckpointError, LocalShards, LocalTable, ParameterClient, ShardError
+from tests.rounds import rounds
 from tests.waiting import wait_until
 
 KEYS = np.arange(6000)
 DIM = 8
-ROUNDS = 10
 
 
 def _make(client: ParameterClient, durability: str, memory_bytes: int = 0) -> None:
@@ -118,7 +118,8 @@ def _kill(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
-def test_shards_with_a_log_are_killed(tmp_path: Path) -> None:
+@rounds("kills", few=4, many=10)
+def test_shards_with_a_log_are_killed(tmp_path: Path, kills: int) -> None:
     """At rest, during saves, during reshards; rows lie in memory and on disk."""
     chance = random.Random(7)
     options = ("--fold", "1")
@@ -132,7 +133,7 @@ def test_shards_with_a_log_are_killed(tmp_path: Path) -> None:
         saves = 0
         wanted = [[a, b], [a, b, c]]
         with traffic([a, b]) as counters:
-            for number in range(ROUNDS):
+            for number in range(kills):
                 victim = shards.processes[chance.randrange(3)].pid
                 timer = threading.Timer(chance.uniform(0, 0.15), _kill, (victim,))
                 timer.start()
@@ -175,7 +176,8 @@ def _filled(shards: LocalShards) -> None:
             wait_until(filled, "a replica is filled", 60.0)
 
 
-def test_shards_and_replicas_are_killed() -> None:
+@rounds("kills", few=4, many=10)
+def test_shards_and_replicas_are_killed(kills: int) -> None:
     chance = random.Random(8)
     with (
         LocalShards(2, replicas=True, supervised=True) as shards,
@@ -184,7 +186,7 @@ def test_shards_and_replicas_are_killed() -> None:
         _make(client, "replica")
         with traffic(shards.addresses) as counters:
             _more(counters)
-            for _ in range(ROUNDS):
+            for _ in range(kills):
                 _filled(shards)  # one of a pair may die at a time
                 processes = chance.choice([shards.processes, shards.replicas])
                 time.sleep(chance.uniform(0, 0.05))
@@ -255,7 +257,9 @@ print(json.dumps(counts), flush=True)
 """
 
 
-@pytest.mark.parametrize("wire", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "wire", ["float32", pytest.param("bfloat16", marks=pytest.mark.exhaustive)]
+)
 def test_a_bad_network_changes_nothing(wire: str) -> None:
     rng = np.random.default_rng(3)
     steps = [

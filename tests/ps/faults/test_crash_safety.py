@@ -126,7 +126,7 @@ from ps.table.spec import make_spec
 from ps.shard.message import take_apart
 from ps.shard.state import ShardState
 
-root, sync = sys.argv[1], sys.argv[2] == "sync"
+root, sync, stride = sys.argv[1], sys.argv[2] == "sync", int(sys.argv[3])
 keys = np.arange(40, dtype=np.uint64)
 spec = make_spec("t", 2, optimizer="sgd", learning_rate=1.0, initializer="zeros", durability="log")
 
@@ -184,7 +184,7 @@ while not done:
 
     assert forked(check)
     shutil.rmtree(place, ignore_errors=True)
-    number += 1
+    number += stride
 print(number)
 """
 )
@@ -208,11 +208,13 @@ def test_a_save_that_is_killed_anywhere(tmp_path: Path) -> None:
     assert seen.strip() == "[1, 2]"  # killed before, and after, the one step that counts
 
 
+@pytest.mark.parametrize("stride", [5, pytest.param(1, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("sync", ["sync", "lazy"])
 def test_a_shard_that_is_killed_anywhere_loses_nothing_acknowledged(
-    tmp_path: Path, sync: str
+    tmp_path: Path, sync: str, stride: int
 ) -> None:
-    (operations,) = _run(_DURABLE, str(tmp_path), sync)
+    """Killed before every `stride`-th operation."""
+    (operations,) = _run(_DURABLE, str(tmp_path), sync, str(stride))
     assert int(operations) > 60
 
 

