@@ -29,12 +29,11 @@ def observation_space(layers: int, types: int) -> Any:
     place: the layer to be placed, the number of layers, and of types.
     episode: a number that only this episode has, so that its features are encoded once.
     """
+    features, state = len(_planner.LAYER_FEATURES), len(_planner.STATE_FEATURES)
     return spaces.Dict(
         {
-            "features": spaces.Box(
-                -10, 10, (layers, types, len(_planner.LAYER_FEATURES)), np.float32
-            ),
-            "state": spaces.Box(-10, 10, (types, len(_planner.STATE_FEATURES)), np.float32),
+            "features": spaces.Box(-10, 10, (layers, types, features), np.float32),
+            "state": spaces.Box(-10, 10, (types, state), np.float32),
             "place": spaces.Box(0, max(layers, types), (3,), np.int32),
             "episode": spaces.Box(0, 2**31 - 1, (1,), np.int32),
         }
