@@ -20,11 +20,11 @@ from ps.checkpoint.rowfile import RowWriter, read_blocks, read_spec
 from ps.checkpoint.store import Store
 from ps.engine import _native
 from ps.errors import CheckpointError, DeltaError
+from ps.table.applied import AppliedWindow
 from ps.table.buckets import Route, buckets_of, default_route
 from ps.table.spec import describe_difference, make_table
 
 Tables = dict[str, tuple[TableSpec, _native.Table]]
-ClientState = tuple[str, int, int, bytes]  # as _native.Window exports it
 _LONGEST_CHAIN = 10_000
 
 
@@ -79,11 +79,11 @@ def write_tables(
     return saved
 
 
-def write_window(
-    store: Store, folder: str, clients: Sequence[ClientState], shard: int, shards: int
+def write_windows(
+    store: Store, folder: str, windows: Sequence[AppliedWindow], shard: int, shards: int
 ) -> SavedFile:
     """Write what a shard has applied of each client."""
-    entries = [[c, e, s, base64.b64encode(bits).decode()] for c, e, s, bits in clients]
+    entries = [[w.client, w.epoch, w.highest, base64.b64encode(w.bits).decode()] for w in windows]
     file = f"{folder}/shard-{shard:05d}-of-{shards:05d}.window.json"
     written = store.write(file, [json.dumps(entries).encode()])
     return SavedFile(name=file, bytes=written.bytes, sha256=written.sha256)
@@ -119,7 +119,7 @@ def load_tables(
     directory: str = "",
     *,
     verified: bool = False,
-) -> tuple[Tables, list[ClientState]]:
+) -> tuple[Tables, list[AppliedWindow]]:
     """New tables with the rows of some buckets, and what had been applied of each client.
 
     Args:
@@ -132,7 +132,7 @@ def load_tables(
         CheckpointError: naming the file, what is wrong and what was expected.
     """
     tables: Tables = {}
-    clients: list[ClientState] = []
+    windows: list[AppliedWindow] = []
     for store, manifest in links:
         if manifest.mode in ("base", "serving"):
             raise CheckpointError(
@@ -145,16 +145,16 @@ def load_tables(
         for file in _first_of_each(manifest.files):
             _add_table(store, file, tables, directory)
         # What the newest save had applied holds the windows of all before.
-        clients = []
+        windows = []
         for file in manifest.files:
             if not file.table:
-                clients += _read_window(store, file)
+                windows += _read_windows(store, file)
         for file in files:
             if file.table:
                 # A shard may also have rows that were on their way to it, of buckets not its own.
                 own = buckets_of(_route(manifest), file.shard)
                 _absorb(store, file, tables, own if wanted is None else own & wanted)
-    return tables, clients
+    return tables, windows
 
 
 def _absorb(store: Store, file: File, tables: Tables, wanted: NDArray[np.uint8]) -> None:
@@ -213,16 +213,16 @@ def _route(manifest: Manifest) -> Route:
     return default_route(manifest.shards)
 
 
-def _read_window(store: Store, file: File) -> list[ClientState]:
+def _read_windows(store: Store, file: File) -> list[AppliedWindow]:
     path = f"{store.url}/{file.name}"
     try:
         with store.open(file.name) as stream:
             entries = json.loads(stream.read())
-        clients = [(str(c), int(e), int(s), base64.b64decode(bits)) for c, e, s, bits in entries]
-        _native.Window().merge(clients)  # checks the sizes
+        told = [(str(c), int(e), int(s), base64.b64decode(bits)) for c, e, s, bits in entries]
+        _native.Window().merge(told)  # checks the sizes
     except (OSError, ValueError, TypeError) as error:
         raise CheckpointError(f"{path}: not a window of applied pushes: {error}") from None
-    return clients
+    return [AppliedWindow(*window) for window in told]
 
 
 def _beside(url: str, name: str) -> str:

@@ -71,12 +71,12 @@ class Durable:
                     kept = {n: t for n, t in state.tables.items() if t.spec.durability}
                 tables = {name: (t.spec, t.native) for name, t in kept.items()}
                 snapshots = checkpoint.begin(tables, "checkpoint", {})
-                clients = state.window.export()
+                windows = state.pushes.windows()
                 number = self.log.rotate()
-                self.log.append("state", now_s(), state.summary().SerializeToString())
+                self.log.append("state", now_s(), state.summary(windows=False).SerializeToString())
             specs = {name: spec for name, (spec, _) in tables.items()}
             files = checkpoint.write_tables(self._store, folder, specs, snapshots, 0, 1)
-            files.append(checkpoint.write_window(self._store, folder, clients, 0, 1))
+            files.append(checkpoint.write_windows(self._store, folder, windows, 0, 1))
             manifest.write_manifest(
                 self._store,
                 manifest.Manifest(
@@ -107,9 +107,9 @@ class Durable:
         state, number, found = self._state, 0, False
         if manifest.is_checkpoint(self._store):
             links = checkpoint.chain(self._store)
-            tables, clients = checkpoint.load_tables(links, directory=state.directory)
+            tables, windows = checkpoint.load_tables(links, directory=state.directory)
             state.tables.update({n: Table(spec, native) for n, (spec, native) in tables.items()})
-            state.window.merge(clients)
+            state.pushes.merge(windows)
             number, found = links[-1][1].log, True
             self._first = number
             self._base_bytes = sum(f.bytes for f in links[-1][1].files)

@@ -19,10 +19,11 @@ from protos.codec import pack, unpack
 from protos.parameter_server_pb2_grpc import ParameterServerStub
 from ps.checkpoint import tables as checkpoint
 from ps.engine import _native
-from ps.errors import TableError
+from ps.errors import ConflictError, TableError
 from ps.shard import blocks as transfer
+from ps.shard.exactly_once import ExactlyOnce
 from ps.shard.journal import BehindError, Buffer
-from ps.shard.state import ConflictError, ShardState, Table
+from ps.shard.state import ShardState, Table
 from ps.table.spec import make_table
 
 _TIMEOUT_S = 10.0
@@ -109,10 +110,7 @@ class Replicator:
         with state.lock:
             tables = {n: t for n, t in state.tables.items() if t.spec.durability == "replica"}
         snapshots = _snapshots(tables)
-        head = state.summary()
-        ends = list(head.window)
-        head.ClearField("window")
-        head.window.extend(transfer.windows_of(state.window.export(), ends))
+        head = state.summary(windows=True)
         head.reset = True
         head.of, head.number = self._of, self._number
 
@@ -168,7 +166,6 @@ class Replicator:
             return False
         self._of, self._number, self._filled = head.of, head.number, run
         self._state.tables.update(tables)
-        self._state.window.merge(transfer.clients_of(head.window))
         self._state.take_over(head)
         _log.info(
             "took back %d tables from replica %s in %.2f s",
@@ -207,16 +204,12 @@ class Standby:
     def absorb(self, first: pb.StateBlock, rest: Iterator[pb.StateBlock]) -> int:
         """Take the whole state in the place of what is here."""
         tables = _take(rest, self._state.directory)
-        window = _native.Window()
-        window.merge(transfer.clients_of(first.window))
         with self._lock, self._state.gate.closed(), self._state.lock:
             self._state.tables = tables
-            self._state.window = window
+            self._state.pushes = ExactlyOnce()
+            self._state.take_over(first)
             self._state.follows = True
             self._of, self._number = first.of, first.number
-            self._state.positions.clear()
-            self._state.ends.clear()
-        self._state.take_over(first)
         return sum(table.native.counters()["rows"] for table in tables.values())
 
     def fetch(self) -> Iterator[pb.StateBlock]:
@@ -230,10 +223,7 @@ class Standby:
             with self._lock, state.gate.closed():
                 tables = dict(state.tables)
                 snapshots = _snapshots(tables)
-                head = state.summary()
-                ends = list(head.window)
-                head.ClearField("window")
-                head.window.extend(transfer.windows_of(state.window.export(), ends))
+                head = state.summary(windows=True)
                 if self._of:
                     self._of = uuid4().hex
                 head.of, head.number = self._of, self._number

@@ -16,9 +16,9 @@ from chassis.channels import RpcError, call, connect
 from protos import parameter_server_pb2 as pb
 from protos.parameter_server_pb2_grpc import ParameterServerStub
 from ps.engine import _native
-from ps.errors import TableError
+from ps.errors import ConflictError, StaleRouteError, TableError
 from ps.shard import blocks as transfer
-from ps.shard.state import ConflictError, ShardState, StaleRouteError, Table
+from ps.shard.state import ShardState, Table
 from ps.table.buckets import as_flags, route_of
 
 _TURN_S = 60.0
@@ -102,8 +102,7 @@ class Moving:
             cuts = {name: snapshot.cut for name, snapshot in snapshots.items()}
             windows = []
             if request.last:
-                ends = state.summary().window
-                windows = transfer.windows_of(state.window.export(), ends)
+                windows = [window.message for window in state.pushes.windows()]
             else:
                 state.gate.open(token)
             rows = self._send(request, tables, snapshots, windows)

@@ -13,11 +13,10 @@ from protos import parameter_server_pb2 as pb
 from ps.checkpoint import manifest
 from ps.checkpoint import tables as checkpoint
 from ps.checkpoint.places import open_store
-from ps.checkpoint.tables import ClientState
 from ps.engine import _native
 from ps.errors import CheckpointError, DeltaError, TableError
 from ps.shard.state import ShardState, Table
-from ps.table.gate import Push
+from ps.table.applied import AppliedWindow, pushes_of
 from ps.table.spec import describe_difference
 
 _LOOK_S = 0.5  # to wait before a cut is told that others come first
@@ -29,7 +28,7 @@ _log = logging.getLogger("heterps.ps")
 @dataclass(frozen=True, slots=True)
 class _Cut:
     tables: dict[str, Table]
-    clients: list[ClientState]
+    windows: list[AppliedWindow]
     positions: list[pb.Position]
     snapshots: dict[str, _native.Snapshot]
     marks: dict[str, int]  # what a delta gives as `since`
@@ -75,25 +74,13 @@ class Saving:
         route = self._state.route_version
         if not hold:
             return pb.CutReply(route=route)
-        admitted: set[Push] = {(p.client, p.epoch, s) for p in request.admit for s in p.sequences}
-        if admitted:
-            gate.admit(admitted)
-        with self._state.lock:
-            ends = dict(self._state.ends)
+        if request.admit:
+            gate.admit(pushes_of(request.admit))
         windows = []
-        for client, epoch, highest, bits in self._state.window.export():
-            known_epoch, end = ends.get(client, (0, 0))
-            newest, applied = self._with_lost(client, epoch, highest, bits)
-            windows.append(
-                pb.ClientWindow(
-                    client=client,
-                    epoch=epoch,
-                    highest=newest,
-                    end=end if known_epoch == epoch else 0,
-                    bits=applied,
-                )
-            )
-        return pb.CutReply(clients=windows, route=route)
+        for window in self._state.pushes.windows():
+            lost = self._lost.get((window.client, window.epoch))
+            windows.append(window.including(lost) if lost else window)
+        return pb.CutReply(clients=[window.message for window in windows], route=route)
 
     def save(self, request: pb.SaveRequest) -> pb.SaveReply:
         """Write this shard's files of a cut, or of a cut of its own."""
@@ -113,8 +100,8 @@ class Saving:
                 f"Save: directory={request.directory!r}; expected an absolute path, or a URL"
             )
         for pushes in request.lost:
-            known = self._lost.setdefault((pushes.client, pushes.epoch), set())
-            known.update(pushes.sequences)
+            lost = self._lost.setdefault((pushes.client, pushes.epoch), set())
+            lost.update(pushes.sequences)
         began = time.monotonic()
         holder: object = request.cut or object()
         try:
@@ -135,8 +122,8 @@ class Saving:
                 )
                 if mode in ("checkpoint", "delta"):
                     files.append(
-                        checkpoint.write_window(
-                            store, folder, cut.clients, request.shard, request.shards
+                        checkpoint.write_windows(
+                            store, folder, cut.windows, request.shard, request.shards
                         )
                     )
             except OSError as error:
@@ -165,18 +152,6 @@ class Saving:
         wanted = self._state.owned(request.shard, request.shards)
         return restore(self._state, request.directory, wanted)
 
-    def _with_lost(self, client: str, epoch: int, highest: int, bits: bytes) -> tuple[int, bytes]:
-        """What was applied, and what is not to be waited for, as if it had been."""
-        lost = self._lost.get((client, epoch))
-        if not lost:
-            return highest, bits
-        width, newest = _native.WINDOW, max(highest, *lost)
-        flags = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little")
-        between = np.arange(max(highest, newest - width) + 1, newest + 1)
-        flags[between % width] = 0
-        flags[[s % width for s in lost if newest - s < width]] = 1
-        return newest, np.packbits(flags, bitorder="little").tobytes()
-
     def _end(self, holder: object) -> None:
         if isinstance(holder, str):
             self._over.append(holder)
@@ -199,7 +174,7 @@ class Saving:
                     for name, table in state.tables.items()
                     if name.startswith(request.prefix)
                 }
-                positions = list(state.positions.values())
+                positions = state.pushes.positions()
             for name, mark in request.since.items():
                 if name in tables and mark not in tables[name].cuts:
                     raise DeltaError(
@@ -214,7 +189,7 @@ class Saving:
                 # Two tables of one name may come to the same cut; the upper half tells them apart.
                 marks[name] = secrets.randbits(31) << 32 | snapshot.cut
                 tables[name].cuts.add(marks[name])
-            return _Cut(tables, state.window.export(), positions, snapshots, marks)
+            return _Cut(tables, state.pushes.windows(), positions, snapshots, marks)
         finally:
             gate.open(holder)
 
@@ -235,7 +210,7 @@ def restore(
     """
     links = checkpoint.chain(open_store(place))
     with state.files.closed(_TURN_S):
-        tables, clients = checkpoint.load_tables(links, wanted, state.directory)
+        tables, windows = checkpoint.load_tables(links, wanted, state.directory)
         if not lasting:
             tables = {n: pair for n, pair in tables.items() if not pair[0].durability}
         with state.gate.closed(), state.lock:
@@ -249,9 +224,9 @@ def restore(
             state.tables.update(
                 {name: Table(spec, native) for name, (spec, native) in tables.items()}
             )
-            state.window.merge(clients)
-    known = set() if lasting else set(state.positions)
-    state.take_positions(
+            state.pushes.merge(windows)
+    known = set() if lasting else {position.client for position in state.pushes.positions()}
+    state.pushes.take_positions(
         pb.Position(client=client, position=text)
         for client, text in links[-1][1].positions.items()
         if client not in known
