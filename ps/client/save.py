@@ -10,10 +10,11 @@ import numpy as np
 from protos import parameter_server_pb2 as pb
 from protos.reason_pb2 import WHOLE_SAVE_NEEDED
 from ps.checkpoint import manifest
-from ps.checkpoint import tables as checkpoint
 from ps.checkpoint.manifest import File, Manifest, Parent
 from ps.checkpoint.places import open_store
+from ps.checkpoint.rowfile import spec_of
 from ps.checkpoint.store import Store
+from ps.checkpoint.tables import chain, check_for_training, relative_place
 from ps.client.session import Routes, Session, Shard, StaleError
 from ps.engine import _native
 from ps.errors import CheckpointError, DeltaError, ShardError
@@ -75,10 +76,9 @@ def save(
             raise DeltaError(str(error)) from None
         raise
     files = tuple(
-        File(f.name, index, f.table, f.rows, f.bytes, f.sha256)
-        for index, reply in enumerate(replies)
-        for f in reply.files
+        File.of(file, index) for index, reply in enumerate(replies) for file in reply.files
     )
+    specs = {name: spec_of(store, file.name) for name, file in manifest.first_files(files).items()}
     even = (routes.route == default_route(len(shards))).all()
     manifest.write_manifest(
         store,
@@ -87,12 +87,12 @@ def save(
             mode=mode,
             shards=len(shards),
             files=files,
-            tables=_specs(store, files),
+            tables=manifest.specs_as_json(specs),
             route=None if even else tuple(int(s) for s in routes.route),
             generations=tuple(dict(reply.generations) for reply in replies),
             runs=tuple(reply.run for reply in replies),
             parent=(
-                Parent(checkpoint.relative_place(store, parent_store), parent.id)
+                Parent(relative_place(store, parent_store), parent.id)
                 if parent is not None and parent_store is not None
                 else None
             ),
@@ -105,11 +105,8 @@ def save(
 def load(session: Session, place: str | Path, timeout_s: float) -> int:
     """Load a checkpoint on all shards; see ParameterClient.load."""
     store = open_store(place)
-    for link, found in checkpoint.chain(store):
-        if found.mode in ("base", "serving"):
-            raise CheckpointError(
-                f"{link.url}: holds weights for serving; expected a checkpoint or delta"
-            )
+    for link, found in chain(store):
+        check_for_training(link, found)
         manifest.verify(link, found.files)
     session.look()
     shards = session.shards
@@ -230,17 +227,6 @@ def _positions(replies: list[pb.SaveReply]) -> dict[str, str]:
             if known is None or (known.epoch, known.sequence) < at:
                 newest[position.client] = position
     return {client: position.position for client, position in sorted(newest.items())}
-
-
-def _specs(store: Store, files: tuple[File, ...]) -> dict[str, object]:
-    from ps.checkpoint.rowfile import read_spec
-
-    specs: dict[str, pb.TableSpec] = {}
-    for file in files:
-        if file.table and file.table not in specs:
-            with store.open(file.name) as stream:
-                specs[file.table] = read_spec(stream, f"{store.url}/{file.name}")
-    return dict(manifest.specs_as_json(specs))
 
 
 def _check_parent(

@@ -17,9 +17,10 @@ from protos import parameter_server_pb2 as pb
 from protos.parameter_server_pb2_grpc import ParameterServerStub
 from ps.engine import _native
 from ps.errors import ConflictError, StaleRouteError, TableError
-from ps.shard import blocks as transfer
-from ps.shard.state import ShardState, Table
+from ps.shard import transfer
+from ps.shard.state import ShardState
 from ps.table.buckets import as_flags, route_of
+from ps.table.table import Table
 
 _TURN_S = 60.0
 _log = logging.getLogger("heterps.ps")
@@ -150,7 +151,7 @@ class Moving:
                 of=self._state.run,
                 route=request.route,
             )
-            yield from transfer.blocks(tables, snapshots)
+            yield from transfer.blocks_of(tables, snapshots)
 
         with connect(request.to) as channel:
             try:

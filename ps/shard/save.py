@@ -10,14 +10,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protos import parameter_server_pb2 as pb
-from ps.checkpoint import manifest
-from ps.checkpoint import tables as checkpoint
+from ps.checkpoint.manifest import MODES
 from ps.checkpoint.places import open_store
+from ps.checkpoint.tables import (
+    begin_snapshots,
+    chain,
+    load_tables,
+    write_tables,
+    write_windows,
+)
 from ps.engine import _native
 from ps.errors import CheckpointError, DeltaError, TableError
-from ps.shard.state import ShardState, Table
+from ps.shard.state import ShardState
 from ps.table.applied import AppliedWindow, pushes_of
 from ps.table.spec import describe_difference
+from ps.table.table import Table
 
 _LOOK_S = 0.5  # to wait before a cut is told that others come first
 _RESERVED_S = 10.0  # for which a cut keeps its turn without being heard of
@@ -86,8 +93,8 @@ class Saving:
         """Write this shard's files of a cut, or of a cut of its own."""
         _check_shard(request.shard, request.shards)
         mode = request.mode or "checkpoint"
-        if mode not in manifest.MODES:
-            raise TableError(f"Save: mode={mode!r}; expected {', '.join(manifest.MODES)}")
+        if mode not in MODES:
+            raise TableError(f"Save: mode={mode!r}; expected {', '.join(MODES)}")
         state = self._state
         if request.since and request.run != state.run:
             raise DeltaError(
@@ -115,16 +122,13 @@ class Saving:
             cut = self._begin(request, mode, holder)
             generations = cut.marks
             store = open_store(directory)
-            specs = {name: table.spec for name, table in cut.tables.items()}
             try:
-                files = checkpoint.write_tables(
-                    store, folder, specs, cut.snapshots, request.shard, request.shards
+                files = write_tables(
+                    store, folder, cut.tables, cut.snapshots, request.shard, request.shards
                 )
                 if mode in ("checkpoint", "delta"):
                     files.append(
-                        checkpoint.write_windows(
-                            store, folder, cut.windows, request.shard, request.shards
-                        )
+                        write_windows(store, folder, cut.windows, request.shard, request.shards)
                     )
             except OSError as error:
                 raise CheckpointError(
@@ -181,9 +185,8 @@ class Saving:
                         f"table {name!r} was loaded, made anew or moved in part since the save "
                         "that a delta would build on; save a whole checkpoint first"
                     )
-            pairs = {name: (t.spec, t.native) for name, t in tables.items()}
             since = {name: mark & 0xFFFFFFFF for name, mark in request.since.items()}
-            snapshots = checkpoint.begin(pairs, mode, since)
+            snapshots = begin_snapshots(tables, mode, since)
             marks = {}
             for name, snapshot in snapshots.items():
                 # Two tables of one name may come to the same cut; the upper half tells them apart.
@@ -208,32 +211,30 @@ def restore(
     Raises:
         CheckpointError: nothing was changed.
     """
-    links = checkpoint.chain(open_store(place))
+    links = chain(open_store(place))
     with state.files.closed(_TURN_S):
-        tables, windows = checkpoint.load_tables(links, wanted, state.directory)
+        tables, windows = load_tables(links, wanted, state.directory)
         if not lasting:
-            tables = {n: pair for n, pair in tables.items() if not pair[0].durability}
+            tables = {n: t for n, t in tables.items() if not t.spec.durability}
         with state.gate.closed(), state.lock:
-            for name, (spec, _) in tables.items():
+            for name, table in tables.items():
                 have = state.tables.get(name)
-                if have is not None and have.spec != spec:
+                if have is not None and have.spec != table.spec:
                     raise CheckpointError(
                         f"{place}: table {name!r} differs from the one in use: "
-                        f"{describe_difference(have.spec, spec)}"
+                        f"{describe_difference(have.spec, table.spec)}"
                     )
-            state.tables.update(
-                {name: Table(spec, native) for name, (spec, native) in tables.items()}
-            )
+            state.tables.update(tables)
             state.pushes.merge(windows)
-    known = set() if lasting else {position.client for position in state.pushes.positions()}
+    kept = set() if lasting else {position.client for position in state.pushes.positions()}
     state.pushes.take_positions(
         pb.Position(client=client, position=text)
         for client, text in links[-1][1].positions.items()
-        if client not in known
+        if client not in kept
     )
-    if any(spec.durability for spec, _ in tables.values()):
+    if any(table.spec.durability for table in tables.values()):
         state.renew_journals()
-    rows = sum(native.counters()["rows"] for _, native in tables.values())
+    rows = sum(table.native.counters()["rows"] for table in tables.values())
     _log.info("restored %d rows of %d tables from %s", rows, len(tables), place)
     return rows
 

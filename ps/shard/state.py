@@ -4,7 +4,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import TypeVar
 from uuid import uuid4
 from zlib import crc32
@@ -23,31 +22,12 @@ from ps.shard.push import ReceivedPush, take_apart
 from ps.table.applied import AppliedWindow
 from ps.table.buckets import buckets_of, default_route, route_of
 from ps.table.gate import Gate
-from ps.table.spec import describe_difference, make_table
+from ps.table.spec import describe_difference
+from ps.table.table import Table
 
 _RENEWALS = 3
 R = TypeVar("R")
 _log = logging.getLogger("heterps.ps")
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """A table and what was asked of it."""
-
-    spec: pb.TableSpec
-    native: _native.Table
-    # Cuts that saves have made of just these rows: a delta can begin at one of them.
-    cuts: set[int] = field(default_factory=set, compare=False)
-
-    @property
-    def journaled(self) -> bool:
-        """Whether its pushes go to the journal before they are acknowledged."""
-        return self.spec.durability in ("log", "replica")
-
-    @property
-    def journal(self) -> str:
-        """The journal that must know of it: by the durability that it gives."""
-        return "log" if self.spec.durability == "checkpoint" else self.spec.durability
 
 
 class ShardState:
@@ -123,7 +103,7 @@ class ShardState:
                         f"{describe_difference(have.spec, spec)}"
                     )
                 return False
-            table = Table(spec, make_table(spec, self.directory))
+            table = Table.make(spec, self.directory)
             if journal and table.journal and table.journal not in self.journals:
                 flag = "--replica" if table.journal == "replica" else "--data"
                 raise TableError(

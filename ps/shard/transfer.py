@@ -5,12 +5,12 @@ from collections.abc import Iterator, Mapping
 from protos import parameter_server_pb2 as pb
 from ps.engine import _native
 from ps.errors import TableError
-from ps.shard.state import Table
+from ps.table.table import Table
 
 TIMEOUT_S = 600.0
 
 
-def blocks(
+def blocks_of(
     tables: Mapping[str, Table], snapshots: Mapping[str, _native.Snapshot]
 ) -> Iterator[pb.StateBlock]:
     """Tables and their rows."""
