@@ -8,6 +8,7 @@ import ast
 import os
 import sys
 from collections.abc import Collection, Iterator, Sequence
+from functools import cache
 from importlib import import_module
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
@@ -36,7 +37,7 @@ def clash(entry: Path, folders: Sequence[Path], needed: Collection[str]) -> str:
         folders: where its modules are looked for, first to last.
         needed: of `ROOMS`, those that the process needs.
     """
-    taken = {r for r in needed for f in folders if (f / r).is_dir() or (f / f"{r}.py").is_file()}
+    taken = {room for room in needed for folder in folders if _is_taken(folder, room)}
     if not taken:
         return ""
     files, seen = [entry], {entry}
@@ -81,12 +82,9 @@ def need(rooms: Collection[str]) -> None:
                 name=room,
             )
     script = getattr(sys.modules.get("__main__"), "__file__", None)
-    if script is not None and not str(Path(script).resolve()).startswith(_OURS):
-        folders = [Path(script).resolve().parent]
-        if sys.path and Path(sys.path[0] or ".").resolve() != ROOT:
-            folders.insert(0, Path(sys.path[0] or ".").resolve())
-        said = clash(Path(script).resolve(), [f for f in folders if f != ROOT], rooms)
-        if said:
+    if script is not None and not _in_ours(script):
+        file = Path(script).resolve()
+        if said := clash(file, [Path(sys.path[0] or ".").resolve(), file.parent], rooms):
             raise ClashError(said)
 
 
@@ -128,7 +126,13 @@ sys.meta_path.insert(0, _FINDER)  # before those of editable installs, which kno
 
 
 def _is_ours(module: ModuleType | None) -> bool:
-    return module is not None and (getattr(module, "__file__", None) or "").startswith(_OURS)
+    return module is not None and _in_ours(getattr(module, "__file__", None) or "")
+
+
+@cache
+def _in_ours(file: str) -> bool:
+    """Whether a file is of our packages, whatever links lead there."""
+    return os.path.realpath(file).startswith(_OURS)
 
 
 def _asked_by_us() -> bool:
@@ -136,13 +140,21 @@ def _asked_by_us() -> bool:
     frame = sys._getframe(2)
     while frame.f_back is not None and frame.f_code.co_filename.startswith("<frozen importlib"):
         frame = frame.f_back
-    return frame.f_code.co_filename.startswith(_OURS)
+    return _in_ours(frame.f_code.co_filename)
 
 
 def _holds_python(spec: ModuleSpec) -> bool:
     """Whether it is more than a folder that happens to have the name."""
     places = [Path(place) for place in spec.submodule_search_locations or ()]
     return spec.has_location or any(next(place.glob("*.py"), None) for place in places)
+
+
+def _is_taken(folder: Path, room: str) -> bool:
+    """Whether a folder has something else than our package, or a copy of it, under its name."""
+    theirs, ours = folder / room / "__init__.py", ROOT / room / "__init__.py"
+    if theirs.is_file():
+        return theirs.read_bytes() != ours.read_bytes()
+    return (folder / room).is_dir() or (folder / f"{room}.py").is_file()
 
 
 def _imports(file: Path, folders: Sequence[Path]) -> Iterator[tuple[str, str, int]]:

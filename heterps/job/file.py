@@ -10,7 +10,7 @@ from google.protobuf.message import Message
 
 from chassis.near import nearest
 from chassis.rooms import IN_A_WORKER, clash
-from heterps.job import yaml_nodes as yamlnodes
+from heterps.job import yaml_nodes
 from heterps.job.prepare import IN_PREPARE, is_url
 from heterps.job.schema import Reading
 from heterps.job.yaml_nodes import YamlError
@@ -89,9 +89,9 @@ def load_job(path: str | Path, overrides: Iterable[str] | Mapping[str, object] =
     job = JobSpec()
     reading = Reading(_HIDDEN, _NULLABLE)
     try:
-        root = yamlnodes.read(file, shown)
+        root = yaml_nodes.read(file, shown)
         for assignment in _assignments(overrides):
-            yamlnodes.override(root, assignment)
+            yaml_nodes.override(root, assignment)
         reading.into(job, root)
     except YamlError as error:
         raise JobFileError([str(error)]) from None

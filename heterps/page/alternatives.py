@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 from heterps.html.markup import Markup, join, tag
 from heterps.html.parts import Column, bars, table
-from heterps.words.figures import count, duration, money, percent, rate
-from heterps.words.plan import units_text
+from heterps.view.figures import count, duration, money, percent, rate
+from heterps.view.plan import units_text
 
 if TYPE_CHECKING:
     from scheduler import Decision

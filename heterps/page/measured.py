@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 from heterps.html.markup import Markup, join, tag
 from heterps.html.palette import Palette
 from heterps.html.parts import Column, bars, table
-from heterps.words.figures import money, per_sample_in, rate
-from heterps.words.plan import layers_text
+from heterps.view.figures import money, per_sample_in, rate
+from heterps.view.plan import layers_text
 
 if TYPE_CHECKING:
     from scheduler import Decision

@@ -7,8 +7,8 @@ from heterps.html.markup import Markup, join
 from heterps.html.parts import Column, details, table
 from heterps.html.plot import Plot
 from heterps.html.scale import Axis
-from heterps.words.figures import count, money, rate
-from heterps.words.plan import chosen_point, types_text
+from heterps.view.figures import count, money, rate
+from heterps.view.plan import chosen_point, types_text
 
 if TYPE_CHECKING:
     from scheduler import Decision

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 from heterps.html.markup import Markup, join, tag
 from heterps.html.palette import Palette
 from heterps.html.parts import Column, bars, table
-from heterps.words.figures import per_sample_in, percent, size
-from heterps.words.plan import layers_text
+from heterps.view.figures import per_sample_in, percent, size
+from heterps.view.plan import layers_text
 
 if TYPE_CHECKING:
     from scheduler import Decision

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 from heterps.html.markup import Markup, join, tag
 from heterps.html.palette import Palette
 from heterps.html.parts import Column, table
-from heterps.words.changes import name_of, value_of
-from heterps.words.figures import duration, money, percent, rate
-from heterps.words.plan import ESTIMATED, gap_text, notes, rests_on_estimates
+from heterps.view.changes import name_of, value_of
+from heterps.view.figures import duration, money, percent, rate
+from heterps.view.plan import ESTIMATED, gap_text, notes, rests_on_estimates
 
 if TYPE_CHECKING:
     from heterps.client.records import Job

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from heterps.report.terminal import heading, indented, table
-from heterps.words.changes import Change, compare, name_of, value_of
+from heterps.view.changes import Change, compare, name_of, value_of
 
 if TYPE_CHECKING:
     from scheduler import Decision

@@ -7,9 +7,9 @@ from rich.table import Table
 from rich.text import Text
 
 from heterps.report.terminal import bullet, heading, indented, pairs, table
-from heterps.words.changes import name_of, value_of
-from heterps.words.figures import count, duration, money, per_sample, percent, rate, size
-from heterps.words.plan import (
+from heterps.view.changes import name_of, value_of
+from heterps.view.figures import count, duration, money, per_sample, percent, rate, size
+from heterps.view.plan import (
     ESTIMATED,
     chosen_point,
     gap_text,

@@ -10,9 +10,9 @@ from rich.text import Text
 from heterps.client.records import Job, State
 from heterps.report.cluster import STYLES
 from heterps.report.terminal import heading, indented, pairs, table
-from heterps.words.failure import MEANINGS, NOT_THE_JOB, shortened
-from heterps.words.figures import duration, money, per_sample, rate
-from heterps.words.plan import EMULATED, ESTIMATED, rests_on_estimates
+from heterps.view.failure import MEANINGS, NOT_THE_JOB, shortened
+from heterps.view.figures import duration, money, per_sample, rate
+from heterps.view.plan import EMULATED, ESTIMATED, rests_on_estimates
 from protos.naming import KEPT
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from heterps.report.terminal import bullet, heading, indented, table
-from heterps.words.figures import money, per_sample, rate
+from heterps.view.figures import money, per_sample, rate
 
 if TYPE_CHECKING:
     from scheduler import Decision

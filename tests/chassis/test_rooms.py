@@ -124,3 +124,28 @@ def test_a_python_path_that_would_hide_ours_has_ours_first(tmp_path: Path) -> No
     assert python_path(str(tmp_path)) == str(tmp_path)
     (tmp_path / "ps.py").write_text("")
     assert python_path(str(tmp_path)) == f"{ROOT}{os.pathsep}{tmp_path}"
+
+
+def test_links_on_the_way_to_the_packages_change_nothing(
+    installed: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """As where an environment lies on a linked disk."""
+    python, _ = installed
+    (tmp_path / "linked").symlink_to(python.parents[1])
+    done = subprocess.run(
+        [tmp_path / "linked/bin/python", "-c", "from heterps import Client; print(Client)"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_copy_of_our_packages_is_no_clash(tmp_path: Path) -> None:
+    """As where a job's code is a checkout of this project with a model in it."""
+    (tmp_path / "ps").mkdir()
+    (tmp_path / "ps/__init__.py").write_bytes((ROOT / "ps/__init__.py").read_bytes())
+    (tmp_path / "model.py").write_text("from ps import ParameterClient\n")
+    assert clash(tmp_path / "model.py", [tmp_path], IN_A_WORKER) == ""
+    assert clash(tmp_path / "model.py", [ROOT], IN_A_WORKER) == ""

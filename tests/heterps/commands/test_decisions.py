@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 import scheduler
-from heterps.client import history
+from heterps.client import archive
 from heterps.client.client import Client
 from heterps.errors import OK, UNREACHABLE, USAGE
-from heterps.words.changes import compare
+from heterps.view.changes import compare
 from protos import scheduler_pb2 as pb
 from protos.job_pb2 import JobSpec
 from scheduler.decision.record import Alternative, Decision, Measured
@@ -74,7 +74,7 @@ def kept() -> tuple[str, str]:
         status = pb.JobStatus(
             job_id=job_id, name=job_id[:5], state=pb.SUCCEEDED, submitted_at=1e9 + number
         )
-        history.keep(status, decision.to_message(), [])
+        archive.add(status, decision.to_message(), [])
     return jobs[0][0], jobs[1][0]
 
 
@@ -179,7 +179,7 @@ def test_wrong_names_and_files_exit_with_2(run: Run, kept: tuple[str, str], tmp_
 
 def test_a_job_without_a_decision_says_so(run: Run, tmp_path: Path) -> None:
     status = pb.JobStatus(job_id="none-ddd444", name="none", state=pb.FAILED, submitted_at=1.0)
-    history.keep(status, None, [])
+    archive.add(status, None, [])
     code, _, err = run("inspect", "none", "--html", str(tmp_path / "a.html"))
     assert code == USAGE
     assert "job none-ddd444: it has no decision" in err

@@ -11,8 +11,8 @@ from rich.console import Console, RenderableType
 import scheduler
 from heterps import report
 from heterps.client.records import Job, Node, Process, State
-from heterps.words import failure as reasons
-from heterps.words import figures
+from heterps.view import failure as reasons
+from heterps.view import figures
 from scheduler.decision.record import Measured, ParetoPoint, Relaxation
 
 PLAN = Path(__file__).resolve().parents[3] / "examples/plan"
