@@ -18,6 +18,7 @@ from typing import Any
 from chassis.bounded_log import BoundedLog
 from chassis.files import replace_file
 from chassis.logs import JsonFormatter, log_format, readable
+from chassis.rooms import python_path
 
 LIFELINE = "HETERPS_LIFELINE"
 _DRAIN_S = 1.0
@@ -100,8 +101,8 @@ def announce(path: str | Path | None, **facts: Any) -> None:
 
 
 def module_argv(module: str, *arguments: str) -> list[str]:
-    """The command that runs a module of this project with this interpreter."""
-    return [sys.executable, "-m", module, *arguments]
+    """The command that runs a module of this project, whatever the working directory holds."""
+    return [sys.executable, "-P", "-m", module, *arguments]
 
 
 @dataclass(slots=True)
@@ -204,13 +205,19 @@ def spawn(
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE if log is not None else output,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **(environment or {}), LIFELINE: "1"},
+            env={**inherited(), **(environment or {}), LIFELINE: "1"},
             start_new_session=True,
         )
     child = Child(label, process, path, ready)
     if log is not None and process.stdout is not None:
         child.pump = log.pump(process.stdout)
     return child
+
+
+def inherited() -> dict[str, str]:
+    """Our environment, for a process of this project: PYTHONPATH hides none of its packages."""
+    path = python_path(os.environ.get("PYTHONPATH"))
+    return {**os.environ, **({"PYTHONPATH": path} if path else {})}
 
 
 def log_path(directory: Path, label: str) -> Path:

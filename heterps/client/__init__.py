@@ -1,1 +1,1 @@
-"""Client and AsyncClient."""
+"""Client and AsyncClient, and the steps that both carry out."""

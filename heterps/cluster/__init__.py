@@ -1,1 +1,1 @@
-"""Clusters that we start."""
+"""Clusters that we start: one of a command, one that stays, one on Ray."""

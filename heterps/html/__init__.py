@@ -1,1 +1,1 @@
-"""The drawing kit of page and console."""
+"""The drawing kit that page and console share."""

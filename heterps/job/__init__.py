@@ -1,1 +1,1 @@
-"""A job file to a JobSpec with its code."""
+"""From a job file to a JobSpec with its code."""

@@ -1,1 +1,1 @@
-"""Profiling without a cluster."""
+"""Profiling a model without a cluster."""

@@ -19,7 +19,7 @@ from ps.checkpoint.places import open_store
 from ps.checkpoint.rowfile import RowWriter, read_blocks, read_spec
 from ps.checkpoint.store import Store
 from ps.engine import _native
-from ps.errors import CheckpointError
+from ps.errors import CheckpointError, DeltaError
 from ps.table.buckets import Route, buckets_of, default_route
 from ps.table.spec import describe_difference, make_table
 
@@ -36,7 +36,8 @@ def begin(
     """Snapshots of all tables; no push may be under way.
 
     Raises:
-        CheckpointError: a table cannot tell any more what has changed since then.
+        DeltaError: a table cannot tell any more what has changed since then.
+        CheckpointError: a table is being saved already.
     """
     snapshots: dict[str, _native.Snapshot] = {}
     values = mode in ("base", "serving")
@@ -48,7 +49,8 @@ def begin(
     except (ValueError, RuntimeError) as error:
         for snapshot in snapshots.values():
             snapshot.close()
-        raise CheckpointError(f"table {name!r}: {error}") from None
+        kind = DeltaError if isinstance(error, _native.ForgottenError) else CheckpointError
+        raise kind(f"table {name!r}: {error}") from None
     return snapshots
 
 

@@ -1,1 +1,1 @@
-"""ParameterClient: one file a verb."""
+"""What a caller does: ParameterClient, one file a verb."""

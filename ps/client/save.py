@@ -8,6 +8,7 @@ from uuid import uuid4
 import numpy as np
 
 from protos import parameter_server_pb2 as pb
+from protos.reason_pb2 import WHOLE_SAVE_NEEDED
 from ps.checkpoint import manifest
 from ps.checkpoint import tables as checkpoint
 from ps.checkpoint.manifest import File, Manifest, Parent
@@ -15,7 +16,7 @@ from ps.checkpoint.places import open_store
 from ps.checkpoint.store import Store
 from ps.client.session import Routes, Session, Shard, StaleError
 from ps.engine import _native
-from ps.errors import CheckpointError, ShardError
+from ps.errors import CheckpointError, DeltaError, ShardError
 from ps.table.buckets import default_route
 
 _HOLD_S = 20.0
@@ -72,8 +73,8 @@ def save(
     except BaseException as error:
         _abandon(shards, cut)
         store.remove(folder)
-        if isinstance(error, ShardError) and "save a whole" in str(error):
-            raise CheckpointError(str(error)) from None
+        if isinstance(error, ShardError) and error.reason == WHOLE_SAVE_NEEDED:
+            raise DeltaError(str(error)) from None
         raise
     files = tuple(
         File(f.name, index, f.table, f.rows, f.bytes, f.sha256)
@@ -267,7 +268,7 @@ def _check_parent(
             f"since={where}: holds mode {parent.mode!r}; expected {' or '.join(wanted)}"
         )
     if parent.shards != shards:
-        raise CheckpointError(
+        raise DeltaError(
             f"since={where}: was written by {parent.shards} shards; there are {shards} now: save a "
             "whole checkpoint first"
         )

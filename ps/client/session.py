@@ -17,6 +17,7 @@ from chassis.channels import RpcError, call, connect
 from chassis.memory import keep_buffers
 from protos.parameter_server_pb2 import AttachReply, AttachRequest, RouteRequest
 from protos.parameter_server_pb2_grpc import ParameterServerStub
+from protos.reason_pb2 import MEMORY_NOT_ATTACHED
 from ps.client.futures import T, settle
 from ps.errors import ShardError
 from ps.shm.blocks import SharedMemory
@@ -104,13 +105,13 @@ class Shard:
         except RpcError as error:
             if error.code is grpc.StatusCode.ABORTED:
                 raise StaleError(str(error)) from None
-            if "is not attached" in error.details:  # restarted, or it had too many
+            if error.reason == MEMORY_NOT_ATTACHED:
                 raise BrokenLineError(error.details) from None
             if error.code in _SILENT:
                 text = f"did not answer within {limit:g} s ({what}: {error.details})"
             else:
                 text = f"refused {what}: {error.details} ({error.code.name})"
-            raise ShardError(self.index, self.address, error.code, text) from None
+            raise ShardError(self.index, self.address, error.code, text, error.reason) from None
 
     def _data(
         self,

@@ -1,1 +1,1 @@
-"""Tables and shards without a cluster."""
+"""Tables in this process, and shards started on this machine, without a cluster."""

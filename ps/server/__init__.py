@@ -1,1 +1,1 @@
-"""The process `python -m ps.server`."""
+"""The process `python -m ps.server`: its gRPC methods, clocks, metrics, maintenance."""

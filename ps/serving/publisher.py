@@ -12,12 +12,11 @@ from ps.checkpoint.manifest import Manifest, read_manifest
 from ps.checkpoint.places import open_store
 from ps.checkpoint.rowfile import read_spec
 from ps.client.parameter_client import FILES_TIMEOUT_S, ParameterClient
-from ps.errors import CheckpointError, ShardError
+from ps.errors import CheckpointError, DeltaError, ShardError
 from ps.serving import feed
 from ps.serving.feed import Entry, Feed
 
 _EMPTY = 8 + 4 + 8 + 8  # bytes of a file of rows without rows, besides its table's spec
-_WHOLE = "save a whole"  # what a save says that cannot build on another any more
 _log = logging.getLogger("heterps.ps")
 
 
@@ -188,10 +187,8 @@ class Publisher(Closing):
         since = feed.entry_store(self._store, before.last).url
         try:
             entry, manifest = self._save("delta", before.number + 1, since)
-        except CheckpointError as error:
-            if _WHOLE in str(error):
-                raise _BrokenError(str(error)) from None
-            raise
+        except DeltaError as error:
+            raise _BrokenError(str(error)) from None
         dropped = [name for name in parent.tables if name not in manifest.tables]
         if dropped:
             raise _BrokenError(f"table {dropped[0]!r} was dropped")

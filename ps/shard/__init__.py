@@ -1,1 +1,1 @@
-"""The state of one shard and what keeps it."""
+"""The state of one shard and what keeps it: log, replica, saves, buckets that move."""

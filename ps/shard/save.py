@@ -15,7 +15,7 @@ from ps.checkpoint import tables as checkpoint
 from ps.checkpoint.places import open_store
 from ps.checkpoint.tables import ClientState
 from ps.engine import _native
-from ps.errors import CheckpointError, TableError
+from ps.errors import CheckpointError, DeltaError, TableError
 from ps.shard.state import ShardState, Table
 from ps.table.gate import Push
 from ps.table.spec import describe_difference
@@ -103,7 +103,7 @@ class Saving:
             raise TableError(f"Save: mode={mode!r}; expected {', '.join(manifest.MODES)}")
         state = self._state
         if request.since and request.run != state.run:
-            raise CheckpointError(
+            raise DeltaError(
                 "this shard has been restarted since the save that a delta would build on; save "
                 "a whole checkpoint first"
             )
@@ -202,7 +202,7 @@ class Saving:
                 positions = list(state.positions.values())
             for name, mark in request.since.items():
                 if name in tables and mark not in tables[name].cuts:
-                    raise CheckpointError(
+                    raise DeltaError(
                         f"table {name!r} was loaded, made anew or moved in part since the save "
                         "that a delta would build on; save a whole checkpoint first"
                     )

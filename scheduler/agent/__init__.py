@@ -1,1 +1,1 @@
-"""The PPO agent."""
+"""The PPO agent: plans drawn from the shipped policy, pace by pace."""

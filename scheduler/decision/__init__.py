@@ -1,1 +1,1 @@
-"""The answer as a record."""
+"""The answer as a record: as JSON, as a message, and what it came from."""

@@ -1,82 +1,237 @@
-"""An attempt at a job, as far as it has come: what all who prepare, follow and end it share."""
+"""One attempt at a job: who it is, the states it goes through, what it has on the nodes."""
 
 import threading
 import time
 from collections.abc import Callable
+from enum import Enum, auto
 
+from protos import scheduler_pb2 as pb
 from protos.decision_pb2 import Decision
-from protos.scheduler_pb2 import PROFILING, RUNNING, JobState, JobStatus
+from protos.node_pb2 import SHARD
+from scheduler.replanning.measure import Measurement
 from scheduler.runs.calls import Interrupted
-from scheduler.runs.context import Control
+from scheduler.runs.context import Context
 from scheduler.runs.follow import Follower
 from scheduler.runs.logs import JobLogs
-from scheduler.runs.processes import Attempt, Process
-from scheduler.state.store import DeposedError, StoreError
+from scheduler.runs.processes import AttemptId, Process
+from scheduler.state.endings import Ending
+from scheduler.state.store import DeposedError, StoreError, TransitionError
 
+FINAL_PHASES = frozenset(("trained", "done", "failed"))
 _KEEP_TRYING_S = 60.0
 
 
-class Underway:
-    """One attempt.
+class State(Enum):
+    """How far an attempt has come."""
+
+    NEW = auto()
+    PROFILING = auto()
+    PLANNING = auto()
+    STARTING = auto()
+    RUNNING = auto()
+    STOPPING = auto()
+    ENDED = auto()
+    HANDED_OVER = auto()
+
+
+_NEXT = {
+    State.NEW: {State.PROFILING, State.RUNNING, State.STOPPING, State.HANDED_OVER},
+    State.PROFILING: {State.PLANNING, State.STOPPING, State.HANDED_OVER},
+    State.PLANNING: {State.STARTING, State.STOPPING, State.HANDED_OVER},
+    State.STARTING: {State.RUNNING, State.STOPPING, State.HANDED_OVER},
+    State.RUNNING: {State.STOPPING, State.HANDED_OVER},
+    State.STOPPING: {State.ENDED, State.HANDED_OVER},
+    State.ENDED: set[State](),
+    State.HANDED_OVER: set[State](),
+}
+_OF_JOB = {
+    State.PROFILING: pb.PROFILING,
+    State.PLANNING: pb.PLANNING,
+    State.STARTING: pb.STARTING,
+    State.RUNNING: pb.RUNNING,
+}
+
+
+class Attempt:
+    """One attempt at a job.
+
+    | state | meanwhile | next |
+    |---|---|---|
+    | NEW | nothing is asked of any node yet | PROFILING; taken over: RUNNING or STOPPING |
+    | PROFILING | its layers are measured | PLANNING |
+    | PLANNING | a plan is made and its units are waited for | STARTING |
+    | STARTING | it has its units; its processes are started | RUNNING |
+    | RUNNING | it trains | STOPPING |
+    | STOPPING | what runs of it is stopped, its logs are kept, its end is written | ENDED |
+    | ENDED | its job has ended, or is in the queue again | |
+    | HANDED_OVER | another scheduler has it, as it was | |
+
+    STOPPING and HANDED_OVER may also come next after every state that is not final. One thread
+    moves it on; `cancel` and `hand_over`, from any thread, only ask for that.
 
     Attributes:
-        settled: it has its units or has ended: the next job may plan.
-        waiting: for units.
-        cancelled: everybody has to stop.
+        over: set once it is ENDED or HANDED_OVER.
+        waits: for units, while it is PROFILING or PLANNING.
+        unsure: whether nodes may have been asked to start it without our knowing.
         decision: empty until there is a plan.
         processes: of the job, once they are placed.
         started_s: seconds that they took to start.
         follower: of the processes; None until they are started.
     """
 
-    def __init__(self, job_id: str, number: int, control: Control) -> None:
-        self.job_id = job_id
-        self.number = number
-        self.control = control
-        self.attempt = Attempt(job_id, number, control.store.term)
-        self.logs = JobLogs(job_id, number, control.store, control.channels)
-        self.settled = threading.Event()
-        self.waiting = threading.Event()
-        self.cancelled = threading.Event()
+    def __init__(self, attempt_id: AttemptId, context: Context, priority: int = 0) -> None:
+        self.id = attempt_id
+        self.priority = priority
+        self.context = context
+        self.logs = JobLogs(attempt_id, context.store, context.channels)
+        self.over = threading.Event()
+        self.waits = False
+        self.unsure = False
         self.decision = Decision()
         self.processes: list[Process] = []
         self.started_s = 0.0
         self.follower: Follower | None = None
+        self._state = State.NEW
+        self._cancelled = threading.Event()
+        self._ending = Ending(pb.END_CANCELLED)
+        self._handed_over = False
 
-    def new_follower(self) -> Follower:
-        """A follower of the processes as they are now; not yet the attempt's."""
-        control = self.control
-        return Follower(self.processes, len(self.decision.stages), control.nodes, control.channels)
+    @property
+    def state(self) -> State:
+        """How far it has come."""
+        return self._state
 
-    def enter(self, state: "JobState.ValueType") -> None:
+    @property
+    def is_preparing(self) -> bool:
+        """Whether it has yet to get its units: no other job of its priority may plan."""
+        return self._state in (State.NEW, State.PROFILING, State.PLANNING)
+
+    def move(self, state: State) -> None:
         """Come to a state.
 
         Raises:
-            Interrupted: the job is cancelled or has ended.
+            TransitionError: it cannot come next.
         """
+        self._check(state)
+        self._state = state
+        if not _NEXT[state]:
+            self.over.set()
 
-        def edit(status: JobStatus) -> None:
-            status.state, status.reason = state, ""
-            if state == PROFILING:
-                status.attempt = self.number
+    def enter(self, state: State) -> None:
+        """Come to a state that is also one of the job.
+
+        Raises:
+            Interrupted: the job is cancelled or has ended.
+            TransitionError: it cannot come next.
+        """
+        self._check(state)
+
+        def edit(status: pb.JobStatus) -> None:
+            status.state, status.reason = _OF_JOB[state], ""
+            if state is State.PROFILING:
+                status.attempt = self.id.number
                 status.began_at = status.began_at or time.time()
-            if state == RUNNING:
+            if state is State.RUNNING:
                 status.started_at = time.time()
 
-        if self.cancelled.is_set() or not self.control.jobs.change(self.job_id, edit):
+        if self.is_cancelled() or not self.context.jobs.change(self.id.job_id, edit):
             raise Interrupted
+        self.move(state)
+
+    def take_up(self, record: pb.RunRecord) -> None:
+        """Follow on where another scheduler stopped; before any worker is answered."""
+        context = self.context
+        self._place(record)
+        self.decision = context.store.decision(self.id.job_id) or Decision()
+        self.started_s = record.start_s
+        for process in self.processes:
+            context.nodes.presume(process.node)
+        context.nodes.restore(self.id.job_id, record.units)
+        follower = self.new_follower()
+        for report in context.store.finals(self.id.job_id):
+            if report.attempt == self.id.number:
+                follower.report(report)
+        self.follower = follower
+        self.move(State.RUNNING)
+
+    def give_up(self, state: "pb.JobState.ValueType", record: pb.RunRecord | None) -> None:
+        """Stop what another scheduler left in `state`, of which too little is known."""
+        if record is not None:
+            self._place(record)
+        text = f"the scheduler was restarted while the job was {pb.JobState.Name(state).lower()}"
+        self._ending = Ending(pb.END_SCHEDULER_LOST, text, "scheduler", text)
+        self.unsure = True
+        self.move(State.STOPPING)
+
+    def cancel(self, ending: Ending | None = None) -> None:
+        """Stop everything and end the job, unless it has ended; safe to repeat."""
+        if not self.is_cancelled():
+            self._ending = ending or Ending(pb.END_CANCELLED)
+            self._cancelled.set()
+
+    def hand_over(self) -> None:
+        """Let go of the job as it stands: another scheduler follows it on."""
+        self._handed_over = True
+        self._cancelled.set()
+
+    def is_cancelled(self) -> bool:
+        """Whether everybody has to stop."""
+        return self._cancelled.is_set()
+
+    @property
+    def is_handed_over(self) -> bool:
+        """Whether what is left to do is another scheduler's."""
+        return self._handed_over
+
+    @property
+    def ending(self) -> Ending:
+        """How it ends when it is cancelled or given up."""
+        return self._ending
+
+    def report(self, report: pb.ProgressReport) -> bool:
+        """Take in a worker's report; whether the worker must stop.
+
+        Raises:
+            StoreError: a worker's last word could not be kept; it must be said again.
+        """
+        jobs, follower = self.context.jobs, self.follower
+        if self._handed_over:
+            raise StoreError("this scheduler is ending; another one takes over")
+        if self.is_cancelled() or self.over.is_set() or report.attempt != self.id.number:
+            return True
+        if follower is None or jobs.state(self.id.job_id) not in (pb.STARTING, pb.RUNNING):
+            return follower is not None
+        if report.phase in FINAL_PHASES:
+            self.context.store.put_final(report)
+        if follower.report(report):
+            self.note(report)
+        return False
+
+    def note(self, report: pb.ProgressReport) -> None:
+        """Make a worker's progress that of the job."""
+        self.context.jobs.change(self.id.job_id, lambda status: _progress(status, report))
 
     def say(self, text: str) -> None:
         """Tell the job's owner why it does not go on; "": it does."""
+        self.context.jobs.say(self.id.job_id, text)
 
-        def edit(status: JobStatus) -> None:
-            status.reason = text
+    def measurement(self) -> Measurement | None:
+        """What it was measured to take so far; None before it trains."""
+        return self.follower.so_far()[0] if self.follower is not None else None
 
-        self.control.jobs.change(self.job_id, edit)
+    def shards(self) -> list[tuple[str, str]]:
+        """Label and address of the shards that the job runs on, once they listen."""
+        found = [one for one in self.processes if one.role == SHARD and one.address]
+        return [(one.label, one.address) for one in found]
+
+    def new_follower(self) -> Follower:
+        """A follower of the processes as they are now; not yet the attempt's."""
+        nodes, channels = self.context.nodes, self.context.channels
+        return Follower(self.processes, len(self.decision.stages), nodes, channels)
 
     def keep(self, decision: Decision) -> None:
         """Write the decision, waiting for a Redis that is away."""
-        self.persist(lambda: self.control.store.put_decision(self.job_id, decision))
+        self.persist(lambda: self.context.store.put_decision(self.id.job_id, decision))
 
     def persist(self, write: Callable[[], None]) -> None:
         """Write, waiting for a Redis that is away.
@@ -95,5 +250,29 @@ class Underway:
             except StoreError:
                 if time.monotonic() > until:
                     raise
-            if self.cancelled.wait(1.0):
+            if self._cancelled.wait(1.0):
                 raise Interrupted
+
+    def _check(self, state: State) -> None:
+        if state not in _NEXT[self._state]:
+            raise TransitionError(
+                f"job {self.id.job_id}: attempt {self.id.number} cannot go from "
+                f"{self._state.name} to {state.name}"
+            )
+
+    def _place(self, record: pb.RunRecord) -> None:
+        self.processes = [Process.of(placed) for placed in record.processes]
+        self.logs.set_processes(self.processes)
+
+
+def _progress(status: pb.JobStatus, report: pb.ProgressReport) -> None:
+    status.phase = report.phase
+    status.step = max(status.step, report.step)
+    status.total_steps = report.total_steps or status.total_steps
+    status.samples = max(status.samples, report.samples)
+    if report.loss:
+        status.loss = report.loss
+    if report.samples_per_s:
+        status.samples_per_s = report.samples_per_s
+    status.metrics.update(report.metrics)
+    status.output = report.output or status.output

@@ -1,16 +1,16 @@
-"""What a run works with."""
+"""What an attempt works with."""
 
 from dataclasses import dataclass
 
 from scheduler.runs.calls import Channels
-from scheduler.state.charge import Charge
 from scheduler.state.jobs import Jobs
+from scheduler.state.leadership import Leadership
 from scheduler.state.nodes import Nodes
 from scheduler.state.store import Store
 
 
 @dataclass(frozen=True, slots=True)
-class Control:
+class Context:
     """The scheduler's other parts and its address."""
 
     store: Store
@@ -18,4 +18,4 @@ class Control:
     nodes: Nodes
     channels: Channels
     address: str
-    charge: Charge
+    leadership: Leadership

@@ -22,7 +22,7 @@ from protos.scheduler_pb2 import (
 from protos.stage_pb2 import StageWorkers, Topology
 from protos.stage_pb2_grpc import StageStub
 from scheduler.runs.calls import CallError, Channels, Interrupted, Stop, call
-from scheduler.runs.processes import Attempt, Process
+from scheduler.runs.processes import AttemptId, Process
 from scheduler.state import nodes as registry
 from scheduler.state.endings import Ending, first_line, last_error, of_text
 from scheduler.state.nodes import Nodes
@@ -49,7 +49,7 @@ def demand(decision: Decision, standing: Sequence[NodeStatus]) -> list[str]:
 
 
 def place(
-    attempt: Attempt,
+    attempt: AttemptId,
     job: JobSpec,
     decision: Decision,
     units: Sequence[NodeStatus],
@@ -82,7 +82,7 @@ def place(
 
 
 def launch(
-    attempt: Attempt,
+    attempt: AttemptId,
     job: JobSpec,
     decision: Decision,
     processes: Sequence[Process],
@@ -179,7 +179,7 @@ def begin(job_id: str, processes: Sequence[Process], channels: Channels, stop: S
 
 
 def stop_job(
-    attempt: Attempt, addresses: Sequence[str], channels: Channels, grace_s: float
+    attempt: AttemptId, addresses: Sequence[str], channels: Channels, grace_s: float
 ) -> list[str]:
     """Stop this attempt, and those before it, on the nodes; what came of those that did not."""
     job_id = attempt.job_id
@@ -249,7 +249,7 @@ def output_of(job_id: str, job: JobSpec, scheduler: str) -> str:
 
 
 def _place_shards(
-    attempt: Attempt, job: JobSpec, decision: Decision, units: Sequence[NodeStatus], nodes: Nodes
+    attempt: AttemptId, job: JobSpec, decision: Decision, units: Sequence[NodeStatus], nodes: Nodes
 ) -> list[Process]:
     standing = nodes.live(registry.SHARD)
     count = job.servers.shards
@@ -320,7 +320,7 @@ def _durability(shards: Sequence[Process]) -> str:
     return "none" if any(shard.standing and not shard.returns for shard in shards) else "log"
 
 
-def _process_id(attempt: Attempt, name: str) -> str:
+def _process_id(attempt: AttemptId, name: str) -> str:
     """Unique over all attempts at all jobs."""
     again = f".{attempt.number}" if attempt.number > 1 else ""
     return f"{attempt.job_id}.{name}{again}"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from protos.node_pb2 import ReadLogReply, ReadLogRequest
 from protos.scheduler_pb2 import LogChunk
 from scheduler.runs.calls import CallError, Channels, Stop, call
-from scheduler.runs.processes import Process
+from scheduler.runs.processes import AttemptId, Process
 from scheduler.state.store import Store, StoreError
 
 KEPT_BYTES = 1 << 20  # of each process, its end
@@ -20,8 +20,7 @@ _log = logging.getLogger("heterps.logs")
 class JobLogs:
     """The logs of one attempt at a job, while it runs."""
 
-    def __init__(self, job_id: str, attempt: int, store: Store, channels: Channels) -> None:
-        self._job_id = job_id
+    def __init__(self, attempt: AttemptId, store: Store, channels: Channels) -> None:
         self._attempt = attempt
         self._store = store
         self._channels = channels
@@ -40,7 +39,8 @@ class JobLogs:
 
     def label(self, process: Process) -> str:
         """The name of a process's log, unique over all attempts."""
-        again = f" (attempt {self._attempt})" if self._attempt > 1 else ""
+        number = self._attempt.number
+        again = f" (attempt {number})" if number > 1 else ""
         return f"{process.label}{again}"
 
     def read(self, process: Process, offset: int, limit: int = _CHUNK) -> ReadLogReply:
@@ -60,6 +60,7 @@ class JobLogs:
 
     def keep(self) -> None:
         """Copy the end of each log to Redis; a node that is gone takes its logs along."""
+        job_id = self._attempt.job_id
         for process in self.processes():
             try:
                 end = self.read(process, _BEYOND).next_offset
@@ -71,11 +72,9 @@ class JobLogs:
                         break
                     data += reply.data
                     offset = reply.next_offset
-                self._store.put_log(self._job_id, self.label(process), start, data)
+                self._store.put_log(job_id, self.label(process), start, data)
             except (CallError, StoreError) as error:
-                _log.warning(
-                    "job %s: the log of %s is not kept: %s", self._job_id, process.label, error
-                )
+                _log.warning("job %s: the log of %s is not kept: %s", job_id, process.label, error)
 
 
 class LogStream:

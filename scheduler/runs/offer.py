@@ -10,7 +10,7 @@ from protos.job_pb2 import JobSpec
 from protos.node_pb2 import ProfileRequest
 from protos.scheduler_pb2 import NodeStatus
 from scheduler.runs.calls import Channels, Stop, call
-from scheduler.runs.processes import Attempt
+from scheduler.runs.processes import AttemptId
 
 _PROFILE_TIMEOUT_S = 900.0
 
@@ -105,7 +105,7 @@ def profiling_types(offer: Offer) -> list[str]:
 
 
 def profile(
-    attempt: Attempt,
+    attempt: AttemptId,
     job: JobSpec,
     offer: Offer,
     nodes: Sequence[NodeStatus],

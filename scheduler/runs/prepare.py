@@ -13,16 +13,12 @@ from protos.scheduler_pb2 import (
     END_INVALID_JOB,
     END_LOST_NODE,
     END_NO_CAPACITY,
-    PLANNING,
-    PROFILING,
-    RUNNING,
-    STARTING,
     NodeStatus,
     RunRecord,
 )
 from scheduler.methods.names import DEFAULT
 from scheduler.problem.fields import InputError
-from scheduler.runs.attempt import Underway
+from scheduler.runs.attempt import Attempt, State
 from scheduler.runs.calls import CallError, Interrupted, in_background
 from scheduler.runs.failures import JobError
 from scheduler.runs.launch import begin, demand, launch, place
@@ -35,16 +31,16 @@ _log = logging.getLogger("heterps.runner")
 
 
 class Preparation:
-    """Takes an attempt to where it trains; all that comes of it lies in `underway`.
+    """Takes an attempt to where it trains; what comes of it lies in there.
 
     Args:
         may_reserve: whether no job of a higher priority waits for units.
     """
 
-    def __init__(self, underway: Underway, may_reserve: Callable[[], bool]) -> None:
-        self._underway = underway
-        self._control = underway.control
-        self._stop = underway.cancelled.is_set
+    def __init__(self, attempt: Attempt, may_reserve: Callable[[Attempt], bool]) -> None:
+        self._attempt = attempt
+        self._context = attempt.context
+        self._stop = attempt.is_cancelled
         self._may_reserve = may_reserve
 
     def run(self) -> None:
@@ -54,35 +50,34 @@ class Preparation:
             JobError, LaunchError, CallError, OfferError, StoreError: the attempt ends.
             Interrupted: it was cancelled.
         """
-        control, underway = self._control, self._underway
-        spec = control.store.spec(underway.job_id)
+        context, attempt = self._context, self._attempt
+        spec = context.store.spec(attempt.id.job_id)
         if spec is None:
             text = "its specification is gone from Redis"
             raise JobError(Ending(END_INTERNAL, text, error=text))
-        underway.enter(PROFILING)
+        attempt.enter(State.PROFILING)
         # No other attempt may ever have this number: nodes know attempts by it.
-        underway.persist(lambda: control.jobs.write(underway.job_id))
-        if underway.number > 1:
+        attempt.persist(lambda: context.jobs.write(attempt.id.job_id))
+        if attempt.id.number > 1:
             self._await_nodes()
-        offer = make_offer(spec, control.nodes.live(registry.NODE))
+        offer = make_offer(spec, context.nodes.live(registry.NODE))
         if offer.note:
-            _log.info("job %s: %s", underway.job_id, offer.note)
+            _log.info("job %s: %s", attempt.id.job_id, offer.note)
         if spec.schedule.given.layers:
             workload = given_workload(spec, offer)
         else:
             workload = self._profile(spec, offer)
-        underway.enter(PLANNING)
-        decision = underway.decision = self._plan(spec, workload, offer)
+        attempt.enter(State.PLANNING)
+        decision = attempt.decision = self._plan(spec, workload, offer)
         units = self._reserve(decision)
-        underway.enter(STARTING)
-        underway.settled.set()
+        attempt.enter(State.STARTING)
         self._launch(spec, decision, units)
-        underway.enter(RUNNING)
+        attempt.enter(State.RUNNING)
 
     def _await_nodes(self) -> None:
         """Give nodes of the attempt before, which may be starting again, a while to come back."""
-        nodes = self._control.nodes
-        before = self._control.store.decision(self._underway.job_id)
+        nodes = self._context.nodes
+        before = self._context.store.decision(self._attempt.id.job_id)
         if before is None:
             return
         counts = Counter(demand(before, nodes.live(registry.SHARD)))
@@ -95,19 +90,17 @@ class Preparation:
 
         if back():
             return
-        self._underway.say("waits for nodes that have gone to come back")
+        self._attempt.say("waits for nodes that have gone to come back")
         self._wait_for(back)
-        self._underway.say("")
+        self._attempt.say("")
 
     def _profile(self, spec: JobSpec, offer: Offer) -> Workload:
         """Measure on one free unit of each type that is to be measured."""
-        nodes, owner = self._control.nodes, f"{self._underway.job_id} (profiling)"
+        nodes, owner = self._context.nodes, f"{self._attempt.id.job_id} (profiling)"
         kinds = profiling_types(offer)
         try:
             homes = self._wait_for_units(owner, kinds)
-            return profile(
-                self._underway.attempt, spec, offer, homes, self._control.channels, self._stop
-            )
+            return profile(self._attempt.id, spec, offer, homes, self._context.channels, self._stop)
         finally:
             nodes.release(owner)
 
@@ -137,7 +130,7 @@ class Preparation:
         except InputError as error:
             text = "; ".join(filter(None, (str(error), offer.note)))
             raise JobError(Ending(END_INVALID_JOB, text, error=str(error))) from None
-        self._underway.keep(decision)
+        self._attempt.keep(decision)
         if not decision.feasible:
             reason = f"no plan meets the job's demands: {decision.reason}"
             text = "; ".join(filter(None, (reason, offer.note)))
@@ -146,18 +139,18 @@ class Preparation:
 
     def _reserve(self, decision: Decision) -> list[NodeStatus]:
         return self._wait_for_units(
-            self._underway.job_id, demand(decision, self._control.nodes.live(registry.SHARD))
+            self._attempt.id.job_id, demand(decision, self._context.nodes.live(registry.SHARD))
         )
 
     def _wait_for_units(self, owner: str, wanted: list[str]) -> list[NodeStatus]:
         """Reserve units, waiting for other jobs to give some back."""
-        nodes = self._control.nodes
+        nodes = self._context.nodes
         got: list[NodeStatus] = []
         told = False
 
         def ready() -> bool:
             nonlocal told
-            placed = nodes.reserve(owner, wanted) if self._may_reserve() else None
+            placed = nodes.reserve(owner, wanted) if self._may_reserve(self._attempt) else None
             if placed is not None:
                 got.extend(placed)
                 return True
@@ -172,49 +165,49 @@ class Preparation:
                     raise JobError(Ending(END_NO_CAPACITY, text, error=text))
             if not told:
                 told = True
-                self._underway.say(f"waits for {needs} to become free")
+                self._attempt.say(f"waits for {needs} to become free")
             return False
 
         self._wait_for(ready)
         if told:
-            self._underway.say("")
+            self._attempt.say("")
         return got
 
     def _wait_for(self, ready: Callable[[], bool]) -> None:
         """Wait for nodes to change until they are as needed."""
-        self._underway.waiting.set()
+        self._attempt.waits = True
         try:
-            if not self._control.nodes.wait_for(ready, self._stop):
+            if not self._context.nodes.wait_for(ready, self._stop):
                 raise Interrupted
         finally:
-            self._underway.waiting.clear()
+            self._attempt.waits = False
 
     def _launch(self, spec: JobSpec, decision: Decision, units: list[NodeStatus]) -> None:
         """Start all processes, and give the word to train."""
-        control, underway = self._control, self._underway
+        context, attempt = self._context, self._attempt
         starting = time.monotonic()
-        underway.processes = place(underway.attempt, spec, decision, units, control.nodes)
-        underway.processes = launch(
-            underway.attempt,
+        attempt.processes = place(attempt.id, spec, decision, units, context.nodes)
+        attempt.processes = launch(
+            attempt.id,
             spec,
             decision,
-            underway.processes,
-            control.address,
-            control.channels,
+            attempt.processes,
+            context.address,
+            context.channels,
             self._stop,
         )
-        underway.logs.set_processes(underway.processes)
-        underway.started_s = time.monotonic() - starting
+        attempt.logs.set_processes(attempt.processes)
+        attempt.started_s = time.monotonic() - starting
         record = RunRecord(
-            attempt=underway.number,
-            processes=[process.to_message() for process in underway.processes],
+            attempt=attempt.id.number,
+            processes=[process.to_message() for process in attempt.processes],
             units=[node.node_id for node in units],
-            start_s=underway.started_s,
+            start_s=attempt.started_s,
         )
-        underway.persist(lambda: control.store.put_run(underway.job_id, record))
-        follower = underway.follower = underway.new_follower()
+        attempt.persist(lambda: context.store.put_run(attempt.id.job_id, record))
+        follower = attempt.follower = attempt.new_follower()
         try:
-            begin(underway.job_id, underway.processes, control.channels, self._stop)
+            begin(attempt.id.job_id, attempt.processes, context.channels, self._stop)
         except CallError as error:
             told = Ending(END_LOST_NODE, str(error), error=first_line(str(error)))
             found = follower.diagnose(self._stop, told).ending

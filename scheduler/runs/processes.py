@@ -1,13 +1,13 @@
-"""What a job has on the nodes: one of its attempts, and that attempt's processes."""
+"""What nodes know an attempt at a job by, and one of its processes."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from protos.scheduler_pb2 import NodeStatus, PlacedProcess
 from scheduler.state import nodes as registry
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class AttemptId:
     """One attempt at a job: nodes take each attempt once, and orders of the latest term alone."""
 
     job_id: str
@@ -50,31 +50,12 @@ class Process:
     @classmethod
     def of(cls, placed: PlacedProcess) -> "Process":
         """Read what was kept of it."""
-        return cls(
-            placed.process_id,
-            placed.label,
-            placed.role,
-            placed.index,
-            placed.rank,
-            placed.node,
-            placed.address,
-            placed.rendezvous,
-            placed.pid,
-        )
+        return cls(**{field.name: getattr(placed, field.name) for field in fields(cls)})
 
     def to_message(self) -> PlacedProcess:
         """What to keep of it."""
         node = NodeStatus()
         node.CopyFrom(self.node)
         node.ClearField("processes")
-        return PlacedProcess(
-            process_id=self.process_id,
-            label=self.label,
-            role=self.role,
-            index=self.index,
-            rank=self.rank,
-            node=node,
-            address=self.address,
-            rendezvous=self.rendezvous,
-            pid=self.pid,
-        )
+        own = {field.name: getattr(self, field.name) for field in fields(self)}
+        return PlacedProcess(**own | {"node": node})

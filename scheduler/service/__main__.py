@@ -20,7 +20,7 @@ from chassis.servers import BindError
 from scheduler.service.artifacts import CODE_LIMIT_BYTES, LIMIT_BYTES
 from scheduler.service.process import SchedulerProcess
 from scheduler.state import redis_tls
-from scheduler.state.charge import HeldError
+from scheduler.state.leadership import HeldError
 from scheduler.state.nodes import LEASE_S
 from scheduler.state.redis_server import EmbeddedRedis, RedisServerError
 from scheduler.state.store import StoreError

@@ -16,17 +16,17 @@ from protos.history_pb2_grpc import add_HistoryServicer_to_server
 from protos.scheduler_pb2 import JOB_UNSPECIFIED
 from protos.scheduler_pb2_grpc import add_SchedulerServicer_to_server
 from scheduler.runs.calls import Channels
-from scheduler.runs.context import Control
+from scheduler.runs.context import Context
+from scheduler.runs.dispatcher import Dispatcher
 from scheduler.runs.offer import wanted_types
-from scheduler.runs.queue import Runs
 from scheduler.service.artifacts import CODE_LIMIT_BYTES, LIMIT_BYTES, Artifacts
 from scheduler.service.artifacts_service import ArtifactsService
 from scheduler.service.history_service import HistoryService
 from scheduler.service.scheduler_service import SchedulerService
 from scheduler.service.takeover import gather
-from scheduler.state.charge import Charge
 from scheduler.state.history import Histories
 from scheduler.state.jobs import Jobs
+from scheduler.state.leadership import Leadership
 from scheduler.state.nodes import LEASE_S, Nodes
 from scheduler.state.store import TERMINAL, Store, StoreError
 
@@ -83,14 +83,14 @@ class SchedulerProcess:
         """
         self._store = Store(self._url)
         self._store.ping()
-        self._charge = Charge(self._store, f"scheduler {uuid.uuid4().hex[:8]}")
-        self._charge.take()
-        self._begin("charge", lambda: self._charge.keep(self._stop, lost))
+        self._leadership = Leadership(self._store, f"scheduler {uuid.uuid4().hex[:8]}")
+        self._leadership.acquire()
+        self._begin("leadership", lambda: self._leadership.keep(self._stop, lost))
         try:
             return self._serve()
         except BaseException:
             self._stop.set()
-            self._charge.release()
+            self._leadership.release()
             raise
 
     def _serve(self) -> str:
@@ -116,11 +116,11 @@ class SchedulerProcess:
         address = server.start()
         if self._advertise:
             address = f"{self._advertise}:{address.rpartition(':')[2]}"
-        control = Control(self._store, jobs, nodes, self._channels, address, self._charge)
-        self._jobs, self._runs = jobs, Runs(control)
+        context = Context(self._store, jobs, nodes, self._channels, address, self._leadership)
+        self._jobs, self._dispatcher = jobs, Dispatcher(context)
         gather(self._store, nodes, self._channels, address)
-        self._runs.resume()
-        gate.open(SchedulerService(control, self._runs, self._stop, artifacts, histories))
+        self._dispatcher.resume()
+        gate.open(SchedulerService(context, self._dispatcher, self._stop, artifacts, histories))
         self._begin("flush", lambda: jobs.flush_loop(self._stop))
         self._begin("history", lambda: histories.flush_loop(self._stop))
         self._begin("dispatch", self._dispatch)
@@ -128,23 +128,23 @@ class SchedulerProcess:
 
     def stop(self) -> None:
         """End; jobs wait, and run on, for the next scheduler."""
-        hand_over = self._hand_over or self._charge.lost.is_set()
-        self._runs.close(_CLOSE_WAIT_S, hand_over=hand_over)
+        hand_over = self._hand_over or self._leadership.lost.is_set()
+        self._dispatcher.close(_CLOSE_WAIT_S, hand_over=hand_over)
         self._stop.set()
         self._server.stop(1.0)
         for thread in self._threads:
             thread.join(5.0)
         self._jobs.flush_all()
-        self._charge.release()
+        self._leadership.release()
         self._channels.close()
         self._store.close()
         if self._temporary is not None:
             self._temporary.cleanup()
 
     def _shards(self, job_id: str) -> list[tuple[str, str]]:
-        runs: Runs | None = getattr(self, "_runs", None)  # calls come in at once
-        run = runs.get(job_id) if runs is not None else None
-        return run.shards() if run is not None else []
+        dispatcher: Dispatcher | None = getattr(self, "_dispatcher", None)  # calls come in at once
+        attempt = dispatcher.get(job_id) if dispatcher is not None else None
+        return attempt.shards() if attempt is not None else []
 
     def metrics(self) -> Metrics:
         """What it shows to Prometheus, once started."""
@@ -160,7 +160,7 @@ class SchedulerProcess:
     def _dispatch(self) -> None:
         while not self._stop.wait(_STEP_S):
             try:
-                self._runs.step(wanted_types)
+                self._dispatcher.step(wanted_types)
             except StoreError as error:
                 _log.warning("%s", error)
                 self._stop.wait(1.0)

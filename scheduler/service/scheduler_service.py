@@ -33,10 +33,10 @@ from protos.scheduler_pb2 import (
 from protos.scheduler_pb2_grpc import SchedulerServicer
 from scheduler.methods.names import DEFAULT
 from scheduler.problem.fields import InputError
-from scheduler.runs.context import Control
+from scheduler.runs.attempt import Attempt
+from scheduler.runs.context import Context
+from scheduler.runs.dispatcher import Dispatcher
 from scheduler.runs.logs import stream
-from scheduler.runs.queue import Runs
-from scheduler.runs.run import Run
 from scheduler.service.artifacts import CODE_NAME, Artifacts, MissingError
 from scheduler.service.readers import Readers
 from scheduler.state.history import Histories
@@ -59,20 +59,20 @@ _JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 class SchedulerService(SchedulerServicer):
-    """The gRPC methods; all state lies in `jobs`, `nodes`, `runs` and `artifacts`."""
+    """The gRPC methods; all state lies in `jobs`, `nodes`, `dispatcher` and `artifacts`."""
 
     def __init__(
         self,
-        control: Control,
-        runs: Runs,
+        parts: Context,
+        dispatcher: Dispatcher,
         stop: threading.Event,
         artifacts: Artifacts,
         histories: Histories,
     ) -> None:
         self._artifacts = artifacts
-        self._store, self._jobs, self._nodes = control.store, control.jobs, control.nodes
-        self._charge = control.charge
-        self._runs = runs
+        self._store, self._jobs, self._nodes = parts.store, parts.jobs, parts.nodes
+        self._leadership = parts.leadership
+        self._dispatcher = dispatcher
         self._histories = histories
         self._stop = stop
         self._readers = Readers(stop)
@@ -130,12 +130,12 @@ class SchedulerService(SchedulerServicer):
         """Stop a job; answers when its processes are stopped. A job that has ended stays so."""
         job_id = request.job_id
         self._known(job_id, context)
-        self._in_charge(context)
-        if not self._runs.cancel_queued(job_id):
-            run = self._runs.get(job_id)
-            if run is not None:
-                run.cancel()
-                run.ended.wait(_CANCEL_WAIT_S)
+        self._require_leadership(context)
+        if not self._dispatcher.cancel_queued(job_id):
+            attempt = self._dispatcher.get(job_id)
+            if attempt is not None:
+                attempt.cancel()
+                attempt.over.wait(_CANCEL_WAIT_S)
         return self._known(job_id, context)
 
     def Logs(self, request: LogsRequest, context: grpc.ServicerContext) -> Iterator[LogChunk]:  # noqa: N802
@@ -143,9 +143,9 @@ class SchedulerService(SchedulerServicer):
         job_id = request.job_id
         self._known(job_id, context)
 
-        def run() -> Run | None:
-            found = self._runs.get(job_id)
-            return found if found is not None and not found.ended.is_set() else None
+        def attempt() -> Attempt | None:
+            found = self._dispatcher.get(job_id)
+            return found if found is not None and not found.over.is_set() else None
 
         with self._readers.enter(context) as gone:
             try:
@@ -153,7 +153,7 @@ class SchedulerService(SchedulerServicer):
                     job_id,
                     self._store,
                     request.offsets,
-                    lambda: found.logs if (found := run()) is not None else None,
+                    lambda: found.logs if (found := attempt()) is not None else None,
                     lambda: request.follow and self._jobs.state(job_id) not in TERMINAL,
                     lambda seconds: self._readers.pause(seconds, gone),
                     gone,
@@ -227,8 +227,8 @@ class SchedulerService(SchedulerServicer):
             record = self._store.replan(request.job_id) or Replan()
         except StoreError as error:
             _unavailable(context, error)
-        run = self._runs.get(request.job_id)
-        measurement = run.measurement() if run is not None else None
+        attempt = self._dispatcher.get(request.job_id)
+        measurement = attempt.measurement() if attempt is not None else None
         if measurement is not None:
             record.measurement.CopyFrom(measurement.to_message())
         return record
@@ -253,18 +253,20 @@ class SchedulerService(SchedulerServicer):
 
     def Report(self, request: ProgressReport, context: grpc.ServicerContext) -> ReportReply:  # noqa: N802
         """Take in a worker's progress; `stop` once its job is over."""
-        self._in_charge(context)
-        run = self._runs.get(request.job_id)
-        if run is not None:
+        self._require_leadership(context)
+        attempt = self._dispatcher.get(request.job_id)
+        if attempt is not None:
             self._histories.add(request)
         try:
-            return ReportReply(stop=run is None or run.report(request))
+            return ReportReply(stop=attempt is None or attempt.report(request))
         except StoreError as error:
             _unavailable(context, error)
 
-    def _in_charge(self, context: grpc.ServicerContext) -> None:
-        if not self._charge.sure():
-            context.abort(grpc.StatusCode.UNAVAILABLE, "not known to be in charge; say it again")
+    def _require_leadership(self, context: grpc.ServicerContext) -> None:
+        if not self._leadership.is_certain():
+            context.abort(
+                grpc.StatusCode.UNAVAILABLE, "this scheduler is not known to lead; say it again"
+            )
 
     def _known(self, job_id: str, context: grpc.ServicerContext) -> JobStatus:
         status = self._jobs.get(job_id)

@@ -1,4 +1,4 @@
-"""Telling the nodes who is in charge now, before anything else is asked of them."""
+"""Telling the nodes who leads now, before anything else is asked of them."""
 
 import logging
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +22,7 @@ def gather(store: Store, nodes: Nodes, channels: Channels, address: str) -> None
     does not answer is not waited for; if it lives, it learns the term from its next heartbeat.
     """
     try:
-        known = [status for status, _ in store.known_nodes() if status.kind == NODE]
+        before = [status for status, _ in store.known_nodes() if status.kind == NODE]
     except StoreError as error:
         _log.warning("%s", error)
         return
@@ -48,6 +48,6 @@ def gather(store: Store, nodes: Nodes, channels: Channels, address: str) -> None
         else:
             nodes.unreachable(node.node_id)
 
-    if known:
+    if before:
         with ThreadPoolExecutor(_PARALLEL) as pool:
-            list(pool.map(tell, known))
+            list(pool.map(tell, before))

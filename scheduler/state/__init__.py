@@ -1,1 +1,1 @@
-"""What is known, kept in Redis."""
+"""What outlives a scheduler, kept in Redis: jobs, queue, nodes, terms, history."""

@@ -87,7 +87,7 @@ class Jobs:
             waiting = [s for s in self._statuses.values() if s.state == QUEUED]
             return [s.job_id for s in sorted(waiting, key=lambda s: -s.priority)]
 
-    def under_way(self) -> list[JobStatus]:
+    def started(self) -> list[JobStatus]:
         """Copies of the statuses of jobs that have left the queue and not ended."""
         with self._changed:
             return [
@@ -143,6 +143,14 @@ class Jobs:
             status.reason = ""
 
         return self.change(job_id, edit)
+
+    def say(self, job_id: str, text: str) -> None:
+        """Tell the job's owner why it does not go on; "": it does."""
+
+        def edit(status: JobStatus) -> None:
+            status.reason = text
+
+        self.change(job_id, edit)
 
     def end(self, job_id: str, ending: Ending) -> bool:
         """Move to the final state that goes with `ending`; False when it had one."""

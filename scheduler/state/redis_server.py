@@ -78,7 +78,7 @@ class EmbeddedRedis(Closing):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Supervise one server until told to end or the parent goes away."""
-    parser = argparse.ArgumentParser(prog="scheduler.redis_server", description=__doc__)
+    parser = argparse.ArgumentParser(prog="scheduler.state.redis_server", description=__doc__)
     parser.add_argument("--directory", required=True, type=Path, help="where the data is kept")
     parser.add_argument("--ready-file", type=Path)
     options = parser.parse_args(argv)

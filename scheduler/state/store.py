@@ -3,8 +3,7 @@
 Keys: `heterps:jobs` (ids by submission), `heterps:job:ID` (hash: spec, status, state, decision,
 replan, run, history), `heterps:final:ID` (hash by worker: its last word), `heterps:queue` (list),
 `heterps:log:ID` (hash by process), `heterps:node:ID` (with a time to live), `heterps:nodes` (their
-ids), `heterps:scheduler` (who is in charge, with a time to live), `heterps:term` (of whoever was
-in charge last).
+ids), `heterps:scheduler` (who leads, with a time to live), `heterps:term` (of whoever led last).
 """
 
 import threading
@@ -45,7 +44,7 @@ class StoreError(RuntimeError):
 
 
 class DeposedError(StoreError):
-    """Another scheduler has been in charge since: nothing was written, and nothing will be."""
+    """Another scheduler has led since: nothing was written, and nothing will be."""
 
 
 class TransitionError(RuntimeError):
@@ -191,7 +190,7 @@ class Store:
         data = self._do("HGET", _job(job_id), "replan")
         return None if data is None else Replan.FromString(data)
 
-    # Runs under way
+    # Attempts that run
 
     def put_run(self, job_id: str, record: RunRecord) -> None:
         """Keep what another scheduler needs to follow a run."""
@@ -266,7 +265,7 @@ class Store:
                 self._write(scripts.DROP_NODE, (_node(node_id), PREFIX + "nodes"), (node_id,))
         return found
 
-    # Who is in charge
+    # Leadership
 
     def take(self, holder: str, lease_s: float) -> bool:
         """Take the right to schedule, with a new `term`; False while another holds it."""

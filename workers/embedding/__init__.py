@@ -1,1 +1,1 @@
-"""Embeddings on the parameter servers."""
+"""Embedding layers whose rows lie on the parameter servers."""

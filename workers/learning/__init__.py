@@ -1,1 +1,1 @@
-"""Losses, optimizers, precision, quality."""
+"""Losses, optimizers, precision, and how good a model is."""

@@ -1,1 +1,1 @@
-"""Between workers and to the device."""
+"""Between workers: micro-batches from stage to stage, sums of dense gradients in a stage."""

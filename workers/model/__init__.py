@@ -1,1 +1,1 @@
-"""A job's code to a chain of layers, and saved again."""
+"""From a job's code to a chain of layers, and to a saved model."""

@@ -1,1 +1,1 @@
-"""Mixture of experts."""
+"""Mixture of experts: gates, the layer, experts over processes, `moefy`."""

@@ -1,1 +1,1 @@
-"""The daemon `python -m workers.node`."""
+"""The daemon `python -m workers.node`: holds a lease, starts processes, watches them."""

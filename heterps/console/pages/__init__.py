@@ -1,1 +1,1 @@
-"""One file a page."""
+"""The console's pages, a file each."""

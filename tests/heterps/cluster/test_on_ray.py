@@ -10,7 +10,7 @@ import pytest
 from heterps import Client
 from heterps.cluster.on_ray import Daemon, daemons
 from heterps.errors import ClusterError
-from heterps.home import state as home
+from heterps.home import local
 from tests.jobs import CLICKS_LAYERS, CPU, write_clicks, write_workload
 from tests.waiting import wait_until
 
@@ -115,7 +115,7 @@ def test_a_ray_node_that_goes_in_mid_job_is_noticed_and_replaced(simulated, tmp_
     assert code == 0, error
     try:
         assert "2 cpu" in out
-        running = home.running()
+        running = local.running()
         assert running is not None
         assert [role.label for role in running.roles] == ["redis", "scheduler", "console"]
         with Client() as client:

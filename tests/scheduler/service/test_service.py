@@ -34,7 +34,7 @@ from protos.scheduler_pb2 import (
     SubmitRequest,
 )
 from protos.scheduler_pb2_grpc import SchedulerStub
-from scheduler.runs.blame import Sign, explain
+from scheduler.runs.blame import Blame, Sign, explain
 from scheduler.state.redis_server import EmbeddedRedis
 from tests.cluster import Roles
 from tests.pids import alive
@@ -358,8 +358,13 @@ def test_its_own_redis_ends_with_a_killed_scheduler(tmp_path: Path) -> None:
 
 
 def test_the_cause_comes_first_and_the_rest_fits_one_screen() -> None:
-    killed = Sign(2, 2.0, "stage 1 worker 0 (pid 7) ended by signal 9 (SIGKILL)", "", "line\n" * 99)
-    others = [Sign(5, 1.0 + i, f"worker {i} ended", "RpcError: x\ny" * 9) for i in range(20)]
+    killed = Sign(
+        Blame.KILLED, 2.0, "stage 1 worker 0 (pid 7) ended by signal 9 (SIGKILL)", "", "line\n" * 99
+    )
+    others = [
+        Sign(Blame.CONNECTION_LOST, 1.0 + i, f"worker {i} ended", "RpcError: x\ny" * 9)
+        for i in range(20)
+    ]
     text = explain([killed, *others])
     assert text.startswith("stage 1 worker 0 (pid 7) ended by signal 9 (SIGKILL)\n")
     assert len(text.splitlines()) < 40

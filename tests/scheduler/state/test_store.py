@@ -143,7 +143,7 @@ def test_jobs_survive_the_scheduler(store: Store) -> None:
         ("runs", RUNNING),
         ("ended", CANCELLED),
     ]
-    assert [s.job_id for s in again.under_way()] == ["runs"]
+    assert [s.job_id for s in again.started()] == ["runs"]
     assert again.queued() == store.queue() == ["waits"]
     decision = store.decision("runs")
     assert decision is not None

@@ -1,0 +1,195 @@
+"""The attempts at work: who is next, what another scheduler left behind, what runs for nobody."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from protos.job_pb2 import JobSpec
+from protos.scheduler_pb2 import (
+    END_CANCELLED,
+    END_DEADLINE,
+    END_SCHEDULER_LOST,
+    QUEUED,
+    RUNNING,
+    JobStatus,
+)
+from scheduler.runs.attempt import Attempt
+from scheduler.runs.cleanup import GRACE_S
+from scheduler.runs.context import Context
+from scheduler.runs.launch import stop_job
+from scheduler.runs.processes import AttemptId
+from scheduler.runs.run import start
+from scheduler.state import nodes as registry
+from scheduler.state.endings import Ending
+
+_log = logging.getLogger("heterps.dispatcher")
+
+
+class Dispatcher:
+    """The attempts at work, one a job, and the rule of who is next.
+
+    Jobs start by priority, within one first come, first served, as far as a node of one of their
+    types is alive. One job at a time measures and plans, and one that waits for units keeps those
+    behind it waiting, so that a large job gets its turn; a job of a higher priority overtakes it.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._lock = threading.Lock()
+        self._attempts: dict[str, Attempt] = {}
+        self._closed = False
+        self._deadlines: dict[str, float] = {}  # seconds a job may run, 0: any
+        self._strangers: dict[tuple[str, str], float] = {}  # (node, job) -> when seen or told
+
+    def resume(self) -> None:
+        """Take up what another scheduler left: follow what trains, put the rest back.
+
+        Call it before any worker is answered.
+
+        Raises:
+            StoreError
+        """
+        context = self._context
+        for status in context.jobs.started():
+            record = context.store.run(status.job_id)
+            attempt = self._attempt(status, status.attempt)
+            if status.state == RUNNING and record is not None and record.attempt == status.attempt:
+                _log.info("job %s: followed on, attempt %d", status.job_id, status.attempt)
+                attempt.take_up(record)
+            else:
+                attempt.give_up(status.state, record)
+        for attempt in self._attempts.values():
+            start(attempt)
+
+    def get(self, job_id: str) -> Attempt | None:
+        """The attempt at a job; None when it waits or has ended."""
+        with self._lock:
+            return self._attempts.get(job_id)
+
+    def step(self, wanted_types: Callable[[JobSpec], list[str]]) -> None:
+        """Forget what has ended, start what may start, stop what nobody runs any more."""
+        with self._lock:
+            self._attempts = {
+                job_id: one for job_id, one in self._attempts.items() if not one.over.is_set()
+            }
+        self._end_late()
+        if not self._closed and self._context.nodes.settled():
+            self._start_next(wanted_types)
+            self._stop_strangers()
+
+    def cancel_queued(self, job_id: str) -> bool:
+        """Cancel a job that nothing is done for yet; False when something is, or it has ended."""
+        with self._lock:
+            return job_id not in self._attempts and self._context.jobs.end(
+                job_id, Ending(END_CANCELLED)
+            )
+
+    def close(self, timeout_s: float, *, hand_over: bool) -> None:
+        """End every attempt.
+
+        Args:
+            hand_over: leave the jobs as they are, for the next scheduler to take up; otherwise
+                they fail, and their processes are stopped.
+        """
+        with self._lock:
+            self._closed = True
+            attempts = list(self._attempts.values())
+        text = "the scheduler was stopped while the job ran"
+        for attempt in attempts:
+            if hand_over:
+                attempt.hand_over()
+            else:
+                attempt.cancel(Ending(END_SCHEDULER_LOST, text, "scheduler", text))
+        deadline = time.monotonic() + timeout_s
+        for attempt in attempts:
+            attempt.over.wait(max(0.0, deadline - time.monotonic()))
+
+    def _start_next(self, wanted_types: Callable[[JobSpec], list[str]]) -> None:
+        context = self._context
+        with self._lock:
+            preparing = [one for one in self._attempts.values() if one.is_preparing]
+        if any(not attempt.waits for attempt in preparing):
+            return
+        least = max((attempt.priority for attempt in preparing), default=None)
+        alive = set(context.nodes.units())
+        for job_id in context.jobs.queued():
+            status = context.jobs.get(job_id)
+            if status is None or (least is not None and status.priority <= least):
+                return
+            spec = context.store.spec(job_id)
+            wanted = wanted_types(spec) if spec is not None else []
+            if wanted and not alive.intersection(wanted):
+                text = f"waits for a node of type {' or '.join(wanted)}"
+                if status.reason != text:
+                    context.jobs.say(job_id, text)
+                continue
+            with self._lock:
+                waits = context.jobs.state(job_id) == QUEUED
+                if self._closed or job_id in self._attempts or not waits:
+                    continue
+                attempt = self._attempt(status, status.attempt + 1)
+            start(attempt, self._may_reserve)
+            return
+
+    def _attempt(self, status: JobStatus, number: int) -> Attempt:
+        attempt_id = AttemptId(status.job_id, number, self._context.store.term)
+        attempt = Attempt(attempt_id, self._context, status.priority)
+        self._attempts[status.job_id] = attempt
+        return attempt
+
+    def _may_reserve(self, attempt: Attempt) -> bool:
+        with self._lock:
+            others = [other for other in self._attempts.values() if other.waits]
+        return all(other.priority <= attempt.priority for other in others)
+
+    def _end_late(self) -> None:
+        """End the jobs that have run for longer than they may."""
+        now = time.time()
+        for status in self._context.jobs.begun():
+            limit = self._limit(status)
+            if not limit or now - status.began_at < limit:
+                continue
+            hours = limit / 3600
+            text = f"it ran for longer than its deadline_hours, {hours:g}"
+            ending = Ending(END_DEADLINE, text, error=text)
+            attempt = self.get(status.job_id)
+            if attempt is not None:
+                attempt.cancel(ending)
+            else:
+                with self._lock:
+                    if status.job_id not in self._attempts:
+                        self._context.jobs.end(status.job_id, ending)
+
+    def _limit(self, status: JobStatus) -> float:
+        """Seconds that a job may run, 0 for any."""
+        job_id = status.job_id
+        if job_id not in self._deadlines:
+            spec = self._context.store.spec(job_id)
+            self._deadlines[job_id] = spec.deadline_hours * 3600 if spec is not None else 0.0
+        return self._deadlines[job_id]
+
+    def _stop_strangers(self) -> None:
+        """Stop processes of attempts that are not at work: left by a scheduler before us.
+
+        They get as long as a lease first: workers hear from `Report` that they are to stop.
+        """
+        context, now = self._context, time.monotonic()
+        strangers: dict[tuple[str, str], tuple[str, int]] = {}
+        for node in context.nodes.live(registry.NODE):
+            for process in node.processes:
+                latest = self.get(process.job_id)
+                if process.running and (latest is None or latest.id.number > process.attempt):
+                    strangers[node.node_id, process.job_id] = node.address, process.attempt
+        self._strangers = {key: self._strangers.get(key, now) for key in strangers}
+        for (node_id, job_id), (address, number) in strangers.items():
+            if now - self._strangers[node_id, job_id] < context.nodes.lease_s:
+                continue
+            self._strangers[node_id, job_id] = now
+            _log.info("node %s still runs job %s: stopping it", node_id, job_id)
+            attempt_id = AttemptId(job_id, number, context.store.term)
+            threading.Thread(
+                target=stop_job,
+                args=(attempt_id, [address], context.channels, GRACE_S),
+                daemon=True,
+            ).start()

@@ -1,0 +1,235 @@
+"""The states of an attempt, and what it makes of them for its job and its workers."""
+
+from collections.abc import Callable
+
+import pytest
+
+from protos import scheduler_pb2 as pb
+from protos.decision_pb2 import Decision, PlanStage
+from protos.job_pb2 import JobSpec
+from protos.node_pb2 import SHARD, STAGE
+from scheduler.runs.attempt import Attempt, State
+from scheduler.runs.calls import Channels, Interrupted
+from scheduler.runs.context import Context
+from scheduler.runs.processes import AttemptId, Process
+from scheduler.state.endings import Ending
+from scheduler.state.jobs import Jobs
+from scheduler.state.leadership import Leadership
+from scheduler.state.nodes import Nodes
+from scheduler.state.store import DeposedError, Store, StoreError, TransitionError
+
+# From each state, those that may come next.
+LEGAL = {
+    "NEW": "PROFILING RUNNING STOPPING HANDED_OVER",
+    "PROFILING": "PLANNING STOPPING HANDED_OVER",
+    "PLANNING": "STARTING STOPPING HANDED_OVER",
+    "STARTING": "RUNNING STOPPING HANDED_OVER",
+    "RUNNING": "STOPPING HANDED_OVER",
+    "STOPPING": "ENDED HANDED_OVER",
+    "ENDED": "",
+    "HANDED_OVER": "",
+}
+WAYS = {
+    "NEW": "",
+    "PROFILING": "PROFILING",
+    "PLANNING": "PROFILING PLANNING",
+    "STARTING": "PROFILING PLANNING STARTING",
+    "RUNNING": "PROFILING PLANNING STARTING RUNNING",
+    "STOPPING": "STOPPING",
+    "ENDED": "STOPPING ENDED",
+    "HANDED_OVER": "HANDED_OVER",
+}
+
+
+@pytest.fixture
+def context(store: Store) -> Context:
+    jobs = Jobs(store)
+    jobs.submit("job", JobSpec(name="job"))
+    leadership = Leadership(store, "test")
+    return Context(store, jobs, Nodes(store), Channels(), "127.0.0.1:1", leadership)
+
+
+def new(context: Context, number: int = 1) -> Attempt:
+    return Attempt(AttemptId("job", number, 1), context)
+
+
+def at(context: Context, state: str) -> Attempt:
+    attempt = new(context)
+    for name in WAYS[state].split():
+        attempt.move(State[name])
+    assert attempt.state is State[state]
+    return attempt
+
+
+def entered(context: Context, *, up_to: State) -> Attempt:
+    attempt = new(context)
+    for state in (State.PROFILING, State.PLANNING, State.STARTING, State.RUNNING):
+        attempt.enter(state)
+        if state is up_to:
+            break
+    return attempt
+
+
+def test_the_table_names_all_states() -> None:
+    assert set(LEGAL) == set(WAYS) == {state.name for state in State}
+
+
+def test_every_transition_is_legal_or_an_error(context: Context) -> None:
+    for name, following in LEGAL.items():
+        for wanted in State:
+            attempt = at(context, name)
+            if wanted.name in following.split():
+                attempt.move(wanted)
+                assert attempt.state is wanted
+                continue
+            with pytest.raises(TransitionError, match=f"attempt 1 cannot go from {name} to"):
+                attempt.move(wanted)
+            assert attempt.state is State[name]
+
+
+def test_it_is_over_in_its_final_states_and_prepares_until_it_has_its_units(
+    context: Context,
+) -> None:
+    over = {name for name in LEGAL if at(context, name).over.is_set()}
+    assert over == {"ENDED", "HANDED_OVER"}
+    preparing = {name for name in LEGAL if at(context, name).is_preparing}
+    assert preparing == {"NEW", "PROFILING", "PLANNING"}
+
+
+def test_the_job_comes_to_the_states_that_it_shares(context: Context) -> None:
+    attempt = new(context, number=3)
+    for state in (State.PROFILING, State.PLANNING, State.STARTING, State.RUNNING):
+        attempt.say("waits for something")
+        attempt.enter(state)
+        status = context.jobs.get("job")
+        assert status is not None
+        assert pb.JobState.Name(status.state) == state.name
+        assert (status.attempt, status.reason) == (3, "")
+        assert status.began_at > 0
+        assert (status.started_at > 0) == (state is State.RUNNING)
+
+
+def test_a_state_out_of_turn_leaves_the_job_as_it_is(context: Context) -> None:
+    attempt = entered(context, up_to=State.PROFILING)
+    with pytest.raises(TransitionError):
+        attempt.enter(State.RUNNING)
+    assert context.jobs.state("job") == pb.PROFILING
+
+
+def test_a_cancelled_attempt_enters_nothing_and_ends_as_the_first_word_says(
+    context: Context,
+) -> None:
+    attempt = entered(context, up_to=State.PROFILING)
+    attempt.cancel(Ending(pb.END_DEADLINE))
+    attempt.cancel()
+    assert attempt.ending.reason == pb.END_DEADLINE
+    with pytest.raises(Interrupted):
+        attempt.enter(State.PLANNING)
+    assert attempt.state is State.PROFILING
+    assert context.jobs.state("job") == pb.PROFILING
+
+
+def test_an_attempt_at_a_job_that_has_ended_is_interrupted(context: Context) -> None:
+    context.jobs.end("job", Ending(pb.END_CANCELLED))
+    with pytest.raises(Interrupted):
+        new(context).enter(State.PROFILING)
+
+
+def test_a_report_counts_while_it_starts_and_trains_and_a_last_word_is_kept(
+    context: Context,
+) -> None:
+    attempt = entered(context, up_to=State.PLANNING)
+    word = pb.ProgressReport(job_id="job", attempt=1, phase="trained", step=7)
+    assert not attempt.report(word)
+    assert context.store.finals("job") == []
+    attempt.enter(State.STARTING)
+    attempt.decision = Decision(stages=[PlanStage(type="cpu", units=1)])
+    attempt.follower = attempt.new_follower()
+    assert not attempt.report(word)
+    assert [one.step for one in context.store.finals("job")] == [7]
+    status = context.jobs.get("job")
+    assert status is not None
+    assert status.step == 7
+    assert attempt.report(pb.ProgressReport(job_id="job", attempt=2))  # another one's worker
+    attempt.cancel()
+    assert attempt.report(word)
+
+
+def test_nothing_is_taken_in_once_another_scheduler_has_it(context: Context) -> None:
+    attempt = entered(context, up_to=State.RUNNING)
+    attempt.hand_over()
+    assert attempt.is_cancelled()
+    with pytest.raises(StoreError, match="another one takes over"):
+        attempt.report(pb.ProgressReport(job_id="job", attempt=1))
+
+
+def record(attempt: int) -> pb.RunRecord:
+    node = pb.NodeStatus(node_id="n", kind="node", type="cpu", units=2, address="127.0.0.1:2")
+    placed = [
+        Process("job.shard-0", "shard 0", SHARD, 0, 0, node, "127.0.0.1:3"),
+        Process("job.stage-0-worker-0", "stage 0 worker 0", STAGE, 0, 0, node, "127.0.0.1:4"),
+    ]
+    kept = [process.to_message() for process in placed]
+    return pb.RunRecord(attempt=attempt, processes=kept, units=["n", "n"], start_s=2.5)
+
+
+def test_a_run_is_taken_up_with_all_that_was_kept_of_it(context: Context) -> None:
+    entered(context, up_to=State.RUNNING)
+    before = context.jobs.get("job")
+    context.store.put_decision("job", Decision(stages=[PlanStage(type="cpu", units=1)]))
+    for number in (1, 2):
+        word = pb.ProgressReport(job_id="job", attempt=number, phase="done", output=f"by {number}")
+        context.store.put_final(word)
+    attempt = new(context)
+    attempt.take_up(record(1))
+    assert attempt.state is State.RUNNING
+    assert context.jobs.get("job") == before
+    assert attempt.shards() == [("shard 0", "127.0.0.1:3")]
+    assert [process.pid for process in attempt.processes] == [0, 0]
+    assert attempt.started_s == 2.5
+    assert [node.units_used for node in context.nodes.listed()] == [2]
+    assert attempt.follower is not None
+    outcome = attempt.follower.follow(attempt.is_cancelled)
+    assert outcome.report is not None
+    assert outcome.report.output == "by 1"
+
+
+@pytest.mark.parametrize("kept", [None, record(1)])
+def test_an_attempt_of_which_too_little_is_known_is_stopped(
+    context: Context, kept: pb.RunRecord | None
+) -> None:
+    attempt = new(context)
+    attempt.give_up(pb.STARTING, kept)
+    assert attempt.state is State.STOPPING
+    assert attempt.unsure
+    assert len(attempt.processes) == (2 if kept else 0)
+    assert attempt.ending.reason == pb.END_SCHEDULER_LOST
+    assert attempt.ending.text == "the scheduler was restarted while the job was starting"
+
+
+def test_a_write_waits_for_redis_and_not_for_another_scheduler(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(error: StoreError, times: int) -> tuple[Callable[[], None], list[int]]:
+        calls: list[int] = []
+
+        def write() -> None:
+            calls.append(1)
+            if len(calls) <= times:
+                raise error
+
+        return write, calls
+
+    attempt = new(context)
+    write, calls = failing(StoreError("away"), 1)
+    attempt.persist(write)
+    assert len(calls) == 2
+    with pytest.raises(Interrupted):
+        attempt.persist(failing(DeposedError("another"), 9)[0])
+    monkeypatch.setattr("scheduler.runs.attempt._KEEP_TRYING_S", 0.0)
+    with pytest.raises(StoreError, match="away"):
+        attempt.persist(failing(StoreError("away"), 9)[0])
+    attempt.cancel()
+    monkeypatch.undo()
+    with pytest.raises(Interrupted):
+        attempt.persist(failing(StoreError("away"), 9)[0])
