@@ -27,7 +27,7 @@ def measured(decision: "Decision", palette: Palette) -> Markup:
     assert found is not None
     rows = [
         _row("throughput, samples/s", decision.throughput, found.throughput, rate, ""),
-        _row("price an hour", decision.price_per_hour, found.price_per_hour, money, ""),
+        _row("price an hour", decision.plan.price_per_hour, found.price_per_hour, money, ""),
         _row("cost of the training", decision.cost, found.cost, money, ""),
     ]
     busy = [*(stage.compute_s for stage in decision.stages), *found.stage_s]

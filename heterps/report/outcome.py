@@ -124,7 +124,7 @@ def measured_table(decision: "Decision") -> Table:
     made = table("", f">predicted{guess}", f">measured{mark}", ">ratio")
     rows = [
         ("throughput, samples/s", decision.throughput, measured.throughput, rate),
-        ("price an hour", decision.price_per_hour, measured.price_per_hour, money),
+        ("price an hour", decision.plan.price_per_hour, measured.price_per_hour, money),
         ("cost of the training", decision.cost, measured.cost, money),
     ]
     for number, (stage, busy) in enumerate(zip(decision.stages, measured.stage_s, strict=False)):
