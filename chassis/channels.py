@@ -10,8 +10,10 @@ import grpc
 import grpc.aio
 
 from chassis import tracing
+from chassis.refusal import reason_of
 from chassis.security import Security
 from chassis.tls import handshake_problem
+from protos.reason_pb2 import REASON_UNSPECIFIED, Reason
 
 R = TypeVar("R")
 
@@ -36,10 +38,17 @@ RETRIED = (grpc.StatusCode.UNAVAILABLE,)
 class RpcError(RuntimeError):
     """A call that failed for good: who was called, for what, and what came back."""
 
-    def __init__(self, what: str, code: grpc.StatusCode, details: str) -> None:
+    def __init__(
+        self,
+        what: str,
+        code: grpc.StatusCode,
+        details: str,
+        reason: Reason.ValueType = REASON_UNSPECIFIED,
+    ) -> None:
         super().__init__(f"{what}: {details} ({code.name})")
         self.code = code
         self.details = details
+        self.reason = reason
 
 
 def connect(address: str, security: Security | None = None) -> grpc.Channel:
@@ -125,7 +134,7 @@ class Attempts:
         wait = self._pause * random.uniform(0.5, 1.5)
         again = code in RETRIED and time.monotonic() + wait < self._give_up
         if not again or (self._stop is not None and self._stop()):
-            raise RpcError(self._what, code, details) from None
+            raise RpcError(self._what, code, details, reason_of(error)) from None
         self._pause = min(2 * self._pause, 2.0)
         return wait
 

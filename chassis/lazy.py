@@ -8,7 +8,17 @@ So `import ps` costs neither NumPy nor gRPC. Types are in an `__init__.pyi` besi
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from typing import Any
+from typing import Any, Final
+
+from chassis.rooms import ROOMS, need
+
+# What a room imports, itself included.
+_NEEDS: Final = {
+    "heterps": ROOMS,
+    "scheduler": ("scheduler", "chassis", "protos"),
+    "workers": ("workers", "ps", "chassis", "protos"),
+    "ps": ("ps", "chassis", "protos"),
+}
 
 
 def attach(
@@ -22,12 +32,18 @@ def attach(
 
     Returns:
         Its `__getattr__`, `__dir__` and `__all__`.
+
+    Raises:
+        ClashError: a module of the user's stands in the way, now or when a name is first used.
     """
+    # A job may have a `scheduler` of its own, as long as no name of ours is used that needs ours.
+    need([one for one in _NEEDS[room] if one != "scheduler" or room == one])
     home = {name: module for module, names in homes.items() for name in names}
 
     def get(name: str) -> Any:
         if name not in home:
             raise AttributeError(f"module {room!r} has no attribute {name!r}")
+        need(_NEEDS[home[name].partition(".")[0]])
         value = getattr(import_module(home[name]), name)
         setattr(sys.modules[room], name, value)
         return value

@@ -18,6 +18,7 @@ from typing import Any
 from chassis.bounded_log import BoundedLog
 from chassis.files import replace_file
 from chassis.logs import JsonFormatter, log_format, readable
+from chassis.rooms import python_path
 
 LIFELINE = "HETERPS_LIFELINE"
 _DRAIN_S = 1.0
@@ -25,7 +26,15 @@ _log = logging.getLogger("heterps.process")
 
 
 class ChildError(RuntimeError):
-    """A child process that ended or kept silent before it was ready."""
+    """A child process that ended or kept silent before it was ready.
+
+    Attributes:
+        exit_code: how it ended; None when it kept silent.
+    """
+
+    def __init__(self, text: str, exit_code: int | None = None) -> None:
+        super().__init__(text)
+        self.exit_code = exit_code
 
 
 def setup_logging(role: str) -> None:
@@ -100,8 +109,8 @@ def announce(path: str | Path | None, **facts: Any) -> None:
 
 
 def module_argv(module: str, *arguments: str) -> list[str]:
-    """The command that runs a module of this project with this interpreter."""
-    return [sys.executable, "-m", module, *arguments]
+    """The command that runs a module of this project, whatever the working directory holds."""
+    return [sys.executable, "-P", "-m", module, *arguments]
 
 
 @dataclass(slots=True)
@@ -145,7 +154,8 @@ class Child:
             if code is not None:
                 raise ChildError(
                     f"{self.label} ended {describe_exit(code)} before it was ready\n"
-                    f"{last_lines(self.log)}"
+                    f"{last_lines(self.log)}",
+                    code,
                 )
             if time.monotonic() > deadline or (stop is not None and stop()):
                 self.stop(0.5)
@@ -204,13 +214,19 @@ def spawn(
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE if log is not None else output,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **(environment or {}), LIFELINE: "1"},
+            env={**inherited(), **(environment or {}), LIFELINE: "1"},
             start_new_session=True,
         )
     child = Child(label, process, path, ready)
     if log is not None and process.stdout is not None:
         child.pump = log.pump(process.stdout)
     return child
+
+
+def inherited() -> dict[str, str]:
+    """Our environment, for a process of this project: PYTHONPATH hides none of its packages."""
+    path = python_path(os.environ.get("PYTHONPATH"))
+    return {**os.environ, **({"PYTHONPATH": path} if path else {})}
 
 
 def log_path(directory: Path, label: str) -> Path:

@@ -2,13 +2,56 @@
 
 import grpc
 
+from protos.reason_pb2 import (
+    MEMORY_NOT_ATTACHED,
+    REASON_UNSPECIFIED,
+    WHOLE_SAVE_NEEDED,
+    Reason,
+)
+
 
 class TableError(ValueError):
-    """A table, keys or gradients that are not what the call needs."""
+    """A table, keys or gradients that are not what the call needs.
+
+    Attributes:
+        reason: what a shard tells its caller besides the status.
+    """
+
+    reason: Reason.ValueType = REASON_UNSPECIFIED
+
+
+class NotAttachedError(TableError):
+    """Shared memory that a shard does not know: it was restarted, or had too many."""
+
+    reason = MEMORY_NOT_ATTACHED
+
+
+class ConflictError(RuntimeError):
+    """A request that does not go with the state of the shard that it meets."""
+
+
+class OutdatedError(RuntimeError):
+    """A push so late that whether it was applied is no longer known; it was not applied now."""
+
+
+class StaleRouteError(RuntimeError):
+    """A request by a routing that no longer holds."""
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that is missing, incomplete or damaged; nothing was loaded from it."""
+    """A checkpoint that is missing, incomplete or damaged; nothing was loaded from it.
+
+    Attributes:
+        reason: what a shard tells its caller besides the status.
+    """
+
+    reason: Reason.ValueType = REASON_UNSPECIFIED
+
+
+class DeltaError(CheckpointError):
+    """A delta cannot build on that save: a whole checkpoint must be saved first."""
+
+    reason = WHOLE_SAVE_NEEDED
 
 
 class ShardError(RuntimeError):
@@ -18,10 +61,19 @@ class ShardError(RuntimeError):
         shard: its index.
         address: its host:port.
         code: the status that came back.
+        reason: why, where the status does not tell.
     """
 
-    def __init__(self, shard: int, address: str, code: grpc.StatusCode, what: str) -> None:
+    def __init__(
+        self,
+        shard: int,
+        address: str,
+        code: grpc.StatusCode,
+        what: str,
+        reason: Reason.ValueType = REASON_UNSPECIFIED,
+    ) -> None:
         super().__init__(f"parameter-server shard {shard} ({address}) {what}")
         self.shard = shard
         self.address = address
         self.code = code
+        self.reason = reason

@@ -5,7 +5,20 @@
 Importing this package is cheap; what a name needs is imported when it is first used.
 """
 
-from chassis.lazy import attach
+import sys
+from pathlib import Path
+
+_ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(_ROOT))  # a script may lie beside a `chassis` of its own
+try:
+    from chassis.lazy import attach
+except ModuleNotFoundError:
+    raise ImportError(
+        f"{sys.modules['chassis'].__file__}: imported as 'chassis', where HeterPS needs its own, "
+        f"at {_ROOT / 'chassis'}; rename yours, or move it into a package of another name"
+    ) from None
+finally:
+    del sys.path[0]
 
 __getattr__, __dir__, __all__ = attach(
     __name__,

@@ -119,7 +119,11 @@ auto data_or_null(const std::optional<Array>& array) {
   return array ? data<void>(*array) : nullptr;
 }
 
+void bind_route(nb::module_& m);
+void bind_gather(nb::module_& m);
 void bind_grouped_ffn(nb::module_& m);
-void bind_rows(nb::module_& m);
+void bind_embedding(nb::module_& m);
+void bind_quantize(nb::module_& m);
+void bind_row_cache(nb::module_& m);
 
 }  // namespace heterps

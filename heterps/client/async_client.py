@@ -6,32 +6,21 @@ async with AsyncClient() as client:
         print(job.state, job.step, job.loss)
 """
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-import grpc
-from google.protobuf.message import Message
-
-from chassis.channels import RpcError, call_async, connect_async
-from chassis.transfer import TransferError, fetch_async, send_async
-from heterps.client import asks, steps
-from heterps.client.asks import Ask
-from heterps.client.patience import Patience
-from heterps.client.records import Job, KeptDecision, LogText, Node
-from heterps.errors import FetchError
+from heterps.client import calls, steps
+from heterps.client.records import Job, JobDecision, LogText, Node
+from heterps.client.transport import ASYNC, Transport
 from heterps.home.target import Target
 from protos import scheduler_pb2 as pb
-from protos.artifacts_pb2_grpc import ArtifactsStub
 from protos.history_pb2 import JobHistory
-from protos.history_pb2_grpc import HistoryStub
 from protos.job_pb2 import JobSpec
-from protos.scheduler_pb2_grpc import SchedulerStub
 
 if TYPE_CHECKING:
-    from heterps.client.fetched import Fetched
+    from heterps.client.download import JobFiles
     from protos.decision_pb2 import Decision as DecisionMessage
     from scheduler import Decision
     from scheduler.problem.demands import Pin
@@ -50,15 +39,7 @@ class AsyncClient:
     def __init__(self, address: str | None = None, context: str | None = None) -> None:
         self.target = Target.find(address, context)
         self.address = self.target.address
-        self._channel = connect_async(self.address, self.target.security())
-        # The generated stubs serve both kinds of channel.
-        self._stub: Any = SchedulerStub(self._channel)
-        self._artifacts: Any = ArtifactsStub(self._channel)
-        self._services: dict[str, Any] = {
-            "": self._stub,
-            "Artifacts": self._artifacts,
-            "History": HistoryStub(self._channel),
-        }
+        self._transport = Transport(self.target, ASYNC)
 
     async def submit(
         self,
@@ -69,73 +50,59 @@ class AsyncClient:
         code: bool = True,
     ) -> str:
         """Prepare the job's data, send its code and queue it; see `Client.submit`."""
-        return await self._run(steps.submit(job, job_id, overrides, on_line, code))
+        return await steps.submit(self._transport, job, job_id, overrides, on_line, code)
 
     async def status(self, job_id: str) -> Job:
         """How a job stands."""
-        return await self._ask(asks.status(job_id))
+        return await self._transport.call(calls.status(job_id))
 
-    async def jobs(self, timeout: float = asks.CALL_S) -> list[Job]:
+    async def jobs(self, timeout: float = calls.CALL_S) -> list[Job]:
         """All jobs in the order of submission."""
-        return await self._ask(asks.jobs(timeout))
+        return await self._transport.call(calls.jobs(timeout))
 
     async def find(self, prefix: str | None = None) -> str:
         """The id of the job that `prefix` begins, of the latest job for None."""
-        return await self._run(steps.find(prefix))
+        return await steps.find(self._transport, prefix)
 
-    async def watch(self, job_id: str) -> AsyncIterator[Job]:
+    def watch(self, job_id: str) -> AsyncIterator[Job]:
         """How a job stands, now and after each change, to its end; see `Client.watch`."""
-        request = pb.JobRequest(job_id=job_id)
-        replies = self._follow(self._stub.WatchJob, lambda: request, "watch", job_id, Patience())
-        async for status in replies:
-            job = Job.of(status)
-            yield job
-            if job.state.is_final:
-                return
+        return steps.watch(self._transport, job_id)
 
     async def wait(self, job_id: str, timeout: float | None = None) -> Job:
         """Wait for a job's end; see `Client.wait`."""
-        return await self._run(steps.wait(job_id, timeout))
+        return await steps.wait(self._transport, job_id, timeout)
 
-    async def get(self, job_id: str, to: str | Path | None = None) -> "Fetched":
+    async def get(self, job_id: str, to: str | Path | None = None) -> "JobFiles":
         """Fetch what a job that has ended left; see `Client.get`."""
-        return await self._run(steps.get(job_id, to))
+        return await steps.get(self._transport, job_id, to)
 
-    async def logs(self, job_id: str, follow: bool = False) -> AsyncIterator[LogText]:
+    def logs(self, job_id: str, follow: bool = False) -> AsyncIterator[LogText]:
         """What the job's processes wrote; with `follow`, on to its end; see `Client.logs`."""
-        offsets: dict[str, int] = {}
-
-        def request() -> pb.LogsRequest:
-            return pb.LogsRequest(job_id=job_id, follow=follow, offsets=offsets)
-
-        patience = Patience() if follow else Patience(0.0)
-        async for chunk in self._follow(self._stub.Logs, request, "logs", job_id, patience):
-            offsets[chunk.process] = chunk.next_offset
-            yield LogText(chunk.process, chunk.text)
+        return steps.logs(self._transport, job_id, follow)
 
     async def cancel(self, job_id: str) -> Job:
         """Ask a job to end; safe to repeat, without effect once it has ended."""
-        return await self._ask(asks.cancel(job_id))
+        return await self._transport.call(calls.cancel(job_id))
 
     async def decision(self, job_id: str) -> "Decision":
         """What was decided for a job, and why."""
-        return await self._ask(asks.decision(job_id))
+        return await self._transport.call(calls.decision(job_id))
 
-    async def decisions(self, limit: int = 0) -> list[KeptDecision]:
+    async def decisions(self, limit: int = 0) -> list[JobDecision]:
         """The decisions of the latest `limit` jobs (0: of all), the oldest first."""
-        return await self._ask(asks.decisions(limit))
+        return await self._transport.call(calls.decisions(limit))
 
     async def replan(self, job_id: str) -> pb.Replan:
         """What a job's run was measured to take so far, and the proposal that stands, if any."""
-        return await self._ask(asks.replan(job_id))
+        return await self._transport.call(calls.replan(job_id))
 
     async def history(self, job_id: str) -> JobHistory:
         """The states that a job came to, and what its stages reported over time."""
-        return await self._ask(asks.history(job_id))
+        return await self._transport.call(calls.history(job_id))
 
     async def nodes(self) -> list[Node]:
         """The nodes and standing shards that are alive."""
-        return await self._ask(asks.nodes())
+        return await self._transport.call(calls.nodes())
 
     async def plan(
         self,
@@ -153,11 +120,11 @@ class AsyncClient:
         finetune: float = 0.0,
     ) -> "Decision":
         """Plan on the scheduler's machine, without running anything; see `Client.plan`."""
-        ask = asks.plan(
+        call = calls.plan(
             *(workload, resources, min_throughput, method, seed, pin, exclude),
             *(max_price_per_hour, finish_by, pareto, finetune),
         )
-        return await self._ask(ask)
+        return await self._transport.call(call)
 
     async def ping(self) -> None:
         """Check that a scheduler answers."""
@@ -165,15 +132,15 @@ class AsyncClient:
 
     async def status_message(self, job_id: str) -> pb.JobStatus:
         """The message behind `status`, with what was submitted."""
-        return await self._ask(asks.status_message(job_id))
+        return await self._transport.call(calls.status_message(job_id))
 
     async def decision_message(self, job_id: str) -> "DecisionMessage":
         """The message behind `decision`."""
-        return await self._ask(asks.decision_message(job_id))
+        return await self._transport.call(calls.decision_message(job_id))
 
     async def close(self) -> None:
         """Close the connection."""
-        await self._channel.close()
+        await self._transport.channel.close()
 
     async def __aenter__(self) -> "AsyncClient":
         return self
@@ -185,58 +152,3 @@ class AsyncClient:
         trace: TracebackType | None,
     ) -> None:
         await self.close()
-
-    async def _follow(
-        self,
-        method: Callable[[Any], AsyncIterator[Any]],
-        request: Callable[[], Message],
-        what: str,
-        job_id: str,
-        patience: Patience,
-    ) -> AsyncIterator[Any]:
-        """What comes on a stream; where it breaks off, it is opened again."""
-        while True:
-            try:
-                async for reply in method(request()):
-                    patience.took()
-                    yield reply
-                return
-            except grpc.RpcError as error:
-                patience.missed(asks.broken(self.target, what, job_id, error))
-            await self._run(steps.return_of(job_id, patience))
-
-    async def _run(self, procedure: steps.Steps[R]) -> R:
-        return await steps.run_async(procedure, self._perform)
-
-    async def _perform(self, step: steps.Step) -> Any:
-        if isinstance(step, Ask):
-            return await self._ask(step)
-        if isinstance(step, steps.Work):
-            return await asyncio.to_thread(step.action)
-        if isinstance(step, steps.Pause):
-            return await asyncio.sleep(step.seconds)
-        what = f"scheduler {self.address}: {step.what}"
-        try:
-            if isinstance(step, steps.Send):
-                return await send_async(self._artifacts, step.content, what=what)
-            return await fetch_async(
-                self._artifacts, step.request, step.path, what=what, most_bytes=step.most_bytes
-            )
-        except TransferError as error:
-            raise FetchError(str(error)) from None
-        except RpcError as error:
-            raise asks.explain(self.target, error) from None
-
-    async def _ask(self, ask: Ask[R]) -> R:
-        service, _, method = ask.method.rpartition(".")
-        try:
-            reply = await call_async(
-                getattr(self._services[service], method),
-                ask.request,
-                what=f"scheduler {self.address}: {ask.what}",
-                timeout_s=ask.timeout_s,
-                retry_s=ask.retry_s,
-            )
-        except RpcError as error:
-            raise asks.explain(self.target, error, ask.job_id) from None
-        return ask.read(reply)

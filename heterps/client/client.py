@@ -6,31 +6,21 @@ for job in client.watch(job_id):
     print(job.state, job.step, job.loss)
 """
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-import grpc
-from google.protobuf.message import Message
-
-from chassis.channels import RpcError, call, connect
 from chassis.closing import Closing
-from chassis.transfer import TransferError, fetch, send
-from heterps.client import asks, steps
-from heterps.client.asks import Ask, match, new_id
-from heterps.client.patience import Patience
-from heterps.client.records import Job, KeptDecision, LogText, Node
-from heterps.errors import FetchError
+from heterps.client import calls, steps
+from heterps.client.calls import match, new_id
+from heterps.client.records import Job, JobDecision, LogText, Node
+from heterps.client.transport import BLOCKING, Transport, iterate, run
 from heterps.home.target import Target
 from protos import scheduler_pb2 as pb
-from protos.artifacts_pb2_grpc import ArtifactsStub
-from protos.history_pb2_grpc import HistoryStub
 from protos.job_pb2 import JobSpec
-from protos.scheduler_pb2_grpc import SchedulerStub
 
 if TYPE_CHECKING:
-    from heterps.client.fetched import Fetched
+    from heterps.client.download import JobFiles
     from protos.decision_pb2 import Decision as DecisionMessage
     from protos.history_pb2 import JobHistory
     from scheduler import Decision
@@ -58,14 +48,7 @@ class Client(Closing):
     def __init__(self, address: str | None = None, context: str | None = None) -> None:
         self.target = Target.find(address, context)
         self.address = self.target.address
-        self._channel = connect(self.address, self.target.security())
-        self._stub = SchedulerStub(self._channel)
-        self._artifacts = ArtifactsStub(self._channel)
-        self._services: dict[str, Any] = {
-            "": self._stub,
-            "Artifacts": self._artifacts,
-            "History": HistoryStub(self._channel),
-        }
+        self._transport = Transport(self.target, BLOCKING)
 
     def submit(
         self,
@@ -88,19 +71,19 @@ class Client(Closing):
         Raises:
             JobFileError, PrepareError, CodeError: nothing was submitted.
         """
-        return self._run(steps.submit(job, job_id, overrides, on_line, code))
+        return run(steps.submit(self._transport, job, job_id, overrides, on_line, code))
 
     def status(self, job_id: str) -> Job:
         """How a job stands."""
-        return self._ask(asks.status(job_id))
+        return run(self._transport.call(calls.status(job_id)))
 
-    def jobs(self, timeout: float = asks.CALL_S) -> list[Job]:
+    def jobs(self, timeout: float = calls.CALL_S) -> list[Job]:
         """All jobs in the order of submission.
 
         Args:
             timeout: seconds that the scheduler may take to answer.
         """
-        return self._ask(asks.jobs(timeout))
+        return run(self._transport.call(calls.jobs(timeout)))
 
     def find(self, prefix: str | None = None) -> str:
         """The id of the job that `prefix` begins, of the latest job for None.
@@ -108,20 +91,14 @@ class Client(Closing):
         Raises:
             UnknownJobError: none or several begin so.
         """
-        return self._run(steps.find(prefix))
+        return run(steps.find(self._transport, prefix))
 
     def watch(self, job_id: str) -> Iterator[Job]:
         """How a job stands, now and after each change, to its end.
 
         Rides out a scheduler that is away for up to 30 s.
         """
-        request = pb.JobRequest(job_id=job_id)
-        replies = self._follow(self._stub.WatchJob, lambda: request, "watch", job_id, Patience())
-        for status in replies:
-            job = Job.of(status)
-            yield job
-            if job.state.is_final:
-                return
+        return iterate(steps.watch(self._transport, job_id))
 
     def wait(self, job_id: str, timeout: float | None = None) -> Job:
         """Wait for a job's end.
@@ -134,9 +111,9 @@ class Client(Closing):
         Raises:
             TimeoutError: it has not ended by then; it goes on.
         """
-        return self._run(steps.wait(job_id, timeout))
+        return run(steps.wait(self._transport, job_id, timeout))
 
-    def get(self, job_id: str, to: str | Path | None = None) -> "Fetched":
+    def get(self, job_id: str, to: str | Path | None = None) -> "JobFiles":
         """Fetch what a job that has ended left: model, metrics.json, decision.json.
 
         Args:
@@ -147,26 +124,18 @@ class Client(Closing):
         Raises:
             FetchError: it has not ended, or the folder holds something else.
         """
-        return self._run(steps.get(job_id, to))
+        return run(steps.get(self._transport, job_id, to))
 
     def logs(self, job_id: str, follow: bool = False) -> Iterator[LogText]:
         """What the job's processes wrote; with `follow`, on to its end.
 
         One that follows rides out a scheduler that is away, as `watch` does.
         """
-        offsets: dict[str, int] = {}
-
-        def request() -> pb.LogsRequest:
-            return pb.LogsRequest(job_id=job_id, follow=follow, offsets=offsets)
-
-        patience = Patience() if follow else Patience(0.0)
-        for chunk in self._follow(self._stub.Logs, request, "logs", job_id, patience):
-            offsets[chunk.process] = chunk.next_offset
-            yield LogText(chunk.process, chunk.text)
+        return iterate(steps.logs(self._transport, job_id, follow))
 
     def cancel(self, job_id: str) -> Job:
         """Ask a job to end; safe to repeat, without effect once it has ended."""
-        return self._ask(asks.cancel(job_id))
+        return run(self._transport.call(calls.cancel(job_id)))
 
     def decision(self, job_id: str) -> "Decision":
         """What was decided for a job, and why.
@@ -174,26 +143,26 @@ class Client(Closing):
         Raises:
             NoDecisionError: nothing is decided yet, or nothing was.
         """
-        return self._ask(asks.decision(job_id))
+        return run(self._transport.call(calls.decision(job_id)))
 
-    def decisions(self, limit: int = 0) -> list[KeptDecision]:
+    def decisions(self, limit: int = 0) -> list[JobDecision]:
         """The decisions of the latest `limit` jobs (0: of all), the oldest first.
 
         They hold figures and stages; `decision` gives all of one.
         """
-        return self._ask(asks.decisions(limit))
+        return run(self._transport.call(calls.decisions(limit)))
 
     def replan(self, job_id: str) -> pb.Replan:
         """What a job's run was measured to take so far, and the proposal that stands, if any."""
-        return self._ask(asks.replan(job_id))
+        return run(self._transport.call(calls.replan(job_id)))
 
     def history(self, job_id: str) -> "JobHistory":
         """The states that a job came to, and what its stages reported over time."""
-        return self._ask(asks.history(job_id))
+        return run(self._transport.call(calls.history(job_id)))
 
     def nodes(self) -> list[Node]:
         """The nodes and standing shards that are alive."""
-        return self._ask(asks.nodes())
+        return run(self._transport.call(calls.nodes()))
 
     def plan(
         self,
@@ -220,11 +189,11 @@ class Client(Closing):
         Raises:
             InputError: an argument that cannot be used; nothing was asked.
         """
-        ask = asks.plan(
+        call = calls.plan(
             *(workload, resources, min_throughput, method, seed, pin, exclude),
             *(max_price_per_hour, finish_by, pareto, finetune),
         )
-        return self._ask(ask)
+        return run(self._transport.call(call))
 
     def ping(self) -> None:
         """Check that a scheduler answers."""
@@ -232,72 +201,12 @@ class Client(Closing):
 
     def status_message(self, job_id: str) -> pb.JobStatus:
         """The message behind `status`, with what was submitted."""
-        return self._ask(asks.status_message(job_id))
+        return run(self._transport.call(calls.status_message(job_id)))
 
     def decision_message(self, job_id: str) -> "DecisionMessage":
         """The message behind `decision`."""
-        return self._ask(asks.decision_message(job_id))
+        return run(self._transport.call(calls.decision_message(job_id)))
 
     def close(self) -> None:
         """Close the connection."""
-        self._channel.close()
-
-    def _follow(
-        self,
-        method: Callable[[Any], Iterator[Any]],
-        request: Callable[[], Message],
-        what: str,
-        job_id: str,
-        patience: Patience,
-    ) -> Iterator[Any]:
-        """What comes on a stream; where it breaks off, it is opened again.
-
-        Args:
-            request: made for each opening.
-            what: it is opened for.
-        """
-        while True:
-            try:
-                for reply in method(request()):
-                    patience.took()
-                    yield reply
-                return
-            except grpc.RpcError as error:
-                patience.missed(asks.broken(self.target, what, job_id, error))
-            self._run(steps.return_of(job_id, patience))
-
-    def _run(self, procedure: steps.Steps[R]) -> R:
-        return steps.run(procedure, self._perform)
-
-    def _perform(self, step: steps.Step) -> Any:
-        if isinstance(step, Ask):
-            return self._ask(step)
-        if isinstance(step, steps.Work):
-            return step.action()
-        if isinstance(step, steps.Pause):
-            return time.sleep(step.seconds)
-        what = f"scheduler {self.address}: {step.what}"
-        try:
-            if isinstance(step, steps.Send):
-                return send(self._artifacts, step.content, what=what)
-            return fetch(
-                self._artifacts, step.request, step.path, what=what, most_bytes=step.most_bytes
-            )
-        except TransferError as error:
-            raise FetchError(str(error)) from None
-        except RpcError as error:
-            raise asks.explain(self.target, error) from None
-
-    def _ask(self, ask: Ask[R]) -> R:
-        service, _, method = ask.method.rpartition(".")
-        try:
-            reply = call(
-                getattr(self._services[service], method),
-                ask.request,
-                what=f"scheduler {self.address}: {ask.what}",
-                timeout_s=ask.timeout_s,
-                retry_s=ask.retry_s,
-            )
-        except RpcError as error:
-            raise asks.explain(self.target, error, ask.job_id) from None
-        return ask.read(reply)
+        self._transport.channel.close()

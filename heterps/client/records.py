@@ -170,7 +170,7 @@ class LogText:
 
 
 @dataclass(frozen=True, slots=True)
-class KeptDecision:
+class JobDecision:
     """A job's decision in a list: its figures and stages, perhaps without its inputs."""
 
     job_id: str

@@ -1,203 +1,181 @@
-"""What takes several calls: submitting with code, waiting, fetching; no network in here either.
+"""What takes several calls: submitting with code, waiting, following, fetching.
 
-A procedure yields what is to be done, an `Ask` or one of the others below, and is sent the result
-or thrown the error. `Client` does it and waits, `AsyncClient` awaits it.
+Each is a coroutine over a transport; `Client` runs it blocking, `AsyncClient` awaits it.
 """
 
 import time
-from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
-from heterps.client import asks
-from heterps.client.asks import Ask
-from heterps.client.fetched import Fetched, Landing
-from heterps.client.patience import PAUSE_S, Patience
-from heterps.client.records import Job, State
+from google.protobuf.message import Message
+
+from heterps.client import calls
+from heterps.client.download import Download, JobFiles
+from heterps.client.records import Job, LogText, State
+from heterps.client.retry import PAUSE_S, Retry
+from heterps.client.transport import Transport
 from heterps.errors import FetchError, HeterpsError, NoDecisionError, UnreachableError
 from heterps.job.file import load_job
+from heterps.job.packaging import Code
 from heterps.job.prepare import prepare
 from protos.artifacts_pb2 import GetArtifactRequest
 from protos.job_pb2 import JobSpec
+from protos.scheduler_pb2 import JobRequest, LogsRequest
 
-if TYPE_CHECKING:
-    from chassis.transfer import Content
-    from heterps.job.packaging import Code
-
-R = TypeVar("R")
 _MISSING_CODE = "code_digest"  # what the scheduler says when the code has gone meanwhile
 _POLL_S = 0.2
 LEFT_OUT = "left out of the code:"
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
-    """Something that takes this machine a while."""
-
-    action: Callable[[], Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Pause:
-    """Nothing, for a while."""
-
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    """Content for the scheduler to keep; whether it was not there yet."""
-
-    content: "Content"
-    what: str
-
-
-@dataclass(frozen=True, slots=True)
-class Fetch:
-    """Content from the scheduler, into a file."""
-
-    request: GetArtifactRequest
-    path: Path
-    what: str
-    most_bytes: int
-
-
-Step = Ask[Any] | Work | Pause | Send | Fetch
-Steps = Generator[Step, Any, R]
-
-
-def run(steps: Steps[R], perform: Callable[[Step], Any]) -> R:
-    """Do a procedure's steps one after the other; its result."""
-    todo = next(steps)
-    try:
-        while True:
-            try:
-                result = perform(todo)
-            except HeterpsError as error:
-                todo = steps.throw(error)
-            else:
-                todo = steps.send(result)
-    except StopIteration as end:
-        return end.value  # type: ignore[no-any-return]
-    finally:
-        steps.close()
-
-
-async def run_async(steps: Steps[R], perform: Callable[[Step], Awaitable[Any]]) -> R:
-    """The same for coroutines."""
-    todo = next(steps)
-    try:
-        while True:
-            try:
-                result = await perform(todo)
-            except HeterpsError as error:
-                todo = steps.throw(error)
-            else:
-                todo = steps.send(result)
-    except StopIteration as end:
-        return end.value  # type: ignore[no-any-return]
-    finally:
-        steps.close()
-
-
-def submit(
+async def submit(
+    transport: Transport,
     job: str | Path | JobSpec,
     job_id: str | None,
     overrides: Iterable[str] | Mapping[str, object],
     on_line: Callable[[str], None],
     code: bool,
-) -> Steps[str]:
+) -> str:
     """Prepare a job's data, send its code, queue it; its id."""
     if isinstance(job, JobSpec):
         spec = JobSpec()
         spec.CopyFrom(job)
     else:
         path = job
-        spec = yield Work(lambda: load_job(path, overrides))
-    limit = yield asks.code_limit()  # before minutes of preparing for nobody
-    yield Work(lambda: prepare(spec, on_line))
+        spec = await transport.work(lambda: load_job(path, overrides))
+    limit = await transport.call(calls.code_limit())  # before minutes of preparing for nobody
+    await transport.work(lambda: prepare(spec, on_line))
     packed: Code | None = None
     if code:
         from heterps.job import sending
 
-        packed = yield Work(lambda: sending.pack(spec, limit))
+        packed = await transport.work(lambda: sending.pack(spec, limit))
         for left_out in packed.left_out:
             on_line(f"{LEFT_OUT} {left_out}")
         sending.settle(spec, packed)
-        yield Send(packed.content, f"send the code of {spec.name}")
-    job_id = job_id or asks.new_id(spec.name)
+        await transport.send(packed.content, f"send the code of {spec.name}")
+    job_id = job_id or calls.new_id(spec.name)
     try:
-        return (yield asks.submit(job_id, spec))  # type: ignore[no-any-return]
+        return await transport.call(calls.submit(job_id, spec))
     except HeterpsError as error:
         if packed is None or _MISSING_CODE not in str(error):
             raise
-    yield Send(packed.content, f"send the code of {spec.name}")
-    return (yield asks.submit(job_id, spec))  # type: ignore[no-any-return]
+    await transport.send(packed.content, f"send the code of {spec.name}")
+    return await transport.call(calls.submit(job_id, spec))
 
 
-def find(prefix: str | None) -> Steps[str]:
+async def find(transport: Transport, prefix: str | None) -> str:
     """The id of the job that `prefix` begins, of the latest for None."""
-    listed: list[Job] = yield asks.jobs(asks.CALL_S)
-    return asks.match(prefix, [job.job_id for job in listed])
+    listed = await transport.call(calls.jobs(calls.CALL_S))
+    return calls.match(prefix, [job.job_id for job in listed])
 
 
-def wait(job_id: str, timeout: float | None) -> Steps[Job]:
+async def watch(transport: Transport, job_id: str) -> AsyncIterator[Job]:
+    """How a job stands, now and after each change, to its end."""
+    request = JobRequest(job_id=job_id)
+    async for status in _follow(transport, "WatchJob", lambda: request, "watch", job_id, Retry()):
+        job = Job.of(status)
+        yield job
+        if job.state.is_final:
+            return
+
+
+async def logs(transport: Transport, job_id: str, follow: bool) -> AsyncIterator[LogText]:
+    """What a job's processes wrote; with `follow`, on to its end."""
+    offsets: dict[str, int] = {}
+
+    def request() -> LogsRequest:
+        return LogsRequest(job_id=job_id, follow=follow, offsets=offsets)
+
+    retry = Retry() if follow else Retry(0.0)
+    async for chunk in _follow(transport, "Logs", request, "logs", job_id, retry):
+        offsets[chunk.process] = chunk.next_offset
+        yield LogText(chunk.process, chunk.text)
+
+
+async def wait(transport: Transport, job_id: str, timeout: float | None) -> Job:
     """Wait for a job's end, also for a scheduler that is away."""
     deadline = None if timeout is None else time.monotonic() + timeout
-    patience = Patience()
+    retry = Retry()
     while True:
         try:
-            job: Job = yield asks.status(job_id)
+            job = await transport.call(calls.status(job_id))
         except UnreachableError as error:
-            patience.missed(error)
+            retry.failed(error)
             last, pause_s = "out of reach", PAUSE_S
         else:
             if job.state.is_final:
                 return job
-            patience.took()
+            retry.succeeded()
             last, pause_s = str(job.state), _POLL_S
         if deadline is not None and time.monotonic() > deadline:
             raise TimeoutError(f"job {job_id}: still {last} after {timeout:g} s")
-        yield Pause(pause_s)
+        await transport.sleep(pause_s)
 
 
-def return_of(job_id: str, patience: Patience) -> Steps[None]:
-    """Wait for a scheduler that was just away to answer again.
-
-    A stream that is opened again does not tell: nothing may come on it for long.
-    """
-    while True:
-        yield Pause(PAUSE_S)
-        try:
-            yield asks.status(job_id)
-        except UnreachableError as error:
-            patience.missed(error)
-        else:
-            patience.took()
-            return
-
-
-def get(job_id: str, to: str | Path | None) -> Steps[Fetched]:
+async def get(transport: Transport, job_id: str, to: str | Path | None) -> JobFiles:
     """Fetch what a job left behind."""
-    job: Job = yield asks.status(job_id)
+    job = await transport.call(calls.status(job_id))
     if not job.state.is_final:
         raise FetchError(
             f"job {job_id}: is {job.state}; expected one that has ended. "
             f"Follow it with `heterps logs -f {job_id}`."
         )
     try:
-        decision = yield asks.decision(job_id)
+        decision = await transport.call(calls.decision(job_id))
     except NoDecisionError:
         decision = None
-    landing = Landing(job, Path(to) if to is not None else Path(job_id))
-    yield Work(landing.open)
+    download = Download(job, Path(to) if to is not None else Path(job_id))
+    await transport.work(download.open)
     if job.state is State.SUCCEEDED:
-        kept = yield asks.files(job_id)
-        for file in landing.wanted(kept):
-            path = yield Work(lambda file=file: landing.place(file))  # type: ignore[misc]
+        files = await transport.call(calls.files(job_id))
+        for file in download.wanted(files):
+            path = await transport.work(partial(download.place, file))
             if path is not None:
                 request = GetArtifactRequest(digest=file.digest)
-                yield Fetch(request, path, f"job {job_id}: {file.name}", file.bytes)
-    limit: int = yield asks.code_limit()
-    return (yield Work(lambda: landing.close(decision, limit)))  # type: ignore[no-any-return]
+                what = f"job {job_id}: {file.name}"
+                await transport.fetch(request, path, what, file.bytes)
+    limit = await transport.call(calls.code_limit())
+    return await transport.work(lambda: download.close(decision, limit))
+
+
+async def _follow(
+    transport: Transport,
+    method: str,
+    request: Callable[[], Message],
+    what: str,
+    job_id: str,
+    retry: Retry,
+) -> AsyncIterator[Any]:
+    """What comes on a stream; where it breaks off, it is opened again.
+
+    Args:
+        request: made for each opening.
+        what: it is opened for.
+    """
+    while True:
+        try:
+            async for reply in transport.stream(method, request(), what, job_id):
+                retry.succeeded()
+                yield reply
+            return
+        except HeterpsError as error:
+            retry.failed(error)
+        await _await_return(transport, job_id, retry)
+
+
+async def _await_return(transport: Transport, job_id: str, retry: Retry) -> None:
+    """Wait for a scheduler that was just away to answer again.
+
+    A stream that is opened again does not tell: nothing may come on it for long.
+    """
+    while True:
+        await transport.sleep(PAUSE_S)
+        try:
+            await transport.call(calls.status(job_id))
+        except UnreachableError as error:
+            retry.failed(error)
+        else:
+            retry.succeeded()
+            return

@@ -25,7 +25,7 @@ from chassis.process import (
 )
 from heterps.client.client import Client
 from heterps.errors import ClusterError, HeterpsError
-from heterps.home.state import Role
+from heterps.home.local import Role
 
 if TYPE_CHECKING:
     from scheduler.state.redis_server import EmbeddedRedis

@@ -22,11 +22,11 @@ from chassis.process import (
     module_argv,
     setup_logging,
 )
-from heterps.cluster.console_beside import Beside
+from heterps.cluster.console import ConsoleProcess
 from heterps.cluster.embedded import REDIS_VARIABLE, Cluster
 from heterps.errors import ClusterError
-from heterps.home import state as home
-from heterps.home.state import Running
+from heterps.home import local
+from heterps.home.local import Running
 from workers.node.restart import RestartRule
 
 _UP_S = 120.0
@@ -115,11 +115,11 @@ def up(
     Raises:
         ClusterError: one is up already, or it did not start; quotes its log.
     """
-    there = home.running()
-    if there is not None or home.lock_held():
+    there = local.running()
+    if there is not None or local.lock_held():
         where = f" at {there.address}" if there else ""
         raise ClusterError(f"a cluster is up already{where}; end it with `heterps down`")
-    directory = home.home() / "cluster"
+    directory = local.home() / "cluster"
     directory.mkdir(parents=True, exist_ok=True)
     log, ready = directory / "supervisor.log", directory / "ready.json"
     ready.unlink(missing_ok=True)
@@ -152,7 +152,7 @@ def up(
             process.wait(_DOWN_S)
         process.kill()
         raise
-    running = home.running()
+    running = local.running()
     if running is None:
         raise ClusterError(f"the cluster ended at once\n{last_lines(log)}")
     return running
@@ -160,21 +160,21 @@ def up(
 
 def down() -> Running | None:
     """End the cluster that is up; None when none was."""
-    running = home.running()
+    running = local.running()
     if running is None:
-        if home.lock_held():
+        if local.lock_held():
             raise ClusterError("a cluster is just starting or ending; try again in a moment")
         return None
     with suppress(ProcessLookupError):
         os.kill(running.pid, signal.SIGTERM)
     deadline = time.monotonic() + _DOWN_S
-    while home.lock_held():
+    while local.lock_held():
         if time.monotonic() > deadline:  # its children end with it
             with suppress(ProcessLookupError):
                 os.kill(running.pid, signal.SIGKILL)
             deadline += _DOWN_S
         time.sleep(0.05)
-    home.forget()
+    local.forget()
     return running
 
 
@@ -192,7 +192,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     setup_logging("supervisor")
     stop = threading.Event()
     install_signals(stop)
-    with home.lock() as ours:
+    with local.lock() as ours:
         if not ours:
             print("a cluster is up already; end it with `heterps down`")
             return 1
@@ -201,7 +201,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         except ClusterError as error:
             print(error)
             return 1
-        console = Beside(cluster.directory / "logs")
+        console = ConsoleProcess(cluster.directory / "logs")
         try:
             cluster.start()
             started_at = time.time()
@@ -222,7 +222,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(error)
             return 1
         finally:
-            home.forget()
+            local.forget()
             console.stop()
             cluster.stop()
     return 0

@@ -10,7 +10,7 @@ import click
 
 from heterps.commands import named, options
 from heterps.errors import OK, UNREACHABLE, ContextError, HeterpsError
-from heterps.home import state as home
+from heterps.home import local
 
 
 @click.command()
@@ -122,7 +122,7 @@ def status(job: str | None, as_json: bool) -> int:
 
     if job is not None:
         return _status_of(job, as_json)
-    running = home.running()
+    running = local.running()
     try:
         with named.client() as client:
             address, nodes, jobs = client.address, client.nodes(), client.jobs()
@@ -144,7 +144,7 @@ def status(job: str | None, as_json: bool) -> int:
     console = report.console()
     console.print(f"scheduler at {target}", soft_wrap=True)
     if ours:
-        from heterps.words.figures import duration
+        from heterps.view.figures import duration
 
         console.print(f"up for {duration(time.time() - ours.started_at)}, logs in {ours.directory}")
         console.print()
@@ -178,7 +178,7 @@ def _status_of(name: str, as_json: bool) -> int:
     return OK
 
 
-def _shown(running: home.Running) -> dict[str, Any]:
+def _shown(running: local.Running) -> dict[str, Any]:
     """A cluster for programs, in the words of `status`."""
     roles = [asdict(role) for role in running.roles]
     return {"address": running.address, "directory": running.directory, "roles": roles}

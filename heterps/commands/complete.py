@@ -11,11 +11,11 @@ _ANSWER_S = 1.0
 
 def jobs(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Jobs of the cluster that the line names, and those kept here; the latest first."""
-    from heterps.client import history
+    from heterps.client import archive
 
     found: dict[str, str] = {}
     with suppress(Exception):  # a line that is being typed is no place for a traceback
-        found |= {job.job_id: str(job.state) for job in history.jobs()}
+        found |= {job.job_id: str(job.state) for job in archive.jobs()}
     with suppress(Exception), ctx.scope(cleanup=False):  # click enters no context to complete
         found |= _live()
     return [

@@ -160,13 +160,12 @@ def _in_use(known: Any) -> str:
 
 def _entry(known: Any, name: str, used: str) -> dict[str, Any]:
     """A context as JSON shows it."""
-    from heterps.home import contexts
-    from heterps.home import state as home
+    from heterps.home import contexts, local
 
     if name != contexts.LOCAL:
         values = {key: value or None for key, value in asdict(known.named[name]).items()}
         return {"name": name, "current": name == used, **values}
-    running = home.running()
+    running = local.running()
     values = dict.fromkeys(("scheduler", *contexts.KEYS.values()))
     values["scheduler"] = running.address if running else None
     return {"name": name, "current": name == used, **values}

@@ -1,4 +1,4 @@
-"""Decisions that were kept: listed, shown, drawn and compared."""
+"""Decisions that were made: listed, shown, drawn and compared."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,7 +9,7 @@ from heterps.commands import complete, named, options
 from heterps.errors import OK, HeterpsError, NoDecisionError, UnreachableError
 
 if TYPE_CHECKING:
-    from heterps.client.records import Job, KeptDecision
+    from heterps.client.records import Job, JobDecision
     from heterps.commands.lookup import Found
     from scheduler import Decision
 
@@ -31,11 +31,11 @@ def decisions(last: int, as_json: bool) -> int:
     """List what was decided for jobs, and how it turned out; the latest last."""
     from heterps import report
 
-    kept = _kept(last)
+    found = _decisions(last)
     if as_json:
-        options.print_json([one.to_json() for one in kept])
-    elif kept:
-        report.show(report.console(), report.decisions_table(kept))
+        options.print_json([one.to_json() for one in found])
+    elif found:
+        report.show(report.console(), report.decisions_table(found))
     else:
         click.echo("no decisions yet; run a job with `heterps train JOB.yaml`")
     return OK
@@ -115,7 +115,7 @@ def diff(first: str, second: str, as_json: bool) -> int:
     """Compare."""
     from heterps import report
     from heterps.commands import lookup
-    from heterps.words import changes
+    from heterps.view import changes
 
     first_name, before = lookup.decision_named(first)
     second_name, after = lookup.decision_named(second)
@@ -128,11 +128,11 @@ def diff(first: str, second: str, as_json: bool) -> int:
     return OK
 
 
-def _kept(last: int) -> "list[KeptDecision]":
+def _decisions(last: int) -> "list[JobDecision]":
     """Of the latest jobs kept here and on the cluster."""
-    from heterps.client import history
+    from heterps.client import archive
 
-    here = {one.job_id: one for one in history.decisions(last)}
+    here = {one.job_id: one for one in archive.decisions(last)}
     problem: HeterpsError | None = None
     try:
         with named.client() as client:

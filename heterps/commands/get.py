@@ -9,7 +9,7 @@ from heterps.commands import lookup, options
 from heterps.errors import OK
 
 if TYPE_CHECKING:
-    from heterps.client.fetched import Fetched
+    from heterps.client.download import JobFiles
     from heterps.client.records import Job
 
 
@@ -29,7 +29,7 @@ def get(job: str | None, to: Path | None, as_json: bool) -> int:
 
     client, found = lookup.find(job)
     if client is None:
-        fetched = _kept(found, to)
+        fetched = _archived(found, to)
     else:
         with client:
             fetched = client.get(found.job_id, to)
@@ -49,14 +49,14 @@ def get(job: str | None, to: Path | None, as_json: bool) -> int:
     return OK
 
 
-def _kept(job: "Job", to: Path | None) -> "Fetched":
+def _archived(job: "Job", to: Path | None) -> "JobFiles":
     """Of a job that `train` ran: its model is on this machine already."""
-    from heterps.client import history
-    from heterps.client.fetched import Landing
+    from heterps.client import archive
+    from heterps.client.download import Download
     from scheduler import Decision
 
-    landing = Landing(job, to or Path(job.job_id))
-    landing.open()
-    landing.wanted([])
-    decision = history.decision(job.job_id)
-    return landing.close(Decision.from_message(decision) if decision is not None else None)
+    download = Download(job, to or Path(job.job_id))
+    download.open()
+    download.wanted([])
+    decision = archive.decision(job.job_id)
+    return download.close(Decision.from_message(decision) if decision is not None else None)

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 def jobs(as_json: bool) -> int:
     """List the jobs, the latest last."""
     from heterps import report
-    from heterps.client import history
+    from heterps.client import archive
 
-    found = history.jobs()
+    found = archive.jobs()
     problem: HeterpsError | None = None
     try:
         with named.client() as client:
@@ -50,14 +50,14 @@ def jobs(as_json: bool) -> int:
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object a line.")
 def logs(job: str | None, follow: bool, as_json: bool) -> int:
     """Show logs."""
-    from heterps.client import history
+    from heterps.client import archive
     from heterps.client.records import State
 
     show = options.print_json_line if as_json else _show
 
     client, found = lookup.find(job)
     if client is None:
-        _echo(history.logs(found.job_id), show)
+        _echo(archive.logs(found.job_id), show)
         return OK
     with client:
         _echo(client.logs(found.job_id, follow=follow), show)

@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 
 
 def find(prefix: str | None) -> "tuple[Client | None, Job]":
-    """A job, with a client of the cluster that has it; None for a kept one.
+    """A job, with a client of the cluster that has it; None for an archived one.
 
     The latest job is the latest of both.
 
     Raises:
         UnknownJobError, UnreachableError: there is none, or the cluster that may know it is away.
     """
-    from heterps.client import history
+    from heterps.client import archive
     from heterps.client.client import match
 
-    kept = history.jobs()
+    archived = archive.jobs()
     live: list[Job] = []
     found_client: Client | None = None
     problem: HeterpsError | None = None
@@ -36,14 +36,14 @@ def find(prefix: str | None) -> "tuple[Client | None, Job]":
         problem = error
         if found_client is not None:
             found_client.close()
-    known = {job.job_id: job for job in [*kept, *live]}
-    order = sorted(known.values(), key=lambda job: job.submitted_at)
+    jobs = {job.job_id: job for job in [*archived, *live]}
+    order = sorted(jobs.values(), key=lambda job: job.submitted_at)
     try:
-        found = known[match(prefix, [job.job_id for job in order])]
+        found = jobs[match(prefix, [job.job_id for job in order])]
     except UnknownJobError:
         if problem is not None:  # the cluster that does not answer may know it
-            known_here = f"job {prefix!r} is not among those kept here, and " if prefix else ""
-            raise UnreachableError(f"{known_here}{problem}") from None
+            not_here = f"job {prefix!r} is not among those kept here, and " if prefix else ""
+            raise UnreachableError(f"{not_here}{problem}") from None
         raise
     if any(job.job_id == found.job_id for job in live):
         return found_client, found
@@ -67,14 +67,14 @@ def find_with_decision(prefix: str | None) -> Found:
     Raises:
         UnknownJobError, UnreachableError: as `find`.
     """
-    from heterps.client import history
+    from heterps.client import archive
     from heterps.commands import following
     from scheduler import Decision
 
     found_client, job = find(prefix)
     if found_client is None:
-        kept = history.decision(job.job_id)
-        return Found(job, Decision.from_message(kept) if kept is not None else None)
+        archived = archive.decision(job.job_id)
+        return Found(job, Decision.from_message(archived) if archived is not None else None)
     with found_client:
         decision = following.decision_of(found_client, job.job_id)
         record = found_client.replan(job.job_id)

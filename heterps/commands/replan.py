@@ -116,7 +116,7 @@ def _of_file(file: Path) -> Found:
 
 def _of_job(job: str | None) -> Found:
     """The decision and measurement of a job, and the samples that are left of it if it runs."""
-    from heterps.client import history
+    from heterps.client import archive
     from heterps.commands.lookup import find
     from scheduler import Decision
     from scheduler.replanning.measure import Measurement
@@ -125,10 +125,10 @@ def _of_job(job: str | None) -> Found:
     spec: JobSpec | None = None
     measurement = Measurement()
     if client is None:
-        kept = history.decision(found.job_id)
-        if kept is None:
+        archived = archive.decision(found.job_id)
+        if archived is None:
             raise NoDecisionError(f"job {found.job_id}: it has no decision")
-        decision = Decision.from_message(kept)
+        decision = Decision.from_message(archived)
     else:
         with client:
             decision = client.decision(found.job_id)

@@ -146,7 +146,7 @@ def _listed(types: dict[str, int], emulated: dict[str, int]) -> str:
 
 def _keep(client: "Client", job_id: str) -> None:
     """Keep the job's record, so that `inspect` and `logs` know it when the cluster is gone."""
-    from heterps.client import history
+    from heterps.client import archive
     from heterps.errors import NoDecisionError
 
     with suppress(HeterpsError, OSError):
@@ -154,7 +154,7 @@ def _keep(client: "Client", job_id: str) -> None:
             decision = client.decision_message(job_id)
         except NoDecisionError:
             decision = None
-        history.keep(client.status_message(job_id), decision, client.logs(job_id))
+        archive.add(client.status_message(job_id), decision, client.logs(job_id))
 
 
 def _next(job_id: str, output: str) -> list[tuple[str, str]]:

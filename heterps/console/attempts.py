@@ -57,15 +57,15 @@ class Attempts:
             TooManyError: the sender has to wait.
         """
         place, now = _place(client), self.clock()
-        known = self._wrong.get(place)
-        if known is not None and now - known.at > _FORGET_S:
-            known = None
-        if known is not None and (wait_s := known.at + _pause(known.count) - now) > 0:
+        before = self._wrong.get(place)
+        if before is not None and now - before.at > _FORGET_S:
+            before = None
+        if before is not None and (wait_s := before.at + _pause(before.count) - now) > 0:
             raise TooManyError(math.ceil(wait_s))
         self._wrong.pop(place, None)
         if matches():
             return True
-        self._wrong[place] = _Wrong(known.count + 1 if known is not None else 1, now)
+        self._wrong[place] = _Wrong(before.count + 1 if before is not None else 1, now)
         if len(self._wrong) > MOST:
             self._wrong.popitem(last=False)
         return False

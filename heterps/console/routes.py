@@ -9,9 +9,13 @@ from starlette.concurrency import run_in_threadpool
 
 from heterps.client.records import Job
 from heterps.console.guard import from_here
-from heterps.console.pages import joblist, jobpage, logtail, nodespage, whatif
-from heterps.console.pages.course import Course
-from heterps.console.pages.words import ago, progress, state_chip
+from heterps.console.pages.history import History
+from heterps.console.pages.job import job_sections
+from heterps.console.pages.jobs import PAGE, jobs_table
+from heterps.console.pages.logs import latest_logs, log_events
+from heterps.console.pages.nodes import node_sections
+from heterps.console.pages.parts import ago, progress, state_chip
+from heterps.console.pages.what_if import OFFERED, WhatIf, compared, headline, plan_anew
 from heterps.console.site import Console
 from heterps.errors import HeterpsError
 from heterps.html.markup import join
@@ -36,13 +40,13 @@ def _jobs(app: FastAPI, console: Console) -> None:
     @app.get("/")
     def jobs(request: Request, page: int = 1) -> HTMLResponse:
         found = console.client.jobs()[::-1]
-        first = (max(1, page) - 1) * joblist.PAGE
-        shown = found[first : first + joblist.PAGE]
-        decisions = console.known.figures(first + len(shown)) if shown else {}
+        first = (max(1, page) - 1) * PAGE
+        shown = found[first : first + PAGE]
+        decisions = console.decisions.figures(first + len(shown)) if shown else {}
         return console.page(
             request,
             "jobs.html",
-            table=joblist.jobs_table(shown, decisions) if shown else None,
+            table=jobs_table(shown, decisions) if shown else None,
             count=len(found),
             busy=sum(not job.state.is_final for job in found),
             newer=max(1, page) - 1,
@@ -68,20 +72,20 @@ def _job(app: FastAPI, console: Console) -> None:
     @app.get("/jobs/{job_id}")
     def job_page(request: Request, job_id: str) -> HTMLResponse:
         job = console.client.status(job_id)
-        decision = console.known.decision(job)
-        course = Course.of(console.client.history(job_id))
+        decision = console.decisions.decision(job)
+        history = History.of(console.client.history(job_id))
         seen = console.traffic.of(job_id)
-        parts = join(*jobpage.sections(job, decision, course, seen))
+        parts = join(*job_sections(job, decision, history, seen))
         return _of_job(console, request, job, "progress", "job.html", parts=parts)
 
     @app.get("/jobs/{job_id}/decision")
     def decision_page(request: Request, job_id: str) -> HTMLResponse:
         job = console.client.status(job_id)
-        decision = console.known.decision(job, curve=True)
+        decision = console.decisions.decision(job, curve=True)
         parts = None
         if decision is not None:
-            course = Course.of(console.client.history(job_id))
-            run = course.measured_so_far(decision)
+            history = History.of(console.client.history(job_id))
+            run = history.measured_so_far(decision)
             types = run.resources.names if run.resources else dict.fromkeys(run.assignment)
             palette = Palette(types)
             parts = join(verdict(run, palette), *sections(run, palette))
@@ -94,7 +98,7 @@ def _logs(app: FastAPI, console: Console) -> None:
     @app.get("/jobs/{job_id}/logs")
     def logs(request: Request, job_id: str) -> HTMLResponse:
         job = console.client.status(job_id)
-        texts = logtail.latest(console.client, job_id)
+        texts = latest_logs(console.client, job_id)
         return _of_job(console, request, job, "logs", "logs.html", texts=texts)
 
     @app.get("/jobs/{job_id}/logs/stream")
@@ -106,7 +110,7 @@ def _logs(app: FastAPI, console: Console) -> None:
         async def body() -> AsyncIterator[str]:
             following[0] += 1
             try:
-                async for event in logtail.events(console.connect, job_id):
+                async for event in log_events(console.connect, job_id):
                     yield event
             finally:
                 following[0] -= 1
@@ -117,7 +121,7 @@ def _logs(app: FastAPI, console: Console) -> None:
 def _plans(app: FastAPI, console: Console) -> None:
     @app.get("/what-if")
     def latest(request: Request) -> Response:
-        planned = console.known.figures(joblist.PAGE)
+        planned = console.decisions.figures(PAGE)
         if not planned:
             text = "A plan is made for a job; submit one with `heterps submit JOB.yaml`."
             return console.page(request, "problem.html", title="Nothing is planned yet", text=text)
@@ -126,19 +130,19 @@ def _plans(app: FastAPI, console: Console) -> None:
     @app.get("/jobs/{job_id}/what-if")
     def what_if(request: Request, job_id: str) -> HTMLResponse:
         job = console.client.status(job_id)
-        decision = console.known.decision(job)
+        decision = console.decisions.decision(job)
         whole = decision is not None and decision.workload and decision.resources
         if decision is None or not whole:
             text = f"Job {job_id} has no decision that could be made again."
             return console.problem(request, 404, "Nothing is planned yet", text)
         query = request.query_params
         form = {key: query.getlist(key) for key in query}
-        asked = whatif.Asked.of(form, decision)
+        asked = WhatIf.of(form, decision)
         answer, problem = None, ""
         if asked.sent and from_here(request):  # planning takes time: not for another site's link
             try:
-                after = whatif.plan_anew(console.client, decision, asked)
-                answer = whatif.compared(decision, after)
+                after = plan_anew(console.client, decision, asked)
+                answer = compared(decision, after)
             except (InputError, HeterpsError) as error:
                 problem = str(error)
         return _of_job(
@@ -148,9 +152,9 @@ def _plans(app: FastAPI, console: Console) -> None:
             "what-if",
             "whatif.html",
             decision=decision,
-            headline=whatif.headline(decision),
+            headline=headline(decision),
             asked=asked,
-            methods=whatif.OFFERED,
+            methods=OFFERED,
             answer=answer,
             problem=problem,
         )
@@ -161,12 +165,12 @@ def _nodes(app: FastAPI, console: Console) -> None:
     def nodes(request: Request) -> HTMLResponse:
         found = console.client.nodes()
         offer, name = None, ""
-        for job in console.client.jobs()[: -joblist.PAGE - 1 : -1]:
-            decision = console.known.decision(job)
+        for job in console.client.jobs()[: -PAGE - 1 : -1]:
+            decision = console.decisions.decision(job)
             if decision is not None and decision.resources is not None:
                 offer, name = decision.resources, job.name
                 break
-        parts = join(*nodespage.sections(found, offer, name))
+        parts = join(*node_sections(found, offer, name))
         return console.page(request, "nodes.html", parts=parts)
 
 

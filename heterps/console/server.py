@@ -43,8 +43,8 @@ def serve(target: "Target", bind: str, ready_file: str | None = None) -> None:
             f"the console needs {error.name}; install it with `pip install 'heterps[console]'`"
         ) from None
     from heterps.client.client import Client
+    from heterps.console.decisions import DecisionCache
     from heterps.console.guard import Sessions
-    from heterps.console.known import Known
     from heterps.console.traffic import Traffic
 
     setup_logging("console")
@@ -63,7 +63,7 @@ def serve(target: "Target", bind: str, ready_file: str | None = None) -> None:
             lambda: Client(target.address),
             Sessions(security.token),
             traffic,
-            Known(client),
+            DecisionCache(client),
             secure=not loopback,
         )
         config = uvicorn.Config(

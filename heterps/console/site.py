@@ -10,8 +10,8 @@ from fastapi.responses import HTMLResponse
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from heterps.client.client import Client
+from heterps.console.decisions import DecisionCache
 from heterps.console.guard import COOKIE, Sessions
-from heterps.console.known import Known
 from heterps.console.traffic import Traffic
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Console:
     connect: Callable[[], Client]
     sessions: Sessions
     traffic: Traffic
-    known: Known
+    decisions: DecisionCache
     secure: bool
     _pages: Environment = field(
         default_factory=lambda: Environment(

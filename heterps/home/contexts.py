@@ -16,8 +16,8 @@ from chassis import security
 from chassis.files import replace_file
 from chassis.near import nearest
 from heterps.errors import ContextError
-from heterps.home.state import home
-from heterps.job import yaml_nodes as yamlnodes
+from heterps.home.local import home
+from heterps.job import yaml_nodes
 
 LOCAL = "local"  # the cluster that `heterps up` started; it has no entry
 SEE_ALL = "See all with `heterps context list`."
@@ -96,8 +96,8 @@ def load() -> Contexts:
     try:
         if not path().exists() or not path().read_text(encoding="utf-8").strip():
             return Contexts()
-        return _read(yamlnodes.read(path(), str(path())))
-    except (ContextError, yamlnodes.YamlError, OSError, UnicodeDecodeError) as error:
+        return _read(yaml_nodes.read(path(), str(path())))
+    except (ContextError, yaml_nodes.YamlError, OSError, UnicodeDecodeError) as error:
         raise ContextError(f"{error}\nCorrect it with `$EDITOR {path()}`.") from None
 
 
@@ -200,11 +200,11 @@ def check_address(text: str, source: str) -> None:
 
 def _read(root: MappingNode) -> Contexts:
     current, named = "", {}
-    for key, value in yamlnodes.pairs(root):
+    for key, value in yaml_nodes.pairs(root):
         if key.value == "current":
             current = _text(value, "current")
         elif key.value == "contexts":
-            for name, entry in yamlnodes.pairs(_mapping(value, "contexts")):
+            for name, entry in yaml_nodes.pairs(_mapping(value, "contexts")):
                 named[name.value] = _context(_mapping(entry, f"contexts.{name.value}"), name.value)
         else:
             raise _unknown(key, "", ["current", "contexts"])
@@ -213,11 +213,11 @@ def _read(root: MappingNode) -> Contexts:
 
 def _context(node: MappingNode, name: str) -> Context:
     values = {}
-    for key, value in yamlnodes.pairs(node):
+    for key, value in yaml_nodes.pairs(node):
         if key.value not in _FIELDS:
             raise _unknown(key, f"contexts.{name}.", _FIELDS)
         values[key.value] = _text(value, f"contexts.{name}.{key.value}")
-    where = f"{yamlnodes.place(node)}: contexts.{name}.scheduler"
+    where = f"{yaml_nodes.place(node)}: contexts.{name}.scheduler"
     check_address(values.get("scheduler", ""), where)
     return Context(**values)
 
@@ -225,19 +225,19 @@ def _context(node: MappingNode, name: str) -> Context:
 def _mapping(node: Node, key: str) -> MappingNode:
     if isinstance(node, MappingNode):
         return node
-    got = yamlnodes.describe(node)
-    raise ContextError(f"{yamlnodes.place(node)}: {key}: got {got}, expected keys with values")
+    got = yaml_nodes.describe(node)
+    raise ContextError(f"{yaml_nodes.place(node)}: {key}: got {got}, expected keys with values")
 
 
 def _text(node: Node, key: str) -> str:
     if isinstance(node, ScalarNode):
-        return "" if node.tag == yamlnodes.NULL else str(node.value)
-    got = yamlnodes.describe(node)
-    raise ContextError(f"{yamlnodes.place(node)}: {key}: got {got}, expected text")
+        return "" if node.tag == yaml_nodes.NULL else str(node.value)
+    got = yaml_nodes.describe(node)
+    raise ContextError(f"{yaml_nodes.place(node)}: {key}: got {got}, expected text")
 
 
 def _unknown(key: Node, prefix: str, expected: list[str]) -> ContextError:
-    at = f"{yamlnodes.place(key)}: {prefix}{key.value}"
+    at = f"{yaml_nodes.place(key)}: {prefix}{key.value}"
     if key.value == "token":  # its value is a secret and must not be shown
         return ContextError(f"{at}: a token does not belong here; expected token_file: PATH")
     return ContextError(f"{at}: unknown key; expected one of {', '.join(expected)}")

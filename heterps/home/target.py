@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from chassis.security import AUTHORITY, CERTIFICATE, KEY, VARIABLES, Security, SecurityError
 from heterps.errors import ContextError, UnreachableError
-from heterps.home import contexts
-from heterps.home import state as home
+from heterps.home import contexts, local
 from heterps.home.contexts import LOCAL, Context
 
 SCHEDULER = "HETERPS_SCHEDULER"
@@ -166,7 +165,7 @@ class Target:
 
 
 def _local(name: str) -> Target:
-    cluster = home.running()
+    cluster = local.running()
     if cluster is None:
         raise UnreachableError(
             "no cluster is running here.\n"

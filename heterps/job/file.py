@@ -2,15 +2,16 @@
 
 import ast
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from google.protobuf.message import Message
 
 from chassis.near import nearest
-from heterps.job import yaml_nodes as yamlnodes
-from heterps.job.prepare import is_url
+from chassis.rooms import IN_A_WORKER, clash
+from heterps.job import yaml_nodes
+from heterps.job.prepare import IN_PREPARE, is_url
 from heterps.job.schema import Reading
 from heterps.job.yaml_nodes import YamlError
 from protos.job_pb2 import JobSpec
@@ -88,9 +89,9 @@ def load_job(path: str | Path, overrides: Iterable[str] | Mapping[str, object] =
     job = JobSpec()
     reading = Reading(_HIDDEN, _NULLABLE)
     try:
-        root = yamlnodes.read(file, shown)
+        root = yaml_nodes.read(file, shown)
         for assignment in _assignments(overrides):
-            yamlnodes.override(root, assignment)
+            yaml_nodes.override(root, assignment)
         reading.into(job, root)
     except YamlError as error:
         raise JobFileError([str(error)]) from None
@@ -185,8 +186,8 @@ class _Check:
 
     def files(self) -> None:
         """The files that a job names are there and hold what it needs."""
-        self._callable("model.entry", self.job.model.entry)
-        self._callable("data.prepare", self.job.data.prepare)
+        self._callable("model.entry", self.job.model.entry, IN_A_WORKER)
+        self._callable("data.prepare", self.job.data.prepare, IN_PREPARE)
         self._places_of_files()
         schedule = self.job.schedule
         self._read("schedule.resources", schedule.resources, self._take_resources)
@@ -218,7 +219,7 @@ class _Check:
             text = "a folder, which data.prepare fills; a URL has its files already"
             self._wrong("data.path", repr(job.data.path), text)
 
-    def _callable(self, key: str, entry: str) -> None:
+    def _callable(self, key: str, entry: str, needed: Collection[str]) -> None:
         if not entry:
             return
         file, colon, name = entry.rpartition(":")
@@ -243,6 +244,10 @@ class _Check:
             self._wrong(
                 key, repr(entry), f"a name in {file}; {hint}it has {', '.join(names) or 'none'}"
             )
+        root = Path(os.path.normpath(Path(self.job.directory, self.job.code or ".")))
+        folders = dict.fromkeys((path.parent, root, Path(self.job.directory)))
+        if said := clash(path, list(folders), needed):
+            self.problems.append(f"{self._at(key)}: {key}: {said}")
 
     def _read(self, key: str, file: str, take: Callable[[Path], None]) -> None:
         if not file:

@@ -17,7 +17,7 @@ from typing import BinaryIO, cast
 
 from chassis.transfer import Content
 from heterps.errors import CodeError
-from heterps.words.figures import size
+from heterps.view.figures import size
 
 IGNORE = ".heterpsignore"
 _GITIGNORE = ".gitignore"

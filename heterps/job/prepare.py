@@ -15,11 +15,13 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
-from chassis.process import LIFELINE, describe_exit, lifeline, module_argv
+from chassis import rooms
+from chassis.process import LIFELINE, describe_exit, inherited, lifeline, module_argv
 from heterps.errors import PrepareError
 from protos.job_pb2 import JobSpec
 
 _QUOTED_LINES = 15
+IN_PREPARE = ("heterps", "chassis", "protos")  # what its process has of ours
 
 
 def is_url(path: str) -> bool:
@@ -69,7 +71,7 @@ def _run(job: JobSpec, on_line: Callable[[str], None]) -> None:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        env={**os.environ, LIFELINE: "1", "PYTHONUNBUFFERED": "1"},
+        env={**inherited(), LIFELINE: "1", "PYTHONUNBUFFERED": "1"},
         text=True,
         errors="replace",
         start_new_session=True,  # Ctrl-C reaches us alone, and we end it
@@ -109,6 +111,7 @@ def _main(script: str, name: str, path: str) -> int:
     """In the process of its own: load the script and call it."""
     lifeline()
     sys.path.insert(0, str(Path(script).parent))
+    rooms.give_way([Path(script).parent], IN_PREPARE)
     try:
         spec = importlib.util.spec_from_file_location(Path(script).stem, script)
         assert spec is not None

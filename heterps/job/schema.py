@@ -15,7 +15,7 @@ from google.protobuf.struct_pb2 import Struct
 from yaml import MappingNode, Node, ScalarNode, SequenceNode
 
 from chassis.near import nearest
-from heterps.job import yaml_nodes as yamlnodes
+from heterps.job import yaml_nodes
 from heterps.job.yaml_nodes import NULL, YamlError, describe, place
 
 # The stubs of protobuf give a descriptor two types, that of its C core included.
@@ -59,7 +59,7 @@ class Reading:
     def _unique(self, node: MappingNode, path: str) -> Iterator[tuple[str, Node, Node]]:
         """The entries of a mapping with text keys, each once."""
         seen: dict[str, str] = {}
-        for key, value in yamlnodes.pairs(node):
+        for key, value in yaml_nodes.pairs(node):
             if not isinstance(key, ScalarNode):
                 self._problem(key, path, "expected text as a key")
             elif key.value in seen:
@@ -120,7 +120,7 @@ class Reading:
             self._wrong(node, path, "a mapping of argument names to values")
             return
         try:
-            value = yamlnodes.plain(node)
+            value = yaml_nodes.plain(node)
         except YamlError as error:
             self.problems.append(f"{error}")
             return
@@ -134,7 +134,7 @@ class Reading:
         """The value of a field, None where it is wrong."""
         kind = spec.cpp_type
         scalar = isinstance(node, ScalarNode) and _known(node)
-        value: Any = yamlnodes.plain(node) if scalar else node
+        value: Any = yaml_nodes.plain(node) if scalar else node
         expected = "text"
         if kind in _INTEGERS:
             low, high = _INTEGERS[kind]

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 from heterps.html.markup import Markup, join, tag
 from heterps.html.parts import Column, bars, table
-from heterps.words.figures import count, duration, money, percent, rate
-from heterps.words.plan import units_text
+from heterps.view.figures import count, duration, money, percent, rate
+from heterps.view.plan import units_text
 
 if TYPE_CHECKING:
     from scheduler import Decision
@@ -16,7 +16,7 @@ _FAR = 5.0  # times this plan's cost: a longer bar says no more
 
 def alternatives(decision: "Decision") -> Markup:
     """A row a method, the chosen one first; the line across the bars is the lower bound."""
-    costs = [other.cost for other in decision.alternatives if other.feasible]
+    costs = [other.plan.cost for other in decision.alternatives if other.plan.feasible]
     costs += [decision.cost] if decision.feasible else []
     cheapest = min(costs, default=1.0) or 1.0
     longest = min(max(costs, default=1.0), _FAR * cheapest) or 1.0
@@ -35,20 +35,21 @@ def alternatives(decision: "Decision") -> Markup:
     rows = [_chosen(decision, longest, bound)]
     for other in decision.alternatives:
         tail = (duration(other.seconds), count(other.evaluations) if other.evaluations else "")
+        plan = other.plan
         row: tuple[str | None, ...]
-        if other.feasible:
-            drawn = bars(((other.cost / longest, "bar rest", ""),), bound)
+        if plan.feasible:
+            drawn = bars(((plan.cost / longest, "bar rest", ""),), bound)
             row = (
                 other.method,
                 drawn,
-                join(money(other.cost), " …" if other.cost > longest else None),
-                _gap(other.cost, decision.lower_bound),
-                rate(other.throughput),
+                join(money(plan.cost), " …" if plan.cost > longest else None),
+                _gap(plan.cost, decision.lower_bound),
+                rate(plan.throughput),
                 *tail,
-                units_text(other.stages),
+                units_text(plan.stages),
             )
         else:
-            why = tag("span", other.reason or "infeasible", class_="why")
+            why = tag("span", plan.reason or "infeasible", class_="why")
             row = (other.method, why, "none", "", "", *tail, "")
         rows.append(row if counted else (*row[:6], row[7]))
     rows[0] = rows[0] if counted else (*rows[0][:6], rows[0][7])

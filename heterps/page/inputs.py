@@ -7,8 +7,8 @@ from heterps.html.markup import Markup, join, tag
 from heterps.html.palette import Palette
 from heterps.html.parts import Column, details, pairs, table
 from heterps.page.offered import offered
-from heterps.words.changes import name_of, value_of
-from heterps.words.figures import duration, size
+from heterps.view.changes import name_of, value_of
+from heterps.view.figures import duration, size
 
 if TYPE_CHECKING:
     from scheduler import Decision

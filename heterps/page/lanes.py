@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from heterps.html.markup import Markup, join, share, tag
 from heterps.html.palette import Palette
 from heterps.html.parts import shortened
-from heterps.words.figures import money, per_sample
-from heterps.words.plan import layer_names
+from heterps.view.figures import money, per_sample
+from heterps.view.plan import layer_names
 
 if TYPE_CHECKING:
     from scheduler import Decision

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 from heterps.html.markup import Markup, join, tag
 from heterps.html.palette import Palette
 from heterps.html.parts import Column, bars, table
-from heterps.words.figures import money, per_sample_in, rate
-from heterps.words.plan import layers_text
+from heterps.view.figures import money, per_sample_in, rate
+from heterps.view.plan import layers_text
 
 if TYPE_CHECKING:
     from scheduler import Decision
@@ -27,7 +27,7 @@ def measured(decision: "Decision", palette: Palette) -> Markup:
     assert found is not None
     rows = [
         _row("throughput, samples/s", decision.throughput, found.throughput, rate, ""),
-        _row("price an hour", decision.price_per_hour, found.price_per_hour, money, ""),
+        _row("price an hour", decision.plan.price_per_hour, found.price_per_hour, money, ""),
         _row("cost of the training", decision.cost, found.cost, money, ""),
     ]
     busy = [*(stage.compute_s for stage in decision.stages), *found.stage_s]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from heterps.html.markup import Markup
 from heterps.html.palette import Palette
 from heterps.html.parts import Column, table
-from heterps.words.figures import duration, money, size
+from heterps.view.figures import duration, money, size
 
 if TYPE_CHECKING:
     from scheduler.problem.workload import Resources, ResourceType

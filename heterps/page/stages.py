@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 from heterps.html.markup import Markup, join, tag
 from heterps.html.palette import Palette
 from heterps.html.parts import Column, bars, table
-from heterps.words.figures import per_sample_in, percent, size
-from heterps.words.plan import layers_text
+from heterps.view.figures import per_sample_in, percent, size
+from heterps.view.plan import layers_text
 
 if TYPE_CHECKING:
     from scheduler import Decision
@@ -48,9 +48,9 @@ def stages(decision: "Decision", palette: Palette) -> Markup:
                 _memory(decision, stage),
             )
         )
-    if decision.ps_units and decision.workload is not None:
+    if decision.plan.ps_units and decision.workload is not None:
         kind = decision.workload.ps_type
-        chip = palette.chip(kind, f"{decision.ps_units:,} × {kind}")
+        chip = palette.chip(kind, f"{decision.plan.ps_units:,} × {kind}")
         rows.append(("parameter servers", chip, None, "", "", "", ""))
     return table(
         "Stages with their times",

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 from heterps.html.markup import Markup, join, tag
 from heterps.html.palette import Palette
 from heterps.html.parts import Column, table
-from heterps.words.changes import name_of, value_of
-from heterps.words.figures import duration, money, percent, rate
-from heterps.words.plan import ESTIMATED, gap_text, notes, rests_on_estimates
+from heterps.view.changes import name_of, value_of
+from heterps.view.figures import duration, money, percent, rate
+from heterps.view.plan import ESTIMATED, gap_text, notes, rests_on_estimates
 
 if TYPE_CHECKING:
     from heterps.client.records import Job
@@ -62,7 +62,7 @@ def relaxations(decision: "Decision") -> Markup:
 
 def _verdict(decision: "Decision", palette: Palette) -> list[Markup | str]:
     if not decision.feasible:
-        return [tag("b", "No plan meets the demands: ", class_="warn"), decision.reason]
+        return [tag("b", "No plan meets the demands: ", class_="warn"), decision.plan.reason]
     stages = len(decision.stages)
     said: list[Markup | str] = [f"{stages} stage{'s' * (stages != 1)} on "]
     units = list(decision.total_units.items())
@@ -82,7 +82,7 @@ def _tiles(decision: "Decision") -> Markup:
         ("samples/s", rate(decision.throughput), guess + spare),
         (
             "an hour",
-            money(decision.price_per_hour),
+            money(decision.plan.price_per_hour),
             f"cap {money(cap)}" if cap else "no cap on the price",
         ),
     ]
@@ -108,5 +108,7 @@ def _tiles(decision: "Decision") -> Markup:
 
 def reasons(decision: "Decision") -> Markup:
     """Why, sentence by sentence."""
-    said = [text for text in decision.reasons if text.rstrip(".") != decision.reason.rstrip(".")]
+    said = [
+        text for text in decision.reasons if text.rstrip(".") != decision.plan.reason.rstrip(".")
+    ]
     return tag("ul", join(*(tag("li", text) for text in said)), class_="reasons")

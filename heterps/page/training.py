@@ -7,7 +7,7 @@ from heterps.html.markup import Markup, join, tag
 from heterps.html.parts import Column, details, table
 from heterps.html.plot import Plot
 from heterps.html.scale import Axis
-from heterps.words.figures import count, money
+from heterps.view.figures import count, money
 
 if TYPE_CHECKING:
     from scheduler import Decision

@@ -4,7 +4,6 @@ The processes are the ones that a node runs for a job, so a profile made by hand
 the scheduler makes come from the same measurement.
 """
 
-import os
 import subprocess
 import tempfile
 import threading
@@ -14,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from chassis.process import LIFELINE, describe_exit, module_argv
+from chassis.process import LIFELINE, describe_exit, inherited, module_argv
 from heterps.errors import HeterpsError
 from heterps.profiling.present import is_cpu, present_types
 from protos.decision_pb2 import Resources, Workload
@@ -106,7 +105,7 @@ def _run(
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **_ONE_THREAD, LIFELINE: "1", "PYTHONUNBUFFERED": "1"},
+            env={**inherited(), **_ONE_THREAD, LIFELINE: "1", "PYTHONUNBUFFERED": "1"},
             text=True,
             errors="replace",
             start_new_session=True,  # Ctrl-C reaches us alone, and we end it

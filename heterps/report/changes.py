@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from heterps.report.terminal import heading, indented, table
-from heterps.words.changes import Change, compare, name_of, value_of
+from heterps.view.changes import Change, compare, name_of, value_of
 
 if TYPE_CHECKING:
     from scheduler import Decision
@@ -47,8 +47,8 @@ def _report(old_name: str, before: "Decision", new_name: str, after: "Decision")
         parts.append(Text("  the same"))
     parts += [heading("Figures"), indented(_table(changes.figures, names))]
     for name, decision in zip(names, (before, after), strict=True):
-        if not decision.feasible and decision.reason:
-            parts.append(indented(Text(f"{name}: {decision.reason}", "red", overflow="fold")))
+        if not decision.feasible and decision.plan.reason:
+            parts.append(indented(Text(f"{name}: {decision.plan.reason}", "red", overflow="fold")))
     return Group(*parts)
 
 

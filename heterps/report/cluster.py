@@ -6,10 +6,10 @@ from datetime import datetime
 from rich.table import Table
 from rich.text import Text
 
-from heterps.client.records import Job, KeptDecision, Node, State
-from heterps.home.state import Role
+from heterps.client.records import Job, JobDecision, Node, State
+from heterps.home.local import Role
 from heterps.report.terminal import table
-from heterps.words.figures import money, percent, rate
+from heterps.view.figures import money, percent, rate
 
 STYLES = {State.SUCCEEDED: "green", State.FAILED: "red", State.CANCELLED: "yellow"}
 
@@ -33,7 +33,7 @@ def jobs_table(jobs: Sequence[Job]) -> Table:
     return made
 
 
-def decisions_table(kept: Sequence[KeptDecision]) -> Table:
+def decisions_table(kept: Sequence[JobDecision]) -> Table:
     """One row a decision: what it promised, how good it is, and how it turned out."""
     made = table("!job", "decided", "method", ">cost", ">gap", ">predicted", ">measured", ">ratio")
     for one in kept:

@@ -7,9 +7,9 @@ from rich.table import Table
 from rich.text import Text
 
 from heterps.report.terminal import bullet, heading, indented, pairs, table
-from heterps.words.changes import name_of, value_of
-from heterps.words.figures import count, duration, money, per_sample, percent, rate, size
-from heterps.words.plan import (
+from heterps.view.changes import name_of, value_of
+from heterps.view.figures import count, duration, money, per_sample, percent, rate, size
+from heterps.view.plan import (
     ESTIMATED,
     chosen_point,
     gap_text,
@@ -36,7 +36,9 @@ def decision_report(decision: "Decision") -> RenderableType:
         parts += [Text(), indented(plan_table(decision))]
         legend = "CT, DT: computing, communicating for a sample; slack: waiting for the slowest"
         parts.append(Text(f"  {legend}", style="dim"))
-    reasons = [text for text in decision.reasons if text.rstrip(".") != decision.reason.rstrip(".")]
+    reasons = [
+        text for text in decision.reasons if text.rstrip(".") != decision.plan.reason.rstrip(".")
+    ]
     if reasons:
         parts += [heading("Why"), *(bullet(reason) for reason in reasons)]
     if decision.relaxations:
@@ -76,9 +78,9 @@ def plan_table(decision: "Decision") -> Table:
             size(stage.memory_bytes),
             Text("slowest", style="bold yellow") if stage.bottleneck else percent(slack),
         )
-    if decision.ps_units:
+    if decision.plan.ps_units:
         kind = decision.workload.ps_type if decision.workload is not None else ""
-        made.add_row("", "parameter server", kind, f"{decision.ps_units:,}", "", "", "", "")
+        made.add_row("", "parameter server", kind, f"{decision.plan.ps_units:,}", "", "", "", "")
     return made
 
 
@@ -100,15 +102,16 @@ def alternatives_table(decision: "Decision") -> Table:
     )
     for other in decision.alternatives:
         tried = [count(other.evaluations)] if counted and other.evaluations else []
-        gap = other.cost / decision.lower_bound - 1 if decision.lower_bound else float("inf")
-        figures = [rate(other.throughput), money(other.cost), percent(gap)]
+        plan = other.plan
+        gap = plan.cost / decision.lower_bound - 1 if decision.lower_bound else float("inf")
+        figures = [rate(plan.throughput), money(plan.cost), percent(gap)]
         made.add_row(
             f"  {other.method}",
-            units_text(other.stages),
-            *(figures if other.feasible else failed),
+            units_text(plan.stages),
+            *(figures if plan.feasible else failed),
             duration(other.seconds),
             *tried,
-            style="" if other.feasible else "dim",
+            style="" if plan.feasible else "dim",
         )
     return made
 
@@ -176,7 +179,7 @@ def _share(share: float, chosen: bool) -> Text:
 
 def _summary(decision: "Decision") -> RenderableType:
     if not decision.feasible:
-        found = f"{decision.method}: {decision.reason}"
+        found = f"{decision.method}: {decision.plan.reason}"
         return indented(Text(found, style="red", overflow="fold"))
     guess = f" ({ESTIMATED})" if rests_on_estimates(decision) else ""
     floor, cap = decision.min_throughput, decision.max_price_per_hour
@@ -189,7 +192,7 @@ def _summary(decision: "Decision") -> RenderableType:
         ),
         (
             "price",
-            f"{money(decision.price_per_hour)} an hour{f' (cap {money(cap)})' if cap else ''}",
+            f"{money(decision.plan.price_per_hour)} an hour{f' (cap {money(cap)})' if cap else ''}",
         ),
         ("cost", f"{money(decision.cost)} for the training{guess}; {gap_text(decision)}"),
     ]

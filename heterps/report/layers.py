@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from heterps.words.figures import size
+from heterps.view.figures import size
 from protos.decision_pb2 import LayerCost, Workload
 from workers.profiling.catalogue import CatalogueType
 

@@ -10,9 +10,9 @@ from rich.text import Text
 from heterps.client.records import Job, State
 from heterps.report.cluster import STYLES
 from heterps.report.terminal import heading, indented, pairs, table
-from heterps.words.failure import MEANINGS, NOT_THE_JOB, shortened
-from heterps.words.figures import duration, money, per_sample, rate
-from heterps.words.plan import EMULATED, ESTIMATED, rests_on_estimates
+from heterps.view.failure import MEANINGS, NOT_THE_JOB, shortened
+from heterps.view.figures import duration, money, per_sample, rate
+from heterps.view.plan import EMULATED, ESTIMATED, rests_on_estimates
 from protos.naming import KEPT
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def measured_table(decision: "Decision") -> Table:
     made = table("", f">predicted{guess}", f">measured{mark}", ">ratio")
     rows = [
         ("throughput, samples/s", decision.throughput, measured.throughput, rate),
-        ("price an hour", decision.price_per_hour, measured.price_per_hour, money),
+        ("price an hour", decision.plan.price_per_hour, measured.price_per_hour, money),
         ("cost of the training", decision.cost, measured.cost, money),
     ]
     for number, (stage, busy) in enumerate(zip(decision.stages, measured.stage_s, strict=False)):

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
 from heterps.client.records import Job, State
-from heterps.words.figures import duration, rate
+from heterps.view.figures import duration, rate
 
 _LINE_EVERY_S = 5.0
 

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from heterps.report.terminal import heading, indented, table
-from heterps.words.figures import count, duration, percent, size
+from heterps.view.figures import count, duration, percent, size
 from protos.parameter_server_pb2 import StatsReply, TableStats
 
 _COUNTS = (

@@ -1,4 +1,4 @@
-"""TensorBoard event files of a job, made from what the scheduler keeps of its course.
+"""TensorBoard event files of a job, made from what the scheduler keeps of its history.
 
 They are written by whoever looks rather than by the job: the files are then where TensorBoard is,
 nodes need neither the package nor a shared disk, and a job that has ended can be written as well.

@@ -23,6 +23,9 @@ class Window:
     def export(self) -> list[_Client]: ...
     def merge(self, clients: list[_Client]) -> None: ...
 
+class ForgottenError(ValueError):
+    """A table has evicted more rows since a save than it can name."""
+
 class Snapshot:
     """Rows as they were at a cut, in blocks, while the table goes on changing."""
 
@@ -75,7 +78,13 @@ class Table:
     ) -> None: ...
     def snapshot(
         self, since: int, values: bool, min_score: float, buckets: _Buffer | None
-    ) -> Snapshot: ...
+    ) -> Snapshot:
+        """Rows changed after the cut `since`, or all of them where it is 0.
+
+        Raises:
+            ForgottenError: rows evicted since then can no longer be named.
+            RuntimeError: the table is being saved already.
+        """
     def absorb(self, block: _Buffer, wanted: _Buffer | None) -> int: ...
     def erase(self, buckets: _Buffer) -> None: ...
     def shrink(self, time_s: int, step: int, decay: bool) -> int: ...

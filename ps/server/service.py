@@ -10,18 +10,26 @@ from typing import TypeVar
 import grpc
 from google.protobuf.message import DecodeError
 
+from chassis.refusal import Refusing, refuse
 from protos import parameter_server_pb2 as pb
 from protos.codec import pack
 from protos.parameter_server_pb2_grpc import ParameterServerServicer
-from ps.errors import CheckpointError, TableError
+from protos.reason_pb2 import REASON_UNSPECIFIED
+from ps.errors import (
+    CheckpointError,
+    ConflictError,
+    OutdatedError,
+    StaleRouteError,
+    TableError,
+)
 from ps.server.clocks import Clocks
 from ps.server.data_plane import DataPlane
 from ps.server.metrics import ShardMetrics
 from ps.shard.replica import Standby
 from ps.shard.reshard import Moving
 from ps.shard.save import Saving
-from ps.shard.state import ConflictError, OutdatedError, ShardState, StaleRouteError, now_s
-from ps.shm.line import Refusing, UnixServer
+from ps.shard.state import ShardState, now_s
+from ps.shm.line import UnixServer
 from ps.table.checks import check_spec
 
 _log = logging.getLogger("heterps.ps")
@@ -256,7 +264,8 @@ class ParameterService(ParameterServerServicer):
                 code, text = grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}"
             elif isinstance(error, MemoryError):
                 text = "the shard has no memory left for this"
-        return context.abort(code, text[:2000])
+            reason = getattr(error, "reason", REASON_UNSPECIFIED)
+        return refuse(context, code, text[:2000], reason)
 
 
 def _resident_bytes() -> int:

@@ -8,16 +8,15 @@ from pathlib import Path
 from secrets import token_hex
 
 from chassis.closing import Closing
-from ps.checkpoint.manifest import Manifest, read_manifest
+from ps.checkpoint.manifest import Manifest, first_files, read_manifest
 from ps.checkpoint.places import open_store
-from ps.checkpoint.rowfile import read_spec
+from ps.checkpoint.rowfile import spec_of
 from ps.client.parameter_client import FILES_TIMEOUT_S, ParameterClient
-from ps.errors import CheckpointError, ShardError
+from ps.errors import CheckpointError, DeltaError, ShardError
 from ps.serving import feed
 from ps.serving.feed import Entry, Feed
 
 _EMPTY = 8 + 4 + 8 + 8  # bytes of a file of rows without rows, besides its table's spec
-_WHOLE = "save a whole"  # what a save says that cannot build on another any more
 _log = logging.getLogger("heterps.ps")
 
 
@@ -188,10 +187,8 @@ class Publisher(Closing):
         since = feed.entry_store(self._store, before.last).url
         try:
             entry, manifest = self._save("delta", before.number + 1, since)
-        except CheckpointError as error:
-            if _WHOLE in str(error):
-                raise _BrokenError(str(error)) from None
-            raise
+        except DeltaError as error:
+            raise _BrokenError(str(error)) from None
         dropped = [name for name in parent.tables if name not in manifest.tables]
         if dropped:
             raise _BrokenError(f"table {dropped[0]!r} was dropped")
@@ -216,14 +213,12 @@ class Publisher(Closing):
         if _rows(manifest):
             return False
         place = feed.entry_store(self._store, entry)
-        heads: dict[str, int] = {}
-        for file in manifest.files:
-            if file.table not in heads:
-                with place.open(file.name) as stream:
-                    heads[file.table] = read_spec(stream, file.name).ByteSize()
-            if file.bytes != heads[file.table] + _EMPTY:
-                return False  # it names removed keys
-        return True
+        sizes = {
+            name: spec_of(place, file.name).ByteSize() + _EMPTY
+            for name, file in first_files(manifest.files).items()
+        }
+        # A longer one names removed keys.
+        return all(file.bytes == sizes[file.table] for file in manifest.files)
 
     def _check_free(self) -> None:
         foreign = [e for e in self._store.entries() if not feed.is_entry(e) and e[0] != "."]

@@ -8,6 +8,7 @@ who can show a secret, which the shard gives out over gRPC and thus to those wit
 """
 
 import contextlib
+import json
 import logging
 import os
 import secrets
@@ -17,9 +18,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import NoReturn, Protocol
+from typing import Any, NoReturn
 
 import grpc
+
+from chassis.refusal import Metadata, Refusing
 
 PULL, PUSH = range(2)  # the methods
 MAX_MESSAGE = 60_000  # bytes of a head; longer ones go over gRPC
@@ -30,23 +33,17 @@ _PEER = struct.Struct("3i")  # process, user, group
 _log = logging.getLogger("heterps.ps")
 
 
-class Refusing(Protocol):
-    """What a handler has of its call: gRPC's context, or that of a call over a socket."""
-
-    def abort(self, code: grpc.StatusCode, details: str) -> NoReturn:
-        """End the call with a status, by raising."""
-
-
 Handler = Callable[[bytes, Refusing], bytes]
 
 
 class RefusedError(grpc.RpcError):
     """A call that ended with a status, in the form of gRPC's errors."""
 
-    def __init__(self, code: grpc.StatusCode, details: str) -> None:
+    def __init__(self, code: grpc.StatusCode, details: str, metadata: Metadata = ()) -> None:
         super().__init__(details)
         self._code = code
         self._details = details
+        self._metadata = metadata
 
     def code(self) -> grpc.StatusCode:
         """The status."""
@@ -55,6 +52,10 @@ class RefusedError(grpc.RpcError):
     def details(self) -> str:
         """What it says."""
         return self._details
+
+    def trailing_metadata(self) -> Any:
+        """What came beside the status, as pairs of key and value."""
+        return self._metadata
 
 
 class BrokenLineError(RuntimeError):
@@ -152,23 +153,38 @@ class UnixServer:
         return shown[_SECRET:].decode(errors="replace")
 
     def _answer(self, request: bytes) -> bytes:
+        """A zero and the handler's bytes, or a status that is not zero and what `_encode` tells."""
         try:
             if request[0] >= len(self._handlers) or len(request) > MAX_MESSAGE + 1:
                 raise RefusedError(grpc.StatusCode.UNIMPLEMENTED, "no such method, or too long")
-            return b"\0" + self._handlers[request[0]](request[1:], _CONTEXT)
+            return b"\0" + self._handlers[request[0]](request[1:], _Context())
         except RefusedError as error:
-            return bytes([error.code().value[0]]) + error.details().encode()
+            return _encode(error)
         except Exception as error:  # a handler ends in a reply or an abort; this one did not
             _log.exception("a call over the Unix socket failed")
-            return bytes([grpc.StatusCode.INTERNAL.value[0]]) + repr(error).encode()[:2000]
+            return _encode(RefusedError(grpc.StatusCode.INTERNAL, repr(error)[:2000]))
 
 
 class _Context:
+    def __init__(self) -> None:
+        self._metadata: Metadata = ()
+
+    def set_trailing_metadata(self, trailing_metadata: Metadata, /) -> None:
+        self._metadata = trailing_metadata
+
     def abort(self, code: grpc.StatusCode, details: str) -> NoReturn:
-        raise RefusedError(code, details)
+        raise RefusedError(code, details, self._metadata)
 
 
-_CONTEXT = _Context()
+def _encode(error: RefusedError) -> bytes:
+    told = json.dumps([error.details(), dict(error.trailing_metadata())])
+    return bytes([error.code().value[0]]) + told.encode()
+
+
+def _decode(reply: bytes) -> RefusedError:
+    code = _STATUS.get(reply[0], grpc.StatusCode.UNKNOWN)
+    details, metadata = json.loads(reply[1:])
+    return RefusedError(code, details, tuple(metadata.items()))
 
 
 class UnixLine:
@@ -230,8 +246,7 @@ class UnixLine:
             raise BrokenLineError("the shard closed the connection")
         if reply[0] == 0:
             return reply[1:]
-        code = _STATUS.get(reply[0], grpc.StatusCode.UNKNOWN)
-        raise RefusedError(code, reply[1:].decode(errors="replace"))
+        raise _decode(reply)
 
     def close(self) -> None:
         """Disconnect; safe to repeat."""

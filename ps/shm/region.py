@@ -15,7 +15,7 @@ import stat
 import threading
 from collections import OrderedDict
 
-from ps.errors import TableError
+from ps.errors import NotAttachedError, TableError
 
 FOLDER = "/dev/shm"
 _NAME = re.compile(r"heterps-[0-9a-f]{32}")
@@ -107,14 +107,15 @@ class Regions:
         """Some bytes of a region.
 
         Raises:
-            TableError: it is not attached, or has no such bytes.
+            NotAttachedError: it was not attached, or is not any more.
+            TableError: it has no such bytes.
         """
         with self._lock:
             memory = self._maps.get(name)
             if memory is not None:
                 self._maps.move_to_end(name)
         if memory is None:
-            raise TableError(f"shared memory {name[:60]!r} is not attached to this shard")
+            raise NotAttachedError(f"shared memory {name[:60]!r} is not attached to this shard")
         if offset + size > len(memory) - _NONCE:
             raise TableError(
                 f"shared memory {name!r}: bytes {offset} to {offset + size}; it has "

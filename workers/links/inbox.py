@@ -3,43 +3,14 @@
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable
-from dataclasses import dataclass
 
-import numpy as np
-import torch
-from torch import Tensor
-
-from protos import codec, stage_pb2
-
-FORWARD, BACKWARD = "forward", "backward"  # kinds of frames in training
-BFLOAT16 = "bfloat16"
-TRAINING = (FORWARD, BACKWARD)
-
+from workers.links.frames import EVALUATE, Frame, FrameId
 
 _MAX_EVALUATION_FRAMES = 32
 
 
-_KINDS = {
-    stage_pb2.FORWARD: FORWARD,
-    stage_pb2.BACKWARD: BACKWARD,
-    stage_pb2.EVALUATE: "evaluate",
-}
-
-
 class Stopped(RuntimeError):  # noqa: N818
     """The job was cancelled, or this process was asked to end."""
-
-
-@dataclass(frozen=True, slots=True)
-class Parcel:
-    """One received micro-batch."""
-
-    step: int
-    micro_batch: int
-    samples: int
-    weight: float
-    tensors: dict[str, Tensor]
-    wants_gradient: frozenset[str]
 
 
 class Inbox:
@@ -48,55 +19,55 @@ class Inbox:
     def __init__(self, stop: threading.Event) -> None:
         self._stop = stop
         self._ready = threading.Condition()
-        self._parcels: dict[tuple[str, str, int, int], Parcel] = {}
-        self._evaluation: dict[str, deque[Parcel]] = defaultdict(deque)
+        self._training: dict[FrameId, Frame] = {}
+        self._evaluation: dict[str, deque[Frame]] = defaultdict(deque)
         self._ended: dict[str, set[int]] = defaultdict(set)
-        # Told of each frame of training before it can be taken: its kind and what it holds.
-        self.on_arrival: Callable[[str, Parcel], None] | None = None
+        # Told of each frame of training before it can be taken.
+        self.on_arrival: Callable[[Frame], None] | None = None
 
-    def put(self, frame: stage_pb2.Frame, payload: memoryview) -> None:
+    def put(self, frame: Frame) -> None:
         """Add a frame; holds the sender of evaluation frames while too many wait."""
-        if frame.kind == stage_pb2.END:
-            with self._ready:
-                self._ended[frame.phase].add(frame.sender)
-                self._ready.notify_all()
-            return
-        kind, parcel = _KINDS[frame.kind], _parcel(frame, payload)
-        if kind in TRAINING and self.on_arrival is not None:
-            self.on_arrival(kind, parcel)
+        training = frame.id.kind != EVALUATE
+        if training and self.on_arrival is not None:
+            self.on_arrival(frame)
         with self._ready:
-            if kind in TRAINING:
-                self._parcels[kind, frame.phase, frame.step, frame.micro_batch] = parcel
+            if training:
+                self._training[frame.id] = frame
             else:
-                queue = self._evaluation[frame.phase]
+                queue = self._evaluation[frame.id.phase]
                 while len(queue) >= _MAX_EVALUATION_FRAMES and not self._stop.is_set():
                     self._ready.wait(0.2)
-                queue.append(parcel)
+                queue.append(frame)
             self._ready.notify_all()
 
-    def has(self, kind: str, phase: str, step: int, micro_batch: int) -> bool:
-        """Whether that frame is here."""
-        return (kind, phase, step, micro_batch) in self._parcels
-
-    def take(self, kind: str, phase: str, step: int, micro_batch: int) -> Parcel:
-        """Wait for a frame and take it."""
-        key = (kind, phase, step, micro_batch)
-        self.wait(lambda: key in self._parcels)
+    def end(self, phase: str, sender: int) -> None:
+        """Note that a worker of the stage before has nothing more of a phase."""
         with self._ready:
-            return self._parcels.pop(key)
+            self._ended[phase].add(sender)
+            self._ready.notify_all()
+
+    def has(self, frame: FrameId) -> bool:
+        """Whether that frame of training is here."""
+        return frame in self._training
+
+    def take(self, frame: FrameId) -> Frame:
+        """Wait for a frame of training and take it."""
+        self.wait(lambda: frame in self._training)
+        with self._ready:
+            return self._training.pop(frame)
 
     def ended(self, phase: str, senders: int) -> bool:
         """Whether all workers of the stage before have ended the phase."""
         return len(self._ended[phase]) >= senders
 
-    def next_evaluation(self, phase: str, senders: int) -> Parcel | None:
+    def next_evaluation(self, phase: str, senders: int) -> Frame | None:
         """The next evaluation frame in order of arrival, None after the last."""
         self.wait(lambda: bool(self._evaluation[phase]) or self.ended(phase, senders))
         with self._ready:
             queue = self._evaluation[phase]
-            parcel = queue.popleft() if queue else None
+            frame = queue.popleft() if queue else None
             self._ready.notify_all()
-            return parcel
+            return frame
 
     def wait(self, condition: Callable[[], bool]) -> None:
         """Wait until `condition` holds.
@@ -109,26 +80,3 @@ class Inbox:
                 if self._stop.is_set():
                     raise Stopped("stopped")
                 self._ready.wait(0.2)
-
-    def wake(self) -> None:
-        """Make waiters look at their conditions again."""
-        with self._ready:
-            self._ready.notify_all()
-
-
-def _parcel(frame: stage_pb2.Frame, payload: memoryview) -> Parcel:
-    bits = [spec for spec in frame.tensors if spec.dtype == BFLOAT16]
-    for spec in bits:
-        spec.dtype = "int16"
-    arrays = codec.unpack_arrays(frame.tensors, payload)
-    tensors = {name: torch.from_numpy(np.asarray(a)) for name, a in arrays.items()}
-    for spec in bits:
-        tensors[spec.name] = tensors[spec.name].view(torch.bfloat16)
-    return Parcel(
-        step=frame.step,
-        micro_batch=frame.micro_batch,
-        samples=frame.samples,
-        weight=frame.weight,
-        tensors=tensors,
-        wants_gradient=frozenset(s.name for s in frame.tensors if s.wants_gradient),
-    )

@@ -9,8 +9,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from torch import Tensor
 
-from protos import stage_pb2
 from workers.device.copies import Staging
+from workers.links.frames import Frame, FrameId
 from workers.links.transport import Neighbours
 
 _MAX_PENDING = 8
@@ -32,17 +32,7 @@ class Outbox:
             ThreadPoolExecutor(1, thread_name_prefix="send") if staging.background else None
         )
 
-    def send(
-        self,
-        kind: "stage_pb2.FrameKind.ValueType",
-        phase: str,
-        step: int,
-        micro_batch: int,
-        tensors: Mapping[str, Tensor],
-        *,
-        samples: int = 0,
-        weight: float = 0.0,
-    ) -> None:
+    def send(self, frame: FrameId, tensors: Mapping[str, Tensor]) -> None:
         """Send one micro-batch; gradients are asked for of those tensors that require one.
 
         Raises:
@@ -53,12 +43,7 @@ class Outbox:
 
         def go() -> None:
             on_host = dict(zip(names, copied.wait(), strict=True))
-            self._peers.send(
-                *(kind, phase, step, micro_batch, on_host),
-                wanted=wanted,
-                samples=samples,
-                weight=weight,
-            )
+            self._peers.send(Frame(frame, on_host, wanted))
             copied.release()
 
         if self._sending is None:

@@ -6,29 +6,21 @@ one it needs, so the order of computation, and with it every sum, is fixed by th
 
 import threading
 import time
-import warnings
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import grpc
-import numpy as np
 import torch
 from google.protobuf.message import DecodeError
-from numpy.typing import NDArray
-from torch import Tensor
 
 from chassis.channels import RpcError, connect, status_of
 from chassis.servers import Server
 from protos import codec, stage_pb2, stage_pb2_grpc
 from workers.links import combine
 from workers.links.combine import Hub
-from workers.links.inbox import (
-    BFLOAT16,
-    Inbox,
-)
-
-warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+from workers.links.frames import FORWARD, Frame, FrameId
+from workers.links.inbox import Inbox
 
 SERVICE = "heterps.v1.Stage"
 SEND_TIMEOUT_S = 120.0
@@ -61,17 +53,22 @@ class StageService(stage_pb2_grpc.StageServicer):
         self, request: stage_pb2.Frame, context: grpc.ServicerContext
     ) -> stage_pb2.FrameReply:
         """Take one frame; the server calls `send`, which spares the payload a parse."""
-        self.inbox.put(request, memoryview(request.payload))
+        self._put(request, memoryview(request.payload))
         return stage_pb2.FrameReply()
 
     def send(self, data: bytes, context: grpc.ServicerContext) -> bytes:
         """Take one frame from its raw bytes."""
         try:
-            frame, payload = codec.unpack(stage_pb2.Frame, data)
-            self.inbox.put(frame, payload)
+            self._put(*codec.unpack(stage_pb2.Frame, data))
         except (ValueError, KeyError, DecodeError) as error:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"bad frame: {error}")
         return b""
+
+    def _put(self, head: stage_pb2.Frame, payload: memoryview) -> None:
+        if head.kind == stage_pb2.END:
+            self.inbox.end(head.phase, head.sender)
+        else:
+            self.inbox.put(Frame.unpack(head, payload))
 
     def Combine(  # noqa: N802
         self, request: stage_pb2.Part, context: grpc.ServicerContext
@@ -102,60 +99,26 @@ class Neighbours:
     """The workers of one adjacent stage, micro-batch m going to worker m mod their number."""
 
     def __init__(self, addresses: Sequence[str], label: str, rank: int) -> None:
-        self.width = len(addresses)
+        self._width = len(addresses)
         self._label = label
         self._rank = rank
         self._channels = [connect(address) for address in addresses]
         self._send: list[Any] = [c.unary_unary(f"/{SERVICE}/Send") for c in self._channels]
         self._outstanding: deque[tuple[int, Any]] = deque()
 
-    def send(
-        self,
-        kind: stage_pb2.FrameKind.ValueType,
-        phase: str,
-        step: int,
-        micro_batch: int,
-        tensors: Mapping[str, Tensor],
-        *,
-        wanted: Collection[str] = (),
-        samples: int = 0,
-        weight: float = 0.0,
-    ) -> None:
+    def send(self, frame: Frame) -> None:
         """Send one micro-batch without waiting for its arrival.
-
-        Args:
-            kind, phase, step, micro_batch: what it is.
-            tensors: on the host, by name.
-            wanted: names of those whose gradients the receiver is to send back.
-            samples, weight: how much of the step it is.
 
         Raises:
             RpcError: an earlier frame could not be delivered.
         """
-        specs, buffers = codec.pack_arrays(
-            (name, _array(tensor)) for name, tensor in tensors.items()
-        )
-        for spec in specs:
-            spec.wants_gradient = spec.name in wanted
-            if tensors[spec.name].dtype == torch.bfloat16:
-                spec.dtype = BFLOAT16
-        head = stage_pb2.Frame(
-            kind=kind,
-            step=step,
-            micro_batch=micro_batch,
-            sender=self._rank,
-            phase=phase,
-            samples=samples,
-            weight=weight,
-            tensors=specs,
-        )
-        self._submit(micro_batch % self.width, codec.pack(head, *buffers))
+        self._submit(frame.id.micro_batch % self._width, frame.pack(self._rank))
 
     def end(self, phase: str) -> None:
         """Tell every worker that nothing more of `phase` comes from here."""
         self.flush()
         head = stage_pb2.Frame(kind=stage_pb2.END, phase=phase, sender=self._rank)
-        for target in range(self.width):
+        for target in range(self._width):
             self._submit(target, head.SerializeToString())
         self.flush()
 
@@ -190,22 +153,16 @@ def measure_rate(size: int = 4 << 20, seconds: float = 0.3) -> float:
     service = StageService(Inbox(stop))
     server = service.serve("127.0.0.1:0", threads=4)
     peer = Neighbours([server.address], "rate probe", 0)
-    tensor = {"x": torch.ones(size // 4)}
+    frame = Frame(FrameId(FORWARD, "rate", 0, 0), {"x": torch.ones(size // 4)})
     try:
-        peer.send(stage_pb2.FORWARD, "rate", 0, 0, tensor)
+        peer.send(frame)
         peer.flush()
         sent, begin = 0, time.perf_counter()
         while time.perf_counter() - begin < seconds:
-            peer.send(stage_pb2.FORWARD, "rate", 0, 0, tensor)
+            peer.send(frame)
             peer.flush()
             sent += size
         return sent / (time.perf_counter() - begin)
     finally:
         peer.close()
         server.stop(0.1)
-
-
-def _array(tensor: Tensor) -> NDArray[np.generic]:
-    """A tensor for the codec; NumPy knows no bfloat16, so of that its bits."""
-    tensor = tensor.detach()
-    return (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()

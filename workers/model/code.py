@@ -10,7 +10,7 @@ import sys
 import threading
 from pathlib import Path
 
-import protos
+from chassis import rooms
 from chassis.channels import RpcError, call, connect
 from chassis.security import VARIABLES
 from chassis.transfer import TransferError, fetch
@@ -136,21 +136,22 @@ class CodeCache:
 def enter(job: JobSpec) -> None:
     """Make the job's folder this process's own, as if its code had been started there.
 
-    Its modules can be imported at any time. With code that was brought along the folder is also
-    the working directory; processes that this one starts still find this project first.
+    Its modules can be imported at any time, and win wherever a worker needs none of ours. With code
+    that was brought along the folder is also the working directory; processes that this one starts
+    still find this project first.
     """
     root = posixpath.normpath(posixpath.join(job.directory, job.code or "."))
     for folder in dict.fromkeys((root, job.directory) if job.code_digest else (job.directory,)):
         if folder in sys.path:
             sys.path.remove(folder)
         sys.path.insert(0, folder)
+    rooms.give_way([Path(root), Path(job.directory)])
     if not job.code_digest:
         return
     for variable in VARIABLES:  # files that were named from where we were
         if os.environ.get(variable):
             os.environ[variable] = os.path.abspath(os.environ[variable])
-    ours = str(Path(protos.__file__).resolve().parent.parent)
     before = [os.path.abspath(p) for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
-    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([ours, *before]))
+    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([str(rooms.ROOT), *before]))
     os.environ["PYTHONSAFEPATH"] = "1"
     os.chdir(job.directory)

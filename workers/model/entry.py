@@ -2,7 +2,7 @@
 
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -11,6 +11,7 @@ import torch
 from google.protobuf.json_format import MessageToDict
 from torch import nn
 
+from chassis.rooms import IN_A_WORKER, clash, loaded
 from protos.job_pb2 import JobSpec, ModelSpec
 
 
@@ -30,7 +31,7 @@ def load_entry(entry: str, directory: Path, key: str) -> Callable[..., Any]:
         raise ModelError(f"{key}: {entry!r}: expected file.py:callable")
     if not path.is_file():
         raise ModelError(f"{key}: {path}: no such file")
-    module = _import_file(path, key)
+    module = _import_file(path, (path.parent, directory.resolve()), key)
     found = getattr(module, name, None)
     if not callable(found):
         names = sorted(n for n, v in vars(module).items() if callable(v) and not n.startswith("_"))
@@ -76,13 +77,15 @@ def _integral(value: Any) -> Any:
     return value
 
 
-def _import_file(path: Path, key: str) -> ModuleType:
+def _import_file(path: Path, folders: Sequence[Path], key: str) -> ModuleType:
     name = f"heterps_user_{path.stem}_{abs(hash(str(path)))}"
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ModelError(f"{key}: {path}: not a Python file")
+    if said := clash(path, folders, {*IN_A_WORKER, *loaded()}):
+        raise ModelError(f"{key}: {said}")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     sys.path.insert(0, str(path.parent))

@@ -1,10 +1,11 @@
 """Torch ops over the native kernels of `cuda/`; each has a CPU and a CUDA form and a fake one."""
 
 from workers.ops.embedding import embedding_pool, embedding_update
+from workers.ops.gather import gather_rows, gather_sum
 from workers.ops.grouped_ffn import grouped_ffn
 from workers.ops.native import native_for
 from workers.ops.quantize import dequantize_rows, quantize_rows
-from workers.ops.routing import Routing, gather_rows, gather_sum, group, route
+from workers.ops.route import Routing, group, route
 
 __all__ = [
     "Routing",

@@ -1,4 +1,10 @@
-"""What the ops share: which tensors the native kernels take, and how they are handed over."""
+"""What the ops share: which tensors the native kernels take, and how they are handed over.
+
+Where each op runs: CPU and CUDA float16, bfloat16, float32 and float64 in native code (sums of the
+16-bit types in float32). Anything else (CUDA tensors where `_ops` was built without CUDA) takes the
+equivalent made of torch's own operators; `native_for` says which. To build the kernels, install
+where nvcc and an NVIDIA GPU are present, or with the CMake option HETERPS_CUDA=ON.
+"""
 
 import torch
 from torch import Tensor

@@ -10,170 +10,146 @@ Workers that share out experts compute in lockstep: in a step all forwards come 
 evaluation a worker without a batch computes one for the others' sake.
 
 Nothing here waits for a GPU within a step: inputs are on their way before they are needed
-(`workers/device/copies.py`), what leaves is copied and sent behind, and a step's loss is read when
-the next one is under way.
+(`workers/stage/micro_batch.py`), what leaves is copied and sent behind, and a step's loss is read
+when the next one is under way.
 """
 
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from chassis.tracing import span
-from protos import stage_pb2
 from protos.job_pb2 import JobSpec
+from protos.stage_pb2 import FrameKind
 from workers.data.reader import Split
-from workers.device.copies import Download, Staging, Upload
+from workers.device.copies import Download, Upload
 from workers.learning.losses import loss_function
-from workers.learning.precision import Precision
-from workers.links.all_reduce import StageGroup
-from workers.links.inbox import BACKWARD, FORWARD, Inbox, Parcel
-from workers.links.outbox import Outbox
-from workers.model.trace import StageGraph
+from workers.links.frames import BACKWARD, FORWARD, FrameId
+from workers.links.pipeline import Links, Place
 from workers.stage.busy import BusyClock
-from workers.stage.evaluation import Evaluation, StageLayers
-from workers.stage.rows import PulledRows, StageRows
-from workers.stage.source import Schedule, StepInput, TrainingSource
+from workers.stage.evaluation import Evaluation
+from workers.stage.layers import StageLayers
+from workers.stage.micro_batch import Arrivals, MicroBatch
+from workers.stage.progress import Progress
+from workers.stage.rows import PulledRows
+from workers.stage.schedule import Schedule
+from workers.stage.source import StepInput, TrainingSource
 from workers.stage.update import Update
 
 TRAIN = "train"
 _DRAIN = "drain"
 
 
-@dataclass(slots=True)
-class Progress:
-    """How far this worker is; read by the reporting thread."""
-
-    phase: str = "start"
-    step: int = 0
-    samples: int = 0
-    losses: list[float] = field(default_factory=list)
-    busy_s: float = 0.0
-    began: float = 0.0
-    ended: float = 0.0
-
-    @property
-    def train_seconds(self) -> float:
-        """Wall time of training so far."""
-        return (self.ended or time.perf_counter()) - self.began if self.began else 0.0
-
-
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _InFlight:
     """A micro-batch whose backward is still to come."""
 
-    index: int
+    number: int  # among this worker's
     inputs: dict[str, Tensor]
     outputs: dict[str, Tensor]
     auxiliary: Tensor | None
+
+
+@dataclass(slots=True)
+class _Step:
+    """A step of this worker under way.
+
+    Args:
+        given: its micro-batches in the first stage; elsewhere they arrive.
+
+    Attributes:
+        rows: whose gradients it collects.
+        in_flight: in the order of their forwards.
+        forward: micro-batches whose forward is done.
+        backward: micro-batches whose backward is done.
+    """
+
+    number: int
+    given: StepInput | None
+    rows: list[PulledRows] = field(default_factory=list)
+    in_flight: deque[_InFlight] = field(default_factory=deque)
+    forward: int = 0
+    backward: int = 0
 
 
 class StageExecutor:
     """Runs one worker's part of a job.
 
     Args:
-        graph: the stage's layers, on the device.
-        stage, rank: which worker this is.
-        widths: workers of every stage.
-        staging: to and from the device.
-        precision: of forward passes.
-        before, after: the neighbouring stages, None at the ends.
+        layers: of the stage.
+        place: which worker this is.
+        links: to the neighbouring stages.
+        update: of the stage's dense parameters.
         lockstep: whether the workers of the stage share out experts.
     """
 
     def __init__(
         self,
         job: JobSpec,
-        graph: StageGraph,
-        *,
-        stage: int,
-        rank: int,
-        widths: list[int],
+        layers: StageLayers,
+        place: Place,
+        links: Links,
         schedule: Schedule,
-        rows: StageRows,
-        group: StageGroup,
-        inbox: Inbox,
-        before: Outbox | None,
-        after: Outbox | None,
-        staging: Staging,
-        precision: Precision,
-        device: torch.device,
+        update: Update,
         stop: threading.Event,
+        *,
         lockstep: bool = False,
     ) -> None:
         self.progress = Progress()
         self._job = job
-        self._graph = graph
-        self._rank = rank
-        self._width = widths[stage]
-        self._before_width = widths[stage - 1] if stage else 0
+        self._layers = layers
+        self._place = place
+        self._links = links
+        self._inbox = links.inbox
         self._schedule = schedule
-        self._rows = rows
-        self._group = group
-        self._inbox = inbox
-        self._before = before
-        self._after = after
-        self._staging = staging
-        self._layers = StageLayers(graph, rows, group, staging, precision)
-        self._update = Update(job, graph.module, group, schedule.steps, precision)
-        self._device = device
+        self._share = 1.0 / schedule.micro_batches  # of the step's loss that a micro-batch is
+        self._update = update
         self._stop = stop
         self._lockstep = lockstep
-        self._mine = list(range(rank, schedule.micro_batches, self._width))
+        self._own = place.own(schedule.micro_batches)
         # Stages in lockstep may want all of a step's micro-batches before they return any.
-        self._depth = len(self._mine) if job.train.split_experts else len(widths) - stage + 1
+        ahead = len(place.widths) - place.stage + 1
+        self._depth = len(self._own) if job.train.split_experts else ahead
         # What this worker computes with; labels travel on from host to host.
-        self._needed = (*graph.inputs, *(("label",) if after is None else ()))
-        self._uploads: dict[tuple[str, int, int], dict[str, Upload]] = {}
+        self._needed = (*layers.graph.inputs, *(("label",) if links.after is None else ()))
+        self._arrivals = Arrivals(links.inbox, layers.staging, self.upload, layers.rows)
         self._template: dict[str, Tensor] | None = None  # a micro-batch, for the others' sake
         self._losses: deque[Download] = deque()
-        self._busy = BusyClock(device)
+        self._busy = BusyClock(layers.device)
         self._loss = loss_function(job.train.loss)
-        self._auxiliary = [m for m in self._graph.module.modules() if hasattr(m, "aux_loss")]
-        inbox.on_arrival = self._arrived
+        self._auxiliary = [m for m in layers.graph.module.modules() if hasattr(m, "aux_loss")]
 
     def train(self, source: TrainingSource | None) -> None:
         """Run all steps; on return every gradient of this worker has been applied."""
-        self._graph.module.train()
+        self._layers.graph.module.train()
         self.progress.phase = TRAIN
         self.progress.began = time.perf_counter()
-        step = 0
         inputs = iter(source) if source is not None else None
-        while True:
-            given = next(inputs, None) if inputs is not None else None
-            if inputs is not None and given is None:
-                break
-            if inputs is None and not self._another_step(step):
-                break
-            with span("step", step=step, rank=self._rank):
-                loss = self._step(step, given)
-            step += 1
-            self.progress.step = step
-            self.progress.samples = step * self._schedule.samples_per_step
+        while (step := self._next_step(inputs)) is not None:
+            with span("step", step=step.number, rank=self._place.rank):
+                loss = self._run(step)
+            self.progress.step = step.number + 1
+            self.progress.samples = self.progress.step * self._schedule.samples_per_step
             self.progress.busy_s = self._busy.seconds()
-            if self._after is None:
-                self._losses.append(self._staging.download([loss]))
+            if self._links.after is None:
+                self._losses.append(self._layers.staging.download([loss]))
                 self._read_losses(behind=1)
         self._read_losses(behind=0)
-        self._rows.flush()
+        self._layers.rows.flush()
         self.progress.busy_s = self._busy.seconds()
         self.progress.ended = time.perf_counter()
-        self._group.barrier()
-        if self._after is not None:
-            self._after.end(TRAIN)
+        self._end(TRAIN)
 
     def evaluate(self, split: Split) -> tuple[Tensor, Tensor]:
         """Predict a held-out split; in the last stage all scores and labels [n], else empty."""
         self.progress.phase = split
         evaluation = Evaluation(
-            *(self._job, self._layers, self._rank, self._width, self._inbox, self._before_width),
-            after=self._after,
-            template=self._template,
-            stop=self._stop,
+            self._job, self._layers, self._place, self._links, self._template, self._stop
         )
         return evaluation.run(split)
 
@@ -182,41 +158,48 @@ class StageExecutor:
 
         Once the last stage returns from here, all tables and weights are final.
         """
-        self._inbox.wait(lambda: self._inbox.ended(_DRAIN, self._before_width))
-        self._group.barrier()
-        if self._after is not None:
-            self._after.end(_DRAIN)
+        self._inbox.wait(lambda: self._inbox.ended(_DRAIN, self._place.width_before))
+        self._end(_DRAIN)
 
-    def _another_step(self, step: int) -> bool:
-        first = self._mine[0]
-        self._inbox.wait(
-            lambda: (
-                self._inbox.has(FORWARD, TRAIN, step, first)
-                or self._inbox.ended(TRAIN, self._before_width)
-            )
-        )
-        return self._inbox.has(FORWARD, TRAIN, step, first)
+    def upload(self, tensors: Mapping[str, Tensor]) -> dict[str, Upload]:
+        """Begin to bring to the device what this worker computes with."""
+        return {name: self._layers.staging.upload(tensors[name]) for name in self._needed}
 
-    def _step(self, step: int, given: StepInput | None) -> Tensor:
-        flying: list[_InFlight] = []
-        blocks: list[PulledRows | None] = [given.rows] if given else []
-        loss = torch.zeros((), dtype=torch.float64, device=self._device)
-        forward, backward, total = 0, 0, len(self._mine)
-        while backward < total:
-            if self._after is None:
-                loss = loss + self._forward_backward(step, forward, given, blocks)
-                forward, backward = forward + 1, backward + 1
-                continue
-            if self._next_is_backward(step, forward, backward, given):
-                self._backward(step, flying.pop(0))
-                backward += 1
+    def _end(self, phase: str) -> None:
+        """Say that nothing more of a phase comes, once all workers of the stage are here."""
+        self._layers.group.barrier()
+        if self._links.after is not None:
+            self._links.after.end(phase)
+
+    def _next_step(self, inputs: Iterator[StepInput] | None) -> _Step | None:
+        number = self.progress.step
+        if inputs is not None:
+            given = next(inputs, None)
+            if given is None:
+                return None
+            return _Step(number, given, rows=[given.rows] if given.rows is not None else [])
+        first = self._frame(FORWARD, number, 0)
+        ended = self._place.width_before
+        self._inbox.wait(lambda: self._inbox.has(first) or self._inbox.ended(TRAIN, ended))
+        return _Step(number, None) if self._inbox.has(first) else None
+
+    def _frame(self, kind: FrameKind.ValueType, step: int, number: int) -> FrameId:
+        """The frame of this worker's `number`-th micro-batch."""
+        return FrameId(kind, TRAIN, step, self._own[number])
+
+    def _run(self, step: _Step) -> Tensor:
+        """Take a step; the loss of all workers of the stage."""
+        loss = torch.zeros((), dtype=torch.float64, device=self._layers.device)
+        while step.backward < len(self._own):
+            if self._links.after is None:
+                loss = loss + self._forward_backward(step)
+            elif self._next_is_backward(step):
+                self._backward(step)
             else:
-                flying.append(self._forward(step, forward, given, blocks))
-                forward += 1
-        pulled = [block for block in blocks if block is not None]
+                self._forward(step)
         with self._busy.running():
-            loss, counts = self._update.apply(step, loss, pulled)
-        self._rows.push(step, pulled if counts else [])
+            loss, counts = self._update.apply(step.number, loss, step.rows)
+        self._layers.rows.push(step.number, step.rows if counts else [])
         return loss
 
     def _read_losses(self, behind: int) -> None:
@@ -226,126 +209,91 @@ class StageExecutor:
             self.progress.losses.append(read.wait()[0].item())
             read.release()
 
-    def _next_is_backward(
-        self, step: int, forward: int, backward: int, given: StepInput | None
-    ) -> bool:
+    def _next_is_backward(self, step: _Step) -> bool:
+        """Wait until there is something to compute; whether that is a backward."""
         if self._lockstep:  # the same order on all workers, whatever arrives first
-            return forward == len(self._mine)
+            return step.forward == len(self._own)
+        may_go = step.forward < len(self._own) and step.forward - step.backward < self._depth
 
         def gradient_here() -> bool:
-            return backward < forward and self._inbox.has(
-                BACKWARD, TRAIN, step, self._mine[backward]
+            return step.backward < step.forward and self._inbox.has(
+                self._frame(BACKWARD, step.number, step.backward)
             )
-
-        may_go = forward < len(self._mine) and forward - backward < self._depth
 
         def input_here() -> bool:
             return may_go and (
-                given is not None or self._inbox.has(FORWARD, TRAIN, step, self._mine[forward])
+                step.given is not None
+                or self._inbox.has(self._frame(FORWARD, step.number, step.forward))
             )
 
         self._inbox.wait(lambda: gradient_here() or input_here())
         return gradient_here()
 
-    def _input(
-        self, step: int, number: int, given: StepInput | None, blocks: list[PulledRows | None]
-    ) -> tuple[dict[str, Tensor], Mapping[str, Tensor]]:
-        """The `number`-th micro-batch of this worker, on the device and as it came; rows bound."""
-        index = self._mine[number]
-        if given is not None:
-            tensors, uploads = given.micro_batches[number], given.uploads[number]
-            self._rows.bind(given.rows, number)
-            wanted: frozenset[str] = frozenset()
+    def _next_input(self, step: _Step) -> MicroBatch:
+        """The micro-batch whose forward is next, its rows bound."""
+        if step.given is not None:
+            batch = step.given.micro_batches[step.forward]
         else:
-            parcel = self._inbox.take(FORWARD, TRAIN, step, index)
-            tensors, wanted = parcel.tensors, parcel.wants_gradient
-            pulled = self._rows.arrived(parcel)
-            self._rows.bind(pulled, 0)
-            blocks.append(pulled)
-            uploads = self._uploaded(FORWARD, parcel)
+            batch = self._arrivals.micro_batch(self._frame(FORWARD, step.number, step.forward))
+            if batch.rows is not None:
+                step.rows.append(batch.rows)
+        self._layers.rows.bind(batch.rows, batch.position)
         if self._lockstep and self._template is None:
-            self._template = {name: tensor.detach() for name, tensor in tensors.items()}
-        moved = {name: upload.here() for name, upload in uploads.items()}
-        for name in wanted & moved.keys():
-            moved[name].requires_grad_()
-        return moved, tensors
+            self._template = {name: tensor.detach() for name, tensor in batch.tensors.items()}
+        return batch
 
-    def upload(self, tensors: Mapping[str, Tensor]) -> dict[str, Upload]:
-        """Begin to bring to the device what this worker computes with."""
-        return {name: self._staging.upload(tensors[name]) for name in self._needed}
-
-    def _arrived(self, kind: str, parcel: Parcel) -> None:
-        """Begin with what can be begun of a frame that is here; on the thread that took it in."""
-        self._uploads[kind, parcel.step, parcel.micro_batch] = self._upload_of(kind, parcel)
-        if kind == FORWARD:
-            self._rows.pull_ahead(parcel)
-
-    def _uploaded(self, kind: str, parcel: Parcel) -> dict[str, Upload]:
-        """A frame's tensors under way; it may have come before we were there to be told."""
-        begun = self._uploads.pop((kind, parcel.step, parcel.micro_batch), None)
-        return self._upload_of(kind, parcel) if begun is None else begun
-
-    def _upload_of(self, kind: str, parcel: Parcel) -> dict[str, Upload]:
-        if kind == FORWARD:
-            return self.upload(parcel.tensors)
-        return {name: self._staging.upload(tensor) for name, tensor in parcel.tensors.items()}
-
-    def _forward(
-        self, step: int, number: int, given: StepInput | None, blocks: list[PulledRows | None]
-    ) -> _InFlight:
-        tensors, as_came = self._input(step, number, given, blocks)
+    def _forward(self, step: _Step) -> None:
+        assert self._links.after is not None
+        batch = self._next_input(step)
+        tensors = batch.on_device()
         with self._busy.running():
             outputs = self._layers.run(tensors)
-        assert self._after is not None
-        self._after.send(
-            stage_pb2.FORWARD,
-            TRAIN,
-            step,
-            self._mine[number],
-            self._layers.leaving(outputs, as_came),
-            samples=self._schedule.size,
-            weight=1.0 / self._schedule.micro_batches,
+        self._links.after.send(
+            self._frame(FORWARD, step.number, step.forward),
+            self._layers.leaving(outputs, batch.tensors),
         )
-        return _InFlight(number, tensors, outputs, self._auxiliary_loss())
+        step.in_flight.append(_InFlight(step.forward, tensors, outputs, self._auxiliary_loss()))
+        step.forward += 1
 
-    def _backward(self, step: int, flight: _InFlight) -> None:
-        index = self._mine[flight.index]
-        parcel = self._inbox.take(BACKWARD, TRAIN, step, index)
-        gradients = {name: u.here() for name, u in self._uploaded(BACKWARD, parcel).items()}
+    def _backward(self, step: _Step) -> None:
+        flight = step.in_flight.popleft()
+        gradients = self._arrivals.gradients(self._frame(BACKWARD, step.number, flight.number))
         roots, grads = _roots(flight.outputs, gradients)
         with self._busy.running():
             if flight.auxiliary is not None and flight.auxiliary.requires_grad:
                 roots.append(flight.auxiliary)
-                grads.append(torch.full_like(flight.auxiliary, 1.0 / self._schedule.micro_batches))
+                grads.append(torch.full_like(flight.auxiliary, self._share))
             if roots:
                 torch.autograd.backward(roots, grads)
-        self._return_gradients(step, index, flight.inputs)
+        self._return_gradients(step, flight.number, flight.inputs)
+        step.backward += 1
 
-    def _forward_backward(
-        self, step: int, number: int, given: StepInput | None, blocks: list[PulledRows | None]
-    ) -> Tensor:
-        tensors, _ = self._input(step, number, given, blocks)
+    def _forward_backward(self, step: _Step) -> Tensor:
+        """Forward and backward of the last stage; the micro-batch's part of the loss."""
+        tensors = self._next_input(step).on_device()
         with self._busy.running():
             outputs = self._layers.run(tensors)
             prediction = _wide(next(iter(outputs.values())))
-            share = 1.0 / self._schedule.micro_batches
-            loss = self._loss(prediction, tensors["label"]) * share
+            loss = self._loss(prediction, tensors["label"]) * self._share
             auxiliary = self._auxiliary_loss()
-            whole = loss if auxiliary is None else loss + auxiliary * share
+            whole = loss if auxiliary is None else loss + auxiliary * self._share
             if self._update.loss_scale is not None:
                 whole = whole * self._update.loss_scale.value
             whole.backward()
-        self._return_gradients(step, self._mine[number], tensors)
+        self._return_gradients(step, step.forward, tensors)
+        step.forward += 1
+        step.backward += 1
         return loss.detach().double()
 
-    def _return_gradients(self, step: int, index: int, inputs: dict[str, Tensor]) -> None:
-        if self._before is None:
+    def _return_gradients(self, step: _Step, number: int, inputs: Mapping[str, Tensor]) -> None:
+        if self._links.before is None:
             return
-        wanted = {n: t for n, t in inputs.items() if t.requires_grad}
         grads = {
-            n: t.grad if t.grad is not None else torch.zeros_like(t) for n, t in wanted.items()
+            name: tensor.grad if tensor.grad is not None else torch.zeros_like(tensor)
+            for name, tensor in inputs.items()
+            if tensor.requires_grad
         }
-        self._before.send(stage_pb2.BACKWARD, TRAIN, step, index, grads)
+        self._links.before.send(self._frame(BACKWARD, step.number, number), grads)
 
     def _auxiliary_loss(self) -> Tensor | None:
         losses = [m.aux_loss for m in self._auxiliary if isinstance(m.aux_loss, Tensor)]

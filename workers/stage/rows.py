@@ -20,7 +20,7 @@ from ps import ParameterClient
 from ps.engine import _native as native
 from workers.device.copies import Download, Staging, Upload
 from workers.embedding.sparse import SparseEmbedding, tables_of
-from workers.links.inbox import Parcel
+from workers.links.frames import Frame, FrameId
 from workers.stage.staleness import StalenessGate
 
 
@@ -89,7 +89,7 @@ class StageRows:
         self._pushing = ThreadPoolExecutor(1, thread_name_prefix="push")
         self._pulling = ThreadPoolExecutor(max(1, len(keys_of)), thread_name_prefix="pull")
         self._arriving = ThreadPoolExecutor(1, thread_name_prefix="arriving")
-        self._ahead: dict[tuple[int, int], Future[PulledRows | None]] = {}
+        self._ahead: dict[FrameId, Future[PulledRows | None]] = {}
         self._pushes: list[Future[None]] = []
         self.tables = tables_of(self.layers.values())
         self._source = {layer.spec.table: keys_of[name] for name, layer in self.layers.items()}
@@ -131,18 +131,17 @@ class StageRows:
         }
         return PulledRows(keys, rows, inverse, learning)
 
-    def pull_ahead(self, parcel: Parcel) -> None:
+    def pull_ahead(self, frame: Frame) -> None:
         """Begin to pull the rows of a micro-batch that has just arrived."""
         if self.layers:
-            key = (parcel.step, parcel.micro_batch)
-            self._ahead[key] = self._arriving.submit(self._pull_arrived, parcel)
+            self._ahead[frame.id] = self._arriving.submit(self._pull_arrived, frame)
 
-    def arrived(self, parcel: Parcel) -> PulledRows | None:
+    def arrived(self, frame: Frame) -> PulledRows | None:
         """The rows of an arrived micro-batch: those begun by `pull_ahead`, else pulled now."""
         if not self.layers:
             return None
-        future = self._ahead.pop((parcel.step, parcel.micro_batch), None)
-        return future.result() if future is not None else self._pull_arrived(parcel)
+        future = self._ahead.pop(frame.id, None)
+        return future.result() if future is not None else self._pull_arrived(frame)
 
     def bind(self, pulled: PulledRows | None, index: int) -> None:
         """Give the layers their rows for the forward of the `index`-th micro-batch pulled."""
@@ -173,9 +172,9 @@ class StageRows:
         self._pulling.shutdown(wait=False, cancel_futures=True)
         self._pushing.shutdown(wait=False, cancel_futures=True)
 
-    def _pull_arrived(self, parcel: Parcel) -> PulledRows | None:
-        self.gate.before_pull(parcel.step)
-        return self.pull([parcel.tensors], learning=True)
+    def _pull_arrived(self, frame: Frame) -> PulledRows | None:
+        self.gate.before_pull(frame.id.step)
+        return self.pull([frame.tensors], learning=True)
 
     def _collect(self, blocks: Sequence[PulledRows]) -> list[_Push]:
         """Begin to copy back what the rows collected."""

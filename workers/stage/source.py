@@ -1,6 +1,5 @@
 """The first stage's micro-batches: read, hashed and their rows pulled ahead on a thread."""
 
-import math
 import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -14,67 +13,28 @@ from torch import Tensor
 
 from chassis.tracing import span
 from protos.job_pb2 import JobSpec
-from workers.data import Batch, DataError, Dataset
+from workers.data import Batch, Dataset
 from workers.data.reader import Split
 from workers.device.copies import Upload
 from workers.links.inbox import Stopped
+from workers.stage.micro_batch import MicroBatch
 from workers.stage.rows import PulledRows, StageRows
+from workers.stage.schedule import Schedule
 
 _AHEAD = 2
 
 
 @dataclass(frozen=True, slots=True)
 class StepInput:
-    """What one worker of the first stage computes in one step."""
+    """What one worker of the first stage computes in one step.
+
+    Args:
+        rows: of all its micro-batches; None where the stage has no embeddings.
+    """
 
     step: int
-    micro_batches: list[dict[str, Tensor]]  # with the label
-    uploads: list[dict[str, Upload]]  # what the stage computes with, of each micro-batch
+    micro_batches: list[MicroBatch]
     rows: PulledRows | None
-
-
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """How an epoch is cut into steps and micro-batches; the same on every worker."""
-
-    micro_batches: int  # a step, over all workers
-    size: int  # samples a micro-batch
-    workers: int  # of the first stage
-    steps_per_epoch: int
-    steps: int
-
-    @property
-    def samples_per_step(self) -> int:
-        """Samples a step, over all workers."""
-        return self.micro_batches * self.size
-
-    @staticmethod
-    def of(job: JobSpec, dataset: Dataset, widths: list[int]) -> "Schedule":
-        """The schedule of a job on stages of these widths.
-
-        Raises:
-            DataError: the training split does not fill one step.
-        """
-        first = widths[0]
-        wanted = job.train.micro_batches or (first if len(widths) == 1 else 4)
-        wanted = max(wanted, *widths)
-        # Workers that share experts compute together, so each of them has as many micro-batches.
-        unit = math.lcm(*widths) if job.train.split_experts else first
-        micro_batches = -(-wanted // unit) * unit
-        size = max(1, job.train.batch_size // micro_batches)
-        own = size * (micro_batches // first)
-        per_epoch = dataset.batches_per_epoch(own, num_shards=first, drop_last=True)
-        if per_epoch == 0:
-            raise DataError(
-                f"{job.data.path}/{job.data.train}",
-                "train.batch_size",
-                job.train.batch_size,
-                f"at most the {dataset.rows} rows of the split",
-            )
-        steps = per_epoch * job.train.epochs
-        if job.train.max_steps:
-            steps = min(steps, job.train.max_steps)
-        return Schedule(micro_batches, size, first, per_epoch, steps)
 
 
 class TrainingSource:
@@ -124,7 +84,11 @@ class TrainingSource:
                 with span("pull ahead", step=step):
                     pulled = self._rows.pull(micro, learning=True)
                 self._rows.gate.pulled(step)
-                self._put(StepInput(step, micro, [self._upload(m) for m in micro], pulled))
+                micro_batches = [
+                    MicroBatch(tensors, self._upload(tensors), pulled, position)
+                    for position, tensors in enumerate(micro)
+                ]
+                self._put(StepInput(step, micro_batches, pulled))
             self._rows.gate.no_more_pulls()
             self._put(None)
         except Stopped:
@@ -135,11 +99,10 @@ class TrainingSource:
 
     def _batches(self) -> Iterator[Batch]:
         schedule = self._schedule
-        own = schedule.size * (schedule.micro_batches // schedule.workers)
         done = 0
         for epoch in range(self._job.train.epochs):
             for batch in self._dataset.batches(
-                own,
+                schedule.samples_per_worker,
                 shard=self._rank,
                 num_shards=schedule.workers,
                 seed=self._job.train.seed,

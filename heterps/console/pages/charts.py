@@ -1,4 +1,4 @@
-"""Charts of a job's course: loss, samples a second, keys a second of its shards."""
+"""Charts of a job's history: loss, samples a second, keys a second of its shards."""
 
 from collections.abc import Callable, Sequence
 
@@ -6,7 +6,7 @@ from heterps.html.markup import Markup, join, tag
 from heterps.html.parts import Column, details, table
 from heterps.html.plot import Plot
 from heterps.html.scale import Axis
-from heterps.words.figures import count, duration, rate
+from heterps.view.figures import count, duration, rate
 
 _HEIGHT_PX = 170.0
 _MOST_ROWS = 60

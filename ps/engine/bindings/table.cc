@@ -256,6 +256,7 @@ nb::dict TableCounters(const Table& self) {
 }  // namespace
 
 void BindTable(nb::module_& m) {
+  nb::exception<Forgotten>(m, "ForgottenError", PyExc_ValueError);
   nb::class_<Snapshot>(m, "Snapshot")
       .def_prop_ro("cut", &Snapshot::cut)
       .def("next", &Snapshot::Next)

@@ -292,7 +292,7 @@ uint32_t Table::Begin(const Selection* selection) {
   for (const auto& sub : subtables_) {
     std::lock_guard lock(sub->mutex);
     if (selection->since > 0 && !sub->RemembersSince(selection->since)) {
-      throw std::invalid_argument(
+      throw Forgotten(
           "too many rows were evicted since that save to name them all; save a whole one");
     }
   }

@@ -5,11 +5,18 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <stdexcept>
 #include <vector>
 
 #include "table/subtable.h"
 
 namespace heterps::ps {
+
+// More rows have been evicted since a save than the table can name.
+class Forgotten : public std::invalid_argument {
+ public:
+  using std::invalid_argument::invalid_argument;
+};
 
 // Thread-safe. Keys are 8-byte (or 4-byte) little-endian integers at any alignment, and so are
 // floats. Pulls may run beside everything. What changes rows (Push, Shrink, Erase, Absorb) must
@@ -34,7 +41,8 @@ class Table {
   uint64_t Absorb(const void* block, size_t size, const Buckets* wanted);
 
   // One snapshot at a time. Begin is quick: it names the cut, and `selection` must live until
-  // End. Next returns blocks until an empty one.
+  // End. Next returns blocks until an empty one. Begin throws Forgotten, or std::runtime_error
+  // while there is another.
   uint32_t Begin(const Selection* selection);
   std::vector<char> Next();
   void End();

@@ -10,7 +10,7 @@ import click
 import pytest
 
 from heterps import cli
-from heterps.client import history
+from heterps.client import archive
 from heterps.client.records import LogText
 from protos import scheduler_pb2 as pb
 
@@ -47,7 +47,7 @@ def test_every_command_prints_json_and_says_in_what_shape():
 @pytest.fixture
 def kept():
     status = pb.JobStatus(job_id="clicks-aaa111", name="clicks", state=pb.SUCCEEDED)
-    history.keep(status, None, [LogText("stage-0", "hello\nworld\n")])
+    archive.add(status, None, [LogText("stage-0", "hello\nworld\n")])
     return status.job_id
 
 

@@ -16,7 +16,7 @@ from heterps import Cluster
 from heterps.client.client import Client
 from heterps.cluster import supervisor
 from heterps.errors import ClusterError, UnknownJobError
-from heterps.home import state as home
+from heterps.home import local
 from tests.waiting import wait_until
 from workers.node.restart import RestartRule
 
@@ -106,7 +106,7 @@ def test_up_stays_until_down(marker, capsys):
 
     try:
         assert cli.main(["up", "--units", "1"]) == 0
-        running = home.running()
+        running = local.running()
         assert running is not None
         said = capsys.readouterr().out
         assert running.address in said
@@ -126,7 +126,7 @@ def test_up_stays_until_down(marker, capsys):
             assert client.address == running.address
     finally:
         assert cli.main(["down"]) == 0
-    assert home.running() is None
+    assert local.running() is None
     wait_gone(marker, 2.0)
 
 
@@ -134,7 +134,7 @@ def test_a_supervisor_that_is_killed_leaves_nothing(marker):
     running = supervisor.up({"cpu": 1}, [])
     os.kill(running.pid, signal.SIGKILL)
     wait_gone(marker)
-    assert home.running() is None, "its record is not believed"
+    assert local.running() is None, "its record is not believed"
     assert supervisor.down() is None
 
 
@@ -147,7 +147,7 @@ def test_what_dies_is_started_again_at_its_place(marker):
             os.kill(before[label].pid, signal.SIGKILL)
 
         def revived():
-            now = {role.label: role for role in home.running().roles}
+            now = {role.label: role for role in local.running().roles}
             return now if all(now[label].pid != before[label].pid for label in victims) else None
 
         now = wait_until(revived, "all are started again")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from heterps.client import history
+from heterps.client import archive
 from heterps.client.records import LogText
 from heterps.errors import INFEASIBLE, OK, UNREACHABLE, USAGE
 from protos import scheduler_pb2 as pb
@@ -23,7 +23,7 @@ PLAN += ["--resources", str(ROOT / "examples/plan/resources.yaml")]
 def kept():
     """A job that `train` ran on a cluster that is gone."""
     status = pb.JobStatus(job_id="clicks-aaa111", name="clicks", state=pb.SUCCEEDED)
-    history.keep(status, None, [LogText("stage-0", "hello\nworld\n")])
+    archive.add(status, None, [LogText("stage-0", "hello\nworld\n")])
     return status.job_id
 
 

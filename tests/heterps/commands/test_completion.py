@@ -13,7 +13,7 @@ import pytest
 from click.shell_completion import ShellComplete
 
 from heterps.cli import heterps
-from heterps.client import history
+from heterps.client import archive
 from heterps.errors import OK, USAGE
 from heterps.home import contexts
 from protos import scheduler_pb2 as pb
@@ -36,7 +36,7 @@ def offered(*words: str) -> list[str]:
 @pytest.fixture
 def kept() -> str:
     """A job of a cluster that is gone."""
-    history.keep(pb.JobStatus(job_id="clicks-aaa111", state=pb.SUCCEEDED), None, [])
+    archive.add(pb.JobStatus(job_id="clicks-aaa111", state=pb.SUCCEEDED), None, [])
     return "clicks-aaa111"
 
 

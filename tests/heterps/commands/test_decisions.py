@@ -10,14 +10,13 @@ from pathlib import Path
 import pytest
 
 import scheduler
-from heterps.client import history
+from heterps.client import archive
 from heterps.client.client import Client
 from heterps.errors import OK, UNREACHABLE, USAGE
-from heterps.words.changes import compare
+from heterps.view.changes import compare
 from protos import scheduler_pb2 as pb
 from protos.job_pb2 import JobSpec
-from scheduler.decision.record import Alternative, Decision, Measured
-from scheduler.problem.cost import Plan
+from scheduler.decision.record import Decision, Measured
 from scheduler.replanning.proposal import Proposal
 from scheduler.service.process import SchedulerProcess
 from scheduler.state.redis_server import EmbeddedRedis
@@ -40,13 +39,14 @@ def planned(floor: float = 100_000.0, price: float = 0.35) -> Decision:
 
 def measured(decision: Decision) -> Decision:
     stages = tuple(stage.compute_s for stage in decision.stages)
-    found = Measured(0.8 * decision.throughput, decision.price_per_hour, 2.0, 60.0, False, stages)
+    found = Measured(
+        0.8 * decision.throughput, decision.plan.price_per_hour, 2.0, 60.0, False, stages
+    )
     return replace(decision, measured=found)
 
 
 def proposal() -> Proposal:
     """One to move from the floor's plan to the cheapest."""
-    current = planned(600_000.0)
     return Proposal(
         worthwhile=True,
         reasons=("Moving pays.",),
@@ -57,13 +57,9 @@ def proposal() -> Proposal:
         moving_s=60.0,
         moving_cost=0.1,
         savings=1.0,
-        current=Alternative.of("greedy", plan_of(current), 0.1),
+        current=planned(600_000.0).plan,
         proposed=planned(),
     )
-
-
-def plan_of(decision: Decision) -> Plan:
-    return Plan(**{name: getattr(decision, name) for name in Plan.__slots__})
 
 
 @pytest.fixture
@@ -74,7 +70,7 @@ def kept() -> tuple[str, str]:
         status = pb.JobStatus(
             job_id=job_id, name=job_id[:5], state=pb.SUCCEEDED, submitted_at=1e9 + number
         )
-        history.keep(status, decision.to_message(), [])
+        archive.add(status, decision.to_message(), [])
     return jobs[0][0], jobs[1][0]
 
 
@@ -179,7 +175,7 @@ def test_wrong_names_and_files_exit_with_2(run: Run, kept: tuple[str, str], tmp_
 
 def test_a_job_without_a_decision_says_so(run: Run, tmp_path: Path) -> None:
     status = pb.JobStatus(job_id="none-ddd444", name="none", state=pb.FAILED, submitted_at=1.0)
-    history.keep(status, None, [])
+    archive.add(status, None, [])
     code, _, err = run("inspect", "none", "--html", str(tmp_path / "a.html"))
     assert code == USAGE
     assert "job none-ddd444: it has no decision" in err

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from heterps import cli
-from heterps.client import history
+from heterps.client import archive
 from heterps.errors import OK, USAGE, HeterpsError
 from heterps.job.file import load_job
 from heterps.job.rewrite import job_content, write_job
@@ -54,7 +54,7 @@ def decision() -> Decision:
     assert found.assignment == ("cpu", "t4")
     busy = (found.stages[0].compute_s, 20 * found.stages[1].compute_s)
     return replace(
-        found, measured=Measured(1 / max(busy), found.price_per_hour, 1.0, 100.0, False, busy)
+        found, measured=Measured(1 / max(busy), found.plan.price_per_hour, 1.0, 100.0, False, busy)
     )
 
 
@@ -110,7 +110,7 @@ def test_of_few_samples_that_are_left_none_is_moved(run, file: Path):
 
 def test_a_job_that_was_kept_is_replanned(run, decision: Decision):
     status = pb.JobStatus(job_id="clicks-aaa111", name="clicks", state=pb.SUCCEEDED)
-    history.keep(status, decision.to_message(), [])
+    archive.add(status, decision.to_message(), [])
     code, out, _ = run("clicks")
     assert code == OK
     assert "Proposed" in out

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable
 
-from heterps.client import history
+from heterps.client import archive
 from heterps.errors import OK
 from protos import scheduler_pb2 as pb
 
@@ -34,7 +34,7 @@ def failed() -> pb.JobStatus:
 
 
 def test_a_failure_is_one_screen_with_what_to_type_next(run: Run) -> None:
-    history.keep(failed(), None, [])
+    archive.add(failed(), None, [])
     code, out, _ = run("status", "clicks")
     assert code == OK
     assert len(out.splitlines()) < 40
@@ -53,7 +53,7 @@ def test_a_failure_is_one_screen_with_what_to_type_next(run: Run) -> None:
 
 
 def test_the_same_for_programs(run: Run) -> None:
-    history.keep(failed(), None, [])
+    archive.add(failed(), None, [])
     _, out, _ = run("status", "clicks", "--json")
     job = json.loads(out)
     assert job["end_reason"] == "user_error"
@@ -62,6 +62,6 @@ def test_the_same_for_programs(run: Run) -> None:
 
 
 def test_the_list_says_why_in_a_word(run: Run) -> None:
-    history.keep(failed(), None, [])
+    archive.add(failed(), None, [])
     _, out, _ = run("jobs")
     assert "user_error" in out

@@ -11,6 +11,7 @@ from ps import CheckpointError, LocalShards, LocalTable, ParameterClient
 from ps.checkpoint.fsspec_store import RemoteStore
 from ps.checkpoint.places import open_store
 from ps.checkpoint.tables import chain, load_tables, read_checkpoint
+from ps.errors import DeltaError
 from ps.table.rules import Admission, Eviction, Score
 
 KEYS = np.arange(3000)
@@ -119,7 +120,7 @@ def test_what_a_delta_cannot_build_on(tmp_path: Path) -> None:
             client.load(tmp_path / "delta")
         client.save(tmp_path / "delta", mode="delta", since=tmp_path / "base")
         client.load(tmp_path / "delta")  # new rows: what changed before is not known of them
-        with pytest.raises(CheckpointError, match=r"was loaded.*save a whole"):
+        with pytest.raises(DeltaError, match=r"was loaded.*save a whole"):
             client.save(tmp_path / "x", mode="delta", since=tmp_path / "delta")
 
         client.save(tmp_path / "base")
@@ -128,24 +129,44 @@ def test_what_a_delta_cannot_build_on(tmp_path: Path) -> None:
         for _ in range(3):
             client.save(tmp_path / "other")
         push()
-        with pytest.raises(CheckpointError, match=r"was .*made anew.*save a whole"):
+        with pytest.raises(DeltaError, match=r"was .*made anew.*save a whole"):
             client.save(tmp_path / "x", mode="delta", since=tmp_path / "base")
 
         client.save(tmp_path / "base")
         a, b = shards.addresses
         c = shards.add()
         client.reshard([a, b, c])
-        with pytest.raises(CheckpointError, match="written by 2 shards; there are 3 now"):
+        with pytest.raises(DeltaError, match="written by 2 shards; there are 3 now"):
             client.save(tmp_path / "x", mode="delta", since=tmp_path / "base")
         client.reshard([a, b])
-        with pytest.raises(CheckpointError, match=r"moved in part.*save a whole"):
+        with pytest.raises(DeltaError, match=r"moved in part.*save a whole"):
             client.save(tmp_path / "x", mode="delta", since=tmp_path / "base")
 
         client.save(tmp_path / "base")
         shards.restart(1)
-        with pytest.raises(CheckpointError, match=r"restarted since.*save a whole"):
+        with pytest.raises(DeltaError, match=r"restarted since.*save a whole"):
             client.save(tmp_path / "x", mode="delta", since=tmp_path / "base")
         assert not list((tmp_path / "x").glob("*"))  # nothing half-written stays
+
+
+def _keys_of_one_subtable(count: int) -> NDArray[np.uint64]:
+    """Keys whose hashes, of ps/engine/table/hash.h, differ in their upper 48 bits alone."""
+    x = np.arange(count, dtype=np.uint64) << np.uint64(16)
+    for shift, factor in ((31, 0x94D049BB133111EB), (27, 0xBF58476D1CE4E5B9), (30, 1)):
+        x = x ^ (x >> np.uint64(shift)) ^ (x >> np.uint64(2 * shift))
+        x = x * np.uint64(pow(factor, -1, 1 << 64))
+    return x - np.uint64(0x9E3779B97F4A7C15)
+
+
+def test_more_evictions_than_a_shard_remembers(tmp_path: Path, client: ParameterClient) -> None:
+    client.create_table("evicted", 1, optimizer="sgd", eviction=Eviction(ttl_steps=1))
+    keys = _keys_of_one_subtable(70_000)
+    client.push("evicted", keys, _ones(keys, 1), step=1)
+    client.save(tmp_path / "base", prefix="evicted")
+    assert client.shrink("evicted", step=10) == len(keys)
+    with pytest.raises(DeltaError, match="too many rows were evicted"):
+        client.save(tmp_path / "x", prefix="evicted", mode="delta", since=tmp_path / "base")
+    assert not list((tmp_path / "x").glob("*"))
 
 
 def test_weights_for_serving_are_not_for_training(tmp_path: Path, client: ParameterClient) -> None:

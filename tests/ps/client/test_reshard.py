@@ -14,6 +14,7 @@ from chassis.channels import connect
 from protos import parameter_server_pb2 as pb
 from protos.codec import pack
 from ps import LocalShards, LocalTable, ParameterClient, ShardError, read_checkpoint
+from tests.rounds import more
 from tests.waiting import wait_until
 
 KEYS = np.arange(4000)
@@ -177,7 +178,8 @@ print("done", calls)
 """
 
 
-def test_an_interrupted_reshard_can_be_repeated() -> None:
+@pytest.mark.parametrize("steps", [(1, 5, 7, 99), *more((1, 5, 5, 9, 6, 7, 8, 99))], ids=len)
+def test_an_interrupted_reshard_can_be_repeated(steps: tuple[int, ...]) -> None:
     """The coordinator is killed before its n-th step; another one finishes."""
     with LocalShards(2) as shards:
         a, b = shards.addresses
@@ -187,7 +189,7 @@ def test_an_interrupted_reshard_can_be_repeated() -> None:
             _make(client)
         with counting([a, b]) as counters:
             # Before the first routing; while rows are sent; around each shard's letting go; never.
-            for at, step in enumerate([1, 5, 5, 9, 6, 7, 8, 99]):
+            for at, step in enumerate(steps):
                 old, new = sets[at % 3], sets[at % 3 + 1]
                 run = subprocess.run(
                     [sys.executable, "-c", _COORDINATOR, str(step), ",".join(old), ",".join(new)],

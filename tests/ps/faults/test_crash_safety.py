@@ -12,9 +12,10 @@ from protos import parameter_server_pb2 as pb
 from protos.codec import pack
 from ps import CheckpointError
 from ps.shard.directory import Durable
-from ps.shard.message import take_apart
+from ps.shard.push import take_apart
 from ps.shard.state import ShardState
 from ps.table.spec import make_spec
+from tests.rounds import more
 
 # Kills its own process before the n-th operation on a file below a directory.
 _KILLER = """
@@ -123,7 +124,7 @@ from protos import parameter_server_pb2 as pb
 from protos.codec import pack
 from ps.shard.directory import Durable
 from ps.table.spec import make_spec
-from ps.shard.message import take_apart
+from ps.shard.push import take_apart
 from ps.shard.state import ShardState
 
 root, sync, stride = sys.argv[1], sys.argv[2] == "sync", int(sys.argv[3])
@@ -171,7 +172,7 @@ while not done:
             assert len(np.unique(rows)) == 1, f"a mixture before operation {number}"
             count, sure = int(rows[0, 0]), acknowledged.count("p")
             assert sure <= count <= sure + 1, (number, count, sure)
-            position = state.positions["me"].position if "me" in state.positions else "0"
+            position = next((p.position for p in state.pushes.positions()), "0")
             assert position == str(count), (number, position, count)
             durable.close()
         state = ShardState()
@@ -208,7 +209,7 @@ def test_a_save_that_is_killed_anywhere(tmp_path: Path) -> None:
     assert seen.strip() == "[1, 2]"  # killed before, and after, the one step that counts
 
 
-@pytest.mark.parametrize("stride", [5, pytest.param(1, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("stride", [5, *more(1)])
 @pytest.mark.parametrize("sync", ["sync", "lazy"])
 def test_a_shard_that_is_killed_anywhere_loses_nothing_acknowledged(
     tmp_path: Path, sync: str, stride: int

@@ -6,14 +6,17 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import grpc
 import numpy as np
 import pytest
 
+from chassis.refusal import Refusing, reason_of, refuse
+from protos import parameter_server_pb2 as pb
+from protos.reason_pb2 import MEMORY_NOT_ATTACHED, REASON_UNSPECIFIED
 from ps import LocalShards, ParameterClient, ShardError
-from ps.shm.line import MAX_MESSAGE, BrokenLineError, RefusedError, Refusing, UnixLine, UnixServer
+from ps.shm.line import MAX_MESSAGE, BrokenLineError, RefusedError, UnixLine, UnixServer
+from tests.pids import stop
 from tests.waiting import wait_until
 
 TABLE = {"optimizer": "sgd", "learning_rate": 1.0, "initializer": "zeros"}
@@ -26,6 +29,8 @@ END = threading.Event()  # of its waiting
 def _echo(request: bytes, context: Refusing) -> bytes:
     if request == b"no":
         context.abort(grpc.StatusCode.ABORTED, "moved – elsewhere")
+    if request == b"why":
+        refuse(context, grpc.StatusCode.INVALID_ARGUMENT, "whatever", MEMORY_NOT_ATTACHED)
     if request == b"bug":
         raise KeyError("a bug")
     if request == b"wait":
@@ -64,6 +69,10 @@ def test_calls_and_refusals(server: UnixServer) -> None:
         with pytest.raises(RefusedError, match=text) as refused:
             line.call(method, request, 5)
         assert refused.value.code() is code
+        assert reason_of(refused.value) == REASON_UNSPECIFIED
+    with pytest.raises(RefusedError) as refused:
+        line.call(0, b"why", 5)
+    assert reason_of(refused.value) == MEMORY_NOT_ATTACHED
     assert line.call(0, b"", 5) == b""
     line.close()
 
@@ -133,9 +142,9 @@ def test_a_connection_s_end_is_told() -> None:
         with pytest.raises(OSError):  # noqa: PT011 - whatever the system calls it
             UnixLine(server.name, bytes(32), "stranger")
         lines[1].close()
-        wait_until(lambda: told == ["b"], 10)
+        wait_until(lambda: told == ["b"], "the second ends")
         lines[0].close()
-        wait_until(lambda: told == ["b", "a"], 10)
+        wait_until(lambda: told == ["b", "a"], "the first ends")
     finally:
         server.close()
 
@@ -148,7 +157,7 @@ def test_no_thread_outlives_its_client(server: UnixServer) -> None:
     assert serving() == 5
     for line in lines:
         line.close()
-    wait_until(lambda: serving() == 0, 10)
+    wait_until(lambda: serving() == 0, "every thread ends")
 
 
 def test_a_stopped_shard_is_not_waited_for() -> None:
@@ -159,8 +168,7 @@ def test_a_stopped_shard_is_not_waited_for() -> None:
         client.push("t", keys, -np.ones((300, 2), np.float32))
         assert (client.pull("t", keys) == 1).all()
         pid = shards.processes[0].pid
-        os.kill(pid, signal.SIGSTOP)
-        wait_until(lambda: ") T " in Path(f"/proc/{pid}/stat").read_text(), 10)
+        stop(pid)
         try:
             for call in (
                 lambda: client.pull("t", keys),
@@ -202,3 +210,18 @@ def test_a_shard_that_dies_in_the_middle_loses_nothing() -> None:
             thread.join()
         assert pushed > 0
         assert (client.pull("t", keys) == pushed).all()
+
+
+def test_forgotten_memory_is_told_by_its_reason() -> None:
+    """Over gRPC as over the socket."""
+    with LocalShards(1) as shards, ParameterClient(shards.addresses) as client:
+        client.create_table("t", 2, **TABLE)
+        shard = client.session().shards[0]
+        head = pb.PullRequest(table="t", dim=2, count=1, region="heterps-" + "0" * 32)
+        memory = client.session().memory(client.session().routes)
+        assert memory is not None
+        block = memory.take(100, (shard.address,))
+        assert block is not None
+        for line in (None, block.lines[shard.address]):
+            with pytest.raises(BrokenLineError):
+                shard.pull(head.SerializeToString(), "Pull", line)

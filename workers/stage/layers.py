@@ -1,0 +1,51 @@
+"""A worker's layers, and how they are run."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from workers.device.copies import Staging
+from workers.learning.precision import Precision
+from workers.links.all_reduce import StageGroup
+from workers.model.trace import StageGraph
+from workers.stage.rows import StageRows
+
+
+@dataclass(frozen=True, slots=True)
+class StageLayers:
+    """One worker's layers, and what it takes to run them.
+
+    Args:
+        graph: the layers, on the device.
+        rows: their embeddings'.
+        group: the workers of the stage.
+        device: that they compute on.
+        staging: to and from the device.
+        precision: of forward passes.
+    """
+
+    graph: StageGraph
+    rows: StageRows
+    group: StageGroup
+    device: torch.device
+    staging: Staging
+    precision: Precision
+
+    def run(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Outputs of inputs on the device, whose rows are bound."""
+        with self.precision.computing():
+            results = self.graph.module(*(tensors[name] for name in self.graph.inputs))
+        return dict(zip(self.graph.outputs, results, strict=True))
+
+    def leaving(
+        self, outputs: Mapping[str, Tensor], as_came: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """What goes to the next stage: outputs, and what only passes through from the host."""
+        passing = {
+            name: as_came[name]
+            for name, tensor in outputs.items()
+            if name in as_came and not tensor.requires_grad
+        }
+        return {**outputs, **passing, "label": as_came["label"]}

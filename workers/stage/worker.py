@@ -1,0 +1,167 @@
+"""One worker of one stage from its start to the saved model."""
+
+import logging
+import threading
+from pathlib import Path
+
+from chassis import process
+from chassis.logs import log_fields
+from protos.naming import kept_with
+from protos.node_pb2 import LaunchRequest
+from protos.stage_pb2 import Topology
+from workers.data.reader import Split
+from workers.learning import quality as metrics
+from workers.links.all_reduce import Rendezvous
+from workers.links.combine import Hub
+from workers.links.inbox import Inbox, Stopped
+from workers.links.transport import StageService
+from workers.model.saved import KeptModel, SavedModel, saved_model
+from workers.stage.experts import whole_state
+from workers.stage.failure import end_reason_of
+from workers.stage.parts import Parts, Share, build
+from workers.stage.reporter import Reporter
+from workers.stage.source import TrainingSource
+
+_log = logging.getLogger("heterps.stage")
+_START_TIMEOUT_S = 120.0
+
+
+class Worker:
+    """Loads its share, listens, waits for the others, is built, and runs the phases.
+
+    Args:
+        bind: host:port to listen on.
+        stop: ends the work early.
+        source: the file that `launch` was read from.
+    """
+
+    def __init__(
+        self, launch: LaunchRequest, bind: str, stop: threading.Event, source: Path | None = None
+    ) -> None:
+        self._launch = launch
+        self._source = source
+        self._stop = stop
+        self._share = Share.of(launch)
+        place = self._share.place
+        self._inbox = Inbox(stop)
+        self._hub = Hub(place.width, stop.is_set)
+        self._service = StageService(self._inbox, self._hub)
+        self._server = self._service.serve(bind, threads=8 + 8 * place.width_before + place.width)
+        host = self._server.address.rpartition(":")[0]
+        hosts_store = place.width > 1 and place.rank == 0
+        self._rendezvous = Rendezvous(host) if hosts_store else None
+
+    def run(self, ready_file: Path | None) -> None:
+        """Announce, wait for the topology, train, evaluate, save.
+
+        Raises:
+            Stopped: it was told to end.
+        """
+        process.announce(
+            ready_file,
+            address=self._server.address,
+            rendezvous=self._rendezvous.address if self._rendezvous else "",
+        )
+        topology = self._wait_for_topology()
+        parts = build(self._share, topology, self._inbox, self._hub, self._rendezvous, self._stop)
+        progress = parts.executor.progress
+        reporter = Reporter(
+            self._launch,
+            self._share.schedule.steps,
+            self._stop,
+            interval_s=0.5 if self._share.place.leads else 2.0,
+            source=self._source,
+        )
+        reporter.follow(progress)
+        log_fields(step=lambda: progress.step)
+        try:
+            self._train(parts)
+            saved = saved_model(kept_with(self._launch.output, reporter.scheduler))
+            self._write_weights(parts, saved)
+            results = self._evaluate(parts)
+            parts.executor.drain()
+            if self._share.place.leads:
+                output = self._save(parts, saved, results)
+                reporter.send("done", metrics=results, output=output)
+            else:
+                reporter.send("trained")
+        except Stopped:
+            raise
+        except Exception as error:
+            if not self._stop.is_set():
+                text = f"{type(error).__name__}: {error}"
+                reporter.send("failed", error=text, end_reason=end_reason_of(error))
+            raise
+        finally:
+            reporter.close()
+            parts.close()
+            self._server.stop(0.5)
+
+    def _wait_for_topology(self) -> Topology:
+        waited = 0.0
+        while not self._service.started.wait(0.1):
+            waited += 0.1
+            if self._stop.is_set():
+                raise Stopped("stopped")
+            if waited > _START_TIMEOUT_S:
+                raise TimeoutError(f"no Start within {_START_TIMEOUT_S:.0f} s of being ready")
+        assert self._service.topology is not None
+        return self._service.topology
+
+    def _train(self, parts: Parts) -> None:
+        share, job, executor = self._share, self._launch.job, parts.executor
+        source = None
+        if share.place.stage == 0:
+            source = TrainingSource(
+                job,
+                share.dataset,
+                share.schedule,
+                share.place.rank,
+                parts.rows,
+                self._stop,
+                executor.upload,
+            )
+        precision = job.train.precision or "fp32"
+        _log.info("training %d steps in %s on %s", share.schedule.steps, precision, share.device)
+        executor.train(source)
+        _log.info("trained in %.1f s", executor.progress.train_seconds)
+
+    def _write_weights(self, parts: Parts, saved: SavedModel | KeptModel) -> None:
+        """Write the stage's weights: before the next phase ends, so that the last stage has them.
+
+        All workers of the stage call it: each has its own experts.
+        """
+        state = whole_state(self._share.graph.module, parts.group)
+        if self._share.place.rank == 0:
+            saved.write_stage(self._share.place.stage, state)
+
+    def _evaluate(self, parts: Parts) -> dict[str, float]:
+        """The metrics of the held-out splits, where this worker leads; else none."""
+        job = self._launch.job
+        splits: list[Split] = []
+        if job.data.valid:
+            splits.append("valid")
+        if job.data.test:
+            splits.append("test")
+        results: dict[str, float] = {}
+        for split in splits:
+            scores, labels = parts.executor.evaluate(split)
+            if self._share.place.leads:
+                results |= metrics.measure(job.train.loss, scores.numpy(), labels.numpy(), split)
+        return results
+
+    def _save(self, parts: Parts, saved: SavedModel | KeptModel, results: dict[str, float]) -> str:
+        """Save the tables and complete the model; where it is."""
+        progress = parts.executor.progress
+        progress.phase = "save"
+        parts.client.save(saved.tables, prefix=self._share.tables)
+        facts = {
+            "job_id": self._launch.job_id,
+            "layers": [layer.name for layer in self._share.layers],
+            "metrics": results,
+            "steps": progress.step,
+            "samples": progress.samples,
+            "train_seconds": progress.train_seconds,
+        }
+        stages = len(self._share.place.widths)
+        return saved.finish(self._launch.job, stages, progress.losses, facts)
