@@ -91,7 +91,7 @@ class ShardState:
             ConflictError: it is there with another spec.
             TableError: a spec that cannot be.
         """
-        return self._abreast(lambda: self._create(spec, journal))
+        return self._with_full_journals(lambda: self._create(spec, journal))
 
     def _create(self, spec: pb.TableSpec, journal: bool) -> bool:
         with self.gate.passing(), self.lock:
@@ -118,7 +118,7 @@ class ShardState:
 
     def drop(self, prefix: str, *, journal: bool = True) -> list[str]:
         """Forget tables; the names of those that were there."""
-        return self._abreast(lambda: self._drop(prefix, journal))
+        return self._with_full_journals(lambda: self._drop(prefix, journal))
 
     def _drop(self, prefix: str, journal: bool) -> list[str]:
         with self.gate.passing(), self.lock:
@@ -135,7 +135,7 @@ class ShardState:
         Raises:
             OutdatedError, ConflictError: it cannot be told, or its client has begun anew.
         """
-        return self._abreast(lambda: self._push(table, push, time_s, journal))
+        return self._with_full_journals(lambda: self._push(table, push, time_s, journal))
 
     def _push(self, table: Table, push: ReceivedPush, time_s: int, journal: bool) -> bool:
         while True:
@@ -154,7 +154,7 @@ class ShardState:
 
     def shrink(self, request: pb.ShrinkRequest, *, journal: bool = True) -> int:
         """Apply a table's eviction rules; the number of keys removed."""
-        return self._abreast(lambda: self._shrink(request, journal))
+        return self._with_full_journals(lambda: self._shrink(request, journal))
 
     def _shrink(self, request: pb.ShrinkRequest, journal: bool) -> int:
         table = self.find(request.table, 0)
@@ -180,7 +180,7 @@ class ShardState:
 
     def absorb(self, block: pb.StateBlock, *, journal: bool = True) -> int:
         """Take rows, or what has been applied, from another shard; the number of rows."""
-        return self._abreast(lambda: self._absorb(block, journal))
+        return self._with_full_journals(lambda: self._absorb(block, journal))
 
     def _absorb(self, block: pb.StateBlock, journal: bool) -> int:
         if block.HasField("table"):
@@ -267,7 +267,7 @@ class ShardState:
         else:
             raise ValueError(f"a log record of kind {record.kind!r}")
 
-    def _abreast(self, change: Callable[[], R]) -> R:
+    def _with_full_journals(self, change: Callable[[], R]) -> R:
         """Make a change; a journal that lacks what was before is filled first."""
         for _ in range(_RENEWALS):
             try:
