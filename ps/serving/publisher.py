@@ -179,7 +179,11 @@ class Publisher(Closing):
         return Feed(token_hex(8), (base,), (), asked), _rows(manifest)
 
     def _delta(self, before: Feed) -> tuple[Entry | None, Manifest]:
-        """What changed since the newest delta; no entry when that is nothing."""
+        """What changed since the newest delta; no entry when that is nothing.
+
+        Raises:
+            DeltaError: deltas cannot go on from what was published.
+        """
         try:
             _, parent = feed.open_entry(self._store, before.last)
         except CheckpointError as error:
