@@ -25,7 +25,7 @@ from protos.scheduler_pb2 import NodeStatus
 from ps.errors import CheckpointError, TableError
 from ps.server.maintenance import Maintenance
 from ps.server.service import ParameterService
-from ps.shard.directory import Durable
+from ps.shard.directory import ShardDirectory
 from ps.shard.replica import Replicator
 from ps.shard.save import restore
 from ps.shard.state import ShardState
@@ -104,7 +104,7 @@ def serve(
                 "Keys": service.keys,
             },
         )
-        durable, replicator = _take_back(settings, state, ends)
+        durable, replicator = _recover(settings, state, ends)
         if durable is not None:
             service.log_bytes = lambda: durable.log.bytes
         ends.callback(Maintenance(state, durable, replicator).close)
@@ -120,15 +120,15 @@ def serve(
         if settings.scheduler:
             where = _advertised(address, settings.advertise)
             keeps = settings.data is not None
-            ends.callback(_stand(settings.scheduler, where, keeps, stop).close)
+            ends.callback(_register(settings.scheduler, where, keeps, stop).close)
         ready(address, metrics)
         stop.wait()
         _log.info("stopping")
 
 
-def _take_back(
+def _recover(
     settings: Settings, state: ShardState, ends: ExitStack
-) -> tuple[Durable | None, Replicator | None]:
+) -> tuple[ShardDirectory | None, Replicator | None]:
     """Whatever was there before.
 
     Tables with a durability come from the shard's own data or its replica. The others, or, where
@@ -136,7 +136,9 @@ def _take_back(
     """
     durable, replicator, recovered = None, None, False
     if settings.data is not None:
-        durable = Durable(state, settings.data, sync=settings.sync, interval_s=settings.fold_s)
+        durable = ShardDirectory(
+            state, settings.data, sync=settings.sync, interval_s=settings.fold_s
+        )
         ends.callback(durable.close)
         recovered = durable.recovered
     if settings.replica:
@@ -153,7 +155,7 @@ def _advertised(address: str, host: str) -> str:
     return f"{host}:{address.rpartition(':')[2]}" if host else address
 
 
-def _stand(scheduler: str, address: str, keeps: bool, stop: threading.Event) -> Lease:
+def _register(scheduler: str, address: str, keeps: bool, stop: threading.Event) -> Lease:
     """Take a lease as a standing shard; shards are numbered in the order of their names."""
     status = NodeStatus(node_id=f"shard-{address}", kind="shard", address=address, keeps_rows=keeps)
     lease = Lease(scheduler, lambda: status)
