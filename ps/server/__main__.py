@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from chassis.channels import RpcError
@@ -177,7 +177,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--sync", action="store_true", help="acknowledge a push once the disk has it"
     )
     parser.add_argument(
-        "--fold", type=float, default=300.0, metavar="SECONDS", help="age of a base, at most"
+        "--fold",
+        type=float,
+        default=300.0,
+        dest="fold_s",
+        metavar="SECONDS",
+        help="age of a base, at most",
     )
     parser.add_argument("--replica", default="", metavar="HOST:PORT", help="told every change")
     parser.add_argument("--threads", type=int, default=16, help="calls handled at once")
@@ -193,21 +198,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     keep_buffers()
     stop = threading.Event()
     install_signals(stop)
-    settings = Settings(
-        bind=options.bind,
-        shard=options.shard,
-        shards=options.shards,
-        restore=options.restore,
-        data=options.data,
-        disk=options.disk,
-        sync=options.sync,
-        fold_s=options.fold,
-        replica=options.replica,
-        threads=options.threads,
-        scheduler=options.scheduler,
-        advertise=options.advertise,
-        metrics=options.metrics or "",
-    )
+    settings = Settings(**{field.name: getattr(options, field.name) for field in fields(Settings)})
     try:
         serve(
             settings,
