@@ -23,7 +23,6 @@ from ps.shard import transfer
 from ps.shard.exactly_once import ExactlyOnce
 from ps.shard.journal import BehindError, Buffer
 from ps.shard.state import ShardState
-from ps.table.table import Table
 
 _TIMEOUT_S = 10.0
 _TURN_S = 60.0
@@ -156,7 +155,7 @@ class Replicator:
             ).run
             replies = self._stub.Fetch(pb.FetchRequest(), timeout=transfer.TIMEOUT_S)
             head = next(replies)
-            tables = _receive(replies, self._state.directory)
+            tables = transfer.tables_of(replies, self._state.directory)
         except (RpcError, grpc.RpcError) as error:
             raise TableError(
                 f"--replica {self._address}: {error}; expected a shard started with --standby"
@@ -202,7 +201,7 @@ class Standby:
 
     def absorb(self, first: pb.StateBlock, rest: Iterator[pb.StateBlock]) -> int:
         """Take the whole state in the place of what is here."""
-        tables = _receive(rest, self._state.directory)
+        tables = transfer.tables_of(rest, self._state.directory)
         with self._lock, self._state.gate.closed(), self._state.lock:
             self._state.tables = tables
             self._state.pushes = ExactlyOnce()
@@ -232,15 +231,3 @@ class Standby:
             finally:
                 for snapshot in snapshots.values():
                     snapshot.close()
-
-
-def _receive(blocks: Iterator[pb.StateBlock], directory: str) -> dict[str, Table]:
-    tables: dict[str, Table] = {}
-    for block in blocks:
-        if block.HasField("table"):
-            spec = pb.TableSpec()
-            spec.CopyFrom(block.table)
-            tables[spec.name] = Table.make(spec, directory)
-        elif block.name:
-            transfer.native_of(tables, block.name).absorb(block.payload, None)
-    return tables
