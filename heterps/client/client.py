@@ -57,6 +57,7 @@ class Client(Closing):
         overrides: Iterable[str] | Mapping[str, object] = (),
         on_line: Callable[[str], None] = lambda line: None,
         code: bool = True,
+        on_left_out: Callable[[str], None] | None = None,
     ) -> str:
         """Prepare the job's data, send its code and queue it; the job's id.
 
@@ -67,11 +68,14 @@ class Client(Closing):
             on_line: called with each line that `data.prepare` prints, and what is left out.
             code: send the folder of the job file, or the one that its `code` names; without,
                 nodes must find it at the same path.
+            on_left_out: called instead of `on_line` with each line on what is left out.
 
         Raises:
             JobFileError, PrepareError, CodeError: nothing was submitted.
         """
-        return run(steps.submit(self._transport, job, job_id, overrides, on_line, code))
+        return run(
+            steps.submit(self._transport, job, job_id, overrides, on_line, code, on_left_out)
+        )
 
     def status(self, job_id: str) -> Job:
         """How a job stands."""
