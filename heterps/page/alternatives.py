@@ -4,7 +4,7 @@ import math
 from typing import TYPE_CHECKING
 
 from heterps.html.markup import Markup, join, tag
-from heterps.html.parts import Column, bars, table
+from heterps.html.parts import bars, table
 from heterps.view.figures import count, duration, money, percent, rate
 from heterps.view.plan import units_text
 
@@ -23,14 +23,14 @@ def alternatives(decision: "Decision") -> Markup:
     bound = decision.lower_bound / longest if math.isfinite(decision.lower_bound) else None
     counted = any(other.evaluations for other in decision.alternatives)
     columns = [
-        Column("method"),
-        Column("cost beside the bound", wide=True),
-        Column("cost", number=True),
-        Column("gap", number=True),
-        Column("samples/s", number=True),
-        Column("took", number=True),
-        *([Column("plans tried", number=True)] if counted else []),
-        Column("plan"),
+        "method",
+        "*cost beside the bound",
+        ">cost",
+        ">gap",
+        ">samples/s",
+        ">took",
+        *([">plans tried"] if counted else []),
+        "plan",
     ]
     rows = [_chosen(decision, longest, bound)]
     for other in decision.alternatives:

@@ -5,20 +5,14 @@ from typing import TYPE_CHECKING
 
 from heterps.html.markup import Markup, join, tag
 from heterps.html.palette import Palette
-from heterps.html.parts import Column, bars, table
+from heterps.html.parts import bars, table
 from heterps.view.figures import money, per_sample_in, rate
 from heterps.view.plan import layers_text
 
 if TYPE_CHECKING:
     from scheduler import Decision
 
-_COLUMNS = (
-    Column(""),
-    Column("predicted above, measured below", wide=True),
-    Column("predicted", number=True),
-    Column("measured", number=True),
-    Column("ratio", number=True),
-)
+_COLUMNS = ("", "*predicted above, measured below", ">predicted", ">measured", ">ratio")
 
 
 def measured(decision: "Decision", palette: Palette) -> Markup:

@@ -4,7 +4,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from heterps.html.markup import Markup, join
-from heterps.html.parts import Column, details, table
+from heterps.html.parts import details, table
 from heterps.html.plot import Plot
 from heterps.html.scale import Axis
 from heterps.view.figures import count, money, rate
@@ -13,14 +13,7 @@ from heterps.view.plan import chosen_point, types_text
 if TYPE_CHECKING:
     from scheduler import Decision
 
-_COLUMNS = (
-    Column(""),
-    Column("samples/s", number=True),
-    Column("price an hour", number=True),
-    Column("cost", number=True),
-    Column("types in order"),
-    Column("proven"),
-)
+_COLUMNS = ("", ">samples/s", ">price an hour", ">cost", "types in order", "proven")
 _FAR = 1.15  # times the dearest point: other methods' plans beyond are not drawn
 
 

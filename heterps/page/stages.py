@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from heterps.html.markup import Markup, join, tag
 from heterps.html.palette import Palette
-from heterps.html.parts import Column, bars, table
+from heterps.html.parts import bars, table
 from heterps.view.figures import per_sample_in, percent, size
 from heterps.view.plan import layers_text
 
@@ -13,13 +13,8 @@ if TYPE_CHECKING:
     from scheduler.problem.cost import PlanStage
 
 _COLUMNS = (
-    Column("stage"),
-    Column("on"),
-    Column("time a sample", wide=True),
-    Column("computing", number=True),
-    Column("communicating", number=True),
-    Column("slack", number=True),
-    Column("memory a unit", number=True),
+    *("stage", "on", "*time a sample"),
+    *(">computing", ">communicating", ">slack", ">memory a unit"),
 )
 
 

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from heterps.html.markup import Markup, join, tag
 from heterps.html.palette import Palette
-from heterps.html.parts import Column, table
+from heterps.html.parts import table
 from heterps.view.changes import name_of, value_of
 from heterps.view.figures import duration, money, percent, rate
 from heterps.view.plan import ESTIMATED, gap_text, notes, rests_on_estimates
@@ -13,14 +13,7 @@ if TYPE_CHECKING:
     from heterps.client.records import Job
     from scheduler import Decision
 
-_CHANGES = (
-    Column("change"),
-    Column("from", number=True),
-    Column("to", number=True),
-    Column("samples/s", number=True),
-    Column("price an hour", number=True),
-    Column("cost", number=True),
-)
+_CHANGES = ("change", ">from", ">to", ">samples/s", ">price an hour", ">cost")
 
 
 def summary(decision: "Decision", palette: Palette, job: "Job | None") -> Markup:

@@ -10,31 +10,17 @@ from heterps.console.pages.parts import clock, spent, tiles
 from heterps.console.traffic import Sample, Shard, rates
 from heterps.html.markup import Markup, join, tag
 from heterps.html.palette import Palette
-from heterps.html.parts import Column, bars, section, table
+from heterps.html.parts import bars, section, table
 from heterps.page.measured import measured
 from heterps.view.figures import count, duration, money, percent, rate, size
 from heterps.view.plan import layers_text
+from heterps.view.table import Column
 
 if TYPE_CHECKING:
     from scheduler import Decision
 
-_STAGES = (
-    Column("stage"),
-    Column("computing: lately above, so far below", wide=True),
-    Column("lately", number=True),
-    Column("so far", number=True),
-    Column("predicted", number=True),
-)
-_SHARDS = (
-    Column("shard"),
-    Column("rows", number=True),
-    Column("memory", number=True),
-    Column("keys with a row", number=True),
-    Column("pulled", number=True),
-    Column("pushed", number=True),
-    Column("in", number=True),
-    Column("out", number=True),
-)
+_STAGES = ("stage", "*computing: lately above, so far below", ">lately", ">so far", ">predicted")
+_SHARDS = ("shard", ">rows", ">memory", ">keys with a row", ">pulled", ">pushed", ">in", ">out")
 
 
 def job_sections(
@@ -199,7 +185,7 @@ def _metrics(job: Job) -> Markup:
         split, _, metric = name.partition("_")
         splits.setdefault(split if metric else "", {})[metric or name] = value
     names = list(dict.fromkeys(metric for values in splits.values() for metric in values))
-    columns = (Column("split"), *(Column(name, number=True) for name in names))
+    columns: tuple[str | Column, ...] = ("split", *(Column(name, number=True) for name in names))
     rows = [
         (split, *(f"{values[n]:.4f}" if n in values else "" for n in names))
         for split, values in splits.items()
@@ -209,7 +195,7 @@ def _metrics(job: Job) -> Markup:
 
 def _states(job: Job, history: History) -> Markup:
     entered = list(history.states) or [(State.QUEUED, job.submitted_at)]
-    columns = (Column("state"), Column("entered"), Column("for", number=True))
+    columns = ("state", "entered", ">for")
     ends = [at for _, at in entered[1:]] + [job.ended_at]
     rows = [
         (str(state), clock(at), duration(end - at) if end and not state.is_final else "")

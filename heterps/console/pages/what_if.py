@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from heterps.html.markup import Markup, join, tag
 from heterps.html.palette import Palette
-from heterps.html.parts import Column, details, section, table
+from heterps.html.parts import details, section, table
 from heterps.page.lanes import lanes
 from heterps.page.summary import relaxations
 from heterps.view.changes import Change, compare, name_of, value_of
@@ -100,10 +100,10 @@ def compared(before: "Decision", after: "Decision") -> Markup:
     said = tag("ul", *(tag("li", text) for text in differences(before, after)), class_="reasons")
     changes = compare(before, after)
     columns = (
-        Column(""),
-        Column("old", number=True),
-        Column("new", number=True),
-        Column("change", number=True),
+        "",
+        ">old",
+        ">new",
+        ">change",
     )
     shown = [one for one in changes.figures if not one.key.startswith("measured.")]
     figures = table("Figures of both plans", columns, [_row(one) for one in shown])
@@ -130,7 +130,7 @@ def _relaxed(decision: "Decision") -> Markup | None:
     return section("relax", "What would have to change", caption, relaxations(decision))
 
 
-def _listed(changes: Sequence[Change], columns: Sequence[Column]) -> list[Markup]:
+def _listed(changes: Sequence[Change], columns: Sequence[str]) -> list[Markup]:
     if not changes:
         return []
     rows = [_row(change) for change in changes[:_MOST]]
