@@ -21,7 +21,8 @@ from heterps.errors import HeterpsError
 from heterps.html.markup import join
 from heterps.html.palette import Palette
 from heterps.page.document import sections
-from heterps.page.summary import verdict
+from heterps.page.summary import overview
+from heterps.view.decision import types_of
 from scheduler.problem.fields import InputError
 
 _MOST_FOLLOWERS = 16
@@ -86,9 +87,8 @@ def _job(app: FastAPI, console: Console) -> None:
         if decision is not None:
             history = History.of(console.client.history(job_id))
             run = history.measured_so_far(decision)
-            types = run.resources.names if run.resources else dict.fromkeys(run.assignment)
-            palette = Palette(types)
-            parts = join(verdict(run, palette), *sections(run, palette))
+            palette = Palette(types_of(run))
+            parts = join(overview(run, palette), *sections(run, palette))
         return _of_job(console, request, job, "decision", "decision.html", parts=parts)
 
 

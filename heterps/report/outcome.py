@@ -10,8 +10,9 @@ from rich.text import Text
 from heterps.client.records import Job, State
 from heterps.report.cluster import STYLES
 from heterps.report.terminal import heading, indented, pairs, table
+from heterps.view import decision as view
 from heterps.view.failure import MEANINGS, NOT_THE_JOB, shortened
-from heterps.view.figures import duration, money, per_sample, rate
+from heterps.view.figures import duration, per_sample
 from heterps.view.plan import EMULATED, ESTIMATED, rests_on_estimates
 from protos.naming import KEPT
 
@@ -122,15 +123,12 @@ def measured_table(decision: "Decision") -> Table:
     mark = f" ({EMULATED})" if measured.emulated else ""
     guess = f" ({ESTIMATED})" if rests_on_estimates(decision) else ""
     made = table("", f">predicted{guess}", f">measured{mark}", ">ratio")
-    rows = [
-        ("throughput, samples/s", decision.throughput, measured.throughput, rate),
-        ("price an hour", decision.price_per_hour, measured.price_per_hour, money),
-        ("cost of the training", decision.cost, measured.cost, money),
-    ]
-    for number, (stage, busy) in enumerate(zip(decision.stages, measured.stage_s, strict=False)):
-        rows.append((f"stage {number} busy a sample", stage.compute_s, busy, per_sample))
-    for name, before, after, shape in rows:
-        made.add_row(name, shape(before), shape(after), f"{after / before:.2f}" if before else "")
+    rows = view.measured(decision)
+    for row, busy in view.measured_stages(decision):
+        name = f"stage {row.number} busy a sample"
+        rows.append(view.FigureRow(name, row.stage.compute_s, busy, per_sample))
+    for one in rows:
+        made.add_row(one.name, one.text(one.predicted), one.text(one.measured), one.ratio)
     return made
 
 
