@@ -17,7 +17,7 @@ _COLUMNS = ("method", "*cost beside the bound", ">cost", ">gap", ">samples/s", "
 def alternatives(decision: "Decision") -> Markup:
     """A row a method, the chosen one first; the line across the bars is the lower bound."""
     found = view.methods(decision)
-    costs = [row.cost for row in found if row.feasible]
+    costs = [row.plan.cost for row in found if row.plan.feasible]
     cheapest = min(costs, default=1.0) or 1.0
     longest = min(max(costs, default=1.0), _FAR * cheapest) or 1.0
     bound = decision.lower_bound / longest if math.isfinite(decision.lower_bound) else None
@@ -25,15 +25,15 @@ def alternatives(decision: "Decision") -> Markup:
     rows = []
     for row in found:
         chosen = row is found[0]
-        name = join(row.method, tag("small", "chosen") if chosen and row.feasible else None)
-        took = "" if chosen and row.feasible else row.took
+        name = join(row.method, tag("small", "chosen") if chosen and row.plan.feasible else None)
+        took = "" if chosen and row.plan.feasible else row.took
         tail = (took, *([row.tried] if tried else []))
-        if row.feasible:
-            drawn = bars(((row.cost / longest, "bar" if chosen else "bar rest", ""),), bound)
-            price = join(row.price, " …" if row.cost > longest and not chosen else None)
-            rows.append((name, drawn, price, row.gap, row.rate, *tail, row.plan))
+        if row.plan.feasible:
+            drawn = bars(((row.plan.cost / longest, "bar" if chosen else "bar rest", ""),), bound)
+            price = join(row.cost, " …" if row.plan.cost > longest and not chosen else None)
+            rows.append((name, drawn, price, row.gap, row.rate, *tail, row.units))
         else:
-            reason = "infeasible" if chosen else row.reason or "infeasible"
+            reason = "infeasible" if chosen else row.plan.reason or "infeasible"
             rows.append((name, tag("span", reason, class_="why"), "none", "", "", *tail, ""))
     columns = (*_COLUMNS, *([">plans tried"] if tried else []), "plan")
     return table(

@@ -24,12 +24,12 @@ def pareto(decision: "Decision") -> Markup:
     dearest = _FAR * max(point.cost for point in points)
     slowest = 0.5 * points[0].throughput
     others = [
-        other
+        (other.method, other.plan)
         for other in decision.alternatives
-        if other.feasible and other.cost <= dearest and other.throughput >= slowest
+        if other.plan.feasible and other.plan.cost <= dearest and other.plan.throughput >= slowest
     ]
     places = [(one.throughput, one.cost) for one in points]
-    places += [(other.throughput, other.cost) for other in others]
+    places += [(plan.throughput, plan.cost) for _, plan in others]
     places += [(decision.throughput, decision.cost)] if decision.feasible else []
     floor = decision.min_throughput
     rates = [throughput for throughput, _ in places] + ([floor] if floor >= slowest else [])
@@ -59,12 +59,12 @@ def pareto(decision: "Decision") -> Markup:
         tip = f"this plan: {rate(decision.throughput)} samples/s, {money(decision.cost)}"
         plot.point(decision.throughput, decision.cost, "chosen", 7, tip)
         plot.label(decision.throughput, decision.cost, "this plan", "note strong")
-    for other in others:
-        same = decision.feasible and abs(other.cost / decision.cost - 1) < 1e-6
+    for method, plan in others:
+        same = decision.feasible and abs(plan.cost / decision.cost - 1) < 1e-6
         if not same:
-            tip = f"{other.method}: {rate(other.throughput)} samples/s, {money(other.cost)}"
-            plot.point(other.throughput, other.cost, "other", 4, tip)
-            plot.label(other.throughput, other.cost, other.method)
+            tip = f"{method}: {rate(plan.throughput)} samples/s, {money(plan.cost)}"
+            plot.point(plan.throughput, plan.cost, "other", 4, tip)
+            plot.label(plan.throughput, plan.cost, method)
     return join(plot.draw(), details("The points as a table", _table(rows)))
 
 

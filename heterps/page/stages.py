@@ -44,9 +44,9 @@ def stages(decision: "Decision", palette: Palette) -> Markup:
                 _memory(decision, stage),
             )
         )
-    if decision.ps_units and decision.workload is not None:
+    if decision.plan.ps_units and decision.workload is not None:
         kind = decision.workload.ps_type
-        chip = palette.chip(kind, f"{decision.ps_units:,} × {kind}")
+        chip = palette.chip(kind, f"{decision.plan.ps_units:,} × {kind}")
         rows.append(("parameter servers", chip, None, "", "", "", ""))
     return table(
         "Stages with their times",

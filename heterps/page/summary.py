@@ -44,7 +44,7 @@ def relaxations(decision: "Decision") -> Markup:
 
 def _sentence(decision: "Decision", palette: Palette) -> list[Markup | str]:
     if not decision.feasible:
-        return [tag("b", "No plan meets the demands: ", class_="warn"), decision.reason]
+        return [tag("b", "No plan meets the demands: ", class_="warn"), decision.plan.reason]
     stages = len(decision.stages)
     said: list[Markup | str] = [f"{stages} stage{'s' * (stages != 1)} on "]
     units = list(decision.total_units.items())
@@ -64,7 +64,7 @@ def _tiles(decision: "Decision") -> Markup:
         ("samples/s", rate(decision.throughput), guess + spare),
         (
             "an hour",
-            money(decision.price_per_hour),
+            money(decision.plan.price_per_hour),
             f"cap {money(cap)}" if cap else "no cap on the price",
         ),
     ]

@@ -47,8 +47,8 @@ def _report(old_name: str, before: "Decision", new_name: str, after: "Decision")
         parts.append(Text("  the same"))
     parts += [heading("Figures"), indented(_table(changes.figures, names))]
     for name, decision in zip(names, (before, after), strict=True):
-        if not decision.feasible and decision.reason:
-            parts.append(indented(Text(f"{name}: {decision.reason}", "red", overflow="fold")))
+        if not decision.feasible and decision.plan.reason:
+            parts.append(indented(Text(f"{name}: {decision.plan.reason}", "red", overflow="fold")))
     return Group(*parts)
 
 

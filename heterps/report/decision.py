@@ -73,9 +73,9 @@ def plan_table(decision: "Decision") -> Table:
             size(stage.memory_bytes),
             Text(row.slack, style="bold yellow") if stage.bottleneck else row.slack,
         )
-    if decision.ps_units:
+    if decision.plan.ps_units:
         kind = decision.workload.ps_type if decision.workload is not None else ""
-        made.add_row("", "parameter server", kind, f"{decision.ps_units:,}", "", "", "", "")
+        made.add_row("", "parameter server", kind, f"{decision.plan.ps_units:,}", "", "", "", "")
     return made
 
 
@@ -87,7 +87,7 @@ def alternatives_table(decision: "Decision") -> Table:
     first, *others = view.methods(decision)
     tried = [">tried"] if any(row.tried for row in others) else []
     made = table("!method", "plan", ">samples/s", ">cost", ">gap", ">took", *tried)
-    mark = _CHOSEN if first.feasible else " "
+    mark = _CHOSEN if first.plan.feasible else " "
     made.add_row(Text(f"{mark} {first.method}", style="bold"), *_figures(first))
     for row in others:
         made.add_row(
@@ -95,7 +95,7 @@ def alternatives_table(decision: "Decision") -> Table:
             *_figures(row),
             row.took,
             *([row.tried] if row.tried else []),
-            style="" if row.feasible else "dim",
+            style="" if row.plan.feasible else "dim",
         )
     return made
 
@@ -146,7 +146,10 @@ def probabilities_table(decision: "Decision") -> Table:
 
 
 def _figures(row: view.MethodRow) -> tuple[str, ...]:
-    return (row.plan, *((row.rate, row.price, row.gap) if row.feasible else ("", "", "no plan")))
+    return (
+        row.units,
+        *((row.rate, row.cost, row.gap) if row.plan.feasible else ("", "", "no plan")),
+    )
 
 
 def _share(share: float, chosen: bool) -> Text:
@@ -156,7 +159,7 @@ def _share(share: float, chosen: bool) -> Text:
 
 def _summary(decision: "Decision") -> RenderableType:
     if not decision.feasible:
-        found = f"{decision.method}: {decision.reason}"
+        found = f"{decision.method}: {decision.plan.reason}"
         return indented(Text(found, style="red", overflow="fold"))
     guess = f" ({ESTIMATED})" if rests_on_estimates(decision) else ""
     floor, cap = decision.min_throughput, decision.max_price_per_hour
@@ -169,7 +172,7 @@ def _summary(decision: "Decision") -> RenderableType:
         ),
         (
             "price",
-            f"{money(decision.price_per_hour)} an hour{f' (cap {money(cap)})' if cap else ''}",
+            f"{money(decision.plan.price_per_hour)} an hour{f' (cap {money(cap)})' if cap else ''}",
         ),
         ("cost", f"{money(decision.cost)} for the training{guess}; {gap_text(decision)}"),
     ]

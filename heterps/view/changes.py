@@ -165,14 +165,17 @@ def _plan(decision: "Decision") -> Iterator[tuple[str, Value]]:
         yield f"layer.{name}", kind
     for kind, units in decision.total_units.items():
         yield f"units.{kind}", units
-    yield "ps_units", decision.ps_units
+    yield "ps_units", decision.plan.ps_units
 
 
 def _figures(decision: "Decision") -> Iterator[tuple[str, Value]]:
     yield "feasible", decision.feasible
     yield "stages", len(decision.stages)
-    for name in ("throughput", "price_per_hour", "cost", "lower_bound", "gap"):
-        yield name, getattr(decision, name)
+    yield "throughput", decision.throughput
+    yield "price_per_hour", decision.plan.price_per_hour
+    yield "cost", decision.cost
+    yield "lower_bound", decision.lower_bound
+    yield "gap", decision.gap
     if decision.workload is not None and decision.throughput > 0:
         yield "hours", decision.workload.samples / decision.throughput / 3600
     if decision.measured is not None:

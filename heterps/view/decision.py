@@ -12,7 +12,7 @@ from heterps.view.plan import layers_text, types_text, units_text
 if TYPE_CHECKING:
     from scheduler import Decision
     from scheduler.decision.record import ParetoPoint
-    from scheduler.problem.cost import PlanStage
+    from scheduler.problem.cost import Plan, PlanStage
     from scheduler.problem.workload import ResourceType
 
 _SAME = 1e-6
@@ -30,18 +30,16 @@ class StageRow:
 
 @dataclass(frozen=True, slots=True)
 class MethodRow:
-    """What a method came to; `cost` and the figures in words are of its plan, if it found one."""
+    """What a method came to; the figures in words are of its plan, if it found one."""
 
     method: str
-    feasible: bool
-    reason: str
-    cost: float
-    price: str
+    plan: "Plan"
+    cost: str
     gap: str
     rate: str
     took: str
     tried: str
-    plan: str
+    units: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +94,7 @@ def offered_type(decision: "Decision", name: str) -> "ResourceType | None":
 
 def reasons(decision: "Decision") -> list[str]:
     """Why, sentence by sentence, without the one that says why there is no plan."""
-    said = decision.reason.rstrip(".")
+    said = decision.plan.reason.rstrip(".")
     return [text for text in decision.reasons if text.rstrip(".") != said]
 
 
@@ -109,32 +107,22 @@ def stages(decision: "Decision") -> Iterator[StageRow]:
 
 def methods(decision: "Decision") -> list[MethodRow]:
     """The method that was chosen, then the others, cheapest first."""
-    chosen = MethodRow(
-        decision.method,
-        decision.feasible,
-        decision.reason,
-        decision.cost,
-        money(decision.cost),
-        percent(decision.gap),
-        rate(decision.throughput),
-        duration(decision.seconds),
-        "",
-        units_text(decision.stages),
-    )
-    return [chosen] + [
+    from scheduler.decision.record import Alternative
+
+    chosen = Alternative(decision.method, decision.plan, decision.seconds)
+    bound = decision.lower_bound
+    return [
         MethodRow(
-            other.method,
-            other.feasible,
-            other.reason,
-            other.cost,
-            money(other.cost),
-            _gap(other.cost, decision.lower_bound),
-            rate(other.throughput),
-            duration(other.seconds),
-            count(other.evaluations) if other.evaluations else "",
-            units_text(other.stages),
+            one.method,
+            one.plan,
+            money(one.plan.cost),
+            percent(one.plan.cost / bound - 1 if bound else math.inf),
+            rate(one.plan.throughput),
+            duration(one.seconds),
+            count(one.evaluations) if one.evaluations else "",
+            units_text(one.plan.stages),
         )
-        for other in decision.alternatives
+        for one in (chosen, *decision.alternatives)
     ]
 
 
@@ -186,7 +174,7 @@ def measured(decision: "Decision") -> list[FigureRow]:
     assert run is not None
     return [
         FigureRow("throughput, samples/s", decision.throughput, run.throughput, rate),
-        FigureRow("price an hour", decision.price_per_hour, run.price_per_hour, money),
+        FigureRow("price an hour", decision.plan.price_per_hour, run.price_per_hour, money),
         FigureRow("cost of the training", decision.cost, run.cost, money),
     ]
 
@@ -195,10 +183,6 @@ def measured_stages(decision: "Decision") -> "Iterator[tuple[StageRow, float]]":
     """The stages that were measured, each with its busy seconds a sample."""
     assert decision.measured is not None
     return zip(stages(decision), decision.measured.stage_s, strict=False)
-
-
-def _gap(cost: float, bound: float) -> str:
-    return percent(cost / bound - 1) if bound and math.isfinite(bound) else "-"
 
 
 def _is_plan(point: "ParetoPoint", decision: "Decision") -> bool:

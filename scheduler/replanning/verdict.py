@@ -82,7 +82,7 @@ def _costs(proposal: Proposal) -> list[str]:
 
 def _conclusion(proposal: Proposal, floor: Floor, threshold: Threshold) -> str:
     if not proposal.proposed.feasible:
-        return sentence(f"No other plan is proposed: {proposal.proposed.reason}")
+        return sentence(f"No other plan is proposed: {proposal.proposed.plan.reason}")
     if not proposal.moves:
         return "The running plan stays the best."
     if proposal.worthwhile and floor.missed:

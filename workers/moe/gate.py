@@ -97,8 +97,17 @@ class Gate(nn.Module):
         return f"dim={self.dim}, experts={self.num_experts}, k={self.k}"
 
     def _require(self, key: str, value: object, holds: bool, expected: str) -> None:
-        if not holds:
-            raise ValueError(f"{type(self).__name__}: {key}: expected {expected}, got {value}")
+        require(type(self).__name__, key, value, holds, expected)
+
+
+def require(what: str, key: str, value: object, holds: bool, expected: str) -> None:
+    """Refuse an argument of a layer or gate unless it `holds`.
+
+    Raises:
+        ValueError: names both, the value and what was expected.
+    """
+    if not holds:
+        raise ValueError(f"{what}: {key}: expected {expected}, got {value}")
 
 
 def mean_over_tokens(values_TE: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
 """The gates of a mixture of experts by name."""
 
 from collections.abc import Callable
-from typing import Any
 
+from workers.moe.config import MoEConfig
 from workers.moe.gate import Decision, Gate
 from workers.moe.gates_balanced import Bias, ExpertChoice, NoisyTopK
 from workers.moe.gates_topk import GShard, Prototype, Switch, TopK
@@ -32,26 +32,21 @@ GATES: dict[str, Callable[..., Gate]] = {
 }
 
 
-def make_gate(
-    gate: str | Gate,
-    dim: int,
-    experts: int,
-    k: int | None,
-    seed: int | None,
-    options: dict[str, Any],
-) -> Gate:
-    """The gate of that name, made with `options`, or the given one if it fits.
+def make_gate(config: MoEConfig) -> Gate:
+    """The gate of a layer, made or given.
 
     Raises:
         ValueError: no such name, an option out of range, or a gate that does not fit.
         TypeError: an option that the gate does not have.
     """
+    gate, dim, experts, k = config.gate, config.dim, config.experts, config.k
     if not isinstance(gate, Gate):
         if gate not in GATES:
             raise ValueError(f"MoE: gate: expected a Gate or one of {', '.join(GATES)}, got {gate}")
-        return GATES[gate](dim, experts, k, seed=seed, **options)
-    if options:
-        raise TypeError(f"MoE: {next(iter(options))}: expected no options beside a Gate")
+        return GATES[gate](dim, experts, k, seed=config.seed, **config.gate_options)
+    if config.gate_options:
+        option = next(iter(config.gate_options))
+        raise TypeError(f"MoE: {option}: expected no options beside a Gate")
     if (gate.dim, gate.num_experts) != (dim, experts) or k not in (None, gate.k):
         raise ValueError(
             f"MoE: gate: expected one of dim={dim}, experts={experts}"

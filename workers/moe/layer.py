@@ -6,10 +6,9 @@ expert order (T*K, less what a capacity drops).
 # ruff: noqa: N803, N806 (shape suffixes are capital letters)
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Literal
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -17,12 +16,12 @@ from torch.distributed import ProcessGroup
 
 from workers import ops
 from workers.learning.reduction import tag
-from workers.moe.gates import Decision, Gate, make_gate
+from workers.moe.config import MoEConfig
+from workers.moe.gate import require
+from workers.moe.gates import Decision, make_gate
 from workers.moe.group import ExpertGroup
 from workers.moe.parallel import ExpertParallel, ParallelStats, Weights
-from workers.ops.grouped_ffn import ACTIVATIONS, activate
-
-Activation = Literal["gelu", "relu", "silu", "swiglu"]
+from workers.ops.grouped_ffn import activate
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,27 +54,11 @@ class MoE(nn.Module):
     where `expert` made the experts, for their loads, and where pairs are dropped.
 
     Args:
-        dim: width D of tokens.
-        experts: number of experts E.
-        hidden: hidden width H of an expert; 4 * dim unless given. Not with `expert`.
-        k: experts for each token; the gate's default unless given (2, switch: 1).
-        expert: makes one expert, any module [n, D] -> [n, D]; called E times.
-        capacity_factor: an expert takes at most ceil(capacity_factor * T * k / E) tokens, the
-            later ones lose that choice (contributing zero). None: nothing is dropped.
-        balance_weight: factor of the gate's balance loss.
-        seed: of the initial weights, and of what the gate draws in training; None takes torch's
-            generator.
-        gate: topk | switch | gshard | noisy | prototype | expert_choice | bias, or a Gate.
-        activation: gelu | relu | silu | swiglu; the last makes `w1` [E, D, 2H]. Not with `expert`.
-        shared_experts: experts made like the others, that every token passes; their outputs are
-            added.
-        z_weight: factor of the mean over tokens of logsumexp(logits)^2, which keeps logits small.
+        dim, experts, hidden, k: the first fields of `MoEConfig`.
         group: the processes that share out the experts, as `split` does later; all of them make
             the layer and call it together.
-        chunks: parts in which rows travel, so that one is computed while another is under way.
-        shadow: let every process compute an expert that is popular enough in a batch; see
-            `workers.moe.shadowing`.
-        options: of the gate, such as score="sigmoid" of topk; see its class.
+        options: further fields of `MoEConfig`, and options of the gate, such as score="sigmoid" of
+            topk; see its class.
 
     Raises:
         ValueError: an argument out of range, or an input that is not [T, D].
@@ -94,67 +77,52 @@ class MoE(nn.Module):
     experts: nn.ModuleList | None
     shared: nn.ModuleList | None
 
+    Config = MoEConfig
+
     def __init__(
         self,
         dim: int,
         experts: int = 8,
         hidden: int | None = None,
         k: int | None = None,
-        expert: Callable[[], nn.Module] | None = None,
-        capacity_factor: float | None = None,
-        balance_weight: float = 0.01,
-        seed: int | None = None,
         *,
-        gate: str | Gate = "topk",
-        activation: Activation = "gelu",
-        shared_experts: int = 0,
-        z_weight: float = 0.0,
         group: ExpertGroup | ProcessGroup | None = None,
-        chunks: int = 1,
-        shadow: bool = False,
         **options: Any,
     ) -> None:
         super().__init__()
-        _require("dim", dim, dim >= 1, "at least 1")
-        _require("experts", experts, experts >= 1, "at least 1")
-        _require("hidden", hidden, hidden is None or hidden >= 1, "at least 1")
-        _require("hidden", hidden, hidden is None or expert is None, "None together with expert")
-        _require(
-            "capacity_factor",
-            capacity_factor,
-            capacity_factor is None or 0 < capacity_factor < math.inf,
-            "None or a number above 0",
-        )
-        _require("balance_weight", balance_weight, balance_weight >= 0, "at least 0")
-        _require("z_weight", z_weight, z_weight >= 0, "at least 0")
-        _require("shared_experts", shared_experts, shared_experts >= 0, "at least 0")
-        names = ", ".join(ACTIVATIONS)
-        _require("activation", activation, activation in ACTIVATIONS, f"one of {names}")
-        plain = activation == "gelu" or expert is None
-        _require("activation", activation, plain, "gelu, its default, together with expert")
-        self.dim, self.num_experts, self.activation = dim, experts, activation
-        self.capacity_factor, self.balance_weight = capacity_factor, balance_weight
-        self.shared_experts, self.z_weight = shared_experts, z_weight
-        with torch.random.fork_rng(devices=[], enabled=seed is not None):
-            if seed is not None:
-                torch.manual_seed(seed)
-            self.gate = make_gate(gate, dim, experts, k, seed, options)
-            self._make_experts(expert, 4 * dim if hidden is None else hidden)
+        config = MoEConfig.of(dim=dim, experts=experts, hidden=hidden, k=k, **options)
+        self.dim, self.num_experts, self.activation = dim, experts, config.activation
+        self.capacity_factor, self.balance_weight = config.capacity_factor, config.balance_weight
+        self.shared_experts, self.z_weight = config.shared_experts, config.z_weight
+        self._chunks, self._shadow = config.chunks, config.shadow
+        with torch.random.fork_rng(devices=[], enabled=config.seed is not None):
+            if config.seed is not None:
+                torch.manual_seed(config.seed)
+            self.gate = make_gate(config)
+            self._make_experts(config)
         self.k = self.gate.k
-        _require("chunks", chunks, chunks >= 1, "at least 1")
+        unlimited = self.capacity_factor is None or not self.gate.sets_capacity
+        require(
+            "MoE", "capacity_factor", self.capacity_factor, unlimited, "None: this gate's k sets it"
+        )
         self.parallel: ExpertParallel | None = None
-        self._chunks, self._shadow = chunks, shadow
         if group is not None:
             self.split(group)
-        unlimited = capacity_factor is None or not self.gate.sets_capacity
-        _require("capacity_factor", capacity_factor, unlimited, "None: this gate's k sets it")
         self.aux_loss = torch.zeros(())
         self.load = torch.zeros(experts, dtype=torch.int64)
         self._probability = torch.zeros(experts)
         self._dropped = 0.0
 
-    def _make_experts(self, expert: Callable[[], nn.Module] | None, hidden: int) -> None:
-        shared = self.shared_experts
+    @classmethod
+    def from_config(
+        cls, config: MoEConfig, group: ExpertGroup | ProcessGroup | None = None
+    ) -> Self:
+        """The layer of a configuration."""
+        return cls(**config.options(), group=group)
+
+    def _make_experts(self, config: MoEConfig) -> None:
+        expert, shared = config.expert, config.shared_experts
+        hidden = 4 * self.dim if config.hidden is None else config.hidden
         self.experts = self.shared = None
         if expert is not None:
             self.experts = nn.ModuleList(expert() for _ in range(self.num_experts))
@@ -185,14 +153,16 @@ class MoE(nn.Module):
             raise ValueError("MoE: split: expected a layer with all experts, got one that is split")
         chunks, shadow = self._chunks, self._shadow
         fits = self.num_experts >= group.size
-        _require("experts", self.num_experts, fits, f"at least {group.size} (processes)")
+        require("MoE", "experts", self.num_experts, fits, f"at least {group.size} (processes)")
         self.parallel = ExpertParallel(group, self.num_experts, chunks, shadow)
         self.gate.group = group
         own = self.parallel.own
         if self.experts is not None:
             self.experts = nn.ModuleList(self.experts[e] for e in own)
             plain = not any(True for _ in self.experts.buffers())
-            _require("shadow", shadow, plain or not shadow, "False: these experts have buffers")
+            require(
+                "MoE", "shadow", shadow, plain or not shadow, "False: these experts have buffers"
+            )
             experts = list(self.experts.parameters())
         else:
             self.w1 = nn.Parameter(self.w1.detach()[own.start : own.stop].clone())
@@ -293,11 +263,6 @@ def aux_loss(model: nn.Module) -> Tensor:
     if not losses:
         return torch.zeros(())
     return torch.stack([loss.to(losses[0].device) for loss in losses]).sum()
-
-
-def _require(key: str, value: object, holds: bool, expected: str) -> None:
-    if not holds:
-        raise ValueError(f"MoE: {key}: expected {expected}, got {value}")
 
 
 def _uniform(experts: int, inputs: int, outputs: int) -> Tensor:

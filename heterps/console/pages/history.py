@@ -114,8 +114,8 @@ class History:
         ends = [points[-1] for points in self.stages if points]
         measured = Measured(
             throughput=throughput,
-            price_per_hour=decision.price_per_hour,
-            cost=decision.price_per_hour * samples / throughput / 3600,
+            price_per_hour=decision.plan.price_per_hour,
+            cost=decision.plan.price_per_hour * samples / throughput / 3600,
             seconds=last.train_seconds,
             emulated=any(kinds[name].emulated for name in used if name in kinds),
             stage_s=tuple(end.busy_s / (end.samples or last.samples) for end in ends),

@@ -77,8 +77,8 @@ def _figures(job: Job, decision: "Decision | None") -> Markup:
     shown += [(k.replace("_", " "), f"{v:.4f}", "") for k, v in job.metrics.items() if "auc" in k]
     if decision and feasible:
         ran = decision.measured
-        paid = ran.cost if ran is not None else spent(job, decision.price_per_hour)
-        an_hour = f"{money(decision.price_per_hour)} an hour"
+        paid = ran.cost if ran is not None else spent(job, decision.plan.price_per_hour)
+        an_hour = f"{money(decision.plan.price_per_hour)} an hour"
         shown.append(("cost so far", money(paid), f"predicted {money(decision.cost)}; {an_hour}"))
     if job.eta_s is not None and job.state is State.RUNNING:
         shown.append(("left to train", duration(job.eta_s), "at the pace so far"))

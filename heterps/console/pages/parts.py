@@ -58,7 +58,7 @@ def cost_text(job: Job, decision: "Decision | None") -> str:
     """What a job has cost, of what was predicted."""
     if decision is None or not decision.feasible:
         return ""
-    paid = spent(job, decision.price_per_hour)
+    paid = spent(job, decision.plan.price_per_hour)
     if decision.measured is not None:
         paid = decision.measured.cost
     return f"{money(paid)} of {money(decision.cost)}"

@@ -94,7 +94,7 @@ def test_a_shard_lets_go_of_what_its_client_had(filled: LocalShards) -> None:
         names = [block.region.name for block in _memory(client)._known]
         assert len(names) == mapped(names) == 3
         del kept
-    wait_until(lambda: mapped(names) == 0, 10)
+    wait_until(lambda: mapped(names) == 0, "nothing is mapped")
 
 
 def test_the_caller_s_keys_may_change_at_once(client: ParameterClient) -> None:

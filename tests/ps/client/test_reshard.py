@@ -12,6 +12,7 @@ import pytest
 
 from protos import parameter_server_pb2 as pb
 from ps import LocalShards, LocalTable, ParameterClient, ShardError
+from tests.rounds import more
 from tests.waiting import wait_until
 
 KEYS = np.arange(4000)
@@ -175,7 +176,8 @@ print("done", calls)
 """
 
 
-def test_an_interrupted_reshard_can_be_repeated() -> None:
+@pytest.mark.parametrize("steps", [(1, 5, 7, 99), *more((1, 5, 5, 9, 6, 7, 8, 99))], ids=len)
+def test_an_interrupted_reshard_can_be_repeated(steps: tuple[int, ...]) -> None:
     """The coordinator is killed before its n-th step; another one finishes."""
     with LocalShards(2) as shards:
         a, b = shards.addresses
@@ -185,7 +187,7 @@ def test_an_interrupted_reshard_can_be_repeated() -> None:
             _make(client)
         with counting([a, b]) as counters:
             # Before the first routing; while rows are sent; around each shard's letting go; never.
-            for at, step in enumerate([1, 5, 5, 9, 6, 7, 8, 99]):
+            for at, step in enumerate(steps):
                 old, new = sets[at % 3], sets[at % 3 + 1]
                 run = subprocess.run(
                     [sys.executable, "-c", _COORDINATOR, str(step), ",".join(old), ",".join(new)],

@@ -15,6 +15,7 @@ from ps.shard.directory import Durable
 from ps.shard.message import take_apart
 from ps.shard.state import ShardState
 from ps.table.spec import make_spec
+from tests.rounds import more
 
 # Kills its own process before the n-th operation on a file below a directory.
 _KILLER = """
@@ -208,7 +209,7 @@ def test_a_save_that_is_killed_anywhere(tmp_path: Path) -> None:
     assert seen.strip() == "[1, 2]"  # killed before, and after, the one step that counts
 
 
-@pytest.mark.parametrize("stride", [5, pytest.param(1, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("stride", [5, *more(1)])
 @pytest.mark.parametrize("sync", ["sync", "lazy"])
 def test_a_shard_that_is_killed_anywhere_loses_nothing_acknowledged(
     tmp_path: Path, sync: str, stride: int

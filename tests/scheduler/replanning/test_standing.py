@@ -23,9 +23,8 @@ TOLD = Measurement(
     (Filtered(9, DECISION.stages[0].compute_s), Filtered(9, 10 * DECISION.stages[1].compute_s))
 )
 PAYS = propose(DECISION, TOLD)
-OTHER = replace(
-    PAYS, proposed=replace(PAYS.proposed, stages=(replace(PAYS.proposed.stages[0], units=7),))
-)
+WIDER = replace(PAYS.proposed.plan, stages=(replace(PAYS.proposed.stages[0], units=7),))
+OTHER = replace(PAYS, proposed=replace(PAYS.proposed, plan=WIDER))
 STAY = propose(DECISION, Measurement())
 
 

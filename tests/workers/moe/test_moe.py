@@ -218,6 +218,18 @@ def test_refuses_arguments(arguments: dict[str, Any], message: str) -> None:
         MoE(**({"dim": 4} | arguments))
 
 
+def test_a_configuration_makes_the_same_layer() -> None:
+    config = MoE.Config(
+        dim=6, experts=5, gate="switch", z_weight=0.1, seed=3, gate_options={"jitter": 0.2}
+    )
+    same = MoE(6, experts=5, gate="switch", jitter=0.2, z_weight=0.1, seed=3)
+    layer, x = MoE.from_config(config), random_tokens(20, 6)
+    assert layer.gate.jitter == 0.2
+    assert torch.equal(layer(x), same(x))
+    assert layer.aux_loss == same.aux_loss
+    assert MoE.Config.of(**config.options()) == config
+
+
 @pytest.mark.parametrize("shape", [(4,), (2, 3), (2, 2, 4)])
 def test_refuses_inputs(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=r"x: expected \[tokens, 4\]"):
