@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from heterps.report.terminal import heading, indented, table
-from heterps.view.changes import Change, compare, name_of, value_of
+from heterps.view.changes import Change, compare
 
 if TYPE_CHECKING:
     from scheduler import Decision
@@ -62,23 +62,8 @@ def _listed(changes: Sequence[Change], names: tuple[str, str]) -> list[Renderabl
 def _table(changes: Sequence[Change], names: tuple[str, str]) -> Table:
     made = table("", *(f">{name}" for name in names), ">change")
     for change in changes:
-        made.add_row(
-            name_of(change.key),
-            value_of(change.key, change.before),
-            value_of(change.key, change.after),
-            _effect(change),
-            style="" if change.is_real else "dim",
-        )
+        made.add_row(*change.row, style="" if change.is_real else "dim")
     return made
-
-
-def _effect(change: Change) -> str:
-    if not change.is_real:
-        return "same"
-    ratio = change.ratio
-    if ratio is None or change.key in ("gap", "seed"):
-        return ""
-    return f"{ratio:.1f}x" if ratio >= 10 else f"{ratio - 1:+.1%}"
 
 
 def _is_whole(decision: "Decision") -> bool:

@@ -13,7 +13,9 @@ from heterps.report.terminal import heading, indented, pairs, table
 from heterps.view import decision as view
 from heterps.view.failure import MEANINGS, NOT_THE_JOB, shortened
 from heterps.view.figures import duration, per_sample
+from heterps.view.metrics import metrics_by_split
 from heterps.view.plan import EMULATED, ESTIMATED, rests_on_estimates
+from heterps.view.table import Column
 from protos.naming import KEPT
 
 if TYPE_CHECKING:
@@ -134,12 +136,8 @@ def measured_table(decision: "Decision") -> Table:
 
 def metrics_table(job: Job) -> Table:
     """Metrics by split: `test_auc` stands in row test and column auc."""
-    splits: dict[str, dict[str, float]] = {}
-    for name, value in job.metrics.items():
-        split, _, metric = name.partition("_")
-        splits.setdefault(split if metric else "", {})[metric or name] = value
-    names = list(dict.fromkeys(metric for values in splits.values() for metric in values))
-    made = table("split", *(f">{name}" for name in names))
-    for split, values in splits.items():
-        made.add_row(split, *(f"{values[n]:.4f}" if n in values else "" for n in names))
+    names, rows = metrics_by_split(job.metrics)
+    made = table("split", *(Column(name, number=True) for name in names))
+    for row in rows:
+        made.add_row(*row)
     return made

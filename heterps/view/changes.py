@@ -49,6 +49,21 @@ class Change:
         before, after = _number(self.before), _number(self.after)
         return after / before if before and after is not None else None
 
+    @property
+    def row(self) -> tuple[str, str, str, str]:
+        """Name, before, after, and by how much it changed."""
+        key = self.key
+        return name_of(key), value_of(key, self.before), value_of(key, self.after), self._effect
+
+    @property
+    def _effect(self) -> str:
+        if not self.is_real:
+            return "same"
+        ratio = self.ratio
+        if ratio is None or self.key in ("gap", "seed"):
+            return ""
+        return f"{ratio:.1f}x" if ratio >= 10 else f"{ratio - 1:+.1%}"
+
 
 @dataclass(frozen=True, slots=True)
 class Changes:

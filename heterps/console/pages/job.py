@@ -12,7 +12,9 @@ from heterps.html.markup import Markup, join, tag
 from heterps.html.palette import Palette
 from heterps.html.parts import bars, section, table
 from heterps.page.measured import measured
+from heterps.view.decision import types_of
 from heterps.view.figures import count, duration, money, percent, rate, size
+from heterps.view.metrics import metrics_by_split
 from heterps.view.plan import layers_text
 from heterps.view.table import Column
 
@@ -47,12 +49,11 @@ def job_sections(
         run = history.measured_so_far(decision)
         if run.measured is not None:
             whole = "the whole run" if job.state.is_final else "the run up to now; it goes on"
-            colours = run.resources.names if run.resources else dict.fromkeys(run.assignment)
             yield section(
                 "measured",
                 "Predicted and measured",
                 f"Measured over {whole}.",
-                measured(run, Palette(colours)),
+                measured(run, Palette(types_of(run))),
             )
     yield section("states", "How it came here", None, _states(job, history))
 
@@ -109,8 +110,7 @@ def _curves(history: History, decision: "Decision | None") -> Markup:
 
 
 def _stages(decision: "Decision", history: History) -> Markup:
-    names = decision.resources.names if decision.resources else dict.fromkeys(decision.assignment)
-    palette = Palette(names)
+    palette = Palette(types_of(decision))
     rows = []
     slowest = max((stage.busy_s for stage in decision.stages), default=0.0)
     for number, stage in enumerate(decision.stages[: len(history.stages)]):
@@ -180,16 +180,8 @@ def _speed(shard: Shard, old: Shard | None, name: str, passed: float, unit: str)
 
 
 def _metrics(job: Job) -> Markup:
-    splits: dict[str, dict[str, float]] = {}
-    for name, value in job.metrics.items():
-        split, _, metric = name.partition("_")
-        splits.setdefault(split if metric else "", {})[metric or name] = value
-    names = list(dict.fromkeys(metric for values in splits.values() for metric in values))
+    names, rows = metrics_by_split(job.metrics)
     columns: tuple[str | Column, ...] = ("split", *(Column(name, number=True) for name in names))
-    rows = [
-        (split, *(f"{values[n]:.4f}" if n in values else "" for n in names))
-        for split, values in splits.items()
-    ]
     return table("Metrics by split", columns, rows)
 
 
