@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 from chassis.closing import Closing
 from heterps.client import calls, steps
-from heterps.client.calls import match, new_id
 from heterps.client.records import Job, JobDecision, LogText, Node
 from heterps.client.transport import BLOCKING, Transport, iterate, run
 from heterps.home.target import Target
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from scheduler.problem.demands import Pin
     from scheduler.problem.inputs import ResourcesLike, WorkloadLike
 
-__all__ = ["Client", "match", "new_id"]
 R = TypeVar("R")
 
 

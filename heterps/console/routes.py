@@ -22,6 +22,7 @@ from heterps.html.markup import join
 from heterps.html.palette import Palette
 from heterps.page.document import sections
 from heterps.page.summary import overview
+from heterps.view.changes import is_whole
 from heterps.view.decision import types_of
 from scheduler.problem.fields import InputError
 
@@ -131,8 +132,7 @@ def _plans(app: FastAPI, console: Console) -> None:
     def what_if(request: Request, job_id: str) -> HTMLResponse:
         job = console.client.status(job_id)
         decision = console.decisions.decision(job)
-        whole = decision is not None and decision.workload and decision.resources
-        if decision is None or not whole:
+        if decision is None or not is_whole(decision):
             text = f"Job {job_id} has no decision that could be made again."
             return console.problem(request, 404, "Nothing is planned yet", text)
         query = request.query_params

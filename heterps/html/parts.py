@@ -59,7 +59,21 @@ def table(
     )
     if stacked:
         return made
-    return tag("div", made, class_="scroll", tabindex="0", role="region", aria_label=caption)
+    return scrolled(caption, made)
+
+
+def scrolled(name: str, what: Markup) -> Markup:
+    """What may be wider than the page, and then scrolls sideways, also by keyboard."""
+    return tag("div", what, class_="scroll", tabindex="0", role="region", aria_label=name)
+
+
+def tiles(items: Iterable[tuple[str, Child, str]]) -> Markup:
+    """Figures in large: name, value and a note of each."""
+    made = (
+        tag("li", tag("b", value), tag("span", name), tag("small", note) if note else None)
+        for name, value, note in items
+    )
+    return tag("ul", *made, class_="tiles")
 
 
 def _classes(column: Column) -> str | None:

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from heterps.html.markup import Markup, tag
 from heterps.html.palette import Palette
+from heterps.html.parts import scrolled
 from heterps.view import decision as view
 
 if TYPE_CHECKING:
@@ -45,4 +46,4 @@ def heatmap(decision: "Decision", palette: Palette) -> Markup:
         tag("tbody", *body),
         class_="heatmap",
     )
-    return tag("div", made, class_="scroll", tabindex="0", role="region", aria_label=caption)
+    return scrolled(caption, made)

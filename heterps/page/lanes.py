@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from heterps.html.markup import Markup, join, share, tag
 from heterps.html.palette import Palette
-from heterps.html.parts import shortened
+from heterps.html.parts import scrolled, shortened
 from heterps.view.decision import offered_type, types_of
 from heterps.view.figures import money, per_sample
 from heterps.view.plan import layer_names
@@ -59,9 +59,7 @@ def lanes(decision: "Decision", palette: Palette) -> Markup:
     )
     names = tag("div", *_labels(blocks), class_="names", aria_hidden="true")
     chart = tag("div", names, tag("div", svg, class_="lanes-svg"), class_="lanes")
-    return tag(
-        "div", chart, class_="scroll", tabindex="0", role="region", aria_label="The plan as lanes"
-    )
+    return scrolled("The plan as lanes", chart)
 
 
 def _blocks(decision: "Decision") -> Iterator[_Block]:

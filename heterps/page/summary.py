@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from heterps.html.markup import Markup, join, tag
 from heterps.html.palette import Palette
-from heterps.html.parts import table
+from heterps.html.parts import table, tiles
 from heterps.view import decision as view
 from heterps.view.figures import duration, money, percent, rate
 from heterps.view.plan import ESTIMATED, gap_text, notes, rests_on_estimates
@@ -59,7 +59,7 @@ def _tiles(decision: "Decision") -> Markup:
     guess = f"{ESTIMATED}; " if rests_on_estimates(decision) else ""
     floor, cap = decision.min_throughput, decision.max_price_per_hour
     spare = f"floor {rate(floor)}" if floor else "no floor"
-    tiles = [
+    shown = [
         ("cost of the training", money(decision.cost), f"{guess}{gap_text(decision)}"),
         ("samples/s", rate(decision.throughput), guess + spare),
         (
@@ -70,22 +70,15 @@ def _tiles(decision: "Decision") -> Markup:
     ]
     if decision.workload is not None:
         seconds = decision.workload.samples / decision.throughput
-        tiles.append(
+        shown.append(
             ("for all samples", duration(seconds), f"{decision.workload.samples:,.0f} samples")
         )
     if decision.measured is not None:
         ratio = decision.measured.throughput / decision.throughput
         mark = " (emulated)" if decision.measured.emulated else ""
         measured = rate(decision.measured.throughput)
-        tiles.append((f"measured samples/s{mark}", measured, f"{percent(ratio)} of predicted"))
-    return tag(
-        "ul",
-        *(
-            tag("li", tag("b", value), tag("span", name), tag("small", note))
-            for name, value, note in tiles
-        ),
-        class_="tiles",
-    )
+        shown.append((f"measured samples/s{mark}", measured, f"{percent(ratio)} of predicted"))
+    return tiles(shown)
 
 
 def reasons(decision: "Decision") -> Markup:

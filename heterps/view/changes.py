@@ -88,10 +88,7 @@ class Changes:
 
 def compare(before: "Decision", after: "Decision") -> Changes:
     """Compare two decisions; layers and types are matched by name."""
-    whole = all(
-        decision.workload is not None and decision.resources is not None
-        for decision in (before, after)
-    )
+    whole = is_whole(before) and is_whole(after)
     return Changes(
         inputs=_changed(_inputs(before, whole), _inputs(after, whole)),
         plan=_changed(_plan(before), _plan(after)),
@@ -102,6 +99,11 @@ def compare(before: "Decision", after: "Decision") -> Changes:
         ),
         compared_inputs=whole,
     )
+
+
+def is_whole(decision: "Decision") -> bool:
+    """Whether a decision was kept with its workload and resources."""
+    return decision.workload is not None and decision.resources is not None
 
 
 def name_of(key: str) -> str:

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 from heterps.client.records import Job, State
 from heterps.console.pages import charts
 from heterps.console.pages.history import History
-from heterps.console.pages.parts import clock, spent, tiles
+from heterps.console.pages.parts import clock, spent
 from heterps.console.traffic import Sample, Shard, rates
 from heterps.html.markup import Markup, join, tag
 from heterps.html.palette import Palette
-from heterps.html.parts import bars, section, table
+from heterps.html.parts import bars, section, table, tiles
 from heterps.page.measured import measured
 from heterps.view.decision import types_of
 from heterps.view.figures import count, duration, money, percent, rate, size

@@ -5,10 +5,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from heterps.client.records import Node
-from heterps.console.pages.parts import tiles
 from heterps.html.markup import Markup, join, tag
 from heterps.html.palette import Palette
-from heterps.html.parts import section, table
+from heterps.html.parts import section, table, tiles
 from heterps.page.offered import offered
 from heterps.view.figures import money
 
