@@ -16,9 +16,9 @@ from chassis.closing import Closing
 from chassis.near import did_you_mean
 from protos import parameter_server_pb2 as pb
 from protos.codec import unpack
-from ps.client import save as saves
 from ps.client.pull import Pull
 from ps.client.push import Push
+from ps.client.save import load, save
 from ps.client.session import Session, Shard
 from ps.engine import _native
 from ps.errors import TableError
@@ -355,7 +355,7 @@ class ParameterClient(Closing):
             ShardError: a shard failed; what was at `path` is untouched.
         """
         self.flush()
-        saves.save(self.session(), path, timeout_s, prefix=prefix, mode=mode, since=since)
+        save(self.session(), path, timeout_s, prefix=prefix, mode=mode, since=since)
 
     def load(self, path: str | Path, timeout_s: float = FILES_TIMEOUT_S) -> int:
         """Replace the tables of a checkpoint by its rows, written by any number of shards.
@@ -370,7 +370,7 @@ class ParameterClient(Closing):
             ShardError: a shard failed.
         """
         self.flush()
-        rows = saves.load(self.session(), path, timeout_s)
+        rows = load(self.session(), path, timeout_s)
         self._specs.clear()
         return rows
 

@@ -14,7 +14,6 @@ from protos import parameter_server_pb2 as pb
 from protos.codec import pack
 from ps.client.futures import combine
 from ps.client.pull_in_place import PullInPlace
-from ps.client.replies import rows_of
 from ps.client.session import Routes, Session, Shard, StaleError
 from ps.engine import _native
 from ps.errors import ShardError
@@ -241,7 +240,7 @@ class Pull:
             head.key_bytes = 4
             payload = _native.narrow_keys(keys)
         reply = shard.pull(pack(head, payload), what)
-        return _Reply(rows_of(shard, reply, head, 0 if prefetch else rows_bytes))
+        return _Reply(shard.rows_of(reply, head, 0 if prefetch else rows_bytes))
 
     def _fetch_shared(
         self,
@@ -257,7 +256,7 @@ class Pull:
             head.region, head.rows_at = region.name, aligned(keys.nbytes)
             region.view(0, keys.nbytes)[:] = keys.view(np.uint8).data
             reply = shard.pull(head.SerializeToString(), what, block.lines[shard.address])
-            rows_of(shard, reply, head, 0)
+            shard.rows_of(reply, head, 0)
             keep = True
             rows = region.view(head.rows_at, len(keys) * self._row_bytes)
             reply_in_memory = _Reply(rows, partial(memory.give_back, block))

@@ -8,7 +8,6 @@ finds no distinct keys, sorts none by shard, and copies and spreads no rows.
 import numpy as np
 
 from protos import parameter_server_pb2 as pb
-from ps.client.replies import rows_of
 from ps.client.session import Routes, Session, Shard, StaleError
 from ps.shm.blocks import Block, SharedMemory
 from ps.shm.line import PULL, BrokenLineError, RefusedError, UnixLine
@@ -112,7 +111,7 @@ class PullInPlace:
                     f"Pull of {self._count} rows of {head.table!r}",
                     patience_s=0.0,
                 )
-                rows_of(shard, reply, head, 0)
+                shard.rows_of(reply, head, 0)
         except BrokenLineError:
             self._give_up(gone=True)
             return None

@@ -12,10 +12,18 @@ from functools import partial
 from uuid import uuid4
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from chassis.channels import RpcError, call, connect
 from chassis.memory import keep_buffers
-from protos.parameter_server_pb2 import AttachReply, AttachRequest, RouteRequest
+from protos.codec import unpack
+from protos.parameter_server_pb2 import (
+    AttachReply,
+    AttachRequest,
+    PullReply,
+    PullRequest,
+    RouteRequest,
+)
 from protos.parameter_server_pb2_grpc import ParameterServerStub
 from protos.reason_pb2 import MEMORY_NOT_ATTACHED
 from ps.client.futures import T, settle
@@ -124,6 +132,26 @@ class Shard:
         if line is None or len(request) > MAX_MESSAGE:
             return self.call(methods[next(self._turn) % len(methods)], request, what)
         return self.call(partial(line.call, number), request, what)
+
+    def rows_of(self, reply: bytes, asked: PullRequest, size: int) -> memoryview:
+        """The payload of its reply to a pull, which has to have `size` bytes.
+
+        Raises:
+            RuntimeError: it is no reply to what was asked.
+        """
+        try:
+            head, payload = unpack(PullReply, reply)
+            if (head.dim, head.count, len(payload)) != (asked.dim, asked.count, size):
+                raise ValueError(
+                    f"{head.count} rows of dim {head.dim} in {len(payload)} bytes; expected "
+                    f"{asked.count} of {asked.dim} in {size}"
+                )
+        except (DecodeError, ValueError) as error:
+            raise RuntimeError(
+                f"parameter-server shard {self.index} ({self.address}) sent a malformed "
+                f"reply to Pull of {asked.table!r}: {error}"
+            ) from None
+        return payload
 
     def close(self) -> None:
         """Close the connections; calls under way fail."""

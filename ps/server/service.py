@@ -15,14 +15,20 @@ from protos import parameter_server_pb2 as pb
 from protos.codec import pack
 from protos.parameter_server_pb2_grpc import ParameterServerServicer
 from protos.reason_pb2 import REASON_UNSPECIFIED
-from ps.errors import CheckpointError, TableError
+from ps.errors import (
+    CheckpointError,
+    ConflictError,
+    OutdatedError,
+    StaleRouteError,
+    TableError,
+)
 from ps.server.clocks import Clocks
 from ps.server.data_plane import DataPlane
 from ps.server.metrics import ShardMetrics
 from ps.shard.replica import Standby
 from ps.shard.reshard import Moving
 from ps.shard.save import Saving
-from ps.shard.state import ConflictError, OutdatedError, ShardState, StaleRouteError, now_s
+from ps.shard.state import ShardState, now_s
 from ps.shm.line import UnixServer
 from ps.table.checks import check_spec
 

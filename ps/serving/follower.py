@@ -20,8 +20,7 @@ from protos.parameter_server_pb2 import (
 )
 from ps.checkpoint.manifest import verify
 from ps.checkpoint.places import open_store
-from ps.checkpoint.rowfile import read_spec
-from ps.checkpoint.store import Store
+from ps.checkpoint.rowfile import spec_of
 from ps.engine import _native
 from ps.errors import CheckpointError, TableError
 from ps.serving import feed
@@ -259,7 +258,7 @@ def _take_table(link: Link, name: str, tables: dict[str, _Served]) -> tuple[int,
     """Write the rows that a save has of a table, then remove those it lacks by name."""
     store, manifest = link
     files = [f for f in manifest.files if f.table == name]
-    spec = _spec_in(store, files[0].name)
+    spec = spec_of(store, files[0].name)
     served = tables.get(name)
     if served is None:
         served = tables[name] = _Served(spec, make_table(_serving_spec(spec)))
@@ -285,11 +284,6 @@ def _take_table(link: Link, name: str, tables: dict[str, _Served]) -> tuple[int,
     if written:  # a key may have come back since, on another shard even
         keys = np.setdiff1d(keys, np.concatenate(written), assume_unique=False)
     return rows, served.remove(keys)
-
-
-def _spec_in(store: Store, name: str) -> TableSpec:
-    with store.open(name) as stream:
-        return read_spec(stream, f"{store.url}/{name}")
 
 
 def _serving_spec(spec: TableSpec) -> TableSpec:

@@ -8,9 +8,9 @@ from pathlib import Path
 from secrets import token_hex
 
 from chassis.closing import Closing
-from ps.checkpoint.manifest import Manifest, read_manifest
+from ps.checkpoint.manifest import Manifest, first_files, read_manifest
 from ps.checkpoint.places import open_store
-from ps.checkpoint.rowfile import read_spec
+from ps.checkpoint.rowfile import spec_of
 from ps.client.parameter_client import FILES_TIMEOUT_S, ParameterClient
 from ps.errors import CheckpointError, DeltaError, ShardError
 from ps.serving import feed
@@ -213,14 +213,12 @@ class Publisher(Closing):
         if _rows(manifest):
             return False
         place = feed.entry_store(self._store, entry)
-        heads: dict[str, int] = {}
-        for file in manifest.files:
-            if file.table not in heads:
-                with place.open(file.name) as stream:
-                    heads[file.table] = read_spec(stream, file.name).ByteSize()
-            if file.bytes != heads[file.table] + _EMPTY:
-                return False  # it names removed keys
-        return True
+        sizes = {
+            name: spec_of(place, file.name).ByteSize() + _EMPTY
+            for name, file in first_files(manifest.files).items()
+        }
+        # A longer one names removed keys.
+        return all(file.bytes == sizes[file.table] for file in manifest.files)
 
     def _check_free(self) -> None:
         foreign = [e for e in self._store.entries() if not feed.is_entry(e) and e[0] != "."]

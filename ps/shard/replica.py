@@ -17,13 +17,13 @@ from chassis.channels import RpcError, call, connect
 from protos import parameter_server_pb2 as pb
 from protos.codec import pack, unpack
 from protos.parameter_server_pb2_grpc import ParameterServerStub
-from ps.checkpoint import tables as checkpoint
-from ps.engine import _native
-from ps.errors import TableError
-from ps.shard import blocks as transfer
+from ps.checkpoint.tables import begin_snapshots
+from ps.errors import ConflictError, TableError
+from ps.shard import transfer
+from ps.shard.exactly_once import ExactlyOnce
 from ps.shard.journal import BehindError, Buffer
-from ps.shard.state import ConflictError, ShardState, Table
-from ps.table.spec import make_table
+from ps.shard.state import ShardState
+from ps.table.table import Table
 
 _TIMEOUT_S = 10.0
 _TURN_S = 60.0
@@ -108,17 +108,14 @@ class Replicator:
         state = self._state
         with state.lock:
             tables = {n: t for n, t in state.tables.items() if t.spec.durability == "replica"}
-        snapshots = _snapshots(tables)
-        head = state.summary()
-        ends = list(head.window)
-        head.ClearField("window")
-        head.window.extend(transfer.windows_of(state.window.export(), ends))
+        snapshots = begin_snapshots(tables, "checkpoint")
+        head = state.summary(windows=True)
         head.reset = True
         head.of, head.number = self._of, self._number
 
         def messages() -> Iterator[pb.StateBlock]:
             yield head
-            yield from transfer.blocks(tables, snapshots)
+            yield from transfer.blocks_of(tables, snapshots)
 
         try:
             call(
@@ -168,7 +165,6 @@ class Replicator:
             return False
         self._of, self._number, self._filled = head.of, head.number, run
         self._state.tables.update(tables)
-        self._state.window.merge(transfer.clients_of(head.window))
         self._state.take_over(head)
         _log.info(
             "took back %d tables from replica %s in %.2f s",
@@ -207,16 +203,12 @@ class Standby:
     def absorb(self, first: pb.StateBlock, rest: Iterator[pb.StateBlock]) -> int:
         """Take the whole state in the place of what is here."""
         tables = _take(rest, self._state.directory)
-        window = _native.Window()
-        window.merge(transfer.clients_of(first.window))
         with self._lock, self._state.gate.closed(), self._state.lock:
             self._state.tables = tables
-            self._state.window = window
+            self._state.pushes = ExactlyOnce()
+            self._state.take_over(first)
             self._state.follows = True
             self._of, self._number = first.of, first.number
-            self._state.positions.clear()
-            self._state.ends.clear()
-        self._state.take_over(first)
         return sum(table.native.counters()["rows"] for table in tables.values())
 
     def fetch(self) -> Iterator[pb.StateBlock]:
@@ -229,25 +221,17 @@ class Standby:
         with state.files.closed(_TURN_S):
             with self._lock, state.gate.closed():
                 tables = dict(state.tables)
-                snapshots = _snapshots(tables)
-                head = state.summary()
-                ends = list(head.window)
-                head.ClearField("window")
-                head.window.extend(transfer.windows_of(state.window.export(), ends))
+                snapshots = begin_snapshots(tables, "checkpoint")
+                head = state.summary(windows=True)
                 if self._of:
                     self._of = uuid4().hex
                 head.of, head.number = self._of, self._number
             try:
                 yield head
-                yield from transfer.blocks(tables, snapshots)
+                yield from transfer.blocks_of(tables, snapshots)
             finally:
                 for snapshot in snapshots.values():
                     snapshot.close()
-
-
-def _snapshots(tables: dict[str, Table]) -> dict[str, _native.Snapshot]:
-    pairs = {name: (table.spec, table.native) for name, table in tables.items()}
-    return checkpoint.begin(pairs, "checkpoint", {})
 
 
 def _take(blocks: Iterator[pb.StateBlock], directory: str) -> dict[str, Table]:
@@ -256,7 +240,7 @@ def _take(blocks: Iterator[pb.StateBlock], directory: str) -> dict[str, Table]:
         if block.HasField("table"):
             spec = pb.TableSpec()
             spec.CopyFrom(block.table)
-            tables[spec.name] = Table(spec, make_table(spec, directory))
+            tables[spec.name] = Table.make(spec, directory)
         elif block.name:
             transfer.native_of(tables, block.name).absorb(block.payload, None)
     return tables

@@ -16,10 +16,11 @@ from chassis.channels import RpcError, call, connect
 from protos import parameter_server_pb2 as pb
 from protos.parameter_server_pb2_grpc import ParameterServerStub
 from ps.engine import _native
-from ps.errors import TableError
-from ps.shard import blocks as transfer
-from ps.shard.state import ConflictError, ShardState, StaleRouteError, Table
+from ps.errors import ConflictError, StaleRouteError, TableError
+from ps.shard import transfer
+from ps.shard.state import ShardState
 from ps.table.buckets import as_flags, route_of
+from ps.table.table import Table
 
 _TURN_S = 60.0
 _log = logging.getLogger("heterps.ps")
@@ -102,8 +103,7 @@ class Moving:
             cuts = {name: snapshot.cut for name, snapshot in snapshots.items()}
             windows = []
             if request.last:
-                ends = state.summary().window
-                windows = transfer.windows_of(state.window.export(), ends)
+                windows = [window.message for window in state.pushes.windows()]
             else:
                 state.gate.open(token)
             rows = self._send(request, tables, snapshots, windows)
@@ -151,7 +151,7 @@ class Moving:
                 of=self._state.run,
                 route=request.route,
             )
-            yield from transfer.blocks(tables, snapshots)
+            yield from transfer.blocks_of(tables, snapshots)
 
         with connect(request.to) as channel:
             try:

@@ -5,8 +5,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# A push as its sender names it: client, epoch, sequence.
-Push = tuple[str, int, int]
+from ps.table.applied import PushId
 
 
 class Gate:
@@ -28,7 +27,7 @@ class Gate:
         self._closing = 0
         self._holder: object | None = None
         self._until = 0.0
-        self._admitted: set[Push] = set()
+        self._admitted: set[PushId] = set()
 
     @property
     def waiting(self) -> int:
@@ -36,7 +35,7 @@ class Gate:
         return self._waiting
 
     @contextmanager
-    def passing(self, push: Push | None = None) -> Iterator[None]:
+    def passing(self, push: PushId | None = None) -> Iterator[None]:
         """Be inside for a while.
 
         Raises:
@@ -102,7 +101,7 @@ class Gate:
         """Whether it is closed for `holder` still."""
         return self._held() and self._holder == holder
 
-    def admit(self, pushes: set[Push]) -> None:
+    def admit(self, pushes: set[PushId]) -> None:
         """Let these through, now or when they come."""
         with self._changed:
             self._admitted |= pushes

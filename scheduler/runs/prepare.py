@@ -47,7 +47,7 @@ class Preparation:
         """Do it all.
 
         Raises:
-            JobError, LaunchError, CallError, OfferError, StoreError: the attempt ends.
+            JobError, CallError, OfferError, StoreError: the attempt ends.
             Interrupted: it was cancelled.
         """
         context, attempt = self._context, self._attempt

@@ -12,7 +12,7 @@ from protos import parameter_server_pb2 as pb
 from protos.codec import pack
 from ps import CheckpointError
 from ps.shard.directory import Durable
-from ps.shard.message import take_apart
+from ps.shard.push import take_apart
 from ps.shard.state import ShardState
 from ps.table.spec import make_spec
 from tests.rounds import more
@@ -124,7 +124,7 @@ from protos import parameter_server_pb2 as pb
 from protos.codec import pack
 from ps.shard.directory import Durable
 from ps.table.spec import make_spec
-from ps.shard.message import take_apart
+from ps.shard.push import take_apart
 from ps.shard.state import ShardState
 
 root, sync, stride = sys.argv[1], sys.argv[2] == "sync", int(sys.argv[3])
@@ -172,7 +172,7 @@ while not done:
             assert len(np.unique(rows)) == 1, f"a mixture before operation {number}"
             count, sure = int(rows[0, 0]), acknowledged.count("p")
             assert sure <= count <= sure + 1, (number, count, sure)
-            position = state.positions["me"].position if "me" in state.positions else "0"
+            position = next((p.position for p in state.pushes.positions()), "0")
             assert position == str(count), (number, position, count)
             durable.close()
         state = ShardState()

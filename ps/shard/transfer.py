@@ -1,33 +1,16 @@
 """State on its way from shard to shard."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 from protos import parameter_server_pb2 as pb
-from ps.checkpoint.tables import ClientState
 from ps.engine import _native
 from ps.errors import TableError
-from ps.shard.state import Table
+from ps.table.table import Table
 
 TIMEOUT_S = 600.0
 
 
-def windows_of(
-    clients: Iterable[ClientState], ends: Iterable[pb.ClientWindow] = ()
-) -> list[pb.ClientWindow]:
-    """What a shard has applied, as messages; with where newest pushes end, where that is known."""
-    known = {(w.client, w.epoch): w.end for w in ends}
-    return [
-        pb.ClientWindow(client=c, epoch=e, highest=h, bits=b, end=known.get((c, e), 0))
-        for c, e, h, b in clients
-    ]
-
-
-def clients_of(windows: Iterable[pb.ClientWindow]) -> list[ClientState]:
-    """The same, as the engine's window takes it."""
-    return [(w.client, w.epoch, w.highest, w.bits) for w in windows]
-
-
-def blocks(
+def blocks_of(
     tables: Mapping[str, Table], snapshots: Mapping[str, _native.Snapshot]
 ) -> Iterator[pb.StateBlock]:
     """Tables and their rows."""
