@@ -1,6 +1,6 @@
 """What a client asks a scheduler, and how it reads the answers: no network in here.
 
-`Client` and `AsyncClient` send the same asks, one with threads, one with coroutines.
+`Client` and `AsyncClient` make the same calls, one with threads, one with coroutines.
 """
 
 import re
