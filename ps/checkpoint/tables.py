@@ -158,7 +158,7 @@ def chain(store: Store) -> list[tuple[Store, Manifest]]:
     while (parent := found[-1][1].parent) is not None:
         place = parent.place
         if not place.startswith("/") and "://" not in place:
-            place = _beside(store.url, place)
+            place = _sibling(store.url, place)
         store = open_store(place)
         manifest = read_manifest(store)
         if manifest.id != parent.id:
@@ -272,7 +272,7 @@ def _read_windows(store: Store, file: File) -> list[AppliedWindow]:
     return [AppliedWindow(*window) for window in told]
 
 
-def _beside(url: str, name: str) -> str:
+def _sibling(url: str, name: str) -> str:
     head, _, _ = url.rpartition("/")
     return f"{head}/{name}"
 

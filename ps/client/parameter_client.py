@@ -416,7 +416,7 @@ class ParameterClient(Closing):
     def on_all(self, one: Callable[[Shard], Any]) -> list[Any]:
         """Call every shard side by side; the replies in shard order."""
         session = self.session()
-        session.look()
+        session.update_routes()
         return session.run([partial(one, shard) for shard in session.shards])
 
     def _on_all_of_one_routing(self, one: Callable[[Shard], Any]) -> list[Any]:
@@ -426,7 +426,7 @@ class ParameterClient(Closing):
         while True:
             version = session.routes.version
             replies += self.on_all(one)
-            session.look()
+            session.update_routes()
             if session.routes.version == version:
                 return replies
 

@@ -15,9 +15,9 @@ from ps.checkpoint.places import open_store
 from ps.checkpoint.rowfile import spec_of
 from ps.checkpoint.store import Store
 from ps.checkpoint.tables import chain, check_for_training, relative_place
-from ps.client.session import Routes, Session, Shard, StaleError
+from ps.client.session import Routes, Session, Shard
 from ps.engine import _native
-from ps.errors import CheckpointError, DeltaError, ShardError
+from ps.errors import CheckpointError, DeltaError, ShardError, StaleRouteError
 from ps.table.applied import AppliedWindow, PushId, messages_of
 from ps.table.buckets import default_route
 
@@ -63,7 +63,7 @@ def save(
             )
             for index in range(len(shards))
         ]
-        replies: list[pb.SaveReply] = session.run_apart(
+        replies: list[pb.SaveReply] = session.run_on_new_threads(
             [
                 partial(shard.call, shard.stub.Save, request, f"Save to {store.url}", timeout_s)
                 for shard, request in zip(shards, requests, strict=True)
@@ -108,9 +108,9 @@ def load(session: Session, place: str | Path, timeout_s: float) -> int:
     for link, found in chain(store):
         check_for_training(link, found)
         manifest.verify(link, found.files)
-    session.look()
+    session.update_routes()
     shards = session.shards
-    rows: list[int] = session.run_apart(
+    rows: list[int] = session.run_on_new_threads(
         [
             partial(_load_one, shard, store, index, len(shards), timeout_s)
             for index, shard in enumerate(shards)
@@ -133,7 +133,7 @@ def _begin_cut(session: Session, timeout_s: float) -> tuple[str, Routes, set[Pus
         try:
             _reserve(session.shards_of(routes), cut, limit)
             return cut, routes, _cut(session, routes, cut)
-        except StaleError:
+        except StaleRouteError:
             _abandon(session.shards_of(routes), cut)
             if time.monotonic() > limit:
                 raise CheckpointError(
@@ -171,7 +171,7 @@ def _cut(session: Session, routes: Routes, cut: str) -> set[PushId]:
     limit = time.monotonic() + _PATIENCE_S
     while True:
         request = pb.CutRequest(id=cut, hold_s=_HOLD_S, admit=messages_of(admitted))
-        replies: list[pb.CutReply] = session.run_apart(
+        replies: list[pb.CutReply] = session.run_on_new_threads(
             [
                 partial(shard.call, shard.stub.Cut, request, "Cut")
                 for shard in session.shards_of(routes)
@@ -180,7 +180,7 @@ def _cut(session: Session, routes: Routes, cut: str) -> set[PushId]:
         if any(reply.busy for reply in replies):
             raise CheckpointError("a shard was too slow to be cut; try again")
         if any(reply.route != routes.version for reply in replies):
-            raise StaleError("shards go by different routings")
+            raise StaleRouteError("shards go by different routings")
         missing = _unfinished(replies)
         if not missing or time.monotonic() > limit:
             return missing
@@ -222,9 +222,9 @@ def _positions(replies: list[pb.SaveReply]) -> dict[str, str]:
     newest: dict[str, pb.Position] = {}
     for reply in replies:
         for position in reply.positions:
-            known = newest.get(position.client)
+            latest = newest.get(position.client)
             at = (position.epoch, position.sequence)
-            if known is None or (known.epoch, known.sequence) < at:
+            if latest is None or (latest.epoch, latest.sequence) < at:
                 newest[position.client] = position
     return {client: position.position for client, position in sorted(newest.items())}
 

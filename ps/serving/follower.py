@@ -195,11 +195,11 @@ class Follower:
             if deltas is None:
                 raise CheckpointError(f"{self._store.url}: deltas after {base.name} are missing")
             tables: dict[str, _Served] = {}
-            rows, removed = self._take(base, tables)
+            rows, removed = self._load_entry(base, tables)
         else:
             tables, rows, removed = dict(self._tables), 0, 0
         for delta in deltas:
-            changed = self._take(delta, tables)
+            changed = self._load_entry(delta, tables)
             rows, removed = rows + changed[0], removed + changed[1]
             if base is None:
                 self._tables, self._number = tables, delta.number
@@ -215,14 +215,14 @@ class Follower:
             time.monotonic() - began,
         )
 
-    def _take(self, entry: Entry, tables: dict[str, "_Served"]) -> tuple[int, int]:
+    def _load_entry(self, entry: Entry, tables: dict[str, "_Served"]) -> tuple[int, int]:
         link = feed.open_entry(self._store, entry)
         store, manifest = link
         files = [f for f in manifest.files if self._only is None or f.table in self._only]
         verify(store, files)
         rows = removed = 0
         for name in sorted({f.table for f in files}):
-            changed = _take_table(link, name, tables)
+            changed = _load_table(link, name, tables)
             rows, removed = rows + changed[0], removed + changed[1]
         return rows, removed
 
@@ -254,7 +254,7 @@ class _Served:
         return before - int(self.native.counters()["rows"])
 
 
-def _take_table(link: Link, name: str, tables: dict[str, _Served]) -> tuple[int, int]:
+def _load_table(link: Link, name: str, tables: dict[str, _Served]) -> tuple[int, int]:
     """Write the rows that a save has of a table, then remove those it lacks by name."""
     store, manifest = link
     files = [f for f in manifest.files if f.table == name]

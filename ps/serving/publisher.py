@@ -114,8 +114,8 @@ class Publisher(Closing):
                 )
             feed.write_feed(self._store, now)
             self._sweep(now)
-        known = {e.name for e in (*before.bases, *before.deltas)} if before else set()
-        saves = tuple(e.name for e in (*now.deltas, *now.bases) if e.name not in known)
+        published = {e.name for e in (*before.bases, *before.deltas)} if before else set()
+        saves = tuple(e.name for e in (*now.deltas, *now.bases) if e.name not in published)
         return Published(saves, rows, now.number, time.monotonic() - began)
 
     def start(self) -> None:
@@ -155,7 +155,7 @@ class Publisher(Closing):
         asked = time.time()
         try:
             delta, manifest = self._delta(before)
-        except _BrokenError as error:
+        except DeltaError as error:
             _log.info("publishing a new base to %s: %s", self._store.url, error)
             return self._begin(before.number)
         if delta is None:
@@ -179,19 +179,20 @@ class Publisher(Closing):
         return Feed(token_hex(8), (base,), (), asked), _rows(manifest)
 
     def _delta(self, before: Feed) -> tuple[Entry | None, Manifest]:
-        """What changed since the newest delta; no entry when that is nothing."""
+        """What changed since the newest delta; no entry when that is nothing.
+
+        Raises:
+            DeltaError: deltas cannot go on from what was published.
+        """
         try:
             _, parent = feed.open_entry(self._store, before.last)
         except CheckpointError as error:
-            raise _BrokenError(str(error)) from None
+            raise DeltaError(str(error)) from None
         since = feed.entry_store(self._store, before.last).url
-        try:
-            entry, manifest = self._save("delta", before.number + 1, since)
-        except DeltaError as error:
-            raise _BrokenError(str(error)) from None
+        entry, manifest = self._save("delta", before.number + 1, since)
         dropped = [name for name in parent.tables if name not in manifest.tables]
         if dropped:
-            raise _BrokenError(f"table {dropped[0]!r} was dropped")
+            raise DeltaError(f"table {dropped[0]!r} was dropped")
         if dict(parent.tables) == dict(manifest.tables) and self._is_empty(entry, manifest):
             return None, manifest
         return entry, manifest
@@ -234,10 +235,6 @@ class Publisher(Closing):
         for entry in self._store.entries():
             if feed.is_entry(entry) and entry not in used:
                 self._store.remove(entry)
-
-
-class _BrokenError(Exception):
-    """Deltas cannot go on from what was published."""
 
 
 def _rows(manifest: Manifest) -> int:

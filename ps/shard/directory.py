@@ -21,13 +21,13 @@ _FOLD_FROM = 64 << 20  # bytes of log that are not worth a base yet
 _log = logging.getLogger("heterps.ps")
 
 
-class Durable:
+class ShardDirectory:
     """A shard's own directory.
 
     Args:
         state: of the shard, still empty.
         directory: made when it is not there; of one shard alone.
-        sync: see ps.log.Log.
+        sync: see ps.shard.log.Log.
         interval_s: how old a base of tables with durability=checkpoint may be.
     """
 
@@ -73,7 +73,7 @@ class Durable:
                 number = self.log.rotate()
                 self.log.append("state", now_s(), state.summary(windows=False).SerializeToString())
             self._base_bytes = write_alone(self._store, kept, snapshots, windows, number)
-            self.log.forget_before(number)
+            self.log.remove_before(number)
             self._folded = time.monotonic()
             self._pushed = sum(t.native.counters()["pushed"] for t in kept.values())
         _log.info("folded %d bytes into a base", self._base_bytes)

@@ -13,7 +13,7 @@ _NEW, _REPEATED, _TOO_OLD = range(3)  # of the engine's window
 
 
 class Seen(Enum):
-    """What is known of a push that comes."""
+    """What has been seen of a push that comes."""
 
     NEW = "new"
     IN_FLIGHT = "in flight"
@@ -77,8 +77,8 @@ class ExactlyOnce:
         with self._lock:
             self._note_end(push.client, push.epoch, end)
             if position:
-                known = self._positions.get(push.client)
-                if known is None or (known.epoch, known.sequence) < push[1:]:
+                latest = self._positions.get(push.client)
+                if latest is None or (latest.epoch, latest.sequence) < push[1:]:
                     self._positions[push.client] = pb.Position(
                         client=push.client,
                         epoch=push.epoch,

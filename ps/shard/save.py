@@ -41,7 +41,7 @@ class _Cut:
     marks: dict[str, int]  # what a delta gives as `since`
 
 
-class Saving:
+class Saver:
     """Cut, Save and Load.
 
     A cut first waits for its turn on every shard, so that pushes need not wait for an earlier
@@ -113,7 +113,7 @@ class Saving:
         holder: object = request.cut or object()
         try:
             if request.cut:
-                state.files.settle(holder)
+                state.files.drain(holder)
             else:
                 state.files.close(holder, float("inf"), timeout_s=_TURN_S)
         except TimeoutError as error:
@@ -166,7 +166,7 @@ class Saving:
         state, gate = self._state, self._state.gate
         try:
             if request.cut:
-                gate.settle(holder)
+                gate.drain(holder)
             else:
                 gate.close(holder, 60.0)
         except TimeoutError as error:

@@ -4,7 +4,8 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from functools import wraps
+from typing import Concatenate, ParamSpec, TypeVar
 from uuid import uuid4
 from zlib import crc32
 
@@ -26,8 +27,27 @@ from ps.table.spec import describe_difference
 from ps.table.table import Table
 
 _RENEWALS = 3
+P = ParamSpec("P")
 R = TypeVar("R")
 _log = logging.getLogger("heterps.ps")
+
+
+def _filling_journals(
+    change: Callable[Concatenate["ShardState", P], R],
+) -> Callable[Concatenate["ShardState", P], R]:
+    """A change of a shard's state; a journal that lacks what was before it is filled first."""
+
+    @wraps(change)
+    def attempt(state: "ShardState", /, *args: P.args, **kwargs: P.kwargs) -> R:
+        for _ in range(_RENEWALS):
+            try:
+                return change(state, *args, **kwargs)
+            except BehindError:
+                for journal in list(state.journals.values()):
+                    journal.renew(behind=True)
+        return change(state, *args, **kwargs)
+
+    return attempt
 
 
 class ShardState:
@@ -84,6 +104,7 @@ class ShardState:
             raise TableError(f"table {name!r} has dim {table.spec.dim}; the request says {dim}")
         return table
 
+    @_filling_journals
     def create(self, spec: pb.TableSpec, *, journal: bool = True) -> bool:
         """Make a table; whether it was new.
 
@@ -91,9 +112,6 @@ class ShardState:
             ConflictError: it is there with another spec.
             TableError: a spec that cannot be.
         """
-        return self._abreast(lambda: self._create(spec, journal))
-
-    def _create(self, spec: pb.TableSpec, journal: bool) -> bool:
         with self.gate.passing(), self.lock:
             have = self.tables.get(spec.name)
             if have is not None:
@@ -116,11 +134,9 @@ class ShardState:
         _log.info("table %s: dim %d", spec.name, spec.dim)
         return True
 
+    @_filling_journals
     def drop(self, prefix: str, *, journal: bool = True) -> list[str]:
         """Forget tables; the names of those that were there."""
-        return self._abreast(lambda: self._drop(prefix, journal))
-
-    def _drop(self, prefix: str, journal: bool) -> list[str]:
         with self.gate.passing(), self.lock:
             names = [name for name in self.tables if name.startswith(prefix)]
             if names and journal:
@@ -129,15 +145,13 @@ class ShardState:
                 del self.tables[name]
         return names
 
+    @_filling_journals
     def push(self, table: Table, push: ReceivedPush, time_s: int, *, journal: bool = True) -> bool:
         """Apply a push unless it has been; whether it was applied now.
 
         Raises:
             OutdatedError, ConflictError: it cannot be told, or its client has begun anew.
         """
-        return self._abreast(lambda: self._push(table, push, time_s, journal))
-
-    def _push(self, table: Table, push: ReceivedPush, time_s: int, journal: bool) -> bool:
         while True:
             with self.gate.passing(push.id):
                 # By another routing it may have been applied before the routing changed.
@@ -152,11 +166,9 @@ class ShardState:
                 return False
             self.pushes.wait(push.id)  # it may fail, so look again
 
+    @_filling_journals
     def shrink(self, request: pb.ShrinkRequest, *, journal: bool = True) -> int:
         """Apply a table's eviction rules; the number of keys removed."""
-        return self._abreast(lambda: self._shrink(request, journal))
-
-    def _shrink(self, request: pb.ShrinkRequest, journal: bool) -> int:
         table = self.find(request.table, 0)
         with self.files.closed(), self.gate.closed():
             if journal and table.journaled:
@@ -178,15 +190,13 @@ class ShardState:
                 f"the request goes by routing {version}; this shard has {self.route_version}"
             )
 
+    @_filling_journals
     def absorb(self, block: pb.StateBlock, *, journal: bool = True) -> int:
         """Take rows, or what has been applied, from another shard; the number of rows."""
-        return self._abreast(lambda: self._absorb(block, journal))
-
-    def _absorb(self, block: pb.StateBlock, journal: bool) -> int:
         if block.HasField("table"):
             spec = pb.TableSpec()
             spec.CopyFrom(block.table)
-            self._create(spec, journal)
+            self.create(spec, journal=journal)
             return 0
         with self.gate.passing():
             table = self.tables.get(block.name)
@@ -266,16 +276,6 @@ class ShardState:
             self.take_over(pb.StateBlock.FromString(bytes(payload)))
         else:
             raise ValueError(f"a log record of kind {record.kind!r}")
-
-    def _abreast(self, change: Callable[[], R]) -> R:
-        """Make a change; a journal that lacks what was before is filled first."""
-        for _ in range(_RENEWALS):
-            try:
-                return change()
-            except BehindError:
-                for journal in list(self.journals.values()):
-                    journal.renew(behind=True)
-        return change()
 
     def _apply(self, table: Table, push: ReceivedPush, time_s: int, journal: bool) -> None:
         head = push.head

@@ -1,6 +1,6 @@
 """State on its way from shard to shard."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from protos import parameter_server_pb2 as pb
 from ps.engine import _native
@@ -21,12 +21,22 @@ def blocks_of(
         snapshot.close()
 
 
-def native_of(tables: Mapping[str, Table], name: str) -> _native.Table:
-    """The table that a block belongs to.
+def tables_of(blocks: Iterable[pb.StateBlock], directory: str) -> dict[str, Table]:
+    """New tables from such blocks, with `directory` for rows that do not fit memory.
 
     Raises:
-        TableError: the block came before its table.
+        TableError: rows of a table came before it, or a spec that cannot be.
     """
-    if name not in tables:
-        raise TableError(f"a block of table {name[:140]!r}, which the transfer has not begun")
-    return tables[name].native
+    tables: dict[str, Table] = {}
+    for block in blocks:
+        if block.HasField("table"):
+            spec = pb.TableSpec()
+            spec.CopyFrom(block.table)
+            tables[spec.name] = Table.make(spec, directory)
+        elif block.name:
+            if block.name not in tables:
+                raise TableError(
+                    f"a block of table {block.name[:140]!r}, which the transfer has not begun"
+                )
+            tables[block.name].native.absorb(block.payload, None)
+    return tables
