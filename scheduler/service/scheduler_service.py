@@ -8,7 +8,9 @@ from typing import Final, NoReturn
 
 import grpc
 
+from chassis.refusal import refuse
 from protos.decision_pb2 import Decision
+from protos.reason_pb2 import CODE_MISSING, NO_DECISION, STORE_UNREACHABLE
 from protos.scheduler_pb2 import (
     HeartbeatReply,
     HeartbeatRequest,
@@ -86,9 +88,11 @@ class SchedulerService(SchedulerServicer):
             _refuse(context, "job.schedule.offered: empty; expected one resource type or more")
         digest = request.job.code_digest
         if digest and not self._artifacts.has(digest):
-            context.abort(
+            refuse(
+                context,
                 grpc.StatusCode.FAILED_PRECONDITION,
                 f"job.code_digest: {digest[:80]}: no such code is here; send it first",
+                CODE_MISSING,
             )
         try:
             if digest and self._jobs.get(job_id) is None:  # first, so that it is there to stay
@@ -97,7 +101,7 @@ class SchedulerService(SchedulerServicer):
         except DuplicateError as error:
             context.abort(grpc.StatusCode.ALREADY_EXISTS, str(error))
         except MissingError as error:
-            context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+            refuse(context, grpc.StatusCode.FAILED_PRECONDITION, str(error), CODE_MISSING)
         except StoreError as error:
             _unavailable(context, error)
         return SubmitReply(job_id=job_id, created=created)
@@ -172,9 +176,8 @@ class SchedulerService(SchedulerServicer):
             _unavailable(context, error)
         if decision is None:
             why = f": {status.reason}" if status.reason else ""
-            context.abort(
-                grpc.StatusCode.NOT_FOUND, f"job {request.job_id}: it has no decision{why}"[:2000]
-            )
+            details = f"job {request.job_id}: it has no decision{why}"[:2000]
+            refuse(context, grpc.StatusCode.NOT_FOUND, details, NO_DECISION)
         return decision
 
     def ListDecisions(  # noqa: N802
@@ -285,4 +288,4 @@ def _refuse(context: grpc.ServicerContext, problem: str) -> NoReturn:
 
 
 def _unavailable(context: grpc.ServicerContext, error: StoreError) -> NoReturn:
-    context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+    refuse(context, grpc.StatusCode.UNAVAILABLE, str(error), STORE_UNREACHABLE)
