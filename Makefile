@@ -3,9 +3,11 @@
 PYTHON  ?= python3
 VENV    := .venv
 BIN     := $(VENV)/bin
+# What running needs, and what tests, checks and benchmarks need besides.
 STAMP   := $(VENV)/.installed
+DEV     := $(VENV)/.installed-dev
 SOURCES := pyproject.toml CMakeLists.txt $(shell find ps/engine scheduler/engine cuda -type f -not -name "*.py*" 2>/dev/null)
-PIP     := $(BIN)/python -m pip --disable-pip-version-check
+INSTALL := $(BIN)/python tools/install.py
 # The CPU build where one is offered: a GPU machine sets TORCH=torch to get its own.
 TORCH   ?= torch>=2.9,<2.14
 
@@ -29,30 +31,32 @@ setup: $(STAMP) ## make the virtual environment and build the native core
 $(STAMP): $(SOURCES)
 	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit(f"heterps needs Python 3.11 or newer; {sys.executable} is {v[0]}.{v[1]}")'
 	@test -x $(BIN)/python || { echo "making $(VENV)"; $(PYTHON) -m venv $(VENV); }
-	@echo "installing what HeterPS needs (a few minutes the first time)"
-	@$(PIP) install --quiet --upgrade "pip>=24"
-	@$(PIP) install --quiet "$(TORCH)"
-	@echo "building the native core"
-	@$(PIP) install --quiet --editable ".[dev,examples]"
+	@$(INSTALL) pip "pip>=25.1"
+	@$(INSTALL) PyTorch "$(TORCH)"
+	@$(INSTALL) "HeterPS and what it needs" --editable ".[examples]"
+	@touch $@
+
+$(DEV): pyproject.toml | $(STAMP)
+	@$(INSTALL) "what tests and checks need" --group dev
 	@touch $@
 
 run: $(STAMP) ## train the flights job on an embedded cluster and explain its plan
 	@$(BIN)/heterps train examples/flights/job.yaml
 
-test: $(STAMP) ## run the tests, on all cores, in some ten minutes on two
+test: $(DEV) ## run the tests, on all cores, in some ten minutes on two
 	@$(PYTEST) -m "not exhaustive"
 
-test-all: $(STAMP) ## run all tests, with whole sweeps, sanitizers and long rounds of kills
+test-all: $(DEV) ## run all tests, with whole sweeps, sanitizers and long rounds of kills
 	@$(PYTEST)
 
-soak: $(STAMP) ## kill and disturb processes SOAK times as long as test-all does
+soak: $(DEV) ## kill and disturb processes SOAK times as long as test-all does
 	@HETERPS_SOAK=$(SOAK) $(PYTEST) -m soak
 
-test-containers: $(STAMP) ## run the deployment in containers, as root, on Debian or Ubuntu
+test-containers: $(DEV) ## run the deployment in containers, as root, on Debian or Ubuntu
 	@tests/deploy/install-engine.sh
 	@HETERPS_CONTAINERS=1 $(BIN)/python -m pytest tests/deploy/test_compose_run.py
 
-check: $(STAMP) ## lint, format, types, floors, stubs
+check: $(DEV) ## lint, format, types, floors, stubs
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -60,24 +64,24 @@ check: $(STAMP) ## lint, format, types, floors, stubs
 	$(BIN)/python -m protos.generate --check
 	git ls-files '*.cc' '*.cpp' '*.h' '*.cu' '*.cuh' | xargs $(BIN)/clang-format --dry-run -Werror
 
-format: $(STAMP) ## format everything
+format: $(DEV) ## format everything
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	git ls-files '*.cc' '*.cpp' '*.h' '*.cu' '*.cuh' | xargs $(BIN)/clang-format -i
 
-protos: $(STAMP) ## regenerate the stubs
+protos: $(DEV) ## regenerate the stubs
 	$(BIN)/python -m protos.generate
 
-bench: $(STAMP) ## compare with plain PyTorch; writes bench/results/
+bench: $(DEV) ## compare with plain PyTorch; writes bench/results/
 	$(BIN)/python -m bench.train
 
-bench-moe: $(STAMP) ## measure the mixture of experts beside others; writes bench/results/ and docs/
+bench-moe: $(DEV) ## measure the mixture of experts beside others; writes bench/results/ and docs/
 	@$(BIN)/python -m bench.moe
 
-bench-plan: $(STAMP) ## measure planning, for hours; writes bench/results/ and docs/
+bench-plan: $(DEV) ## measure planning, for hours; writes bench/results/ and docs/
 	$(BIN)/python -m bench.scheduler
 
-bench-ps: $(STAMP) ## measure the parameter server beside others; writes bench/results/ and docs/
+bench-ps: $(DEV) ## measure the parameter server beside others; writes bench/results/ and docs/
 	@$(BIN)/python -m bench.ps
 
 clean: ## remove what was built

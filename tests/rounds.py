@@ -1,4 +1,4 @@
-"""How often tests of chance try: a few times always, more in `make test-all` and `make soak`."""
+"""What only `make test-all` tries, and how long `make soak` goes on."""
 
 import os
 from typing import Any
@@ -6,6 +6,11 @@ from typing import Any
 import pytest
 
 _SOAK = int(os.environ.get("HETERPS_SOAK", "1"))
+
+
+def more(*values: Any) -> list[Any]:
+    """Parameters of exhaustive runs, beside those of every run."""
+    return [pytest.param(value, marks=pytest.mark.exhaustive) for value in values]
 
 
 def rounds(name: str, few: int, many: int) -> pytest.MarkDecorator:

@@ -11,7 +11,7 @@ from heterps.view.figures import money, per_sample, rate
 
 if TYPE_CHECKING:
     from scheduler import Decision
-    from scheduler.decision.record import Alternative
+    from scheduler.problem.cost import Plan
     from scheduler.replanning.measure import Measurement
     from scheduler.replanning.proposal import Proposal
 
@@ -64,7 +64,7 @@ def comparison_table(proposal: "Proposal") -> Table:
     made = table("", "plan", ">samples/s", ">$/h", ">cost")
     _add(made, "running", proposal, proposal.current, proposal.current_cost)
     if proposal.proposed.feasible and proposal.moves:
-        _add(made, "other", proposal, proposal.proposed, proposal.proposed_cost)
+        _add(made, "other", proposal, proposal.proposed.plan, proposal.proposed_cost)
         if proposal.moving_s:
             made.add_row(
                 "moving", f"{proposal.moving_s:,.0f} s", "", "", money(proposal.moving_cost)
@@ -72,9 +72,7 @@ def comparison_table(proposal: "Proposal") -> Table:
     return made
 
 
-def _add(
-    made: Table, name: str, proposal: "Proposal", plan: "Alternative | Decision", cost: float
-) -> None:
+def _add(made: Table, name: str, proposal: "Proposal", plan: "Plan", cost: float) -> None:
     units = " ".join(f"{stage.units}×{stage.type}" for stage in plan.stages)
     made.add_row(
         name,

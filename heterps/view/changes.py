@@ -49,6 +49,21 @@ class Change:
         before, after = _number(self.before), _number(self.after)
         return after / before if before and after is not None else None
 
+    @property
+    def row(self) -> tuple[str, str, str, str]:
+        """Name, before, after, and by how much it changed."""
+        key = self.key
+        return name_of(key), value_of(key, self.before), value_of(key, self.after), self._effect
+
+    @property
+    def _effect(self) -> str:
+        if not self.is_real:
+            return "same"
+        ratio = self.ratio
+        if ratio is None or self.key in ("gap", "seed"):
+            return ""
+        return f"{ratio:.1f}x" if ratio >= 10 else f"{ratio - 1:+.1%}"
+
 
 @dataclass(frozen=True, slots=True)
 class Changes:
@@ -73,10 +88,7 @@ class Changes:
 
 def compare(before: "Decision", after: "Decision") -> Changes:
     """Compare two decisions; layers and types are matched by name."""
-    whole = all(
-        decision.workload is not None and decision.resources is not None
-        for decision in (before, after)
-    )
+    whole = is_whole(before) and is_whole(after)
     return Changes(
         inputs=_changed(_inputs(before, whole), _inputs(after, whole)),
         plan=_changed(_plan(before), _plan(after)),
@@ -87,6 +99,11 @@ def compare(before: "Decision", after: "Decision") -> Changes:
         ),
         compared_inputs=whole,
     )
+
+
+def is_whole(decision: "Decision") -> bool:
+    """Whether a decision was kept with its workload and resources."""
+    return decision.workload is not None and decision.resources is not None
 
 
 def name_of(key: str) -> str:
@@ -165,14 +182,17 @@ def _plan(decision: "Decision") -> Iterator[tuple[str, Value]]:
         yield f"layer.{name}", kind
     for kind, units in decision.total_units.items():
         yield f"units.{kind}", units
-    yield "ps_units", decision.ps_units
+    yield "ps_units", decision.plan.ps_units
 
 
 def _figures(decision: "Decision") -> Iterator[tuple[str, Value]]:
     yield "feasible", decision.feasible
     yield "stages", len(decision.stages)
-    for name in ("throughput", "price_per_hour", "cost", "lower_bound", "gap"):
-        yield name, getattr(decision, name)
+    yield "throughput", decision.throughput
+    yield "price_per_hour", decision.plan.price_per_hour
+    yield "cost", decision.cost
+    yield "lower_bound", decision.lower_bound
+    yield "gap", decision.gap
     if decision.workload is not None and decision.throughput > 0:
         yield "hours", decision.workload.samples / decision.throughput / 3600
     if decision.measured is not None:

@@ -1,37 +1,29 @@
 """The record of a decision: the chosen plan, what else was considered, and how good it is."""
 
+import json
+import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from chassis.files import replace_file
 from protos import decision_pb2 as pb
+from scheduler.problem import mapper
 from scheduler.problem.cost import Plan, PlanStage
-from scheduler.problem.fields import read_file
+from scheduler.problem.demands import Demands
+from scheduler.problem.fields import InputError, read_file
 from scheduler.problem.workload import Resources, Workload
 
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """What one method came to, and the seconds it took."""
+    """What one method came to, in `seconds`, by provisioning `evaluations` assignments."""
 
     method: str
-    feasible: bool
-    reason: str
-    assignment: tuple[str, ...]
-    stages: tuple[PlanStage, ...]
-    ps_units: int
-    throughput: float
-    price_per_hour: float
-    cost: float
+    plan: Plan = field(metadata=mapper.FLAT)
     seconds: float
     evaluations: int = 0
-
-    @classmethod
-    def of(cls, method: str, plan: Plan, seconds: float, evaluations: int = 0) -> "Alternative":
-        """Record `plan`, found in `seconds` by provisioning `evaluations` assignments."""
-        values = {f.name: getattr(plan, f.name) for f in fields(plan)}
-        return cls(method, **values, seconds=seconds, evaluations=evaluations)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,14 +86,7 @@ class Decision:
     """
 
     method: str
-    feasible: bool
-    reason: str
-    assignment: tuple[str, ...]
-    stages: tuple[PlanStage, ...]
-    ps_units: int
-    throughput: float
-    price_per_hour: float
-    cost: float
+    plan: Plan = field(metadata=mapper.FLAT)
     lower_bound: float
     gap: float
     seconds: float
@@ -127,6 +112,37 @@ class Decision:
     created_at: float = 0.0
 
     @property
+    def feasible(self) -> bool:
+        """Whether the plan meets the demands; where it does not, `plan.reason` says why."""
+        return self.plan.feasible
+
+    @property
+    def assignment(self) -> tuple[str, ...]:
+        """The type of each layer."""
+        return self.plan.assignment
+
+    @property
+    def stages(self) -> tuple[PlanStage, ...]:
+        """The plan's stages, in the order of the layers."""
+        return self.plan.stages
+
+    @property
+    def throughput(self) -> float:
+        """Predicted, samples/s."""
+        return self.plan.throughput
+
+    @property
+    def cost(self) -> float:
+        """Predicted, dollars for all samples."""
+        return self.plan.cost
+
+    @property
+    def demands(self) -> Demands:
+        """What it was made under; a deadline is in the floor."""
+        cap = self.max_price_per_hour or math.inf
+        return Demands(self.min_throughput, cap, dict(self.pin), self.excluded)
+
+    @property
     def slack(self) -> tuple[float, ...]:
         """By stage, the share of the time, 0 to 1, that it waits for the slowest one."""
         slowest = max((stage.busy_s for stage in self.stages), default=0.0)
@@ -138,9 +154,9 @@ class Decision:
         total: dict[str, int] = {}
         for stage in self.stages:
             total[stage.type] = total.get(stage.type, 0) + stage.units
-        if self.ps_units and self.workload is not None:
+        if self.plan.ps_units and self.workload is not None:
             kind = self.workload.ps_type
-            total[kind] = total.get(kind, 0) + self.ps_units
+            total[kind] = total.get(kind, 0) + self.plan.ps_units
         return total
 
     def to_json(self, inputs: bool = False) -> dict[str, Any]:
@@ -149,9 +165,13 @@ class Decision:
         Args:
             inputs: with the workload and the resources, as `from_json` needs them to plan anew.
         """
-        from scheduler.decision.record_json import to_json
-
-        return to_json(self, inputs)
+        unwanted = [
+            name for name in ("workload", "resources") if not inputs or getattr(self, name) is None
+        ]
+        value = mapper.to_json(self, unwanted)
+        for stage, slack in zip(value["stages"], self.slack, strict=True):
+            stage["slack"] = slack
+        return value
 
     @classmethod
     def from_json(cls, value: object, source: str = "") -> "Decision":
@@ -160,9 +180,9 @@ class Decision:
         Raises:
             InputError: naming `source`, key path, value and what was expected.
         """
-        from scheduler.decision.record_json import from_json
-
-        return from_json(value, source)
+        decision = mapper.from_json(cls, value, source)
+        _check(decision, source)
+        return decision
 
     def export(self, path: str | Path) -> None:
         """Write the decision with its inputs to a JSON file, in one atomic step.
@@ -170,9 +190,12 @@ class Decision:
         Raises:
             InputError: the file cannot be written.
         """
-        from scheduler.decision.record_json import write_file
-
-        write_file(self, Path(path))
+        text = json.dumps(self.to_json(inputs=True), indent=2, allow_nan=False) + "\n"
+        try:
+            replace_file(Path(path), text)
+        except OSError as error:
+            reason = f"cannot be written ({error.strerror})"
+            raise InputError(str(path), "", reason) from error
 
     @classmethod
     def load(cls, path: str | Path) -> "Decision":
@@ -185,114 +208,48 @@ class Decision:
 
     def to_message(self) -> pb.Decision:
         """Return the message of the same content, with the inputs."""
-        message = pb.Decision(
-            stages=[pb.PlanStage(**asdict(stage)) for stage in self.stages],
-            probabilities=[
-                pb.LayerProbabilities(
-                    layer=layer, by_type=dict(by_type), value=self.values.get(layer, 0.0)
-                )
-                for layer, by_type in self.probabilities.items()
-            ],
-            training=[pb.TrainingPoint(**asdict(point)) for point in self.training],
-            pareto=[pb.ParetoPoint(**asdict(point)) for point in self.pareto],
-            relaxations=[pb.Relaxation(**asdict(change)) for change in self.relaxations],
-            pin=dict(self.pin),
-            versions=dict(self.versions),
-            **{name: getattr(self, name) for name in _PLAIN},
-        )
-        for other in self.alternatives:
-            entry = message.alternatives.add(
-                stages=[pb.PlanStage(**asdict(stage)) for stage in other.stages],
-                **{f.name: getattr(other, f.name) for f in fields(other) if f.name != "stages"},
-            )
-            assert entry is not None
-        if self.workload is not None:
-            message.workload.CopyFrom(self.workload.to_message())
-        if self.resources is not None:
-            message.resources.CopyFrom(self.resources.to_message())
-        if self.measured is not None:
-            message.measured.CopyFrom(pb.Measured(**asdict(self.measured)))
-        return message
+        probabilities = [
+            pb.LayerProbabilities(layer=layer, by_type=by_type, value=self.values.get(layer, 0.0))
+            for layer, by_type in self.probabilities.items()
+        ]
+        content = mapper.to_fields(self, ("probabilities", "values"))
+        return pb.Decision(probabilities=probabilities, **content)
 
     @classmethod
     def from_message(cls, message: pb.Decision) -> "Decision":
         """Return the decision that a message holds."""
-        has = message.HasField
-        return cls(
-            stages=_stages(message.stages),
-            alternatives=tuple(
-                Alternative(
-                    assignment=tuple(other.assignment),
-                    stages=_stages(other.stages),
-                    **_scalars(other),
-                )
-                for other in message.alternatives
-            ),
-            probabilities={
-                entry.layer: {name: entry.by_type[name] for name in sorted(entry.by_type)}
-                for entry in message.probabilities
-            },
-            values=_values(message),
-            training=tuple(TrainingPoint(**_scalars(point)) for point in message.training),
-            pareto=tuple(
-                ParetoPoint(assignment=tuple(point.assignment), **_scalars(point))
-                for point in message.pareto
-            ),
-            relaxations=tuple(Relaxation(**_scalars(change)) for change in message.relaxations),
-            pin=dict(message.pin),
-            excluded=tuple(message.excluded),
-            versions=dict(message.versions),
-            assignment=tuple(message.assignment),
-            reasons=tuple(message.reasons),
-            workload=Workload.from_message(message.workload) if has("workload") else None,
-            resources=Resources.from_message(message.resources) if has("resources") else None,
-            measured=(
-                Measured(stage_s=tuple(message.measured.stage_s), **_scalars(message.measured))
-                if has("measured")
-                else None
-            ),
-            **_scalars(message),
+        content = mapper.of_message(message)
+        layers = content.pop("probabilities")
+        values = {entry["layer"]: entry["value"] for entry in layers}
+        return mapper.from_json(
+            cls,
+            content,
+            probabilities={entry["layer"]: entry["by_type"] for entry in layers},
+            # A method without a critic has left all of them 0.
+            values=values if any(values.values()) else {},
         )
 
 
-_PLAIN = (
-    "method",
-    "feasible",
-    "reason",
-    "assignment",
-    "ps_units",
-    "throughput",
-    "price_per_hour",
-    "cost",
-    "lower_bound",
-    "gap",
-    "seconds",
-    "seed",
-    "min_throughput",
-    "max_throughput",
-    "reasons",
-    "max_price_per_hour",
-    "excluded",
-    "proven",
-    "input_hash",
-    "created_at",
-)
-
-
-def _stages(messages: Any) -> tuple[PlanStage, ...]:
-    return tuple(PlanStage(**_scalars(message)) for message in messages)
-
-
-def _scalars(message: Any) -> dict[str, Any]:
-    """The singular fields of a message that are no messages themselves."""
-    return {
-        key.name: getattr(message, key.name)
-        for key in message.DESCRIPTOR.fields
-        if not key.is_repeated and key.message_type is None
-    }
-
-
-def _values(message: pb.Decision) -> dict[str, float]:
-    """The critic's estimates; none where a method without a critic has left all of them 0."""
-    values = {entry.layer: entry.value for entry in message.probabilities}
-    return values if any(values.values()) else {}
+def _check(decision: Decision, source: str) -> None:
+    """Refuse a decision whose parts do not fit together."""
+    layers = len(decision.assignment)
+    if decision.workload is not None and len(decision.workload.layers) != layers:
+        expected = f"a type for each of the {len(decision.workload.layers)} layers"
+        raise InputError(source, "assignment", f"{layers} types: expected {expected}")
+    names = decision.resources.names if decision.resources is not None else None
+    others = enumerate(decision.alternatives)
+    plans = {"": decision.plan, **{f"alternatives[{n}].": one.plan for n, one in others}}
+    for place, plan in plans.items():
+        following = 0
+        for number, stage in enumerate(plan.stages):
+            where = f"{place}stages[{number}]"
+            if stage.first != following or not stage.first <= stage.last < layers:
+                value = f"layers {stage.first} to {stage.last}"
+                expected = f"layers from {following} to at most {layers - 1}"
+                raise InputError(source, where, f"{value}: expected {expected}")
+            if names is not None and stage.type not in names:
+                expected = f"one of {', '.join(names)}"
+                raise InputError(source, f"{where}.type", f"{stage.type!r}: expected {expected}")
+            following = stage.last + 1
+        if plan.stages and following != layers:
+            raise InputError(source, f"{place}stages", f"end before layer {layers - 1}")

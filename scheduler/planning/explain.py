@@ -16,7 +16,6 @@ from scheduler.decision.record import Decision
 from scheduler.engine import _planner
 from scheduler.planning.infeasible import cheapest_change
 from scheduler.problem.cost import TOLERANCE, CostModel, PlanStage, time_text
-from scheduler.problem.demands import Demands
 from scheduler.problem.provision import provision
 from scheduler.problem.wording import (
     hours_text,
@@ -44,8 +43,8 @@ def reasons(
         model: the cost model of the decision, where it is at hand.
         finish_by: hours of the deadline that the floor comes from, 0 for none.
     """
-    model = model or Demands.of(decision).model(workload, resources)
-    lines = [] if decision.feasible else [sentence(decision.reason)]
+    model = model or decision.demands.model(workload, resources)
+    lines = [] if decision.feasible else [sentence(decision.plan.reason)]
     if decision.relaxations:
         lines.append(cheapest_change(decision.relaxations[0]))
     if not decision.stages:
@@ -58,8 +57,8 @@ def reasons(
         lines += _cap(decision)
     lines += _limits(decision, model)
     lines += _spot(decision, resources)
-    if decision.ps_units:
-        units = units_text(decision.ps_units, workload.ps_type)
+    if decision.plan.ps_units:
+        units = units_text(decision.plan.ps_units, workload.ps_type)
         lines.append(
             f"The parameter server needs {units} at this throughput "
             f"({time_text(workload.ps_core_s)} of one a sample)."
@@ -76,7 +75,7 @@ def _headline(decision: Decision, workload: Workload) -> str:
     return (
         f"{stages} {'stages train' if stages != 1 else 'stage trains'} {workload.samples:,.0f} "
         f"samples at {rate_text(decision.throughput)} samples/s in {hours_text(hours)} for "
-        f"{money_text(decision.cost)} ({money_text(decision.price_per_hour)} an hour)."
+        f"{money_text(decision.cost)} ({money_text(decision.plan.price_per_hour)} an hour)."
     )
 
 
@@ -234,7 +233,7 @@ def _cap(decision: Decision) -> list[str]:
     cap = decision.max_price_per_hour
     if not cap:
         return []
-    spare = max(0.0, cap - decision.price_per_hour)
+    spare = max(0.0, cap - decision.plan.price_per_hour)
     return [f"The cap of {money_text(cap)} an hour is kept with {money_text(spare)} to spare."]
 
 
@@ -288,9 +287,9 @@ def _optimality(decision: Decision) -> str:
     if decision.proven:
         return f"No plan costs less: the lower bound is {bound} too."
     text = f"No plan costs less than {bound}; this one is within {decision.gap:.2%} of that"
-    cheaper = [o for o in decision.alternatives if o.feasible and o.cost < decision.cost]
-    if cheaper and cheaper[0].cost < decision.cost * (1 - TOLERANCE):
-        text += f" ({cheaper[0].method} found {money_text(cheaper[0].cost)})"
+    cheaper = [o for o in decision.alternatives if o.plan.feasible and o.plan.cost < decision.cost]
+    if cheaper and cheaper[0].plan.cost < decision.cost * (1 - TOLERANCE):
+        text += f" ({cheaper[0].method} found {money_text(cheaper[0].plan.cost)})"
     return text + "."
 
 

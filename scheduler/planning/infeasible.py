@@ -39,7 +39,7 @@ def why_no_plan(decision: Decision, fastest: Plan | None = None) -> str:
             f"{money_text(needed.needed, up=True)}"
         )
     if top <= 0 and needed is None:
-        return f"no plan can run: {decision.reason}"
+        return f"no plan can run: {decision.plan.reason}"
     # The bound is infinite once it is proven that there is none.
     proven = math.isinf(decision.lower_bound)
     text = f"no plan {'reaches' if proven else 'was found that reaches'} {rate_text(floor)} "
@@ -65,7 +65,7 @@ def _binding(decision: Decision, fastest: Plan | None) -> str:
             f"The limit of {units_text(int(limits[0].current), kind)} binds: "
             f"{int(limits[0].needed):,} would do"
         )
-    reason = fastest.reason if fastest is not None else decision.reason
+    reason = fastest.reason if fastest is not None else decision.plan.reason
     return f"The fastest plan {reason}"
 
 

@@ -123,14 +123,7 @@ def _decision(model: CostModel, demands: Demands, seed: int, answer: _Answer) ->
         gap = found.cost / bound - 1 if bound > 0 else 0.0 if found.cost == bound else math.inf
     decision = Decision(
         method=answer.chosen,
-        feasible=found.feasible,
-        reason=found.reason,
-        assignment=found.assignment,
-        stages=found.stages,
-        ps_units=found.ps_units,
-        throughput=found.throughput,
-        price_per_hour=found.price_per_hour,
-        cost=found.cost,
+        plan=found,
         lower_bound=bound,
         gap=gap,
         seconds=0.0,
@@ -158,7 +151,7 @@ def _decision(model: CostModel, demands: Demands, seed: int, answer: _Answer) ->
 
 
 def _alternative(method: str, found: Found) -> Alternative:
-    return Alternative.of(method, found.plan, found.seconds, found.evaluations)
+    return Alternative(method, found.plan, found.seconds, found.evaluations)
 
 
 def _reasons(decision: Decision, model: CostModel, demands: Demands) -> list[str]:
@@ -167,11 +160,11 @@ def _reasons(decision: Decision, model: CostModel, demands: Demands) -> list[str
 
 def _infeasible(decision: Decision, demands: Demands, found: Sequence[Plan]) -> Decision:
     """Say why there is no plan, or who has one, and what would have to change."""
-    able = next((other for other in decision.alternatives if other.feasible), None)
+    able = next((other for other in decision.alternatives if other.plan.feasible), None)
     if able is not None:
-        cost = money_text(able.cost)
-        return replace(
-            decision, reason=f"{decision.reason}; {able.method} meets the demands for {cost}"
+        cost = money_text(able.plan.cost)
+        return _because(
+            decision, f"{decision.plan.reason}; {able.method} meets the demands for {cost}"
         )
     assert decision.workload is not None
     assert decision.resources is not None
@@ -179,4 +172,8 @@ def _infeasible(decision: Decision, demands: Demands, found: Sequence[Plan]) -> 
     fastest = max(within, key=lambda plan: plan.throughput, default=None)
     changes = relaxations(decision.workload, decision.resources, demands, fastest)
     decision = replace(decision, relaxations=changes)
-    return replace(decision, reason=why_no_plan(decision, fastest))
+    return _because(decision, why_no_plan(decision, fastest))
+
+
+def _because(decision: Decision, reason: str) -> Decision:
+    return replace(decision, plan=replace(decision.plan, reason=reason))

@@ -78,7 +78,9 @@ def differences(before: Decision, after: Decision) -> Iterator[str]:
         return
     yield _figure("The cost", before.cost, after.cost, money_text)
     yield _figure("The throughput", before.throughput, after.throughput, rate_text, "samples/s")
-    yield _figure("The price", before.price_per_hour, after.price_per_hour, money_text, "an hour")
+    yield _figure(
+        "The price", before.plan.price_per_hour, after.plan.price_per_hour, money_text, "an hour"
+    )
     moved = _moved(before, after)
     for (left, right), layers in moved.items():
         verb = "moves" if len(layers) == 1 else "move"
@@ -94,12 +96,12 @@ def differences(before: Decision, after: Decision) -> Iterator[str]:
 
 def _feasibility(before: Decision, after: Decision) -> Iterator[str]:
     if before.feasible:
-        yield f"No plan meets the demands any more: {after.reason}"
+        yield f"No plan meets the demands any more: {after.plan.reason}"
     elif after.feasible:
         cost, rate = money_text(after.cost), rate_text(after.throughput)
         yield f"A plan now meets the demands: {cost} at {rate} samples/s."
     else:
-        yield f"No plan meets the demands, before or after: {after.reason}"
+        yield f"No plan meets the demands, before or after: {after.plan.reason}"
 
 
 def _figure(name: str, before: float, after: float, shape: Any, unit: str = "") -> str:

@@ -13,6 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +42,8 @@ class PlanStage:
     transfer_s: float
     memory_bytes: float
     bottleneck: bool
+
+    DERIVED: ClassVar = ("slack",)  # a decision tells it of each of its stages
 
     @property
     def busy_s(self) -> float:

@@ -4,14 +4,11 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from scheduler.problem.cost import CostModel
 from scheduler.problem.fields import InputError
 from scheduler.problem.workload import Resources, Workload
-
-if TYPE_CHECKING:
-    from scheduler.decision.record import Decision
 
 Pin = Mapping[str, str] | Sequence[str] | None
 
@@ -71,16 +68,6 @@ class Demands:
                 raise InputError("", "pin", f"{pin!r}: expected {expected}")
             pin = dict(zip(names, pin, strict=True))
         return cls(floor, cap, dict(pin or {}), tuple(dict.fromkeys(exclude)), hours)
-
-    @classmethod
-    def of(cls, decision: "Decision") -> "Demands":
-        """The demands that a decision was made under."""
-        return cls(
-            decision.min_throughput,
-            decision.max_price_per_hour or math.inf,
-            dict(decision.pin),
-            tuple(decision.excluded),
-        )
 
     @property
     def cap(self) -> float:

@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from chassis.near import near_or_all
 from protos import decision_pb2 as pb
 from scheduler.problem.fields import Fields, InputError, read_file, unique
+from scheduler.problem.mapper import of_message, to_fields, to_json
 
 # Numbers of units are exact in every representation up to here, and beyond what can be rented.
 MAX_LIMIT = 1_000_000
@@ -31,9 +32,6 @@ class LayerCost:
     memory_bytes: float
     estimated: bool = False
     uncertainty: float = 0.0
-
-
-_COST_FIELDS = tuple(LayerCost.__slots__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +62,8 @@ class Workload:
         Raises:
             InputError: naming `source`, key path, value and what was expected.
         """
-        known = ("name", "reference_batch", "samples", "ps_type", "ps_core_s", "layers")
-        fields = Fields(value, "", source, known)
+        keys = ("name", "reference_batch", "samples", "ps_type", "ps_core_s", "layers")
+        fields = Fields(value, "", source, keys)
         ps_type = fields.text("ps_type", default="", allow_empty=True)
         ps_core_s = fields.number("ps_core_s", default=0.0)
         if ps_core_s > 0 and not ps_type:
@@ -88,64 +86,15 @@ class Workload:
     @classmethod
     def from_message(cls, message: pb.Workload, source: str = "") -> "Workload":
         """Check and convert a message."""
-        layers = [
-            {
-                "name": layer.name,
-                "kind": layer.kind,
-                "cost": {
-                    name: {key.name: getattr(cost, key.name) for key in cost.DESCRIPTOR.fields}
-                    for name, cost in layer.cost.items()
-                },
-            }
-            for layer in message.layers
-        ]
-        value = {
-            "name": message.name,
-            "reference_batch": message.reference_batch,
-            "samples": message.samples,
-            "ps_type": message.ps_type,
-            "ps_core_s": message.ps_core_s,
-            "layers": layers,
-        }
-        return cls.parse(value, source)
+        return cls.parse(of_message(message), source)
 
     def to_message(self) -> pb.Workload:
         """Return the message of the same content."""
-        message = pb.Workload(
-            name=self.name,
-            reference_batch=self.reference_batch,
-            samples=self.samples,
-            ps_type=self.ps_type,
-            ps_core_s=self.ps_core_s,
-        )
-        for layer in self.layers:
-            entry = message.layers.add(name=layer.name, kind=layer.kind)
-            for name, cost in layer.cost.items():
-                entry.cost[name].CopyFrom(pb.LayerCost(**asdict(cost)))
-        return message
+        return pb.Workload(**to_fields(self))
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of a workload file."""
-        # By hand: `asdict` copies every number, which takes milliseconds where planning takes tens.
-        layers = [
-            {
-                "name": layer.name,
-                "kind": layer.kind,
-                "cost": {
-                    kind: {name: getattr(cost, name) for name in _COST_FIELDS}
-                    for kind, cost in layer.cost.items()
-                },
-            }
-            for layer in self.layers
-        ]
-        return {
-            "name": self.name,
-            "reference_batch": self.reference_batch,
-            "samples": self.samples,
-            "ps_type": self.ps_type,
-            "ps_core_s": self.ps_core_s,
-            "layers": layers,
-        }
+        return to_json(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,19 +152,15 @@ class Resources:
     @classmethod
     def from_message(cls, message: pb.Resources, source: str = "") -> "Resources":
         """Check and convert a message."""
-        types = [
-            {key.name: getattr(kind, key.name) for key in kind.DESCRIPTOR.fields}
-            for kind in message.types
-        ]
-        return cls.parse({"types": types}, source)
+        return cls.parse(of_message(message), source)
 
     def to_message(self) -> pb.Resources:
         """Return the message of the same content."""
-        return pb.Resources(types=[pb.ResourceType(**asdict(kind)) for kind in self.types])
+        return pb.Resources(**to_fields(self))
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of a resources file."""
-        return {"types": [asdict(kind) for kind in self.types]}
+        return to_json(self)
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -13,12 +13,10 @@ weigh the same, and a ratio to any prediction is filtered alike:
 import math
 import statistics
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from protos import scheduler_pb2 as pb
-
-if TYPE_CHECKING:
-    from scheduler.decision.record import Measured
+from scheduler.decision.record import Measured
+from scheduler.problem import mapper
 
 MIN_WINDOWS = 5
 HALF_LIFE = 8.0
@@ -92,7 +90,7 @@ class Measurement:
     pace: Filtered = Filtered()
 
     @classmethod
-    def of_run(cls, measured: "Measured") -> "Measurement":
+    def of_run(cls, measured: Measured) -> "Measurement":
         """An ended run's means; it counts as many windows as it was long."""
         windows = int(measured.seconds / WINDOW_S)
 
@@ -107,11 +105,11 @@ class Measurement:
     @classmethod
     def from_message(cls, message: pb.Measurement) -> "Measurement":
         """Return the measurement that a message holds."""
-        return cls(tuple(_filtered(one) for one in message.busy), _filtered(message.pace))
+        return mapper.from_json(cls, mapper.of_message(message))
 
     def to_message(self) -> pb.Measurement:
         """Return the message of the same content."""
-        return pb.Measurement(busy=[_message(one) for one in self.busy], pace=_message(self.pace))
+        return pb.Measurement(**mapper.to_fields(self))
 
     @property
     def counts(self) -> bool:
@@ -167,11 +165,3 @@ class Windows:
     def measurement(self) -> Measurement:
         """What has been measured so far."""
         return Measurement(tuple(one.filtered for one in self._busy), self._pace.filtered)
-
-
-def _filtered(message: pb.Filtered) -> Filtered:
-    return Filtered(message.windows, message.seconds, message.spread)
-
-
-def _message(value: Filtered) -> pb.Filtered:
-    return pb.Filtered(windows=value.windows, seconds=value.seconds, spread=value.spread)

@@ -3,13 +3,13 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from protos import scheduler_pb2 as pb
 from protos.decision_pb2 import Alternative as AlternativeMessage
-from protos.decision_pb2 import PlanStage as StageMessage
-from scheduler.decision.record import Alternative, Decision
-from scheduler.problem.cost import PlanStage
+from scheduler.decision.record import Decision
+from scheduler.problem import mapper
+from scheduler.problem.cost import Plan, PlanStage
 from scheduler.problem.fields import InputError
 
 
@@ -17,7 +17,7 @@ from scheduler.problem.fields import InputError
 class Moving:
     """Seconds that moving to another plan takes: drain, save, start the new workers, pull.
 
-    The defaults are guesses, to be replaced by what is known of a job.
+    The defaults are guesses, to be replaced by what a job was seen to take.
 
     Raises:
         InputError: a time is negative or not finite.
@@ -114,7 +114,7 @@ class Proposal:
     moving_s: float
     moving_cost: float
     savings: float
-    current: Alternative
+    current: Plan
     proposed: Decision
 
     @property
@@ -134,69 +134,43 @@ class Proposal:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values; a number that is not finite is null."""
-        plain = {name: getattr(self, name) for name in _PLAIN}
-        current = self.current
+        current = mapper.to_json(self.current)
+        names = ("assignment", "ps_units", "throughput", "price_per_hour")
         return {
-            **{name: value if math.isfinite(value) else None for name, value in plain.items()},
-            "reasons": list(self.reasons),
+            **mapper.to_json(self, _PLANS),
             "current": {
-                "assignment": list(current.assignment),
+                **{name: current[name] for name in names},
                 "stages": [
                     {"first": s.first, "last": s.last, "type": s.type, "units": s.units}
-                    for s in current.stages
+                    for s in self.current.stages
                 ],
-                "ps_units": current.ps_units,
-                "throughput": current.throughput,
-                "price_per_hour": current.price_per_hour,
             },
             "proposed": self.proposed.to_json(),
         }
 
     def to_message(self) -> pb.Proposal:
         """Return the message of the same content."""
-        current = {name: getattr(self.current, name) for name in _ALTERNATIVE}
-        stages = [
-            StageMessage(**{name: getattr(stage, name) for name in PlanStage.__slots__})
-            for stage in self.current.stages
-        ]
         return pb.Proposal(
-            **{name: getattr(self, name) for name in _PLAIN},
-            reasons=self.reasons,
-            current=AlternativeMessage(stages=stages, **current),
+            **mapper.to_fields(self, _PLANS),
+            current=AlternativeMessage(method="current", **mapper.to_fields(self.current)),
             proposed=self.proposed.to_message(),
         )
 
     @classmethod
     def from_message(cls, message: pb.Proposal) -> "Proposal":
         """Return the proposal that a message holds."""
-        other = message.current
-        current = {name: getattr(other, name) for name in _ALTERNATIVE}
-        current["assignment"] = tuple(other.assignment)
-        stages = tuple(
-            PlanStage(**{name: getattr(stage, name) for name in PlanStage.__slots__})
-            for stage in other.stages
-        )
-        return cls(
-            **{name: getattr(message, name) for name in _PLAIN},
-            reasons=tuple(message.reasons),
-            current=Alternative(stages=stages, **current),
+        current = mapper.of_message(message.current, ("method", "seconds", "evaluations"))
+        return mapper.from_json(
+            cls,
+            mapper.of_message(message, _PLANS),
+            current=mapper.from_json(Plan, current),
             proposed=Decision.from_message(message.proposed),
         )
+
+
+_PLANS: Final = ("current", "proposed")
 
 
 def shape(stages: Sequence[PlanStage]) -> tuple[tuple[int, int, str, int], ...]:
     """What makes two plans the same: layers, types and units."""
     return tuple((stage.first, stage.last, stage.type, stage.units) for stage in stages)
-
-
-_ALTERNATIVE = tuple(name for name in Alternative.__slots__ if name != "stages")
-_PLAIN = (
-    "worthwhile",
-    "remaining_samples",
-    "overhead",
-    "current_cost",
-    "proposed_cost",
-    "moving_s",
-    "moving_cost",
-    "savings",
-)

@@ -9,14 +9,14 @@ drained and saved, and the new workers start and pull; meanwhile the units of bo
 import math
 from dataclasses import replace
 
-from scheduler.decision.record import Alternative, Decision
+from scheduler.decision.record import Decision
 from scheduler.problem.cost import CostModel, Plan
 from scheduler.problem.fields import InputError
 from scheduler.problem.workload import Workload
 from scheduler.replanning.calibrate import calibrate
+from scheduler.replanning.explain import reasons
 from scheduler.replanning.measure import Measurement
 from scheduler.replanning.proposal import Floor, Moving, Proposal, Threshold, shape
-from scheduler.replanning.verdict import reasons
 
 
 def propose(
@@ -44,20 +44,22 @@ def propose(
     if workload is None or resources is None:
         raise InputError("", "decision", "without workload or resources; expected both")
     if not decision.feasible or not decision.stages:
-        raise InputError("", "decision", f"there is no plan to compare with: {decision.reason}")
+        raise InputError(
+            "", "decision", f"there is no plan to compare with: {decision.plan.reason}"
+        )
     left = workload.samples if remaining_samples is None else float(remaining_samples)
     if not 0 < left < math.inf:
         raise InputError("", "remaining_samples", f"{left!r}: expected a finite number above 0")
     moving, threshold = moving or Moving(), threshold or Threshold()
-    known = calibrate(workload, resources, decision.stages, measurement)
-    rest = replace(known.workload, samples=left)
+    calibration = calibrate(workload, resources, decision.stages, measurement)
+    rest = replace(calibration.workload, samples=left)
     current = _running(decision, rest)
     overhead = 1.0
-    if known.pace_s is not None:
-        overhead = max(1.0, known.pace_s * current.throughput)
+    if calibration.pace_s is not None:
+        overhead = max(1.0, calibration.pace_s * current.throughput)
     floor = Floor.of(decision.min_throughput, current.throughput / overhead)
     proposed = _plan(decision, rest, floor.needed * overhead, method)
-    moving_cost = moving.seconds / 3600 * (current.price_per_hour + proposed.price_per_hour)
+    moving_cost = moving.seconds / 3600 * (current.price_per_hour + proposed.plan.price_per_hour)
     current_cost = current.cost * overhead
     proposed_cost = proposed.cost * overhead if proposed.feasible else math.inf
     savings = current_cost - proposed_cost
@@ -73,10 +75,10 @@ def propose(
         moving_s=moving.seconds,
         moving_cost=moving_cost,
         savings=savings,
-        current=Alternative.of("current", current, 0.0),
+        current=current,
         proposed=proposed,
     )
-    sentences = reasons(proposal, decision, known, measurement, floor, threshold)
+    sentences = reasons(proposal, decision, calibration, measurement, floor, threshold)
     return replace(proposal, reasons=tuple(sentences))
 
 
@@ -88,9 +90,9 @@ def _running(decision: Decision, workload: Workload) -> Plan:
     found = model.evaluate(assignment, [stage.units for stage in decision.stages])
     return replace(
         found,
-        ps_units=decision.ps_units,
-        price_per_hour=decision.price_per_hour,
-        cost=workload.samples / found.throughput / 3600 * decision.price_per_hour,
+        ps_units=decision.plan.ps_units,
+        price_per_hour=decision.plan.price_per_hour,
+        cost=workload.samples / found.throughput / 3600 * decision.plan.price_per_hour,
     )
 
 

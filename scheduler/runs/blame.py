@@ -1,37 +1,33 @@
 """Which of the things that went wrong was the cause."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 
-from protos.scheduler_pb2 import (
-    END_CONNECTION_LOST,
-    EndReason,
-)
+from protos.scheduler_pb2 import END_CONNECTION_LOST, EndReason
 from scheduler.state.endings import Ending, last_error
 
-# Who is to blame, first to last.
-_NODE_LOST, _SHARD_KILLED, _KILLED, _SHARD_ENDED, _FAILED, _COMPLAINED, _LEFT = range(7)
-
 _LOG_LINES = 15
-
-
 _LINE_LENGTH = 200
 
 
-# How a worker words that another process went away: a consequence, hardly a cause.
-_COMPLAINT = re.compile(
-    r"UNAVAILABLE|DEADLINE_EXCEEDED|CANCELLED|no server answers|no answer within|connection|"
-    r"broken pipe|socket closed|gloo|nccl|timed? ?out|unreachable",
-    re.IGNORECASE,
-)
+class Blame(IntEnum):
+    """What went wrong, from what is most likely the cause to what is hardly ever."""
+
+    NODE_LOST = 0
+    SHARD_KILLED = 1
+    KILLED = 2
+    SHARD_ENDED = 3
+    FAILED = 4
+    CONNECTION_LOST = 5  # another process went away: a consequence
+    LEFT = 6  # without a word
 
 
 @dataclass(frozen=True, slots=True)
-class Sign:
+class Symptom:
     """One thing that went wrong, seen at `when`; the lowest (blame, when) is the cause."""
 
-    blame: int
+    blame: Blame
     when: float
     headline: str
     error: str = ""
@@ -40,17 +36,22 @@ class Sign:
     process: str = ""
 
 
-def ending_of(signs: Sequence[Sign]) -> Ending:
-    """The ending that `signs`, the cause first, come to."""
-    cause = signs[0]
+def blame_of_failure(reason: "EndReason.ValueType") -> Blame:
+    """How much a worker is to blame that failed for `reason`."""
+    return Blame.CONNECTION_LOST if reason == END_CONNECTION_LOST else Blame.FAILED
+
+
+def ending_of(symptoms: Sequence[Symptom]) -> Ending:
+    """The ending that `symptoms`, the cause first, come to."""
+    cause = symptoms[0]
     last = [line[:_LINE_LENGTH] for line in cause.log.splitlines()[-_LOG_LINES:]]
     error = last_error(cause.error.splitlines()) or cause.headline
-    return Ending(cause.reason, explain(signs), cause.process, error, "\n".join(last))
+    return Ending(cause.reason, explain(symptoms), cause.process, error, "\n".join(last))
 
 
-def explain(signs: Sequence[Sign]) -> str:
+def explain(symptoms: Sequence[Symptom]) -> str:
     """The cause, its error and the end of its log; then what else went wrong, a line each."""
-    cause, *others = signs
+    cause, *others = symptoms
     lines = [cause.headline]
     if cause.error:
         lines += [line[:1000] for line in cause.error.splitlines()[:10]]

@@ -6,35 +6,25 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from chassis.exits import reason_of_exit
 from chassis.process import describe_exit
 from protos.decision_pb2 import Decision, Measured
 from protos.node_pb2 import SHARD, NodeStatusRequest
 from protos.scheduler_pb2 import (
-    END_CONNECTION_LOST,
     END_LOST_NODE,
     END_LOST_SHARD,
     END_OUT_OF_MEMORY,
     END_USER_ERROR,
+    EndReason,
     NodeStatus,
     ProcessStatus,
     ProgressReport,
 )
 from scheduler.replanning.measure import Mark, Measurement, Windows
-from scheduler.runs.blame import (
-    _COMPLAINED,
-    _COMPLAINT,
-    _FAILED,
-    _KILLED,
-    _LEFT,
-    _NODE_LOST,
-    _SHARD_ENDED,
-    _SHARD_KILLED,
-    Sign,
-    ending_of,
-)
+from scheduler.runs.blame import Blame, Symptom, blame_of_failure, ending_of
 from scheduler.runs.calls import CallError, Channels, Interrupted, Stop, call
 from scheduler.runs.processes import Process
-from scheduler.state.endings import Ending, is_out_of_memory, last_error, of_process
+from scheduler.state.endings import Ending, last_error
 from scheduler.state.nodes import Nodes
 
 COLLECT_S = 1.5  # one death makes others fail: their deaths are waited for before one is blamed
@@ -50,6 +40,15 @@ class Outcome:
 
     report: ProgressReport | None = None
     ending: Ending | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What a worker told of its own, and when that came."""
+
+    when: float
+    error: str
+    reason: "EndReason.ValueType"
 
 
 class Follower:
@@ -71,7 +70,7 @@ class Follower:
         self._reports: dict[tuple[int, int], ProgressReport] = {}
         self._windows = Windows(stages)
         self._trained: set[tuple[int, int]] = set()
-        self._errors: dict[tuple[int, int], tuple[float, str]] = {}
+        self._failures: dict[tuple[int, int], Failure] = {}
         self._seen: dict[str, float] = {}  # when each process was first seen ended
         self._restarts: dict[str, int] = {}  # of each shard, as told
         self._done: ProgressReport | None = None
@@ -88,7 +87,9 @@ class Follower:
             if report.phase in ("trained", "done"):
                 self._trained.add(worker)
             if report.phase == "failed":
-                self._errors.setdefault(worker, (time.monotonic(), report.error))
+                reason = report.end_reason or END_USER_ERROR
+                failure = Failure(time.monotonic(), report.error, reason)
+                self._failures.setdefault(worker, failure)
                 self._wake.set()
             elif report.phase == "done" and leads:
                 self._done = report
@@ -107,7 +108,7 @@ class Follower:
             with self._lock:
                 if self._done is not None:
                     return Outcome(report=self._done)
-            if self._signs({}):
+            if self._symptoms({}):
                 return self.diagnose(stop)
             self._wake.wait(_POLL_S)
             self._wake.clear()
@@ -125,10 +126,12 @@ class Follower:
             with self._lock:
                 if self._done is not None:
                     return Outcome(report=self._done)
-            self._signs({})  # notes when each was first seen
+            self._symptoms({})  # notes when each was first seen
             time.sleep(_POLL_S / 2)
-        signs = sorted(self._signs(self._ask(stop)), key=lambda sign: (sign.blame, sign.when))
-        return Outcome(ending=ending_of(signs) if signs else otherwise)
+        symptoms = sorted(
+            self._symptoms(self._ask(stop)), key=lambda symptom: (symptom.blame, symptom.when)
+        )
+        return Outcome(ending=ending_of(symptoms) if symptoms else otherwise)
 
     def so_far(self) -> tuple[Measurement, int]:
         """What the windows of the run have told, and the samples trained."""
@@ -157,10 +160,11 @@ class Follower:
                 measured.stage_s.append(busy_s / samples if samples else 0.0)
         return measured
 
-    def _signs(self, asked: dict[str, NodeStatus | str]) -> list[Sign]:
+    def _symptoms(self, asked: dict[str, NodeStatus | str]) -> list[Symptom]:
         """What is wrong now, by the leases or, where given, by the nodes' own answers."""
-        signs: list[Sign] = []
+        symptoms: list[Symptom] = []
         lost: set[str] = set()
+        ended: set[str] = set()
         for process in self._processes:
             node_id = process.node.node_id
             answer = asked.get(node_id)
@@ -170,16 +174,16 @@ class Follower:
             if isinstance(answer, str) or status is None:
                 if node_id not in lost:
                     lost.add(node_id)
-                    signs.append(self._lost(process, answer if isinstance(answer, str) else ""))
+                    symptoms.append(self._lost(process, answer if isinstance(answer, str) else ""))
                 continue
             entries = [p for p in status.processes if p.process_id == process.process_id]
             if entries:
                 self._seen.pop(f"no {process.process_id}", None)
                 self._note_restarts(process, entries[0].restarts)
             elif self._is_forgotten(process):
-                signs.append(
-                    Sign(
-                        _NODE_LOST,
+                symptoms.append(
+                    Symptom(
+                        Blame.NODE_LOST,
                         time.monotonic(),
                         f"node {node_id} (at {process.node.address}) was started again and has "
                         f"lost {process.label}",
@@ -188,16 +192,16 @@ class Follower:
                     )
                 )
             if entries and not entries[0].running:
-                sign = self._ended(process, entries[0])
-                if sign is not None:
-                    signs.append(sign)
-        signs += self._reported({sign.headline for sign in signs})
-        return signs
+                symptom = self._ended(process, entries[0])
+                if symptom is not None:
+                    symptoms.append(symptom)
+                    ended.add(process.process_id)
+        return symptoms + self._reported(ended)
 
     def _is_forgotten(self, process: Process) -> bool:
         """Whether a live node has been saying for a while that it does not run a process."""
         name = f"no {process.process_id}"
-        if process.standing or not self._nodes.heard(process.node.node_id):
+        if process.standing or not self._nodes.has_reported(process.node.node_id):
             self._seen.pop(name, None)
             return False
         worker = (process.index, process.rank)
@@ -215,18 +219,18 @@ class Follower:
         if name not in self._seen:
             _log.warning(
                 "standing shard %s %s; the job waits up to %.0f s for it to come back",
-                *(node_id, self._nodes.how_gone(node_id), _OUTAGE_S),
+                *(node_id, self._nodes.departure(node_id), _OUTAGE_S),
             )
         return time.monotonic() - self._seen.setdefault(name, time.monotonic()) < _OUTAGE_S
 
-    def _lost(self, process: Process, problem: str) -> Sign:
+    def _lost(self, process: Process, problem: str) -> Symptom:
         node = process.node
         when = self._seen.setdefault(f"node {node.node_id}", time.monotonic())
         here = [p.label for p in self._processes if p.node.node_id == node.node_id]
-        how = problem or self._nodes.how_gone(node.node_id)
+        how = problem or self._nodes.departure(node.node_id)
         kind = "standing shard" if process.standing else "node"
-        return Sign(
-            _NODE_LOST,
+        return Symptom(
+            Blame.NODE_LOST,
             when,
             f"{kind} {node.node_id} ({node.type + ' ' if node.type else ''}at {node.address}) {how}"
             + ("" if process.standing else f"; it ran {', '.join(here)}"),
@@ -243,13 +247,13 @@ class Follower:
                 process.place,
             )
 
-    def _ended(self, process: Process, entry: ProcessStatus) -> Sign | None:
+    def _ended(self, process: Process, entry: ProcessStatus) -> Symptom | None:
         code = entry.exit_code
         worker = (process.index, process.rank)
         is_shard = process.role == SHARD
         with self._lock:
             when = self._seen.setdefault(process.process_id, time.monotonic())
-            reported = None if is_shard else self._errors.get(worker)
+            failure = None if is_shard else self._failures.get(worker)
             finished = not is_shard and code == 0 and worker in self._trained
         if finished:
             return None
@@ -261,43 +265,46 @@ class Follower:
             headline += "; the kernel does this too when memory runs out"
         if entry.note:
             headline += f"; it {entry.note}"
-        error = reported[1] if reported is not None else ""
+        error = failure.error if failure is not None else ""
         if not error and code > 0:
             error = last_error(entry.last_lines.splitlines())
-        if reported is not None:
-            when = min(when, reported[0])
-        if is_shard:
-            blame = _SHARD_KILLED if code < 0 else _SHARD_ENDED
-        elif code < 0:
-            blame = _KILLED
-        elif code == 0:
-            blame = _LEFT
-        else:
-            blame = _COMPLAINED if _COMPLAINT.search(error) else _FAILED
-        reason = of_process(code, error, shard=is_shard, complained=blame == _COMPLAINED)
+        reason = reason_of_exit(code, error)
+        if failure is not None:
+            when = min(when, failure.when)
+            if code > 0 or failure.reason == END_OUT_OF_MEMORY:
+                reason = failure.reason
         if entry.out_of_memory:
             reason = END_OUT_OF_MEMORY
-        return Sign(blame, when, headline, error, entry.last_lines, reason, process.label)
+        if is_shard:
+            blame = Blame.SHARD_KILLED if code < 0 else Blame.SHARD_ENDED
+            reason = reason if reason == END_OUT_OF_MEMORY else END_LOST_SHARD
+        elif code < 0:
+            blame = Blame.KILLED
+        else:
+            blame = blame_of_failure(reason) if code else Blame.LEFT
+        return Symptom(blame, when, headline, error, entry.last_lines, reason, process.label)
 
-    def _reported(self, known: set[str]) -> list[Sign]:
-        """Failures that workers told of and whose end has not been seen."""
-        signs = []
+    def _reported(self, ended: set[str]) -> list[Symptom]:
+        """Failures that workers told of, but for the processes whose end has been seen."""
+        symptoms = []
         with self._lock:
-            errors = dict(self._errors)
+            failures = dict(self._failures)
         for process in self._processes:
-            worker = (process.index, process.rank)
-            if process.role == SHARD or worker not in errors:
+            failure = failures.get((process.index, process.rank))
+            if process.role == SHARD or failure is None or process.process_id in ended:
                 continue
-            if any(headline.startswith(f"{process.label} ") for headline in known):
-                continue
-            when, error = errors[worker]
-            blame = _COMPLAINED if _COMPLAINT.search(error) else _FAILED
-            reason = END_CONNECTION_LOST if blame == _COMPLAINED else END_USER_ERROR
-            if is_out_of_memory(error):
-                reason = END_OUT_OF_MEMORY
             headline = f"{process.label} ({process.place}) failed"
-            signs.append(Sign(blame, when, headline, error, "", reason, process.label))
-        return signs
+            symptoms.append(
+                Symptom(
+                    blame_of_failure(failure.reason),
+                    failure.when,
+                    headline,
+                    failure.error,
+                    reason=failure.reason,
+                    process=process.label,
+                )
+            )
+        return symptoms
 
     def _ask(self, stop: Stop) -> dict[str, NodeStatus | str]:
         """Each node's own words now: its lease may be valid while it is already gone."""

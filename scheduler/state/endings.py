@@ -12,10 +12,8 @@ from protos.scheduler_pb2 import (
     END_LOST_NODE,
     END_LOST_SHARD,
     END_NO_CAPACITY,
-    END_OUT_OF_MEMORY,
     END_SCHEDULER_LOST,
     END_SUCCEEDED,
-    END_USER_ERROR,
     END_WORKER_CRASHED,
     FAILED,
     SUCCEEDED,
@@ -39,13 +37,6 @@ RETRIED = frozenset(
 )
 SCHEDULER_LIMIT = 10  # attempts that a job may lose to schedulers that end under it
 _STATES = {END_SUCCEEDED: SUCCEEDED, END_CANCELLED: CANCELLED}
-_SHELL_KILLED = 137  # how a shell words a child that the kernel killed
-_MEMORY = re.compile(
-    r"\bMemoryError\b|out of memory|OutOfMemoryError|std::bad_alloc|cannot allocate memory"
-    r"|can't allocate memory|CUDA_ERROR_OUT_OF_MEMORY",
-    re.IGNORECASE,
-)
-_SIGNAL = re.compile(r"ended by signal \d+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +82,7 @@ def may_retry(status: JobStatus, ending: Ending) -> bool:
 
 
 def start_over(status: JobStatus, ending: Ending, now: float) -> None:
-    """Close the attempt under way and forget its progress; the caller sets the state."""
+    """Close the attempt and forget its progress; the caller sets the state."""
     status.attempts.append(
         Attempt(
             number=status.attempt,
@@ -116,39 +107,8 @@ def start_over(status: JobStatus, ending: Ending, now: float) -> None:
     status.CopyFrom(fresh)
 
 
-def of_process(
-    exit_code: int, error: str, *, shard: bool, complained: bool = False
-) -> "EndReason.ValueType":
-    """The reason that goes with the end of one process.
-
-    Args:
-        exit_code: negative: killed by that signal.
-        error: what it said last.
-        complained: its error is that another process went away.
-    """
-    if is_out_of_memory(error) or exit_code == _SHELL_KILLED:
-        return END_OUT_OF_MEMORY
-    if shard:
-        return END_LOST_SHARD
-    if exit_code <= 0:
-        return END_WORKER_CRASHED
-    return END_CONNECTION_LOST if complained else END_USER_ERROR
-
-
-def of_text(text: str) -> "EndReason.ValueType":
-    """The reason that goes with the words of a node about a process that did not start."""
-    if is_out_of_memory(text):
-        return END_OUT_OF_MEMORY
-    return END_WORKER_CRASHED if _SIGNAL.search(text) else END_USER_ERROR
-
-
-def is_out_of_memory(text: str) -> bool:
-    """Whether an error tells of memory that ran out."""
-    return _MEMORY.search(text) is not None
-
-
 def last_error(lines: Sequence[str]) -> str:
-    """A traceback's last line, or else the last line that is not empty."""
+    """A traceback's last line, or else the last line that is not empty; for people."""
     seen = [line.strip() for line in lines if line.strip()]
     raised = [line for line in seen if _RAISED.match(line)]
     return (raised or seen or [""])[-1][:1000]

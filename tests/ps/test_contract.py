@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from ps import LocalShards, LocalTable, ParameterClient, TableError
 from ps.table.rules import Segment
+from tests.rounds import more
 
 Floats = NDArray[np.float32]
 SGD: dict[str, Any] = {"optimizer": "sgd", "learning_rate": 0.5, "scale": 1.0, "seed": 5}
@@ -171,7 +172,7 @@ def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
         client.drop_tables("contract-")
 
 
-@pytest.mark.parametrize("dim", [1, 2, 3, 7, 8, 9, 16, 17, 32, 33])
+@pytest.mark.parametrize("dim", [1, 8, 17, *more(2, 3, 7, 9, 16, 32, 33)])
 def test_a_missing_key_reads_its_first_value(backend: Backend, dim: int) -> None:
     table = backend.create(dim, **SGD)
     keys = np.array([[0, 1, 2], [7, 2**32, 2**64 - 1]], np.uint64)
@@ -190,7 +191,7 @@ def test_a_missing_key_reads_its_first_value(backend: Backend, dim: int) -> None
     assert table.keys() == sorted(keys.ravel().tolist())
 
 
-@pytest.mark.parametrize("dim", [1, 3, 8, 17, 33])
+@pytest.mark.parametrize("dim", [1, 17, *more(3, 8, 33)])
 def test_gradients_of_repeated_keys_sum(backend: Backend, dim: int) -> None:
     table = backend.create(dim, **SGD)
     keys = np.array([4, 9, 4, 4, 2**40])

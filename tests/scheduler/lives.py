@@ -5,7 +5,8 @@ from pathlib import Path
 from protos.decision_pb2 import Layer, LayerCost
 from protos.job_pb2 import JobSpec
 
-# Each line is the process that computed. The gate holds a worker back before it is ready.
+# Each line is the process that computed. The gate holds a worker back before it is ready, halfway
+# holds it in its middle.
 _MODEL = """
 import os
 import time
@@ -15,13 +16,17 @@ from torch import nn
 
 
 class Slow(nn.Linear):
-    def __init__(self, log, pause_s):
+    def __init__(self, log, pause_s, halfway, half):
         super().__init__(1, 1)
         self.log, self.pause_s = log, pause_s
+        self.steps, self.halfway, self.half = 0, halfway, half
 
     def forward(self, x):
         if self.training:
             time.sleep(self.pause_s)
+            while self.halfway and self.steps == self.half and not Path(self.halfway).exists():
+                time.sleep(0.05)
+            self.steps += 1
             line = f"{os.getpid()}\\n".encode()
             descriptor = os.open(self.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
             os.write(descriptor, line)
@@ -30,20 +35,20 @@ class Slow(nn.Linear):
 
 
 class Model(nn.Module):
-    def __init__(self, log, pause_s):
+    def __init__(self, *arguments):
         super().__init__()
-        self.only = Slow(log, pause_s)
+        self.only = Slow(*arguments)
 
     def forward(self, sparse, dense):
         return self.only(dense).squeeze(-1)
 
 
-def build(log, pause_s=0.05, gate="", error=""):
+def build(log, pause_s=0.05, gate="", error="", halfway="", half=0):
     while gate and not Path(gate).exists():
         time.sleep(0.05)
     if error:
         raise ValueError(error)
-    return Model(log, pause_s)
+    return Model(log, pause_s, halfway, half)
 """
 BATCH = 16
 

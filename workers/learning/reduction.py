@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from workers.errors import peers_needed
+
 Over = Literal["replica", "expert"]
 _TAG = "heterps_reduce"
 
@@ -61,7 +63,8 @@ def _sum(parameters: list[nn.Parameter], group: dist.ProcessGroup | None) -> Non
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
         flat = torch.cat([p.grad.reshape(-1) for p in some if p.grad is not None])
-        dist.all_reduce(flat, group=group)
+        with peers_needed():
+            dist.all_reduce(flat, group=group)
         for parameter, part in zip(some, flat.split([p.numel() for p in some]), strict=True):
             assert parameter.grad is not None
             parameter.grad.copy_(part.view_as(parameter))

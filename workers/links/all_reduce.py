@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore
 
 from chassis.security import SecurityError, is_loopback
+from workers.errors import peers_needed
 from workers.learning.reduction import reduced_over
 from workers.links.combine import Combiner
 
@@ -65,6 +66,7 @@ class StageGroup:
 
     Raises:
         SecurityError: rank 0 would have sums cross the network in the clear, and this node not.
+        PeerLostError: from every method that exchanges tensors, when a worker went away.
     """
 
     def __init__(
@@ -92,17 +94,18 @@ class StageGroup:
                 f"{PLAIN}=1 is set where worker 0 runs ({host}), and not here; expected the same "
                 "on all nodes"
             )
-        store = (
-            own.store if own else dist.TCPStore(host, int(port), is_master=False)  # type: ignore[attr-defined]
-        )
-        dist.init_process_group(
-            "nccl" if device.type == "cuda" else "gloo",
-            store=PrefixStore("stage", store),
-            rank=rank,
-            world_size=size,
-            timeout=_TIMEOUT,
-            device_id=device if device.type == "cuda" else None,
-        )
+        with peers_needed():
+            store = (
+                own.store if own else dist.TCPStore(host, int(port), is_master=False)  # type: ignore[attr-defined]
+            )
+            dist.init_process_group(
+                "nccl" if device.type == "cuda" else "gloo",
+                store=PrefixStore("stage", store),
+                rank=rank,
+                world_size=size,
+                timeout=_TIMEOUT,
+                device_id=device if device.type == "cuda" else None,
+            )
 
     def sum_gradients(
         self,
@@ -140,6 +143,7 @@ class StageGroup:
             offset += p.numel()
         return list(flat[count:].clone())
 
+    @peers_needed()
     def share_parameters(self, parameters: Sequence[Tensor]) -> None:
         """Give every worker rank 0's initial values."""
         if self.size > 1:
@@ -149,6 +153,7 @@ class StageGroup:
                 else:
                     dist.broadcast(p.data, src=0)
 
+    @peers_needed()
     def barrier(self) -> None:
         """Wait for all workers of the stage."""
         if self._combiner is not None:
@@ -189,12 +194,14 @@ class StageGroup:
         elif self.size > 1:
             dist.destroy_process_group()
 
+    @peers_needed()
     def _add_up(self, values: Tensor) -> None:
         if self._combiner is not None:
             self._combiner.sum(values)
         else:
             dist.all_reduce(values)
 
+    @peers_needed()
     def _all(self, values: Tensor) -> list[Tensor]:
         """Every worker's values, of one shape, by rank."""
         if self._combiner is not None:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from chassis.channels import call, connect
 from protos import codec, stage_pb2
+from workers.errors import PeerLostError
 
 TIMEOUT_S = 300.0
 _RETRY_S = 5.0
@@ -26,7 +27,7 @@ Array = NDArray[np.generic]
 
 
 class CombineError(RuntimeError):
-    """Workers that do not combine the same, or one that did not come."""
+    """Workers that do not combine the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,8 @@ class Hub:
         """Bring a part and wait for the result; the same call again gives the same.
 
         Raises:
-            CombineError: the parts do not fit, one is missing after 300 s, or `stop` said so.
+            CombineError: the parts do not fit.
+            PeerLostError: one is missing after 300 s, or `stop` said so.
         """
         until = time.monotonic() + TIMEOUT_S
         with self._changed:
@@ -69,10 +71,10 @@ class Hub:
                 self._take(sequence, rank, operation, part)
             while sequence not in self._results:
                 if self._stop():
-                    raise CombineError("stopped")
+                    raise PeerLostError("stopped")
                 if time.monotonic() > until:
                     there = sorted(self._open[sequence].parts)
-                    raise CombineError(f"only the workers {there} came within {TIMEOUT_S:.0f} s")
+                    raise PeerLostError(f"only the workers {there} came within {TIMEOUT_S:.0f} s")
                 self._changed.wait(0.2)
             return self._results[sequence]
 
@@ -169,6 +171,8 @@ def serve(hub: Hub, data: bytes, context: grpc.ServicerContext) -> bytes:
         context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"bad part: {error}")
     except CombineError as error:
         context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+    except PeerLostError as error:
+        context.abort(grpc.StatusCode.CANCELLED, str(error))
     return _pack(part.sequence, part.rank, part.operation, done)
 
 

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from workers.errors import peers_needed
 from workers.moe.group import ExpertGroup
 
 
@@ -60,7 +61,8 @@ class Plan:
         """Waits for what `begin` started."""
         work, rows = self._works.pop(key)
         if work is not None:
-            work.wait()
+            with peers_needed():
+                work.wait()
         if not back:
             return rows[self.order]
         rows = _in_order(rows, self.hops[-1].index)
@@ -189,9 +191,10 @@ def _all_to_all(
     if hop.index is not None and not back:
         rows = rows[hop.index]
     out = rows.new_empty((sum(received), rows.shape[1]))
-    work = dist.all_to_all_single(
-        out, rows.contiguous(), received, sent, group=hop.group, async_op=not wait
-    )
+    with peers_needed():
+        work = dist.all_to_all_single(
+            out, rows.contiguous(), received, sent, group=hop.group, async_op=not wait
+        )
     return work, out
 
 

@@ -9,6 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from workers.errors import peers_needed
+
 _EXCHANGED_BYTES = 1 << 20  # to and from each process, to measure the bandwidth
 _MATMUL = 512  # side of the matrices by which arithmetic is measured
 _REPEATS = 3
@@ -111,26 +113,31 @@ class ExpertGroup:
         # Process groups cannot be copied.
         return self
 
+    @peers_needed()
     def total(self, values: Tensor) -> Tensor:
         """The sum over all processes, on each."""
         total = values.clone()
         dist.all_reduce(total, group=self.processes)
         return total
 
+    @peers_needed()
     def broadcast(self, tensor: Tensor, rank: int) -> None:
         """Gives every process the values of one."""
         dist.broadcast(tensor, group_src=rank, group=self.processes)
 
+    @peers_needed()
     def sum_to(self, tensor: Tensor, rank: int) -> None:
         """Sums over all processes into the tensor of one; those of others are then undefined."""
         dist.reduce(tensor, group_dst=rank, group=self.processes)
 
+    @peers_needed()
     def gather(self, values: Tensor) -> Tensor:
         """[n] of every process to [size, n]."""
         everyone = values.new_empty((self.size, *values.shape))
         dist.all_gather(list(everyone.unbind()), values, group=self.processes)
         return everyone
 
+    @peers_needed()
     def measured(self, like: Tensor) -> Rates:
         """The rates, measured at the first call, which all processes must make.
 

@@ -11,14 +11,16 @@ from types import FrameType
 import torch
 
 from chassis import process
+from chassis.exits import exit_code_of
 from chassis.files import replace_file
 from protos.node_pb2 import ProfileRequest
 from workers.model.code import enter
 from workers.profiling.profiler import Profiler
+from workers.stage.failure import end_reason_of
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Write the measured `Workload` of a `ProfileRequest`; 1 and a last line when it fails."""
+    """Write the measured `Workload` of a `ProfileRequest`; the exit code tells how it failed."""
     parser = argparse.ArgumentParser(prog="workers.profile", description=__doc__)
     parser.add_argument("--request", required=True, type=Path, help="serialized ProfileRequest")
     parser.add_argument("--result", required=True, type=Path, help="where the Workload goes")
@@ -49,7 +51,7 @@ def main(argv: list[str] | None = None) -> int:
         if not isinstance(error, ValueError):  # those speak of the user's files, not of ours
             traceback.print_exc()
         print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
-        return 1
+        return exit_code_of(end_reason_of(error))
     replace_file(options.result, workload.SerializeToString())
     return 0
 

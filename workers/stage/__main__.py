@@ -7,10 +7,12 @@ import threading
 from pathlib import Path
 
 from chassis import process, tracing
+from chassis.exits import exit_code_of
 from chassis.logs import log_fields
 from protos.node_pb2 import LaunchRequest
 from workers.links.inbox import Stopped
 from workers.model.code import enter
+from workers.stage.failure import end_reason_of
 from workers.stage.worker import Worker
 
 _log = logging.getLogger("heterps.stage")
@@ -40,7 +42,7 @@ def main(argv: list[str] | None = None) -> int:
             return 0
         _log.exception("failed")
         print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
-        return 1
+        return exit_code_of(end_reason_of(error))
     return 0
 
 

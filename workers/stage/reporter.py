@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError
 
 from chassis.channels import RpcError, call, connect
 from protos.node_pb2 import LaunchRequest
-from protos.scheduler_pb2 import ProgressReport, ReportReply
+from protos.scheduler_pb2 import END_UNSPECIFIED, EndReason, ProgressReport, ReportReply
 from protos.scheduler_pb2_grpc import SchedulerStub
 from workers.stage.progress import Progress
 
@@ -67,6 +67,7 @@ class Reporter:
         *,
         metrics: Mapping[str, float] | None = None,
         error: str = "",
+        end_reason: EndReason.ValueType = END_UNSPECIFIED,
         output: str = "",
         retry_s: float = AWAY_S,
     ) -> None:
@@ -82,6 +83,7 @@ class Reporter:
             rank=self._launch.rank,
             total_steps=self._total,
             error=error,
+            end_reason=end_reason,
             output=output,
             metrics=dict(metrics or {}),
         )

@@ -17,6 +17,7 @@ from workers.links.inbox import Inbox, Stopped
 from workers.links.transport import StageService
 from workers.model.saved import KeptModel, SavedModel, saved_model
 from workers.stage.experts import whole_state
+from workers.stage.failure import end_reason_of
 from workers.stage.parts import Parts, Share, build
 from workers.stage.reporter import Reporter
 from workers.stage.source import TrainingSource
@@ -88,7 +89,8 @@ class Worker:
             raise
         except Exception as error:
             if not self._stop.is_set():
-                reporter.send("failed", error=f"{type(error).__name__}: {error}")
+                text = f"{type(error).__name__}: {error}"
+                reporter.send("failed", error=text, end_reason=end_reason_of(error))
             raise
         finally:
             reporter.close()

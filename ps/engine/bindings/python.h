@@ -80,7 +80,7 @@ inline nb::bytes NewMessage(const View& prefix, size_t body_size, char** body) {
   PyObject* bytes =
       PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(prefix.size() + body_size));
   if (!bytes) nb::raise_python_error();
-  char* data = PyBytes_AS_STRING(bytes);
+  char* data = PyBytes_AsString(bytes);
   std::memcpy(data, prefix.data(), prefix.size());
   *body = data + prefix.size();
   return nb::steal<nb::bytes>(bytes);

@@ -11,49 +11,17 @@ from heterps import Client
 from heterps.cluster.on_ray import Daemon, daemons
 from heterps.errors import ClusterError
 from heterps.home import local
+from tests.jobs import CLICKS_LAYERS, CPU, write_clicks, write_workload
 from tests.waiting import wait_until
 
 JOB = """\
 name: clicks
-model: {entry: model.py:build}
+model: {entry: model.py:build, args: {pause_s: 0.05}}
 data: {train: train.csv, label: y, dense: [x], sparse: [a, b]}
 train: {epochs: EPOCHS, batch_size: 256, loss: bce_with_logits}
 servers: {shards: 1}
 schedule: {resources: resources.yaml, workload: workload.yaml, method: exact}
 output: output
-"""
-MODEL = """
-from torch import nn
-from heterps import SparseEmbedding
-
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embedding = SparseEmbedding("rows", 4, learning_rate=0.05)
-        self.tower = nn.Sequential(nn.Flatten(), nn.Linear(8, 1))
-        self.wide = nn.Linear(1, 1)
-
-    def forward(self, sparse, dense):
-        return (self.tower(self.embedding(sparse)) + self.wide(dense)).squeeze(-1)
-
-def build():
-    return Model()
-"""
-RESOURCES = "types: [{name: cpu, price_per_hour: 0.04, limit: 8, memory_bytes: 4.0e9}]\n"
-COST = (
-    "{compute_s: 1e-3, sync_s: 1e-4, transfer_s: 1e-4, parallel_compute: 1, parallel_sync: 1,"
-    " memory_bytes: 1e6}"
-)
-WORKLOAD = f"""\
-name: clicks
-reference_batch: 256
-samples: 100000
-ps_type: cpu
-ps_core_s: 1.0e-6
-layers:
-  - {{name: embedding, kind: sparse_embedding, cost: {{cpu: {COST}}}}}
-  - {{name: tower, kind: dense, cost: {{cpu: {COST}}}}}
-  - {{name: wide, kind: dense, cost: {{cpu: {COST}}}}}
 """
 
 
@@ -134,11 +102,9 @@ def parents(pid):
 
 
 def written(tmp_path, epochs):
-    (tmp_path / "model.py").write_text(MODEL)
-    (tmp_path / "resources.yaml").write_text(RESOURCES)
-    (tmp_path / "workload.yaml").write_text(WORKLOAD)
-    rows = "".join(f"{i % 7},{i % 11},{i % 3},{i % 2}\n" for i in range(4096))
-    (tmp_path / "train.csv").write_text("a,b,x,y\n" + rows)
+    write_clicks(tmp_path)
+    (tmp_path / "resources.yaml").write_text(CPU)
+    write_workload(tmp_path / "workload.yaml", CLICKS_LAYERS, {"cpu": 1e-3})
     path = tmp_path / f"job-{epochs}.yaml"
     path.write_text(JOB.replace("EPOCHS", str(epochs)))
     return path

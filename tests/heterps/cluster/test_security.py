@@ -29,6 +29,8 @@ from protos.scheduler_pb2_grpc import SchedulerServicer, add_SchedulerServicer_t
 from scheduler.state.redis_server import EmbeddedRedis
 from scheduler.state.redis_tls import options, require
 from scheduler.state.store import Store, StoreError
+from tests.cluster import Roles
+from tests.jobs import CLICKS_LAYERS, write_clicks, write_workload
 from tests.waiting import wait_until
 
 HERE, THERE = "127.0.0.1", "127.0.0.2"  # two hosts, as far as names go; certificates name the first
@@ -231,15 +233,13 @@ def test_redis_is_trusted_by_its_certificate_and_opens_with_the_password(
 def test_a_scheduler_works_on_a_redis_behind_tls(secret_redis, tmp_path):
     bound, password = secret_redis
     environment = {"HETERPS_REDIS": f"rediss://:{password}@{HERE}:{bound}/0"}
-    argv = module_argv("scheduler.service", "--bind", "0.0.0.0:0", "--advertise", HERE)
-    child = spawn("scheduler", argv, directory=tmp_path / "logs", environment=environment)
-    try:
-        with Client(child.wait_ready(60).address) as client:
+    with Roles(tmp_path) as roles:
+        argv = ("--bind", "0.0.0.0:0", "--advertise", HERE)
+        child = roles.start("scheduler.service", *argv, **environment)
+        with Client(child.address) as client:
             assert client.jobs() == []
         assert password not in child.log.read_text()
         assert password not in Path(f"/proc/{child.pid}/cmdline").read_text()
-    finally:
-        child.stop(8)
 
 
 @pytest.mark.parametrize(
@@ -326,63 +326,23 @@ def test_root_becomes_the_user_that_is_named_for_good():
 
 # All of it together
 
-MODEL = """
-from torch import nn
-from heterps import SparseEmbedding
-
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embedding = SparseEmbedding("rows", 4, learning_rate=0.05)
-        self.tower = nn.Sequential(nn.Flatten(), nn.Linear(8, 1))
-        self.wide = nn.Linear(1, 1)
-
-    def forward(self, sparse, dense):
-        return (self.tower(self.embedding(sparse)) + self.wide(dense)).squeeze(-1)
-
-def build():
-    return Model()
-"""
 JOB = """\
 name: clicks
-model: {entry: model.py:build}
+model: {entry: model.py:build, args: {pause_s: 0.03}}
 data: {train: train.csv, valid: train.csv, label: y, dense: [x], sparse: [a, b]}
-train: {epochs: 20, batch_size: 256, loss: bce_with_logits}
+train: {epochs: 5, batch_size: 256, loss: bce_with_logits}
 servers: {shards: 2}
 schedule:
   {resources: resources.yaml, workload: workload.yaml, method: exact, min_throughput: 200000,
    pin: {embedding: cpu, tower: cpu, wide: v100}}
 output: output
 """
-COST = (
-    "{compute_s: 1e-3, sync_s: 1e-6, transfer_s: 1e-6, parallel_compute: 1, parallel_sync: 1,"
-    " memory_bytes: 1e6}"
-)
-WORKLOAD = """\
-name: clicks
-reference_batch: 256
-samples: 100000
-ps_type: cpu
-ps_core_s: 1.0e-9
-layers:
-"""
-PRICES = """\
-types:
-  - {name: cpu, price_per_hour: 0.04, limit: 8, memory_bytes: 4.0e9, device: cpu}
-  - {name: v100, price_per_hour: 1, limit: 2, memory_bytes: 1.6e10, device: cuda}
-"""
 
 
 def written(folder):
-    (folder / "model.py").write_text(MODEL)
-    (folder / "resources.yaml").write_text(PRICES)
-    layers = [
-        f"  - {{name: {name}, kind: {kind}, cost: {{cpu: {COST}, v100: {COST}}}}}\n"
-        for name, kind in (("embedding", "sparse_embedding"), ("tower", "dense"), ("wide", "dense"))
-    ]
-    (folder / "workload.yaml").write_text(WORKLOAD + "".join(layers))
-    rows = "".join(f"{i % 7},{i % 11},{i % 3},{i % 2}\n" for i in range(4096))
-    (folder / "train.csv").write_text("a,b,x,y\n" + rows)
+    write_clicks(folder)
+    seconds = {"cpu": 1e-3, "v100": 1e-3}
+    write_workload(folder / "workload.yaml", CLICKS_LAYERS, seconds, parallel_compute=1.0)
     path = folder / "job.yaml"
     path.write_text(JOB)
     return path
@@ -429,19 +389,12 @@ def listening(pids):
 def test_every_part_of_a_cluster_speaks_tls_even_sums_among_hosts(tmp_path, monkeypatch):
     certs.make(tmp_path / "certs", [THERE])
     trust(monkeypatch, tmp_path / "certs")
-    with ExitStack() as stack:
-
-        def start(name, *arguments):
-            child = spawn(name, module_argv(*arguments), directory=tmp_path / "logs")
-            stack.callback(child.stop, 8.0)
-            return child.wait_ready(90)
-
-        scheduler = start("scheduler", "scheduler.service", "--bind", f"{HERE}:0")
-        joins = ["--scheduler", scheduler.address, "--bind"]
+    with Roles(tmp_path) as roles:
+        scheduler = roles.scheduler("--bind", f"{HERE}:0")
         nodes = [
-            start("node a", "workers.node", "--type=cpu", "--units=2", *joins, f"{HERE}:0"),
-            start("node b", "workers.node", "--type=cpu", "--units=2", *joins, f"{THERE}:0"),
-            start("node g", "workers.node", "--type=v100", "--emulate", *joins, f"{HERE}:0"),
+            roles.node(scheduler, "cpu", "--units", "2", "--bind", f"{HERE}:0"),
+            roles.node(scheduler, "cpu", "--units", "2", "--bind", f"{THERE}:0"),
+            roles.node(scheduler, "v100", "--emulate", "--bind", f"{HERE}:0"),
         ]
         with Client(scheduler.address) as client:
             wide = client.submit(written(tmp_path))

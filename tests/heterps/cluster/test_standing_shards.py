@@ -2,20 +2,17 @@
 
 import os
 import signal
-from pathlib import Path
 
 from chassis.process import module_argv, spawn
 from heterps import Client, Cluster
 from heterps.job.file import load_job
+from tests.jobs import write_ratings
 from tests.waiting import wait_until
-
-FLIGHTS = Path(__file__).resolve().parents[3] / "examples/flights/job.yaml"
 
 
 def test_a_job_goes_on_when_a_standing_shard_comes_back(tmp_path):
-    job = load_job(
-        FLIGHTS, [f"output={tmp_path}/out", "schedule.method=greedy", "train.max_steps=150"]
-    )
+    labels = ((number % 50, number % 9, number % 2) for number in range(4000))
+    job = load_job(write_ratings(tmp_path, labels, 150, pause_s=0.05), [f"output={tmp_path}/out"])
     with (
         Cluster(tmp_path / "cluster", types={"cpu": 2}) as cluster,
         Client(cluster.address) as client,

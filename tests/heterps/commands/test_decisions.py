@@ -16,8 +16,7 @@ from heterps.errors import OK, UNREACHABLE, USAGE
 from heterps.view.changes import compare
 from protos import scheduler_pb2 as pb
 from protos.job_pb2 import JobSpec
-from scheduler.decision.record import Alternative, Decision, Measured
-from scheduler.problem.cost import Plan
+from scheduler.decision.record import Decision, Measured
 from scheduler.replanning.proposal import Proposal
 from scheduler.service.process import SchedulerProcess
 from scheduler.state.redis_server import EmbeddedRedis
@@ -40,13 +39,14 @@ def planned(floor: float = 100_000.0, price: float = 0.35) -> Decision:
 
 def measured(decision: Decision) -> Decision:
     stages = tuple(stage.compute_s for stage in decision.stages)
-    found = Measured(0.8 * decision.throughput, decision.price_per_hour, 2.0, 60.0, False, stages)
+    found = Measured(
+        0.8 * decision.throughput, decision.plan.price_per_hour, 2.0, 60.0, False, stages
+    )
     return replace(decision, measured=found)
 
 
 def proposal() -> Proposal:
     """One to move from the floor's plan to the cheapest."""
-    current = planned(600_000.0)
     return Proposal(
         worthwhile=True,
         reasons=("Moving pays.",),
@@ -57,13 +57,9 @@ def proposal() -> Proposal:
         moving_s=60.0,
         moving_cost=0.1,
         savings=1.0,
-        current=Alternative.of("greedy", plan_of(current), 0.1),
+        current=planned(600_000.0).plan,
         proposed=planned(),
     )
-
-
-def plan_of(decision: Decision) -> Plan:
-    return Plan(**{name: getattr(decision, name) for name in Plan.__slots__})
 
 
 @pytest.fixture

@@ -54,7 +54,7 @@ def decision() -> Decision:
     assert found.assignment == ("cpu", "t4")
     busy = (found.stages[0].compute_s, 20 * found.stages[1].compute_s)
     return replace(
-        found, measured=Measured(1 / max(busy), found.price_per_hour, 1.0, 100.0, False, busy)
+        found, measured=Measured(1 / max(busy), found.plan.price_per_hour, 1.0, 100.0, False, busy)
     )
 
 

@@ -1,7 +1,6 @@
 """From a job file to a trained model, through every process: quality, equality, repeatability."""
 
 import csv
-import json
 import os
 import re
 import signal
@@ -16,6 +15,8 @@ import torch
 import heterps
 from heterps import Client, Cluster
 from heterps.job.file import load_job
+from tests.jobs import CLICKS_LAYERS, CPU, write_clicks, write_workload
+from tests.rounds import more
 from tests.waiting import wait_until
 from workers.data import Dataset
 from workers.learning import quality as metrics
@@ -27,6 +28,14 @@ KUAIRAND = ROOT / "examples/kuairand/job.yaml"
 KUAIRAND_DATA = ROOT.parent / "shared/data/kuairand-pure-ctr"
 LAYERS = ("embedding", "wide", "tower", "experts", "head")
 REQUIRED_AUC = 0.82
+JOB = """\
+name: clicks
+model: {entry: model.py:build, args: {pause_s: 0.02}}
+data: {train: train.csv, label: y, dense: [x], sparse: [a, b]}
+train: {epochs: 100000, batch_size: 256, loss: bce_with_logits}
+schedule: {resources: resources.yaml}
+output: out
+"""
 WITHIN = 0.003
 
 
@@ -46,36 +55,22 @@ def flights(output, *overrides):
     return load_job(FLIGHTS, [f"output={output}", "schedule.method=greedy", *overrides])
 
 
+def untested(job):
+    """It only trains."""
+    job.data.ClearField("valid")
+    job.data.ClearField("test")
+    return job
+
+
 def pinned(**stages):
     """Each type with the layers that run on it."""
     return [f"schedule.pin.{name}={kind}" for kind, names in stages.items() for name in names]
 
 
-def given(folder, **seconds):
-    """Costs in place of measured ones, to spare a job its profiling.
-
-    Args:
-        folder: where the file goes.
-        seconds: by type, what a layer takes for the reference batch, or such by layer.
-    """
-    cost = {"sync_s": 1e-9, "transfer_s": 1e-9, "memory_bytes": 1e6}
-    cost |= {"parallel_compute": 0.5, "parallel_sync": 1.0}  # one unit is the cheapest
-    own = {
-        kind: value if isinstance(value, dict) else dict.fromkeys(LAYERS, value)
-        for kind, value in (seconds or {"cpu": 1e-2}).items()
-    }
-    layers = [
-        {
-            "name": name,
-            "kind": "dense",
-            "cost": {kind: cost | {"compute_s": value[name]} for kind, value in own.items()},
-        }
-        for name in LAYERS
-    ]
-    workload = {"name": "given", "reference_batch": 1024, "samples": 1e6, "ps_type": "cpu"}
-    folder.mkdir(parents=True, exist_ok=True)
+def given(folder, layers=LAYERS, **seconds):
+    """Costs in place of measured ones; one unit of a CPU is enough unless `seconds` say more."""
     path = folder / "workload.yaml"
-    path.write_text(json.dumps(workload | {"ps_core_s": 1e-9, "layers": layers}))
+    write_workload(path, layers, seconds or {"cpu": 1e-2}, reference_batch=1024)
     return f"schedule.workload={path}"
 
 
@@ -120,11 +115,13 @@ def test_a_saved_model_predicts_as_it_was_measured(trained):
     assert len(np.concatenate(labels)) == Dataset(job.data, "test", job.directory).rows
 
 
+@pytest.mark.exhaustive
 def test_three_shards_give_the_same_quality(client, trained, tmp_path):
     status, _ = run(client, flights(tmp_path, "servers.shards=3", given(tmp_path)))
     assert status.metrics["test_auc"] == pytest.approx(trained[0].metrics["test_auc"], abs=WITHIN)
 
 
+@pytest.mark.exhaustive
 def test_two_stages_give_the_same_quality_and_say_emulated(client, trained, tmp_path):
     job = flights(tmp_path, *pinned(cpu=LAYERS[:2], v100=LAYERS[2:]))
     status, decision = run(client, job)
@@ -133,9 +130,12 @@ def test_two_stages_give_the_same_quality_and_say_emulated(client, trained, tmp_
     assert status.metrics["test_auc"] == pytest.approx(trained[0].metrics["test_auc"], abs=WITHIN)
 
 
-def test_two_stages_of_different_widths_give_the_same_quality(client, trained, tmp_path):
+def test_two_stages_of_different_widths_on_three_shards_give_the_same_quality(
+    client, trained, tmp_path
+):
     job = flights(
         tmp_path,
+        "servers.shards=3",
         given(
             tmp_path, cpu=dict.fromkeys(LAYERS, 1e3) | dict.fromkeys(LAYERS[:2], 1e-2), v100=1e-3
         ),
@@ -145,16 +145,17 @@ def test_two_stages_of_different_widths_give_the_same_quality(client, trained, t
     status, decision = run(client, job)
     first, second = decision.stages
     assert first.units > second.units == 1
+    assert decision.measured.emulated
     assert status.metrics["test_auc"] == pytest.approx(trained[0].metrics["test_auc"], abs=WITHIN)
 
 
-@pytest.mark.parametrize("staleness", [0, 1])
+@pytest.mark.parametrize("staleness", [1, *more(0)])
 def test_one_worker_repeats_its_losses(client, tmp_path, staleness):
     curves = []
     for attempt in ("a", "b"):
         folder = tmp_path / attempt
         options = ("train.max_steps=40", f"train.staleness={staleness}", given(folder))
-        status, decision = run(client, flights(folder, *options))
+        status, decision = run(client, untested(flights(folder, *options)))
         assert [s.units for s in decision.stages] == [1]
         curves.append(losses(status))
     assert len(curves[0]) == 40
@@ -162,12 +163,13 @@ def test_one_worker_repeats_its_losses(client, tmp_path, staleness):
 
 
 def test_submitting_twice_under_one_id_trains_once(client, tmp_path):
-    job = flights(tmp_path, "train.max_steps=5", given(tmp_path))
+    job = untested(flights(tmp_path, "train.max_steps=5", given(tmp_path)))
     assert client.submit(job, job_id="twice") == client.submit(job, job_id="twice")
     assert client.wait("twice", timeout=200).state == "succeeded"
     assert [j.job_id for j in client.jobs()].count("twice") == 1
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(
     not KUAIRAND_DATA.is_dir(), reason="the KuaiRand data is not beside the project"
 )
@@ -192,18 +194,13 @@ def processes_of(marker):
     return found
 
 
-def start_train(heterps, tmp_path, marker, *options):
+def start_train(heterps, folder, marker, *overrides):
+    """Train a small job that would take hours."""
+    write_clicks(folder)
+    (folder / "resources.yaml").write_text(CPU)
+    (folder / "job.yaml").write_text(JOB)
     return subprocess.Popen(
-        [
-            *heterps,
-            "train",
-            str(FLIGHTS),
-            "--set",
-            f"output={tmp_path}/out",
-            "--set",
-            "train.epochs=50",
-            *options,
-        ],
+        [*heterps, "train", str(folder / "job.yaml"), *(f"--set={o}" for o in overrides)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -228,7 +225,7 @@ def all_ready(marker):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_ending_train_leaves_no_process_behind(interruptible, tmp_path, number):
     marker = f"end-{number.value}-{os.getpid()}"
-    process = start_train(interruptible, tmp_path, marker, "--set", given(tmp_path))
+    process = start_train(interruptible, tmp_path, marker, given(tmp_path, CLICKS_LAYERS))
     try:
         wait_until(lambda: stage_pids(marker), "training")
         time.sleep(3)  # inside the steps
@@ -243,7 +240,7 @@ def test_ending_train_leaves_no_process_behind(interruptible, tmp_path, number):
 
 def test_a_killed_shard_fails_the_job_and_is_named(interruptible, tmp_path):
     marker = f"shard-{os.getpid()}"
-    options = ("--set", "servers.durability=none", "--set", given(tmp_path))
+    options = ("servers.durability=none", given(tmp_path, CLICKS_LAYERS))
     process = start_train(interruptible, tmp_path, marker, *options)
     try:
         wait_until(lambda: all_ready(marker), "training")
@@ -262,21 +259,21 @@ def test_a_killed_shard_fails_the_job_and_is_named(interruptible, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("overrides", "code", "said"),
+    ("override", "code", "said", "profiled"),
     [
-        (["train.epoch=3"], 2, "train.epoch"),
-        (["data.sparse=[carrier, orgin]"], 1, "orgin"),
-        (["data.label=carrier", "data.sparse=[origin]"], 1, "carrier"),
-        (["schedule.min_throughput=1e12"], 5, "1,000,000,000,000"),
-        (["model.entry=broken.py:build"], 2, "broken.py"),
+        ("train.epoch=3", 2, "train.epoch", True),
+        ("data.sparse=[a, siet]", 1, "siet", True),
+        ("data.label=site", 1, "site", False),
+        ("schedule.min_throughput=1e12", 5, "1,000,000,000,000", False),
+        ("model.entry=broken.py:build", 2, "broken.py", True),
     ],
 )
-def test_a_wrong_job_is_one_screen_and_an_exit_code(interruptible, tmp_path, overrides, code, said):
+def test_a_wrong_job_is_one_screen_and_an_exit_code(
+    interruptible, tmp_path, override, code, said, profiled
+):
     marker = f"wrong-{os.getpid()}"
-    if "schedule.min_throughput=1e12" in overrides:
-        overrides = [*overrides, given(tmp_path)]
-    options = [part for o in overrides for part in ("--set", o)]
-    process = start_train(interruptible, tmp_path, marker, *options)
+    overrides = [override] if profiled else [override, given(tmp_path, CLICKS_LAYERS)]
+    process = start_train(interruptible, tmp_path, marker, *overrides)
     output, _ = process.communicate(timeout=120)
     assert process.returncode == code, output
     assert said in output

@@ -9,59 +9,11 @@ from heterps import Client, Cluster
 from heterps.job.file import load_job
 from tests.heterps.browser import CHROMIUM, Browser
 from tests.heterps.consoles import console
+from tests.jobs import write_ratings
 
 pytest.importorskip("fastapi", reason="the console's extra is not installed")
 needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
 NAME = "<script>alert(1)</script>"
-MODEL = """
-import time
-from torch import nn
-from heterps import SparseEmbedding
-
-class Head(nn.Linear):
-    def __init__(self, fails_at):
-        super().__init__(16, 1)
-        self.steps, self.fails_at = 0, fails_at
-
-    def forward(self, x):
-        self.steps += 1
-        time.sleep(0.03)
-        if self.fails_at and self.steps > self.fails_at:
-            raise ValueError("the <b>head</b> has had enough")
-        return super().forward(x)
-
-class Net(nn.Module):
-    def __init__(self, fails_at=0):
-        super().__init__()
-        self.embedding = SparseEmbedding("ids", dim=8, optimizer="adam", learning_rate=0.01)
-        self.head = Head(fails_at)
-
-    def forward(self, sparse):
-        return self.head(self.embedding(sparse).flatten(1)).squeeze(1)
-"""
-JOB = f"""
-name: "{NAME}"
-model: {{entry: model.py:Net}}
-data: {{train: train.csv, test: train.csv, label: label, sparse: [user, item]}}
-train: {{epochs: 1000, max_steps: 100, batch_size: 128, staleness: 0}}
-servers: {{shards: 1}}
-schedule: {{method: greedy, resources: resources.yaml, workload: workload.yaml}}
-"""
-RESOURCES = "types: [{name: cpu, price_per_hour: 0.04, limit: 2, memory_bytes: 4.0e9}]\n"
-COST = (
-    "{compute_s: 1.0e-3, sync_s: 1.0e-9, transfer_s: 1.0e-9, parallel_compute: 1.0, "
-    "parallel_sync: 1.0, memory_bytes: 1.0e6}"
-)
-WORKLOAD = f"""
-name: tiny
-reference_batch: 128
-samples: 1.0e+6
-ps_type: cpu
-ps_core_s: 1.0e-9
-layers:
-  - {{name: embedding, kind: sparse, cost: {{cpu: {COST}}}}}
-  - {{name: head, kind: dense, cost: {{cpu: {COST}}}}}
-"""
 # Faults that anybody would meet: of structure, of width, of contrast by WCAG 2.2 AA.
 AUDIT = """(() => {
   const faults = [], all = (s) => [...document.querySelectorAll(s)];
@@ -132,18 +84,11 @@ def submit(client, tmp_path_factory):
     draw = np.random.default_rng(0)
     user, item = draw.integers(0, 500, 4000), draw.integers(0, 50, 4000)
     label = (user + item) % 2
-    lines = [f"{u},{i},{y}" for u, i, y in zip(user, item, label, strict=True)]
-    (folder / "train.csv").write_text("\n".join(["user,item,label", *lines]) + "\n")
-    for name, text in (
-        ("model.py", MODEL),
-        ("resources.yaml", RESOURCES),
-        ("workload.yaml", WORKLOAD),
-        ("job.yaml", JOB),
-    ):
-        (folder / name).write_text(text)
+    file = write_ratings(folder, zip(user, item, label, strict=True), 100, pause_s=0.03)
 
     def queue(*overrides):
-        return client.submit(load_job(folder / "job.yaml", [f"output={folder}/out", *overrides]))
+        job = load_job(file, [f"name={NAME}", f"output={folder}/out", *overrides])
+        return client.submit(job)
 
     return queue
 

@@ -35,7 +35,7 @@ def full() -> Decision:
     """A decision with everything that a page can show."""
     base = planned()
     layers = [layer.name for layer in base.workload.layers]
-    point = ParetoPoint(base.throughput, base.price_per_hour, base.cost, base.assignment, True)
+    point = ParetoPoint(base.throughput, base.plan.price_per_hour, base.cost, base.assignment, True)
     return replace(
         base,
         pareto=(point, replace(point, throughput=1e6, cost=2 * base.cost, proven=False)),
@@ -114,8 +114,8 @@ def test_an_infeasible_decision_says_why_and_draws_no_plan_where_there_is_none()
     impossible = planned(1e12)
     page = Page(decision_page(impossible))
     assert "No plan meets the demands" in page.text
-    assert impossible.reason in page.text
-    nothing = replace(impossible, stages=(), alternatives=())
+    assert impossible.plan.reason in page.text
+    nothing = replace(impossible, plan=replace(impossible.plan, stages=()), alternatives=())
     assert "plan" not in Page(decision_page(nothing)).ids()
 
 

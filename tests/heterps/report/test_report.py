@@ -127,7 +127,11 @@ def test_the_agents_shares_of_many_types_are_named():
 def test_alternatives_say_how_far_from_the_bound_and_how_many_plans_they_tried():
     base = decision()
     others = tuple(
-        replace(other, evaluations=12_345_678, cost=1.5 * base.lower_bound, feasible=True)
+        replace(
+            other,
+            evaluations=12_345_678,
+            plan=replace(other.plan, cost=1.5 * base.lower_bound, feasible=True),
+        )
         for other in base.alternatives
     )
     text = rendered(report.alternatives_table(replace(base, alternatives=others)), 160)
@@ -138,7 +142,7 @@ def test_alternatives_say_how_far_from_the_bound_and_how_many_plans_they_tried()
 
 def test_the_curve_marks_the_chosen_plan_and_what_is_not_proven():
     base = decision()
-    here = ParetoPoint(base.throughput, base.price_per_hour, base.cost, base.assignment, True)
+    here = ParetoPoint(base.throughput, base.plan.price_per_hour, base.cost, base.assignment, True)
     fast = replace(here, throughput=2 * base.throughput, cost=2 * base.cost, proven=False)
     curve = rendered(report.pareto_table(replace(base, pareto=(fast, here)))).splitlines()
     chosen, other = curve[2:]
@@ -167,7 +171,10 @@ def test_a_what_if_shows_before_beside_after():
         replace(kind, price_per_hour=2 * kind.price_per_hour) for kind in base.resources.types
     )
     after = replace(
-        base, resources=replace(base.resources, types=dear), cost=2 * base.cost, gap=0.1
+        base,
+        resources=replace(base.resources, types=dear),
+        plan=replace(base.plan, cost=2 * base.cost),
+        gap=0.1,
     )
     text = rendered(report.what_if_report(base, after))
     rows = [" ".join(line.split()) for line in text.splitlines()]
@@ -216,7 +223,7 @@ def test_an_infeasible_plan_says_why():
     bad = scheduler.plan(workload, resources, min_throughput=1e12, method="greedy")
     text = rendered(report.decision_report(bad))
     assert "no plan" in text
-    assert " ".join(bad.reason.split()[:4]) in " ".join(text.split())
+    assert " ".join(bad.plan.reason.split()[:4]) in " ".join(text.split())
     assert "→" not in text
 
 

@@ -19,7 +19,7 @@ from chassis.channels import call, connect
 from protos import parameter_server_pb2 as pb
 from protos.parameter_server_pb2_grpc import ParameterServerStub
 from ps import CheckpointError, LocalShards, LocalTable, ParameterClient, ShardError
-from tests.rounds import rounds
+from tests.rounds import more, rounds
 from tests.waiting import wait_until
 
 KEYS = np.arange(6000)
@@ -257,9 +257,7 @@ print(json.dumps(counts), flush=True)
 """
 
 
-@pytest.mark.parametrize(
-    "wire", ["float32", pytest.param("bfloat16", marks=pytest.mark.exhaustive)]
-)
+@pytest.mark.parametrize("wire", ["float32", *more("bfloat16")])
 def test_a_bad_network_changes_nothing(wire: str) -> None:
     rng = np.random.default_rng(3)
     steps = [

@@ -14,7 +14,7 @@ from chassis.channels import connect
 from protos import parameter_server_pb2 as pb
 from protos.codec import pack
 from ps import LocalShards, ParameterClient, ShardError
-from tests.pids import alive
+from tests.pids import alive, stop
 from tests.waiting import wait_until
 
 
@@ -122,7 +122,7 @@ def test_each_table_comes_back_from_what_keeps_it(tmp_path: Path) -> None:
 def test_a_silent_shard_meets_the_deadline() -> None:
     with LocalShards(1) as shards, ParameterClient(shards.addresses, timeout_s=1) as client:
         client.create_table("t", 4)
-        os.kill(shards.processes[0].pid, signal.SIGSTOP)
+        stop(shards.processes[0].pid)
         try:
             began = time.monotonic()
             with pytest.raises(ShardError, match=r"shard 0 .* did not answer within 1 s"):

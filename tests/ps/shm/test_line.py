@@ -6,7 +6,6 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import grpc
 import numpy as np
@@ -17,6 +16,7 @@ from protos import parameter_server_pb2 as pb
 from protos.reason_pb2 import MEMORY_NOT_ATTACHED, REASON_UNSPECIFIED
 from ps import LocalShards, ParameterClient, ShardError
 from ps.shm.line import MAX_MESSAGE, BrokenLineError, RefusedError, UnixLine, UnixServer
+from tests.pids import stop
 from tests.waiting import wait_until
 
 TABLE = {"optimizer": "sgd", "learning_rate": 1.0, "initializer": "zeros"}
@@ -142,9 +142,9 @@ def test_a_connection_s_end_is_told() -> None:
         with pytest.raises(OSError):  # noqa: PT011 - whatever the system calls it
             UnixLine(server.name, bytes(32), "stranger")
         lines[1].close()
-        wait_until(lambda: told == ["b"], 10)
+        wait_until(lambda: told == ["b"], "the second ends")
         lines[0].close()
-        wait_until(lambda: told == ["b", "a"], 10)
+        wait_until(lambda: told == ["b", "a"], "the first ends")
     finally:
         server.close()
 
@@ -157,7 +157,7 @@ def test_no_thread_outlives_its_client(server: UnixServer) -> None:
     assert serving() == 5
     for line in lines:
         line.close()
-    wait_until(lambda: serving() == 0, 10)
+    wait_until(lambda: serving() == 0, "every thread ends")
 
 
 def test_a_stopped_shard_is_not_waited_for() -> None:
@@ -168,8 +168,7 @@ def test_a_stopped_shard_is_not_waited_for() -> None:
         client.push("t", keys, -np.ones((300, 2), np.float32))
         assert (client.pull("t", keys) == 1).all()
         pid = shards.processes[0].pid
-        os.kill(pid, signal.SIGSTOP)
-        wait_until(lambda: ") T " in Path(f"/proc/{pid}/stat").read_text(), 10)
+        stop(pid)
         try:
             for call in (
                 lambda: client.pull("t", keys),

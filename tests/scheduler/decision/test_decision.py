@@ -21,7 +21,6 @@ from scheduler.decision.record import (
     Relaxation,
     TrainingPoint,
 )
-from scheduler.problem.cost import Plan
 from scheduler.problem.fields import InputError
 from scheduler.state.store import Store
 
@@ -49,10 +48,10 @@ def decisions(draw: st.DrawFn) -> Decision:
     layers = [layer.name for layer in base.workload.layers]
     types = base.resources.names
     with_values = draw(st.booleans())
-    plans = st.builds(Alternative.of, names, st.just(plan_of(base)), numbers, st.integers(0, 2**40))
+    plans = st.builds(Alternative, names, st.just(base.plan), numbers, st.integers(0, 2**40))
     return replace(
         base,
-        cost=draw(unbounded),
+        plan=replace(base.plan, cost=draw(unbounded)),
         gap=draw(unbounded),
         lower_bound=draw(unbounded),
         seconds=draw(numbers),
@@ -81,10 +80,6 @@ def decisions(draw: st.DrawFn) -> Decision:
         versions=draw(st.dictionaries(names, names, max_size=2)),
         created_at=draw(numbers),
     )
-
-
-def plan_of(decision: Decision) -> Plan:
-    return Plan(**{name: getattr(decision, name) for name in Plan.__slots__})
 
 
 @settings(max_examples=60, deadline=None)
@@ -135,8 +130,8 @@ def test_slack_is_the_share_of_waiting() -> None:
 def test_total_units_count_the_parameter_servers() -> None:
     prices = {kind.name: kind.effective_price for kind in FIRST.resources.types}
     total = sum(prices[name] * units for name, units in FIRST.total_units.items())
-    assert FIRST.ps_units > 0
-    assert total == pytest.approx(FIRST.price_per_hour)
+    assert FIRST.plan.ps_units > 0
+    assert total == pytest.approx(FIRST.plan.price_per_hour)
 
 
 @pytest.mark.parametrize(

@@ -37,10 +37,10 @@ def test_methods_meet_the_floor(method: str) -> None:
 def _check_totals(decision: Decision) -> None:
     """Price, cost, parameter-server cores, stages: as the contract's formulas have them."""
     price = {kind.name: kind.price_per_hour for kind in OFFER.types}
-    assert decision.ps_units == math.ceil(decision.throughput * WORK.ps_core_s)
+    assert decision.plan.ps_units == math.ceil(decision.throughput * WORK.ps_core_s)
     total = sum(price[stage.type] * stage.units for stage in decision.stages)
-    total += price[WORK.ps_type] * decision.ps_units
-    assert decision.price_per_hour == pytest.approx(total)
+    total += price[WORK.ps_type] * decision.plan.ps_units
+    assert decision.plan.price_per_hour == pytest.approx(total)
     assert decision.cost == pytest.approx(WORK.samples / decision.throughput / 3600 * total)
     spread = [stage.type for stage in decision.stages for _ in range(stage.first, stage.last + 1)]
     assert tuple(spread) == decision.assignment
@@ -61,7 +61,7 @@ def test_exact_has_no_gap_and_best_is_the_best() -> None:
     exact, best = plan(WORK, OFFER, FLOOR, "exact"), plan(WORK, OFFER, FLOOR, "best")
     assert exact.gap == 0
     assert best.cost == exact.cost
-    assert all(other.cost >= best.cost for other in best.alternatives if other.feasible)
+    assert all(other.plan.cost >= best.cost for other in best.alternatives if other.plan.feasible)
 
 
 def test_ppo_is_the_default_and_all_has_every_method() -> None:
@@ -110,7 +110,9 @@ def test_a_floor_that_cannot_be_met_names_the_highest_throughput() -> None:
     decision = plan(WORK, OFFER, 9e6, "exact")
     assert not decision.feasible
     assert decision.throughput == decision.max_throughput
-    assert f"highest throughput that can be is {decision.max_throughput:,.0f}" in decision.reason
+    assert (
+        f"highest throughput that can be is {decision.max_throughput:,.0f}" in decision.plan.reason
+    )
     assert plan(WORK, OFFER, decision.max_throughput, "exact").feasible
     assert not plan(WORK, OFFER, decision.max_throughput * 1.001, "exact").feasible
 
@@ -118,7 +120,7 @@ def test_a_floor_that_cannot_be_met_names_the_highest_throughput() -> None:
 def test_a_method_that_misses_the_floor_names_one_that_reaches_it() -> None:
     decision = plan(WORK, OFFER, FLOOR, "all-cpu")
     assert not decision.feasible
-    assert "exact meets the demands for $2.41" in decision.reason
+    assert "exact meets the demands for $2.41" in decision.plan.reason
 
 
 @pytest.mark.parametrize("method", ["exact", "ppo", "best", "greedy"])
@@ -127,7 +129,7 @@ def test_what_cannot_run_at_all_says_so(method: str) -> None:
     decision = plan(work, resources(cpu=(0.04, 9)), method=method)
     assert not decision.feasible
     assert decision.stages == ()
-    assert "need 101 bytes, a unit of cpu has 100" in decision.reason
+    assert "need 101 bytes, a unit of cpu has 100" in decision.plan.reason
     assert decision.to_json()["cost"] is None
     assert Decision.from_message(decision.to_message()) == decision
 

@@ -29,8 +29,8 @@ def test_a_limit_is_raised_by_the_fewest_units() -> None:
     assert (changes["limit.v100"].current, changes["limit.v100"].needed) == (2, 5)
     costs = [change.cost for change in decision.relaxations]
     assert costs == sorted(costs)
-    assert "The limit of " in decision.reason
-    assert "highest throughput that can be is 2,000" in decision.reason
+    assert "The limit of " in decision.plan.reason
+    assert "highest throughput that can be is 2,000" in decision.plan.reason
     for key in ("limit.cpu", "limit.v100"):
         kind, needed = key.removeprefix("limit."), int(changes[key].needed)
         offer = Resources.parse(FILES[1])
@@ -51,16 +51,16 @@ def test_a_cap_is_raised_to_the_least_price() -> None:
     change = by_key(decision)["max_price_per_hour"]
     assert (change.current, change.needed) == (3.0, pytest.approx(4.0))
     assert plan(*FILES, 1500.0, "exact", max_price_per_hour=change.needed).feasible
-    assert "for at most $3.00 an hour" in decision.reason
-    assert "the floor takes at least $4.00 an hour" in decision.reason
-    assert "highest throughput that can be is 1,000" in decision.reason
+    assert "for at most $3.00 an hour" in decision.plan.reason
+    assert "the floor takes at least $4.00 an hour" in decision.plan.reason
+    assert "highest throughput that can be is 1,000" in decision.plan.reason
     assert by_key(decision)["min_throughput"].needed == pytest.approx(1000.0)
 
 
 def test_a_cap_below_everything_names_the_least_price() -> None:
     decision = plan(*FILES, method="exact", max_price_per_hour=0.05)
     assert not decision.feasible
-    assert decision.reason == "no plan costs at most $0.050 an hour; the least is $0.10"
+    assert decision.plan.reason == "no plan costs at most $0.050 an hour; the least is $0.10"
     assert decision.max_throughput == 0
 
 

@@ -40,18 +40,18 @@ def test_a_deadline_is_a_floor() -> None:
 
 def test_a_cap_that_does_not_bind_changes_nothing() -> None:
     free = plan(WORK, OFFER, FLOOR, "exact")
-    capped = plan(WORK, OFFER, FLOOR, "exact", max_price_per_hour=free.price_per_hour + 1)
+    capped = plan(WORK, OFFER, FLOOR, "exact", max_price_per_hour=free.plan.price_per_hour + 1)
     assert capped.stages == free.stages
-    assert capped.max_price_per_hour == free.price_per_hour + 1
+    assert capped.max_price_per_hour == free.plan.price_per_hour + 1
     assert any("an hour is kept with $1.00 to spare" in line for line in capped.reasons)
 
 
 def test_a_cap_that_binds_makes_a_plan_under_it() -> None:
     free = plan(WORK, OFFER, FLOOR, "exact")
-    cap = free.price_per_hour - 0.5
+    cap = free.plan.price_per_hour - 0.5
     capped = plan(WORK, OFFER, FLOOR, "exact", max_price_per_hour=cap)
     assert capped.feasible
-    assert capped.price_per_hour <= cap
+    assert capped.plan.price_per_hour <= cap
     assert capped.cost > free.cost
     assert capped.throughput >= FLOOR
 
@@ -64,7 +64,7 @@ def test_excluded_types_run_no_layer_but_may_serve_parameters() -> None:
     files = workload(row, ps_core_s=1e-3), resources(cpu=(0.04, 9), v100=(2.42, 9))
     served = plan(*files, method="exact", exclude=["cpu"])
     assert served.assignment == ("v100",)
-    assert served.ps_units >= 1
+    assert served.plan.ps_units >= 1
 
 
 @pytest.mark.parametrize("method", ["exact", "greedy", "all-cpu", "best"])
@@ -72,7 +72,7 @@ def test_a_layer_that_all_is_excluded_for_is_named(method: str) -> None:
     decision = plan(WORK, OFFER, FLOOR, method, exclude=["cpu"])
     assert not decision.feasible
     assert "'user_embedding', 'item_embedding' may run on cpu alone, which is excluded" in (
-        decision.reason
+        decision.plan.reason
     )
     assert [change.key for change in decision.relaxations] == ["allow.cpu"]
     assert len(decision.assignment) == len(WORK.layers)
@@ -115,7 +115,7 @@ def test_a_decision_gives_its_demands_back() -> None:
         max_price_per_hour=30,
         finish_by=1,
     )
-    kept = Demands.of(decision)
+    kept = decision.demands
     assert kept == Demands(FLOOR, 30.0, {"loss": "cpu"}, ("t4",))
     again = kept.model(WORK, OFFER)
     assert again.max_price == 30.0

@@ -65,7 +65,7 @@ def test_moving_costs_the_units_of_both_plans() -> None:
     decision = decided()
     moving = Moving(10.0, 20.0, 30.0, 40.0)
     found = propose(decision, measured(decision, 1.0, 10.0), moving=moving)
-    prices = decision.price_per_hour + found.proposed.price_per_hour
+    prices = decision.plan.price_per_hour + found.proposed.plan.price_per_hour
     assert found.moving_s == 100.0
     assert found.moving_cost == pytest.approx(100.0 / 3600 * prices)
     assert propose(decision, measured(decision, 1.0, 10.0), moving=NEXT_RUN).moving_cost == 0.0

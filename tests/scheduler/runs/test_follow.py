@@ -5,16 +5,20 @@ from pathlib import Path
 
 import pytest
 
-from protos.node_pb2 import STAGE
+from protos.node_pb2 import SHARD, STAGE
 from protos.scheduler_pb2 import (
+    END_CONNECTION_LOST,
     END_LOST_NODE,
+    END_LOST_SHARD,
     END_OUT_OF_MEMORY,
+    END_USER_ERROR,
+    END_WORKER_CRASHED,
     NodeStatus,
     ProcessStatus,
     ProgressReport,
 )
 from scheduler.runs import follow
-from scheduler.runs.blame import ending_of
+from scheduler.runs.blame import Blame, ending_of
 from scheduler.runs.calls import Channels
 from scheduler.runs.follow import Follower
 from scheduler.runs.processes import Process
@@ -37,14 +41,22 @@ def node(*processes: ProcessStatus) -> NodeStatus:
     return NodeStatus(node_id="n", kind="node", type="cpu", units=1, processes=processes)
 
 
-def follower(nodes: Nodes) -> Follower:
-    process = Process("job.stage-0-worker-0", "stage 0 worker 0", STAGE, 0, 0, node())
-    return Follower([process], 1, nodes, Channels())
+def follower(nodes: Nodes, workers: int = 1) -> Follower:
+    processes = [
+        Process(f"job.stage-0-worker-{rank}", f"stage 0 worker {rank}", STAGE, 0, rank, node())
+        for rank in range(workers)
+    ]
+    return Follower(processes, 1, nodes, Channels())
+
+
+def ended(code: int, rank: int = 0, last_lines: str = "") -> ProcessStatus:
+    name = f"job.stage-0-worker-{rank}"
+    return ProcessStatus(process_id=name, job_id="job", exit_code=code, last_lines=last_lines)
 
 
 def ending(one: Follower) -> Ending:
     """By the leases alone: there is no node to ask."""
-    return ending_of(wait_until(lambda: one._signs({}), "a sign"))
+    return ending_of(wait_until(lambda: one._symptoms({}), "a symptom"))
 
 
 def test_a_node_that_came_back_without_the_process_has_lost_it(
@@ -85,8 +97,63 @@ def test_a_worker_that_had_trained_under_another_scheduler_may_end(nodes: Nodes)
     nodes.renew(node(done))
     one = follower(nodes)
     one.report(ProgressReport(job_id="job", phase="trained"))
-    assert one._signs({}) == []
+    assert one._symptoms({}) == []
     one.report(ProgressReport(job_id="job", phase="done", output="there"))
     report = one.follow(lambda: False).report
     assert report is not None
     assert report.output == "there"
+
+
+@pytest.mark.parametrize(
+    ("code", "log", "blame", "reason"),
+    [
+        (1, "ValueError: bad\n", Blame.FAILED, END_USER_ERROR),
+        (1, "RuntimeError: connection timed out\n", Blame.FAILED, END_USER_ERROR),
+        (75, "PeerLostError: gone\n", Blame.CONNECTION_LOST, END_CONNECTION_LOST),
+        (71, "RuntimeError: no room\n", Blame.FAILED, END_OUT_OF_MEMORY),
+        (-9, "MemoryError\n", Blame.KILLED, END_WORKER_CRASHED),
+        (0, "", Blame.LEFT, END_WORKER_CRASHED),
+    ],
+)
+def test_a_process_that_told_nothing_is_judged_by_its_exit_code(
+    nodes: Nodes, code: int, log: str, blame: Blame, reason: int
+) -> None:
+    nodes.renew(node(ended(code, last_lines=log)))
+    (symptom,) = follower(nodes)._symptoms({})
+    assert (symptom.blame, symptom.reason) == (blame, reason)
+
+
+@pytest.mark.parametrize(
+    ("code", "log", "blame", "reason"),
+    [
+        (1, "std::bad_alloc\n", Blame.SHARD_ENDED, END_OUT_OF_MEMORY),
+        (1, "ValueError: bad\n", Blame.SHARD_ENDED, END_LOST_SHARD),
+        (-9, "", Blame.SHARD_KILLED, END_LOST_SHARD),
+    ],
+)
+def test_a_shard_that_ends_is_lost(
+    nodes: Nodes, code: int, log: str, blame: Blame, reason: int
+) -> None:
+    shard = Process("job.shard-0", "shard 0", SHARD, 0, 0, node())
+    status = ProcessStatus(process_id="job.shard-0", exit_code=code, last_lines=log)
+    nodes.renew(node(status))
+    (symptom,) = Follower([shard], 1, nodes, Channels())._symptoms({})
+    assert (symptom.blame, symptom.reason) == (blame, reason)
+
+
+def test_who_lost_a_peer_is_not_to_blame_though_it_failed_first(nodes: Nodes) -> None:
+    """What counts is what workers take their errors for, not the words of them."""
+    nodes.renew(node(ended(75, 1)))
+    one = follower(nodes, workers=3)
+    for rank, error, reason in (
+        (1, "PeerLostError: bad column", END_CONNECTION_LOST),
+        (2, "ValueError: connection of two columns", END_USER_ERROR),
+    ):
+        report = ProgressReport(
+            job_id="job", rank=rank, phase="failed", error=error, end_reason=reason
+        )
+        one.report(report)
+    symptoms = sorted(one._symptoms({}), key=lambda symptom: (symptom.blame, symptom.when))
+    assert [symptom.process for symptom in symptoms] == ["stage 0 worker 2", "stage 0 worker 1"]
+    found = ending_of(symptoms)
+    assert (found.reason, found.process) == (END_USER_ERROR, "stage 0 worker 2")

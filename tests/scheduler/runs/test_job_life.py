@@ -3,13 +3,10 @@
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from chassis.channels import connect
-from chassis.process import module_argv, spawn
 from protos.job_pb2 import JobSpec
 from protos.scheduler_pb2 import (
     CANCELLED,
@@ -30,6 +27,7 @@ from protos.scheduler_pb2 import (
     SubmitRequest,
 )
 from protos.scheduler_pb2_grpc import SchedulerStub
+from tests.cluster import Roles
 from tests.scheduler.lives import job, log_of, prepare, steps_of
 from tests.waiting import wait_until
 
@@ -62,25 +60,14 @@ class Service:
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     directory = tmp_path_factory.mktemp("life")
     prepare(directory, STEPS)
-    with ExitStack() as stack:
-
-        def start(label: str, module: str, *arguments: str) -> str:
-            child = spawn(
-                label,
-                module_argv(module, *arguments),
-                directory=directory / "logs",
-                environment={"HETERPS_REDIS": ""},
-            )
-            stack.callback(child.stop, 10.0)
-            return child.wait_ready(120.0).address
-
-        address = start("scheduler", "scheduler.service", "--directory", str(directory / "redis"))
-        start("node", "workers.node", "--type", "cpu", "--units", "1", "--scheduler", address)
-        yield Service(SchedulerStub(stack.enter_context(connect(address))), directory)
+    with Roles(directory) as roles:
+        scheduler = roles.scheduler()
+        roles.node(scheduler, "cpu", "--units", "1")
+        yield Service(roles.stub(scheduler), directory)
 
 
 def test_a_crashed_worker_is_forgiven_once_where_the_job_says_so(service: Service) -> None:
-    spec = service.job("again", pause_s=0.2)
+    spec = service.job("again", pause_s=0.1)
     spec.retries = 1
     service.submit(spec)
     log = log_of(service.directory, "again")

@@ -1,7 +1,4 @@
-"""Many jobs at once from several clients, while the scheduler is killed again and again.
-
-HETERPS_MANY_JOBS sets how many; the full proof takes 20.
-"""
+"""Many jobs at once from several clients, while the scheduler is killed again and again."""
 
 import json
 import os
@@ -14,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from chassis.process import Child, module_argv, spawn
+from chassis.process import Child
 from protos.scheduler_pb2 import (
     END_SCHEDULER_LOST,
     END_SUCCEEDED,
@@ -24,12 +21,13 @@ from protos.scheduler_pb2 import (
 )
 from scheduler.state.redis_server import EmbeddedRedis
 from scheduler.state.store import TERMINAL, Store
+from tests.cluster import Roles
+from tests.rounds import rounds
 from tests.scheduler.lives import job, log_of, prepare, steps_of
 from tests.waiting import wait_until
 
 pytest.importorskip("workers.stage")
-JOBS = int(os.environ.get("HETERPS_MANY_JOBS", "8"))
-CLIENTS, NODES, KILLS, STEPS = 4, 3, 3, 40
+CLIENTS, NODES, STEPS = 4, 3, 40
 
 # Submits what it is given, riding out a scheduler that is away, follows every log, and waits for
 # every end. Prints the ends, and the logs that came otherwise than they are kept.
@@ -92,30 +90,25 @@ print(json.dumps([ends, differ]))
 """
 
 
-def test_all_jobs_end_right_and_none_runs_twice(tmp_path: Path) -> None:
+@rounds("kills", few=2, many=7)
+def test_all_jobs_end_right_and_none_runs_twice(tmp_path: Path, kills: int) -> None:
     prepare(tmp_path, STEPS)
-    names = [f"job-{number}" for number in range(JOBS)]
+    names = [f"job-{number}" for number in range(3 * kills)]
     for name in names:
         spec = job(tmp_path, name)
         (tmp_path / f"{name}.spec").write_bytes(spec.SerializeToString())
     with ExitStack() as stack:
         redis_url = stack.enter_context(EmbeddedRedis(tmp_path / "redis")).url
-
-        def start(label: str, module: str, *arguments: str) -> Child:
-            child = spawn(label, module_argv(module, *arguments), directory=tmp_path / "logs")
-            stack.callback(child.stop, 8.0)
-            return child.wait_ready(120.0)
+        roles = stack.enter_context(Roles(tmp_path, redis_url))
 
         def start_scheduler(bind: str) -> Child:
-            kept = ("--redis", redis_url, "--artifacts", str(tmp_path / "artifacts"))
-            return start("scheduler", "scheduler.service", *kept, "--bind", bind)
+            return roles.scheduler("--artifacts", str(tmp_path / "artifacts"), "--bind", bind)
 
         scheduler = start_scheduler("127.0.0.1:0")
         address = scheduler.address
-        start("shard", "ps.server", "--scheduler", address)
+        roles.shard(scheduler)
         for number in range(NODES):
-            node = ("--node-id", f"node-{number}", "--units", "2", "--scheduler", address)
-            start(f"node-{number}", "workers.node", "--type", "cpu", *node)
+            roles.node(scheduler, "cpu", "--node-id", f"node-{number}", "--units", "2")
         clients = [
             subprocess.Popen(
                 [sys.executable, "-c", _CLIENT, address]
@@ -136,12 +129,12 @@ def test_all_jobs_end_right_and_none_runs_twice(tmp_path: Path) -> None:
         def ended() -> int:
             return sum(one.state in TERMINAL for one in jobs())
 
-        for kill in range(KILLS):
-            least = kill * JOBS // KILLS
+        for kill in range(kills):
+            least = kill * len(names) // kills
             wait_until(
                 lambda least=least: (
                     ended() >= least
-                    and (any(one.state == RUNNING for one in jobs()) or ended() == JOBS)
+                    and (any(one.state == RUNNING for one in jobs()) or ended() == len(names))
                 ),
                 f"{least} jobs have ended and one runs",
                 600.0,

@@ -3,14 +3,12 @@
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import grpc
 import pytest
 
 from chassis.channels import connect
-from chassis.process import Child, module_argv, spawn
 from protos.node_pb2 import LaunchRequest, StopJobRequest
 from protos.node_pb2_grpc import NodeStub
 from protos.scheduler_pb2 import (
@@ -27,38 +25,19 @@ from protos.scheduler_pb2 import (
 from protos.scheduler_pb2_grpc import SchedulerStub
 from scheduler.state.redis_server import EmbeddedRedis
 from scheduler.state.store import DeposedError, Store
+from tests.cluster import Roles
 from tests.scheduler.lives import job, log_of, prepare, steps_of
 from tests.waiting import wait_until
 
 pytest.importorskip("workers.stage")
-STEPS = 400
-
-
-class Cluster:
-    """One Redis and node, and as many schedulers as are started."""
-
-    def __init__(self, directory: Path, stack: ExitStack) -> None:
-        self.directory = directory
-        self._stack = stack
-        self.redis_url = stack.enter_context(EmbeddedRedis(directory / "redis")).url
-        self._count = 0
-
-    def start(self, module: str, *arguments: str) -> Child:
-        self._count += 1
-        label = f"{module}-{self._count}"
-        child = spawn(label, module_argv(module, *arguments), directory=self.directory)
-        self._stack.callback(child.stop, 8.0)
-        return child.wait_ready(90.0)
-
-    def scheduler(self) -> tuple[Child, SchedulerStub]:
-        child = self.start("scheduler.service", "--redis", self.redis_url)
-        return child, SchedulerStub(self._stack.enter_context(connect(child.address)))
+STEPS = 40
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    with ExitStack() as stack:
-        yield Cluster(tmp_path, stack)
+def cluster(tmp_path: Path) -> Iterator[Roles]:
+    """One Redis and node, and as many schedulers as are started."""
+    with EmbeddedRedis(tmp_path / "redis") as redis, Roles(tmp_path, redis.url) as roles:
+        yield roles
 
 
 def get(stub: SchedulerStub) -> JobStatus:
@@ -66,23 +45,23 @@ def get(stub: SchedulerStub) -> JobStatus:
 
 
 def test_a_scheduler_that_wakes_up_after_another_took_over_does_nothing(
-    cluster: Cluster, tmp_path: Path
+    cluster: Roles, tmp_path: Path
 ) -> None:
     prepare(tmp_path, STEPS)
-    gate = tmp_path / "gate"
-    first, stub = cluster.scheduler()
-    node = cluster.start(
-        "workers.node", "--type", "cpu", "--units", "2", "--scheduler", first.address
-    )
+    gate, halfway = tmp_path / "gate", tmp_path / "halfway"
+    first = cluster.scheduler()
+    stub = cluster.stub(first)
+    node = cluster.node(first, "cpu", "--units", "2")
     old_term = stub.Heartbeat(
         HeartbeatRequest(node=NodeStatus(node_id="any", kind="node", type="none")), timeout=5
     ).term
-    spec = job(tmp_path, "job", gate=str(gate))
+    spec = job(tmp_path, "job", gate=str(gate), halfway=str(halfway), half=STEPS // 2)
     stub.Submit(SubmitRequest(job_id="job", job=spec), timeout=5)
     wait_until(lambda: get(stub).state == STARTING, "the job starts")
 
     os.kill(first.pid, signal.SIGSTOP)  # its calls to the node are under way
-    second, stub = cluster.scheduler()
+    second = cluster.scheduler()
+    stub = cluster.stub(second)
     os.kill(first.pid, signal.SIGCONT)
     assert first.process.wait(60) == 0
     # What was starting goes back to the queue, as another attempt.
@@ -111,10 +90,11 @@ def test_a_scheduler_that_wakes_up_after_another_took_over_does_nothing(
     gate.touch()
     wait_until(lambda: get(stub).step > 2, "the job trains")
     os.kill(second.pid, signal.SIGSTOP)
-    _, stub = cluster.scheduler()
+    stub = cluster.stub(cluster.scheduler())
     status = get(stub)
     assert (status.state, status.attempt) == (RUNNING, 2)
     before = status.step
+    halfway.touch()
     wait_until(lambda: get(stub).step > before, "reports come to the one in charge")
     os.kill(second.pid, signal.SIGCONT)
     assert second.process.wait(60) == 0

@@ -7,14 +7,13 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from pathlib import Path
 
 import grpc
 import pytest
 
 from chassis.channels import connect
-from chassis.process import Child, module_argv, spawn
+from chassis.process import Child
 from protos.decision_pb2 import Layer, LayerCost, Resources, ResourceType, Workload
 from protos.job_pb2 import JobSpec
 from protos.scheduler_pb2 import (
@@ -35,45 +34,38 @@ from protos.scheduler_pb2 import (
     SubmitRequest,
 )
 from protos.scheduler_pb2_grpc import SchedulerStub
-from scheduler.runs.blame import Sign, explain
+from scheduler.runs.blame import Blame, Symptom, explain
 from scheduler.state.redis_server import EmbeddedRedis
+from tests.cluster import Roles
 from tests.pids import alive
 from tests.waiting import wait_until
 
 
-class Cluster:
-    """Starts processes and ends them."""
+class Cluster(Roles):
+    """Schedulers on one Redis, and nodes."""
 
-    def __init__(self, directory: Path, redis_url: str, stack: ExitStack) -> None:
-        self.directory = directory
-        self.redis_url = redis_url
-        self._stack = stack
-        self._count = 0
-
-    def start(self, module: str, *arguments: str) -> Child:
-        self._count += 1
-        label = f"{module}-{self._count}"
-        child = spawn(label, module_argv(module, *arguments), directory=self.directory)
-        self._stack.callback(child.stop, 8.0)
-        return child.wait_ready(40.0)
-
-    def scheduler(self, *arguments: str) -> tuple[Child, SchedulerStub]:
-        child = self.start("scheduler.service", "--redis", self.redis_url, *arguments)
-        channel = connect(child.address)
-        self._stack.callback(channel.close)
-        return child, SchedulerStub(channel)
-
-    def node(self, scheduler: Child, kind: str, *arguments: str) -> Child:
-        return self.start(
-            "workers.node", "--type", kind, "--scheduler", scheduler.address, *arguments
-        )
+    def serve(self, *arguments: str) -> tuple[Child, SchedulerStub]:
+        child = self.scheduler(*arguments)
+        return child, self.stub(child)
 
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    with ExitStack() as stack:
-        redis = stack.enter_context(EmbeddedRedis(tmp_path / "redis"))
-        yield Cluster(tmp_path / "processes", redis.url, stack)
+    """One that the test may harm."""
+    with (
+        EmbeddedRedis(tmp_path / "redis") as redis,
+        Cluster(tmp_path / "processes", redis.url) as running,
+    ):
+        yield running
+
+
+@pytest.fixture(scope="module")
+def stub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SchedulerStub]:
+    """Of a scheduler that no test harms, with a node of two units."""
+    with Cluster(tmp_path_factory.mktemp("service")) as running:
+        scheduler, stub = running.serve()
+        running.node(scheduler, "cpu", "--units", "2")
+        yield stub
 
 
 def given_job(tmp_path: Path, floor: float = 0.0, kinds: tuple[str, ...] = ("cpu",)) -> JobSpec:
@@ -107,21 +99,23 @@ def ended(stub: SchedulerStub, job_id: str, timeout_s: float = 60.0) -> JobStatu
     return list(stub.WatchJob(JobRequest(job_id=job_id), timeout=timeout_s))[-1]
 
 
-def test_concurrent_submits_create_one_job(cluster: Cluster, tmp_path: Path) -> None:
-    _, stub = cluster.scheduler()
-    request = SubmitRequest(job_id="same", job=given_job(tmp_path))
+def test_concurrent_submits_create_one_job(stub: SchedulerStub, tmp_path: Path) -> None:
+    def jobs() -> set[str]:
+        return {job.job_id for job in stub.ListJobs(ListJobsRequest(), timeout=5).jobs}
+
+    before = jobs()
+    request = SubmitRequest(job_id="same", job=given_job(tmp_path, 0, ("v100",)))
     with ThreadPoolExecutor(24) as pool:
         replies = list(pool.map(lambda _: stub.Submit(request, timeout=10), range(48)))
     assert sum(reply.created for reply in replies) == 1
-    assert [job.job_id for job in stub.ListJobs(ListJobsRequest(), timeout=5).jobs] == ["same"]
+    assert jobs() - before == {"same"}
     request.job.name = "another"
     with pytest.raises(grpc.RpcError) as raised:
         stub.Submit(request, timeout=5)
     assert raised.value.code() is grpc.StatusCode.ALREADY_EXISTS
 
 
-def test_bad_requests_are_refused_with_what_was_expected(cluster: Cluster) -> None:
-    _, stub = cluster.scheduler()
+def test_bad_requests_are_refused_with_what_was_expected(stub: SchedulerStub) -> None:
     for call, needle in (
         (lambda: stub.Submit(SubmitRequest(job_id="../x"), timeout=5), "job_id: '../x'"),
         (lambda: stub.Submit(SubmitRequest(job_id="x"), timeout=5), "offered"),
@@ -135,8 +129,7 @@ def test_bad_requests_are_refused_with_what_was_expected(cluster: Cluster) -> No
         assert needle in raised.value.details()
 
 
-def test_plan_runs_in_the_service(cluster: Cluster) -> None:
-    _, stub = cluster.scheduler()
+def test_plan_runs_in_the_service(stub: SchedulerStub) -> None:
     request = PlanRequest(
         workload=workload(), resources=resources(), min_throughput=3000, method="exact"
     )
@@ -145,8 +138,7 @@ def test_plan_runs_in_the_service(cluster: Cluster) -> None:
     assert [(stage.type, stage.units) for stage in decision.stages] == [("cpu", 4)]
 
 
-def test_demands_reach_the_service(cluster: Cluster) -> None:
-    _, stub = cluster.scheduler()
+def test_demands_reach_the_service(stub: SchedulerStub) -> None:
     request = PlanRequest(
         workload=workload(),
         resources=resources(),
@@ -171,7 +163,7 @@ def test_demands_reach_the_service(cluster: Cluster) -> None:
 def test_queued_jobs_wait_for_their_node_and_can_be_cancelled(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    scheduler, stub = cluster.scheduler()
+    scheduler, stub = cluster.serve()
     stub.Submit(SubmitRequest(job_id="gpu", job=given_job(tmp_path, 0, ("v100",))), timeout=5)
     stub.Submit(SubmitRequest(job_id="floor", job=given_job(tmp_path, 1e6)), timeout=5)
     wait_until(lambda: stub.GetJob(JobRequest(job_id="gpu"), timeout=5).reason)
@@ -193,11 +185,9 @@ def test_queued_jobs_wait_for_their_node_and_can_be_cancelled(
 
 
 def test_a_worker_that_cannot_start_fails_the_job_with_its_error(
-    cluster: Cluster, tmp_path: Path
+    stub: SchedulerStub, tmp_path: Path
 ) -> None:
     pytest.importorskip("ps.server")
-    scheduler, stub = cluster.scheduler()
-    node = cluster.node(scheduler, "cpu", "--units", "2")
     stub.Submit(SubmitRequest(job_id="broken", job=given_job(tmp_path)), timeout=5)
     states = [
         JobState.Name(s.state) for s in stub.WatchJob(JobRequest(job_id="broken"), timeout=90)
@@ -211,7 +201,7 @@ def test_a_worker_that_cannot_start_fails_the_job_with_its_error(
     )
     assert "missing.py" in text
     listed = stub.ListNodes(ListNodesRequest(), timeout=5).nodes
-    assert [(n.node_id, n.units_used) for n in listed] == [(node.facts["node_id"], 0)]
+    assert [(n.type, n.units_used) for n in listed] == [("cpu", 0)]
     wait_until(
         lambda: (
             not any(
@@ -221,23 +211,20 @@ def test_a_worker_that_cannot_start_fails_the_job_with_its_error(
     )
 
 
-def test_cancel_stops_every_process(cluster: Cluster, tmp_path: Path) -> None:
-    scheduler, stub = cluster.scheduler()
-    cluster.node(scheduler, "cpu", "--units", "2")
+def test_cancel_stops_every_process(stub: SchedulerStub, tmp_path: Path) -> None:
     stub.Submit(SubmitRequest(job_id="long", job=given_job(tmp_path)), timeout=5)
 
     def running() -> list[ProcessStatus]:
         nodes = stub.ListNodes(ListNodesRequest(), timeout=5).nodes
-        return [p for n in nodes for p in n.processes if p.running]
+        return [p for n in nodes for p in n.processes if p.running and p.job_id == "long"]
 
-    wait_until(running)
-    pids = [p.pid for p in running()]
+    pids = [p.pid for p in wait_until(running)]
     assert stub.CancelJob(JobRequest(job_id="long"), timeout=30).state == CANCELLED
     assert not any(alive(pid) for pid in pids)
 
 
 def test_a_killed_node_loses_its_lease_and_leaves_no_orphans(cluster: Cluster) -> None:
-    scheduler, stub = cluster.scheduler("--lease", "2")
+    scheduler, stub = cluster.serve("--lease", "2")
     node = cluster.node(scheduler, "cpu", "--units", "1")
     stays = cluster.node(scheduler, "cpu", "--units", "1")
     leaves = cluster.node(scheduler, "cpu", "--units", "1")
@@ -254,13 +241,13 @@ def test_a_killed_node_loses_its_lease_and_leaves_no_orphans(cluster: Cluster) -
 
 
 def test_nodes_ride_out_a_scheduler_that_restarts(cluster: Cluster, tmp_path: Path) -> None:
-    scheduler, stub = cluster.scheduler()
+    scheduler, stub = cluster.serve()
     node = cluster.node(scheduler, "cpu", "--units", "1")
     stub.Submit(SubmitRequest(job_id="waits", job=given_job(tmp_path, 0, ("v100",))), timeout=5)
     os.kill(scheduler.pid, signal.SIGKILL)
     scheduler.process.wait()
 
-    again, stub = cluster.scheduler("--bind", scheduler.address)  # after the dead one's hold
+    again, stub = cluster.serve("--bind", scheduler.address)  # after the dead one's hold
     assert again.address == scheduler.address
     wait_until(
         lambda: (
@@ -276,7 +263,7 @@ def test_processes_of_a_job_nobody_runs_are_stopped(cluster: Cluster) -> None:
     from protos.node_pb2 import SHARD, LaunchRequest, NodeStatusRequest
     from protos.node_pb2_grpc import NodeStub
 
-    scheduler, to_scheduler = cluster.scheduler("--lease", "2")
+    scheduler, to_scheduler = cluster.serve("--lease", "2")
     node = cluster.node(scheduler, "cpu", "--units", "1")
     shard = HeartbeatRequest(node=NodeStatus(node_id="any", kind="shard"))
     term = to_scheduler.Heartbeat(shard, timeout=5).term
@@ -296,7 +283,7 @@ def test_processes_of_a_job_nobody_runs_are_stopped(cluster: Cluster) -> None:
 
 
 def test_two_schedulers_do_not_share_a_redis(cluster: Cluster) -> None:
-    cluster.scheduler()
+    cluster.serve()
     second = subprocess.run(
         [sys.executable, "-m", "scheduler.service", "--redis", cluster.redis_url],
         capture_output=True,
@@ -322,7 +309,7 @@ def test_an_unreachable_redis_is_named() -> None:
 
 
 def test_watchers_are_told_when_the_scheduler_stops(cluster: Cluster, tmp_path: Path) -> None:
-    scheduler, stub = cluster.scheduler()
+    scheduler, stub = cluster.serve()
     stub.Submit(SubmitRequest(job_id="waits", job=given_job(tmp_path, 0, ("v100",))), timeout=5)
     watching = stub.WatchJob(JobRequest(job_id="waits"), timeout=60)
     assert next(watching).state == QUEUED
@@ -357,11 +344,7 @@ def test_redis_ends_with_its_parent_however_that_dies(tmp_path: Path, victim: st
 
 
 def test_its_own_redis_ends_with_a_killed_scheduler(tmp_path: Path) -> None:
-    child = spawn(
-        "scheduler",
-        module_argv("scheduler.service", "--directory", str(tmp_path / "data"), "--redis", ""),
-        directory=tmp_path,
-    ).wait_ready(40.0)
+    child = Cluster(tmp_path).scheduler()
     supervised = Path(f"/proc/{child.pid}/task/{child.pid}/children").read_text().split()
     servers = [
         int(pid)
@@ -375,18 +358,26 @@ def test_its_own_redis_ends_with_a_killed_scheduler(tmp_path: Path) -> None:
 
 
 def test_the_cause_comes_first_and_the_rest_fits_one_screen() -> None:
-    killed = Sign(2, 2.0, "stage 1 worker 0 (pid 7) ended by signal 9 (SIGKILL)", "", "line\n" * 99)
-    others = [Sign(5, 1.0 + i, f"worker {i} ended", "RpcError: x\ny" * 9) for i in range(20)]
+    killed = Symptom(
+        Blame.KILLED, 2.0, "stage 1 worker 0 (pid 7) ended by signal 9 (SIGKILL)", "", "line\n" * 99
+    )
+    others = [
+        Symptom(Blame.CONNECTION_LOST, 1.0 + i, f"worker {i} ended", "RpcError: x\ny" * 9)
+        for i in range(20)
+    ]
     text = explain([killed, *others])
     assert text.startswith("stage 1 worker 0 (pid 7) ended by signal 9 (SIGKILL)\n")
     assert len(text.splitlines()) < 40
     assert "also: worker 0 ended: " in text
 
 
-def test_a_standing_shard_is_listed(cluster: Cluster) -> None:
-    _, stub = cluster.scheduler()
+def test_a_standing_shard_is_listed(stub: SchedulerStub) -> None:
+    def listed() -> list[str]:
+        nodes = stub.ListNodes(ListNodesRequest(), timeout=5).nodes
+        return [n.node_id for n in nodes if n.kind == "shard"]
+
     shard = NodeStatus(node_id="shard-a", kind="shard", address="127.0.0.1:9")
     assert stub.Heartbeat(HeartbeatRequest(node=shard), timeout=5).lease_s == 5.0
-    assert [n.kind for n in stub.ListNodes(ListNodesRequest(), timeout=5).nodes] == ["shard"]
+    assert listed() == ["shard-a"]
     stub.Heartbeat(HeartbeatRequest(node=shard, leaving=True), timeout=5)
-    assert not stub.ListNodes(ListNodesRequest(), timeout=5).nodes
+    assert not listed()

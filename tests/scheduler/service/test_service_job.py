@@ -3,14 +3,10 @@
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from chassis.channels import connect
-from chassis.process import module_argv, spawn
 from protos.decision_pb2 import LayerCost
 from protos.job_pb2 import JobSpec
 from protos.scheduler_pb2 import (
@@ -33,6 +29,8 @@ from protos.scheduler_pb2_grpc import SchedulerStub
 from scheduler import Decision
 from scheduler.replanning.measure import MIN_WINDOWS, Measurement
 from scheduler.replanning.replan import propose
+from tests.cluster import Roles
+from tests.jobs import CLICKS_LAYERS, write_clicks
 from tests.waiting import wait_until
 
 pytest.importorskip("workers.stage")
@@ -45,25 +43,6 @@ COST = LayerCost(
     parallel_sync=0.5,
     memory_bytes=1e6,
 )
-_MODEL = """
-from torch import nn
-from workers.embedding.sparse import SparseEmbedding
-
-
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embedding = SparseEmbedding("rows", 4, learning_rate=0.05)
-        self.tower = nn.Sequential(nn.Flatten(), nn.Linear(8, 1))
-        self.wide = nn.Linear(1, 1)
-
-    def forward(self, sparse, dense):
-        return (self.tower(self.embedding(sparse)) + self.wide(dense)).squeeze(-1)
-
-
-def build():
-    return Model()
-"""
 
 
 class Service:
@@ -73,10 +52,11 @@ class Service:
         self.stub = stub
         self.directory = directory
 
-    def job(self, epochs: int = 1, profiled: bool = True) -> JobSpec:
-        """A job; costs that are given spare it its profiling."""
+    def job(self, epochs: int = 1, profiled: bool = True, pause_s: float = 0.0) -> JobSpec:
+        """A job; costs that are given spare it its profiling, pauses spare the machine."""
         job = JobSpec(name="tiny", directory=str(self.directory), output="output")
         job.model.entry = "model.py:build"
+        job.model.args.update({"pause_s": pause_s})
         job.data.path, job.data.train, job.data.label = str(self.directory), "train.csv", "y"
         job.data.valid = "train.csv"
         job.data.dense.append("x")
@@ -98,7 +78,7 @@ class Service:
         if not profiled:
             given = job.schedule.given
             given.name, given.reference_batch, given.samples = "tiny", 256, 4000
-            for name in ("embedding", "tower", "wide"):
+            for name in CLICKS_LAYERS:
                 layer = given.layers.add(name=name, kind="dense")
                 for kind in ("cpu", "v100"):
                     layer.cost[kind].CopyFrom(COST)
@@ -129,30 +109,12 @@ class Service:
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     directory = tmp_path_factory.mktemp("job")
-    (directory / "model.py").write_text(_MODEL)
-    random = np.random.default_rng(0)
-    a, b, x = random.integers(0, 9, 4000), random.integers(0, 9, 4000), random.normal(size=4000)
-    rows = zip(((a % 2) + x > 0.5).astype(int), a, b, x, strict=True)
-    lines = ["y,a,b,x", *(f"{y},{a},{b},{x:.3f}" for y, a, b, x in rows)]
-    (directory / "train.csv").write_text("\n".join(lines) + "\n")
-    with ExitStack() as stack:
-
-        def start(label: str, module: str, *arguments: str) -> str:
-            child = spawn(
-                label,
-                module_argv(module, *arguments),
-                directory=directory / "logs",
-                environment={"HETERPS_REDIS": ""},
-            )
-            stack.callback(child.stop, 10.0)
-            return child.wait_ready(40.0).address
-
-        address = start("scheduler", "scheduler.service", "--directory", str(directory / "redis"))
-        to = ("--scheduler", address)
-        start("cpu", "workers.node", "--type", "cpu", "--units", "4", *to)
-        start("v100", "workers.node", "--type", "v100", "--emulate", *to)
-        channel = stack.enter_context(connect(address))
-        yield Service(SchedulerStub(channel), directory)
+    write_clicks(directory, rows=4000)
+    with Roles(directory) as roles:
+        scheduler = roles.scheduler()
+        roles.node(scheduler, "cpu", "--units", "4")
+        roles.node(scheduler, "v100", "--emulate")
+        yield Service(roles.stub(scheduler), directory)
 
 
 def test_a_job_is_measured_planned_trained_and_saved(service: Service) -> None:
@@ -181,7 +143,7 @@ def test_a_job_is_measured_planned_trained_and_saved(service: Service) -> None:
 def test_a_second_job_waits_for_units_and_cancelling_the_first_frees_them(
     service: Service,
 ) -> None:
-    service.submit("first", service.job(epochs=5000, profiled=False))
+    service.submit("first", service.job(epochs=5000, profiled=False, pause_s=0.05))
     service.submit("second", service.job(profiled=False))
     service.wait_until_trains("first")
     wait_until(lambda: "become free" in service.get("second").reason)
@@ -194,7 +156,7 @@ def test_a_second_job_waits_for_units_and_cancelling_the_first_frees_them(
 
 
 def test_a_run_is_measured_in_windows_that_outlast_it(service: Service) -> None:
-    job = service.job(epochs=5000)
+    job = service.job(epochs=5000, profiled=False, pause_s=0.05)
     job.schedule.pin.update({"tower": "cpu"})
     service.submit("measured", job)
 
@@ -226,7 +188,7 @@ def test_a_run_is_measured_in_windows_that_outlast_it(service: Service) -> None:
 @pytest.mark.parametrize("role", ["shard", "stage"])
 def test_the_process_that_was_killed_is_named(service: Service, role: str) -> None:
     job_id = f"killed-{role}"
-    job = service.job(epochs=5000, profiled=False)
+    job = service.job(epochs=5000, profiled=False, pause_s=0.05)
     job.servers.durability = "none"  # with rows kept, its node would start the shard again
     service.submit(job_id, job)
     service.wait_until_trains(job_id)

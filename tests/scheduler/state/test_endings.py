@@ -1,17 +1,11 @@
 """Which reason goes with which end, and which ends are forgiven."""
 
-import pytest
-
 from heterps.view.failure import MEANINGS, NOT_THE_JOB
 from protos.scheduler_pb2 import (
-    END_CONNECTION_LOST,
     END_LOST_NODE,
-    END_LOST_SHARD,
-    END_OUT_OF_MEMORY,
     END_SCHEDULER_LOST,
     END_UNSPECIFIED,
     END_USER_ERROR,
-    END_WORKER_CRASHED,
     EndReason,
     JobStatus,
 )
@@ -21,7 +15,6 @@ from scheduler.state.endings import (
     Ending,
     last_error,
     may_retry,
-    of_process,
     start_over,
 )
 
@@ -32,27 +25,6 @@ Traceback (most recent call last):
 ValueError: bad
 12:00:00 I stage 0: leaving
 """
-
-
-@pytest.mark.parametrize(
-    ("code", "error", "shard", "complained", "reason"),
-    [
-        (1, "ValueError: bad", False, False, END_USER_ERROR),
-        (1, "RpcError: shard 0: UNAVAILABLE", False, True, END_CONNECTION_LOST),
-        (1, "MemoryError", False, False, END_OUT_OF_MEMORY),
-        (1, "torch.cuda.OutOfMemoryError: CUDA out of memory.", False, False, END_OUT_OF_MEMORY),
-        (137, "", False, False, END_OUT_OF_MEMORY),
-        (-9, "", False, False, END_WORKER_CRASHED),
-        (-11, "", False, False, END_WORKER_CRASHED),
-        (0, "", False, False, END_WORKER_CRASHED),
-        (-9, "", True, False, END_LOST_SHARD),
-        (1, "std::bad_alloc", True, False, END_OUT_OF_MEMORY),
-    ],
-)
-def test_the_end_of_a_process_has_a_reason(
-    code: int, error: str, shard: bool, complained: bool, reason: int
-) -> None:
-    assert of_process(code, error, shard=shard, complained=complained) == reason
 
 
 def test_the_error_is_the_last_line_of_the_traceback() -> None:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ps import LocalShards, ParameterClient, ShardError, TableError
+from tests.pids import stop
 from workers.embedding.collection import RemoteEmbeddingBagCollection, RemoteEmbeddingCollection
 from workers.embedding.config import EmbeddingBagConfig, EmbeddingConfig, as_bag_config
 from workers.embedding.jagged import JaggedTensor, KeyedJaggedTensor, KeyedTensor
@@ -327,7 +328,7 @@ def test_a_late_backward_is_waited_for(
     late = remote(one_key()).values()
     remote(one_key())
     for shard in shards.processes:
-        os.kill(shard.pid, signal.SIGSTOP)
+        stop(shard.pid)
     try:
         late.sum().backward()
         last = one_key()

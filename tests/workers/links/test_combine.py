@@ -11,6 +11,7 @@ import torch
 from chassis.channels import RpcError, connect
 from protos.stage_pb2 import SUM, Part
 from protos.stage_pb2_grpc import StageStub
+from workers.errors import PeerLostError
 from workers.links.all_reduce import Rendezvous, StageGroup
 from workers.links.combine import CombineError, Combiner, Hub, hosts_of
 from workers.links.inbox import Inbox
@@ -100,7 +101,7 @@ def test_workers_that_do_not_fit_are_told(stop):
         with pytest.raises(CombineError, match="rank 2: expected 0 to 1"):
             hub.combine(1, 2, SUM, torch.ones(2).numpy())
         stop.set()
-        with pytest.raises(CombineError, match="stopped"):
+        with pytest.raises(PeerLostError, match="stopped"):
             waiting.result(10)
 
 

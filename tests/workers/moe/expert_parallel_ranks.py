@@ -1,6 +1,6 @@
-"""Eight processes, in groups of 2, 4 and 8, each checking its part of a split layer.
+"""Processes, in groups of 2, 4 and so on, each checking its part of a split layer.
 
-    python expert_parallel_ranks.py FOLDER
+    python expert_parallel_ranks.py FOLDER PROCESSES
 
 What each layer should give, every rank works out by itself: the whole layer on each process's
 tokens, losses summed. Rank r writes FOLDER/r.json: the largest error by "case on n".
@@ -26,7 +26,7 @@ from workers.moe.group import ExpertGroup, Rates
 from workers.moe.layer import MoE
 from workers.stage.experts import split_experts, whole_state
 
-WORLD = 8
+WORLD = int(sys.argv[2])
 DIM = 6
 FAST_NETWORK = Rates(flops_per_s=1.0, bytes_per_s=1e12)  # weights cost nothing: shadow what helps
 SLOW_NETWORK = Rates(flops_per_s=1e12, bytes_per_s=1.0)  # what counts is which are more bytes
@@ -43,7 +43,7 @@ CASES: dict[str, dict[str, Any]] = {
     "random loads": {},
     "more experts than tokens": {"experts": 29},
     "one token": {"tokens": [0, 1, 0, 0, 0, 0, 0, 0]},
-    "no tokens at all": {"tokens": [0] * WORLD},
+    "no tokens at all": {"tokens": [0] * 8},
     "one process sends": {"tokens": ONE_SENDS},
     "one expert takes everything": {"k": 1, "gate_bias": True, "gate": "switch", "jitter": 0.0},
     "capacity": {"capacity_factor": 0.75},
@@ -253,7 +253,7 @@ def rank_main(rank: int, folder: Path) -> None:
         port = int(address.rpartition(":")[2])
         store = own.store if own else dist.TCPStore("127.0.0.1", port, is_master=False)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=WORLD)
-        for size in (2, 4, 8):
+        for size in (2**n for n in range(1, WORLD.bit_length())):
             # Made by all, also by ranks that then have nothing to do.
             by_host = ExpertGroup.of_hosts(2, size) if size > 2 else None
             processes = by_host.processes if by_host else dist.new_group([0, 1])

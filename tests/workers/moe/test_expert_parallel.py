@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.rounds import more
 from workers.moe.group import Rates
 from workers.moe.shadowing import ExpertCost, decide, latency
 
@@ -18,10 +19,8 @@ TOLERANCE = 1e-9
 COST = ExpertCost(flops=100.0, weight_bytes=1000.0, row_bytes=10.0)
 
 
-@pytest.fixture(scope="module")
-def errors(tmp_path_factory):
+def errors(folder, world):
     """The largest error of each case over all ranks."""
-    folder = tmp_path_factory.mktemp("ranks")
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
@@ -29,7 +28,7 @@ def errors(tmp_path_factory):
         "GLOO_SOCKET_IFNAME": "lo",
     }
     done = subprocess.run(
-        [sys.executable, str(RANKS), str(folder)],
+        [sys.executable, str(RANKS), str(folder), str(world)],
         env=environment,
         capture_output=True,
         text=True,
@@ -38,15 +37,17 @@ def errors(tmp_path_factory):
     )
     assert done.returncode == 0, done.stderr[-4000:]
     found: dict[str, float] = {}
-    for rank in range(8):
+    for rank in range(world):
         for name, error in json.loads((folder / f"{rank}.json").read_text()).items():
             found[name] = max(found.get(name, 0.0), error)
     return found
 
 
-def test_split_equals_whole(errors):
-    assert len(errors) == 3 * 23 + 1
-    assert {name: e for name, e in errors.items() if not e <= TOLERANCE} == {}
+@pytest.mark.parametrize("world", [4, *more(8)])
+def test_split_equals_whole(tmp_path, world):
+    found = errors(tmp_path, world)
+    assert len(found) == (world.bit_length() - 1) * 23 + 1
+    assert {name: e for name, e in found.items() if not e <= TOLERANCE} == {}
 
 
 def test_latency_follows_the_model():

@@ -17,56 +17,13 @@ from protos.node_pb2 import SHARD, LaunchReply, LaunchRequest
 from protos.scheduler_pb2 import ListNodesRequest, ProcessStatus
 from protos.scheduler_pb2_grpc import SchedulerStub
 from ps import ParameterClient
+from tests.jobs import write_ratings
 from tests.pids import alive
 from tests.waiting import wait_until
 from workers.node.processes import Processes
 from workers.node.restart import RestartRule
 
 STEPS = 400
-MODEL = """
-import time
-import torch
-from torch import nn
-from heterps import SparseEmbedding
-
-class Head(nn.Linear):
-    def forward(self, x):
-        if self.training:
-            time.sleep(0.005)  # so that two deaths fit into the run on any machine
-        return super().forward(x)
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embedding = SparseEmbedding("ids", dim=8, optimizer="adam", learning_rate=0.01)
-        self.head = Head(16, 1)
-
-    def forward(self, sparse):
-        return self.head(self.embedding(sparse).flatten(1)).squeeze(1)
-"""
-JOB = f"""
-name: tiny
-model: {{entry: model.py:Net}}
-data: {{train: train.csv, test: train.csv, label: label, sparse: [user, item]}}
-train: {{epochs: 100, max_steps: {STEPS}, batch_size: 128, staleness: 0}}
-servers: {{shards: 1}}
-schedule: {{method: greedy, resources: resources.yaml, workload: workload.yaml}}
-"""
-RESOURCES = "types: [{name: cpu, price_per_hour: 0.04, limit: 2, memory_bytes: 4.0e9}]\n"
-COST = (
-    "{compute_s: 1.0e-3, sync_s: 1.0e-9, transfer_s: 1.0e-9, parallel_compute: 1.0, "
-    "parallel_sync: 1.0, memory_bytes: 1.0e6}"
-)
-WORKLOAD = f"""
-name: tiny
-reference_batch: 128
-samples: 1.0e+6
-ps_type: cpu
-ps_core_s: 1.0e-9
-layers:
-  - {{name: embedding, kind: sparse, cost: {{cpu: {COST}}}}}
-  - {{name: head, kind: dense, cost: {{cpu: {COST}}}}}
-"""
 RULE = RestartRule(most=2, pause_s=0.01)
 
 
@@ -207,13 +164,8 @@ def job_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     draw = np.random.default_rng(0)
     user, item = draw.integers(0, 500, 6000), draw.integers(0, 50, 6000)
     label = (draw.random(6000) < 1 / (1 + np.exp((user % 7) - 3.0))).astype(int)
-    lines = [f"{u},{i},{y}" for u, i, y in zip(user, item, label, strict=True)]
-    (folder / "train.csv").write_text("\n".join(["user,item,label", *lines]) + "\n")
-    (folder / "model.py").write_text(MODEL)
-    (folder / "resources.yaml").write_text(RESOURCES)
-    (folder / "workload.yaml").write_text(WORKLOAD)
-    (folder / "job.yaml").write_text(JOB)
-    return folder / "job.yaml"
+    # The pause: so that two deaths fit into the run on any machine.
+    return write_ratings(folder, zip(user, item, label, strict=True), STEPS, pause_s=0.005)
 
 
 def submit(client: Client, job_file: Path, output: Path, *overrides: str) -> str:

@@ -9,8 +9,8 @@ from protos import scheduler_pb2 as pb
 from scheduler import plan
 from scheduler.replanning.measure import Filtered, Measurement
 from scheduler.replanning.proposal import Proposal
+from scheduler.replanning.recommendation import Recommendation
 from scheduler.replanning.replan import propose
-from scheduler.replanning.standing import Standing
 from scheduler.runs.watch import Watch
 from scheduler.state.store import Store, StoreError
 from tests.scheduler.instances import cost, resources, workload
@@ -23,9 +23,8 @@ TOLD = Measurement(
     (Filtered(9, DECISION.stages[0].compute_s), Filtered(9, 10 * DECISION.stages[1].compute_s))
 )
 PAYS = propose(DECISION, TOLD)
-OTHER = replace(
-    PAYS, proposed=replace(PAYS.proposed, stages=(replace(PAYS.proposed.stages[0], units=7),))
-)
+WIDER = replace(PAYS.proposed.plan, stages=(replace(PAYS.proposed.stages[0], units=7),))
+OTHER = replace(PAYS, proposed=replace(PAYS.proposed, plan=WIDER))
 STAY = propose(DECISION, Measurement())
 
 
@@ -39,7 +38,7 @@ def no_more(proposal: Proposal) -> Proposal:
 
 
 def after(*fresh: Proposal) -> Proposal | None:
-    standing = Standing()
+    standing = Recommendation()
     for one in fresh:
         standing.consider(one)
     return standing.proposal

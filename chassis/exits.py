@@ -1,0 +1,49 @@
+"""Why a process ended, by its exit code: what it cannot tell anybody any more, it can end with."""
+
+import re
+
+from protos.scheduler_pb2 import (
+    END_CONNECTION_LOST,
+    END_OUT_OF_MEMORY,
+    END_USER_ERROR,
+    END_WORKER_CRASHED,
+    EndReason,
+)
+
+# Of sysexits.h those that come closest: EX_OSERR and EX_TEMPFAIL. All else is 1.
+_CODES = {END_OUT_OF_MEMORY: 71, END_CONNECTION_LOST: 75}
+_REASONS = {code: reason for reason, code in _CODES.items()}
+_SHELL_KILLED = 137  # how a shell reports a child that the kernel killed
+_MEMORY = re.compile(
+    r"\bMemoryError\b|out of memory|OutOfMemoryError|std::bad_alloc|cannot allocate memory"
+    r"|can't allocate memory|CUDA_ERROR_OUT_OF_MEMORY",
+    re.IGNORECASE,
+)
+
+
+def exit_code_of(reason: EndReason.ValueType) -> int:
+    """What a process that fails for `reason` exits with."""
+    return _CODES.get(reason, 1)
+
+
+def reason_of_exit(code: int, error: str = "") -> EndReason.ValueType:
+    """Why a process ended.
+
+    Args:
+        code: its exit code; negative: killed by that signal.
+        error: the last line of its traceback.
+    """
+    if code == _SHELL_KILLED or is_out_of_memory(error):
+        return END_OUT_OF_MEMORY
+    if code <= 0:
+        return END_WORKER_CRASHED
+    return _REASONS.get(code, END_USER_ERROR)
+
+
+def is_out_of_memory(error: str) -> bool:
+    """Whether an error's text tells of memory that ran out.
+
+    Text is all there is of it in two cases: Python ends a process by a traceback with exit code 1
+    whatever was raised, and torch's CPU allocator raises a bare RuntimeError.
+    """
+    return _MEMORY.search(error) is not None

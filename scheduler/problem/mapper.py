@@ -1,0 +1,228 @@
+"""Records as JSON and as messages: one mapping for every data class of a problem and its plan.
+
+The keys, in JSON and in messages alike, are the fields of the record, so a field added to one is
+written and read without a change here. But for these:
+
+- a field with the metadata `FLAT` is a record whose fields stand among those of its owner;
+- a field that does not compare (`compare=False`) is no part of the content;
+- the keys that a record's `DERIVED` names are written for a reader, and not read;
+- in JSON a number that is not finite is null, and null is read as infinite.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from functools import cache
+from operator import attrgetter
+from types import NoneType
+from typing import Any, Final, TypeVar, get_args, get_origin, get_type_hints
+
+from google.protobuf.message import Message
+
+from scheduler.problem.fields import Fields, InputError
+
+FLAT: Final = {"flat": True}
+
+R = TypeVar("R")
+
+_EXPECTED: Final[Mapping[Any, str]] = {
+    float: "a finite number, or null for an infinite one",
+    int: "a whole number of at least 0",
+    bool: "true or false",
+    str: "text",
+    tuple: "a list",
+    Mapping: "a mapping from text",
+}
+
+
+def to_json(record: Any, without: Sequence[str] = ()) -> dict[str, Any]:
+    """Return what JSON can hold of a record, but for the fields `without`."""
+    return _content(record, True, without)
+
+
+def to_fields(record: Any, without: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the fields of the message of the same content, but for those `without`."""
+    return _content(record, False, without)
+
+
+def of_message(message: Message, without: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the fields of a message in the form that `from_json` reads."""
+    found = {}
+    for one in message.DESCRIPTOR.fields:
+        if one.name not in without:
+            absent = one.has_presence and not message.HasField(one.name)
+            found[one.name] = None if absent else _of_message(getattr(message, one.name))
+    return found
+
+
+def from_json(kind: type[R], value: object, source: str = "", **given: Any) -> R:
+    """Read a record strictly; a record with a `parse` of its own is read by that.
+
+    Args:
+        given: fields that have been read already.
+
+    Raises:
+        InputError: naming `source`, key path, value and what was expected.
+    """
+    record: R = _record(kind, value, "", source, given)
+    return record
+
+
+def _content(record: Any, finite: bool, without: Sequence[str] = ()) -> dict[str, Any]:
+    kind: Any = type(record)
+    form = _form(kind)
+    found = {key: get(record) for key, get in form.getters.items()}
+    for key in without:
+        del found[key]
+    for key in form.nested & found.keys():
+        found[key] = _plain(found[key], finite)
+    if finite:
+        for key in form.numbers:
+            if not math.isfinite(found[key]):
+                found[key] = None
+    return found
+
+
+def _plain(value: Any, finite: bool) -> Any:
+    if is_dataclass(value):
+        return _content(value, finite)
+    if isinstance(value, tuple):
+        return [_plain(item, finite) for item in value]
+    if isinstance(value, Mapping):
+        return {key: _plain(item, finite) for key, item in value.items()}
+    if finite and isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def _of_message(value: Any) -> Any:
+    if isinstance(value, (float, str, int)):
+        return value
+    if isinstance(value, Message):
+        return of_message(value)
+    if isinstance(value, Mapping):
+        return {key: _of_message(value[key]) for key in sorted(value)}
+    return [_of_message(item) for item in value]
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A field of a record's content."""
+
+    name: str
+    type: Any
+    flat: bool
+    required: bool
+
+
+@cache
+def _parts(kind: Any) -> tuple[_Part, ...]:
+    types = get_type_hints(kind)
+    return tuple(
+        _Part(
+            one.name,
+            types[one.name],
+            bool(one.metadata.get("flat")),
+            one.default is MISSING and one.default_factory is MISSING,
+        )
+        for one in fields(kind)
+        if one.compare
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """The keys of a record's content, with how to get their values; which are floats, or nested."""
+
+    getters: Mapping[str, Callable[[Any], Any]]
+    numbers: frozenset[str]
+    nested: frozenset[str]
+
+
+@cache
+def _form(kind: Any) -> _Form:
+    leaves = _leaves(kind)
+    return _Form(
+        {key: attrgetter(path) for key, (path, _) in leaves.items()},
+        frozenset(key for key, (_, of) in leaves.items() if of is float),
+        frozenset(key for key, (_, of) in leaves.items() if of not in (float, int, str, bool)),
+    )
+
+
+def _leaves(kind: Any) -> dict[str, tuple[str, Any]]:
+    """From each key of a record's content to where the value is, and its type."""
+    found: dict[str, tuple[str, Any]] = {}
+    for part in _parts(kind):
+        if part.flat:
+            inner = _leaves(part.type).items()
+            found |= {key: (f"{part.name}.{path}", of) for key, (path, of) in inner}
+        else:
+            found[part.name] = part.name, part.type
+    return found
+
+
+def _record(kind: Any, value: object, path: str, source: str, given: Mapping[str, Any]) -> Any:
+    Fields(value, path, source, (*_form(kind).getters, *getattr(kind, "DERIVED", ())))
+    assert isinstance(value, Mapping)
+    return _filled(kind, value, path, source, given)
+
+
+def _filled(
+    kind: Any, value: Mapping[str, Any], path: str, source: str, given: Mapping[str, Any]
+) -> Any:
+    found = dict(given)
+    for part in _parts(kind):
+        name = part.name
+        where = f"{path}.{name}" if path else name
+        if name in given:
+            continue
+        if part.flat:
+            found[name] = _filled(part.type, value, path, source, {})
+        elif name in value:
+            found[name] = _read(part.type, value[name], where, source)
+        elif part.required:
+            expected = _EXPECTED[get_origin(part.type) or part.type]
+            raise InputError(source, where, f"missing; expected {expected}")
+    return kind(**found)
+
+
+def _read(kind: Any, value: object, path: str, source: str) -> Any:
+    """Read a value of a record's annotated type."""
+    if hasattr(kind, "parse"):
+        return kind.parse(value, source)
+    if is_dataclass(kind):
+        return _record(kind, value, path, source, {})
+    origin, arguments = get_origin(kind), get_args(kind)
+    if NoneType in arguments:
+        inner = next(one for one in arguments if one is not NoneType)
+        return None if value is None else _read(inner, value, path, source)
+    if origin is tuple:
+        if not isinstance(value, list | tuple):
+            raise _wrong(source, path, value, tuple)
+        return tuple(_read(arguments[0], v, f"{path}[{n}]", source) for n, v in enumerate(value))
+    if origin is Mapping:
+        if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+            raise _wrong(source, path, value, Mapping)
+        return {key: _read(arguments[1], v, f"{path}.{key}", source) for key, v in value.items()}
+    return _scalar(kind, value, path, source)
+
+
+def _scalar(kind: type, value: object, path: str, source: str) -> Any:
+    if kind is float:
+        if value is None:
+            return math.inf
+        if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
+            raise _wrong(source, path, value, kind)
+        return float(value)
+    if kind is int:
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
+            raise _wrong(source, path, value, kind)
+    elif not isinstance(value, kind):
+        raise _wrong(source, path, value, kind)
+    return value
+
+
+def _wrong(source: str, path: str, value: object, kind: Any) -> InputError:
+    shown = repr(value)
+    shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
+    return InputError(source, path, f"{shown}: expected {_EXPECTED[kind]}")

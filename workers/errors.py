@@ -1,0 +1,26 @@
+"""Errors of more than one room."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch.distributed as dist
+
+
+class PeerLostError(RuntimeError):
+    """A worker that this one exchanges tensors with went away."""
+
+
+@contextmanager
+def peers_needed() -> Iterator[None]:
+    """Where a collective is called; also a decorator of what does.
+
+    Raises:
+        PeerLostError: it failed. gloo tells of a lost peer by a bare RuntimeError, torch's store
+            and NCCL by an error of torch.distributed's.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if type(error) is RuntimeError or isinstance(error, dist.DistError):
+            raise PeerLostError(str(error)) from error
+        raise
