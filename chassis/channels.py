@@ -146,7 +146,7 @@ def status_of(error: grpc.RpcError) -> tuple[grpc.StatusCode, str]:
         return grpc.StatusCode.UNKNOWN, str(error)
     code: grpc.StatusCode = call.code()
     details: str = call.details() or ""
-    if code is grpc.StatusCode.UNAVAILABLE:
+    if code is grpc.StatusCode.UNAVAILABLE and not reason_of(error):
         away = "no server answers there" if "connect" in details.lower() else details
         details = handshake_problem(details) or away
     elif code is grpc.StatusCode.DEADLINE_EXCEEDED:

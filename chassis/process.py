@@ -26,7 +26,15 @@ _log = logging.getLogger("heterps.process")
 
 
 class ChildError(RuntimeError):
-    """A child process that ended or kept silent before it was ready."""
+    """A child process that ended or kept silent before it was ready.
+
+    Attributes:
+        exit_code: how it ended; None when it kept silent.
+    """
+
+    def __init__(self, text: str, exit_code: int | None = None) -> None:
+        super().__init__(text)
+        self.exit_code = exit_code
 
 
 def setup_logging(role: str) -> None:
@@ -146,7 +154,8 @@ class Child:
             if code is not None:
                 raise ChildError(
                     f"{self.label} ended {describe_exit(code)} before it was ready\n"
-                    f"{last_lines(self.log)}"
+                    f"{last_lines(self.log)}",
+                    code,
                 )
             if time.monotonic() > deadline or (stop is not None and stop()):
                 self.stop(0.5)

@@ -47,6 +47,8 @@ def clash(entry: Path, folders: Sequence[Path], needed: Collection[str]) -> str:
             theirs = _found(module, folders)
             if name:
                 theirs = _found(f"{module}.{name}", folders) or theirs
+            if theirs and _in_ours(str(theirs[-1])):
+                continue
             room = module.partition(".")[0]
             if room in taken and _means(theirs, module, name):
                 return (

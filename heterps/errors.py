@@ -59,5 +59,9 @@ class CodeError(HeterpsError):
     """The job's code cannot be packed, or the cluster does not take it."""
 
 
+class MissingCodeError(CodeError):
+    """The scheduler does not have the code that the job names, or has it no longer."""
+
+
 class FetchError(HeterpsError):
     """What a job left behind cannot be fetched."""

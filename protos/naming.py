@@ -25,7 +25,7 @@ def kept_place(url: str) -> tuple[str, str, str]:
 
 
 def kept_with(output: str, address: str) -> str:
-    """The same place with the scheduler that is in charge now; a folder as it is."""
+    """The same place with the scheduler that leads now; a folder as it is."""
     if not output.startswith(KEPT):
         return output
     _, job_id, _ = kept_place(output)

@@ -27,6 +27,20 @@ class _ReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Reason.ValueTy
     """the shard does not know the shared memory that the request names"""
     WHOLE_SAVE_NEEDED: _Reason.ValueType  # 2
     """a delta cannot build on that save"""
+    STORE_UNREACHABLE: _Reason.ValueType  # 3
+    """Of a scheduler.
+    it answers, its Redis does not
+    """
+    NO_DECISION: _Reason.ValueType  # 4
+    """the job has not been planned, or could not be"""
+    CODE_MISSING: _Reason.ValueType  # 5
+    """the code that the job names has not been sent, or has gone"""
+    PROCESS_OUT_OF_MEMORY: _Reason.ValueType  # 10
+    """Of a node: the process that it started for the call …"""
+    PROCESS_CRASHED: _Reason.ValueType  # 11
+    """… was killed by a signal"""
+    PROCESS_CUT_OFF: _Reason.ValueType  # 12
+    """… lost the connection to another one"""
 
 class Reason(_Reason, metaclass=_ReasonEnumTypeWrapper):
     """Why a server refused a call, where the caller acts on it and the status does not tell. It travels
@@ -38,4 +52,18 @@ MEMORY_NOT_ATTACHED: Reason.ValueType  # 1
 """the shard does not know the shared memory that the request names"""
 WHOLE_SAVE_NEEDED: Reason.ValueType  # 2
 """a delta cannot build on that save"""
+STORE_UNREACHABLE: Reason.ValueType  # 3
+"""Of a scheduler.
+it answers, its Redis does not
+"""
+NO_DECISION: Reason.ValueType  # 4
+"""the job has not been planned, or could not be"""
+CODE_MISSING: Reason.ValueType  # 5
+"""the code that the job names has not been sent, or has gone"""
+PROCESS_OUT_OF_MEMORY: Reason.ValueType  # 10
+"""Of a node: the process that it started for the call …"""
+PROCESS_CRASHED: Reason.ValueType  # 11
+"""… was killed by a signal"""
+PROCESS_CUT_OFF: Reason.ValueType  # 12
+"""… lost the connection to another one"""
 Global___Reason: _TypeAlias = Reason  # noqa: Y015

@@ -746,7 +746,7 @@ class HeartbeatReply(_message.Message):
     TERM_FIELD_NUMBER: _builtins.int
     lease_s: _builtins.float
     term: _builtins.int
-    """of the scheduler in charge; nodes obey no lower one"""
+    """of the scheduler that leads; nodes obey no lower one"""
     def __init__(
         self,
         *,

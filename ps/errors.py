@@ -26,6 +26,18 @@ class NotAttachedError(TableError):
     reason = MEMORY_NOT_ATTACHED
 
 
+class ConflictError(RuntimeError):
+    """A request that does not go with the state of the shard that it meets."""
+
+
+class OutdatedError(RuntimeError):
+    """A push so late that whether it was applied is no longer known; it was not applied now."""
+
+
+class StaleRouteError(RuntimeError):
+    """A request by a routing that no longer holds."""
+
+
 class CheckpointError(ValueError):
     """A checkpoint that is missing, incomplete or damaged; nothing was loaded from it.
 

@@ -44,9 +44,9 @@ def decisions(limit: int) -> list[JobDecision]:
     from scheduler import Decision
 
     return [
-        JobDecision(job.job_id, job.name, job.submitted_at, Decision.from_message(kept))
+        JobDecision(job.job_id, job.name, job.submitted_at, Decision.from_message(found))
         for job in jobs()[-limit:]
-        if (kept := decision(job.job_id)) is not None
+        if (found := decision(job.job_id)) is not None
     ]
 
 

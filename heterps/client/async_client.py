@@ -48,9 +48,12 @@ class AsyncClient:
         overrides: Iterable[str] | Mapping[str, object] = (),
         on_line: Callable[[str], None] = lambda line: None,
         code: bool = True,
+        on_left_out: Callable[[str], None] | None = None,
     ) -> str:
         """Prepare the job's data, send its code and queue it; see `Client.submit`."""
-        return await steps.submit(self._transport, job, job_id, overrides, on_line, code)
+        return await steps.submit(
+            self._transport, job, job_id, overrides, on_line, code, on_left_out
+        )
 
     async def status(self, job_id: str) -> Job:
         """How a job stands."""

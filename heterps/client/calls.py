@@ -1,6 +1,6 @@
 """What a client asks a scheduler, and how it reads the answers: no network in here.
 
-`Client` and `AsyncClient` send the same asks, one with threads, one with coroutines.
+`Client` and `AsyncClient` make the same calls, one with threads, one with coroutines.
 """
 
 import re
@@ -15,13 +15,21 @@ from google.protobuf.message import Message
 
 from chassis.channels import RpcError, status_of
 from chassis.near import nearest
+from chassis.refusal import reason_of
 from heterps.client.records import Job, JobDecision, Node
-from heterps.errors import HeterpsError, NoDecisionError, UnknownJobError, UnreachableError
+from heterps.errors import (
+    HeterpsError,
+    MissingCodeError,
+    NoDecisionError,
+    UnknownJobError,
+    UnreachableError,
+)
 from heterps.home.target import Target
 from protos import artifacts_pb2 as files_pb
 from protos import scheduler_pb2 as pb
 from protos.history_pb2 import JobHistory
 from protos.job_pb2 import JobSpec
+from protos.reason_pb2 import CODE_MISSING, NO_DECISION, STORE_UNREACHABLE
 
 if TYPE_CHECKING:
     from protos.decision_pb2 import Decision as DecisionMessage
@@ -206,13 +214,14 @@ def broken(target: Target, what: str, job_id: str, error: grpc.RpcError) -> Hete
     Args:
         what: it was opened for.
     """
-    told = RpcError(f"scheduler {target.address}: {what} {job_id}", *status_of(error))
+    named = f"scheduler {target.address}: {what} {job_id}"
+    told = RpcError(named, *status_of(error), reason_of(error))
     return explain(target, told, job_id)
 
 
 def explain(target: Target, error: RpcError, job_id: str = "") -> HeterpsError:
     """A call's failure in words, with what to type next."""
-    if error.code in _AWAY and error.details.startswith("redis "):
+    if error.reason == STORE_UNREACHABLE:
         return UnreachableError(
             f"the scheduler at {target.address} answers, but not its Redis: {error.details}\n"
             "See what runs with `heterps status`."
@@ -226,7 +235,9 @@ def explain(target: Target, error: RpcError, job_id: str = "") -> HeterpsError:
         return HeterpsError(
             f"the scheduler at {target} refuses us: {error.details}.\n{target.refused_hint}"
         )
-    if error.code is grpc.StatusCode.NOT_FOUND and "no decision" in error.details:
+    if error.reason == CODE_MISSING:
+        return MissingCodeError(error.details)
+    if error.reason == NO_DECISION:
         hint = f"\nSee how it stands with `heterps inspect {job_id}`." if job_id else ""
         return NoDecisionError(error.details + hint)
     if error.code is grpc.StatusCode.NOT_FOUND and job_id:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 from chassis.closing import Closing
 from heterps.client import calls, steps
-from heterps.client.calls import match, new_id
 from heterps.client.records import Job, JobDecision, LogText, Node
 from heterps.client.transport import BLOCKING, Transport, iterate, run
 from heterps.home.target import Target
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from scheduler.problem.demands import Pin
     from scheduler.problem.inputs import ResourcesLike, WorkloadLike
 
-__all__ = ["Client", "match", "new_id"]
 R = TypeVar("R")
 
 
@@ -57,6 +55,7 @@ class Client(Closing):
         overrides: Iterable[str] | Mapping[str, object] = (),
         on_line: Callable[[str], None] = lambda line: None,
         code: bool = True,
+        on_left_out: Callable[[str], None] | None = None,
     ) -> str:
         """Prepare the job's data, send its code and queue it; the job's id.
 
@@ -67,11 +66,14 @@ class Client(Closing):
             on_line: called with each line that `data.prepare` prints, and what is left out.
             code: send the folder of the job file, or the one that its `code` names; without,
                 nodes must find it at the same path.
+            on_left_out: called instead of `on_line` with each line on what is left out.
 
         Raises:
             JobFileError, PrepareError, CodeError: nothing was submitted.
         """
-        return run(steps.submit(self._transport, job, job_id, overrides, on_line, code))
+        return run(
+            steps.submit(self._transport, job, job_id, overrides, on_line, code, on_left_out)
+        )
 
     def status(self, job_id: str) -> Job:
         """How a job stands."""

@@ -74,13 +74,13 @@ class Download:
             )
         self._write(METRICS, self._job.to_json())  # first: it says whose folder this is
 
-    def wanted(self, kept: Sequence[Artifact]) -> list[Artifact]:
+    def wanted(self, files: Sequence[Artifact]) -> list[Artifact]:
         """The files to fetch of those that the scheduler keeps."""
-        names = {file.name for file in kept}
+        names = {file.name for file in files}
         if MODEL not in names:
             self._note = self._why_none()
             return []
-        return [file for file in kept if not file.name.startswith("stage-")]
+        return [file for file in files if not file.name.startswith("stage-")]
 
     def place(self, file: Artifact) -> Path | None:
         """Where a file goes; None where it is already.

@@ -1,14 +1,18 @@
 """What the client answers with."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from google.protobuf.message import Message
 
 from protos import scheduler_pb2 as pb
 
 if TYPE_CHECKING:
     from scheduler import Decision
+
+R = TypeVar("R")
 
 
 class State(StrEnum):
@@ -73,34 +77,15 @@ class Job:
     @classmethod
     def of(cls, status: pb.JobStatus) -> "Job":
         """Read a message."""
-        return cls(
-            job_id=status.job_id,
-            name=status.name,
+        return _read(
+            cls,
+            status,
             state=State(pb.JobState.Name(status.state).lower()),
-            reason=status.reason,
-            submitted_at=status.submitted_at,
-            started_at=status.started_at,
-            ended_at=status.ended_at,
-            phase=status.phase,
-            step=status.step,
-            total_steps=status.total_steps,
-            samples=status.samples,
-            loss=status.loss,
-            samples_per_s=status.samples_per_s,
             metrics=dict(sorted(status.metrics.items())),
-            output=status.output,
             end_reason=_reason(status.end_reason),
-            error=status.error,
-            process=status.process,
-            last_lines=status.last_lines,
-            attempt=status.attempt,
             attempts=tuple(
-                Attempt(a.number, _reason(a.end_reason), a.reason, a.error, a.process, a.ended_at)
-                for a in status.attempts
+                _read(Attempt, one, end_reason=_reason(one.end_reason)) for one in status.attempts
             ),
-            retries=status.retries,
-            priority=status.priority,
-            began_at=status.began_at,
         )
 
     @property
@@ -145,20 +130,8 @@ class Node:
     @classmethod
     def of(cls, status: pb.NodeStatus) -> "Node":
         """Read a message."""
-        return cls(
-            node_id=status.node_id,
-            kind=status.kind or "node",
-            address=status.address,
-            type=status.type,
-            units=status.units,
-            units_used=status.units_used,
-            emulated=status.emulated,
-            device=status.device,
-            processes=tuple(
-                Process(p.process_id, p.job_id, p.role, p.label, p.pid, p.running, p.exit_code)
-                for p in status.processes
-            ),
-        )
+        processes = tuple(_read(Process, one) for one in status.processes)
+        return _read(cls, status, kind=status.kind or "node", processes=processes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +168,12 @@ class JobDecision:
             **{name: decision[name] for name in names},
             "measured": measured,
         }
+
+
+def _read(record: type[R], message: Message, /, **given: Any) -> R:
+    """A record of a message's fields of the same names, but for those that are given."""
+    names = {one.name for one in fields(cast(Any, record))} - given.keys()
+    return record(**{name: getattr(message, name) for name in names}, **given)
 
 
 def _reason(value: "pb.EndReason.ValueType") -> str:

@@ -16,7 +16,13 @@ from heterps.client.download import Download, JobFiles
 from heterps.client.records import Job, LogText, State
 from heterps.client.retry import PAUSE_S, Retry
 from heterps.client.transport import Transport
-from heterps.errors import FetchError, HeterpsError, NoDecisionError, UnreachableError
+from heterps.errors import (
+    FetchError,
+    HeterpsError,
+    MissingCodeError,
+    NoDecisionError,
+    UnreachableError,
+)
 from heterps.job.file import load_job
 from heterps.job.packaging import Code
 from heterps.job.prepare import prepare
@@ -24,9 +30,7 @@ from protos.artifacts_pb2 import GetArtifactRequest
 from protos.job_pb2 import JobSpec
 from protos.scheduler_pb2 import JobRequest, LogsRequest
 
-_MISSING_CODE = "code_digest"  # what the scheduler says when the code has gone meanwhile
 _POLL_S = 0.2
-LEFT_OUT = "left out of the code:"
 
 
 async def submit(
@@ -36,6 +40,7 @@ async def submit(
     overrides: Iterable[str] | Mapping[str, object],
     on_line: Callable[[str], None],
     code: bool,
+    on_left_out: Callable[[str], None] | None = None,
 ) -> str:
     """Prepare a job's data, send its code, queue it; its id."""
     if isinstance(job, JobSpec):
@@ -52,14 +57,14 @@ async def submit(
 
         packed = await transport.work(lambda: sending.pack(spec, limit))
         for left_out in packed.left_out:
-            on_line(f"{LEFT_OUT} {left_out}")
+            (on_left_out or on_line)(f"left out of the code: {left_out}")
         sending.settle(spec, packed)
         await transport.send(packed.content, f"send the code of {spec.name}")
     job_id = job_id or calls.new_id(spec.name)
     try:
         return await transport.call(calls.submit(job_id, spec))
-    except HeterpsError as error:
-        if packed is None or _MISSING_CODE not in str(error):
+    except MissingCodeError:
+        if packed is None:
             raise
     await transport.send(packed.content, f"send the code of {spec.name}")
     return await transport.call(calls.submit(job_id, spec))

@@ -235,13 +235,13 @@ class Cluster(Closing):
         deadline = time.monotonic() + _READY_S
         while True:
             self.check()
-            known: set[str] = set()
+            registered: set[str] = set()
             with suppress(HeterpsError):  # it may be busy with its first calls
-                known = {node.address for node in self.client().nodes()}
-            if wanted.keys() <= known:
+                registered = {node.address for node in self.client().nodes()}
+            if wanted.keys() <= registered:
                 return
             if time.monotonic() > deadline:
-                late = [label for address, label in wanted.items() if address not in known]
+                late = [label for address, label in wanted.items() if address not in registered]
                 raise ClusterError(
                     f"not registered within {_READY_S:.0f} s: {', '.join(late)}; "
                     f"see the logs in {self.directory / 'logs'}"

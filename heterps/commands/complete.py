@@ -40,12 +40,12 @@ def files(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[C
 def contexts(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Names of contexts."""
     from heterps.errors import ContextError
-    from heterps.home import contexts as known
+    from heterps.home.contexts import LOCAL, load
 
     try:
-        names = known.load().all()
+        names = load().all()
     except ContextError:
-        names = [known.LOCAL]
+        names = [LOCAL]
     return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
 

@@ -2,12 +2,15 @@
 
 import os
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from heterps.commands import complete, options
 from heterps.errors import OK
+
+if TYPE_CHECKING:
+    from heterps.home.contexts import Contexts
 
 _name = click.argument("name", shell_complete=complete.contexts)
 
@@ -29,9 +32,9 @@ def list_(as_json: bool) -> int:
     from heterps import report
     from heterps.home import contexts
 
-    known = contexts.load()
-    used = _in_use(known)
-    entries = [_entry(known, name, used) for name in known.all()]
+    listed = contexts.load()
+    used = _in_use(listed)
+    entries = [_entry(listed, name, used) for name in listed.all()]
     if as_json:
         options.print_json(entries)
         return OK
@@ -42,8 +45,8 @@ def list_(as_json: bool) -> int:
         cells = (one[key] or "" for key in ("scheduler", "ca", "token_file"))
         made.add_row("*" if one["current"] else "", one["name"], *cells)
     report.show(report.console(), made)
-    if used not in known.all():
-        known.get(used, "HETERPS_CONTEXT" if "HETERPS_CONTEXT" in os.environ else "current")
+    if used not in listed.all():
+        listed.get(used, "HETERPS_CONTEXT" if "HETERPS_CONTEXT" in os.environ else "current")
     _warn_of("HETERPS_SCHEDULER")
     return OK
 
@@ -55,12 +58,12 @@ def show(name: str | None, as_json: bool) -> int:
     """Show a context: by default the one in use."""
     from heterps.home import contexts
 
-    known = contexts.load()
-    used = _in_use(known)
+    listed = contexts.load()
+    used = _in_use(listed)
     name = name or used
     if name != contexts.LOCAL:
-        known.get(name, "heterps context show")
-    entry = _entry(known, name, used)
+        listed.get(name, "heterps context show")
+    entry = _entry(listed, name, used)
     if as_json:
         options.print_json(entry)
         return OK
@@ -140,8 +143,8 @@ def _print_entry(name: str) -> int:
     """The context as `heterps context show --json` has it."""
     from heterps.home import contexts
 
-    known = contexts.load()
-    options.print_json(_entry(known, name, _in_use(known)))
+    listed = contexts.load()
+    options.print_json(_entry(listed, name, _in_use(listed)))
     return OK
 
 
@@ -151,19 +154,19 @@ def _warn_of(variable: str) -> None:
         click.echo(f"{variable}={value} goes before it here; `unset {variable}` ends that")
 
 
-def _in_use(known: Any) -> str:
+def _in_use(listed: "Contexts") -> str:
     """The name of the context that commands use here."""
     from heterps.home import contexts
 
-    return os.environ.get("HETERPS_CONTEXT") or known.current or contexts.LOCAL
+    return os.environ.get("HETERPS_CONTEXT") or listed.current or contexts.LOCAL
 
 
-def _entry(known: Any, name: str, used: str) -> dict[str, Any]:
+def _entry(listed: "Contexts", name: str, used: str) -> dict[str, Any]:
     """A context as JSON shows it."""
     from heterps.home import contexts, local
 
     if name != contexts.LOCAL:
-        values = {key: value or None for key, value in asdict(known.named[name]).items()}
+        values = {key: value or None for key, value in asdict(listed.named[name]).items()}
         return {"name": name, "current": name == used, **values}
     running = local.running()
     values = dict.fromkeys(("scheduler", *contexts.KEYS.values()))

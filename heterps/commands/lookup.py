@@ -23,7 +23,7 @@ def find(prefix: str | None) -> "tuple[Client | None, Job]":
         UnknownJobError, UnreachableError: there is none, or the cluster that may know it is away.
     """
     from heterps.client import archive
-    from heterps.client.client import match
+    from heterps.client.calls import match
 
     archived = archive.jobs()
     live: list[Job] = []

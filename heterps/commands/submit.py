@@ -34,7 +34,6 @@ def submit(
     .heterpsignore leaves out. With --wait, Ctrl-C leaves the job running.
     """
     from heterps import report
-    from heterps.client.steps import LEFT_OUT
     from heterps.commands import following
     from heterps.job.file import load_job
     from heterps.report.progress import step
@@ -48,12 +47,13 @@ def submit(
         left_out: list[str] = []
         with step(console, f"preparing {job.data.path}") as detail:
 
-            def on_line(line: str) -> None:
+            def on_left_out(line: str) -> None:
                 detail(line)
-                if line.startswith(LEFT_OUT):
-                    left_out.append(line)
+                left_out.append(line)
 
-            submitted = client.submit(job, job_id, on_line=on_line, code=not no_code)
+            submitted = client.submit(
+                job, job_id, on_line=detail, code=not no_code, on_left_out=on_left_out
+            )
         for line in left_out:
             console.print(line, soft_wrap=True, highlight=False)
         if not wait:

@@ -131,11 +131,11 @@ def _cluster(
 
 
 def _check_types(job: "JobSpec", emulated: dict[str, int]) -> None:
-    known = [kind.name for kind in job.schedule.offered.types]
+    offered = [kind.name for kind in job.schedule.offered.types]
     for name in emulated:
-        if name not in known:
+        if name not in offered:
             raise click.BadParameter(
-                f"{name!r}: {job.schedule.resources} has no such type; it has {', '.join(known)}",
+                f"{name!r}: {job.schedule.resources} has no such type; it has {', '.join(offered)}",
                 param_hint="--emulate",
             )
 

@@ -2,7 +2,6 @@
 
 from functools import cache
 from importlib.resources import files
-from typing import TYPE_CHECKING
 
 from fastapi import FastAPI, Request
 from fastapi.responses import RedirectResponse, Response
@@ -14,9 +13,6 @@ from heterps.console.site import Console
 from heterps.errors import HeterpsError, UnknownJobError, UnreachableError
 from heterps.page.document import style
 from scheduler.problem.fields import InputError
-
-if TYPE_CHECKING:
-    pass
 
 _STATIC = {
     "console.js": "text/javascript; charset=utf-8",

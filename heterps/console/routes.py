@@ -21,7 +21,9 @@ from heterps.errors import HeterpsError
 from heterps.html.markup import join
 from heterps.html.palette import Palette
 from heterps.page.document import sections
-from heterps.page.summary import verdict
+from heterps.page.summary import overview
+from heterps.view.changes import is_whole
+from heterps.view.decision import types_of
 from scheduler.problem.fields import InputError
 
 _MOST_FOLLOWERS = 16
@@ -86,9 +88,8 @@ def _job(app: FastAPI, console: Console) -> None:
         if decision is not None:
             history = History.of(console.client.history(job_id))
             run = history.measured_so_far(decision)
-            types = run.resources.names if run.resources else dict.fromkeys(run.assignment)
-            palette = Palette(types)
-            parts = join(verdict(run, palette), *sections(run, palette))
+            palette = Palette(types_of(run))
+            parts = join(overview(run, palette), *sections(run, palette))
         return _of_job(console, request, job, "decision", "decision.html", parts=parts)
 
 
@@ -131,8 +132,7 @@ def _plans(app: FastAPI, console: Console) -> None:
     def what_if(request: Request, job_id: str) -> HTMLResponse:
         job = console.client.status(job_id)
         decision = console.decisions.decision(job)
-        whole = decision is not None and decision.workload and decision.resources
-        if decision is None or not whole:
+        if decision is None or not is_whole(decision):
             text = f"Job {job_id} has no decision that could be made again."
             return console.problem(request, 404, "Nothing is planned yet", text)
         query = request.query_params

@@ -1,25 +1,11 @@
 """What the sections of the page are built from: sections, tables, bars and figures."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
 from heterps.html.markup import Child, Markup, join, share, tag
+from heterps.view.table import Column
 
 BAR_PX = 7
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A column of a table; `number` aligns at the right, `wide` takes the room that is left."""
-
-    title: str
-    number: bool = False
-    wide: bool = False
-
-    @property
-    def classes(self) -> str | None:
-        """Of its cells."""
-        return "number" if self.number else "wide" if self.wide else None
 
 
 def section(key: str, title: str, caption: str | None, *children: Child) -> Markup:
@@ -36,7 +22,7 @@ def section(key: str, title: str, caption: str | None, *children: Child) -> Mark
 
 def table(
     caption: str,
-    columns: Sequence[Column],
+    columns: Sequence[str | Column],
     rows: Iterable[Sequence[Child]],
     marked: Callable[[int], str | None] = lambda row: None,
     stacked: bool = True,
@@ -45,10 +31,12 @@ def table(
 
     Args:
         caption: for those who do not see it.
+        columns: as `Column.of` reads them.
         marked: the class of a row.
         stacked: on a phone, each row becomes a card; else the table scrolls sideways.
     """
-    head = tag("tr", *(tag("th", c.title, scope="col", class_=c.classes) for c in columns))
+    read = [Column.of(column) for column in columns]
+    head = tag("tr", *(tag("th", c.title, scope="col", class_=_classes(c)) for c in read))
     body = []
     for index, row in enumerate(rows):
         cells = [
@@ -56,10 +44,10 @@ def table(
                 "td" if place else "th",
                 tag("div", cell) if cell else None,
                 scope=None if place else "row",
-                class_=column.classes,
+                class_=_classes(column),
                 data_label=column.title if place and cell else None,
             )
-            for place, (column, cell) in enumerate(zip(columns, row, strict=True))
+            for place, (column, cell) in enumerate(zip(read, row, strict=True))
         ]
         body.append(tag("tr", *cells, class_=marked(index)))
     made = tag(
@@ -71,7 +59,25 @@ def table(
     )
     if stacked:
         return made
-    return tag("div", made, class_="scroll", tabindex="0", role="region", aria_label=caption)
+    return scrolled(caption, made)
+
+
+def scrolled(name: str, what: Markup) -> Markup:
+    """What may be wider than the page, and then scrolls sideways, also by keyboard."""
+    return tag("div", what, class_="scroll", tabindex="0", role="region", aria_label=name)
+
+
+def tiles(items: Iterable[tuple[str, Child, str]]) -> Markup:
+    """Figures in large: name, value and a note of each."""
+    made = (
+        tag("li", tag("b", value), tag("span", name), tag("small", note) if note else None)
+        for name, value, note in items
+    )
+    return tag("ul", *made, class_="tiles")
+
+
+def _classes(column: Column) -> str | None:
+    return "number" if column.number else "wide" if column.wide else None
 
 
 def figure(title: str, description: str, drawing: Iterable[Child], height: float) -> Markup:

@@ -6,21 +6,18 @@ It runs in a process of its own, so that what it imports, prints or breaks stays
 import glob
 import importlib.util
 import os
-import subprocess
 import sys
-import threading
 import time
 import traceback
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
 from chassis import rooms
-from chassis.process import LIFELINE, describe_exit, inherited, lifeline, module_argv
+from chassis.process import describe_exit, lifeline, module_argv
 from heterps.errors import PrepareError
+from heterps.job import child
 from protos.job_pb2 import JobSpec
 
-_QUOTED_LINES = 15
 IN_PREPARE = ("heterps", "chassis", "protos")  # what its process has of ours
 
 
@@ -66,40 +63,8 @@ def prepare(job: JobSpec, on_line: Callable[[str], None] = lambda line: None) ->
 def _run(job: JobSpec, on_line: Callable[[str], None]) -> None:
     file, _, name = job.data.prepare.rpartition(":")
     script, path = Path(job.directory, file), data_path(job)
-    child = subprocess.Popen(
-        module_argv("heterps.job.prepare", str(script), name, str(path)),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env={**inherited(), LIFELINE: "1", "PYTHONUNBUFFERED": "1"},
-        text=True,
-        errors="replace",
-        start_new_session=True,  # Ctrl-C reaches us alone, and we end it
-    )
-    tail: deque[str] = deque(maxlen=_QUOTED_LINES)
-
-    def read() -> None:
-        assert child.stdout is not None
-        for line in child.stdout:
-            tail.append(line.rstrip())
-            on_line(line.rstrip())
-
-    reader = threading.Thread(target=read, name="prepare", daemon=True)
-    reader.start()
-    try:
-        code = child.wait()
-    except BaseException:
-        child.terminate()
-        try:
-            child.wait(2.0)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
-        raise
-    finally:
-        if child.stdin is not None:
-            child.stdin.close()
-    reader.join(2.0)
+    argv = module_argv("heterps.job.prepare", str(script), name, str(path))
+    code, tail = child.follow("prepare", argv, on_line)
     if code != 0:
         quoted = "\n".join(f"  {line}" for line in tail)
         raise PrepareError(

@@ -22,6 +22,7 @@ from heterps.page.pareto import pareto
 from heterps.page.stages import stages
 from heterps.page.summary import reasons, relaxations, summary
 from heterps.page.training import training
+from heterps.view.decision import types_of
 
 if TYPE_CHECKING:
     from heterps.client.records import Job
@@ -37,8 +38,7 @@ def decision_page(decision: "Decision", job: "Job | None" = None) -> str:
     Args:
         job: that the decision was made for.
     """
-    types = decision.resources.names if decision.resources else dict.fromkeys(decision.assignment)
-    palette = Palette(types)
+    palette = Palette(types_of(decision))
     name = decision.workload.name if decision.workload is not None else "decision"
     head = tag(
         "head",

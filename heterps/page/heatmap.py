@@ -4,6 +4,8 @@ from typing import TYPE_CHECKING
 
 from heterps.html.markup import Markup, tag
 from heterps.html.palette import Palette
+from heterps.html.parts import scrolled
+from heterps.view import decision as view
 
 if TYPE_CHECKING:
     from scheduler import Decision
@@ -11,7 +13,7 @@ if TYPE_CHECKING:
 
 def heatmap(decision: "Decision", palette: Palette) -> Markup:
     """A row a layer, a column a type; the table is the picture."""
-    types = list(dict.fromkeys(name for row in decision.probabilities.values() for name in row))
+    types, rows = view.probabilities(decision)
     if decision.resources is not None:  # the order of the lanes
         types.sort(key=list(decision.resources.names).index)
     with_value = bool(decision.values)
@@ -22,22 +24,20 @@ def heatmap(decision: "Decision", palette: Palette) -> Markup:
         tag("th", "value", scope="col", class_="number") if with_value else None,
     )
     body = []
-    for (layer, shares), chosen in zip(
-        decision.probabilities.items(), decision.assignment, strict=False
-    ):
+    for row in rows:
         cells = [
             tag(
                 "td",
-                tag("span", f"{shares.get(name, 0.0):.0%}"),
-                tag("span", ", chosen", class_="hidden") if name == chosen else None,
-                class_=f"heat {palette.of(name)}{' chosen' if name == chosen else ''}",
-                style=f"--p:{shares.get(name, 0.0):.3f}",
+                tag("span", f"{row.shares.get(name, 0.0):.0%}"),
+                tag("span", ", chosen", class_="hidden") if name == row.chosen else None,
+                class_=f"heat {palette.of(name)}{' chosen' if name == row.chosen else ''}",
+                style=f"--p:{row.shares.get(name, 0.0):.3f}",
             )
             for name in types
         ]
         if with_value:
-            cells.append(tag("td", f"{decision.values.get(layer, 0.0):.3f}", class_="number"))
-        body.append(tag("tr", tag("th", layer, scope="row", title=layer), *cells))
+            cells.append(tag("td", row.value, class_="number"))
+        body.append(tag("tr", tag("th", row.layer, scope="row", title=row.layer), *cells))
     caption = "Probability of each type by layer"
     made = tag(
         "table",
@@ -46,4 +46,4 @@ def heatmap(decision: "Decision", palette: Palette) -> Markup:
         tag("tbody", *body),
         class_="heatmap",
     )
-    return tag("div", made, class_="scroll", tabindex="0", role="region", aria_label=caption)
+    return scrolled(caption, made)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from heterps.html.markup import Markup, join, tag
 from heterps.html.palette import Palette
-from heterps.html.parts import Column, details, pairs, table
+from heterps.html.parts import details, pairs, table
 from heterps.page.offered import offered
 from heterps.view.changes import name_of, value_of
 from heterps.view.figures import duration, size
@@ -16,16 +16,8 @@ if TYPE_CHECKING:
 
 _MOST = 2000  # rows of the profile; of more, the exported decision has all
 _PROFILE = (
-    Column("layer"),
-    Column("kind"),
-    Column("type"),
-    Column("compute", number=True),
-    Column("parallel", number=True),
-    Column("sync", number=True),
-    Column("transfer", number=True),
-    Column("parallel", number=True),
-    Column("memory", number=True),
-    Column("figures"),
+    *("layer", "kind", "type", ">compute", ">parallel", ">sync"),
+    *(">transfer", ">parallel", ">memory", "figures"),
 )
 
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from heterps.html.markup import Markup, join, share, tag
 from heterps.html.palette import Palette
-from heterps.html.parts import shortened
+from heterps.html.parts import scrolled, shortened
+from heterps.view.decision import offered_type, types_of
 from heterps.view.figures import money, per_sample
 from heterps.view.plan import layer_names
 
@@ -35,7 +36,7 @@ class _Block:
 
 def lanes(decision: "Decision", palette: Palette) -> Markup:
     """The chart of a decision with stages."""
-    types = _types(decision)
+    types = types_of(decision)
     blocks = tuple(_blocks(decision))
     height = blocks[-1].top + blocks[-1].height + 4
     drawn = [
@@ -58,15 +59,7 @@ def lanes(decision: "Decision", palette: Palette) -> Markup:
     )
     names = tag("div", *_labels(blocks), class_="names", aria_hidden="true")
     chart = tag("div", names, tag("div", svg, class_="lanes-svg"), class_="lanes")
-    return tag(
-        "div", chart, class_="scroll", tabindex="0", role="region", aria_label="The plan as lanes"
-    )
-
-
-def _types(decision: "Decision") -> list[str]:
-    if decision.resources is not None:
-        return list(decision.resources.names)
-    return list(dict.fromkeys(decision.assignment))
+    return scrolled("The plan as lanes", chart)
 
 
 def _blocks(decision: "Decision") -> Iterator[_Block]:
@@ -107,10 +100,8 @@ def _lane(
     """The ground of a lane, its name, and what of its type is rented."""
     middle = share((place + 0.5) / many)
     units = decision.total_units.get(name, 0)
-    price = 0.0
-    for kind in decision.resources.types if decision.resources else ():
-        if kind.name == name:
-            price = kind.effective_price * units
+    kind = offered_type(decision, name)
+    price = kind.effective_price * units if kind is not None else 0.0
     rented = [f"{units:,}" if units else "not used" if many <= _FEW_TYPES else "-"]
     if units and many <= _FEW_TYPES:
         rented.append(tag("tspan", f" for {money(price)}/h", class_="roomy"))

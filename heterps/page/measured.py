@@ -1,50 +1,34 @@
 """Predicted against measured: of the whole run, and of each stage."""
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from heterps.html.markup import Markup, join, tag
 from heterps.html.palette import Palette
-from heterps.html.parts import Column, bars, table
-from heterps.view.figures import money, per_sample_in, rate
-from heterps.view.plan import layers_text
+from heterps.html.parts import bars, table
+from heterps.view import decision as view
+from heterps.view.figures import per_sample_in
 
 if TYPE_CHECKING:
     from scheduler import Decision
 
-_COLUMNS = (
-    Column(""),
-    Column("predicted above, measured below", wide=True),
-    Column("predicted", number=True),
-    Column("measured", number=True),
-    Column("ratio", number=True),
-)
+_COLUMNS = ("", "*predicted above, measured below", ">predicted", ">measured", ">ratio")
 
 
 def measured(decision: "Decision", palette: Palette) -> Markup:
     """A row a figure, then a row a stage."""
-    found = decision.measured
-    assert found is not None
-    rows = [
-        _row("throughput, samples/s", decision.throughput, found.throughput, rate, ""),
-        _row("price an hour", decision.plan.price_per_hour, found.price_per_hour, money, ""),
-        _row("cost of the training", decision.cost, found.cost, money, ""),
-    ]
-    busy = [*(stage.compute_s for stage in decision.stages), *found.stage_s]
+    rows = [_row(row, row.name, "") for row in view.measured(decision)]
+    stages = list(view.measured_stages(decision))
+    busy = [*(stage.compute_s for stage in decision.stages), *(busy_s for _, busy_s in stages)]
     times = per_sample_in(max(busy, default=0.0))
-    for number, (stage, busy_s) in enumerate(zip(decision.stages, found.stage_s, strict=False)):
-        name = join(
-            f"stage {number} computing a sample ",
-            tag("small", layers_text(decision, stage.first, stage.last)),
-        )
-        rows.append(_row(name, stage.compute_s, busy_s, times, palette.of(stage.type)))
+    for one, busy_s in stages:
+        name = join(f"stage {one.number} computing a sample ", tag("small", one.layers))
+        figure = view.FigureRow("", one.stage.compute_s, busy_s, times)
+        rows.append(_row(figure, name, palette.of(one.stage.type)))
     return table("Predicted and measured figures", _COLUMNS, rows)
 
 
-def _row(
-    name: str, before: float, after: float, text: Callable[[float], str], colour: str
-) -> tuple[str, ...]:
+def _row(row: view.FigureRow, name: str, colour: str) -> tuple[str, ...]:
+    before, after = row.predicted, row.measured
     most = max(before, after) or 1.0
     drawn = bars(((before / most, "bar rest", ""), (after / most, "bar", colour)))
-    ratio = f"{after / before:.2f}" if before else "-"
-    return name, drawn, text(before), text(after), ratio
+    return name, drawn, row.text(before), row.text(after), row.ratio or "-"

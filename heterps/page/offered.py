@@ -5,18 +5,14 @@ from typing import TYPE_CHECKING
 
 from heterps.html.markup import Markup
 from heterps.html.palette import Palette
-from heterps.html.parts import Column, table
+from heterps.html.parts import table
 from heterps.view.figures import duration, money, size
+from heterps.view.table import Column
 
 if TYPE_CHECKING:
     from scheduler.problem.workload import Resources, ResourceType
 
-_COLUMNS = (
-    Column("type"),
-    Column("price an hour", number=True),
-    Column("units, at most", number=True),
-    Column("memory a unit", number=True),
-)
+_COLUMNS = ("type", ">price an hour", ">units, at most", ">memory a unit")
 
 
 def offered(
@@ -32,7 +28,11 @@ def offered(
         more: names of further columns, and their text of each type.
         stacked: as of `table`.
     """
-    columns = (*_COLUMNS, *(Column(name, number=True) for name, _ in more), Column(""))
+    columns: tuple[str | Column, ...] = (
+        *_COLUMNS,
+        *(Column(name, number=True) for name, _ in more),
+        "",
+    )
     rows = [
         (
             palette.chip(kind.name),

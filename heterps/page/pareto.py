@@ -4,29 +4,23 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from heterps.html.markup import Markup, join
-from heterps.html.parts import Column, details, table
+from heterps.html.parts import details, table
 from heterps.html.plot import Plot
 from heterps.html.scale import Axis
+from heterps.view import decision as view
 from heterps.view.figures import count, money, rate
-from heterps.view.plan import chosen_point, types_text
 
 if TYPE_CHECKING:
     from scheduler import Decision
 
-_COLUMNS = (
-    Column(""),
-    Column("samples/s", number=True),
-    Column("price an hour", number=True),
-    Column("cost", number=True),
-    Column("types in order"),
-    Column("proven"),
-)
+_COLUMNS = ("", ">samples/s", ">price an hour", ">cost", "types in order", "proven")
 _FAR = 1.15  # times the dearest point: other methods' plans beyond are not drawn
 
 
 def pareto(decision: "Decision") -> Markup:
     """The chart, and its points as a table."""
-    points = sorted(decision.pareto, key=lambda point: point.throughput)
+    rows = view.points(decision)
+    points = [row.point for row in rows]
     dearest = _FAR * max(point.cost for point in points)
     slowest = 0.5 * points[0].throughput
     others = [
@@ -71,27 +65,25 @@ def pareto(decision: "Decision") -> Markup:
             tip = f"{method}: {rate(plan.throughput)} samples/s, {money(plan.cost)}"
             plot.point(plan.throughput, plan.cost, "other", 4, tip)
             plot.label(plan.throughput, plan.cost, method)
-    return join(plot.draw(), details("The points as a table", _table(decision)))
+    return join(plot.draw(), details("The points as a table", _table(rows)))
 
 
-def _table(decision: "Decision") -> Markup:
-    chosen = chosen_point(decision)
-    points = sorted(decision.pareto, key=lambda point: point.throughput)
-    rows = [
+def _table(rows: list[view.PointRow]) -> Markup:
+    cells = [
         (
-            "this plan" if point is chosen else "",
-            rate(point.throughput),
-            money(point.price_per_hour),
-            money(point.cost),
-            types_text(point.assignment),
-            "yes" if point.proven else "no",
+            "this plan" if row.chosen else "",
+            row.rate,
+            row.price,
+            row.cost,
+            row.types,
+            "yes" if row.point.proven else "no",
         )
-        for point in points
+        for row in rows
     ]
     return table(
         "Points of the curve",
         _COLUMNS,
-        rows,
-        lambda row: "picked" if points[row] is chosen else None,
+        cells,
+        lambda row: "picked" if rows[row].chosen else None,
         stacked=False,
     )

@@ -4,22 +4,17 @@ from typing import TYPE_CHECKING
 
 from heterps.html.markup import Markup, join, tag
 from heterps.html.palette import Palette
-from heterps.html.parts import Column, bars, table
-from heterps.view.figures import per_sample_in, percent, size
-from heterps.view.plan import layers_text
+from heterps.html.parts import bars, table
+from heterps.view import decision as view
+from heterps.view.figures import per_sample_in, size
 
 if TYPE_CHECKING:
     from scheduler import Decision
     from scheduler.problem.cost import PlanStage
 
 _COLUMNS = (
-    Column("stage"),
-    Column("on"),
-    Column("time a sample", wide=True),
-    Column("computing", number=True),
-    Column("communicating", number=True),
-    Column("slack", number=True),
-    Column("memory a unit", number=True),
+    *("stage", "on", "*time a sample"),
+    *(">computing", ">communicating", ">slack", ">memory a unit"),
 )
 
 
@@ -28,7 +23,8 @@ def stages(decision: "Decision", palette: Palette) -> Markup:
     slowest = max(stage.busy_s for stage in decision.stages)
     times = per_sample_in(slowest)
     rows: list[tuple[str | None, ...]] = []
-    for number, (stage, slack) in enumerate(zip(decision.stages, decision.slack, strict=True)):
+    for row in view.stages(decision):
+        stage = row.stage
         colour = palette.of(stage.type)
         drawn = bars(
             (
@@ -39,12 +35,12 @@ def stages(decision: "Decision", palette: Palette) -> Markup:
         )
         rows.append(
             (
-                join(tag("b", str(number)), " ", layers_text(decision, stage.first, stage.last)),
+                join(tag("b", str(row.number)), " ", row.layers),
                 palette.chip(stage.type, f"{stage.units:,} × {stage.type}"),
                 drawn,
                 times(stage.compute_s),
                 times(stage.transfer_s),
-                tag("b", "slowest", class_="warn") if stage.bottleneck else percent(slack),
+                tag("b", row.slack, class_="warn") if stage.bottleneck else row.slack,
                 _memory(decision, stage),
             )
         )
@@ -63,7 +59,6 @@ def stages(decision: "Decision", palette: Palette) -> Markup:
 
 
 def _memory(decision: "Decision", stage: "PlanStage") -> str:
-    for kind in decision.resources.types if decision.resources else ():
-        if kind.name == stage.type:
-            return f"{size(stage.memory_bytes)} of {size(kind.memory_bytes)}"
-    return size(stage.memory_bytes)
+    kind = view.offered_type(decision, stage.type)
+    of = f" of {size(kind.memory_bytes)}" if kind is not None else ""
+    return f"{size(stage.memory_bytes)}{of}"

@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING
 
 from heterps.html.markup import Markup, join, tag
 from heterps.html.palette import Palette
-from heterps.html.parts import Column, table
-from heterps.view.changes import name_of, value_of
+from heterps.html.parts import table, tiles
+from heterps.view import decision as view
 from heterps.view.figures import duration, money, percent, rate
 from heterps.view.plan import ESTIMATED, gap_text, notes, rests_on_estimates
 
@@ -13,32 +13,25 @@ if TYPE_CHECKING:
     from heterps.client.records import Job
     from scheduler import Decision
 
-_CHANGES = (
-    Column("change"),
-    Column("from", number=True),
-    Column("to", number=True),
-    Column("samples/s", number=True),
-    Column("price an hour", number=True),
-    Column("cost", number=True),
-)
+_CHANGES = ("change", ">from", ">to", ">samples/s", ">price an hour", ">cost")
 
 
 def summary(decision: "Decision", palette: Palette, job: "Job | None") -> Markup:
-    """Title, verdict, figures, and what the figures are worth."""
+    """Title, overview, figures, and what the figures are worth."""
     title = decision.workload.name if decision.workload is not None else "Decision"
     where = f"Job {job.job_id}, {job.state}" if job is not None else "Decision"
     return tag(
         "header",
         tag("p", where, class_="eyebrow"),
         tag("h1", title),
-        verdict(decision, palette),
+        overview(decision, palette),
     )
 
 
-def verdict(decision: "Decision", palette: Palette) -> Markup:
+def overview(decision: "Decision", palette: Palette) -> Markup:
     """What was decided, its figures, and what they are worth; without a title."""
     return join(
-        tag("p", *_verdict(decision, palette), class_="verdict"),
+        tag("p", *_sentence(decision, palette), class_="verdict"),
         _tiles(decision) if decision.feasible else None,
         *(tag("p", note, class_="aside") for note in notes(decision)),
     )
@@ -46,21 +39,10 @@ def verdict(decision: "Decision", palette: Palette) -> Markup:
 
 def relaxations(decision: "Decision") -> Markup:
     """Changes that make a plan possible."""
-    rows = [
-        (
-            name_of(change.key),
-            value_of(change.key, change.current),
-            value_of(change.key, change.needed),
-            rate(change.throughput),
-            money(change.price_per_hour),
-            money(change.cost),
-        )
-        for change in decision.relaxations
-    ]
-    return table("Changes that make a plan possible", _CHANGES, rows)
+    return table("Changes that make a plan possible", _CHANGES, view.relaxations(decision))
 
 
-def _verdict(decision: "Decision", palette: Palette) -> list[Markup | str]:
+def _sentence(decision: "Decision", palette: Palette) -> list[Markup | str]:
     if not decision.feasible:
         return [tag("b", "No plan meets the demands: ", class_="warn"), decision.plan.reason]
     stages = len(decision.stages)
@@ -77,7 +59,7 @@ def _tiles(decision: "Decision") -> Markup:
     guess = f"{ESTIMATED}; " if rests_on_estimates(decision) else ""
     floor, cap = decision.min_throughput, decision.max_price_per_hour
     spare = f"floor {rate(floor)}" if floor else "no floor"
-    tiles = [
+    shown = [
         ("cost of the training", money(decision.cost), f"{guess}{gap_text(decision)}"),
         ("samples/s", rate(decision.throughput), guess + spare),
         (
@@ -88,27 +70,18 @@ def _tiles(decision: "Decision") -> Markup:
     ]
     if decision.workload is not None:
         seconds = decision.workload.samples / decision.throughput
-        tiles.append(
+        shown.append(
             ("for all samples", duration(seconds), f"{decision.workload.samples:,.0f} samples")
         )
     if decision.measured is not None:
         ratio = decision.measured.throughput / decision.throughput
         mark = " (emulated)" if decision.measured.emulated else ""
         measured = rate(decision.measured.throughput)
-        tiles.append((f"measured samples/s{mark}", measured, f"{percent(ratio)} of predicted"))
-    return tag(
-        "ul",
-        *(
-            tag("li", tag("b", value), tag("span", name), tag("small", note))
-            for name, value, note in tiles
-        ),
-        class_="tiles",
-    )
+        shown.append((f"measured samples/s{mark}", measured, f"{percent(ratio)} of predicted"))
+    return tiles(shown)
 
 
 def reasons(decision: "Decision") -> Markup:
     """Why, sentence by sentence."""
-    said = [
-        text for text in decision.reasons if text.rstrip(".") != decision.plan.reason.rstrip(".")
-    ]
-    return tag("ul", join(*(tag("li", text) for text in said)), class_="reasons")
+    said = (tag("li", text) for text in view.reasons(decision))
+    return tag("ul", *said, class_="reasons")

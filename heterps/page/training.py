@@ -4,7 +4,7 @@ import math
 from typing import TYPE_CHECKING
 
 from heterps.html.markup import Markup, join, tag
-from heterps.html.parts import Column, details, table
+from heterps.html.parts import details, table
 from heterps.html.plot import Plot
 from heterps.html.scale import Axis
 from heterps.view.figures import count, money
@@ -12,11 +12,7 @@ from heterps.view.figures import count, money
 if TYPE_CHECKING:
     from scheduler import Decision
 
-_COLUMNS = (
-    Column("steps", number=True),
-    Column("mean reward", number=True),
-    Column("best cost", number=True),
-)
+_COLUMNS = (">steps", ">mean reward", ">best cost")
 _MOST = 100  # rows of the table
 _HEIGHT_PX = 170.0
 

@@ -4,23 +4,19 @@ The processes are the ones that a node runs for a job, so a profile made by hand
 the scheduler makes come from the same measurement.
 """
 
-import subprocess
 import tempfile
-import threading
-from collections import deque
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from chassis.process import LIFELINE, describe_exit, inherited, module_argv
+from chassis.process import describe_exit, module_argv
 from heterps.errors import HeterpsError
+from heterps.job import child
 from heterps.profiling.present import is_cpu, present_types
 from protos.decision_pb2 import Resources, Workload
 from protos.job_pb2 import JobSpec
 from protos.node_pb2 import ProfileRequest
 
-_QUOTED_LINES = 15
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
@@ -100,51 +96,13 @@ def _run(
             *("--units", str(units), "--batch", str(settings.batch)),
             *("--bytes-per-s", str(settings.bytes_per_s)),
         )
-        child = subprocess.Popen(
-            argv,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env={**inherited(), **_ONE_THREAD, LIFELINE: "1", "PYTHONUNBUFFERED": "1"},
-            text=True,
-            errors="replace",
-            start_new_session=True,  # Ctrl-C reaches us alone, and we end it
-        )
-        tail = _follow(child, on_line)
-        if child.returncode != 0 or not result.exists():
-            raise HeterpsError(_problem(child.returncode, tail))
+        code, tail = child.follow("profile", argv, on_line, _ONE_THREAD)
+        if code != 0 or not result.exists():
+            raise HeterpsError(_problem(code, tail))
         return Workload.FromString(result.read_bytes())
 
 
-def _follow(child: "subprocess.Popen[str]", on_line: Callable[[str], None]) -> deque[str]:
-    """Read what a process writes until it ends; its last lines."""
-    tail: deque[str] = deque(maxlen=_QUOTED_LINES)
-
-    def read() -> None:
-        assert child.stdout is not None
-        for line in child.stdout:
-            tail.append(line.rstrip())
-            on_line(line.rstrip())
-
-    reader = threading.Thread(target=read, name="profile", daemon=True)
-    reader.start()
-    try:
-        child.wait()
-    except BaseException:
-        child.terminate()  # its own children end with it: they hold lifelines
-        with suppress(subprocess.TimeoutExpired):
-            child.wait(3.0)
-        child.kill()
-        child.wait()
-        raise
-    finally:
-        if child.stdin is not None:
-            child.stdin.close()
-    reader.join(2.0)
-    return tail
-
-
-def _problem(code: int, tail: deque[str]) -> str:
+def _problem(code: int, tail: list[str]) -> str:
     """Why profiling failed: the last line names it; of a crash the lines before it, too."""
     lines = [line for line in tail if line.strip()]
     if code < 0 or not lines:

@@ -1,27 +1,23 @@
 """What a person reads in a terminal: decisions, outcomes and clusters, at 80 columns or wider."""
 
 from heterps.report.changes import diff_report, what_if_report
-from heterps.report.cluster import STYLES, decisions_table, jobs_table, nodes_table, roles_table
+from heterps.report.cluster import decisions_table, jobs_table, nodes_table, roles_table
 from heterps.report.decision import (
     alternatives_table,
     decision_report,
     pareto_table,
     plan_table,
     probabilities_table,
-    relaxations_table,
 )
 from heterps.report.outcome import (
     job_commands,
     job_report,
     measured_report,
-    measured_table,
-    metrics_table,
     outcome_report,
 )
 from heterps.report.terminal import console, next_commands, show
 
 __all__ = [
-    "STYLES",
     "alternatives_table",
     "console",
     "decision_report",
@@ -31,15 +27,12 @@ __all__ = [
     "job_report",
     "jobs_table",
     "measured_report",
-    "measured_table",
-    "metrics_table",
     "next_commands",
     "nodes_table",
     "outcome_report",
     "pareto_table",
     "plan_table",
     "probabilities_table",
-    "relaxations_table",
     "roles_table",
     "show",
     "what_if_report",

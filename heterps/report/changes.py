@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from heterps.report.terminal import heading, indented, table
-from heterps.view.changes import Change, compare, name_of, value_of
+from heterps.view.changes import Change, compare, is_whole
 
 if TYPE_CHECKING:
     from scheduler import Decision
@@ -37,7 +37,7 @@ def _report(old_name: str, before: "Decision", new_name: str, after: "Decision")
     elif changes.compared_inputs:
         parts += [heading("Inputs that differ"), Text("  none")]
     if not changes.compared_inputs:
-        lacks = [n for n, d in zip(names, (before, after), strict=True) if not _is_whole(d)]
+        lacks = [n for n, d in zip(names, (before, after), strict=True) if not is_whole(d)]
         said = f"{' and '.join(lacks)}: kept without workload and resources; demands alone compared"
         parts.append(indented(Text(said, style="yellow")))
     parts.append(heading("Plan"))
@@ -62,24 +62,5 @@ def _listed(changes: Sequence[Change], names: tuple[str, str]) -> list[Renderabl
 def _table(changes: Sequence[Change], names: tuple[str, str]) -> Table:
     made = table("", *(f">{name}" for name in names), ">change")
     for change in changes:
-        made.add_row(
-            name_of(change.key),
-            value_of(change.key, change.before),
-            value_of(change.key, change.after),
-            _effect(change),
-            style="" if change.is_real else "dim",
-        )
+        made.add_row(*change.row, style="" if change.is_real else "dim")
     return made
-
-
-def _effect(change: Change) -> str:
-    if not change.is_real:
-        return "same"
-    ratio = change.ratio
-    if ratio is None or change.key in ("gap", "seed"):
-        return ""
-    return f"{ratio:.1f}x" if ratio >= 10 else f"{ratio - 1:+.1%}"
-
-
-def _is_whole(decision: "Decision") -> bool:
-    return decision.workload is not None and decision.resources is not None

@@ -7,19 +7,16 @@ from rich.table import Table
 from rich.text import Text
 
 from heterps.report.terminal import bullet, heading, indented, pairs, table
-from heterps.view.changes import name_of, value_of
-from heterps.view.figures import count, duration, money, per_sample, percent, rate, size
+from heterps.view import decision as view
+from heterps.view.figures import duration, money, per_sample, rate, size
 from heterps.view.plan import (
     ESTIMATED,
-    chosen_point,
     gap_text,
-    layers_text,
     marked_type,
     notes,
     rests_on_estimates,
-    types_text,
-    units_text,
 )
+from heterps.view.table import Column
 
 if TYPE_CHECKING:
     from scheduler import Decision
@@ -36,10 +33,7 @@ def decision_report(decision: "Decision") -> RenderableType:
         parts += [Text(), indented(plan_table(decision))]
         legend = "CT, DT: computing, communicating for a sample; slack: waiting for the slowest"
         parts.append(Text(f"  {legend}", style="dim"))
-    reasons = [
-        text for text in decision.reasons if text.rstrip(".") != decision.plan.reason.rstrip(".")
-    ]
-    if reasons:
+    if reasons := view.reasons(decision):
         parts += [heading("Why"), *(bullet(reason) for reason in reasons)]
     if decision.relaxations:
         title = "What would make a plan possible"
@@ -67,16 +61,17 @@ def decision_report(decision: "Decision") -> RenderableType:
 def plan_table(decision: "Decision") -> Table:
     """One row a stage."""
     made = table("", "layers", "type", ">units", ">CT", ">DT", ">memory", ">slack")
-    for number, (stage, slack) in enumerate(zip(decision.stages, decision.slack, strict=True)):
+    for row in view.stages(decision):
+        stage = row.stage
         made.add_row(
-            str(number),
-            layers_text(decision, stage.first, stage.last),
+            str(row.number),
+            row.layers,
             marked_type(decision, stage.type, range(stage.first, stage.last + 1)),
             f"{stage.units:,}",
             per_sample(stage.compute_s),
             per_sample(stage.transfer_s),
             size(stage.memory_bytes),
-            Text("slowest", style="bold yellow") if stage.bottleneck else percent(slack),
+            Text(row.slack, style="bold yellow") if stage.bottleneck else row.slack,
         )
     if decision.plan.ps_units:
         kind = decision.workload.ps_type if decision.workload is not None else ""
@@ -89,29 +84,18 @@ def alternatives_table(decision: "Decision") -> Table:
 
     A gap is how far a cost lies above the lower bound; tried are the plans that were priced.
     """
-    counted = any(other.evaluations for other in decision.alternatives)
-    columns = ["!method", "plan", ">samples/s", ">cost", ">gap", ">took"]
-    made = table(*columns, *([">tried"] if counted else []))
-    chosen = f"{_CHOSEN} {decision.method}" if decision.feasible else f"  {decision.method}"
-    figures = [rate(decision.throughput), money(decision.cost), percent(decision.gap)]
-    failed = ["", "", "no plan"]
-    made.add_row(
-        Text(chosen, style="bold"),
-        units_text(decision.stages),
-        *(figures if decision.feasible else failed),
-    )
-    for other in decision.alternatives:
-        tried = [count(other.evaluations)] if counted and other.evaluations else []
-        plan = other.plan
-        gap = plan.cost / decision.lower_bound - 1 if decision.lower_bound else float("inf")
-        figures = [rate(plan.throughput), money(plan.cost), percent(gap)]
+    first, *others = view.methods(decision)
+    tried = [">tried"] if any(row.tried for row in others) else []
+    made = table("!method", "plan", ">samples/s", ">cost", ">gap", ">took", *tried)
+    mark = _CHOSEN if first.plan.feasible else " "
+    made.add_row(Text(f"{mark} {first.method}", style="bold"), *_figures(first))
+    for row in others:
         made.add_row(
-            f"  {other.method}",
-            units_text(plan.stages),
-            *(figures if plan.feasible else failed),
-            duration(other.seconds),
-            *tried,
-            style="" if plan.feasible else "dim",
+            f"  {row.method}",
+            *_figures(row),
+            row.took,
+            *([row.tried] if row.tried else []),
+            style="" if row.plan.feasible else "dim",
         )
     return made
 
@@ -119,16 +103,15 @@ def alternatives_table(decision: "Decision") -> Table:
 def pareto_table(decision: "Decision") -> Table:
     """One row a point, slowest first; the chosen one stands out."""
     made = table("", ">samples/s", ">$/h", ">cost", "types in order", "")
-    chosen = chosen_point(decision)
-    for point in sorted(decision.pareto, key=lambda point: point.throughput):
+    for row in view.points(decision):
         made.add_row(
-            _CHOSEN if point is chosen else "",
-            rate(point.throughput),
-            money(point.price_per_hour),
-            money(point.cost),
-            types_text(point.assignment),
-            "" if point.proven else "not proven",
-            style="bold" if point is chosen else "",
+            _CHOSEN if row.chosen else "",
+            row.rate,
+            row.price,
+            row.cost,
+            row.types,
+            "" if row.point.proven else "not proven",
+            style="bold" if row.chosen else "",
         )
     return made
 
@@ -136,15 +119,8 @@ def pareto_table(decision: "Decision") -> Table:
 def relaxations_table(decision: "Decision") -> Table:
     """One row a change, and the plan that it makes possible; the cheapest first."""
     made = table("change", ">from", ">to", ">samples/s", ">$/h", ">cost")
-    for change in decision.relaxations:
-        made.add_row(
-            name_of(change.key),
-            value_of(change.key, change.current),
-            value_of(change.key, change.needed),
-            rate(change.throughput),
-            money(change.price_per_hour),
-            money(change.cost),
-        )
+    for row in view.relaxations(decision):
+        made.add_row(*row)
     return made
 
 
@@ -153,23 +129,27 @@ def probabilities_table(decision: "Decision") -> Table:
 
     Of many types, the likeliest are named.
     """
-    types = list(dict.fromkeys(name for row in decision.probabilities.values() for name in row))
+    types, rows = view.probabilities(decision)
     few = len(types) <= _MOST_TYPES
     value = [">value"] if decision.values else []
-    made = table("layer", *(types if few else ["chosen", "likeliest"]), *value)
-    for (layer, shares), chosen in zip(
-        decision.probabilities.items(), decision.assignment, strict=False
-    ):
+    names = [Column(name) for name in types] if few else ["chosen", "likeliest"]
+    made = table("layer", *names, *value)
+    for row in rows:
         if few:
-            cells = [_share(shares.get(name, 0.0), name == chosen) for name in types]
+            cells = [_share(row.shares.get(name, 0.0), name == row.chosen) for name in types]
         else:
-            order = sorted(shares, key=lambda name: -shares[name])[:_MOST_TYPES]
-            named = ", ".join(f"{name} {shares[name]:.0%}" for name in order if shares[name])
-            cells = [Text(chosen, style="bold green"), Text(named)]
-        if value:
-            cells.append(Text(f"{decision.values.get(layer, 0.0):.3f}"))
-        made.add_row(layer, *cells)
+            order = sorted(row.shares, key=lambda name: -row.shares[name])[:_MOST_TYPES]
+            named = ", ".join(f"{n} {row.shares[n]:.0%}" for n in order if row.shares[n])
+            cells = [Text(row.chosen, style="bold green"), Text(named)]
+        made.add_row(row.layer, *cells, *([row.value] if value else []))
     return made
+
+
+def _figures(row: view.MethodRow) -> tuple[str, ...]:
+    return (
+        row.units,
+        *((row.rate, row.cost, row.gap) if row.plan.feasible else ("", "", "no plan")),
+    )
 
 
 def _share(share: float, chosen: bool) -> Text:

@@ -3,11 +3,11 @@
 import math
 from collections.abc import Mapping, Sequence
 
-from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from heterps.report.terminal import table
 from heterps.view.figures import size
 from protos.decision_pb2 import LayerCost, Workload
 from workers.profiling.catalogue import CatalogueType
@@ -17,12 +17,14 @@ _FACTOR_FROM = 0.3  # a spread of ±30 % and more is better said as a factor
 
 def layer_table(workload: Workload, types: Sequence[str]) -> Table:
     """One row a layer and type, in this order of types; times are for one batch on one unit."""
-    table = _table("layer", "type", ">compute", ">a", ">sync", ">b", ">transfer", ">memory", "!")
+    made = table(
+        "layer", "type", ">compute", ">a", ">sync", ">b", ">transfer", ">memory", "!", left=0
+    )
     for layer in workload.layers:
         name = layer.name
         for kind in [kind for kind in types if kind in layer.cost]:
             cost = layer.cost[kind]
-            table.add_row(
+            made.add_row(
                 name,
                 kind,
                 _time(cost.compute_s),
@@ -34,7 +36,7 @@ def layer_table(workload: Workload, types: Sequence[str]) -> Table:
                 _origin(cost),
             )
             name = ""
-    return table
+    return made
 
 
 def catalogue_table(types: Mapping[str, CatalogueType]) -> RenderableType:
@@ -42,18 +44,18 @@ def catalogue_table(types: Mapping[str, CatalogueType]) -> RenderableType:
     sources = list(
         dict.fromkeys(figure.source for kind in types.values() for figure in kind.figures.values())
     )
-    table = _table("type", "figure", ">value", ">source", "")
+    made = table("type", "figure", ">value", ">source", "", left=0)
     for kind in types.values():
         name = kind.name
         for key, figure in kind.figures.items():
             number = f"[{sources.index(figure.source) + 1}]"
-            table.add_row(name, key, f"{figure.value:.4g}", number, figure.note)
+            made.add_row(name, key, f"{figure.value:.4g}", number, figure.note)
             name = ""
     listed = [
         Text(f"[{number}] {source.title}, {source.date}: {source.url}", overflow="fold")
         for number, source in enumerate(sources, 1)
     ]
-    return Group(table, Text(), *listed)
+    return Group(made, Text(), *listed)
 
 
 def sureness(uncertainty: float) -> str:
@@ -80,17 +82,3 @@ def _time(seconds: float) -> str:
             value = seconds * factor
             return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f} {unit}"
     return ""
-
-
-def _table(*columns: str) -> Table:
-    """Columns that begin with ">" hold numbers, at the right; these and "!" are never broken."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
-    for column in columns:
-        number = column.startswith(">")
-        table.add_column(
-            column.lstrip(">!"),
-            justify="right" if number else "left",
-            no_wrap=column.startswith((">", "!")),
-            overflow="fold",
-        )
-    return table

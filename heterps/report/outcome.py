@@ -10,9 +10,12 @@ from rich.text import Text
 from heterps.client.records import Job, State
 from heterps.report.cluster import STYLES
 from heterps.report.terminal import heading, indented, pairs, table
+from heterps.view import decision as view
 from heterps.view.failure import MEANINGS, NOT_THE_JOB, shortened
-from heterps.view.figures import duration, money, per_sample, rate
+from heterps.view.figures import duration, per_sample
+from heterps.view.metrics import metrics_by_split
 from heterps.view.plan import EMULATED, ESTIMATED, rests_on_estimates
+from heterps.view.table import Column
 from protos.naming import KEPT
 
 if TYPE_CHECKING:
@@ -122,26 +125,19 @@ def measured_table(decision: "Decision") -> Table:
     mark = f" ({EMULATED})" if measured.emulated else ""
     guess = f" ({ESTIMATED})" if rests_on_estimates(decision) else ""
     made = table("", f">predicted{guess}", f">measured{mark}", ">ratio")
-    rows = [
-        ("throughput, samples/s", decision.throughput, measured.throughput, rate),
-        ("price an hour", decision.plan.price_per_hour, measured.price_per_hour, money),
-        ("cost of the training", decision.cost, measured.cost, money),
-    ]
-    for number, (stage, busy) in enumerate(zip(decision.stages, measured.stage_s, strict=False)):
-        rows.append((f"stage {number} busy a sample", stage.compute_s, busy, per_sample))
-    for name, before, after, shape in rows:
-        made.add_row(name, shape(before), shape(after), f"{after / before:.2f}" if before else "")
+    rows = view.measured(decision)
+    for row, busy in view.measured_stages(decision):
+        name = f"stage {row.number} busy a sample"
+        rows.append(view.FigureRow(name, row.stage.compute_s, busy, per_sample))
+    for one in rows:
+        made.add_row(one.name, one.text(one.predicted), one.text(one.measured), one.ratio)
     return made
 
 
 def metrics_table(job: Job) -> Table:
     """Metrics by split: `test_auc` stands in row test and column auc."""
-    splits: dict[str, dict[str, float]] = {}
-    for name, value in job.metrics.items():
-        split, _, metric = name.partition("_")
-        splits.setdefault(split if metric else "", {})[metric or name] = value
-    names = list(dict.fromkeys(metric for values in splits.values() for metric in values))
-    made = table("split", *(f">{name}" for name in names))
-    for split, values in splits.items():
-        made.add_row(split, *(f"{values[n]:.4f}" if n in values else "" for n in names))
+    names, rows = metrics_by_split(job.metrics)
+    made = table("split", *(Column(name, number=True) for name in names))
+    for row in rows:
+        made.add_row(*row)
     return made

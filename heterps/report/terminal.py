@@ -8,6 +8,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from heterps.view.table import Column
+
 
 def console(*, stderr: bool = False) -> Console:
     """The terminal, or plain text of 80 columns where there is none."""
@@ -58,15 +60,18 @@ def pairs(lines: Iterable[tuple[str, str]]) -> RenderableType:
     return indented(grid)
 
 
-def table(*columns: str) -> Table:
-    """Columns that begin with ">" hold numbers, at the right; these and "!" are never broken."""
-    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_edge=False)
-    for column in columns:
-        number = column.startswith(">")
+def table(*columns: str | Column, left: int = 1) -> Table:
+    """A table of these columns, as `Column.of` reads them.
+
+    Args:
+        left: blanks before a cell; one follows it.
+    """
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, left), show_edge=False)
+    for column in map(Column.of, columns):
         made.add_column(
-            column.lstrip(">!"),
-            justify="right" if number else "left",
+            column.title,
+            justify="right" if column.number else "left",
             overflow="fold",
-            no_wrap=column.startswith((">", "!")),
+            no_wrap=column.number or column.whole,
         )
     return made

@@ -1,1 +1,1 @@
-"""Figures and plans in words, shared by terminal, page and console."""
+"""What decisions, changes, figures and failures show, in words, for terminal, page and console."""

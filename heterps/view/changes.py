@@ -49,6 +49,21 @@ class Change:
         before, after = _number(self.before), _number(self.after)
         return after / before if before and after is not None else None
 
+    @property
+    def row(self) -> tuple[str, str, str, str]:
+        """Name, before, after, and by how much it changed."""
+        key = self.key
+        return name_of(key), value_of(key, self.before), value_of(key, self.after), self._effect
+
+    @property
+    def _effect(self) -> str:
+        if not self.is_real:
+            return "same"
+        ratio = self.ratio
+        if ratio is None or self.key in ("gap", "seed"):
+            return ""
+        return f"{ratio:.1f}x" if ratio >= 10 else f"{ratio - 1:+.1%}"
+
 
 @dataclass(frozen=True, slots=True)
 class Changes:
@@ -73,10 +88,7 @@ class Changes:
 
 def compare(before: "Decision", after: "Decision") -> Changes:
     """Compare two decisions; layers and types are matched by name."""
-    whole = all(
-        decision.workload is not None and decision.resources is not None
-        for decision in (before, after)
-    )
+    whole = is_whole(before) and is_whole(after)
     return Changes(
         inputs=_changed(_inputs(before, whole), _inputs(after, whole)),
         plan=_changed(_plan(before), _plan(after)),
@@ -87,6 +99,11 @@ def compare(before: "Decision", after: "Decision") -> Changes:
         ),
         compared_inputs=whole,
     )
+
+
+def is_whole(decision: "Decision") -> bool:
+    """Whether a decision was kept with its workload and resources."""
+    return decision.workload is not None and decision.resources is not None
 
 
 def name_of(key: str) -> str:

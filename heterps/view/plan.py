@@ -6,12 +6,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from scheduler import Decision
-    from scheduler.decision.record import ParetoPoint
     from scheduler.problem.cost import PlanStage
 
 EMULATED, ESTIMATED = "emulated", "estimated"
 _MOST = 8  # layers that are listed one by one
-_SAME = 1e-6
 
 
 def layer_names(decision: "Decision") -> list[str]:
@@ -55,15 +53,6 @@ def gap_text(decision: "Decision") -> str:
 
         return f"{percent(decision.gap)} above the lower bound {money(decision.lower_bound)}"
     return "no lower bound is known"
-
-
-def chosen_point(decision: "Decision") -> "ParetoPoint | None":
-    """The point of the curve that the plan is; None where it lies beside it."""
-    for point in decision.pareto:
-        same_cost = abs(point.cost - decision.cost) <= _SAME * decision.cost
-        if same_cost and abs(point.throughput - decision.throughput) <= _SAME * point.throughput:
-            return point
-    return None
 
 
 def emulated_types(decision: "Decision") -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from google.protobuf.json_format import MessageToDict
 
-from protos.parameter_server_pb2 import TableSpec
+from protos.parameter_server_pb2 import SavedFile, TableSpec
 from ps.checkpoint.store import Store
 from ps.engine import _native
 from ps.errors import CheckpointError
@@ -34,6 +34,11 @@ class File:
     rows: int
     bytes: int
     sha256: str
+
+    @classmethod
+    def of(cls, saved: SavedFile, shard: int) -> "File":
+        """As a shard has reported it."""
+        return cls(saved.name, shard, saved.table, saved.rows, saved.bytes, saved.sha256)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +91,15 @@ def specs_as_json(specs: Mapping[str, TableSpec]) -> dict[str, Any]:
         name: MessageToDict(spec, preserving_proto_field_name=True)
         for name, spec in sorted(specs.items())
     }
+
+
+def first_files(files: Sequence[File]) -> dict[str, File]:
+    """One file of each table, by its name: all have its spec."""
+    first: dict[str, File] = {}
+    for file in files:
+        if file.table:
+            first.setdefault(file.table, file)
+    return first
 
 
 def is_checkpoint(store: Store) -> bool:

@@ -12,6 +12,7 @@ from typing import BinaryIO
 from google.protobuf.message import DecodeError
 
 from protos.parameter_server_pb2 import TableSpec
+from ps.checkpoint.store import Store
 from ps.engine import _native
 from ps.errors import CheckpointError, TableError
 from ps.table.checks import check_spec
@@ -66,6 +67,12 @@ def read_spec(stream: BinaryIO, name: str) -> TableSpec:
     except (DecodeError, TableError) as error:
         raise CheckpointError(f"{name}: the table spec in its head is damaged: {error}") from None
     return spec
+
+
+def spec_of(store: Store, name: str) -> TableSpec:
+    """The spec in the head of a file of a store; errors as of `read_spec`."""
+    with store.open(name) as stream:
+        return read_spec(stream, f"{store.url}/{name}")
 
 
 def read_blocks(stream: BinaryIO, name: str) -> Iterator[bytes]:

@@ -7,33 +7,45 @@ those changed since a base or another serving save. Layout of the files: rowfile
 
 import base64
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from protos.parameter_server_pb2 import SavedFile, TableSpec
-from ps.checkpoint.manifest import File, Manifest, read_manifest, verify
+from protos.parameter_server_pb2 import SavedFile
+from ps.checkpoint.manifest import (
+    File,
+    Manifest,
+    first_files,
+    new_id,
+    read_manifest,
+    specs_as_json,
+    verify,
+    write_manifest,
+)
 from ps.checkpoint.places import open_store
-from ps.checkpoint.rowfile import RowWriter, read_blocks, read_spec
+from ps.checkpoint.rowfile import RowWriter, read_blocks, read_spec, spec_of
 from ps.checkpoint.store import Store
 from ps.engine import _native
 from ps.errors import CheckpointError, DeltaError
+from ps.table.applied import AppliedWindow
 from ps.table.buckets import Route, buckets_of, default_route
-from ps.table.spec import describe_difference, make_table
+from ps.table.spec import describe_difference
+from ps.table.table import Table
 
-Tables = dict[str, tuple[TableSpec, _native.Table]]
-ClientState = tuple[str, int, int, bytes]  # as _native.Window exports it
 _LONGEST_CHAIN = 10_000
 
 
-def begin(
-    tables: Mapping[str, tuple[TableSpec, _native.Table]],
-    mode: str,
-    since: Mapping[str, int],
+def begin_snapshots(
+    tables: Mapping[str, Table], mode: str, since: Mapping[str, int] | None = None
 ) -> dict[str, _native.Snapshot]:
     """Snapshots of all tables; no push may be under way.
+
+    Args:
+        tables: by name.
+        mode: of the save.
+        since: of a delta: the cut after which the changes of each table are wanted.
 
     Raises:
         DeltaError: a table cannot tell any more what has changed since then.
@@ -42,9 +54,10 @@ def begin(
     snapshots: dict[str, _native.Snapshot] = {}
     values = mode in ("base", "serving")
     try:
-        for name, (_, table) in sorted(tables.items()):
-            snapshots[name] = table.snapshot(
-                since=since.get(name, 0), values=values, min_score=0.0, buckets=None
+        for name, table in sorted(tables.items()):
+            after = since.get(name, 0) if since else 0
+            snapshots[name] = table.native.snapshot(
+                since=after, values=values, min_score=0.0, buckets=None
             )
     except (ValueError, RuntimeError) as error:
         for snapshot in snapshots.values():
@@ -57,7 +70,7 @@ def begin(
 def write_tables(
     store: Store,
     folder: str,
-    specs: Mapping[str, TableSpec],
+    tables: Mapping[str, Table],
     snapshots: Mapping[str, _native.Snapshot],
     shard: int,
     shards: int,
@@ -65,7 +78,7 @@ def write_tables(
     """Write one shard's snapshots while its tables go on changing."""
     saved = []
     for name, snapshot in snapshots.items():
-        writer = RowWriter(specs[name], snapshot)
+        writer = RowWriter(tables[name].spec, snapshot)
         file = f"{folder}/shard-{shard:05d}-of-{shards:05d}.{name}.rows"
         try:
             written = store.write(file, writer)
@@ -79,14 +92,60 @@ def write_tables(
     return saved
 
 
-def write_window(
-    store: Store, folder: str, clients: Sequence[ClientState], shard: int, shards: int
+def write_windows(
+    store: Store, folder: str, windows: Sequence[AppliedWindow], shard: int, shards: int
 ) -> SavedFile:
     """Write what a shard has applied of each client."""
-    entries = [[c, e, s, base64.b64encode(bits).decode()] for c, e, s, bits in clients]
+    entries = [[w.client, w.epoch, w.highest, base64.b64encode(w.bits).decode()] for w in windows]
     file = f"{folder}/shard-{shard:05d}-of-{shards:05d}.window.json"
     written = store.write(file, [json.dumps(entries).encode()])
     return SavedFile(name=file, bytes=written.bytes, sha256=written.sha256)
+
+
+def write_alone(
+    store: Store,
+    tables: Mapping[str, Table],
+    snapshots: Mapping[str, _native.Snapshot],
+    windows: Sequence[AppliedWindow] = (),
+    log: int = 0,
+) -> int:
+    """Write a checkpoint of one process alone; its bytes.
+
+    Args:
+        store: where.
+        tables: by name.
+        snapshots: of `begin_snapshots`.
+        windows: what has been applied of each client.
+        log: see Manifest.
+    """
+    folder = new_id()
+    saved = write_tables(store, folder, tables, snapshots, 0, 1)
+    if windows:
+        saved.append(write_windows(store, folder, windows, 0, 1))
+    write_manifest(
+        store,
+        Manifest(
+            id=folder,
+            mode="checkpoint",
+            shards=1,
+            files=tuple(File.of(file, 0) for file in saved),
+            tables=specs_as_json({name: table.spec for name, table in tables.items()}),
+            log=log,
+        ),
+    )
+    return sum(file.bytes for file in saved)
+
+
+def check_for_training(store: Store, manifest: Manifest) -> None:
+    """Refuse weights alone.
+
+    Raises:
+        CheckpointError: naming the place.
+    """
+    if manifest.mode in ("base", "serving"):
+        raise CheckpointError(
+            f"{store.url}: holds weights for serving; expected a checkpoint or delta"
+        )
 
 
 def chain(store: Store) -> list[tuple[Store, Manifest]]:
@@ -99,7 +158,7 @@ def chain(store: Store) -> list[tuple[Store, Manifest]]:
     while (parent := found[-1][1].parent) is not None:
         place = parent.place
         if not place.startswith("/") and "://" not in place:
-            place = _beside(store.url, place)
+            place = _sibling(store.url, place)
         store = open_store(place)
         manifest = read_manifest(store)
         if manifest.id != parent.id:
@@ -119,7 +178,7 @@ def load_tables(
     directory: str = "",
     *,
     verified: bool = False,
-) -> tuple[Tables, list[ClientState]]:
+) -> tuple[dict[str, Table], list[AppliedWindow]]:
     """New tables with the rows of some buckets, and what had been applied of each client.
 
     Args:
@@ -131,54 +190,50 @@ def load_tables(
     Raises:
         CheckpointError: naming the file, what is wrong and what was expected.
     """
-    tables: Tables = {}
-    clients: list[ClientState] = []
+    tables: dict[str, Table] = {}
+    windows: list[AppliedWindow] = []
     for store, manifest in links:
-        if manifest.mode in ("base", "serving"):
-            raise CheckpointError(
-                f"{store.url}: holds weights for serving; expected a checkpoint or delta"
-            )
+        check_for_training(store, manifest)
         files = [f for f in manifest.files if _touches(f.shard, manifest, wanted)]
         if not verified:
             verify(store, files)
         # The spec of every table, even one without a row of ours.
-        for file in _first_of_each(manifest.files):
+        for file in first_files(manifest.files).values():
             _add_table(store, file, tables, directory)
         # What the newest save had applied holds the windows of all before.
-        clients = []
+        windows = []
         for file in manifest.files:
             if not file.table:
-                clients += _read_window(store, file)
+                windows += _read_windows(store, file)
         for file in files:
             if file.table:
                 # A shard may also have rows that were on their way to it, of buckets not its own.
                 own = buckets_of(_route(manifest), file.shard)
                 _absorb(store, file, tables, own if wanted is None else own & wanted)
-    return tables, clients
+    return tables, windows
 
 
-def _absorb(store: Store, file: File, tables: Tables, wanted: NDArray[np.uint8]) -> None:
+def _absorb(store: Store, file: File, tables: dict[str, Table], wanted: NDArray[np.uint8]) -> None:
     path = f"{store.url}/{file.name}"
-    spec, table = tables[file.table]
+    table = tables[file.table]
     with store.open(file.name) as stream:
         other = read_spec(stream, path)
-        if other != spec:
+        if other != table.spec:
             raise CheckpointError(
                 f"{path}: its spec differs from that of the table's other files: "
-                f"{describe_difference(spec, other)}"
+                f"{describe_difference(table.spec, other)}"
             )
         try:
             for block in read_blocks(stream, path):
-                table.absorb(block, wanted)
+                table.native.absorb(block, wanted)
         except (ValueError, RuntimeError) as error:
             raise CheckpointError(f"{path}: {error}") from None
 
 
-def _add_table(store: Store, file: File, tables: Tables, directory: str) -> None:
+def _add_table(store: Store, file: File, tables: dict[str, Table], directory: str) -> None:
     path = f"{store.url}/{file.name}"
     try:
-        with store.open(file.name) as stream:
-            spec = read_spec(stream, path)
+        spec = spec_of(store, file.name)
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror or error}") from None
     if spec.name != file.table:
@@ -187,17 +242,9 @@ def _add_table(store: Store, file: File, tables: Tables, directory: str) -> None
         )
     have = tables.get(spec.name)
     if have is None:
-        tables[spec.name] = (spec, make_table(spec, directory))
-    elif have[0] != spec:
-        raise CheckpointError(f"{path}: differs: {describe_difference(have[0], spec)}")
-
-
-def _first_of_each(files: Iterable[File]) -> list[File]:
-    first: dict[str, File] = {}
-    for file in files:
-        if file.table:
-            first.setdefault(file.table, file)
-    return list(first.values())
+        tables[spec.name] = Table.make(spec, directory)
+    elif have.spec != spec:
+        raise CheckpointError(f"{path}: differs: {describe_difference(have.spec, spec)}")
 
 
 def _touches(shard: int, manifest: Manifest, wanted: NDArray[np.uint8] | None) -> bool:
@@ -213,19 +260,19 @@ def _route(manifest: Manifest) -> Route:
     return default_route(manifest.shards)
 
 
-def _read_window(store: Store, file: File) -> list[ClientState]:
+def _read_windows(store: Store, file: File) -> list[AppliedWindow]:
     path = f"{store.url}/{file.name}"
     try:
         with store.open(file.name) as stream:
             entries = json.loads(stream.read())
-        clients = [(str(c), int(e), int(s), base64.b64decode(bits)) for c, e, s, bits in entries]
-        _native.Window().merge(clients)  # checks the sizes
+        told = [(str(c), int(e), int(s), base64.b64decode(bits)) for c, e, s, bits in entries]
+        _native.Window().merge(told)  # checks the sizes
     except (OSError, ValueError, TypeError) as error:
         raise CheckpointError(f"{path}: not a window of applied pushes: {error}") from None
-    return clients
+    return [AppliedWindow(*window) for window in told]
 
 
-def _beside(url: str, name: str) -> str:
+def _sibling(url: str, name: str) -> str:
     head, _, _ = url.rpartition("/")
     return f"{head}/{name}"
 

@@ -29,7 +29,7 @@ _LOOK_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _Slice:
     """Where a parameter lies in the flat buffer."""
 
     shape: tuple[int, ...]
@@ -76,12 +76,12 @@ class DenseParameters:
         self.name = name
         self._block = block
         self._durability = durability
-        self._places: dict[str, _Place] = {}
+        self._slices: dict[str, _Slice] = {}
         self.size = 0
         for key, value in shapes.items():
             shape = _shape_of(name, key, value)
             end = self.size + prod(shape)
-            self._places[key] = _Place(shape, self.size, end)
+            self._slices[key] = _Slice(shape, self.size, end)
             self.size = end
         if not self.size:
             raise TableError(f"dense parameters {name!r}: there are none; expected at least one")
@@ -117,7 +117,7 @@ class DenseParameters:
             TimeoutError: the worker that won did not finish.
         """
         flat = self._flat(arrays)
-        if only_if_new and not self._first():
+        if only_if_new and not self._claim_initialization():
             self._wait_for_values(timeout_s)
             return False
         self._client.assign(self.name, self._keys, flat)
@@ -127,8 +127,8 @@ class DenseParameters:
         """The values, float32 by name: views into one buffer of the caller's own."""
         rows = self._client.pull_unique(self.name, self._keys).reshape(-1)
         return {
-            key: rows[place.begin : place.end].reshape(place.shape)
-            for key, place in self._places.items()
+            key: rows[part.begin : part.end].reshape(part.shape)
+            for key, part in self._slices.items()
         }
 
     def push(self, grads: Mapping[str, Any], *, rate: float = 1.0) -> None:
@@ -151,36 +151,36 @@ class DenseParameters:
 
     def _flat(self, arrays: Mapping[str, Any]) -> Floats:
         """All arrays in one buffer, padded: float32 [blocks, block]."""
-        missing = [key for key in self._places if key not in arrays]
-        strange = [key for key in arrays if key not in self._places]
+        missing = [key for key in self._slices if key not in arrays]
+        strange = [key for key in arrays if key not in self._slices]
         if missing or strange:
             wrong = f"lacks {missing[0]!r}" if missing else f"has {strange[0]!r} besides"
-            hint = "" if missing else did_you_mean(strange[0], list(self._places))
+            hint = "" if missing else did_you_mean(strange[0], list(self._slices))
             raise TableError(
                 f"dense parameters {self.name!r}: {wrong}{hint}; expected exactly the "
-                f"{len(self._places)} names given at the start"
+                f"{len(self._slices)} names given at the start"
             )
         flat = np.zeros(len(self._keys) * self._block, np.float32)
-        for key, place in self._places.items():
+        for key, part in self._slices.items():
             if arrays[key] is None:
                 continue
             array = _to_numpy(self.name, key, arrays[key])
-            if array.shape != place.shape:
+            if array.shape != part.shape:
                 raise TableError(
                     f"dense parameters {self.name!r}: {key!r} has shape {list(array.shape)}; "
-                    f"expected {list(place.shape)}"
+                    f"expected {list(part.shape)}"
                 )
             with np.errstate(over="ignore"):  # beyond float32 becomes infinite and is refused
-                flat[place.begin : place.end] = array.reshape(-1)
+                flat[part.begin : part.end] = array.reshape(-1)
         return flat.reshape(-1, self._block)
 
-    def _first(self) -> bool:
+    def _claim_initialization(self) -> bool:
         """Whether this worker is to write the values.
 
         A table is made once, and with the same spec again any number of times: the seed of a
         table of one shard is the name of the worker that made it.
         """
-        if len(self._there()) == len(self._keys):
+        if len(self._pushed_keys()) == len(self._keys):
             return False
         spec = make_spec(
             f"{self.name}.origin",
@@ -200,12 +200,12 @@ class DenseParameters:
             raise
         return True
 
-    def _there(self) -> Keys:
+    def _pushed_keys(self) -> Keys:
         return self._client.keys(self.name, len(self._keys))
 
     def _wait_for_values(self, timeout_s: float) -> None:
         limit = time.monotonic() + timeout_s
-        while (found := len(self._there())) < len(self._keys):
+        while (found := len(self._pushed_keys())) < len(self._keys):
             if time.monotonic() > limit:
                 raise TimeoutError(
                     f"dense parameters {self.name!r}: another worker began to initialize them and "

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-def settle(futures: Sequence["Future[T]"]) -> list[T]:
+def results_of(futures: Sequence["Future[T]"]) -> list[T]:
     """Wait for all; their results, or the first error in the order given."""
     errors = [error for error in [f.exception() for f in futures] if error is not None]
     if errors:
@@ -37,7 +37,7 @@ def combine(
     def complete() -> None:
         try:
             try:
-                results = settle(futures)
+                results = results_of(futures)
             except Exception as error:
                 if or_else is None:
                     raise

@@ -16,9 +16,9 @@ from chassis.closing import Closing
 from chassis.near import did_you_mean
 from protos import parameter_server_pb2 as pb
 from protos.codec import unpack
-from ps.client import save as saves
 from ps.client.pull import Pull
 from ps.client.push import Push
+from ps.client.save import load, save
 from ps.client.session import Session, Shard
 from ps.engine import _native
 from ps.errors import TableError
@@ -355,7 +355,7 @@ class ParameterClient(Closing):
             ShardError: a shard failed; what was at `path` is untouched.
         """
         self.flush()
-        saves.save(self.session(), path, timeout_s, prefix=prefix, mode=mode, since=since)
+        save(self.session(), path, timeout_s, prefix=prefix, mode=mode, since=since)
 
     def load(self, path: str | Path, timeout_s: float = FILES_TIMEOUT_S) -> int:
         """Replace the tables of a checkpoint by its rows, written by any number of shards.
@@ -370,7 +370,7 @@ class ParameterClient(Closing):
             ShardError: a shard failed.
         """
         self.flush()
-        rows = saves.load(self.session(), path, timeout_s)
+        rows = load(self.session(), path, timeout_s)
         self._specs.clear()
         return rows
 
@@ -416,7 +416,7 @@ class ParameterClient(Closing):
     def on_all(self, one: Callable[[Shard], Any]) -> list[Any]:
         """Call every shard side by side; the replies in shard order."""
         session = self.session()
-        session.look()
+        session.update_routes()
         return session.run([partial(one, shard) for shard in session.shards])
 
     def _on_all_of_one_routing(self, one: Callable[[Shard], Any]) -> list[Any]:
@@ -426,7 +426,7 @@ class ParameterClient(Closing):
         while True:
             version = session.routes.version
             replies += self.on_all(one)
-            session.look()
+            session.update_routes()
             if session.routes.version == version:
                 return replies
 

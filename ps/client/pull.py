@@ -14,10 +14,9 @@ from protos import parameter_server_pb2 as pb
 from protos.codec import pack
 from ps.client.futures import combine
 from ps.client.pull_in_place import PullInPlace
-from ps.client.replies import rows_of
-from ps.client.session import Routes, Session, Shard, StaleError
+from ps.client.session import Routes, Session, Shard
 from ps.engine import _native
-from ps.errors import ShardError
+from ps.errors import ShardError, StaleRouteError
 from ps.shm.blocks import Block, SharedMemory
 from ps.shm.line import BrokenLineError
 from ps.shm.region import aligned
@@ -131,8 +130,8 @@ class Pull:
         works = [partial(self._fetch, plan.routes, shard, keys) for shard, keys, _ in parts]
         try:
             return self._finish(plan, parts, self._session.run(works))
-        except StaleError as error:
-            return self._again(plan)(error)
+        except StaleRouteError as error:
+            return self._retry(plan)(error)
 
     def start(self) -> "Future[Floats]":
         """Make it in the background."""
@@ -144,7 +143,7 @@ class Pull:
         futures = self._session.submit(
             [partial(self._fetch, plan.routes, shard, keys) for shard, keys, _ in parts]
         )
-        return combine(futures, partial(self._finish, plan, parts), or_else=self._again(plan))
+        return combine(futures, partial(self._finish, plan, parts), or_else=self._retry(plan))
 
     def prefetch(self) -> "Future[None]":
         """Have the shards bring the rows into memory, and send none."""
@@ -155,12 +154,12 @@ class Pull:
                 [partial(self._fetch, plan.routes, s, keys, prefetch=True) for s, keys, _ in parts]
             ),
             lambda _: None,
-            or_else=self._let_go,
+            or_else=self._ignore_stale,
         )
 
     @staticmethod
-    def _let_go(error: BaseException) -> None:
-        if not isinstance(error, StaleError):  # else the rows are elsewhere: nothing is lost
+    def _ignore_stale(error: BaseException) -> None:
+        if not isinstance(error, StaleRouteError):  # else the rows are elsewhere: nothing is lost
             raise error
 
     def _plan(self) -> Plan:
@@ -176,32 +175,32 @@ class Pull:
         if rows is not None:
             return rows.reshape(*self._shape, self._dim)
         plan = Plan.of(self._session, begun.keys(), self._distinct)
-        return self._again(plan)(StaleError())
+        return self._retry(plan)(StaleRouteError())
 
-    def _again(self, plan: Plan) -> Callable[[BaseException], Floats]:
+    def _retry(self, plan: Plan) -> Callable[[BaseException], Floats]:
         """Makes it anew by the routing that holds now.
 
         On this thread alone: it may be one of the helpers, and they must not wait for each other.
         """
 
-        def again(error: BaseException) -> Floats:
+        def retry(error: BaseException) -> Floats:
             self._release()
             limit = time.monotonic() + self._session.timeout_s
             stale = plan.routes
-            while isinstance(error, StaleError) and time.monotonic() < limit:
+            while isinstance(error, StaleRouteError) and time.monotonic() < limit:
                 self._session.refresh(stale)
                 stale = self._session.routes
                 parts = split(self._session, stale, plan.keys, self._row_bytes)
                 try:
                     replies = [self._fetch(stale, shard, keys) for shard, keys, _ in parts]
-                except StaleError as another:
+                except StaleRouteError as another:
                     error = another
                     self._release()
                     continue
                 return self._finish(plan, parts, replies)
-            raise unsettled(self._session, error)
+            raise as_shard_error(self._session, error)
 
-        return again
+        return retry
 
     def _finish(self, plan: Plan, parts: Sequence[Part], replies: "list[_Reply]") -> Floats:
         try:
@@ -241,7 +240,7 @@ class Pull:
             head.key_bytes = 4
             payload = _native.narrow_keys(keys)
         reply = shard.pull(pack(head, payload), what)
-        return _Reply(rows_of(shard, reply, head, 0 if prefetch else rows_bytes))
+        return _Reply(shard.rows_of(reply, head, 0 if prefetch else rows_bytes))
 
     def _fetch_shared(
         self,
@@ -257,10 +256,10 @@ class Pull:
             head.region, head.rows_at = region.name, aligned(keys.nbytes)
             region.view(0, keys.nbytes)[:] = keys.view(np.uint8).data
             reply = shard.pull(head.SerializeToString(), what, block.lines[shard.address])
-            rows_of(shard, reply, head, 0)
+            shard.rows_of(reply, head, 0)
             keep = True
             rows = region.view(head.rows_at, len(keys) * self._row_bytes)
-            reply_in_memory = _Reply(rows, partial(memory.give_back, block))
+            reply_in_memory = _Reply(rows, partial(memory.release, block))
             self._lent.append(reply_in_memory)
             return reply_in_memory
         finally:
@@ -268,9 +267,9 @@ class Pull:
                 memory.discard(block)
 
 
-def unsettled(session: Session, error: BaseException) -> BaseException:
+def as_shard_error(session: Session, error: BaseException) -> BaseException:
     """The error, in words of the user's where shards went by different routings for too long."""
-    if not isinstance(error, StaleError):
+    if not isinstance(error, StaleRouteError):
         return error
     first = session.shards[0]
     return ShardError(

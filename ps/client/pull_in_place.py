@@ -8,8 +8,8 @@ finds no distinct keys, sorts none by shard, and copies and spreads no rows.
 import numpy as np
 
 from protos import parameter_server_pb2 as pb
-from ps.client.replies import rows_of
-from ps.client.session import Routes, Session, Shard, StaleError
+from ps.client.session import Routes, Session, Shard
+from ps.errors import StaleRouteError
 from ps.shm.blocks import Block, SharedMemory
 from ps.shm.line import PULL, BrokenLineError, RefusedError, UnixLine
 from ps.shm.region import aligned
@@ -70,7 +70,7 @@ class PullInPlace:
         for shard in session.shards_of(routes):
             line = block.lines[shard.address]
             if line is None:
-                memory.give_back(block)
+                memory.release(block)
                 return None
             head = pb.PullRequest(
                 table=table,
@@ -112,11 +112,11 @@ class PullInPlace:
                     f"Pull of {self._count} rows of {head.table!r}",
                     patience_s=0.0,
                 )
-                rows_of(shard, reply, head, 0)
+                shard.rows_of(reply, head, 0)
         except BrokenLineError:
             self._give_up(gone=True)
             return None
-        except StaleError:
+        except StaleRouteError:
             self._give_up()
             self._session.refresh(self._routes)
             return None

@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from protos import parameter_server_pb2 as pb
 from protos.codec import payload_prefix, unpack
 from ps.client.futures import combine
-from ps.client.pull import split, unsettled
-from ps.client.session import Session, Shard, StaleError
+from ps.client.pull import as_shard_error, split
+from ps.client.session import Session, Shard
 from ps.engine import _native
+from ps.errors import StaleRouteError
 from ps.shm.blocks import Block, SharedMemory
 from ps.shm.line import BrokenLineError
 from ps.shm.region import aligned
@@ -42,7 +43,7 @@ class _Message:
 
 
 @dataclass(frozen=True, slots=True)
-class _Filled:
+class _SharedMessage:
     """A message whose payload lies in shared memory."""
 
     memory: SharedMemory
@@ -58,7 +59,7 @@ class _Filled:
         return payload_prefix(head, len(self.payload)) + bytes(self.payload)
 
 
-_Sent = bytes | _Filled
+_Sent = bytes | _SharedMessage
 
 
 class Push:
@@ -122,28 +123,28 @@ class Push:
     def start(self) -> "Future[None]":
         """Send it in the background; the caller's arrays are copied first."""
         works: list[Callable[[], None]] = [
-            partial(self._deliver, m, self._make(m)) for m in self._messages
+            partial(self._deliver, m, self._prepare(m)) for m in self._messages
         ]
         return combine(self._session.submit(works), lambda _: None)
 
-    def _deliver(self, message: _Message, made: _Sent | None = None) -> None:
+    def _deliver(self, message: _Message, prepared: _Sent | None = None) -> None:
         what = f"Push of {len(message.keys)} rows to {self._head.table!r}"
         limit = time.monotonic() + self._session.timeout_s
         left = [message]
         while left:
             message = left.pop(0)
-            sent = made or self._make(message)
-            made = None
+            sent = prepared or self._prepare(message)
+            prepared = None
             try:
                 self._send(message.shard, sent, what)
-            except StaleError as error:
+            except StaleRouteError as error:
                 if time.monotonic() > limit:
-                    raise unsettled(self._session, error) from None
+                    raise as_shard_error(self._session, error) from None
                 left = self._split_anew(self._as_sent(message, sent)) + left
 
-    def _make(self, message: _Message) -> _Sent:
+    def _prepare(self, message: _Message) -> _Sent:
         """What to send, without the caller's arrays."""
-        return self._fill(message) or self._encode(message)
+        return self._write_shared(message) or self._encode(message)
 
     def _send(self, shard: Shard, sent: _Sent, what: str) -> None:
         if isinstance(sent, bytes):
@@ -158,7 +159,7 @@ class Push:
             memory.discard(block)
             raise
         else:
-            memory.give_back(block)
+            memory.release(block)
             return
         memory.drop()
         shard.push(sent.as_bytes(), what)  # it may have been applied: it is what it was
@@ -234,7 +235,7 @@ class Push:
             message.usage,
         )
 
-    def _fill(self, message: _Message) -> _Filled | None:
+    def _write_shared(self, message: _Message) -> _SharedMessage | None:
         """The message in shared memory; None where there is none."""
         memory = self._session.memory(self._session.routes)
         if memory is None:
@@ -257,4 +258,4 @@ class Push:
             8,
             message.usage,
         )
-        return _Filled(memory, block, head, payload)
+        return _SharedMessage(memory, block, head, payload)

@@ -32,13 +32,13 @@ def reshard(session: Session, addresses: list[str], timeout_s: float) -> int:
     if len(set(addresses)) != len(addresses) or not 1 <= len(addresses) <= _native.BUCKETS:
         raise ValueError(f"addresses={addresses}; expected 1 to {_native.BUCKETS}, each once")
     limit = time.monotonic() + timeout_s
-    session.look()
+    session.update_routes()
     if session.routes.version == 0:
         # So that every shard knows which buckets are its own. Nothing moves.
         old = session.routes
         _install(session, routing_of(list(old.addresses), old.route, 1), list(old.addresses), limit)
-        session.look()
-    _settle(session, addresses, limit)
+        session.update_routes()
+    _finish_interrupted(session, addresses, limit)
     old = session.routes
     present = list(old.addresses)
     target = _target(present, old.route, addresses)
@@ -47,17 +47,17 @@ def reshard(session: Session, addresses: list[str], timeout_s: float) -> int:
     return _change(session, routing_of(addresses, target, old.version + 1), present, limit)
 
 
-def _settle(session: Session, more: list[str], limit: float) -> None:
+def _finish_interrupted(session: Session, more: list[str], limit: float) -> None:
     """Finish a change that was begun, so that all shards have the same routing."""
     newest = session.routes
     present = list(newest.addresses)
     before: set[str] = set()
     for shard in session.connect(present):
         before.update(_routing(shard).shards)
-    known = list(dict.fromkeys([*present, *before, *more]))
-    behind = [s for s in session.connect(known) if _routing(s).version < newest.version]
+    everybody = list(dict.fromkeys([*present, *before, *more]))
+    behind = [s for s in session.connect(everybody) if _routing(s).version < newest.version]
     if any(s.address in present or _routing(s).version for s in behind):
-        _change(session, routing_of(present, newest.route, newest.version), known, limit)
+        _change(session, routing_of(present, newest.route, newest.version), everybody, limit)
 
 
 def _routing(shard: Shard) -> pb.Routing:
@@ -97,7 +97,7 @@ def _change(session: Session, routing: pb.Routing, present: list[str], limit: fl
                 if not held or attempt + 1 == _ATTEMPTS:
                     raise
     _install(session, routing, everybody, limit)
-    session.look()
+    session.update_routes()
     return rows
 
 

@@ -10,18 +10,19 @@ import numpy as np
 from protos import parameter_server_pb2 as pb
 from protos.reason_pb2 import WHOLE_SAVE_NEEDED
 from ps.checkpoint import manifest
-from ps.checkpoint import tables as checkpoint
 from ps.checkpoint.manifest import File, Manifest, Parent
 from ps.checkpoint.places import open_store
+from ps.checkpoint.rowfile import spec_of
 from ps.checkpoint.store import Store
-from ps.client.session import Routes, Session, Shard, StaleError
+from ps.checkpoint.tables import chain, check_for_training, relative_place
+from ps.client.session import Routes, Session, Shard
 from ps.engine import _native
-from ps.errors import CheckpointError, DeltaError, ShardError
+from ps.errors import CheckpointError, DeltaError, ShardError, StaleRouteError
+from ps.table.applied import AppliedWindow, PushId, messages_of
 from ps.table.buckets import default_route
 
 _HOLD_S = 20.0
 _PATIENCE_S = 2.0  # for pushes that are applied in part; a client that died will not finish them
-Client = tuple[str, int]  # name, epoch
 
 
 def save(
@@ -58,13 +59,11 @@ def save(
                 mode=mode,
                 since=parent.generations[index] if parent else {},
                 run=parent.runs[index] if parent else "",
-                lost=[
-                    pb.Pushes(client=c, epoch=e, sequences=sorted(s)) for (c, e), s in lost.items()
-                ],
+                lost=messages_of(lost),
             )
             for index in range(len(shards))
         ]
-        replies: list[pb.SaveReply] = session.run_apart(
+        replies: list[pb.SaveReply] = session.run_on_new_threads(
             [
                 partial(shard.call, shard.stub.Save, request, f"Save to {store.url}", timeout_s)
                 for shard, request in zip(shards, requests, strict=True)
@@ -77,10 +76,9 @@ def save(
             raise DeltaError(str(error)) from None
         raise
     files = tuple(
-        File(f.name, index, f.table, f.rows, f.bytes, f.sha256)
-        for index, reply in enumerate(replies)
-        for f in reply.files
+        File.of(file, index) for index, reply in enumerate(replies) for file in reply.files
     )
+    specs = {name: spec_of(store, file.name) for name, file in manifest.first_files(files).items()}
     even = (routes.route == default_route(len(shards))).all()
     manifest.write_manifest(
         store,
@@ -89,17 +87,17 @@ def save(
             mode=mode,
             shards=len(shards),
             files=files,
-            tables=_specs(store, files),
+            tables=manifest.specs_as_json(specs),
             route=None if even else tuple(int(s) for s in routes.route),
             generations=tuple(dict(reply.generations) for reply in replies),
             runs=tuple(reply.run for reply in replies),
             parent=(
-                Parent(checkpoint.relative_place(store, parent_store), parent.id)
+                Parent(relative_place(store, parent_store), parent.id)
                 if parent is not None and parent_store is not None
                 else None
             ),
             positions=_positions(replies),
-            torn=sum(len(s) for s in lost.values()),
+            torn=len(lost),
         ),
     )
 
@@ -107,15 +105,12 @@ def save(
 def load(session: Session, place: str | Path, timeout_s: float) -> int:
     """Load a checkpoint on all shards; see ParameterClient.load."""
     store = open_store(place)
-    for link, found in checkpoint.chain(store):
-        if found.mode in ("base", "serving"):
-            raise CheckpointError(
-                f"{link.url}: holds weights for serving; expected a checkpoint or delta"
-            )
+    for link, found in chain(store):
+        check_for_training(link, found)
         manifest.verify(link, found.files)
-    session.look()
+    session.update_routes()
     shards = session.shards
-    rows: list[int] = session.run_apart(
+    rows: list[int] = session.run_on_new_threads(
         [
             partial(_load_one, shard, store, index, len(shards), timeout_s)
             for index, shard in enumerate(shards)
@@ -130,7 +125,7 @@ def _load_one(shard: Shard, store: Store, index: int, shards: int, timeout_s: fl
     return reply.rows
 
 
-def _begin_cut(session: Session, timeout_s: float) -> tuple[str, Routes, dict[Client, set[int]]]:
+def _begin_cut(session: Session, timeout_s: float) -> tuple[str, Routes, set[PushId]]:
     """A cut of all shards, by one routing: its name, the routing, and what is lost."""
     limit = time.monotonic() + timeout_s
     while True:
@@ -138,7 +133,7 @@ def _begin_cut(session: Session, timeout_s: float) -> tuple[str, Routes, dict[Cl
         try:
             _reserve(session.shards_of(routes), cut, limit)
             return cut, routes, _cut(session, routes, cut)
-        except StaleError:
+        except StaleRouteError:
             _abandon(session.shards_of(routes), cut)
             if time.monotonic() > limit:
                 raise CheckpointError(
@@ -166,23 +161,17 @@ def _reserve(shards: list[Shard], cut: str, limit: float) -> None:
             )
 
 
-def _cut(session: Session, routes: Routes, cut: str) -> dict[Client, set[int]]:
+def _cut(session: Session, routes: Routes, cut: str) -> set[PushId]:
     """Hold pushes back on all shards, but have those finished that one of them has applied.
 
     Returns:
         What was not finished in time: its sender is gone.
     """
-    admitted: dict[Client, set[int]] = {}
+    admitted: set[PushId] = set()
     limit = time.monotonic() + _PATIENCE_S
     while True:
-        request = pb.CutRequest(
-            id=cut,
-            hold_s=_HOLD_S,
-            admit=[
-                pb.Pushes(client=c, epoch=e, sequences=sorted(s)) for (c, e), s in admitted.items()
-            ],
-        )
-        replies: list[pb.CutReply] = session.run_apart(
+        request = pb.CutRequest(id=cut, hold_s=_HOLD_S, admit=messages_of(admitted))
+        replies: list[pb.CutReply] = session.run_on_new_threads(
             [
                 partial(shard.call, shard.stub.Cut, request, "Cut")
                 for shard in session.shards_of(routes)
@@ -191,7 +180,7 @@ def _cut(session: Session, routes: Routes, cut: str) -> dict[Client, set[int]]:
         if any(reply.busy for reply in replies):
             raise CheckpointError("a shard was too slow to be cut; try again")
         if any(reply.route != routes.version for reply in replies):
-            raise StaleError("shards go by different routings")
+            raise StaleRouteError("shards go by different routings")
         missing = _unfinished(replies)
         if not missing or time.monotonic() > limit:
             return missing
@@ -200,31 +189,24 @@ def _cut(session: Session, routes: Routes, cut: str) -> dict[Client, set[int]]:
         admitted = missing
 
 
-def _unfinished(replies: list[pb.CutReply]) -> dict[Client, set[int]]:
-    """Sequences that no shard has applied, though later ones, or parts of their push, were."""
-    seen: dict[Client, list[pb.ClientWindow]] = {}
+def _unfinished(replies: list[pb.CutReply]) -> set[PushId]:
+    """Pushes that no shard has applied, though later ones, or other parts of theirs, were."""
+    seen: dict[str, list[AppliedWindow]] = {}
     for reply in replies:
-        for window in reply.clients:
-            seen.setdefault((window.client, window.epoch), []).append(window)
-    missing: dict[Client, set[int]] = {}
-    width = _native.WINDOW
-    for client, windows in seen.items():
-        if client[1] < max(epoch for name, epoch in seen if name == client[0]):
-            continue  # it has begun anew since
+        for message in reply.clients:
+            seen.setdefault(message.client, []).append(AppliedWindow.of(message))
+    missing: set[PushId] = set()
+    for client, told in seen.items():
+        epoch = max(window.epoch for window in told)  # it has begun anew since all before
+        windows = [window for window in told if window.epoch == epoch]
         end = max(window.end for window in windows)
         highest = max(window.highest for window in windows)
-        first = max(1, highest - width + 1)
-        if end < first:
-            continue  # nobody has heard it since the shards were started
-        applied = np.zeros(max(highest, end) + 1 - first, bool)
-        for window in windows:
-            low = max(first, window.highest - width + 1)
-            sequences = np.arange(low, window.highest + 1, dtype=np.int64)
-            bits = np.unpackbits(np.frombuffer(window.bits, np.uint8), bitorder="little")
-            applied[sequences - first] |= bits[sequences % width].astype(bool)
-        gaps = np.flatnonzero(~applied[: end + 1 - first]) + first
-        if len(gaps):
-            missing[client] = set(gaps.tolist())
+        first = max(1, highest - _native.WINDOW + 1)
+        # Where no end is known, nobody has heard it since the shards were started.
+        expected = np.arange(first, end + 1)
+        applied = np.concatenate([window.sequences() for window in windows])
+        gaps = np.setdiff1d(expected, applied)
+        missing.update(PushId(client, epoch, sequence) for sequence in gaps.tolist())
     return missing
 
 
@@ -240,22 +222,11 @@ def _positions(replies: list[pb.SaveReply]) -> dict[str, str]:
     newest: dict[str, pb.Position] = {}
     for reply in replies:
         for position in reply.positions:
-            known = newest.get(position.client)
+            latest = newest.get(position.client)
             at = (position.epoch, position.sequence)
-            if known is None or (known.epoch, known.sequence) < at:
+            if latest is None or (latest.epoch, latest.sequence) < at:
                 newest[position.client] = position
     return {client: position.position for client, position in sorted(newest.items())}
-
-
-def _specs(store: Store, files: tuple[File, ...]) -> dict[str, object]:
-    from ps.checkpoint.rowfile import read_spec
-
-    specs: dict[str, pb.TableSpec] = {}
-    for file in files:
-        if file.table and file.table not in specs:
-            with store.open(file.name) as stream:
-                specs[file.table] = read_spec(stream, f"{store.url}/{file.name}")
-    return dict(manifest.specs_as_json(specs))
 
 
 def _check_parent(

@@ -12,14 +12,22 @@ from functools import partial
 from uuid import uuid4
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from chassis.channels import RpcError, call, connect
 from chassis.memory import keep_buffers
-from protos.parameter_server_pb2 import AttachReply, AttachRequest, RouteRequest
+from protos.codec import unpack
+from protos.parameter_server_pb2 import (
+    AttachReply,
+    AttachRequest,
+    PullReply,
+    PullRequest,
+    RouteRequest,
+)
 from protos.parameter_server_pb2_grpc import ParameterServerStub
 from protos.reason_pb2 import MEMORY_NOT_ATTACHED
-from ps.client.futures import T, settle
-from ps.errors import ShardError
+from ps.client.futures import T, results_of
+from ps.errors import ShardError, StaleRouteError
 from ps.shm.blocks import SharedMemory
 from ps.shm.line import MAX_MESSAGE, PULL, PUSH, BrokenLineError, UnixLine
 from ps.shm.region import Region
@@ -27,10 +35,6 @@ from ps.table.buckets import Route, default_route, route_of
 
 _SILENT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 _PATH = "/heterps.v1.ParameterServer/"
-
-
-class StaleError(RuntimeError):
-    """A shard goes by another routing than the request did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +98,7 @@ class Shard:
             patience_s: for how long it is repeated; the session's timeout unless given.
 
         Raises:
-            StaleError: the routing has changed.
+            StaleRouteError: the routing has changed.
             BrokenLineError: it does not know the shared memory that the request names.
             ShardError: no answer in time, or a refusal.
         """
@@ -104,7 +108,7 @@ class Shard:
             return call(method, request, what=what, timeout_s=limit, retry_s=patience)
         except RpcError as error:
             if error.code is grpc.StatusCode.ABORTED:
-                raise StaleError(str(error)) from None
+                raise StaleRouteError(str(error)) from None
             if error.reason == MEMORY_NOT_ATTACHED:
                 raise BrokenLineError(error.details) from None
             if error.code in _SILENT:
@@ -124,6 +128,26 @@ class Shard:
         if line is None or len(request) > MAX_MESSAGE:
             return self.call(methods[next(self._turn) % len(methods)], request, what)
         return self.call(partial(line.call, number), request, what)
+
+    def rows_of(self, reply: bytes, asked: PullRequest, size: int) -> memoryview:
+        """The payload of its reply to a pull, which has to have `size` bytes.
+
+        Raises:
+            RuntimeError: it is no reply to what was asked.
+        """
+        try:
+            head, payload = unpack(PullReply, reply)
+            if (head.dim, head.count, len(payload)) != (asked.dim, asked.count, size):
+                raise ValueError(
+                    f"{head.count} rows of dim {head.dim} in {len(payload)} bytes; expected "
+                    f"{asked.count} of {asked.dim} in {size}"
+                )
+        except (DecodeError, ValueError) as error:
+            raise RuntimeError(
+                f"parameter-server shard {self.index} ({self.address}) sent a malformed "
+                f"reply to Pull of {asked.table!r}: {error}"
+            ) from None
+        return payload
 
     def close(self) -> None:
         """Close the connections; calls under way fail."""
@@ -163,7 +187,7 @@ class Session:
         self._shared_memory = shared_memory
         self._memory: tuple[tuple[str, ...], SharedMemory] | None = None
         self.timeout_s = timeout_s
-        self._known: dict[str, Shard] = {}
+        self._shards: dict[str, Shard] = {}
         self._lock = threading.Lock()
         self._next = 1
         self.routes = Routes(0, tuple(addresses), default_route(len(addresses)))
@@ -181,29 +205,29 @@ class Session:
         return self.connect(routes.addresses)
 
     def connect(self, addresses: Sequence[str]) -> list[Shard]:
-        """Shards by address, known or new."""
+        """Shards by address; connections are kept."""
         with self._lock:
             for index, address in enumerate(addresses):
-                if address not in self._known:
-                    self._known[address] = self._make(index, address)
-            return [self._known[address] for address in addresses]
+                if address not in self._shards:
+                    self._shards[address] = self._make(index, address)
+            return [self._shards[address] for address in addresses]
 
     def memory(self, routes: Routes) -> SharedMemory | None:
         """What is shared with the shards of a routing that are on this host; None: not wanted."""
         if not self._shared_memory:
             return None
-        known = self._memory
-        if known is not None and known[0] == routes.addresses:
-            return known[1]
+        held = self._memory
+        if held is not None and held[0] == routes.addresses:
+            return held[1]
         shards = self.shards_of(routes)
         with self._lock:
-            known = self._memory
-            if known is None or known[0] != routes.addresses:
-                if known is not None:
-                    known[1].close()
+            held = self._memory
+            if held is None or held[0] != routes.addresses:
+                if held is not None:
+                    held[1].close()
                 made = SharedMemory({shard.address: shard.attach for shard in shards})
-                self._memory = known = (routes.addresses, made)
-            return known[1]
+                self._memory = held = (routes.addresses, made)
+            return held[1]
 
     def sequences(self, count: int) -> int:
         """The first of so many consecutive numbers for messages of one push."""
@@ -216,27 +240,27 @@ class Session:
         """Ask the shards for the routing that holds now, or wait a little for a newer one."""
         if self.routes.version > stale.version:
             return  # somebody else has asked
-        self.look()
+        self.update_routes()
         if self.routes.version <= stale.version:
             time.sleep(0.02)  # not installed everywhere yet
 
-    def look(self) -> None:
+    def update_routes(self) -> None:
         """Go by the newest routing that a shard knows.
 
         One that does not answer at once may have left it.
         """
         asked: set[str] = set()
         while True:
-            self.connect(self.routes.addresses)  # those that were not known yet
+            self.connect(self.routes.addresses)  # those that are new
             with self._lock:
-                shards = [s for s in self._known.values() if s.address not in asked]
+                shards = [s for s in self._shards.values() if s.address not in asked]
             if not shards:
                 return
             for shard in shards:
                 asked.add(shard.address)
-                self._ask(shard)
+                self._update_from(shard)
 
-    def _ask(self, shard: Shard) -> None:
+    def _update_from(self, shard: Shard) -> None:
         wait_s = min(1.0, self.timeout_s)
         try:
             reply = shard.call(shard.stub.Route, RouteRequest(), "Route", wait_s, 0.0)
@@ -261,19 +285,19 @@ class Session:
             last.set_result(works[-1]())
         except Exception as error:
             last.set_exception(error)
-        return settle([*futures, last])
+        return results_of([*futures, last])
 
-    def run_apart(self, works: Sequence[Callable[[], T]]) -> list[T]:
+    def run_on_new_threads(self, works: Sequence[Callable[[], T]]) -> list[T]:
         """As `run`, on threads of their own: pushes that a cut holds back may have all others."""
         with ThreadPoolExecutor(max(1, len(works)), thread_name_prefix="ps-control") as pool:
-            return settle([pool.submit(work) for work in works])
+            return results_of([pool.submit(work) for work in works])
 
     def close(self) -> None:
         """Wait for what was started, then disconnect."""
         self._pool.shutdown(wait=True)
         if self._memory is not None:
             self._memory[1].close()
-        for shard in self._known.values():
+        for shard in self._shards.values():
             shard.close()
 
 

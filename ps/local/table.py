@@ -9,15 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protos.parameter_server_pb2 import TableSpec
-from ps.checkpoint import manifest
-from ps.checkpoint import tables as checkpoint
-from ps.checkpoint.manifest import File, Manifest
+from ps.checkpoint.manifest import check_free
 from ps.checkpoint.places import open_store
+from ps.checkpoint.tables import begin_snapshots, chain, load_tables, write_alone
 from ps.engine import _native
 from ps.errors import CheckpointError, TableError
 from ps.table.arrays import as_gradients, as_keys
 from ps.table.gate import Gate
 from ps.table.spec import describe_difference, make_spec, make_table
+from ps.table.table import Table
 from ps.table.usage import Usage
 
 
@@ -171,31 +171,17 @@ class LocalTable:
         Raises:
             CheckpointError: naming the file, what is wrong and what was expected.
         """
-        links = checkpoint.chain(open_store(directory))
-        tables, _ = checkpoint.load_tables(links, directory=tempfile.gettempdir())
-        return {name: LocalTable(spec, table) for name, (spec, table) in tables.items()}
+        tables, _ = load_tables(chain(open_store(directory)), directory=tempfile.gettempdir())
+        return {name: LocalTable(table.spec, table.native) for name, table in tables.items()}
 
 
 def save_checkpoint(directory: str | Path, tables: list[LocalTable]) -> None:
     """Write one checkpoint of several tables of this process."""
     store = open_store(directory)
-    manifest.check_free(store)
-    folder = manifest.new_id()
-    specs = {t.name: t.spec for t in tables}
+    check_free(store)
+    held = {table.name: Table(table.spec, table._table) for table in tables}
     snapshots: dict[str, _native.Snapshot] = {}
     for table in tables:
         with table._gate.closed():
-            snapshots |= checkpoint.begin(
-                {table.name: (table.spec, table._table)}, "checkpoint", {}
-            )
-    files = checkpoint.write_tables(store, folder, specs, snapshots, 0, 1)
-    manifest.write_manifest(
-        store,
-        Manifest(
-            id=folder,
-            mode="checkpoint",
-            shards=1,
-            files=tuple(File(f.name, 0, f.table, f.rows, f.bytes, f.sha256) for f in files),
-            tables=manifest.specs_as_json(specs),
-        ),
-    )
+            snapshots |= begin_snapshots({table.name: held[table.name]}, "checkpoint")
+    write_alone(store, held, snapshots)

@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from chassis.channels import RpcError
@@ -25,7 +25,7 @@ from protos.scheduler_pb2 import NodeStatus
 from ps.errors import CheckpointError, TableError
 from ps.server.maintenance import Maintenance
 from ps.server.service import ParameterService
-from ps.shard.directory import Durable
+from ps.shard.directory import ShardDirectory
 from ps.shard.replica import Replicator
 from ps.shard.save import restore
 from ps.shard.state import ShardState
@@ -104,7 +104,7 @@ def serve(
                 "Keys": service.keys,
             },
         )
-        durable, replicator = _take_back(settings, state, ends)
+        durable, replicator = _recover(settings, state, ends)
         if durable is not None:
             service.log_bytes = lambda: durable.log.bytes
         ends.callback(Maintenance(state, durable, replicator).close)
@@ -120,15 +120,15 @@ def serve(
         if settings.scheduler:
             where = _advertised(address, settings.advertise)
             keeps = settings.data is not None
-            ends.callback(_stand(settings.scheduler, where, keeps, stop).close)
+            ends.callback(_register(settings.scheduler, where, keeps, stop).close)
         ready(address, metrics)
         stop.wait()
         _log.info("stopping")
 
 
-def _take_back(
+def _recover(
     settings: Settings, state: ShardState, ends: ExitStack
-) -> tuple[Durable | None, Replicator | None]:
+) -> tuple[ShardDirectory | None, Replicator | None]:
     """Whatever was there before.
 
     Tables with a durability come from the shard's own data or its replica. The others, or, where
@@ -136,7 +136,9 @@ def _take_back(
     """
     durable, replicator, recovered = None, None, False
     if settings.data is not None:
-        durable = Durable(state, settings.data, sync=settings.sync, interval_s=settings.fold_s)
+        durable = ShardDirectory(
+            state, settings.data, sync=settings.sync, interval_s=settings.fold_s
+        )
         ends.callback(durable.close)
         recovered = durable.recovered
     if settings.replica:
@@ -153,7 +155,7 @@ def _advertised(address: str, host: str) -> str:
     return f"{host}:{address.rpartition(':')[2]}" if host else address
 
 
-def _stand(scheduler: str, address: str, keeps: bool, stop: threading.Event) -> Lease:
+def _register(scheduler: str, address: str, keeps: bool, stop: threading.Event) -> Lease:
     """Take a lease as a standing shard; shards are numbered in the order of their names."""
     status = NodeStatus(node_id=f"shard-{address}", kind="shard", address=address, keeps_rows=keeps)
     lease = Lease(scheduler, lambda: status)
@@ -175,7 +177,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--sync", action="store_true", help="acknowledge a push once the disk has it"
     )
     parser.add_argument(
-        "--fold", type=float, default=300.0, metavar="SECONDS", help="age of a base, at most"
+        "--fold",
+        type=float,
+        default=300.0,
+        dest="fold_s",
+        metavar="SECONDS",
+        help="age of a base, at most",
     )
     parser.add_argument("--replica", default="", metavar="HOST:PORT", help="told every change")
     parser.add_argument("--threads", type=int, default=16, help="calls handled at once")
@@ -191,21 +198,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     keep_buffers()
     stop = threading.Event()
     install_signals(stop)
-    settings = Settings(
-        bind=options.bind,
-        shard=options.shard,
-        shards=options.shards,
-        restore=options.restore,
-        data=options.data,
-        disk=options.disk,
-        sync=options.sync,
-        fold_s=options.fold,
-        replica=options.replica,
-        threads=options.threads,
-        scheduler=options.scheduler,
-        advertise=options.advertise,
-        metrics=options.metrics or "",
-    )
+    settings = Settings(**{field.name: getattr(options, field.name) for field in fields(Settings)})
     try:
         serve(
             settings,

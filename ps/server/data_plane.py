@@ -4,10 +4,11 @@ from protos import parameter_server_pb2 as pb
 from protos.codec import payload_prefix, unpack
 from ps.engine import _native
 from ps.errors import TableError
-from ps.shard.message import take_apart
-from ps.shard.state import ShardState, Table, now_s
+from ps.shard.push import take_apart
+from ps.shard.state import ShardState, now_s
 from ps.shm.region import Regions
 from ps.table.rules import WIRE_DTYPES
+from ps.table.table import Table
 
 MAX_REPLY_BYTES = 1 << 30
 MAX_CLIENT_NAME = 256

@@ -7,7 +7,7 @@ import time
 from chassis.memory import release_buffers
 from protos.parameter_server_pb2 import ShrinkRequest
 from ps.errors import CheckpointError
-from ps.shard.directory import Durable
+from ps.shard.directory import ShardDirectory
 from ps.shard.replica import Replicator
 from ps.shard.state import ShardState, now_s
 
@@ -30,7 +30,7 @@ class Maintenance:
     def __init__(
         self,
         state: ShardState,
-        durable: Durable | None,
+        durable: ShardDirectory | None,
         replicator: Replicator | None = None,
     ) -> None:
         self._state = state
@@ -74,11 +74,11 @@ class Maintenance:
             self._durable.fold()
         if time.monotonic() - self._checked > _CHECK_S:
             self._checked = time.monotonic()
-            self._let_go()
+            self._release_idle_buffers()
             if self._replicator is not None:
                 self._replicator.check()
 
-    def _let_go(self) -> None:
+    def _release_idle_buffers(self) -> None:
         counts = [t.native.counters() for t in list(self._state.tables.values())]
         handled = sum(count["pulled"] + count["pushed"] for count in counts)
         if handled != self._handled:

@@ -15,14 +15,20 @@ from protos import parameter_server_pb2 as pb
 from protos.codec import pack
 from protos.parameter_server_pb2_grpc import ParameterServerServicer
 from protos.reason_pb2 import REASON_UNSPECIFIED
-from ps.errors import CheckpointError, TableError
+from ps.errors import (
+    CheckpointError,
+    ConflictError,
+    OutdatedError,
+    StaleRouteError,
+    TableError,
+)
 from ps.server.clocks import Clocks
 from ps.server.data_plane import DataPlane
 from ps.server.metrics import ShardMetrics
 from ps.shard.replica import Standby
-from ps.shard.reshard import Moving
-from ps.shard.save import Saving
-from ps.shard.state import ConflictError, OutdatedError, ShardState, StaleRouteError, now_s
+from ps.shard.reshard import Mover
+from ps.shard.save import Saver
+from ps.shard.state import ShardState, now_s
 from ps.shm.line import UnixServer
 from ps.table.checks import check_spec
 
@@ -52,11 +58,11 @@ class ParameterService(ParameterServerServicer):
     def __init__(self, state: ShardState, threads: int = 0) -> None:
         self.state = state
         if threads:
-            state.gate.room = max(1, threads // 2)
+            state.gate.most_waiting = max(1, threads // 2)
         self.metrics = ShardMetrics(self.stats, threads)
         self.data = DataPlane(state)
-        self.saving = Saving(state)
-        self.moving = Moving(state)
+        self.saver = Saver(state)
+        self.mover = Mover(state)
         self.standby = Standby(state)
         self.clocks = Clocks(max(1, threads // 2))
         self.log_bytes: Callable[[], int] = lambda: 0
@@ -181,23 +187,23 @@ class ParameterService(ParameterServerServicer):
 
     def Cut(self, request: pb.CutRequest, context: grpc.ServicerContext) -> pb.CutReply:  # noqa: N802
         """Hold pushes back for a save."""
-        return self._guarded("Cut", context, lambda: self.saving.cut(request))
+        return self._guarded("Cut", context, lambda: self.saver.cut(request))
 
     def Save(self, request: pb.SaveRequest, context: grpc.ServicerContext) -> pb.SaveReply:  # noqa: N802
         """Write this shard's files."""
-        return self._guarded("Save", context, lambda: self.saving.save(request))
+        return self._guarded("Save", context, lambda: self.saver.save(request))
 
     def Load(self, request: pb.LoadRequest, context: grpc.ServicerContext) -> pb.LoadReply:  # noqa: N802
         """Replace the tables a checkpoint names by their rows there; others stay."""
-        return self._guarded("Load", context, lambda: pb.LoadReply(rows=self.saving.load(request)))
+        return self._guarded("Load", context, lambda: pb.LoadReply(rows=self.saver.load(request)))
 
     def Route(self, request: pb.RouteRequest, context: grpc.ServicerContext) -> pb.RouteReply:  # noqa: N802
         """Tell or install the routing."""
-        return self._guarded("Route", context, lambda: self.moving.route(request))
+        return self._guarded("Route", context, lambda: self.mover.route(request))
 
     def Move(self, request: pb.MoveRequest, context: grpc.ServicerContext) -> pb.MoveReply:  # noqa: N802
         """Send buckets to another shard."""
-        return self._guarded("Move", context, lambda: self.moving.move(request))
+        return self._guarded("Move", context, lambda: self.mover.move(request))
 
     def Absorb(  # noqa: N802
         self, request_iterator: Iterator[pb.StateBlock], context: grpc.ServicerContext
@@ -208,7 +214,7 @@ class ParameterService(ParameterServerServicer):
             first = next(request_iterator, None)
             if first is None:
                 raise TableError("Absorb: no blocks; expected at least one")
-            taker = self.standby if first.reset else self.moving
+            taker = self.standby if first.reset else self.mover
             return pb.AbsorbReply(rows=taker.absorb(first, request_iterator))
 
         return self._guarded("Absorb", context, work)

@@ -20,8 +20,7 @@ from protos.parameter_server_pb2 import (
 )
 from ps.checkpoint.manifest import verify
 from ps.checkpoint.places import open_store
-from ps.checkpoint.rowfile import read_spec
-from ps.checkpoint.store import Store
+from ps.checkpoint.rowfile import spec_of
 from ps.engine import _native
 from ps.errors import CheckpointError, TableError
 from ps.serving import feed
@@ -196,11 +195,11 @@ class Follower:
             if deltas is None:
                 raise CheckpointError(f"{self._store.url}: deltas after {base.name} are missing")
             tables: dict[str, _Served] = {}
-            rows, removed = self._take(base, tables)
+            rows, removed = self._load_entry(base, tables)
         else:
             tables, rows, removed = dict(self._tables), 0, 0
         for delta in deltas:
-            changed = self._take(delta, tables)
+            changed = self._load_entry(delta, tables)
             rows, removed = rows + changed[0], removed + changed[1]
             if base is None:
                 self._tables, self._number = tables, delta.number
@@ -216,14 +215,14 @@ class Follower:
             time.monotonic() - began,
         )
 
-    def _take(self, entry: Entry, tables: dict[str, "_Served"]) -> tuple[int, int]:
+    def _load_entry(self, entry: Entry, tables: dict[str, "_Served"]) -> tuple[int, int]:
         link = feed.open_entry(self._store, entry)
         store, manifest = link
         files = [f for f in manifest.files if self._only is None or f.table in self._only]
         verify(store, files)
         rows = removed = 0
         for name in sorted({f.table for f in files}):
-            changed = _take_table(link, name, tables)
+            changed = _load_table(link, name, tables)
             rows, removed = rows + changed[0], removed + changed[1]
         return rows, removed
 
@@ -255,11 +254,11 @@ class _Served:
         return before - int(self.native.counters()["rows"])
 
 
-def _take_table(link: Link, name: str, tables: dict[str, _Served]) -> tuple[int, int]:
+def _load_table(link: Link, name: str, tables: dict[str, _Served]) -> tuple[int, int]:
     """Write the rows that a save has of a table, then remove those it lacks by name."""
     store, manifest = link
     files = [f for f in manifest.files if f.table == name]
-    spec = _spec_in(store, files[0].name)
+    spec = spec_of(store, files[0].name)
     served = tables.get(name)
     if served is None:
         served = tables[name] = _Served(spec, make_table(_serving_spec(spec)))
@@ -285,11 +284,6 @@ def _take_table(link: Link, name: str, tables: dict[str, _Served]) -> tuple[int,
     if written:  # a key may have come back since, on another shard even
         keys = np.setdiff1d(keys, np.concatenate(written), assume_unique=False)
     return rows, served.remove(keys)
-
-
-def _spec_in(store: Store, name: str) -> TableSpec:
-    with store.open(name) as stream:
-        return read_spec(stream, f"{store.url}/{name}")
 
 
 def _serving_spec(spec: TableSpec) -> TableSpec:

@@ -8,9 +8,9 @@ from pathlib import Path
 from secrets import token_hex
 
 from chassis.closing import Closing
-from ps.checkpoint.manifest import Manifest, read_manifest
+from ps.checkpoint.manifest import Manifest, first_files, read_manifest
 from ps.checkpoint.places import open_store
-from ps.checkpoint.rowfile import read_spec
+from ps.checkpoint.rowfile import spec_of
 from ps.client.parameter_client import FILES_TIMEOUT_S, ParameterClient
 from ps.errors import CheckpointError, DeltaError, ShardError
 from ps.serving import feed
@@ -114,8 +114,8 @@ class Publisher(Closing):
                 )
             feed.write_feed(self._store, now)
             self._sweep(now)
-        known = {e.name for e in (*before.bases, *before.deltas)} if before else set()
-        saves = tuple(e.name for e in (*now.deltas, *now.bases) if e.name not in known)
+        published = {e.name for e in (*before.bases, *before.deltas)} if before else set()
+        saves = tuple(e.name for e in (*now.deltas, *now.bases) if e.name not in published)
         return Published(saves, rows, now.number, time.monotonic() - began)
 
     def start(self) -> None:
@@ -155,7 +155,7 @@ class Publisher(Closing):
         asked = time.time()
         try:
             delta, manifest = self._delta(before)
-        except _BrokenError as error:
+        except DeltaError as error:
             _log.info("publishing a new base to %s: %s", self._store.url, error)
             return self._begin(before.number)
         if delta is None:
@@ -179,19 +179,20 @@ class Publisher(Closing):
         return Feed(token_hex(8), (base,), (), asked), _rows(manifest)
 
     def _delta(self, before: Feed) -> tuple[Entry | None, Manifest]:
-        """What changed since the newest delta; no entry when that is nothing."""
+        """What changed since the newest delta; no entry when that is nothing.
+
+        Raises:
+            DeltaError: deltas cannot go on from what was published.
+        """
         try:
             _, parent = feed.open_entry(self._store, before.last)
         except CheckpointError as error:
-            raise _BrokenError(str(error)) from None
+            raise DeltaError(str(error)) from None
         since = feed.entry_store(self._store, before.last).url
-        try:
-            entry, manifest = self._save("delta", before.number + 1, since)
-        except DeltaError as error:
-            raise _BrokenError(str(error)) from None
+        entry, manifest = self._save("delta", before.number + 1, since)
         dropped = [name for name in parent.tables if name not in manifest.tables]
         if dropped:
-            raise _BrokenError(f"table {dropped[0]!r} was dropped")
+            raise DeltaError(f"table {dropped[0]!r} was dropped")
         if dict(parent.tables) == dict(manifest.tables) and self._is_empty(entry, manifest):
             return None, manifest
         return entry, manifest
@@ -213,14 +214,12 @@ class Publisher(Closing):
         if _rows(manifest):
             return False
         place = feed.entry_store(self._store, entry)
-        heads: dict[str, int] = {}
-        for file in manifest.files:
-            if file.table not in heads:
-                with place.open(file.name) as stream:
-                    heads[file.table] = read_spec(stream, file.name).ByteSize()
-            if file.bytes != heads[file.table] + _EMPTY:
-                return False  # it names removed keys
-        return True
+        sizes = {
+            name: spec_of(place, file.name).ByteSize() + _EMPTY
+            for name, file in first_files(manifest.files).items()
+        }
+        # A longer one names removed keys.
+        return all(file.bytes == sizes[file.table] for file in manifest.files)
 
     def _check_free(self) -> None:
         foreign = [e for e in self._store.entries() if not feed.is_entry(e) and e[0] != "."]
@@ -236,10 +235,6 @@ class Publisher(Closing):
         for entry in self._store.entries():
             if feed.is_entry(entry) and entry not in used:
                 self._store.remove(entry)
-
-
-class _BrokenError(Exception):
-    """Deltas cannot go on from what was published."""
 
 
 def _rows(manifest: Manifest) -> int:

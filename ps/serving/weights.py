@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protos.parameter_server_pb2 import TableSpec
-from ps.checkpoint import tables as checkpoint
-from ps.checkpoint.manifest import File, Manifest
+from ps.checkpoint.manifest import File, Manifest, first_files
 from ps.checkpoint.places import open_store
-from ps.checkpoint.rowfile import read_blocks, read_spec
+from ps.checkpoint.rowfile import read_blocks, read_spec, spec_of
 from ps.checkpoint.store import Store
+from ps.checkpoint.tables import chain
 from ps.engine import _native
 from ps.errors import CheckpointError
 from ps.serving import feed
@@ -85,7 +85,7 @@ def links_of(place: str | Path) -> list[Link]:
     store = open_store(place)
     found = feed.read_feed(store)
     if found is None:
-        return checkpoint.chain(store)
+        return chain(store)
     base = found.bases[-1]
     entries = [base, *(d for d in found.deltas if d.number > base.number)]
     return [feed.open_entry(store, entry) for entry in entries]
@@ -99,16 +99,11 @@ def specs_of(links: Sequence[Link]) -> dict[str, TableSpec]:
     """
     specs: dict[str, TableSpec] = {}
     for store, manifest in reversed(links):
-        seen: set[str] = set()
-        for file in manifest.files:
-            if not file.table or file.table in seen:
-                continue
-            seen.add(file.table)
-            with store.open(file.name) as stream:
-                spec = read_spec(stream, f"{store.url}/{file.name}")
-            have = specs.get(file.table)
+        for name, file in first_files(manifest.files).items():
+            spec = spec_of(store, file.name)
+            have = specs.get(name)
             if have is None and manifest is links[-1][1]:
-                specs[file.table] = spec
+                specs[name] = spec
             elif have is not None and have != spec:
                 raise CheckpointError(
                     f"{store.url}/{file.name}: differs from later saves: "

@@ -9,25 +9,25 @@ import threading
 import time
 from pathlib import Path
 
-from ps.checkpoint import manifest
-from ps.checkpoint import tables as checkpoint
+from ps.checkpoint.manifest import is_checkpoint
 from ps.checkpoint.store import LocalStore
+from ps.checkpoint.tables import begin_snapshots, chain, load_tables, write_alone
 from ps.shard import log
 from ps.shard.log import Log
-from ps.shard.state import ShardState, Table, now_s
+from ps.shard.state import ShardState, now_s
 
 _TURN_S = 600.0  # to wait for a save that is being written
 _FOLD_FROM = 64 << 20  # bytes of log that are not worth a base yet
 _log = logging.getLogger("heterps.ps")
 
 
-class Durable:
+class ShardDirectory:
     """A shard's own directory.
 
     Args:
         state: of the shard, still empty.
         directory: made when it is not there; of one shard alone.
-        sync: see ps.log.Log.
+        sync: see ps.shard.log.Log.
         interval_s: how old a base of tables with durability=checkpoint may be.
     """
 
@@ -65,33 +65,15 @@ class Durable:
         """Write a new base and drop the logs before it."""
         state = self._state
         with self._folding, state.files.closed(_TURN_S):
-            folder = manifest.new_id()
             with state.gate.closed():
                 with state.lock:
                     kept = {n: t for n, t in state.tables.items() if t.spec.durability}
-                tables = {name: (t.spec, t.native) for name, t in kept.items()}
-                snapshots = checkpoint.begin(tables, "checkpoint", {})
-                clients = state.window.export()
+                snapshots = begin_snapshots(kept, "checkpoint")
+                windows = state.pushes.windows()
                 number = self.log.rotate()
-                self.log.append("state", now_s(), state.summary().SerializeToString())
-            specs = {name: spec for name, (spec, _) in tables.items()}
-            files = checkpoint.write_tables(self._store, folder, specs, snapshots, 0, 1)
-            files.append(checkpoint.write_window(self._store, folder, clients, 0, 1))
-            manifest.write_manifest(
-                self._store,
-                manifest.Manifest(
-                    id=folder,
-                    mode="checkpoint",
-                    shards=1,
-                    files=tuple(
-                        manifest.File(f.name, 0, f.table, f.rows, f.bytes, f.sha256) for f in files
-                    ),
-                    tables=manifest.specs_as_json(specs),
-                    log=number,
-                ),
-            )
-            self.log.forget_before(number)
-            self._base_bytes = sum(f.bytes for f in files)
+                self.log.append("state", now_s(), state.summary(windows=False).SerializeToString())
+            self._base_bytes = write_alone(self._store, kept, snapshots, windows, number)
+            self.log.remove_before(number)
             self._folded = time.monotonic()
             self._pushed = sum(t.native.counters()["pushed"] for t in kept.values())
         _log.info("folded %d bytes into a base", self._base_bytes)
@@ -105,11 +87,11 @@ class Durable:
         """Take back what was kept; whether there was anything."""
         began = time.monotonic()
         state, number, found = self._state, 0, False
-        if manifest.is_checkpoint(self._store):
-            links = checkpoint.chain(self._store)
-            tables, clients = checkpoint.load_tables(links, directory=state.directory)
-            state.tables.update({n: Table(spec, native) for n, (spec, native) in tables.items()})
-            state.window.merge(clients)
+        if is_checkpoint(self._store):
+            links = chain(self._store)
+            tables, windows = load_tables(links, directory=state.directory)
+            state.tables.update(tables)
+            state.pushes.merge(windows)
             number, found = links[-1][1].log, True
             self._first = number
             self._base_bytes = sum(f.bytes for f in links[-1][1].files)

@@ -59,7 +59,7 @@ class Log:
         return self._end
 
     def append(self, kind: str, time_s: int, payload: Buffer) -> None:
-        """See ps.shard.state.Journal."""
+        """See ps.shard.journal.Journal."""
         prefix = payload_prefix(LogRecord(kind=kind, time_s=time_s), len(payload))
         body = memoryview(payload).cast("B")
         checksum = crc32(body, crc32(prefix))
@@ -82,7 +82,7 @@ class Log:
                     self._safe = reached
 
     def renew(self, *, closed: bool = False, behind: bool = False) -> None:
-        """See ps.shard.state.Journal; a log is never behind."""
+        """See ps.shard.journal.Journal; a log is never behind."""
         del closed
         if not behind:
             self._fold()
@@ -98,7 +98,7 @@ class Log:
             self.number += 1
             return self.number
 
-    def forget_before(self, number: int) -> None:
+    def remove_before(self, number: int) -> None:
         """Remove the files that a base has taken in."""
         for path, found in files(self._directory):
             if found < number:

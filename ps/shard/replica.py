@@ -17,13 +17,12 @@ from chassis.channels import RpcError, call, connect
 from protos import parameter_server_pb2 as pb
 from protos.codec import pack, unpack
 from protos.parameter_server_pb2_grpc import ParameterServerStub
-from ps.checkpoint import tables as checkpoint
-from ps.engine import _native
-from ps.errors import TableError
-from ps.shard import blocks as transfer
+from ps.checkpoint.tables import begin_snapshots
+from ps.errors import ConflictError, TableError
+from ps.shard import transfer
+from ps.shard.exactly_once import ExactlyOnce
 from ps.shard.journal import BehindError, Buffer
-from ps.shard.state import ConflictError, ShardState, Table
-from ps.table.spec import make_table
+from ps.shard.state import ShardState
 
 _TIMEOUT_S = 10.0
 _TURN_S = 60.0
@@ -48,19 +47,19 @@ class Replicator:
         self._stub = ParameterServerStub(self._channel)
         self._replicate: Callable[..., bytes] = self._channel.unary_unary(_PATH)
         self._lock = threading.Lock()
-        self._of = state.run
+        self._primary = state.run
         self._number = 0
         self._behind = False
-        self._filled = ""  # the run of the replica that has the state
+        self._filled_run = ""  # the run of the replica that has the state
         self.recovered = self._recover()
         state.journals["replica"] = self
 
     def append(self, kind: str, time_s: int, payload: Buffer) -> None:
-        """See ps.shard.state.Journal."""
+        """See ps.shard.journal.Journal."""
         with self._lock:
             # A number is used once: whether a record without an answer was taken is not known.
             self._number += 1
-            record = pb.LogRecord(kind=kind, time_s=time_s, of=self._of, number=self._number)
+            record = pb.LogRecord(kind=kind, time_s=time_s, of=self._primary, number=self._number)
             try:
                 call(
                     self._replicate,
@@ -76,7 +75,7 @@ class Replicator:
                 raise TimeoutError(f"the replica does not answer: {error}") from None
 
     def renew(self, *, closed: bool = False, behind: bool = False) -> None:
-        """See ps.shard.state.Journal."""
+        """See ps.shard.journal.Journal."""
         if closed:
             self._fill()
             return
@@ -101,24 +100,21 @@ class Replicator:
             )
         except RpcError as error:
             raise TimeoutError(f"the replica does not answer: {error}") from None
-        if kept and reply.run != self._filled:
+        if kept and reply.run != self._filled_run:
             self.renew()
 
     def _fill(self) -> None:
         state = self._state
         with state.lock:
             tables = {n: t for n, t in state.tables.items() if t.spec.durability == "replica"}
-        snapshots = _snapshots(tables)
-        head = state.summary()
-        ends = list(head.window)
-        head.ClearField("window")
-        head.window.extend(transfer.windows_of(state.window.export(), ends))
+        snapshots = begin_snapshots(tables, "checkpoint")
+        head = state.summary(windows=True)
         head.reset = True
-        head.of, head.number = self._of, self._number
+        head.of, head.number = self._primary, self._number
 
         def messages() -> Iterator[pb.StateBlock]:
             yield head
-            yield from transfer.blocks(tables, snapshots)
+            yield from transfer.blocks_of(tables, snapshots)
 
         try:
             call(
@@ -127,7 +123,7 @@ class Replicator:
                 what=f"filling replica {self._address}",
                 timeout_s=transfer.TIMEOUT_S,
             )
-            self._filled = call(
+            self._filled_run = call(
                 self._stub.Stats,
                 pb.StatsRequest(),
                 what=f"replica {self._address}",
@@ -159,16 +155,15 @@ class Replicator:
             ).run
             replies = self._stub.Fetch(pb.FetchRequest(), timeout=transfer.TIMEOUT_S)
             head = next(replies)
-            tables = _take(replies, self._state.directory)
+            tables = transfer.tables_of(replies, self._state.directory)
         except (RpcError, grpc.RpcError) as error:
             raise TableError(
                 f"--replica {self._address}: {error}; expected a shard started with --standby"
             ) from None
         if not head.of:
             return False
-        self._of, self._number, self._filled = head.of, head.number, run
+        self._primary, self._number, self._filled_run = head.of, head.number, run
         self._state.tables.update(tables)
-        self._state.window.merge(transfer.clients_of(head.window))
         self._state.take_over(head)
         _log.info(
             "took back %d tables from replica %s in %.2f s",
@@ -185,7 +180,7 @@ class Standby:
     def __init__(self, state: ShardState) -> None:
         self._state = state
         self._lock = threading.Lock()
-        self._of = ""
+        self._primary = ""
         self._number = 0
 
     def replicate(self, request: bytes) -> bytes:
@@ -196,7 +191,7 @@ class Standby:
         """
         record, payload = unpack(pb.LogRecord, request)
         with self._lock:
-            if record.of != self._of or record.number > self._number + 1:
+            if record.of != self._primary or record.number > self._number + 1:
                 raise ConflictError("this replica lacks earlier changes; it must be filled")
             applied = record.number == self._number + 1
             if applied:  # else the answer to it was lost
@@ -206,17 +201,13 @@ class Standby:
 
     def absorb(self, first: pb.StateBlock, rest: Iterator[pb.StateBlock]) -> int:
         """Take the whole state in the place of what is here."""
-        tables = _take(rest, self._state.directory)
-        window = _native.Window()
-        window.merge(transfer.clients_of(first.window))
+        tables = transfer.tables_of(rest, self._state.directory)
         with self._lock, self._state.gate.closed(), self._state.lock:
             self._state.tables = tables
-            self._state.window = window
+            self._state.pushes = ExactlyOnce()
+            self._state.take_over(first)
             self._state.follows = True
-            self._of, self._number = first.of, first.number
-            self._state.positions.clear()
-            self._state.ends.clear()
-        self._state.take_over(first)
+            self._primary, self._number = first.of, first.number
         return sum(table.native.counters()["rows"] for table in tables.values())
 
     def fetch(self) -> Iterator[pb.StateBlock]:
@@ -229,34 +220,14 @@ class Standby:
         with state.files.closed(_TURN_S):
             with self._lock, state.gate.closed():
                 tables = dict(state.tables)
-                snapshots = _snapshots(tables)
-                head = state.summary()
-                ends = list(head.window)
-                head.ClearField("window")
-                head.window.extend(transfer.windows_of(state.window.export(), ends))
-                if self._of:
-                    self._of = uuid4().hex
-                head.of, head.number = self._of, self._number
+                snapshots = begin_snapshots(tables, "checkpoint")
+                head = state.summary(windows=True)
+                if self._primary:
+                    self._primary = uuid4().hex
+                head.of, head.number = self._primary, self._number
             try:
                 yield head
-                yield from transfer.blocks(tables, snapshots)
+                yield from transfer.blocks_of(tables, snapshots)
             finally:
                 for snapshot in snapshots.values():
                     snapshot.close()
-
-
-def _snapshots(tables: dict[str, Table]) -> dict[str, _native.Snapshot]:
-    pairs = {name: (table.spec, table.native) for name, table in tables.items()}
-    return checkpoint.begin(pairs, "checkpoint", {})
-
-
-def _take(blocks: Iterator[pb.StateBlock], directory: str) -> dict[str, Table]:
-    tables: dict[str, Table] = {}
-    for block in blocks:
-        if block.HasField("table"):
-            spec = pb.TableSpec()
-            spec.CopyFrom(block.table)
-            tables[spec.name] = Table(spec, make_table(spec, directory))
-        elif block.name:
-            transfer.native_of(tables, block.name).absorb(block.payload, None)
-    return tables

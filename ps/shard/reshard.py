@@ -16,17 +16,18 @@ from chassis.channels import RpcError, call, connect
 from protos import parameter_server_pb2 as pb
 from protos.parameter_server_pb2_grpc import ParameterServerStub
 from ps.engine import _native
-from ps.errors import TableError
-from ps.shard import blocks as transfer
-from ps.shard.state import ConflictError, ShardState, StaleRouteError, Table
+from ps.errors import ConflictError, StaleRouteError, TableError
+from ps.shard import transfer
+from ps.shard.state import ShardState
 from ps.table.buckets import as_flags, route_of
+from ps.table.table import Table
 
 _TURN_S = 60.0
 _log = logging.getLogger("heterps.ps")
 
 
 @dataclass(slots=True)
-class _Sending:
+class _Sent:
     """What was sent under one token."""
 
     token: str
@@ -35,12 +36,12 @@ class _Sending:
     route: int = 0
 
 
-class Moving:
+class Mover:
     """One shard's part in a change of the routing."""
 
     def __init__(self, state: ShardState) -> None:
         self._state = state
-        self._sending = _Sending("")
+        self._sending = _Sent("")
         self._receiving: set[tuple[str, str]] = set()  # token, run of the sender
 
     def route(self, request: pb.RouteRequest) -> pb.RouteReply:
@@ -80,7 +81,7 @@ class Moving:
         sending = self._sending
         if not request.again and sending.token != token:
             # Whoever moved buckets before must not go on: what it has sent may be gone.
-            sending = self._sending = _Sending(token, route=request.route)
+            sending = self._sending = _Sent(token, route=request.route)
         if sending.token != token or (request.again and request.to not in sending.cuts):
             raise ConflictError(
                 f"Move: nothing was sent to {request.to} as {token[:64]!r}, or another change of "
@@ -102,8 +103,7 @@ class Moving:
             cuts = {name: snapshot.cut for name, snapshot in snapshots.items()}
             windows = []
             if request.last:
-                ends = state.summary().window
-                windows = transfer.windows_of(state.window.export(), ends)
+                windows = [window.message for window in state.pushes.windows()]
             else:
                 state.gate.open(token)
             rows = self._send(request, tables, snapshots, windows)
@@ -151,7 +151,7 @@ class Moving:
                 of=self._state.run,
                 route=request.route,
             )
-            yield from transfer.blocks(tables, snapshots)
+            yield from transfer.blocks_of(tables, snapshots)
 
         with connect(request.to) as channel:
             try:
@@ -186,14 +186,14 @@ class Moving:
             with state.files.closed(_TURN_S), state.gate.closed():
                 state.install(request)
         else:
-            self._let_go(request, {int(b): routing.shards[route[b]] for b in leaving})
-        self._sending = _Sending("")
+            self._install_after_move(request, {int(b): routing.shards[route[b]] for b in leaving})
+        self._sending = _Sent("")
         self._receiving.clear()
         _log.info(
             "routing %d: %d of %d buckets", routing.version, int(stays.sum()), _native.BUCKETS
         )
 
-    def _let_go(self, request: pb.RouteRequest, leaving: dict[int, str]) -> None:
+    def _install_after_move(self, request: pb.RouteRequest, leaving: dict[int, str]) -> None:
         """Install a routing that takes buckets away."""
         state, sending = self._state, self._sending
         token = sending.token
@@ -203,8 +203,8 @@ class Moving:
         try:
             if not sent:
                 raise TimeoutError("rows have not been sent")
-            state.files.settle(token)
-            state.gate.settle(token)
+            state.files.drain(token)
+            state.gate.drain(token)
         except TimeoutError as error:
             raise ConflictError(
                 f"Route: {error}; expected a last round of Move, and pushes held back since"

@@ -10,15 +10,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protos import parameter_server_pb2 as pb
-from ps.checkpoint import manifest
-from ps.checkpoint import tables as checkpoint
+from ps.checkpoint.manifest import MODES
 from ps.checkpoint.places import open_store
-from ps.checkpoint.tables import ClientState
+from ps.checkpoint.tables import (
+    begin_snapshots,
+    chain,
+    load_tables,
+    write_tables,
+    write_windows,
+)
 from ps.engine import _native
 from ps.errors import CheckpointError, DeltaError, TableError
-from ps.shard.state import ShardState, Table
-from ps.table.gate import Push
+from ps.shard.state import ShardState
+from ps.table.applied import AppliedWindow, pushes_of
 from ps.table.spec import describe_difference
+from ps.table.table import Table
 
 _LOOK_S = 0.5  # to wait before a cut is told that others come first
 _RESERVED_S = 10.0  # for which a cut keeps its turn without being heard of
@@ -29,13 +35,13 @@ _log = logging.getLogger("heterps.ps")
 @dataclass(frozen=True, slots=True)
 class _Cut:
     tables: dict[str, Table]
-    clients: list[ClientState]
+    windows: list[AppliedWindow]
     positions: list[pb.Position]
     snapshots: dict[str, _native.Snapshot]
     marks: dict[str, int]  # what a delta gives as `since`
 
 
-class Saving:
+class Saver:
     """Cut, Save and Load.
 
     A cut first waits for its turn on every shard, so that pushes need not wait for an earlier
@@ -75,32 +81,20 @@ class Saving:
         route = self._state.route_version
         if not hold:
             return pb.CutReply(route=route)
-        admitted: set[Push] = {(p.client, p.epoch, s) for p in request.admit for s in p.sequences}
-        if admitted:
-            gate.admit(admitted)
-        with self._state.lock:
-            ends = dict(self._state.ends)
+        if request.admit:
+            gate.admit(pushes_of(request.admit))
         windows = []
-        for client, epoch, highest, bits in self._state.window.export():
-            known_epoch, end = ends.get(client, (0, 0))
-            newest, applied = self._with_lost(client, epoch, highest, bits)
-            windows.append(
-                pb.ClientWindow(
-                    client=client,
-                    epoch=epoch,
-                    highest=newest,
-                    end=end if known_epoch == epoch else 0,
-                    bits=applied,
-                )
-            )
-        return pb.CutReply(clients=windows, route=route)
+        for window in self._state.pushes.windows():
+            lost = self._lost.get((window.client, window.epoch))
+            windows.append(window.including(lost) if lost else window)
+        return pb.CutReply(clients=[window.message for window in windows], route=route)
 
     def save(self, request: pb.SaveRequest) -> pb.SaveReply:
         """Write this shard's files of a cut, or of a cut of its own."""
         _check_shard(request.shard, request.shards)
         mode = request.mode or "checkpoint"
-        if mode not in manifest.MODES:
-            raise TableError(f"Save: mode={mode!r}; expected {', '.join(manifest.MODES)}")
+        if mode not in MODES:
+            raise TableError(f"Save: mode={mode!r}; expected {', '.join(MODES)}")
         state = self._state
         if request.since and request.run != state.run:
             raise DeltaError(
@@ -113,13 +107,13 @@ class Saving:
                 f"Save: directory={request.directory!r}; expected an absolute path, or a URL"
             )
         for pushes in request.lost:
-            known = self._lost.setdefault((pushes.client, pushes.epoch), set())
-            known.update(pushes.sequences)
+            lost = self._lost.setdefault((pushes.client, pushes.epoch), set())
+            lost.update(pushes.sequences)
         began = time.monotonic()
         holder: object = request.cut or object()
         try:
             if request.cut:
-                state.files.settle(holder)
+                state.files.drain(holder)
             else:
                 state.files.close(holder, float("inf"), timeout_s=_TURN_S)
         except TimeoutError as error:
@@ -128,16 +122,13 @@ class Saving:
             cut = self._begin(request, mode, holder)
             generations = cut.marks
             store = open_store(directory)
-            specs = {name: table.spec for name, table in cut.tables.items()}
             try:
-                files = checkpoint.write_tables(
-                    store, folder, specs, cut.snapshots, request.shard, request.shards
+                files = write_tables(
+                    store, folder, cut.tables, cut.snapshots, request.shard, request.shards
                 )
                 if mode in ("checkpoint", "delta"):
                     files.append(
-                        checkpoint.write_window(
-                            store, folder, cut.clients, request.shard, request.shards
-                        )
+                        write_windows(store, folder, cut.windows, request.shard, request.shards)
                     )
             except OSError as error:
                 raise CheckpointError(
@@ -165,18 +156,6 @@ class Saving:
         wanted = self._state.owned(request.shard, request.shards)
         return restore(self._state, request.directory, wanted)
 
-    def _with_lost(self, client: str, epoch: int, highest: int, bits: bytes) -> tuple[int, bytes]:
-        """What was applied, and what is not to be waited for, as if it had been."""
-        lost = self._lost.get((client, epoch))
-        if not lost:
-            return highest, bits
-        width, newest = _native.WINDOW, max(highest, *lost)
-        flags = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little")
-        between = np.arange(max(highest, newest - width) + 1, newest + 1)
-        flags[between % width] = 0
-        flags[[s % width for s in lost if newest - s < width]] = 1
-        return newest, np.packbits(flags, bitorder="little").tobytes()
-
     def _end(self, holder: object) -> None:
         if isinstance(holder, str):
             self._over.append(holder)
@@ -187,7 +166,7 @@ class Saving:
         state, gate = self._state, self._state.gate
         try:
             if request.cut:
-                gate.settle(holder)
+                gate.drain(holder)
             else:
                 gate.close(holder, 60.0)
         except TimeoutError as error:
@@ -199,22 +178,21 @@ class Saving:
                     for name, table in state.tables.items()
                     if name.startswith(request.prefix)
                 }
-                positions = list(state.positions.values())
+                positions = state.pushes.positions()
             for name, mark in request.since.items():
                 if name in tables and mark not in tables[name].cuts:
                     raise DeltaError(
                         f"table {name!r} was loaded, made anew or moved in part since the save "
                         "that a delta would build on; save a whole checkpoint first"
                     )
-            pairs = {name: (t.spec, t.native) for name, t in tables.items()}
             since = {name: mark & 0xFFFFFFFF for name, mark in request.since.items()}
-            snapshots = checkpoint.begin(pairs, mode, since)
+            snapshots = begin_snapshots(tables, mode, since)
             marks = {}
             for name, snapshot in snapshots.items():
                 # Two tables of one name may come to the same cut; the upper half tells them apart.
                 marks[name] = secrets.randbits(31) << 32 | snapshot.cut
                 tables[name].cuts.add(marks[name])
-            return _Cut(tables, state.window.export(), positions, snapshots, marks)
+            return _Cut(tables, state.pushes.windows(), positions, snapshots, marks)
         finally:
             gate.open(holder)
 
@@ -233,32 +211,30 @@ def restore(
     Raises:
         CheckpointError: nothing was changed.
     """
-    links = checkpoint.chain(open_store(place))
+    links = chain(open_store(place))
     with state.files.closed(_TURN_S):
-        tables, clients = checkpoint.load_tables(links, wanted, state.directory)
+        tables, windows = load_tables(links, wanted, state.directory)
         if not lasting:
-            tables = {n: pair for n, pair in tables.items() if not pair[0].durability}
+            tables = {n: t for n, t in tables.items() if not t.spec.durability}
         with state.gate.closed(), state.lock:
-            for name, (spec, _) in tables.items():
+            for name, table in tables.items():
                 have = state.tables.get(name)
-                if have is not None and have.spec != spec:
+                if have is not None and have.spec != table.spec:
                     raise CheckpointError(
                         f"{place}: table {name!r} differs from the one in use: "
-                        f"{describe_difference(have.spec, spec)}"
+                        f"{describe_difference(have.spec, table.spec)}"
                     )
-            state.tables.update(
-                {name: Table(spec, native) for name, (spec, native) in tables.items()}
-            )
-            state.window.merge(clients)
-    known = set() if lasting else set(state.positions)
-    state.take_positions(
+            state.tables.update(tables)
+            state.pushes.merge(windows)
+    kept = set() if lasting else {position.client for position in state.pushes.positions()}
+    state.pushes.take_positions(
         pb.Position(client=client, position=text)
         for client, text in links[-1][1].positions.items()
-        if client not in known
+        if client not in kept
     )
-    if any(spec.durability for spec, _ in tables.values()):
+    if any(table.spec.durability for table in tables.values()):
         state.renew_journals()
-    rows = sum(native.counters()["rows"] for _, native in tables.values())
+    rows = sum(table.native.counters()["rows"] for table in tables.values())
     _log.info("restored %d rows of %d tables from %s", rows, len(tables), place)
     return rows
 

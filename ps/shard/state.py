@@ -3,9 +3,9 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from typing import TypeVar
+from collections.abc import Callable
+from functools import wraps
+from typing import Concatenate, ParamSpec, TypeVar
 from uuid import uuid4
 from zlib import crc32
 
@@ -16,50 +16,38 @@ from chassis.near import did_you_mean
 from protos import parameter_server_pb2 as pb
 from protos.codec import unpack
 from ps.engine import _native
-from ps.errors import TableError
+from ps.errors import ConflictError, StaleRouteError, TableError
+from ps.shard.exactly_once import ExactlyOnce, Seen
 from ps.shard.journal import BehindError, Buffer, Journal
-from ps.shard.message import Push, take_apart
+from ps.shard.push import ReceivedPush, take_apart
+from ps.table.applied import AppliedWindow
 from ps.table.buckets import buckets_of, default_route, route_of
 from ps.table.gate import Gate
-from ps.table.gate import Push as Name
-from ps.table.spec import describe_difference, make_table
+from ps.table.spec import describe_difference
+from ps.table.table import Table
 
-NEW, REPEATED, TOO_OLD, EARLIER_EPOCH = range(4)
 _RENEWALS = 3
+P = ParamSpec("P")
 R = TypeVar("R")
 _log = logging.getLogger("heterps.ps")
 
 
-class ConflictError(RuntimeError):
-    """A request that does not go with the state it meets."""
+def _filling_journals(
+    change: Callable[Concatenate["ShardState", P], R],
+) -> Callable[Concatenate["ShardState", P], R]:
+    """A change of a shard's state; a journal that lacks what was before it is filled first."""
 
+    @wraps(change)
+    def attempt(state: "ShardState", /, *args: P.args, **kwargs: P.kwargs) -> R:
+        for _ in range(_RENEWALS):
+            try:
+                return change(state, *args, **kwargs)
+            except BehindError:
+                for journal in list(state.journals.values()):
+                    journal.renew(behind=True)
+        return change(state, *args, **kwargs)
 
-class OutdatedError(RuntimeError):
-    """A push so late that whether it was applied is no longer known; it was not applied now."""
-
-
-class StaleRouteError(RuntimeError):
-    """A request by a routing that no longer holds."""
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """A table and what was asked of it."""
-
-    spec: pb.TableSpec
-    native: _native.Table
-    # Cuts that saves have made of just these rows: a delta can begin at one of them.
-    cuts: set[int] = field(default_factory=set, compare=False)
-
-    @property
-    def journaled(self) -> bool:
-        """Whether its pushes go to the journal before they are acknowledged."""
-        return self.spec.durability in ("log", "replica")
-
-    @property
-    def journal(self) -> str:
-        """The journal that must know of it: by the durability that it gives."""
-        return "log" if self.spec.durability == "checkpoint" else self.spec.durability
+    return attempt
 
 
 class ShardState:
@@ -72,9 +60,7 @@ class ShardState:
     def __init__(self, directory: str = "") -> None:
         self.directory = directory
         self.tables: dict[str, Table] = {}
-        self.window = _native.Window()
-        self.positions: dict[str, pb.Position] = {}
-        self.ends: dict[str, tuple[int, int]] = {}  # client -> epoch, end of its newest push
+        self.pushes = ExactlyOnce()
         self.gate = Gate()
         self.run = uuid4().hex
         self.routing = pb.RouteRequest()  # as it was installed, if it was
@@ -83,8 +69,6 @@ class ShardState:
         self.lock = threading.Lock()  # the dictionaries; held briefly
         # One save, fold, shrink or move at a time. Whoever needs both closes this one first.
         self.files = Gate()
-        self._marking = threading.Lock()
-        self._applying: dict[Name, threading.Event] = {}
 
     @property
     def route_version(self) -> int:
@@ -120,6 +104,7 @@ class ShardState:
             raise TableError(f"table {name!r} has dim {table.spec.dim}; the request says {dim}")
         return table
 
+    @_filling_journals
     def create(self, spec: pb.TableSpec, *, journal: bool = True) -> bool:
         """Make a table; whether it was new.
 
@@ -127,9 +112,6 @@ class ShardState:
             ConflictError: it is there with another spec.
             TableError: a spec that cannot be.
         """
-        return self._abreast(lambda: self._create(spec, journal))
-
-    def _create(self, spec: pb.TableSpec, journal: bool) -> bool:
         with self.gate.passing(), self.lock:
             have = self.tables.get(spec.name)
             if have is not None:
@@ -139,7 +121,7 @@ class ShardState:
                         f"{describe_difference(have.spec, spec)}"
                     )
                 return False
-            table = Table(spec, make_table(spec, self.directory))
+            table = Table.make(spec, self.directory)
             if journal and table.journal and table.journal not in self.journals:
                 flag = "--replica" if table.journal == "replica" else "--data"
                 raise TableError(
@@ -152,11 +134,9 @@ class ShardState:
         _log.info("table %s: dim %d", spec.name, spec.dim)
         return True
 
+    @_filling_journals
     def drop(self, prefix: str, *, journal: bool = True) -> list[str]:
         """Forget tables; the names of those that were there."""
-        return self._abreast(lambda: self._drop(prefix, journal))
-
-    def _drop(self, prefix: str, journal: bool) -> list[str]:
         with self.gate.passing(), self.lock:
             names = [name for name in self.tables if name.startswith(prefix)]
             if names and journal:
@@ -165,46 +145,30 @@ class ShardState:
                 del self.tables[name]
         return names
 
-    def push(self, table: Table, push: Push, time_s: int, *, journal: bool = True) -> bool:
+    @_filling_journals
+    def push(self, table: Table, push: ReceivedPush, time_s: int, *, journal: bool = True) -> bool:
         """Apply a push unless it has been; whether it was applied now.
 
         Raises:
             OutdatedError, ConflictError: it cannot be told, or its client has begun anew.
         """
-        return self._abreast(lambda: self._push(table, push, time_s, journal))
-
-    def _push(self, table: Table, push: Push, time_s: int, journal: bool) -> bool:
-        head = push.head
-        who = (head.client, head.epoch, head.sequence)
         while True:
-            with self.gate.passing(who):
-                verdict, first = self._mark(who, stale=journal and head.route != self.route_version)
-                if verdict == NEW:
-                    if first is None:
-                        self.check_route(head.route)
+            with self.gate.passing(push.id):
+                # By another routing it may have been applied before the routing changed.
+                stale = journal and push.head.route != self.route_version
+                seen = self.pushes.look(push.id) if stale else self.pushes.begin(push.id)
+                if seen is Seen.NEW:
+                    if stale:
+                        self.check_route(push.head.route)
                     self._apply(table, push, time_s, journal)
                     return True
-            if verdict != REPEATED:
-                break
-            if first is None:
+            if seen is Seen.APPLIED:
                 return False
-            first.wait()  # it may fail, so look again
-        text = f"client {head.client!r} epoch {head.epoch} sequence {head.sequence}"
-        if verdict == TOO_OLD:
-            raise OutdatedError(
-                f"Push of {text}: more than {_native.WINDOW} pushes behind its newest, so whether "
-                "it was applied is no longer known; it was not applied now"
-            )
-        raise ConflictError(
-            f"Push of {text}: a later epoch of this client has pushed since; two clients must not "
-            "share a client_id"
-        )
+            self.pushes.wait(push.id)  # it may fail, so look again
 
+    @_filling_journals
     def shrink(self, request: pb.ShrinkRequest, *, journal: bool = True) -> int:
         """Apply a table's eviction rules; the number of keys removed."""
-        return self._abreast(lambda: self._shrink(request, journal))
-
-    def _shrink(self, request: pb.ShrinkRequest, journal: bool) -> int:
         table = self.find(request.table, 0)
         with self.files.closed(), self.gate.closed():
             if journal and table.journaled:
@@ -226,15 +190,13 @@ class ShardState:
                 f"the request goes by routing {version}; this shard has {self.route_version}"
             )
 
+    @_filling_journals
     def absorb(self, block: pb.StateBlock, *, journal: bool = True) -> int:
         """Take rows, or what has been applied, from another shard; the number of rows."""
-        return self._abreast(lambda: self._absorb(block, journal))
-
-    def _absorb(self, block: pb.StateBlock, journal: bool) -> int:
         if block.HasField("table"):
             spec = pb.TableSpec()
             spec.CopyFrom(block.table)
-            self._create(spec, journal)
+            self.create(spec, journal=journal)
             return 0
         with self.gate.passing():
             table = self.tables.get(block.name)
@@ -246,8 +208,7 @@ class ShardState:
                 flags[list(block.erase)] = 1
                 for other in list(self.tables.values()):
                     other.native.erase(flags)
-            self.window.merge([(w.client, w.epoch, w.highest, w.bits) for w in block.window])
-            self.note_ends(block.window)
+            self.pushes.merge(map(AppliedWindow.of, block.window))
             return table.native.absorb(block.payload, None) if table is not None else 0
 
     def install(self, request: pb.RouteRequest, *, journal: bool = True) -> None:
@@ -268,13 +229,15 @@ class ShardState:
             table.native.erase(others)
             table.cuts.clear()  # removals that leave no trace
 
-    def summary(self) -> pb.StateBlock:
-        """What a log or a replica must know besides tables; with `take_over` it is brought back."""
-        with self.lock:
-            ends = dict(self.ends)
-            block = pb.StateBlock(positions=list(self.positions.values()))
-        block.window.extend(
-            pb.ClientWindow(client=c, epoch=epoch, end=end) for c, (epoch, end) in ends.items()
+    def summary(self, *, windows: bool) -> pb.StateBlock:
+        """What a log or a replica must know besides tables; with `take_over` it is brought back.
+
+        Args:
+            windows: with all that has been applied; else where the newest pushes end.
+        """
+        told = self.pushes.windows() if windows else self.pushes.ends()
+        block = pb.StateBlock(
+            positions=self.pushes.positions(), window=[window.message for window in told]
         )
         if self.route_version:
             block.routing.CopyFrom(self.routing)
@@ -282,18 +245,10 @@ class ShardState:
 
     def take_over(self, block: pb.StateBlock) -> None:
         """See `summary`."""
-        self.take_positions(block.positions)
-        self.note_ends(block.window)
+        self.pushes.merge(map(AppliedWindow.of, block.window))
+        self.pushes.take_positions(block.positions)
         if block.HasField("routing"):
             self.routing.CopyFrom(block.routing)
-
-    def note_ends(self, windows: Iterable[pb.ClientWindow]) -> None:
-        """Where the newest pushes of clients end, as another shard, or an earlier run, knew it."""
-        with self.lock:
-            for window in windows:
-                if window.end:
-                    end = (window.epoch, window.end)
-                    self.ends[window.client] = max(self.ends.get(window.client, (0, 0)), end)
 
     def renew_journals(self) -> None:
         """Have journals take the whole state, after a change that they were not told of."""
@@ -322,59 +277,8 @@ class ShardState:
         else:
             raise ValueError(f"a log record of kind {record.kind!r}")
 
-    def note_position(self, head: pb.PushRequest) -> None:
-        """Remember where a client's reader was, and where its newest push ends."""
-        with self.lock:
-            end = (head.epoch, (head.first or head.sequence) + max(1, head.parts) - 1)
-            self.ends[head.client] = max(self.ends.get(head.client, (0, 0)), end)
-            if head.position:
-                known = self.positions.get(head.client)
-                at = (head.epoch, head.sequence)
-                if known is None or (known.epoch, known.sequence) < at:
-                    self.positions[head.client] = pb.Position(
-                        client=head.client,
-                        epoch=head.epoch,
-                        sequence=head.sequence,
-                        position=head.position,
-                    )
-
-    def take_positions(self, positions: Iterable[pb.Position]) -> None:
-        """Positions from a checkpoint."""
-        with self.lock:
-            for position in positions:
-                self.positions[position.client] = pb.Position.FromString(
-                    position.SerializeToString()
-                )
-
-    def _abreast(self, change: Callable[[], R]) -> R:
-        """Make a change; a journal that lacks what was before is filled first."""
-        for _ in range(_RENEWALS):
-            try:
-                return change()
-            except BehindError:
-                for journal in list(self.journals.values()):
-                    journal.renew(behind=True)
-        return change()
-
-    def _mark(self, who: Name, *, stale: bool) -> tuple[int, threading.Event | None]:
-        """Whether a push is new here, and what tells that it has been applied or has failed.
-
-        One that goes by another routing may have been applied before the routing changed; if it
-        was not, it is not marked.
-        """
-        with self._marking:
-            verdict = self.window.mark(*who)
-            if verdict == NEW:
-                if stale:
-                    self.window.unmark(*who)
-                    return verdict, None
-                self._applying[who] = threading.Event()
-            return verdict, self._applying.get(who)
-
-    def _apply(self, table: Table, push: Push, time_s: int, journal: bool) -> None:
+    def _apply(self, table: Table, push: ReceivedPush, time_s: int, journal: bool) -> None:
         head = push.head
-        who = (head.client, head.epoch, head.sequence)
-        applied = False
         try:
             if journal and table.journaled:
                 self._journal("push", push.message, time_s, only=table.spec.durability)
@@ -390,13 +294,10 @@ class ShardState:
                 usage=push.usage,
                 distinct=head.distinct,
             )
-            applied = True
-            self.note_position(head)
-        finally:
-            with self._marking:
-                if not applied:
-                    self.window.unmark(*who)
-                self._applying.pop(who).set()
+        except BaseException:
+            self.pushes.abort(push.id)
+            raise
+        self.pushes.commit(push.id, push.end, head.position)
 
     def _journal(
         self, kind: str, payload: Buffer, time_s: int | None = None, only: str = ""

@@ -59,11 +59,11 @@ class SharedMemory:
         self._attach = dict(attach)
         self._elsewhere: set[str] = set()  # addresses of shards on other hosts
         self._free: list[Block] = []
-        self._known: set[Block] = set()  # by the shards
+        self._attached: set[Block] = set()  # by the shards
         self._lent: set[Block] = set()  # to arrays
         self._returned: deque[Block] = deque()  # by arrays that are gone; any thread may add
         self._most = _ALL_BYTES
-        self._bytes = 0  # of those known and those being made
+        self._bytes = 0  # of those attached and those being made
         self._lock = threading.Lock()
         _all.add(self)
 
@@ -76,7 +76,7 @@ class SharedMemory:
         if size > MOST_BYTES or not self._elsewhere.isdisjoint(addresses):
             return None
         with self._lock:
-            self._take_back()
+            self._collect_returned()
             fitting = [block for block in self._free if block.region.size >= size]
             if fitting:
                 block = min(fitting, key=lambda b: b.region.size)
@@ -93,19 +93,19 @@ class SharedMemory:
             if made is None:
                 self._bytes -= size
                 return None
-            self._known.add(made)
+            self._attached.add(made)
         if all(address in made.lines for address in addresses):
             return made
         if made.lines:
-            self.give_back(made)
+            self.release(made)
         else:
             self.discard(made)
         return None
 
-    def give_back(self, block: Block) -> None:
+    def release(self, block: Block) -> None:
         """A block is free again."""
         with self._lock:
-            self._free_again(block)
+            self._free_or_close(block)
 
     def lend(self, block: Block, rows: Floats) -> Floats:
         """Rows in a block as an array that gives the block back at its end, or a copy of them."""
@@ -116,7 +116,7 @@ class SharedMemory:
                 self._lent.add(block)
         if copied:
             rows = rows.copy()
-            self.give_back(block)
+            self.release(block)
             return rows
         return np.asarray(_Lease(self._returned, block, rows))
 
@@ -128,11 +128,11 @@ class SharedMemory:
     def drop(self) -> None:
         """A shard has forgotten its blocks: it was restarted."""
         with self._lock:
-            self._take_back()
+            self._collect_returned()
             free, self._free = self._free, []
             for block in free:
                 self._forget(block)
-            for block in list(self._known):  # whoever has it closes it
+            for block in list(self._attached):  # whoever has it closes it
                 self._forget(block, close=False)
 
     def close(self) -> None:
@@ -140,27 +140,27 @@ class SharedMemory:
         self._most = 0
         self.drop()
 
-    def keep_lent(self) -> None:
+    def retire_lent(self) -> None:
         """Blocks that arrays hold now are not used again: a forked child sees the same memory."""
         with self._lock:
-            for block in self._lent & self._known:
+            for block in self._lent & self._attached:
                 self._forget(block, close=False)
 
-    def _take_back(self) -> None:
+    def _collect_returned(self) -> None:
         while self._returned:
             block = self._returned.popleft()
             self._lent.discard(block)
-            self._free_again(block)
+            self._free_or_close(block)
 
-    def _free_again(self, block: Block) -> None:
-        if block in self._known:
+    def _free_or_close(self, block: Block) -> None:
+        if block in self._attached:
             self._free.append(block)
         else:
             block.close()
 
     def _forget(self, block: Block, close: bool = True) -> None:
-        if block in self._known:
-            self._known.discard(block)
+        if block in self._attached:
+            self._attached.discard(block)
             self._bytes -= block.region.size
         if close:
             block.close()
@@ -221,7 +221,7 @@ _all: "weakref.WeakSet[SharedMemory]" = weakref.WeakSet()
 
 def _before_fork() -> None:
     for memory in list(_all):
-        memory.keep_lent()
+        memory.retire_lent()
 
 
 os.register_at_fork(before=_before_fork)

@@ -5,8 +5,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# A push as its sender names it: client, epoch, sequence.
-Push = tuple[str, int, int]
+from ps.table.applied import PushId
 
 
 class Gate:
@@ -16,19 +15,19 @@ class Gate:
     shards have applied a part already.
 
     Args:
-        room: how many may wait to enter; the rest are turned away, to come back. Whoever waits
-            keeps a thread, and the call that opens the gate needs one too.
+        most_waiting: how many may wait to enter; the rest are turned away, to come back. Whoever
+            waits keeps a thread, and the call that opens the gate needs one too.
     """
 
-    def __init__(self, room: int = 1 << 30) -> None:
-        self.room = room
+    def __init__(self, most_waiting: int = 1 << 30) -> None:
+        self.most_waiting = most_waiting
         self._changed = threading.Condition()
         self._inside = 0
         self._waiting = 0
         self._closing = 0
         self._holder: object | None = None
         self._until = 0.0
-        self._admitted: set[Push] = set()
+        self._admitted: set[PushId] = set()
 
     @property
     def waiting(self) -> int:
@@ -36,19 +35,20 @@ class Gate:
         return self._waiting
 
     @contextmanager
-    def passing(self, push: Push | None = None) -> Iterator[None]:
+    def passing(self, push: PushId | None = None) -> Iterator[None]:
         """Be inside for a while.
 
         Raises:
             TimeoutError: too many wait already.
         """
         with self._changed:
-            if self._waiting >= self.room and self._shut() and push not in self._admitted:
+            full = self._waiting >= self.most_waiting
+            if full and self._is_closed() and push not in self._admitted:
                 raise TimeoutError("pushes are held back for a moment; come back")
             self._waiting += 1
             try:
-                while self._shut() and push not in self._admitted:
-                    self._changed.wait(self._patience())
+                while self._is_closed() and push not in self._admitted:
+                    self._changed.wait(self._wait_s())
             finally:
                 self._waiting -= 1
             self._inside += 1
@@ -86,11 +86,11 @@ class Gate:
                 return
             self._closing += 1
             try:
-                while self._held() or self._inside:
+                while self._is_held() or self._inside:
                     left = limit - time.monotonic()
                     if left <= 0:
                         raise TimeoutError(f"pushes could not be held back within {timeout_s:g} s")
-                    self._changed.wait(min(left, self._patience()))
+                    self._changed.wait(min(left, self._wait_s()))
                 self._holder = holder
                 self._until = time.monotonic() + hold_s
                 self._admitted.clear()
@@ -100,15 +100,15 @@ class Gate:
 
     def held_by(self, holder: object) -> bool:
         """Whether it is closed for `holder` still."""
-        return self._held() and self._holder == holder
+        return self._is_held() and self._holder == holder
 
-    def admit(self, pushes: set[Push]) -> None:
+    def admit(self, pushes: set[PushId]) -> None:
         """Let these through, now or when they come."""
         with self._changed:
             self._admitted |= pushes
             self._changed.notify_all()
 
-    def settle(self, holder: object, timeout_s: float = 60.0) -> None:
+    def drain(self, holder: object, timeout_s: float = 60.0) -> None:
         """Admit nobody any more, and wait until those who were let through have left.
 
         Raises:
@@ -118,7 +118,7 @@ class Gate:
         with self._changed:
             self._admitted.clear()
             while self._inside and time.monotonic() < limit:
-                self._changed.wait(self._patience())
+                self._changed.wait(self._wait_s())
             if self._inside or not self.held_by(holder):
                 raise TimeoutError("the hold was over before its time, so it was given up")
             self._until = float("inf")
@@ -131,12 +131,12 @@ class Gate:
                 self._admitted.clear()
                 self._changed.notify_all()
 
-    def _held(self) -> bool:
+    def _is_held(self) -> bool:
         return self._holder is not None and time.monotonic() < self._until
 
-    def _shut(self) -> bool:
-        return self._held() or self._closing > 0
+    def _is_closed(self) -> bool:
+        return self._is_held() or self._closing > 0
 
-    def _patience(self) -> float:
+    def _wait_s(self) -> float:
         """Until the hold ends by itself, at most a second."""
         return min(1.0, max(0.001, self._until - time.monotonic())) if self._holder else 1.0

@@ -1,6 +1,7 @@
 """What a table is: its spec, checked, and the engine's table made from it."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from google.protobuf.json_format import MessageToDict
@@ -94,11 +95,9 @@ def make_spec(
     if admission is not None:
         spec.admission.CopyFrom(_admission(name, admission))
     if eviction is not None:
-        spec.eviction.CopyFrom(_eviction(eviction))
+        spec.eviction.CopyFrom(EvictionSpec(**asdict(eviction)))
     if score is not None:
-        spec.score.CopyFrom(
-            ScoreSpec(non_click=score.non_click, click=score.click, decay=score.decay)
-        )
+        spec.score.CopyFrom(ScoreSpec(**asdict(score)))
     if memory_bytes:
         spec.tier.CopyFrom(TierSpec(memory_bytes=memory_bytes))
     check_spec(spec)
@@ -217,17 +216,6 @@ def _admission(table: str, admission: Admission) -> AdmissionSpec:
         capacity=admission.capacity if bloom else 0,
         false_positive=admission.false_positive if bloom else 0,
         reads=admission.reads,
-    )
-
-
-def _eviction(eviction: Eviction) -> EvictionSpec:
-    return EvictionSpec(
-        ttl_s=eviction.ttl_s,
-        ttl_steps=eviction.ttl_steps,
-        min_norm=eviction.min_norm,
-        min_score=eviction.min_score,
-        max_rows=eviction.max_rows,
-        order=eviction.order,
     )
 
 

@@ -218,8 +218,8 @@ def _revise(
         row = samples.assignments[index]
         rate = search.clipped(1 / samples.taus[index])
         # Where the floor binds the best plans all run at it, and many are all but the same.
-        beside = (starts[n] for n, o in enumerate(made) if abs(math.log(rate / o.floor)) <= 1e-3)
-        if any(int((row != other).sum()) < _APART for other in beside):
+        same_pace = (starts[n] for n, o in enumerate(made) if abs(math.log(rate / o.floor)) <= 1e-3)
+        if any(int((row != other).sum()) < _APART for other in same_pace):
             continue
         turn, shadow = divmod(len(made), 3)[::-1]
         rate = search.moved(rate, (turn + number) % 3, chance)

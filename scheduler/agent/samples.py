@@ -78,7 +78,7 @@ class Search:
         count = int(np.clip(round(6 + 6 * math.log2(ratio)), min(6, most), most))
         self._grid: list[float] = np.geomspace(low, top, count).tolist()
         self._step = ratio ** (1 / max(count - 1, 1))
-        self._beside = max(self._step**0.5, 1.01)
+        self._apart = max(self._step**0.5, 1.01)
         self._made: dict[tuple[float, float], _planner.Pace] = {}
 
     def grid(self, attempt: int) -> list[float]:
@@ -97,7 +97,7 @@ class Search:
 
     def moved(self, rate: float, turn: int, chance: np.random.Generator) -> float:
         """The rate itself, one within a factor of 4 of it, or a neighbour, by turn."""
-        reach = (1.0, 4.0, self._beside)[turn]
+        reach = (1.0, 4.0, self._apart)[turn]
         return self.clipped(rate * reach ** float(2 * chance.random() - 1))
 
     def pace(self, model: CostModel, rate: float, shadow: float) -> _planner.Pace:
@@ -109,10 +109,10 @@ class Search:
 
     def narrow(self) -> None:
         """Look closer to the best paces from now on; start wide again once very close."""
-        self._beside = self._beside**0.7 if self._beside > 1.003 else 1.1
+        self._apart = self._apart**0.7 if self._apart > 1.003 else 1.1
 
     def around(self, samples: Samples, count: int) -> list[float]:
-        """Paces at which the cheapest plans so far run, and beside them."""
+        """Paces at which the cheapest plans so far run, and their neighbours."""
         rates: list[float] = []
         for index in samples.ranked():
             rate = self.clipped(1 / samples.taus[index])
@@ -120,7 +120,7 @@ class Search:
                 rates.append(rate)
             if 3 * len(rates) >= count:
                 break
-        # A plan drawn for a pace beside rounds its units otherwise, and often runs at this one.
-        beside = [rate * by for rate in rates for by in (self._beside, 1 / self._beside)]
-        rates += [rate for rate in beside if self.low <= rate <= self.top]
+        # A plan drawn for a neighbour rounds its units otherwise, and often runs at this pace.
+        neighbours = [rate * by for rate in rates for by in (self._apart, 1 / self._apart)]
+        rates += [rate for rate in neighbours if self.low <= rate <= self.top]
         return rates[:count]

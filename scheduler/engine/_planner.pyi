@@ -41,8 +41,10 @@ def provision(
     share: bool = ...,
 ) -> tuple[_Floats, _Floats]: ...
 
-STATIC: int
-DYNAMIC: int
+# What the policy sees, by name and in the order of its places: of a layer on a type, and of an
+# episode's next layer on a type; engine/policy/features.h says what each is.
+LAYER_FEATURES: tuple[str, ...]
+STATE_FEATURES: tuple[str, ...]
 
 class Pace:
     """A problem at one pace: a throughput to keep, samples/s."""

@@ -22,14 +22,14 @@ _ALWAYS: Final = ("exact", "greedy", "all-cpu", "all-gpu")
 # Run by `auto` only where the exact solver leaves room for a better plan.
 _SEARCHES: Final = ("annealing", "genetic")
 _EXACT_SECONDS: Final = 5.0
-# For the bound alone, beside another method.
+# For the bound alone, next to another method.
 _BOUND_SECONDS: Final = 0.05
 # It needs milliseconds up to a hundred layers; the others do not wait for it beyond that.
 _GREEDY_SECONDS: Final = 1.0
 # What `all` and `auto` give each method, so that they answer within seconds.
 _SHARED_BUDGET: Final = Budget(evaluations=2_000, seconds=2.0)
 # Beyond this many assignments `all` leaves brute force out.
-_BRUTE_BESIDE: Final = 200_000
+_BRUTE_MOST: Final = 200_000
 
 
 def methods_for(method: str) -> tuple[str, ...]:
@@ -88,7 +88,7 @@ class Bench:
         elif method == "greedy":
             return self._greedy()
         else:
-            # Beside all others brute force costs what it costs: it was found small enough.
+            # Among all others brute force costs what it costs: it was found small enough.
             shared = self.budget is _SHARED_BUDGET and method == "brute"
             budget = Budget() if shared else self.budget
             found = rivals.run(method, self.problem, budget, self.seed)
@@ -101,7 +101,7 @@ class Bench:
             # The bound comes before `ppo`, whose drawing ends where it is met.
             order = ("exact", method, *names) if method == "ppo" else (method, *names)
             return {
-                name: self.run(name) if name == method else self._beside(name)
+                name: self.run(name) if name == method else self._alternative(name)
                 for name in dict.fromkeys(order)
             }
         if self.budget == Budget():
@@ -110,7 +110,7 @@ class Bench:
         for name in names:
             if method != "all" and name in _SEARCHES and self.solution and self.solution.proven:
                 continue
-            if name == "brute" and self.problem.assignments > _BRUTE_BESIDE:
+            if name == "brute" and self.problem.assignments > _BRUTE_MOST:
                 continue
             try:
                 results[name] = self.run(name)
@@ -124,7 +124,7 @@ class Bench:
             return method
         return min(results, key=lambda name: _tied(results[name].plan))
 
-    def _beside(self, name: str) -> Found:
+    def _alternative(self, name: str) -> Found:
         """Run a cheap method next to the one asked for."""
         if name != "exact":
             return self.run(name)
@@ -157,14 +157,14 @@ class Bench:
         if impossible is not None:
             return Found(impossible, 0, 0.0)
         model = self.problem.model
-        known = self.solution
+        solution = self.solution
         drawn = agent.draw(
             model,
             self.problem.floor,
             self.seed,
             finetune=self.finetune,
-            bound=known.lower_bound if known else 0.0,
-            attained=known is not None and known.proven,
+            bound=solution.lower_bound if solution else 0.0,
+            attained=solution is not None and solution.proven,
         )
         names = [layer.name for layer in model.workload.layers]
         self.policy = shipped().version

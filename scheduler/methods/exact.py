@@ -74,11 +74,11 @@ def _search(
 ) -> _planner.Found:
     """Search natively, then pace by pace with integer programming while there is time."""
     deadline = time.monotonic() + seconds
-    known: dict[float, float] = {}  # tau -> least price an hour
+    least: dict[float, float] = {}  # tau -> price an hour
     found = _planner.solve(
         model.native, floor, starts, seconds if seconds < 2 * _LONG else seconds / 3
     )
-    while found.hard_tau > 0 and found.hard_tau not in known:
+    while found.hard_tau > 0 and found.hard_tau not in least:
         tau, left = found.hard_tau, deadline - time.monotonic()
         if left < _LONG:
             break
@@ -86,7 +86,7 @@ def _search(
             at_pace = milp.cheapest(model, tau, floor, left / 2)
         except ImportError:
             break
-        known[tau] = at_pace.bound
+        least[tau] = at_pace.bound
         starts = [
             *starts,
             *([found.assignment] if found.assignment else []),
@@ -94,6 +94,6 @@ def _search(
         ]
         left = max(deadline - time.monotonic(), 0.0)
         found = _planner.solve(
-            model.native, floor, starts, min(left, left / 4 + 0.1), list(known.items())
+            model.native, floor, starts, min(left, left / 4 + 0.1), list(least.items())
         )
     return found

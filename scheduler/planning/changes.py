@@ -65,15 +65,15 @@ class Question:
             self.min_throughput = 0.0
             self.finish_by = 0.0 if value in (0, "0") else hours_of(key, value)
         elif name == "exclude":
-            _known(key, value, self.resources.names, "a type on offer")
+            _one_of(key, value, self.resources.names, "a type on offer")
             self.excluded.append(str(value))
         elif name == "allow":
-            _known(key, value, self.excluded, "an excluded type")
+            _one_of(key, value, self.excluded, "an excluded type")
             self.excluded.remove(str(value))
         elif key.startswith("pin."):
             layer = key.removeprefix("pin.")
-            _known(key, layer, [layer.name for layer in self.workload.layers], "a layer")
-            _known(key, value, self.resources.names, "a type on offer")
+            _one_of(key, layer, [layer.name for layer in self.workload.layers], "a layer")
+            _one_of(key, value, self.resources.names, "a type on offer")
             self.pin[layer] = str(value)
         else:
             raise InputError("", key, f"unknown key{self._hint(key)}")
@@ -94,8 +94,8 @@ class Question:
     def _hint(self, key: str) -> str:
         """The key that was meant, else every kind of key that there is."""
         kinds = self.resources.names
-        known = [*_DEMANDS, *(f"{kind}.{short}" for kind in kinds for short in _TYPE_KEYS)]
-        if hint := did_you_mean(key, known):
+        keys = [*_DEMANDS, *(f"{kind}.{short}" for kind in kinds for short in _TYPE_KEYS)]
+        if hint := did_you_mean(key, keys):
             return hint
         shorts = ", ".join(f"TYPE.{short}" for short in _TYPE_KEYS)
         return (
@@ -117,7 +117,7 @@ def _number(key: str, value: float | str) -> float:
     return Fields({key: _parsed(value)}, "", "", (key,)).number(key)
 
 
-def _known(key: str, value: float | str, names: tuple[str, ...] | list[str], what: str) -> None:
+def _one_of(key: str, value: float | str, names: tuple[str, ...] | list[str], what: str) -> None:
     if value not in names:
         hint = near_or_all(str(value), names) if names else "; there is none"
         raise InputError("", key, f"{value!r}: expected {what}{hint}")

@@ -64,8 +64,10 @@ class _Search:
         if fastest is None or not 0 < fastest.throughput < floor:
             return None
         top = fastest.throughput
-        known = replace(fastest, feasible=True, reason="")
-        plan = self._plan(demands=replace(self.demands, min_throughput=top), start=known) or known
+        reached = replace(fastest, feasible=True, reason="")
+        plan = (
+            self._plan(demands=replace(self.demands, min_throughput=top), start=reached) or reached
+        )
         return _change("min_throughput", floor, top, plan)
 
     def _cap(self) -> Relaxation | None:

@@ -30,17 +30,17 @@ class Fields:
         value: what the file holds at `path`.
         path: dotted key path of the mapping, empty at the top.
         source: the file, empty when there is none.
-        known: every key that may appear.
+        keys: every key that may appear.
     """
 
-    def __init__(self, value: object, path: str, source: str, known: Sequence[str]) -> None:
+    def __init__(self, value: object, path: str, source: str, keys: Sequence[str]) -> None:
         self.source = source
         self.path = path
         if not isinstance(value, Mapping):
-            raise InputError(source, path, f"{value!r}: expected a mapping with {', '.join(known)}")
+            raise InputError(source, path, f"{value!r}: expected a mapping with {', '.join(keys)}")
         for key in value:
-            if key not in known:
-                hint = near_or_all(str(key), known)
+            if key not in keys:
+                hint = near_or_all(str(key), keys)
                 raise InputError(source, self.at(str(key)), f"unknown key{hint}")
         self._value: Mapping[str, Any] = value
 

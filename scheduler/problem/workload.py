@@ -62,8 +62,8 @@ class Workload:
         Raises:
             InputError: naming `source`, key path, value and what was expected.
         """
-        known = ("name", "reference_batch", "samples", "ps_type", "ps_core_s", "layers")
-        fields = Fields(value, "", source, known)
+        keys = ("name", "reference_batch", "samples", "ps_type", "ps_core_s", "layers")
+        fields = Fields(value, "", source, keys)
         ps_type = fields.text("ps_type", default="", allow_empty=True)
         ps_core_s = fields.number("ps_core_s", default=0.0)
         if ps_core_s > 0 and not ps_type:

@@ -47,8 +47,8 @@ class Calibration:
     @property
     def learned(self) -> bool:
         """Whether the measurement told anything."""
-        known = (one.compute is not None or one.communication is not None for one in self.ratios)
-        return self.pace_s is not None or any(known)
+        learned = (one.compute is not None or one.communication is not None for one in self.ratios)
+        return self.pace_s is not None or any(learned)
 
 
 def calibrate(

@@ -17,7 +17,7 @@ from scheduler.problem.fields import InputError
 class Moving:
     """Seconds that moving to another plan takes: drain, save, start the new workers, pull.
 
-    The defaults are guesses, to be replaced by what is known of a job.
+    The defaults are guesses, to be replaced by what a job was seen to take.
 
     Raises:
         InputError: a time is negative or not finite.

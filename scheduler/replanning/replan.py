@@ -14,9 +14,9 @@ from scheduler.problem.cost import CostModel, Plan
 from scheduler.problem.fields import InputError
 from scheduler.problem.workload import Workload
 from scheduler.replanning.calibrate import calibrate
+from scheduler.replanning.explain import reasons
 from scheduler.replanning.measure import Measurement
 from scheduler.replanning.proposal import Floor, Moving, Proposal, Threshold, shape
-from scheduler.replanning.verdict import reasons
 
 
 def propose(
@@ -51,12 +51,12 @@ def propose(
     if not 0 < left < math.inf:
         raise InputError("", "remaining_samples", f"{left!r}: expected a finite number above 0")
     moving, threshold = moving or Moving(), threshold or Threshold()
-    known = calibrate(workload, resources, decision.stages, measurement)
-    rest = replace(known.workload, samples=left)
+    calibration = calibrate(workload, resources, decision.stages, measurement)
+    rest = replace(calibration.workload, samples=left)
     current = _running(decision, rest)
     overhead = 1.0
-    if known.pace_s is not None:
-        overhead = max(1.0, known.pace_s * current.throughput)
+    if calibration.pace_s is not None:
+        overhead = max(1.0, calibration.pace_s * current.throughput)
     floor = Floor.of(decision.min_throughput, current.throughput / overhead)
     proposed = _plan(decision, rest, floor.needed * overhead, method)
     moving_cost = moving.seconds / 3600 * (current.price_per_hour + proposed.plan.price_per_hour)
@@ -78,7 +78,7 @@ def propose(
         current=current,
         proposed=proposed,
     )
-    sentences = reasons(proposal, decision, known, measurement, floor, threshold)
+    sentences = reasons(proposal, decision, calibration, measurement, floor, threshold)
     return replace(proposal, reasons=tuple(sentences))
 
 

@@ -71,8 +71,8 @@ class Attempt:
 
     Attributes:
         over: set once it is ENDED or HANDED_OVER.
-        waits: for units, while it is PROFILING or PLANNING.
-        unsure: whether nodes may have been asked to start it without our knowing.
+        waits_for_units: while it is PROFILING or PLANNING, for other jobs to give some back.
+        may_run_unseen: whether nodes may have been asked to start it without our knowing.
         decision: empty until there is a plan.
         processes: of the job, once they are placed.
         started_s: seconds that they took to start.
@@ -85,8 +85,8 @@ class Attempt:
         self.context = context
         self.logs = JobLogs(attempt_id, context.store, context.channels)
         self.over = threading.Event()
-        self.waits = False
-        self.unsure = False
+        self.waits_for_units = False
+        self.may_run_unseen = False
         self.decision = Decision()
         self.processes: list[Process] = []
         self.started_s = 0.0
@@ -160,7 +160,7 @@ class Attempt:
             self._place(record)
         text = f"the scheduler was restarted while the job was {pb.JobState.Name(state).lower()}"
         self._ending = Ending(pb.END_SCHEDULER_LOST, text, "scheduler", text)
-        self.unsure = True
+        self.may_run_unseen = True
         self.move(State.STOPPING)
 
     def cancel(self, ending: Ending | None = None) -> None:
@@ -204,16 +204,16 @@ class Attempt:
         if report.phase in FINAL_PHASES:
             self.context.store.put_final(report)
         if follower.report(report):
-            self.note(report)
+            self.add_progress(report)
         return False
 
-    def note(self, report: pb.ProgressReport) -> None:
+    def add_progress(self, report: pb.ProgressReport) -> None:
         """Make a worker's progress that of the job."""
         self.context.jobs.change(self.id.job_id, lambda status: _progress(status, report))
 
-    def say(self, text: str) -> None:
+    def set_reason(self, text: str) -> None:
         """Tell the job's owner why it does not go on; "": it does."""
-        self.context.jobs.say(self.id.job_id, text)
+        self.context.jobs.set_reason(self.id.job_id, text)
 
     def measurement(self) -> Measurement | None:
         """What it was measured to take so far; None before it trains."""

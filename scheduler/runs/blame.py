@@ -24,7 +24,7 @@ class Blame(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Sign:
+class Symptom:
     """One thing that went wrong, seen at `when`; the lowest (blame, when) is the cause."""
 
     blame: Blame
@@ -41,17 +41,17 @@ def blame_of_failure(reason: "EndReason.ValueType") -> Blame:
     return Blame.CONNECTION_LOST if reason == END_CONNECTION_LOST else Blame.FAILED
 
 
-def ending_of(signs: Sequence[Sign]) -> Ending:
-    """The ending that `signs`, the cause first, come to."""
-    cause = signs[0]
+def ending_of(symptoms: Sequence[Symptom]) -> Ending:
+    """The ending that `symptoms`, the cause first, come to."""
+    cause = symptoms[0]
     last = [line[:_LINE_LENGTH] for line in cause.log.splitlines()[-_LOG_LINES:]]
     error = last_error(cause.error.splitlines()) or cause.headline
-    return Ending(cause.reason, explain(signs), cause.process, error, "\n".join(last))
+    return Ending(cause.reason, explain(symptoms), cause.process, error, "\n".join(last))
 
 
-def explain(signs: Sequence[Sign]) -> str:
+def explain(symptoms: Sequence[Symptom]) -> str:
     """The cause, its error and the end of its log; then what else went wrong, a line each."""
-    cause, *others = signs
+    cause, *others = symptoms
     lines = [cause.headline]
     if cause.error:
         lines += [line[:1000] for line in cause.error.splitlines()[:10]]

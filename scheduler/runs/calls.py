@@ -8,7 +8,9 @@ from typing import Any, TypeVar
 import grpc
 
 from chassis.channels import RETRIED, RpcError, connect, status_of
+from chassis.refusal import reason_of
 from protos.node_pb2_grpc import NodeStub
+from protos.reason_pb2 import REASON_UNSPECIFIED, Reason
 
 R = TypeVar("R")
 Stop = Callable[[], bool]
@@ -26,11 +28,19 @@ class CallError(RuntimeError):
 
     Attributes:
         refused: the callee answered, with these words; otherwise it was not reached.
+        reason: why it refused, where it told.
     """
 
-    def __init__(self, text: str, *, refused: bool = False) -> None:
+    def __init__(
+        self,
+        text: str,
+        *,
+        refused: bool = False,
+        reason: Reason.ValueType = REASON_UNSPECIFIED,
+    ) -> None:
         super().__init__(text)
         self.refused = refused
+        self.reason = reason
 
 
 class Channels:
@@ -81,7 +91,7 @@ def call(
         except grpc.RpcError as error:
             code, details = status_of(error)
             if code in _PLAIN:
-                raise CallError(details, refused=True) from None
+                raise CallError(details, refused=True, reason=reason_of(error)) from None
             if code not in RETRIED or time.monotonic() > give_up:
                 raise CallError(str(RpcError(what, code, details))) from None
         time.sleep(_POLL_S)

@@ -15,7 +15,7 @@ _log = logging.getLogger("heterps.runner")
 def clean_up(attempt: Attempt) -> None:
     """Stop what runs, also where it may run without our knowing, and keep its logs."""
     channels, processes = attempt.context.channels, attempt.processes
-    if attempt.unsure:
+    if attempt.may_run_unseen:
         _stop_everywhere(attempt)
     addresses = [p.node.address for p in processes if not p.standing]
     for silent in stop_job(attempt.id, addresses, channels, GRACE_S):

@@ -40,7 +40,7 @@ class Dispatcher:
         self._attempts: dict[str, Attempt] = {}
         self._closed = False
         self._deadlines: dict[str, float] = {}  # seconds a job may run, 0: any
-        self._strangers: dict[tuple[str, str], float] = {}  # (node, job) -> when seen or told
+        self._orphans: dict[tuple[str, str], float] = {}  # (node, job) -> when seen or told
 
     def resume(self) -> None:
         """Take up what another scheduler left: follow what trains, put the rest back.
@@ -74,9 +74,9 @@ class Dispatcher:
                 job_id: one for job_id, one in self._attempts.items() if not one.over.is_set()
             }
         self._end_late()
-        if not self._closed and self._context.nodes.settled():
+        if not self._closed and self._context.nodes.rejoined():
             self._start_next(wanted_types)
-            self._stop_strangers()
+            self._stop_orphans()
 
     def cancel_queued(self, job_id: str) -> bool:
         """Cancel a job that nothing is done for yet; False when something is, or it has ended."""
@@ -109,7 +109,7 @@ class Dispatcher:
         context = self._context
         with self._lock:
             preparing = [one for one in self._attempts.values() if one.is_preparing]
-        if any(not attempt.waits for attempt in preparing):
+        if any(not attempt.waits_for_units for attempt in preparing):
             return
         least = max((attempt.priority for attempt in preparing), default=None)
         alive = set(context.nodes.units())
@@ -122,7 +122,7 @@ class Dispatcher:
             if wanted and not alive.intersection(wanted):
                 text = f"waits for a node of type {' or '.join(wanted)}"
                 if status.reason != text:
-                    context.jobs.say(job_id, text)
+                    context.jobs.set_reason(job_id, text)
                 continue
             with self._lock:
                 waits = context.jobs.state(job_id) == QUEUED
@@ -140,7 +140,7 @@ class Dispatcher:
 
     def _may_reserve(self, attempt: Attempt) -> bool:
         with self._lock:
-            others = [other for other in self._attempts.values() if other.waits]
+            others = [other for other in self._attempts.values() if other.waits_for_units]
         return all(other.priority <= attempt.priority for other in others)
 
     def _end_late(self) -> None:
@@ -169,23 +169,23 @@ class Dispatcher:
             self._deadlines[job_id] = spec.deadline_hours * 3600 if spec is not None else 0.0
         return self._deadlines[job_id]
 
-    def _stop_strangers(self) -> None:
+    def _stop_orphans(self) -> None:
         """Stop processes of attempts that are not at work: left by a scheduler before us.
 
         They get as long as a lease first: workers hear from `Report` that they are to stop.
         """
         context, now = self._context, time.monotonic()
-        strangers: dict[tuple[str, str], tuple[str, int]] = {}
+        orphans: dict[tuple[str, str], tuple[str, int]] = {}
         for node in context.nodes.live(registry.NODE):
             for process in node.processes:
                 latest = self.get(process.job_id)
                 if process.running and (latest is None or latest.id.number > process.attempt):
-                    strangers[node.node_id, process.job_id] = node.address, process.attempt
-        self._strangers = {key: self._strangers.get(key, now) for key in strangers}
-        for (node_id, job_id), (address, number) in strangers.items():
-            if now - self._strangers[node_id, job_id] < context.nodes.lease_s:
+                    orphans[node.node_id, process.job_id] = node.address, process.attempt
+        self._orphans = {key: self._orphans.get(key, now) for key in orphans}
+        for (node_id, job_id), (address, number) in orphans.items():
+            if now - self._orphans[node_id, job_id] < context.nodes.lease_s:
                 continue
-            self._strangers[node_id, job_id] = now
+            self._orphans[node_id, job_id] = now
             _log.info("node %s still runs job %s: stopping it", node_id, job_id)
             attempt_id = AttemptId(job_id, number, context.store.term)
             threading.Thread(

@@ -1,18 +1,28 @@
 """Errors on a job's way, and the ending that goes with each."""
 
+from protos.reason_pb2 import PROCESS_CRASHED, PROCESS_CUT_OFF, PROCESS_OUT_OF_MEMORY
 from protos.scheduler_pb2 import (
+    END_CONNECTION_LOST,
     END_INTERNAL,
     END_INVALID_JOB,
     END_LOST_NODE,
     END_NO_CAPACITY,
-    EndReason,
+    END_OUT_OF_MEMORY,
+    END_USER_ERROR,
+    END_WORKER_CRASHED,
 )
 from scheduler.problem.fields import InputError
 from scheduler.runs.calls import CallError
-from scheduler.runs.launch import LaunchError
 from scheduler.runs.offer import AbsentError, OfferError
-from scheduler.state.endings import Ending, first_line, last_error, of_text
+from scheduler.state.endings import Ending, first_line, last_error
 from scheduler.state.store import StoreError
+
+_LOG_LINES = 15
+_REFUSALS = {
+    PROCESS_OUT_OF_MEMORY: END_OUT_OF_MEMORY,
+    PROCESS_CRASHED: END_WORKER_CRASHED,
+    PROCESS_CUT_OFF: END_CONNECTION_LOST,
+}
 
 
 class JobError(RuntimeError):
@@ -23,15 +33,29 @@ class JobError(RuntimeError):
         self.ending = ending
 
 
+def ending_of_call(error: CallError, process: str, node: str, where: str = "") -> Ending:
+    """The ending of an attempt for which a node could not start a process.
+
+    Args:
+        process, node: that it goes by, where the node refused and where it was not reached.
+        where: the process is, to be told at the end.
+    """
+    told = str(error)
+    text = f"{told}\n{where}" if where else told
+    if not error.refused:
+        return Ending(END_LOST_NODE, text, node, first_line(told))
+    reason = _REFUSALS.get(error.reason, END_USER_ERROR)
+    lines = told.splitlines()
+    return Ending(reason, text, process, last_error(lines), "\n".join(lines[-_LOG_LINES:]))
+
+
 def ending_of(error: Exception) -> Ending:
     """The ending that goes with an error on the way to the workers."""
     text = str(error)
-    if isinstance(error, JobError | LaunchError):
+    if isinstance(error, JobError):
         return error.ending
     if isinstance(error, CallError):
-        reason: EndReason.ValueType = of_text(text) if error.refused else END_LOST_NODE
-        lines = text.splitlines()
-        return Ending(reason, text, "the profiler", last_error(lines), "\n".join(lines[-15:]))
+        return ending_of_call(error, "the profiler", "the profiler")
     if isinstance(error, AbsentError):
         return Ending(END_NO_CAPACITY, text, error=text)
     if isinstance(error, OfferError | InputError):

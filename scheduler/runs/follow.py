@@ -21,7 +21,7 @@ from protos.scheduler_pb2 import (
     ProgressReport,
 )
 from scheduler.replanning.measure import Mark, Measurement, Windows
-from scheduler.runs.blame import Blame, Sign, blame_of_failure, ending_of
+from scheduler.runs.blame import Blame, Symptom, blame_of_failure, ending_of
 from scheduler.runs.calls import CallError, Channels, Interrupted, Stop, call
 from scheduler.runs.processes import Process
 from scheduler.state.endings import Ending, last_error
@@ -108,7 +108,7 @@ class Follower:
             with self._lock:
                 if self._done is not None:
                     return Outcome(report=self._done)
-            if self._signs({}):
+            if self._symptoms({}):
                 return self.diagnose(stop)
             self._wake.wait(_POLL_S)
             self._wake.clear()
@@ -126,10 +126,12 @@ class Follower:
             with self._lock:
                 if self._done is not None:
                     return Outcome(report=self._done)
-            self._signs({})  # notes when each was first seen
+            self._symptoms({})  # notes when each was first seen
             time.sleep(_POLL_S / 2)
-        signs = sorted(self._signs(self._ask(stop)), key=lambda sign: (sign.blame, sign.when))
-        return Outcome(ending=ending_of(signs) if signs else otherwise)
+        symptoms = sorted(
+            self._symptoms(self._ask(stop)), key=lambda symptom: (symptom.blame, symptom.when)
+        )
+        return Outcome(ending=ending_of(symptoms) if symptoms else otherwise)
 
     def so_far(self) -> tuple[Measurement, int]:
         """What the windows of the run have told, and the samples trained."""
@@ -158,9 +160,9 @@ class Follower:
                 measured.stage_s.append(busy_s / samples if samples else 0.0)
         return measured
 
-    def _signs(self, asked: dict[str, NodeStatus | str]) -> list[Sign]:
+    def _symptoms(self, asked: dict[str, NodeStatus | str]) -> list[Symptom]:
         """What is wrong now, by the leases or, where given, by the nodes' own answers."""
-        signs: list[Sign] = []
+        symptoms: list[Symptom] = []
         lost: set[str] = set()
         ended: set[str] = set()
         for process in self._processes:
@@ -172,15 +174,15 @@ class Follower:
             if isinstance(answer, str) or status is None:
                 if node_id not in lost:
                     lost.add(node_id)
-                    signs.append(self._lost(process, answer if isinstance(answer, str) else ""))
+                    symptoms.append(self._lost(process, answer if isinstance(answer, str) else ""))
                 continue
             entries = [p for p in status.processes if p.process_id == process.process_id]
             if entries:
                 self._seen.pop(f"no {process.process_id}", None)
                 self._note_restarts(process, entries[0].restarts)
             elif self._is_forgotten(process):
-                signs.append(
-                    Sign(
+                symptoms.append(
+                    Symptom(
                         Blame.NODE_LOST,
                         time.monotonic(),
                         f"node {node_id} (at {process.node.address}) was started again and has "
@@ -190,16 +192,16 @@ class Follower:
                     )
                 )
             if entries and not entries[0].running:
-                sign = self._ended(process, entries[0])
-                if sign is not None:
-                    signs.append(sign)
+                symptom = self._ended(process, entries[0])
+                if symptom is not None:
+                    symptoms.append(symptom)
                     ended.add(process.process_id)
-        return signs + self._reported(ended)
+        return symptoms + self._reported(ended)
 
     def _is_forgotten(self, process: Process) -> bool:
         """Whether a live node has been saying for a while that it does not run a process."""
         name = f"no {process.process_id}"
-        if process.standing or not self._nodes.heard(process.node.node_id):
+        if process.standing or not self._nodes.has_reported(process.node.node_id):
             self._seen.pop(name, None)
             return False
         worker = (process.index, process.rank)
@@ -217,17 +219,17 @@ class Follower:
         if name not in self._seen:
             _log.warning(
                 "standing shard %s %s; the job waits up to %.0f s for it to come back",
-                *(node_id, self._nodes.how_gone(node_id), _OUTAGE_S),
+                *(node_id, self._nodes.departure(node_id), _OUTAGE_S),
             )
         return time.monotonic() - self._seen.setdefault(name, time.monotonic()) < _OUTAGE_S
 
-    def _lost(self, process: Process, problem: str) -> Sign:
+    def _lost(self, process: Process, problem: str) -> Symptom:
         node = process.node
         when = self._seen.setdefault(f"node {node.node_id}", time.monotonic())
         here = [p.label for p in self._processes if p.node.node_id == node.node_id]
-        how = problem or self._nodes.how_gone(node.node_id)
+        how = problem or self._nodes.departure(node.node_id)
         kind = "standing shard" if process.standing else "node"
-        return Sign(
+        return Symptom(
             Blame.NODE_LOST,
             when,
             f"{kind} {node.node_id} ({node.type + ' ' if node.type else ''}at {node.address}) {how}"
@@ -245,7 +247,7 @@ class Follower:
                 process.place,
             )
 
-    def _ended(self, process: Process, entry: ProcessStatus) -> Sign | None:
+    def _ended(self, process: Process, entry: ProcessStatus) -> Symptom | None:
         code = entry.exit_code
         worker = (process.index, process.rank)
         is_shard = process.role == SHARD
@@ -280,11 +282,11 @@ class Follower:
             blame = Blame.KILLED
         else:
             blame = blame_of_failure(reason) if code else Blame.LEFT
-        return Sign(blame, when, headline, error, entry.last_lines, reason, process.label)
+        return Symptom(blame, when, headline, error, entry.last_lines, reason, process.label)
 
-    def _reported(self, ended: set[str]) -> list[Sign]:
+    def _reported(self, ended: set[str]) -> list[Symptom]:
         """Failures that workers told of, but for the processes whose end has been seen."""
-        signs = []
+        symptoms = []
         with self._lock:
             failures = dict(self._failures)
         for process in self._processes:
@@ -292,8 +294,8 @@ class Follower:
             if process.role == SHARD or failure is None or process.process_id in ended:
                 continue
             headline = f"{process.label} ({process.place}) failed"
-            signs.append(
-                Sign(
+            symptoms.append(
+                Symptom(
                     blame_of_failure(failure.reason),
                     failure.when,
                     headline,
@@ -302,7 +304,7 @@ class Follower:
                     process=process.label,
                 )
             )
-        return signs
+        return symptoms
 
     def _ask(self, stop: Stop) -> dict[str, NodeStatus | str]:
         """Each node's own words now: its lease may be valid while it is already gone."""

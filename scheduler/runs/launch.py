@@ -15,29 +15,21 @@ from protos.parameter_server_pb2 import DropTablesRequest
 from protos.parameter_server_pb2_grpc import ParameterServerStub
 from protos.scheduler_pb2 import (
     END_INVALID_JOB,
-    END_LOST_NODE,
     END_NO_CAPACITY,
     NodeStatus,
 )
 from protos.stage_pb2 import StageWorkers, Topology
 from protos.stage_pb2_grpc import StageStub
 from scheduler.runs.calls import CallError, Channels, Interrupted, Stop, call
+from scheduler.runs.failures import JobError, ending_of_call
 from scheduler.runs.processes import AttemptId, Process
 from scheduler.state import nodes as registry
-from scheduler.state.endings import Ending, first_line, last_error, of_text
+from scheduler.state.endings import Ending
 from scheduler.state.nodes import Nodes
 
 _LAUNCH_TIMEOUT_S = 240.0
 _START_TIMEOUT_S = 20.0
 _PARALLEL = 16
-
-
-class LaunchError(RuntimeError):
-    """A job's processes could not be placed or started; `ending` is how its job ends."""
-
-    def __init__(self, ending: Ending) -> None:
-        super().__init__(ending.text)
-        self.ending = ending
 
 
 def demand(decision: Decision, standing: Sequence[NodeStatus]) -> list[str]:
@@ -61,7 +53,7 @@ def place(
         units: the node of each reserved unit, in the order of `demand`.
 
     Raises:
-        LaunchError: there are fewer standing shards than the job asks for, or no node at all.
+        JobError: there are fewer standing shards than the job asks for, or no node at all.
     """
     processes = _place_shards(attempt, job, decision, units, nodes)
     position = 0
@@ -96,7 +88,7 @@ def launch(
         The processes with their addresses and process ids, in the same order.
 
     Raises:
-        LaunchError: one did not start; the others are given up.
+        JobError: one did not start; the others are given up.
         Interrupted: `stop` said so.
     """
     failed: list[Ending] = []
@@ -136,7 +128,8 @@ def launch(
                 stop=lambda: stop() or bool(failed),
             )
         except CallError as error:
-            failed.append(_not_started(process, error))
+            where = f"({process.label}: {process.place})"
+            failed.append(ending_of_call(error, process.label, f"node {node.node_id}", where))
             return None
         except Interrupted:
             return None
@@ -145,7 +138,7 @@ def launch(
     with ThreadPoolExecutor(_PARALLEL) as pool:
         started = list(pool.map(start, processes))
     if failed:
-        raise LaunchError(failed[0])
+        raise JobError(failed[0])
     if stop():
         raise Interrupted
     return [process for process in started if process is not None]
@@ -260,7 +253,7 @@ def _place_shards(
                 f"servers.shards: {count}, but {len(standing)} standing shards are alive; "
                 "expected at most as many"
             )
-            raise LaunchError(Ending(END_INVALID_JOB, text, error=text))
+            raise JobError(Ending(END_INVALID_JOB, text, error=text))
         homes: Sequence[NodeStatus] = standing
         if job.servers.durability == "none":
             homes = [_keeping_nothing(status) for status in standing]
@@ -294,7 +287,7 @@ def _home(decision: Decision, nodes: Nodes) -> NodeStatus:
     live = nodes.live(registry.NODE)
     if not live:
         text = "no node is alive to run the parameter server on"
-        raise LaunchError(Ending(END_NO_CAPACITY, text, error=text))
+        raise JobError(Ending(END_NO_CAPACITY, text, error=text))
     ps_type = decision.workload.ps_type
 
     def fitness(node: NodeStatus) -> tuple[bool, bool, int]:
@@ -324,16 +317,6 @@ def _process_id(attempt: AttemptId, name: str) -> str:
     """Unique over all attempts at all jobs."""
     again = f".{attempt.number}" if attempt.number > 1 else ""
     return f"{attempt.job_id}.{name}{again}"
-
-
-def _not_started(process: Process, error: CallError) -> Ending:
-    text = f"{error}\n({process.label}: {process.place})"
-    if not error.refused:
-        return Ending(END_LOST_NODE, text, f"node {process.node.node_id}", first_line(str(error)))
-    lines = str(error).splitlines()
-    return Ending(
-        of_text(str(error)), text, process.label, last_error(lines), "\n".join(lines[-15:])
-    )
 
 
 def _started(process: Process, reply: LaunchReply) -> Process:

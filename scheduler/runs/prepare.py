@@ -47,7 +47,7 @@ class Preparation:
         """Do it all.
 
         Raises:
-            JobError, LaunchError, CallError, OfferError, StoreError: the attempt ends.
+            JobError, CallError, OfferError, StoreError: the attempt ends.
             Interrupted: it was cancelled.
         """
         context, attempt = self._context, self._attempt
@@ -90,9 +90,9 @@ class Preparation:
 
         if back():
             return
-        self._attempt.say("waits for nodes that have gone to come back")
+        self._attempt.set_reason("waits for nodes that have gone to come back")
         self._wait_for(back)
-        self._attempt.say("")
+        self._attempt.set_reason("")
 
     def _profile(self, spec: JobSpec, offer: Offer) -> Workload:
         """Measure on one free unit of each type that is to be measured."""
@@ -165,22 +165,22 @@ class Preparation:
                     raise JobError(Ending(END_NO_CAPACITY, text, error=text))
             if not told:
                 told = True
-                self._attempt.say(f"waits for {needs} to become free")
+                self._attempt.set_reason(f"waits for {needs} to become free")
             return False
 
         self._wait_for(ready)
         if told:
-            self._attempt.say("")
+            self._attempt.set_reason("")
         return got
 
     def _wait_for(self, ready: Callable[[], bool]) -> None:
         """Wait for nodes to change until they are as needed."""
-        self._attempt.waits = True
+        self._attempt.waits_for_units = True
         try:
             if not self._context.nodes.wait_for(ready, self._stop):
                 raise Interrupted
         finally:
-            self._attempt.waits = False
+            self._attempt.waits_for_units = False
 
     def _launch(self, spec: JobSpec, decision: Decision, units: list[NodeStatus]) -> None:
         """Start all processes, and give the word to train."""

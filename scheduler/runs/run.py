@@ -63,7 +63,7 @@ def _follow(attempt: Attempt) -> None:
     report = outcome.report
     if report is None:
         raise JobError(outcome.ending or Ending(END_INTERNAL, "it ended without a reason"))
-    attempt.note(report)
+    attempt.add_progress(report)
     decision.measured.CopyFrom(follower.measured(decision, report))
     attempt.keep(decision)
 

@@ -13,7 +13,7 @@ from scheduler.state.store import Store, StoreError
 
 if TYPE_CHECKING:
     from scheduler.replanning.proposal import Proposal
-from scheduler.replanning.standing import Standing
+from scheduler.replanning.recommendation import Recommendation
 
 FIRST_S = 20.0
 MOST_S = 600.0
@@ -45,7 +45,7 @@ class Watch:
         self._measured = measured
         self._fresh = fresh
         self._first_s = first_s
-        self._standing = Standing()
+        self._recommendation = Recommendation()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._loop, name=f"replan {job_id}", daemon=True)
 
@@ -77,8 +77,8 @@ class Watch:
         fresh = self._fresh(measurement, samples)
         if fresh is None:
             return
-        before = self._standing.proposal
-        now = self._standing.consider(fresh)
+        before = self._recommendation.proposal
+        now = self._recommendation.consider(fresh)
         if now is not None and (before is None or before.target != now.target):
             _log.info("job %s: %s", self._job_id, " ".join(now.reasons))
         elif now is None and before is not None:
@@ -89,8 +89,8 @@ class Watch:
         if not measurement.counts:
             return
         record = pb.Replan(measurement=measurement.to_message())
-        if self._standing.proposal is not None:
-            record.proposal.CopyFrom(self._standing.proposal.to_message())
+        if self._recommendation.proposal is not None:
+            record.proposal.CopyFrom(self._recommendation.proposal.to_message())
         try:
             self._store.put_replan(self._job_id, record)
         except StoreError as error:

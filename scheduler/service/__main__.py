@@ -87,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 lease_s=options.lease,
                 # Data that is removed with this process can be taken up by nobody.
                 hand_over=bool(options.redis or options.directory),
-                artifacts=options.artifacts or _beside(options.directory),
+                artifacts=options.artifacts or _artifacts_in(options.directory),
                 artifacts_limit=options.artifacts_limit,
                 code_limit=options.code_limit,
             )
@@ -106,7 +106,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _beside(directory: Path | None) -> Path | None:
+def _artifacts_in(directory: Path | None) -> Path | None:
     return directory / "artifacts" if directory is not None else None
 
 

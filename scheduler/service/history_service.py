@@ -4,8 +4,10 @@ from collections.abc import Callable, Sequence
 
 import grpc
 
+from chassis.refusal import refuse
 from protos.history_pb2 import JobHistory, ShardPlace
 from protos.history_pb2_grpc import HistoryServicer
+from protos.reason_pb2 import STORE_UNREACHABLE
 from protos.scheduler_pb2 import JobRequest
 from scheduler.state.history import Histories
 from scheduler.state.store import StoreError
@@ -37,7 +39,7 @@ class HistoryService(HistoryServicer):
         try:
             found = self._histories.get(job_id)
         except StoreError as error:
-            context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+            refuse(context, grpc.StatusCode.UNAVAILABLE, str(error), STORE_UNREACHABLE)
         found.shards.extend(
             ShardPlace(label=label, address=address) for label, address in self._shards(job_id)
         )

@@ -8,7 +8,9 @@ from typing import Final, NoReturn
 
 import grpc
 
+from chassis.refusal import refuse
 from protos.decision_pb2 import Decision
+from protos.reason_pb2 import CODE_MISSING, NO_DECISION, STORE_UNREACHABLE
 from protos.scheduler_pb2 import (
     HeartbeatReply,
     HeartbeatRequest,
@@ -86,9 +88,11 @@ class SchedulerService(SchedulerServicer):
             _refuse(context, "job.schedule.offered: empty; expected one resource type or more")
         digest = request.job.code_digest
         if digest and not self._artifacts.has(digest):
-            context.abort(
+            refuse(
+                context,
                 grpc.StatusCode.FAILED_PRECONDITION,
                 f"job.code_digest: {digest[:80]}: no such code is here; send it first",
+                CODE_MISSING,
             )
         try:
             if digest and self._jobs.get(job_id) is None:  # first, so that it is there to stay
@@ -97,14 +101,14 @@ class SchedulerService(SchedulerServicer):
         except DuplicateError as error:
             context.abort(grpc.StatusCode.ALREADY_EXISTS, str(error))
         except MissingError as error:
-            context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+            refuse(context, grpc.StatusCode.FAILED_PRECONDITION, str(error), CODE_MISSING)
         except StoreError as error:
             _unavailable(context, error)
         return SubmitReply(job_id=job_id, created=created)
 
     def GetJob(self, request: JobRequest, context: grpc.ServicerContext) -> JobStatus:  # noqa: N802
         """A job's status, with its spec."""
-        status = self._known(request.job_id, context)
+        status = self._status_of(request.job_id, context)
         try:
             spec = self._store.spec(request.job_id)
         except StoreError as error:
@@ -121,7 +125,7 @@ class SchedulerService(SchedulerServicer):
         self, request: JobRequest, context: grpc.ServicerContext
     ) -> Iterator[JobStatus]:
         """The status now and after each change, without the spec, to the end."""
-        self._known(request.job_id, context)
+        self._status_of(request.job_id, context)
         with self._readers.enter(context) as gone:
             yield from self._jobs.watch(request.job_id, gone)
         self._end_of_stream(request.job_id, context)
@@ -129,19 +133,19 @@ class SchedulerService(SchedulerServicer):
     def CancelJob(self, request: JobRequest, context: grpc.ServicerContext) -> JobStatus:  # noqa: N802
         """Stop a job; answers when its processes are stopped. A job that has ended stays so."""
         job_id = request.job_id
-        self._known(job_id, context)
+        self._status_of(job_id, context)
         self._require_leadership(context)
         if not self._dispatcher.cancel_queued(job_id):
             attempt = self._dispatcher.get(job_id)
             if attempt is not None:
                 attempt.cancel()
                 attempt.over.wait(_CANCEL_WAIT_S)
-        return self._known(job_id, context)
+        return self._status_of(job_id, context)
 
     def Logs(self, request: LogsRequest, context: grpc.ServicerContext) -> Iterator[LogChunk]:  # noqa: N802
         """What the job's processes have printed from `offsets` on; with `follow`, to its end."""
         job_id = request.job_id
-        self._known(job_id, context)
+        self._status_of(job_id, context)
 
         def attempt() -> Attempt | None:
             found = self._dispatcher.get(job_id)
@@ -165,16 +169,15 @@ class SchedulerService(SchedulerServicer):
 
     def GetDecision(self, request: JobRequest, context: grpc.ServicerContext) -> Decision:  # noqa: N802
         """A job's decision."""
-        status = self._known(request.job_id, context)
+        status = self._status_of(request.job_id, context)
         try:
             decision = self._store.decision(request.job_id)
         except StoreError as error:
             _unavailable(context, error)
         if decision is None:
             why = f": {status.reason}" if status.reason else ""
-            context.abort(
-                grpc.StatusCode.NOT_FOUND, f"job {request.job_id}: it has no decision{why}"[:2000]
-            )
+            details = f"job {request.job_id}: it has no decision{why}"[:2000]
+            refuse(context, grpc.StatusCode.NOT_FOUND, details, NO_DECISION)
         return decision
 
     def ListDecisions(  # noqa: N802
@@ -222,7 +225,7 @@ class SchedulerService(SchedulerServicer):
 
     def GetReplan(self, request: JobRequest, context: grpc.ServicerContext) -> Replan:  # noqa: N802
         """What a job's run was measured to take, up to now, and the proposal that stands."""
-        self._known(request.job_id, context)
+        self._status_of(request.job_id, context)
         try:
             record = self._store.replan(request.job_id) or Replan()
         except StoreError as error:
@@ -268,7 +271,7 @@ class SchedulerService(SchedulerServicer):
                 grpc.StatusCode.UNAVAILABLE, "this scheduler is not known to lead; say it again"
             )
 
-    def _known(self, job_id: str, context: grpc.ServicerContext) -> JobStatus:
+    def _status_of(self, job_id: str, context: grpc.ServicerContext) -> JobStatus:
         status = self._jobs.get(job_id)
         if status is None:
             context.abort(grpc.StatusCode.NOT_FOUND, f"job {job_id!r}: unknown")
@@ -285,4 +288,4 @@ def _refuse(context: grpc.ServicerContext, problem: str) -> NoReturn:
 
 
 def _unavailable(context: grpc.ServicerContext, error: StoreError) -> NoReturn:
-    context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+    refuse(context, grpc.StatusCode.UNAVAILABLE, str(error), STORE_UNREACHABLE)

@@ -4,7 +4,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from chassis.exits import is_out_of_memory
 from protos.scheduler_pb2 import (
     CANCELLED,
     END_CANCELLED,
@@ -13,10 +12,8 @@ from protos.scheduler_pb2 import (
     END_LOST_NODE,
     END_LOST_SHARD,
     END_NO_CAPACITY,
-    END_OUT_OF_MEMORY,
     END_SCHEDULER_LOST,
     END_SUCCEEDED,
-    END_USER_ERROR,
     END_WORKER_CRASHED,
     FAILED,
     SUCCEEDED,
@@ -40,7 +37,6 @@ RETRIED = frozenset(
 )
 SCHEDULER_LIMIT = 10  # attempts that a job may lose to schedulers that end under it
 _STATES = {END_SUCCEEDED: SUCCEEDED, END_CANCELLED: CANCELLED}
-_SIGNAL = re.compile(r"ended by signal \d+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,13 +105,6 @@ def start_over(status: JobStatus, ending: Ending, now: float) -> None:
         reason=f"attempt {status.attempt} ended: {first_line(ending.text)}",
     )
     status.CopyFrom(fresh)
-
-
-def of_text(text: str) -> "EndReason.ValueType":
-    """The reason that goes with the words of a node about a process that did not start."""
-    if is_out_of_memory(text):
-        return END_OUT_OF_MEMORY
-    return END_WORKER_CRASHED if _SIGNAL.search(text) else END_USER_ERROR
 
 
 def last_error(lines: Sequence[str]) -> str:

@@ -61,10 +61,10 @@ class Histories:
     def get(self, job_id: str) -> JobHistory:
         """A copy; empty when nothing is known."""
         with self._lock:
-            known = self._jobs.get(job_id)
-            if known is not None:
+            history = self._jobs.get(job_id)
+            if history is not None:
                 copy = JobHistory()
-                copy.CopyFrom(known)
+                copy.CopyFrom(history)
                 return copy
         return self._store.history(job_id) or JobHistory()
 

@@ -144,7 +144,7 @@ class Jobs:
 
         return self.change(job_id, edit)
 
-    def say(self, job_id: str, text: str) -> None:
+    def set_reason(self, job_id: str, text: str) -> None:
         """Tell the job's owner why it does not go on; "": it does."""
 
         def edit(status: JobStatus) -> None:

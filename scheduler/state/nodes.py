@@ -39,9 +39,9 @@ class Nodes:
         self._taken: dict[str, Counter[str]] = {}  # owner -> node id -> units
         self._gone: dict[str, str] = {}  # how nodes ended, by id
         self.changed = threading.Condition()
-        self._looked = time.monotonic()  # when leases were checked last, which is often
+        self._checked = time.monotonic()  # when leases were checked last, which is often
         self._expected = {status.node_id for status, _ in store.known_nodes()}
-        self._patience = time.monotonic() + _FIND_S
+        self._expected_until = time.monotonic() + _FIND_S
         for status, left in store.nodes():
             self._leases[status.node_id] = _Lease(status, time.monotonic() + left, presumed=True)
 
@@ -69,17 +69,19 @@ class Nodes:
             expires = time.monotonic() + self.lease_s + _FIND_S
             self._leases[status.node_id] = _Lease(status, expires, presumed=True)
 
-    def heard(self, node_id: str) -> bool:
+    def has_reported(self, node_id: str) -> bool:
         """Whether a live node has spoken to this scheduler: what its status lists is so."""
         with self.changed:
             lease = self._leases.get(node_id)
             return lease is not None and not lease.presumed
 
-    def settled(self) -> bool:
+    def rejoined(self) -> bool:
         """Whether the nodes of before have found this scheduler, or had time to."""
-        if self._expected and time.monotonic() < self._patience:
+        if self._expected and time.monotonic() < self._expected_until:
             with self.changed:
-                self._expected = {node_id for node_id in self._expected if not self.heard(node_id)}
+                self._expected = {
+                    node_id for node_id in self._expected if not self.has_reported(node_id)
+                }
         else:
             self._expected.clear()
         return not self._expected
@@ -110,7 +112,7 @@ class Nodes:
         with self.changed:
             return next((s for s in self._live(None) if s.node_id == node_id), None)
 
-    def how_gone(self, node_id: str) -> str:
+    def departure(self, node_id: str) -> str:
         """How a node that is not live ended, in words."""
         return self._gone.get(node_id, "is not there any more")
 
@@ -179,10 +181,10 @@ class Nodes:
 
     def _live(self, kind: str | None) -> list[NodeStatus]:
         now = time.monotonic()
-        if now - self._looked > _SLEPT_S:  # this process slept, and heard nobody meanwhile
+        if now - self._checked > _SLEPT_S:  # this process slept, and heard nobody meanwhile
             for lease in self._leases.values():
                 lease.expires = max(lease.expires, now + self.lease_s)
-        self._looked = now
+        self._checked = now
         for node_id, lease in list(self._leases.items()):
             if lease.expires < now:
                 del self._leases[node_id]

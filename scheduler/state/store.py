@@ -8,10 +8,11 @@ ids), `heterps:scheduler` (who leads, with a time to live), `heterps:term` (of w
 
 import threading
 from collections.abc import Iterable, Sequence
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 from urllib.parse import urlsplit
 
 import redis
+from google.protobuf.message import Message
 from redis.backoff import ExponentialBackoff
 from redis.retry import Retry
 
@@ -32,6 +33,7 @@ from protos.scheduler_pb2 import (
 )
 from scheduler.state import redis_tls, scripts
 
+M = TypeVar("M", bound=Message)
 PREFIX = "heterps:"
 TERMINAL = frozenset((SUCCEEDED, FAILED, CANCELLED))
 TIMEOUT_S = 5.0
@@ -145,13 +147,11 @@ class Store:
 
     def status(self, job_id: str) -> JobStatus | None:
         """One job, without its spec; None when unknown."""
-        data = self._do("HGET", _job(job_id), "status")
-        return None if data is None else JobStatus.FromString(data)
+        return self._read(job_id, "status", JobStatus)
 
     def spec(self, job_id: str) -> JobSpec | None:
         """What was submitted; None when unknown."""
-        data = self._do("HGET", _job(job_id), "spec")
-        return None if data is None else JobSpec.FromString(data)
+        return self._read(job_id, "spec", JobSpec)
 
     def queue(self) -> list[str]:
         """Ids of the jobs that wait, first come first."""
@@ -163,8 +163,7 @@ class Store:
 
     def decision(self, job_id: str) -> Decision | None:
         """A job's decision; None before there is one."""
-        data = self._do("HGET", _job(job_id), "decision")
-        return None if data is None else Decision.FromString(data)
+        return self._read(job_id, "decision", Decision)
 
     def decisions(self, limit: int = 0) -> list[tuple[JobStatus, Decision]]:
         """Those of the latest `limit` jobs (0: of all) that have one, in the order of submission.
@@ -187,8 +186,7 @@ class Store:
 
     def replan(self, job_id: str) -> Replan | None:
         """What `put_replan` kept; None before anything was measured."""
-        data = self._do("HGET", _job(job_id), "replan")
-        return None if data is None else Replan.FromString(data)
+        return self._read(job_id, "replan", Replan)
 
     # Attempts that run
 
@@ -198,8 +196,7 @@ class Store:
 
     def run(self, job_id: str) -> RunRecord | None:
         """What `put_run` kept; None when the job has no run."""
-        data = self._do("HGET", _job(job_id), "run")
-        return None if data is None else RunRecord.FromString(data)
+        return self._read(job_id, "run", RunRecord)
 
     def put_final(self, report: ProgressReport) -> None:
         """Keep a worker's last word: it will not be said again."""
@@ -217,8 +214,7 @@ class Store:
 
     def history(self, job_id: str) -> JobHistory | None:
         """What `put_history` kept; None before there was any."""
-        data = self._do("HGET", _job(job_id), "history")
-        return None if data is None else JobHistory.FromString(data)
+        return self._read(job_id, "history", JobHistory)
 
     # Logs of ended processes
 
@@ -286,6 +282,10 @@ class Store:
     def release(self, holder: str) -> None:
         """Give the right back."""
         self._script(scripts.RELEASE, (_HOLDER,), (holder,))
+
+    def _read(self, job_id: str, field: str, kind: type[M]) -> M | None:
+        data = self._do("HGET", _job(job_id), field)
+        return None if data is None else kind.FromString(data)
 
     def _set(self, key: str, field: str, value: bytes) -> None:
         self._write(scripts.SET_FIELD, (key,), (field, value))

@@ -149,3 +149,11 @@ def test_a_copy_of_our_packages_is_no_clash(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text("from ps import ParameterClient\n")
     assert clash(tmp_path / "model.py", [tmp_path], IN_A_WORKER) == ""
     assert clash(tmp_path / "model.py", [ROOT], IN_A_WORKER) == ""
+
+
+def test_our_own_packages_are_no_clash_beside_folders_of_their_names(tmp_path: Path) -> None:
+    """As for a module run from a checkout, whose folder has one folder for each package."""
+    (tmp_path / "ps").mkdir()
+    (tmp_path / "ps/__init__.py").write_text("")
+    (tmp_path / "model.py").write_text("from workers.stage import rows\n")
+    assert clash(tmp_path / "model.py", [ROOT, tmp_path], IN_A_WORKER) == ""

@@ -98,6 +98,6 @@ def test_it_serves_rows(outside: Path) -> None:
 
 def test_it_trains(outside: Path) -> None:
     shutil.copytree(ROOT / "examples/flights", outside / "examples/flights")
-    job = ["examples/flights/job.yaml", "--set", "train.max_steps=20", "--set", "output=out"]
-    run(outside, "heterps", "train", *job)
+    settings = ["--set", "train.max_steps=20", "--set", f"output={outside / 'out'}"]
+    run(outside, "heterps", "train", "examples/flights/job.yaml", *settings)
     assert list((outside / "out").rglob("*.safetensors"))

@@ -21,6 +21,7 @@ from typing import NoReturn
 import grpc
 
 from chassis.channels import RpcError
+from chassis.exits import reason_of_exit
 from chassis.lease import Lease
 from chassis.metrics import add_metrics_option, serve_metrics
 from chassis.process import (
@@ -31,6 +32,7 @@ from chassis.process import (
     module_argv,
     setup_logging,
 )
+from chassis.refusal import refuse
 from chassis.security import SecurityError
 from chassis.servers import BindError, Server
 from protos.decision_pb2 import Workload
@@ -49,7 +51,18 @@ from protos.node_pb2 import (
     StopJobRequest,
 )
 from protos.node_pb2_grpc import NodeServicer, add_NodeServicer_to_server
-from protos.scheduler_pb2 import NodeStatus
+from protos.reason_pb2 import (
+    PROCESS_CRASHED,
+    PROCESS_CUT_OFF,
+    PROCESS_OUT_OF_MEMORY,
+    REASON_UNSPECIFIED,
+)
+from protos.scheduler_pb2 import (
+    END_CONNECTION_LOST,
+    END_OUT_OF_MEMORY,
+    END_WORKER_CRASHED,
+    NodeStatus,
+)
 from workers.device.units import gpus_of
 from workers.model.code import CodeCache, CodeError
 from workers.node import privileges
@@ -57,6 +70,11 @@ from workers.node.processes import LaunchError, Processes, wait_for
 
 _PROFILE_TIMEOUT_S = 900.0
 _GRACE_S = 3.0
+_REASONS = {
+    END_OUT_OF_MEMORY: PROCESS_OUT_OF_MEMORY,
+    END_WORKER_CRASHED: PROCESS_CRASHED,
+    END_CONNECTION_LOST: PROCESS_CUT_OFF,
+}
 _SAFE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _log = logging.getLogger("heterps.node")
 
@@ -145,7 +163,7 @@ class NodeService(NodeServicer):
                     grpc.StatusCode.DEADLINE_EXCEEDED, f"profiling took over {deadline:.0f} s"
                 )
             if code != 0 or not result.exists():
-                _fail(context, _problem(code, last_lines(child.log)))
+                _fail(context, _problem(code, last_lines(child.log)), code)
             return ProfileReply(workload=Workload.FromString(result.read_bytes()))
 
     def Launch(self, request: LaunchRequest, context: grpc.ServicerContext) -> LaunchReply:  # noqa: N802
@@ -160,7 +178,7 @@ class NodeService(NodeServicer):
         try:
             return self._processes.launch(request)
         except LaunchError as error:
-            _fail(context, str(error))
+            _fail(context, str(error), error.exit_code)
 
     def StopJob(self, request: StopJobRequest, context: grpc.ServicerContext) -> StopJobReply:  # noqa: N802
         """Stop every process of a job, up to an attempt; safe to repeat."""
@@ -355,9 +373,13 @@ def _check_id(text: str, name: str, context: grpc.ServicerContext) -> None:
         )
 
 
-def _fail(context: grpc.ServicerContext, problem: str) -> NoReturn:
+def _fail(context: grpc.ServicerContext, problem: str, exit_code: int | None = None) -> NoReturn:
+    """Refuse the call, with the reason that goes with the end of the process it was about."""
+    reason = REASON_UNSPECIFIED
+    if exit_code:
+        reason = _REASONS.get(reason_of_exit(exit_code, problem), REASON_UNSPECIFIED)
     # Details travel in a header of limited size.
-    context.abort(grpc.StatusCode.FAILED_PRECONDITION, problem[:4000])
+    refuse(context, grpc.StatusCode.FAILED_PRECONDITION, problem[:4000], reason)
 
 
 if __name__ == "__main__":

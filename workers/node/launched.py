@@ -24,6 +24,7 @@ class Entry:
     log: BoundedLog | None = None
     reply: LaunchReply | None = None
     error: str = ""
+    failed_with: int | None = None  # its exit code, where it ended before it was ready
     ended: int | None = None
     restarts: list[float] = field(default_factory=list)  # when, time.monotonic()
     starter: threading.Thread | None = None  # while it is being started again

@@ -42,7 +42,15 @@ _log = logging.getLogger("heterps.node")
 
 
 class LaunchError(RuntimeError):
-    """A process that did not start, worded for the job's owner."""
+    """A process that did not start, worded for the job's owner.
+
+    Attributes:
+        exit_code: how it ended; None when it was never ready, or not begun.
+    """
+
+    def __init__(self, text: str, exit_code: int | None = None) -> None:
+        super().__init__(text)
+        self.exit_code = exit_code
 
 
 class Processes:
@@ -103,13 +111,16 @@ class Processes:
             try:
                 with log_scope(job=request.job_id):
                     self._start(job, entry)
-            except (ChildError, CodeError, OSError) as error:
+            except ChildError as error:
+                entry.error, entry.failed_with = str(error), error.exit_code
+            except (CodeError, OSError) as error:
                 entry.error = str(error)
             finally:
                 entry.ready.set()
         entry.ready.wait(self._ready_timeout_s + 5.0)
         if entry.reply is None:
-            raise LaunchError(entry.error or f"{entry.label} is still starting")
+            text = entry.error or f"{entry.label} is still starting"
+            raise LaunchError(text, entry.failed_with)
         return entry.reply
 
     def follow(self, scheduler: str) -> None:

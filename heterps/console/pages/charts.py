@@ -3,10 +3,11 @@
 from collections.abc import Callable, Sequence
 
 from heterps.html.markup import Markup, join, tag
-from heterps.html.parts import Column, details, table
+from heterps.html.parts import details, table
 from heterps.html.plot import Plot
 from heterps.html.scale import Axis
 from heterps.view.figures import count, duration, rate
+from heterps.view.table import Column
 
 _HEIGHT_PX = 170.0
 _MOST_ROWS = 60
@@ -55,7 +56,7 @@ def over_time(
         tag("span", tag("i", class_=kind, aria_hidden="true"), name) for name, kind, _ in series
     ]
     rows = _rows([line for _, _, line in series], text)
-    columns = (Column("time"), *(Column(name, number=True) for name in names))
+    columns: tuple[str | Column, ...] = ("time", *(Column(name, number=True) for name in names))
     numbers = table(f"{title} as a table", columns, rows, stacked=False)
     return tag(
         "div",

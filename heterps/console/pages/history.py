@@ -5,27 +5,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from heterps.client.records import State
+from protos.history_pb2 import JobHistory, StagePoint
 from protos.scheduler_pb2 import JobState
 
 if TYPE_CHECKING:
-    from protos.history_pb2 import JobHistory
     from scheduler import Decision
 
 _WINDOW_S = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """What the first worker of a stage reported; `busy_s` and `train_seconds` are so far."""
-
-    at: float
-    phase: str
-    step: int
-    samples: int
-    loss: float
-    samples_per_s: float
-    busy_s: float
-    train_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,28 +19,13 @@ class History:
     """A job's states with their times (seconds since the epoch), and its stages' points."""
 
     states: Sequence[tuple[State, float]]
-    stages: Sequence[Sequence[Point]]
+    stages: Sequence[Sequence[StagePoint]]  # of the first worker of each; busy_s is so far
     shards: Sequence[tuple[str, str]]
 
     @classmethod
-    def of(cls, history: "JobHistory") -> "History":
+    def of(cls, history: JobHistory) -> "History":
         """Read a message."""
-        found = {
-            stage.stage: [
-                Point(
-                    p.at,
-                    p.phase,
-                    p.step,
-                    p.samples,
-                    p.loss,
-                    p.samples_per_s,
-                    p.busy_s,
-                    p.train_seconds,
-                )
-                for p in stage.points
-            ]
-            for stage in history.stages
-        }
+        found = {stage.stage: stage.points for stage in history.stages}
         return cls(
             [(State(JobState.Name(s.state).lower()), s.at) for s in history.states],
             [found.get(number, []) for number in range(max(found, default=-1) + 1)],
@@ -62,9 +33,9 @@ class History:
         )
 
     @property
-    def leading(self) -> Sequence[Point]:
+    def leading(self) -> Sequence[StagePoint]:
         """Points of the last stage, which knows the loss, at which it had trained further."""
-        found: list[Point] = []
+        found: list[StagePoint] = []
         for point in self.stages[-1] if self.stages else ():
             if point.step > (found[-1].step if found else 0):
                 found.append(point)
@@ -74,7 +45,7 @@ class History:
     def rates(self) -> Sequence[tuple[float, float]]:
         """Seconds in training and samples/s, each over `_WINDOW_S` or more: a step is no pace."""
         made: list[tuple[float, float]] = []
-        before: Point | None = None
+        before: StagePoint | None = None
         for point in self.leading:
             if before is None:
                 before = point

@@ -6,35 +6,23 @@ from typing import TYPE_CHECKING
 from heterps.client.records import Job, State
 from heterps.console.pages import charts
 from heterps.console.pages.history import History
-from heterps.console.pages.parts import clock, spent, tiles
+from heterps.console.pages.parts import clock, spent
 from heterps.console.traffic import Sample, Shard, rates
 from heterps.html.markup import Markup, join, tag
 from heterps.html.palette import Palette
-from heterps.html.parts import Column, bars, section, table
+from heterps.html.parts import bars, section, table, tiles
 from heterps.page.measured import measured
+from heterps.view.decision import types_of
 from heterps.view.figures import count, duration, money, percent, rate, size
+from heterps.view.metrics import metrics_by_split
 from heterps.view.plan import layers_text
+from heterps.view.table import Column
 
 if TYPE_CHECKING:
     from scheduler import Decision
 
-_STAGES = (
-    Column("stage"),
-    Column("computing: lately above, so far below", wide=True),
-    Column("lately", number=True),
-    Column("so far", number=True),
-    Column("predicted", number=True),
-)
-_SHARDS = (
-    Column("shard"),
-    Column("rows", number=True),
-    Column("memory", number=True),
-    Column("keys with a row", number=True),
-    Column("pulled", number=True),
-    Column("pushed", number=True),
-    Column("in", number=True),
-    Column("out", number=True),
-)
+_STAGES = ("stage", "*computing: lately above, so far below", ">lately", ">so far", ">predicted")
+_SHARDS = ("shard", ">rows", ">memory", ">keys with a row", ">pulled", ">pushed", ">in", ">out")
 
 
 def job_sections(
@@ -61,12 +49,11 @@ def job_sections(
         run = history.measured_so_far(decision)
         if run.measured is not None:
             whole = "the whole run" if job.state.is_final else "the run up to now; it goes on"
-            colours = run.resources.names if run.resources else dict.fromkeys(run.assignment)
             yield section(
                 "measured",
                 "Predicted and measured",
                 f"Measured over {whole}.",
-                measured(run, Palette(colours)),
+                measured(run, Palette(types_of(run))),
             )
     yield section("states", "How it came here", None, _states(job, history))
 
@@ -123,8 +110,7 @@ def _curves(history: History, decision: "Decision | None") -> Markup:
 
 
 def _stages(decision: "Decision", history: History) -> Markup:
-    names = decision.resources.names if decision.resources else dict.fromkeys(decision.assignment)
-    palette = Palette(names)
+    palette = Palette(types_of(decision))
     rows = []
     slowest = max((stage.busy_s for stage in decision.stages), default=0.0)
     for number, stage in enumerate(decision.stages[: len(history.stages)]):
@@ -194,22 +180,14 @@ def _speed(shard: Shard, old: Shard | None, name: str, passed: float, unit: str)
 
 
 def _metrics(job: Job) -> Markup:
-    splits: dict[str, dict[str, float]] = {}
-    for name, value in job.metrics.items():
-        split, _, metric = name.partition("_")
-        splits.setdefault(split if metric else "", {})[metric or name] = value
-    names = list(dict.fromkeys(metric for values in splits.values() for metric in values))
-    columns = (Column("split"), *(Column(name, number=True) for name in names))
-    rows = [
-        (split, *(f"{values[n]:.4f}" if n in values else "" for n in names))
-        for split, values in splits.items()
-    ]
+    names, rows = metrics_by_split(job.metrics)
+    columns: tuple[str | Column, ...] = ("split", *(Column(name, number=True) for name in names))
     return table("Metrics by split", columns, rows)
 
 
 def _states(job: Job, history: History) -> Markup:
     entered = list(history.states) or [(State.QUEUED, job.submitted_at)]
-    columns = (Column("state"), Column("entered"), Column("for", number=True))
+    columns = ("state", "entered", ">for")
     ends = [at for _, at in entered[1:]] + [job.ended_at]
     rows = [
         (str(state), clock(at), duration(end - at) if end and not state.is_final else "")

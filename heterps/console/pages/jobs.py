@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from heterps.client.records import Job, State
 from heterps.console.pages.parts import ago, cost_text, progress, state_chip
 from heterps.html.markup import Child, Markup, join, tag
-from heterps.html.parts import Column, table
+from heterps.html.parts import table
 from heterps.view.figures import rate
 
 if TYPE_CHECKING:
@@ -14,14 +14,8 @@ if TYPE_CHECKING:
 
 PAGE = 50
 _COLUMNS = (
-    Column("job"),
-    Column("state"),
-    Column("trained", wide=True),
-    Column("loss", number=True),
-    Column("samples/s", number=True),
-    Column("cost so far, predicted", number=True),
-    Column("age", number=True),
-    Column(""),
+    *("job", "state", "*trained", ">loss", ">samples/s"),
+    *(">cost so far, predicted", ">age", ""),
 )
 
 

@@ -5,25 +5,16 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from heterps.client.records import Node
-from heterps.console.pages.parts import tiles
 from heterps.html.markup import Markup, join, tag
 from heterps.html.palette import Palette
-from heterps.html.parts import Column, section, table
+from heterps.html.parts import section, table, tiles
 from heterps.page.offered import offered
 from heterps.view.figures import money
 
 if TYPE_CHECKING:
     from scheduler.problem.workload import Resources
 
-_NODES = (
-    Column("node"),
-    Column("type"),
-    Column("units in use", wide=True),
-    Column("used", number=True),
-    Column("of", number=True),
-    Column("hardware"),
-    Column("runs"),
-)
+_NODES = ("node", "type", "*units in use", ">used", ">of", "hardware", "runs")
 
 
 def node_sections(nodes: Sequence[Node], offer: "Resources | None", job_name: str) -> list[Markup]:

@@ -1,12 +1,11 @@
-"""Small parts that several pages share: states, bars, tiles, times."""
+"""Small parts that several pages share: states, bars, times."""
 
 import time
-from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from heterps.client.records import Job, State
-from heterps.html.markup import Child, Markup, join, tag
+from heterps.html.markup import Markup, tag
 from heterps.view.figures import money
 
 if TYPE_CHECKING:
@@ -62,15 +61,6 @@ def cost_text(job: Job, decision: "Decision | None") -> str:
     if decision.measured is not None:
         paid = decision.measured.cost
     return f"{money(paid)} of {money(decision.cost)}"
-
-
-def tiles(items: Iterable[tuple[str, Child, str]]) -> Markup:
-    """Figures in large: name, value and a note of each."""
-    made = [
-        tag("li", tag("b", value), tag("span", name), tag("small", note) if note else None)
-        for name, value, note in items
-    ]
-    return tag("ul", join(*made), class_="tiles")
 
 
 def _coarse(seconds: float) -> str:

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 from heterps.html.markup import Markup, join, tag
 from heterps.html.palette import Palette
-from heterps.html.parts import Column, details, section, table
+from heterps.html.parts import details, section, table
 from heterps.page.lanes import lanes
 from heterps.page.summary import relaxations
-from heterps.view.changes import Change, compare, name_of, value_of
+from heterps.view.changes import Change, compare
+from heterps.view.decision import types_of
 from heterps.view.figures import money, rate
 from heterps.view.plan import gap_text
 from scheduler.methods.names import METHODS
@@ -99,21 +100,15 @@ def compared(before: "Decision", after: "Decision") -> Markup:
 
     said = tag("ul", *(tag("li", text) for text in differences(before, after)), class_="reasons")
     changes = compare(before, after)
-    columns = (
-        Column(""),
-        Column("old", number=True),
-        Column("new", number=True),
-        Column("change", number=True),
-    )
+    columns = ("", ">old", ">new", ">change")
     shown = [one for one in changes.figures if not one.key.startswith("measured.")]
-    figures = table("Figures of both plans", columns, [_row(one) for one in shown])
+    figures = table("Figures of both plans", columns, [one.row for one in shown])
     parts = [
         section("told", "What would change", None, said),
         _relaxed(after),
         section("compared", "Old and new", None, figures, *_listed(changes.plan, columns)),
     ]
-    names = [*(before.resources.names if before.resources else ())]
-    palette = Palette(names or [*before.assignment, *after.assignment])
+    palette = Palette(dict.fromkeys([*types_of(before), *types_of(after)]))
     drawn = [
         tag("div", tag("h3", name), lanes(one, palette))
         for name, one in (("Old plan", before), ("New plan", after))
@@ -130,23 +125,14 @@ def _relaxed(decision: "Decision") -> Markup | None:
     return section("relax", "What would have to change", caption, relaxations(decision))
 
 
-def _listed(changes: Sequence[Change], columns: Sequence[Column]) -> list[Markup]:
+def _listed(changes: Sequence[Change], columns: Sequence[str]) -> list[Markup]:
     if not changes:
         return []
-    rows = [_row(change) for change in changes[:_MOST]]
+    rows = [change.row for change in changes[:_MOST]]
     shown = table("Changes of the plan", columns, rows)
     more = len(changes) - _MOST
     rest = tag("p", f"and {more:,} more", class_="caption") if more > 0 else None
     return [details(f"Layers and units that change: {len(changes)}", shown, rest, opened=True)]
-
-
-def _row(change: Change) -> tuple[str, ...]:
-    effect = "same"
-    if change.is_real:
-        ratio = change.ratio
-        effect = "" if ratio is None or change.key == "gap" else f"{ratio - 1:+.1%}"
-    key = change.key
-    return name_of(key), value_of(key, change.before), value_of(key, change.after), effect
 
 
 def _as_decided(decision: "Decision") -> dict[str, str]:

@@ -22,17 +22,18 @@ Observation = dict[str, NDArray[Any]]
 
 
 def observation_space(layers: int, types: int) -> Any:
-    """What is seen, padded to `layers` and `types`.
+    """What is seen, padded to `layers` and `types`: F `LAYER_FEATURES` and S `STATE_FEATURES`.
 
-    features: of each layer on each type at this pace, without scale, [layers, types, STATIC].
-    state: what depends on the layers placed before, [types, DYNAMIC].
+    features: of each layer on each type at this pace, without scale, [layers, types, F].
+    state: what depends on the layers placed before, [types, S].
     place: the layer to be placed, the number of layers, and of types.
     episode: a number that only this episode has, so that its features are encoded once.
     """
+    features, state = len(_planner.LAYER_FEATURES), len(_planner.STATE_FEATURES)
     return spaces.Dict(
         {
-            "features": spaces.Box(-10, 10, (layers, types, _planner.STATIC), np.float32),
-            "state": spaces.Box(-10, 10, (types, _planner.DYNAMIC), np.float32),
+            "features": spaces.Box(-10, 10, (layers, types, features), np.float32),
+            "state": spaces.Box(-10, 10, (types, state), np.float32),
             "place": spaces.Box(0, max(layers, types), (3,), np.int32),
             "episode": spaces.Box(0, 2**31 - 1, (1,), np.int32),
         }
@@ -117,7 +118,7 @@ class PlacementEnv(gymnasium.Env[Observation, np.int64]):
 
 
 def padded(pace: _planner.Pace, layers: int, types: int) -> NDArray[np.float32]:
-    """Return the pace's features with zeros beyond its size, [layers, types, STATIC]."""
-    features = np.zeros((layers, types, _planner.STATIC), dtype=np.float32)
+    """Return the pace's features with zeros beyond its size, [layers, types, F]."""
+    features = np.zeros((layers, types, len(_planner.LAYER_FEATURES)), dtype=np.float32)
     features[: pace.layers, : pace.types] = pace.features()
     return features

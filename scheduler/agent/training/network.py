@@ -92,11 +92,11 @@ class Network(nn.Module):
         super().__init__()
         self.size = size
         width = size.width
-        self.enter = nn.Linear(_planner.STATIC, width)
+        self.enter = nn.Linear(len(_planner.LAYER_FEATURES), width)
         self.blocks = nn.ModuleList(Block(size) for _ in range(size.blocks))
         self.norm = nn.LayerNorm(width)
         self.encoded = nn.Linear(width, width)
-        self.state = nn.Linear(_planner.DYNAMIC, width, bias=False)
+        self.state = nn.Linear(len(_planner.STATE_FEATURES), width, bias=False)
         self.own = nn.Linear(width, width)
         self.others = nn.Linear(2 * width, width, bias=False)
         self.score = nn.Linear(width, 1)
@@ -108,7 +108,7 @@ class Network(nn.Module):
         return asdict(self.size)
 
     def encode(self, features: Tensor, layers: Tensor, types: Tensor) -> Tensor:
-        """Encode problems, [B, L, T, STATIC] -> [B, L, T, width], given their true sizes [B]."""
+        """Encode problems, [B, L, T, F] -> [B, L, T, width], given their true sizes [B]."""
         count, most = features.shape[1:3]
         off = float("-inf")
         along = torch.zeros(len(features), 1, 1, count)
@@ -127,7 +127,7 @@ class Network(nn.Module):
 
         Args:
             encoded: [N, T, width], of that layer.
-            state: [N, T, DYNAMIC].
+            state: [N, T, S].
             mask: [N, T] bool.
 
         Returns:

@@ -26,18 +26,18 @@ class Lesson:
     `regret` is what a choice costs beyond the best one, relative to the whole plan.
     """
 
-    features: Tensor  # float32 [B, L, T, STATIC]
+    features: Tensor  # float32 [B, L, T, F]
     layers: Tensor  # int64 [B]
     types: Tensor  # int64 [B]
-    states: Tensor  # float32 [B, L, T, DYNAMIC]
+    states: Tensor  # float32 [B, L, T, S]
     masks: Tensor  # bool [B, L, T]
     regret: Tensor  # float32 [B, L, T], infinite where masked
     value: Tensor  # float32 [B, L], -log of the best cost from here relative to the best plan
 
 
 def features_of(some: list[_planner.Pace], layers: int, types: int) -> Tensor:
-    """Stack the paces' features, padded, [n, layers, types, STATIC]."""
-    stacked = np.zeros((len(some), layers, types, _planner.STATIC), dtype=np.float32)
+    """Stack the paces' features, padded, [n, layers, types, F]."""
+    stacked = np.zeros((len(some), layers, types, len(_planner.LAYER_FEATURES)), dtype=np.float32)
     for n, pace in enumerate(some):
         stacked[n, : pace.layers, : pace.types] = pace.features()
     return torch.from_numpy(stacked)

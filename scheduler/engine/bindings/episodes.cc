@@ -45,14 +45,14 @@ class Episodes {
   }
 
   auto Observe() const {
-    std::vector<float> features(size() * types_ * kDynamic, 0.0F);
+    std::vector<float> features(size() * types_ * kStateFeatures, 0.0F);
     {
       nb::gil_scoped_release release;
       for (size_t n = 0; n < size(); ++n) {
-        episodes_[n].Observe(&masks_[n * types_], &features[n * types_ * kDynamic]);
+        episodes_[n].Observe(&masks_[n * types_], &features[n * types_ * kStateFeatures]);
       }
     }
-    return Owned(std::move(features), {size(), static_cast<size_t>(types_), kDynamic});
+    return Owned(std::move(features), {size(), static_cast<size_t>(types_), kStateFeatures});
   }
 
   auto Teach() const {
@@ -120,7 +120,7 @@ class Episodes {
 nb::tuple Demonstrate(const std::vector<std::shared_ptr<Pace>>& paces, int layers, int types,
                       double temperature, double chance, uint64_t seed, const Network* student) {
   size_t count = paces.size(), L = layers, T = types;
-  std::vector<float> dynamic(count * L * T * kDynamic, 0.0F);
+  std::vector<float> dynamic(count * L * T * kStateFeatures, 0.0F);
   std::vector<uint8_t> masks(count * L * T, 0);
   std::vector<double> values(count * L * T, kInf);
   std::vector<double> prices(count, kInf);
@@ -138,7 +138,7 @@ nb::tuple Demonstrate(const std::vector<std::shared_ptr<Pace>>& paces, int layer
       for (int layer = 0; layer < p.layers; ++layer) {
         size_t at = (n * L + layer) * T;
         episode.Mask(&masks[at]);
-        episode.Observe(&masks[at], &dynamic[at * kDynamic]);
+        episode.Observe(&masks[at], &dynamic[at * kStateFeatures]);
         episode.Teach(&masks[at], &values[at]);
         double best = kInf;
         int open = 0;
@@ -153,7 +153,8 @@ nb::tuple Demonstrate(const std::vector<std::shared_ptr<Pace>>& paces, int layer
         std::vector<double> weight(p.types, 0.0);
         if (!encoded.empty()) {
           student->Score(&encoded[static_cast<size_t>(layer) * p.types * student->width()],
-                         &dynamic[at * kDynamic], &masks[at], p.types, logits.data(), nullptr);
+                         &dynamic[at * kStateFeatures], &masks[at], p.types, logits.data(),
+                         nullptr);
           float most = *std::max_element(logits.begin(), logits.end());
           for (int t = 0; t < p.types; ++t) {
             if (masks[at + t]) total += weight[t] = std::exp(logits[t] - most);
@@ -177,16 +178,24 @@ nb::tuple Demonstrate(const std::vector<std::shared_ptr<Pace>>& paces, int layer
       if (episode.done()) prices[n] = episode.Price();
     }
   }
-  return nb::make_tuple(Owned(std::move(dynamic), {count, L, T, kDynamic}),
+  return nb::make_tuple(Owned(std::move(dynamic), {count, L, T, kStateFeatures}),
                         Owned(std::move(masks), {count, L, T}),
                         Owned(std::move(values), {count, L, T}), Owned(std::move(prices), {count}));
+}
+
+nb::tuple Names(const std::vector<const char*>& names) {
+  nb::list found;
+  for (const char* name : names) found.append(name);
+  return nb::tuple(found);
 }
 
 }  // namespace
 
 void BindEpisodes(nb::module_& m) {
-  m.attr("STATIC") = kStatic;
-  m.attr("DYNAMIC") = kDynamic;
+#define HETERPS_NAME(name) #name,
+  m.attr("LAYER_FEATURES") = Names({HETERPS_LAYER_FEATURES(HETERPS_NAME)});
+  m.attr("STATE_FEATURES") = Names({HETERPS_STATE_FEATURES(HETERPS_NAME)});
+#undef HETERPS_NAME
   nb::class_<Pace>(m, "Pace", "A problem at one pace: a throughput to keep, samples/s.")
       .def(
           "__init__",
@@ -209,7 +218,7 @@ void BindEpisodes(nb::module_& m) {
       .def("features", [](const Pace& p) {
         std::vector<float> copy(p.features());
         return Owned(std::move(copy), {static_cast<size_t>(p.problem().layers),
-                                       static_cast<size_t>(p.problem().types), kStatic});
+                                       static_cast<size_t>(p.problem().types), kLayerFeatures});
       });
   m.def(
       "paces",
@@ -246,7 +255,7 @@ void BindEpisodes(nb::module_& m) {
       .def("assignments", &Episodes::Assignments);
   m.def("demonstrate", &Demonstrate, "paces"_a, "layers"_a, "types"_a, "temperature"_a, "chance"_a,
         "seed"_a, "student"_a.none() = nb::none(),
-        "Play the teacher, or every other time the student: (features [n, L, T, DYNAMIC], masks "
+        "Play the teacher, or every other time the student: (state features [n, L, T, S], masks "
         "[n, L, T], values [n, L, T], "
         "prices [n]).");
 }

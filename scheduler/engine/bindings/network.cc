@@ -126,7 +126,7 @@ void BindNetwork(nb::module_& m) {
             size_t types = mask.size();
             if (encoded.shape(0) != types || state.shape(0) != types ||
                 encoded.shape(1) != static_cast<size_t>(network.width()) ||
-                state.shape(1) != kDynamic) {
+                state.shape(1) != kStateFeatures) {
               throw std::invalid_argument("expected arrays for the same types");
             }
             std::vector<float> logits(types);

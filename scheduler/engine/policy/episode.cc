@@ -59,6 +59,7 @@ void Episode::Room(uint8_t* mask, double slack) const {
 }
 
 void Episode::Observe(const uint8_t* mask, float* features) const {
+  namespace is = state_feature;
   const Problem& p = pace_->problem();
   const std::vector<double>& price = pace_->seen();
   double spent = 0;
@@ -72,9 +73,9 @@ void Episode::Observe(const uint8_t* mask, float* features) const {
   }
   double before = spent + (type_ >= 0 ? std::min(open, 1e9) * price[type_] : 0);
   for (int t = 0; t < p.types; ++t) {
-    float* f = features + static_cast<size_t>(t) * kDynamic;
-    std::fill(f, f + kDynamic, 0.0F);
-    f[0] = mask[t] ? 1.0F : -1.0F;
+    float* f = features + static_cast<size_t>(t) * kStateFeatures;
+    std::fill(f, f + kStateFeatures, 0.0F);
+    f[is::allowed] = mask[t] ? 1.0F : -1.0F;
     if (!mask[t]) {  // looks no further at what cannot be taken
       continue;
     }
@@ -88,26 +89,29 @@ void Episode::Observe(const uint8_t* mask, float* features) const {
     double after = spent + (same || type_ < 0 ? 0 : std::min(closing, 1e9) * price[type_]) +
                    (able ? units : 1e9) * price[t];
     double taken = used_[t] + (able ? units : 0);
-    f[1] = same ? 1.0F : 0.0F;
-    f[2] = Share(after - before, reference);
-    f[3] =
+    f[is::current_stage] = same ? 1.0F : 0.0F;
+    f[is::added_price] = Share(after - before, reference);
+    f[is::spare_units] =
         able ? static_cast<float>(units - std::max(fraction, 0.0)) : 0.0F;  // spare part of a unit
-    f[4] = able ? Share((units - fraction) * price[t], reference) : 0.0F;
-    f[5] = able ? Count(units) : 3.0F;
-    f[6] = static_cast<float>(std::min(std::max(bare.cs, bare.ds) / tau, 2.0));
-    f[7] = static_cast<float>(std::min(terms.memory / std::max(p.capacity[t], 1e-300), 2.0));
-    f[8] = static_cast<float>(std::min(taken / std::max(pace_->left()[t], 0.1), 2.0));
-    f[9] = static_cast<float>(used_[t] > 0);
-    f[10] = ending < kInf && able ? Share((ending - units) * price[t], reference) : 3.0F;
-    f[11] = Share(drop, reference);
-    f[12] = Share(spent, reference);
+    f[is::spare_price] = able ? Share((units - fraction) * price[t], reference) : 0.0F;
+    f[is::units] = able ? Count(units) : 3.0F;
+    f[is::serial_share] = static_cast<float>(std::min(std::max(bare.cs, bare.ds) / tau, 2.0));
+    f[is::memory_share] =
+        static_cast<float>(std::min(terms.memory / std::max(p.capacity[t], 1e-300), 2.0));
+    f[is::units_share] = static_cast<float>(std::min(taken / std::max(pace_->left()[t], 0.1), 2.0));
+    f[is::type_used] = static_cast<float>(used_[t] > 0);
+    f[is::ending_price] =
+        ending < kInf && able ? Share((ending - units) * price[t], reference) : 3.0F;
+    f[is::leaving_price] = Share(drop, reference);
+    f[is::spent] = Share(spent, reference);
     if (able) {
       // Layers after this one that come for free, as the units at hand take them in too.
       int reach = pace_->Reach(layer_ + 1, t, bare, units);
-      f[14] = static_cast<float>(std::log10(1.0 + reach) / 2);
-      f[15] = static_cast<float>(reach + 1) / (p.layers - layer_);
+      f[is::reach] = static_cast<float>(std::log10(1.0 + reach) / 2);
+      f[is::reach_share] = static_cast<float>(reach + 1) / (p.layers - layer_);
     }
-    f[13] = type_ < 0 ? -1.0F : static_cast<float>(std::log10(layer_ - first_ + 1.0) / 2);
+    f[is::stage_length] =
+        type_ < 0 ? -1.0F : static_cast<float>(std::log10(layer_ - first_ + 1.0) / 2);
   }
 }
 

@@ -23,7 +23,8 @@ class Episode {
   // Which types have room for the next layer, whatever comes after it, where `slack` times the
   // limits may be taken.
   void Room(uint8_t* mask, double slack) const;
-  // Features of the state for each type, [types, kDynamic]; of masked types only that they are.
+  // Features of the state for each type, [types, kStateFeatures]; of masked types only that they
+  // are.
   void Observe(const uint8_t* mask, float* features) const;
   // What the cheapest way to finish costs an hour for each type (limits priced in), [types]. The
   // teacher's values: used to warm-start training, never in planning.

@@ -187,12 +187,12 @@ Network::Network(const Weights& weights, std::vector<int> distances, int heads, 
   width_ = enter_.out;
   if (heads < 1 || width_ % heads) throw std::invalid_argument("policy: heads must divide width");
   buckets_ = 2 * static_cast<int>(distances_.size()) + 1;
-  Expect(enter_, kStatic, width_, "enter");
+  Expect(enter_, kLayerFeatures, width_, "enter");
   norm_ = read.ReadNorm("norm", width_);
   encoded_ = read.ReadLinear("encoded");
   Expect(encoded_, width_, width_, "encoded");
   state_ = read.ReadLinear("state", false);
-  Expect(state_, kDynamic, width_, "state");
+  Expect(state_, kStateFeatures, width_, "state");
   own_ = read.ReadLinear("own");
   Expect(own_, width_, width_, "own");
   others_ = read.ReadLinear("others", false);
@@ -320,16 +320,18 @@ void Network::Score(const float* encoded, const float* state, const unsigned cha
   size_t width = width_, size = width * types;
   // Kept between calls: there are very many, and each writes what it reads.
   thread_local std::vector<float> room;
-  room.resize(std::max(room.size(), 2 * size + 4 * width + types * (kDynamic + size_t{1})));
+  room.resize(std::max(room.size(), 2 * size + 4 * width + types * (kStateFeatures + size_t{1})));
   float* z = room.data();
   float *y = z + size, *context = y + size, *shared = context + 2 * width;
-  float *judged = shared + width, *states = judged + width, *scores = states + types * kDynamic;
+  float *judged = shared + width, *states = judged + width,
+        *scores = states + types * kStateFeatures;
   int open = 0;
   for (int t = 0; t < types; ++t) {
     logits[t] = -1e9F;
     if (!mask[t]) continue;
     std::copy_n(encoded + t * width, width, z + open * width);
-    std::copy_n(state + static_cast<size_t>(t) * kDynamic, kDynamic, states + open * kDynamic);
+    std::copy_n(state + static_cast<size_t>(t) * kStateFeatures, kStateFeatures,
+                states + open * kStateFeatures);
     ++open;
   }
   Apply(state_, states, open, z, true);

@@ -33,12 +33,12 @@ class Network {
 
   int width() const { return width_; }
 
-  // features [layers, types, kStatic] of one pace -> encoding [layers, types, width].
+  // features [layers, types, kLayerFeatures] of one pace -> encoding [layers, types, width].
   std::vector<float> Encode(const float* features, int layers, int types) const;
 
-  // Scores the types of one layer: encoded [types, width], state [types, kDynamic], mask [types].
-  // Writes logits [types], -1e9 where masked, and the value unless that is null. What stands for
-  // masked types in `encoded` and `state` has no influence.
+  // Scores the types of one layer: encoded [types, width], state [types, kStateFeatures], mask
+  // [types]. Writes logits [types], -1e9 where masked, and the value unless that is null. What
+  // stands for masked types in `encoded` and `state` has no influence.
   void Score(const float* encoded, const float* state, const unsigned char* mask, int types,
              float* logits, float* value) const;
 

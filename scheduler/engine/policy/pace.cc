@@ -377,8 +377,8 @@ bool Pace::SearchNext(int layer, int before, double* used, std::vector<int32_t>*
   return false;
 }
 
-// Features without scale. Units are those that the layer alone would need at this pace.
 void Pace::Describe() {
+  namespace is = layer_feature;
   const Problem& p = *problem_;
   int layers = p.layers, types = p.types;
   std::vector<double> units(static_cast<size_t>(layers) * types, kInf), money(units);
@@ -406,45 +406,50 @@ void Pace::Describe() {
   for (double value : least) total += value < kInf ? value : 0;
   reference_ = total + cheapest_unit + p.PsUnits(floor_) * seen_[p.ps_type];
   double tiny = 1e-9 * reference_;
-  features_.assign(units.size() * kStatic, 0);
+  features_.assign(units.size() * kLayerFeatures, 0);
   double done = 0;
   for (int l = 0; l < layers; ++l) {
     for (int t = 0; t < types; ++t) {
       size_t at = p.At(l, t);
-      float* f = &features_[at * kStatic];
+      float* f = &features_[at * kLayerFeatures];
       bool usable = units[at] < kInf;
       double cs = p.compute_serial[at], cp = p.compute_parallel[at];
       double ds = p.sync_serial[at], dp = p.sync_parallel[at];
       double ts = p.transfer_serial[at], tp = p.transfer_parallel[at];
       auto need = [&](double s, double q) { return tau_ > s ? q / (tau_ - s) : kInf; };
-      f[0] = usable ? 1.0F : 0.0F;
-      f[1] = usable ? Log10(need(cs, cp), -4, 4) : -1;
-      f[2] = usable ? Log10(need(ds, dp), -4, 4) : -1;
-      f[3] = p.allowed[at] && l + 1 < layers ? Log10(need(ts, tp), -4, 4) : -1;
-      f[4] = static_cast<float>(std::min(std::max(cs, ds) / tau_, 1.0));
-      f[5] = static_cast<float>(std::min(ts / tau_, 1.0));
-      f[6] = usable ? static_cast<float>(
-                          std::min(std::log10(std::max(money[at], tiny) / std::max(least[l], tiny)),
-                                   4.0) /
-                          4)
-                    : 1;
-      f[7] = usable ? Log10(money[at] / reference_, -5, 2) : 0;
-      f[8] = static_cast<float>(std::clamp(std::log10(price(t)) - mean_log, -4.0, 4.0) / 4);
-      f[9] = Log10(price(t) / reference_, -5, 2);
-      f[10] = Log10(std::max(left_[t], 0.1), -1, 6);
-      f[11] = usable ? Log10(units[at] / std::max(left_[t], 0.1), -4, 1) : 1;
-      f[12] = static_cast<float>(std::min(p.memory[at] / std::max(p.capacity[t], 1e-300), 1.0));
-      f[13] = t == p.ps_type ? 1.0F : 0.0F;
-      f[14] = static_cast<float>(l) / layers;
-      f[15] = static_cast<float>(std::log10(layers - l) / 3);
-      f[16] = static_cast<float>(done / std::max(total, 1e-300));
-      f[17] = usable && l + 1 < layers ? Log10(need(ts, tp) * price(t) / reference_, -5, 2) : 0;
-      f[18] = usable ? static_cast<float>(std::sqrt(std::min(money[at] / reference_, 1.0))) : 1;
-      f[19] = static_cast<float>(
+      f[is::usable] = usable ? 1.0F : 0.0F;
+      f[is::compute_units] = usable ? Log10(need(cs, cp), -4, 4) : -1;
+      f[is::sync_units] = usable ? Log10(need(ds, dp), -4, 4) : -1;
+      f[is::transfer_units] = p.allowed[at] && l + 1 < layers ? Log10(need(ts, tp), -4, 4) : -1;
+      f[is::serial_share] = static_cast<float>(std::min(std::max(cs, ds) / tau_, 1.0));
+      f[is::transfer_serial_share] = static_cast<float>(std::min(ts / tau_, 1.0));
+      f[is::price_over_cheapest] =
+          usable ? static_cast<float>(
+                       std::min(std::log10(std::max(money[at], tiny) / std::max(least[l], tiny)),
+                                4.0) /
+                       4)
+                 : 1;
+      f[is::price] = usable ? Log10(money[at] / reference_, -5, 2) : 0;
+      f[is::unit_price_over_mean] =
+          static_cast<float>(std::clamp(std::log10(price(t)) - mean_log, -4.0, 4.0) / 4);
+      f[is::unit_price] = Log10(price(t) / reference_, -5, 2);
+      f[is::units_left] = Log10(std::max(left_[t], 0.1), -1, 6);
+      f[is::units_share] = usable ? Log10(units[at] / std::max(left_[t], 0.1), -4, 1) : 1;
+      f[is::memory_share] =
+          static_cast<float>(std::min(p.memory[at] / std::max(p.capacity[t], 1e-300), 1.0));
+      f[is::parameter_server] = t == p.ps_type ? 1.0F : 0.0F;
+      f[is::position] = static_cast<float>(l) / layers;
+      f[is::layers_left] = static_cast<float>(std::log10(layers - l) / 3);
+      f[is::price_share_before] = static_cast<float>(done / std::max(total, 1e-300));
+      f[is::transfer_price] =
+          usable && l + 1 < layers ? Log10(need(ts, tp) * price(t) / reference_, -5, 2) : 0;
+      f[is::price_root] =
+          usable ? static_cast<float>(std::sqrt(std::min(money[at] / reference_, 1.0))) : 1;
+      f[is::least_price_root] = static_cast<float>(
           std::sqrt(std::min((least[l] < kInf ? least[l] : 0) / reference_, 1.0)));
       int reach = usable ? Reach(l, t, {}, std::max(1.0, std::ceil(units[at]))) : 0;
-      f[20] = static_cast<float>(std::log10(1.0 + reach) / 2);
-      f[21] = static_cast<float>(reach) / (layers - l);
+      f[is::reach] = static_cast<float>(std::log10(1.0 + reach) / 2);
+      f[is::reach_share] = static_cast<float>(reach) / (layers - l);
     }
     done += least[l] < kInf ? least[l] : 0;
   }

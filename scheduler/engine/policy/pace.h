@@ -4,12 +4,10 @@
 #include <memory>
 #include <vector>
 
+#include "policy/features.h"
 #include "problem/problem.h"
 
 namespace heterps::scheduler {
-
-constexpr int kStatic = 22;   // features of a layer on a type, see Pace::Describe
-constexpr int kDynamic = 16;  // features that depend on the layers placed before, see Episode
 
 // The cheapest ways to finish from each layer, where a unit of type t costs weight[t].
 //
@@ -38,7 +36,9 @@ class Pace {
   double reference() const { return reference_; }
   // The price an hour of a unit of each type as the policy sees it, [types].
   const std::vector<double>& seen() const { return seen_; }
-  const std::vector<float>& features() const { return features_; }  // [layers, types, kStatic]
+  const std::vector<float>& features() const {
+    return features_;
+  }  // [layers, types, kLayerFeatures]
 
   // Whether some assignment keeps the pace within the limits.
   bool Feasible() const { return feasible_; }

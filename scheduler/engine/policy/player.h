@@ -37,7 +37,7 @@ class Player {
         types_(pace_->problem().types),
         encoded_(std::move(encoded)),
         mask_(types_),
-        state_(static_cast<size_t>(types_) * kDynamic),
+        state_(static_cast<size_t>(types_) * kStateFeatures),
         logits_(types_),
         random_(seed) {}
 

@@ -26,7 +26,7 @@ Trace Replay(const Network& network, const std::shared_ptr<Pace>& pace, const in
   Trace trace{std::vector<float>(static_cast<size_t>(layers) * types, 0.0F),
               std::vector<float>(layers, 0.0F)};
   std::vector<uint8_t> mask(types);
-  std::vector<float> state(static_cast<size_t>(types) * kDynamic), logits(types);
+  std::vector<float> state(static_cast<size_t>(types) * kStateFeatures), logits(types);
   std::vector<float> encoded = network.Encode(pace->features().data(), layers, types);
   Episode episode(pace);
   for (int layer = 0; layer < layers; ++layer) {

@@ -36,7 +36,7 @@ class Search:
         self._started = time.perf_counter()
         self._deadline = self._started + budget.seconds
         self._proposed = 0
-        self._known: dict[bytes, float] = {}
+        self._objectives: dict[bytes, float] = {}
         self._best = math.inf
         self._row: NDArray[np.int32] = problem.alone
         scale = float(problem.money.min(axis=1).sum())
@@ -55,12 +55,12 @@ class Search:
         packed, width = rows.astype(np.int8).tobytes(), rows.shape[1]
         keys = [packed[at : at + width] for at in range(0, len(packed), width)]
         self._proposed += len(keys)
-        fresh = {key: at for at, key in enumerate(keys) if key not in self._known}
+        fresh = {key: at for at, key in enumerate(keys) if key not in self._objectives}
         picked = sorted(fresh.values())[: self.limit - self.evaluations]
         if picked:
             values = self.fresh(rows[picked])
-            self._known.update(zip((keys[at] for at in picked), values.tolist(), strict=True))
-        return np.array([self._known.get(key, math.inf) for key in keys])
+            self._objectives.update(zip((keys[at] for at in picked), values.tolist(), strict=True))
+        return np.array([self._objectives.get(key, math.inf) for key in keys])
 
     def fresh(self, rows: Assignments) -> Floats:
         """Return the objective of rows not seen before, [n], and count them."""

@@ -103,7 +103,7 @@ def test_a_later_worker_takes_what_is_there(client: ParameterClient) -> None:
 
 def test_a_worker_that_began_and_died_is_told(client: ParameterClient) -> None:
     dense = DenseParameters(client, "dense.dead", SHAPES, block=16)
-    assert dense._first()  # and then it dies
+    assert dense._claim_initialization()  # and then it dies
     with pytest.raises(TimeoutError, match=r"written 0 of 6 blocks.*only_if_new=False"):
         dense.initialize(arrays(6), timeout_s=0.2)
     assert dense.initialize(arrays(6), only_if_new=False)

@@ -81,7 +81,7 @@ def test_blocks_come_back(client: ParameterClient) -> None:
         part = rows[5:9, 1]  # a view keeps the block
         del rows
         np.testing.assert_array_equal(part, _rows(KEYS.repeat(4))[5:9, 1])
-    assert len(_memory(client)._known) <= 3
+    assert len(_memory(client)._attached) <= 3
 
 
 def test_a_shard_lets_go_of_what_its_client_had(filled: LocalShards) -> None:
@@ -91,7 +91,7 @@ def test_a_shard_lets_go_of_what_its_client_had(filled: LocalShards) -> None:
 
     with ParameterClient(filled.addresses) as client:
         kept = [client.pull("t", KEYS.repeat(10)) for _ in range(3)]
-        names = [block.region.name for block in _memory(client)._known]
+        names = [block.region.name for block in _memory(client)._attached]
         assert len(names) == mapped(names) == 3
         del kept
     wait_until(lambda: mapped(names) == 0, "nothing is mapped")

@@ -10,8 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from chassis.channels import connect
 from protos import parameter_server_pb2 as pb
-from ps import LocalShards, LocalTable, ParameterClient, ShardError
+from protos.codec import pack
+from ps import LocalShards, LocalTable, ParameterClient, ShardError, read_checkpoint
 from tests.rounds import more
 from tests.waiting import wait_until
 
@@ -213,3 +215,29 @@ def test_a_routing_that_takes_buckets_away_needs_their_rows_sent() -> None:
         with pytest.raises(ShardError, match="rows have not been sent"):
             shard.call(shard.stub.Route, request, "Route")
         assert (client.pull("t", KEYS) == 1).all()
+
+
+def test_a_push_is_known_where_its_rows_have_gone(tmp_path: Path) -> None:
+    """Sent again by the new routing it changes nothing; and no save waits for it."""
+    with LocalShards(1) as shards, ParameterClient(shards.addresses) as client:
+        _make(client)
+        head = pb.PushRequest(table="t", dim=2, count=1, client="me", epoch=1, sequence=1)
+        gradient = np.full((1, 2), -1, np.float32)
+
+        def push(address: str) -> bool:
+            with connect(address) as channel:
+                call = channel.unary_unary("/heterps.v1.ParameterServer/Push")
+                request = pack(head, np.uint64([5]), gradient)
+                return pb.PushReply.FromString(call(request, timeout=10)).applied
+
+        assert push(shards.addresses[0])
+        client.push("t", KEYS, np.full((len(KEYS), 2), -1, np.float32))
+        client.reshard([shards.add()])
+        new = client.session().connect(client.addresses)[0]
+        reply: pb.RouteReply = new.call(new.stub.Route, pb.RouteRequest(), "Route")
+        head.route = reply.routing.version
+        assert not push(client.addresses[0])
+        assert (client.pull("t", [5]) == 2).all()
+        client.push("t", KEYS, np.full((len(KEYS), 2), -1, np.float32))
+        client.save(tmp_path / "ck")
+    assert read_checkpoint(tmp_path / "ck").torn == 0

@@ -11,8 +11,8 @@ import pytest
 from protos import parameter_server_pb2 as pb
 from protos.codec import pack
 from ps import CheckpointError
-from ps.shard.directory import Durable
-from ps.shard.message import take_apart
+from ps.shard.directory import ShardDirectory
+from ps.shard.push import take_apart
 from ps.shard.state import ShardState
 from ps.table.spec import make_spec
 from tests.rounds import more
@@ -122,9 +122,9 @@ import shutil
 import numpy as np
 from protos import parameter_server_pb2 as pb
 from protos.codec import pack
-from ps.shard.directory import Durable
+from ps.shard.directory import ShardDirectory
 from ps.table.spec import make_spec
-from ps.shard.message import take_apart
+from ps.shard.push import take_apart
 from ps.shard.state import ShardState
 
 root, sync, stride = sys.argv[1], sys.argv[2] == "sync", int(sys.argv[3])
@@ -148,7 +148,7 @@ while not done:
     def work():
         kill_before(number, place)
         state = ShardState()
-        durable = Durable(state, Path(place), sync=sync)
+        durable = ShardDirectory(state, Path(place), sync=sync)
         state.create(spec)
         os.write(writer, b"c")
         for sequence in range(1, 7):
@@ -165,18 +165,18 @@ while not done:
     def check():
         for again in range(2):  # what recovery has done to the log must not hurt the next one
             state = ShardState()
-            durable = Durable(state, Path(place), sync=sync)
+            durable = ShardDirectory(state, Path(place), sync=sync)
             if "c" not in acknowledged and "t" not in state.tables:
                 state.create(spec)
             rows = state.tables["t"].native.pull(keys, True)
             assert len(np.unique(rows)) == 1, f"a mixture before operation {number}"
             count, sure = int(rows[0, 0]), acknowledged.count("p")
             assert sure <= count <= sure + 1, (number, count, sure)
-            position = state.positions["me"].position if "me" in state.positions else "0"
+            position = next((p.position for p in state.pushes.positions()), "0")
             assert position == str(count), (number, position, count)
             durable.close()
         state = ShardState()
-        durable = Durable(state, Path(place), sync=sync)
+        durable = ShardDirectory(state, Path(place), sync=sync)
         if "t" not in state.tables:
             state.create(spec)
         for sequence in range(1, 8):  # the client does not know either: it sends all again
@@ -235,7 +235,7 @@ def _value(state: ShardState) -> float:
 
 def test_a_torn_log_is_good_up_to_its_last_whole_record(tmp_path: Path) -> None:
     state = ShardState()
-    durable = Durable(state, tmp_path / "full")
+    durable = ShardDirectory(state, tmp_path / "full")
     state.create(SPEC)
     sizes = []
     for sequence in (1, 2, 3):
@@ -250,7 +250,7 @@ def test_a_torn_log_is_good_up_to_its_last_whole_record(tmp_path: Path) -> None:
         whole = end == sizes[2]
         for applied in (not whole, False):  # again: the tail was cut off, not left in the way
             state = ShardState()
-            durable = Durable(state, place)
+            durable = ShardDirectory(state, place)
             assert _value(state) == (2 if applied else 3)
             assert _push(state, 3) == applied
             assert _value(state) == 3
@@ -259,7 +259,7 @@ def test_a_torn_log_is_good_up_to_its_last_whole_record(tmp_path: Path) -> None:
 
 def test_a_log_that_is_damaged_in_the_middle_is_not_passed_over(tmp_path: Path) -> None:
     state = ShardState()
-    durable = Durable(state, tmp_path)
+    durable = ShardDirectory(state, tmp_path)
     state.create(SPEC)
     _push(state, 1)
     _push(state, 2)
@@ -271,4 +271,4 @@ def test_a_log_that_is_damaged_in_the_middle_is_not_passed_over(tmp_path: Path) 
     data[-1] ^= 1
     first.write_bytes(data)
     with pytest.raises(CheckpointError, match=r"log-00000001: damaged at byte .* later logs go on"):
-        Durable(ShardState(), tmp_path)
+        ShardDirectory(ShardState(), tmp_path)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from scheduler.agent.training.environment import PlacementEnv
 from scheduler.agent.training.workloads import Shape, draw, paces
-from scheduler.engine._planner import Pace
+from scheduler.engine._planner import LAYER_FEATURES, STATE_FEATURES, Episodes, Pace
 from scheduler.problem.cost import CostModel
 from tests.scheduler.instances import cost, model, problems, resources, workload
 
@@ -144,3 +144,29 @@ def test_random_episodes_never_get_stuck() -> None:
                 assert masks.any()
                 _, _, terminated, _, info = env.step(rng.choice(np.flatnonzero(masks)))
             assert np.isfinite(info["price_per_hour"])
+
+
+@SLOW
+@given(problems(), st.floats(1.0, 2000.0))
+def test_features_stand_at_the_places_of_their_names(
+    drawn: tuple[CostModel, float], floor: float
+) -> None:
+    problem, _ = drawn
+    pace = Pace(problem.native, floor)
+    features = pace.features()
+    layers = np.arange(problem.num_layers)[:, None]
+    assert features.shape == (problem.num_layers, problem.num_types, len(LAYER_FEATURES))
+    assert len(set(LAYER_FEATURES)) == len(LAYER_FEATURES)
+    usable = features[..., LAYER_FEATURES.index("usable")] == 1  # at this pace
+    assert not (usable & ~problem.usable).any()
+    slow = Pace(problem.native, 1e-9).features()[..., LAYER_FEATURES.index("usable")]
+    np.testing.assert_array_equal(slow, problem.usable)
+    at_ps = np.arange(problem.num_types) == problem.ps_type
+    assert (features[..., LAYER_FEATURES.index("parameter_server")] == at_ps).all()
+    position = (layers / problem.num_layers).astype(np.float32)
+    assert (features[..., LAYER_FEATURES.index("position")] == position).all()
+    episodes = Episodes([pace], problem.num_layers, problem.num_types)
+    state, masks = episodes.observe(), episodes.masks().astype(bool)
+    assert state.shape == (1, problem.num_types, len(STATE_FEATURES))
+    assert len(set(STATE_FEATURES)) == len(STATE_FEATURES)
+    np.testing.assert_array_equal(state[..., STATE_FEATURES.index("allowed")] == 1, masks)

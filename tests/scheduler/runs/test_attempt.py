@@ -99,7 +99,7 @@ def test_it_is_over_in_its_final_states_and_prepares_until_it_has_its_units(
 def test_the_job_comes_to_the_states_that_it_shares(context: Context) -> None:
     attempt = new(context, number=3)
     for state in (State.PROFILING, State.PLANNING, State.STARTING, State.RUNNING):
-        attempt.say("waits for something")
+        attempt.set_reason("waits for something")
         attempt.enter(state)
         status = context.jobs.get("job")
         assert status is not None
@@ -201,7 +201,7 @@ def test_an_attempt_of_which_too_little_is_known_is_stopped(
     attempt = new(context)
     attempt.give_up(pb.STARTING, kept)
     assert attempt.state is State.STOPPING
-    assert attempt.unsure
+    assert attempt.may_run_unseen
     assert len(attempt.processes) == (2 if kept else 0)
     assert attempt.ending.reason == pb.END_SCHEDULER_LOST
     assert attempt.ending.text == "the scheduler was restarted while the job was starting"

@@ -56,7 +56,7 @@ def ended(code: int, rank: int = 0, last_lines: str = "") -> ProcessStatus:
 
 def ending(one: Follower) -> Ending:
     """By the leases alone: there is no node to ask."""
-    return ending_of(wait_until(lambda: one._signs({}), "a sign"))
+    return ending_of(wait_until(lambda: one._symptoms({}), "a symptom"))
 
 
 def test_a_node_that_came_back_without_the_process_has_lost_it(
@@ -97,7 +97,7 @@ def test_a_worker_that_had_trained_under_another_scheduler_may_end(nodes: Nodes)
     nodes.renew(node(done))
     one = follower(nodes)
     one.report(ProgressReport(job_id="job", phase="trained"))
-    assert one._signs({}) == []
+    assert one._symptoms({}) == []
     one.report(ProgressReport(job_id="job", phase="done", output="there"))
     report = one.follow(lambda: False).report
     assert report is not None
@@ -119,8 +119,8 @@ def test_a_process_that_told_nothing_is_judged_by_its_exit_code(
     nodes: Nodes, code: int, log: str, blame: Blame, reason: int
 ) -> None:
     nodes.renew(node(ended(code, last_lines=log)))
-    (sign,) = follower(nodes)._signs({})
-    assert (sign.blame, sign.reason) == (blame, reason)
+    (symptom,) = follower(nodes)._symptoms({})
+    assert (symptom.blame, symptom.reason) == (blame, reason)
 
 
 @pytest.mark.parametrize(
@@ -137,8 +137,8 @@ def test_a_shard_that_ends_is_lost(
     shard = Process("job.shard-0", "shard 0", SHARD, 0, 0, node())
     status = ProcessStatus(process_id="job.shard-0", exit_code=code, last_lines=log)
     nodes.renew(node(status))
-    (sign,) = Follower([shard], 1, nodes, Channels())._signs({})
-    assert (sign.blame, sign.reason) == (blame, reason)
+    (symptom,) = Follower([shard], 1, nodes, Channels())._symptoms({})
+    assert (symptom.blame, symptom.reason) == (blame, reason)
 
 
 def test_who_lost_a_peer_is_not_to_blame_though_it_failed_first(nodes: Nodes) -> None:
@@ -153,7 +153,7 @@ def test_who_lost_a_peer_is_not_to_blame_though_it_failed_first(nodes: Nodes) ->
             job_id="job", rank=rank, phase="failed", error=error, end_reason=reason
         )
         one.report(report)
-    signs = sorted(one._signs({}), key=lambda sign: (sign.blame, sign.when))
-    assert [sign.process for sign in signs] == ["stage 0 worker 2", "stage 0 worker 1"]
-    found = ending_of(signs)
+    symptoms = sorted(one._symptoms({}), key=lambda symptom: (symptom.blame, symptom.when))
+    assert [symptom.process for symptom in symptoms] == ["stage 0 worker 2", "stage 0 worker 1"]
+    found = ending_of(symptoms)
     assert (found.reason, found.process) == (END_USER_ERROR, "stage 0 worker 2")

@@ -34,7 +34,7 @@ from protos.scheduler_pb2 import (
     SubmitRequest,
 )
 from protos.scheduler_pb2_grpc import SchedulerStub
-from scheduler.runs.blame import Blame, Sign, explain
+from scheduler.runs.blame import Blame, Symptom, explain
 from scheduler.state.redis_server import EmbeddedRedis
 from tests.cluster import Roles
 from tests.pids import alive
@@ -358,11 +358,11 @@ def test_its_own_redis_ends_with_a_killed_scheduler(tmp_path: Path) -> None:
 
 
 def test_the_cause_comes_first_and_the_rest_fits_one_screen() -> None:
-    killed = Sign(
+    killed = Symptom(
         Blame.KILLED, 2.0, "stage 1 worker 0 (pid 7) ended by signal 9 (SIGKILL)", "", "line\n" * 99
     )
     others = [
-        Sign(Blame.CONNECTION_LOST, 1.0 + i, f"worker {i} ended", "RpcError: x\ny" * 9)
+        Symptom(Blame.CONNECTION_LOST, 1.0 + i, f"worker {i} ended", "RpcError: x\ny" * 9)
         for i in range(20)
     ]
     text = explain([killed, *others])

@@ -226,7 +226,7 @@ def test_leases_expire_in_redis_and_in_memory(store: Store) -> None:
     threading.Event().wait(0.4)
     assert store.nodes() == []
     assert nodes.live() == []
-    assert nodes.how_gone("n") == "is lost: no heartbeat for 0.3 s"
+    assert nodes.departure("n") == "is lost: no heartbeat for 0.3 s"
 
 
 def test_units_are_reserved_all_or_none_and_spread(store: Store) -> None:

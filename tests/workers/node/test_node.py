@@ -14,6 +14,7 @@ import pytest
 
 from chassis.channels import connect
 from chassis.process import Child
+from chassis.refusal import reason_of
 from protos.node_pb2 import (
     SHARD,
     STAGE,
@@ -27,6 +28,13 @@ from protos.node_pb2 import (
 from protos.node_pb2_grpc import NodeStub
 from protos.parameter_server_pb2 import StatsRequest
 from protos.parameter_server_pb2_grpc import ParameterServerStub
+from protos.reason_pb2 import (
+    PROCESS_CRASHED,
+    PROCESS_CUT_OFF,
+    PROCESS_OUT_OF_MEMORY,
+    REASON_UNSPECIFIED,
+    Reason,
+)
 from protos.scheduler_pb2 import HeartbeatRequest, ListNodesRequest, NodeStatus
 from protos.scheduler_pb2_grpc import SchedulerStub
 from tests.cluster import Roles
@@ -145,6 +153,29 @@ def test_a_process_that_cannot_start_is_explained(node: Daemon) -> None:
     assert raised.value.code() is grpc.StatusCode.FAILED_PRECONDITION
     assert "stage 0 worker 0 ended with exit code 1 before it was ready" in raised.value.details()
     assert "nowhere.py" in raised.value.details()
+    assert reason_of(raised.value) == REASON_UNSPECIFIED
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("os.kill(os.getpid(), 9)", PROCESS_CRASHED),
+        ("raise MemoryError", PROCESS_OUT_OF_MEMORY),
+        ("raise ConnectionResetError", PROCESS_CUT_OFF),
+    ],
+)
+def test_a_process_that_cannot_start_has_a_reason(
+    node: Daemon, tmp_path: Path, code: str, reason: Reason.ValueType
+) -> None:
+    (tmp_path / "model.py").write_text(f"import os\n\n\ndef build():\n    {code}\n")
+    job_id = Reason.Name(reason)
+    request = LaunchRequest(process_id=f"{job_id}.stage", job_id=job_id, role=STAGE, term=node.term)
+    request.job.directory, request.job.model.entry = str(tmp_path), "model.py:build"
+    request.stages.add(first=0, last=0, type="cpu", units=1)
+    with pytest.raises(grpc.RpcError) as raised:
+        node.stub.Launch(request, timeout=90)
+    assert raised.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert reason_of(raised.value) == reason
 
 
 @pytest.mark.parametrize("bad", ["../../etc", "", "a/b", "-x"])

@@ -9,22 +9,29 @@ from protos import parameter_server_pb2 as pb
 from ps.engine import _native
 from ps.errors import TableError
 from ps.shard.journal import Buffer
+from ps.table.applied import PushId
 
 _LAST = 1 << 62  # sequences stay below
 
 
 @dataclass(frozen=True, slots=True)
-class Push:
-    """A push, checked: its message, and where its parts lie."""
+class ReceivedPush:
+    """A push, checked: its message, and where its parts lie.
+
+    Attributes:
+        end: last sequence of the push that this message is a part of.
+    """
 
     head: pb.PushRequest
+    id: PushId
+    end: int
     keys: Buffer
     values: Buffer | NDArray[np.float32]  # float32
     usage: Buffer | None
     message: Buffer  # as it goes to the journal
 
 
-def take_apart(head: pb.PushRequest, payload: memoryview, message: Buffer) -> Push:
+def take_apart(head: pb.PushRequest, payload: memoryview, message: Buffer) -> ReceivedPush:
     """Where keys, values and usage lie in a push's payload, values as finite float32.
 
     Raises:
@@ -73,4 +80,5 @@ def take_apart(head: pb.PushRequest, payload: memoryview, message: Buffer) -> Pu
             raise ValueError(f"rate={head.rate}; expected 0 to 1e6")
     except ValueError as error:
         raise TableError(f"Push to table {head.table!r}: {error}") from None
-    return Push(head, keys, values, usage, message)
+    push = PushId(head.client, head.epoch, head.sequence)
+    return ReceivedPush(head, push, first + parts - 1, keys, values, usage, message)

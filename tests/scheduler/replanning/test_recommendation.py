@@ -9,8 +9,8 @@ from protos import scheduler_pb2 as pb
 from scheduler import plan
 from scheduler.replanning.measure import Filtered, Measurement
 from scheduler.replanning.proposal import Proposal
+from scheduler.replanning.recommendation import Recommendation
 from scheduler.replanning.replan import propose
-from scheduler.replanning.standing import Standing
 from scheduler.runs.watch import Watch
 from scheduler.state.store import Store, StoreError
 from tests.scheduler.instances import cost, resources, workload
@@ -38,7 +38,7 @@ def no_more(proposal: Proposal) -> Proposal:
 
 
 def after(*fresh: Proposal) -> Proposal | None:
-    standing = Standing()
+    standing = Recommendation()
     for one in fresh:
         standing.consider(one)
     return standing.proposal

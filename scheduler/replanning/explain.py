@@ -13,13 +13,13 @@ _UNEQUAL = 0.02  # a ratio nearer to 1 is as predicted
 def reasons(
     proposal: Proposal,
     decision: Decision,
-    known: Calibration,
+    calibration: Calibration,
     measurement: Measurement,
     floor: Floor,
     threshold: Threshold,
 ) -> list[str]:
     """The sentences of a proposal to leave the plan of `decision`."""
-    lines = _learned(decision, known, measurement)
+    lines = _learned(decision, calibration, measurement)
     if proposal.overhead > 1 + _UNEQUAL:
         lines.append(
             f"The pipeline takes {proposal.overhead:.2f} times as long as its slowest stage; the "
@@ -30,12 +30,12 @@ def reasons(
     return lines
 
 
-def _learned(decision: Decision, known: Calibration, measurement: Measurement) -> list[str]:
+def _learned(decision: Decision, calibration: Calibration, measurement: Measurement) -> list[str]:
     """What each stage was measured to take."""
     lines = []
     assert decision.resources is not None
     emulated = {kind.name for kind in decision.resources.types if kind.emulated}
-    for number, (stage, ratio) in enumerate(zip(decision.stages, known.ratios, strict=True)):
+    for number, (stage, ratio) in enumerate(zip(decision.stages, calibration.ratios, strict=True)):
         name = f"Stage {number} ({_layers(decision, stage)} on {stage.type})"
         if stage.type in emulated:
             lines.append(f"{name} is emulated: its times say nothing about {stage.type}.")
@@ -52,7 +52,7 @@ def _learned(decision: Decision, known: Calibration, measurement: Measurement) -
                 f"sample by the pipeline's pace, {_against(ratio.communication)} "
                 f"{time_text(stage.transfer_s)}."
             )
-    if not known.learned:
+    if not calibration.learned:
         most = max((one.windows for one in (*measurement.busy, measurement.pace)), default=0)
         lines.append(f"Too little was measured to change the profile ({_windows(most)}).")
     return lines

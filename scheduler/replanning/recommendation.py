@@ -1,4 +1,4 @@
-"""The proposal that stands while a job runs: raised, kept and withdrawn with hysteresis.
+"""What is recommended while a job runs: raised, kept and withdrawn with hysteresis.
 
 A proposal is raised when another plan pays by the threshold, and withdrawn when moving no longer
 pays at all; between the two nothing changes. Either must be seen `CONFIRM` times in a row, and so
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 CONFIRM = 2
 
 
-class Standing:
-    """Takes in a fresh proposal at a time; `proposal` is the one that stands, if any."""
+class Recommendation:
+    """Takes in a fresh proposal at a time; `proposal` is the one recommended, if any."""
 
     def __init__(self, confirm: int = CONFIRM) -> None:
         self.proposal: Proposal | None = None
@@ -23,17 +23,17 @@ class Standing:
         self._seen = 0
 
     def consider(self, fresh: "Proposal") -> "Proposal | None":
-        """Weigh `fresh` against the standing one; the one that stands then."""
-        standing = self.proposal
+        """Weigh `fresh` against the one recommended; return what is then."""
+        current = self.proposal
         still_pays = fresh.moves and fresh.net_savings > 0
-        if standing is not None and (fresh.worthwhile or still_pays):
-            if fresh.target == standing.target:
+        if current is not None and (fresh.worthwhile or still_pays):
+            if fresh.target == current.target:
                 self.proposal = fresh
                 self._seen = 0
                 return fresh
             if not fresh.worthwhile:
                 self._seen = 0
-                return standing
+                return current
         wanted = fresh.target if fresh.worthwhile else None
         self._seen = self._seen + 1 if self._seen and wanted == self._wanted else 1
         self._wanted = wanted
