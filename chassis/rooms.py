@@ -83,10 +83,14 @@ def need(rooms: Collection[str]) -> None:
                 "another name",
                 name=room,
             )
-    script = getattr(sys.modules.get("__main__"), "__file__", None)
+    main = sys.modules.get("__main__")
+    script = getattr(main, "__file__", None)
     if script is not None and not _in_ours(script):
         file = Path(script).resolve()
-        if said := clash(file, [Path(sys.path[0] or ".").resolve(), file.parent], rooms):
+        folders = [Path(sys.path[0] or ".").resolve()]
+        if getattr(main, "__spec__", None) is None:  # not run by -m: its folder is searched, too
+            folders.append(file.parent)
+        if said := clash(file, folders, rooms):
             raise ClashError(said)
 
 

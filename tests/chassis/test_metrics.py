@@ -15,13 +15,13 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from chassis.metrics import Family, Metrics, Sample, add_metrics_option, serve_metrics
-from chassis.process import module_argv, spawn
 from chassis.security import SecurityError
 from chassis.servers import BindError
 from heterps.home import certs
 from protos import parameter_server_pb2 as pb
 from ps import LocalShards, ParameterClient
 from ps.server.metrics import ShardMetrics
+from tests.cluster import Roles
 
 ROOT = Path(__file__).resolve().parents[2]
 ANSWERED = Family("test_answered_total", "counter", "Questions answered.", ("who",))
@@ -235,20 +235,11 @@ def test_calls_pushes_and_lags_are_counted():
 
 def test_the_scheduler_and_a_node_show_what_they_have(tmp_path):
     metrics = ("--metrics", "127.0.0.1:0")
-    argv = module_argv("scheduler.service", "--directory", str(tmp_path), *metrics)
-    scheduler = spawn("scheduler", argv, directory=tmp_path)
-    node = None
-    try:
-        scheduler.wait_ready(60)
-        options = ("--type", "cpu", "--units", "3", "--scheduler", scheduler.address)
-        argv = module_argv("workers.node", *options, *metrics)
-        node = spawn("node", argv, directory=tmp_path).wait_ready(60)
+    with Roles(tmp_path) as roles:
+        scheduler = roles.scheduler(*metrics)
+        node = roles.node(scheduler, "cpu", "--units", "3", *metrics)
         found = values(scrape(f"http://{scheduler.facts['metrics']}/metrics"))
         found |= values(scrape(f"http://{node.facts['metrics']}/metrics"))
-    finally:
-        for child in (node, scheduler):
-            if child is not None:
-                child.stop(10)
     assert found["heterps_scheduler_nodes", "node"] == 1
     assert found["heterps_scheduler_nodes", "shard"] == 0
     assert found["heterps_scheduler_units", "cpu"] == 3

@@ -1,6 +1,5 @@
 """The language model with experts: its windows, its parameters, a short job through a cluster."""
 
-import json
 import math
 import shutil
 import sys
@@ -14,6 +13,7 @@ import torch
 import heterps
 from heterps import Client, Cluster
 from heterps.job.file import load_job
+from tests.jobs import write_workload
 from workers.model.entry import load_entry
 from workers.model.trace import TracedModel
 
@@ -73,12 +73,7 @@ def short_job(folder):
     parts = library(valid=False)[:200_000], library(valid=True)[:20_000]
     part_of("write")(folder / "data", "", parts, 64)
     names = ("embedding", "attention0", "experts0", "head")
-    cost = {"compute_s": 1e-3, "sync_s": 1e-9, "transfer_s": 1e-9, "memory_bytes": 1e6}
-    cost |= {"parallel_compute": 1.0, "parallel_sync": 1.0}
-    given = {"name": "moe-lm", "reference_batch": 32, "samples": 4e3, "ps_type": "cpu"}
-    given["ps_core_s"] = 1e-9
-    given["layers"] = [{"name": n, "kind": "dense", "cost": {"cpu": cost}} for n in names]
-    (folder / "workload.yaml").write_text(json.dumps(given))
+    write_workload(folder / "workload.yaml", names, {"cpu": 1e-3}, reference_batch=32, samples=4e3)
     arguments = {"vocabulary": 256, "layers": 1, "dim": 32, "hidden": 32, "experts": 4}
     overrides = {
         "output": f"{folder}/out",

@@ -26,6 +26,7 @@ from protos.artifacts_pb2_grpc import ArtifactsStub
 from protos.scheduler_pb2 import SubmitRequest
 from protos.scheduler_pb2_grpc import SchedulerStub
 from scheduler import Decision
+from tests.jobs import CLICKS_LAYERS, RESOURCES, write_workload
 
 MODEL = """
 from pathlib import Path
@@ -71,26 +72,6 @@ schedule:
   resources: resources.yaml
   workload: workload.yaml
   pin: {embedding: cpu, tower: v100, wide: v100}
-"""
-_COST = "{compute_s: 1.0e-3, sync_s: 1.0e-4, transfer_s: 1.0e-4, parallel_compute: 0.9, "
-_COST += "parallel_sync: 0.5, memory_bytes: 1.0e+6}"
-WORKLOAD = f"""\
-name: tiny
-reference_batch: 256
-samples: 4000
-ps_type: cpu
-ps_core_s: 1.0e-9
-layers:
-  - {{name: embedding, kind: sparse, cost: {{cpu: {_COST}, v100: {_COST}}}}}
-  - {{name: tower, kind: dense, cost: {{cpu: {_COST}, v100: {_COST}}}}}
-  - {{name: wide, kind: dense, cost: {{cpu: {_COST}, v100: {_COST}}}}}
-"""
-RESOURCES = """\
-types:
-  - {name: cpu, device: cpu, price_per_hour: 1, limit: 4, memory_bytes: 8.0e9,
-     flops_per_s: 5.0e10, memory_bandwidth: 1.0e10}
-  - {name: v100, device: cuda, price_per_hour: 1, limit: 4, memory_bytes: 8.0e9,
-     flops_per_s: 1.0e13, memory_bandwidth: 1.0e10}
 """
 
 
@@ -150,7 +131,8 @@ def write_job(folder: Path, job: str = JOB) -> Path:
     (folder / "layers.py").write_text(LAYERS)
     (folder / "words" / "late.py").write_text("WORDS = 1\n")
     (folder / "resources.yaml").write_text(RESOURCES)
-    (folder / "workload.yaml").write_text(WORKLOAD)
+    seconds = {"cpu": 1e-3, "v100": 1e-3}
+    write_workload(folder / "workload.yaml", CLICKS_LAYERS, seconds, samples=4000)
     random = np.random.default_rng(0)
     a, b, x = random.integers(0, 9, 4000), random.integers(0, 9, 4000), random.normal(size=4000)
     rows = zip(((a % 2) + x > 0.5).astype(int), a, b, x, strict=True)

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from chassis.process import module_argv, spawn
 from heterps.errors import OK, UNREACHABLE, USAGE
 from ps import LocalShards, ParameterClient
+from tests.cluster import Roles
 
 ROOT = Path(__file__).resolve().parents[3]
 Run = Callable[..., tuple[int, str, str]]
@@ -149,25 +149,17 @@ def test_get_says_which_shard_is_away(run: Run) -> None:
 def test_the_clusters_standing_shards_are_found(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    argv = module_argv("scheduler.service", "--directory", str(tmp_path / "redis"))
-    scheduler = spawn("scheduler", argv, directory=tmp_path)
-    shard = None
-    try:
-        scheduler.wait_ready(60)
+    with Roles(tmp_path) as roles:
+        scheduler = roles.scheduler()
         monkeypatch.setenv("HETERPS_SCHEDULER", scheduler.address)
         code, _, err = run("ps", "stats")
         assert code == USAGE
         assert "no standing shards" in err
-        argv = [sys.executable, "-m", "heterps", "ps", "--scheduler", scheduler.address]
-        shard = spawn("shard", argv, directory=tmp_path).wait_ready(60)
+        shard = roles.start("heterps", "ps", "--scheduler", scheduler.address)
         code, out, _ = run("ps", "stats")
         assert code == OK
         assert shard.address in out
         assert "no tables" in out
-    finally:
-        for child in (shard, scheduler):
-            if child is not None:
-                child.stop(10)
 
 
 def test_options_alone_run_a_shard(tmp_path: Path) -> None:

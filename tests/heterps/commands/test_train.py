@@ -62,6 +62,14 @@ def untested(job):
     return job
 
 
+def write_small(folder):
+    """Write a small job that would take hours."""
+    write_clicks(folder)
+    (folder / "resources.yaml").write_text(CPU)
+    (folder / "job.yaml").write_text(JOB)
+    return folder / "job.yaml"
+
+
 def pinned(**stages):
     """Each type with the layers that run on it."""
     return [f"schedule.pin.{name}={kind}" for kind, names in stages.items() for name in names]
@@ -163,7 +171,7 @@ def test_one_worker_repeats_its_losses(client, tmp_path, staleness):
 
 
 def test_submitting_twice_under_one_id_trains_once(client, tmp_path):
-    job = untested(flights(tmp_path, "train.max_steps=5", given(tmp_path)))
+    job = load_job(write_small(tmp_path), ["train.epochs=1", given(tmp_path, CLICKS_LAYERS)])
     assert client.submit(job, job_id="twice") == client.submit(job, job_id="twice")
     assert client.wait("twice", timeout=200).state == "succeeded"
     assert [j.job_id for j in client.jobs()].count("twice") == 1
@@ -195,12 +203,9 @@ def processes_of(marker):
 
 
 def start_train(heterps, folder, marker, *overrides):
-    """Train a small job that would take hours."""
-    write_clicks(folder)
-    (folder / "resources.yaml").write_text(CPU)
-    (folder / "job.yaml").write_text(JOB)
+    file = write_small(folder)
     return subprocess.Popen(
-        [*heterps, "train", str(folder / "job.yaml"), *(f"--set={o}" for o in overrides)],
+        [*heterps, "train", str(file), *(f"--set={o}" for o in overrides)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

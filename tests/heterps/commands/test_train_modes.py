@@ -1,7 +1,6 @@
 """Jobs in mixed precision, with experts split over a stage's workers, and on a GPU."""
 
 import csv
-import json
 import re
 import shutil
 from collections import defaultdict
@@ -15,6 +14,7 @@ from safetensors.torch import load_file
 import heterps
 from heterps import Client, Cluster
 from heterps.job.file import load_job
+from tests.jobs import write_workload
 from workers.model.entry import load_entry
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -88,21 +88,21 @@ def client(tmp_path_factory):
 def job_of(folder, name, types, workers, *overrides):
     """A job whose layers are on these types, with so many workers on the busiest stage.
 
-    Costs are given such that two units of a v100, or of a CPU that has everything, are wanted.
+    Costs are given such that two units of a v100, or of a CPU that has everything, are wanted: two
+    are 1.33 times as fast as one.
     """
     busy = "v100" if "v100" in types else "cpu"
-    cost = {"sync_s": 1e-9, "transfer_s": 1e-9, "memory_bytes": 1e6}
-    cost |= {"parallel_compute": 0.5, "parallel_sync": 1.0}  # two are 1.33 times as fast as one
-    layers = []
-    for layer, kind in zip(LAYERS, types, strict=True):
-        seconds = 1e-3 if kind == busy else 1e-5
-        own = {t: cost | {"compute_s": seconds if t == kind else 1e3} for t in ("cpu", "v100")}
-        layers.append({"name": layer, "kind": "dense", "cost": own})
-    total = sum(1e-3 for kind in types if kind == busy)
-    given = {"name": name, "reference_batch": 32, "samples": 4e3, "ps_type": "cpu"}
-    given |= {"ps_core_s": 1e-9, "layers": layers}
-    (folder / f"{name}.yaml").write_text(json.dumps(given))
-    pins = [f"schedule.pin.{layer}={kind}" for layer, kind in zip(LAYERS, types, strict=True)]
+    placed = dict(zip(LAYERS, types, strict=True))
+    seconds = {
+        kind: {
+            layer: 1e3 if own != kind else 1e-3 if own == busy else 1e-5
+            for layer, own in placed.items()
+        }
+        for kind in ("cpu", "v100")
+    }
+    write_workload(folder / f"{name}.yaml", LAYERS, seconds, reference_batch=32, samples=4e3)
+    total = 1e-3 * types.count(busy)
+    pins = [f"schedule.pin.{layer}={kind}" for layer, kind in placed.items()]
     arguments = [f"model.args.{key}={value}" for key, value in MODEL.items()]
     return load_job(
         folder / "moe_lm/job.yaml",

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from chassis.process import Child, module_argv, spawn
+from chassis.process import Child, spawn
 from chassis.security import VARIABLES, Security
 from chassis.servers import Server
 from heterps.client.client import Client
@@ -19,6 +19,7 @@ from heterps.home import certs, contexts
 from heterps.home.target import Target
 from protos.scheduler_pb2 import ListNodesReply
 from protos.scheduler_pb2_grpc import SchedulerServicer, add_SchedulerServicer_to_server
+from tests.cluster import Roles
 
 ROOT = Path(__file__).resolve().parents[3]
 AWAY = "127.0.0.1:1"
@@ -49,12 +50,8 @@ def secured(tmp_path: Path) -> Iterator[tuple[str, Path]]:
 
 @pytest.fixture
 def scheduler(tmp_path: Path) -> Iterator[Child]:
-    argv = module_argv("scheduler.service", "--directory", str(tmp_path / "redis"))
-    child = spawn("scheduler", argv, directory=tmp_path)
-    try:
-        yield child.wait_ready(60)
-    finally:
-        child.stop(10)
+    with Roles(tmp_path) as roles:
+        yield roles.scheduler()
 
 
 def put(name: str, address: str, **files: str) -> None:

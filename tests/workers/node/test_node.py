@@ -7,14 +7,13 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from pathlib import Path
 
 import grpc
 import pytest
 
 from chassis.channels import connect
-from chassis.process import Child, module_argv, spawn
+from chassis.process import Child
 from chassis.refusal import reason_of
 from protos.node_pb2 import (
     SHARD,
@@ -38,6 +37,7 @@ from protos.reason_pb2 import (
 )
 from protos.scheduler_pb2 import HeartbeatRequest, ListNodesRequest, NodeStatus
 from protos.scheduler_pb2_grpc import SchedulerStub
+from tests.cluster import Roles
 from tests.pids import alive
 from tests.waiting import wait_until
 
@@ -66,25 +66,16 @@ class Daemon:
 def scheduler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Child]:
     directory = tmp_path_factory.mktemp("scheduler")
     # It would stop processes of jobs it does not know, but not before a lease is over.
-    argv = module_argv("scheduler.service", "--lease", "600", "--directory", str(directory / "db"))
-    environment = {"HETERPS_REDIS": ""}
-    child = spawn("scheduler", argv, directory=directory, environment=environment)
-    yield child.wait_ready(40.0)
-    child.stop(8.0)
+    with Roles(directory) as roles:
+        yield roles.scheduler("--lease", "600")
 
 
 @pytest.fixture
 def node(scheduler: Child, tmp_path: Path) -> Iterator[Daemon]:
-    argv = module_argv(
-        "workers.node", "--type", "cpu", "--units", "2", "--scheduler", scheduler.address
-    )
-    with ExitStack() as stack:
-        child = spawn("node", argv, directory=tmp_path)
-        stack.callback(child.stop, 8.0)
-        child.wait_ready(30.0)
-        to_node = stack.enter_context(connect(child.address))
-        to_scheduler = stack.enter_context(connect(scheduler.address))
-        yield Daemon(child, NodeStub(to_node), SchedulerStub(to_scheduler))
+    with Roles(tmp_path) as roles:
+        child = roles.node(scheduler, "cpu", "--units", "2")
+        with connect(child.address) as to_node:
+            yield Daemon(child, NodeStub(to_node), roles.stub(scheduler))
 
 
 def test_a_shard_is_launched_once_per_id_and_stopped(node: Daemon) -> None:
@@ -251,17 +242,11 @@ def test_a_gpu_type_without_a_gpu_is_refused() -> None:
 
 
 def test_an_emulated_gpu_type_is_marked(scheduler: Child, tmp_path: Path) -> None:
-    argv = module_argv(
-        "workers.node", "--type", "v100", "--emulate", "--scheduler", scheduler.address
-    )
-    child = spawn("node", argv, directory=tmp_path)
-    try:
-        child.wait_ready(20.0)
+    with Roles(tmp_path) as roles:
+        child = roles.node(scheduler, "v100", "--emulate")
         with connect(child.address) as channel:
             status = NodeStub(channel).Status(NodeStatusRequest(), timeout=5)
-        assert (status.type, status.units, status.emulated) == ("v100", 1, True)
-    finally:
-        child.stop(5.0)
+    assert (status.type, status.units, status.emulated) == ("v100", 1, True)
 
 
 def test_no_scheduler_is_an_error_that_names_it() -> None:

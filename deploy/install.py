@@ -1,6 +1,6 @@
 """Install with pip, and say in one line what it is at: how `make` fills `.venv`.
 
-    python tools/install.py LABEL PIP-ARGUMENT...
+    python deploy/install.py LABEL PIP-ARGUMENT...
 
 On a terminal the line is written over each second, elsewhere a line is added every half minute.
 What pip itself says is shown where it fails, and its exit status is this one's.
