@@ -155,8 +155,6 @@ class Frame(_message.Message):
     MICRO_BATCH_FIELD_NUMBER: _builtins.int
     SENDER_FIELD_NUMBER: _builtins.int
     PHASE_FIELD_NUMBER: _builtins.int
-    SAMPLES_FIELD_NUMBER: _builtins.int
-    WEIGHT_FIELD_NUMBER: _builtins.int
     TENSORS_FIELD_NUMBER: _builtins.int
     PAYLOAD_FIELD_NUMBER: _builtins.int
     kind: Global___FrameKind.ValueType
@@ -166,10 +164,6 @@ class Frame(_message.Message):
     """rank of the sender within its stage"""
     phase: _builtins.str
     """train | test: the pass this frame belongs to"""
-    samples: _builtins.int
-    """samples in this micro-batch"""
-    weight: _builtins.float
-    """this micro-batch's share of the step's mean loss"""
     payload: _builtins.bytes
     @_builtins.property
     def tensors(self) -> _containers.RepeatedCompositeFieldContainer[_tensor_pb2.TensorSpec]: ...
@@ -181,14 +175,12 @@ class Frame(_message.Message):
         micro_batch: _builtins.int = ...,
         sender: _builtins.int = ...,
         phase: _builtins.str = ...,
-        samples: _builtins.int = ...,
-        weight: _builtins.float = ...,
         tensors: _abc.Iterable[_tensor_pb2.TensorSpec] | None = ...,
         payload: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "micro_batch", b"micro_batch", "payload", b"payload", "phase", b"phase", "samples", b"samples", "sender", b"sender", "step", b"step", "tensors", b"tensors", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "micro_batch", b"micro_batch", "payload", b"payload", "phase", b"phase", "sender", b"sender", "step", b"step", "tensors", b"tensors"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
