@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from safetensors.torch import save as save_bytes
 from torch import Tensor, nn
 
-from chassis.files import aside, replace_file
+from chassis.files import replace_file
 from protos.job_pb2 import JobSpec
 from protos.naming import KEPT, table_prefix
 from ps.checkpoint.places import open_store
@@ -53,8 +53,9 @@ class SavedModel:
     def write_stage(self, stage: int, state: Mapping[str, Tensor]) -> None:
         """Write one stage's dense weights."""
         path = self.folder / _part(stage)
-        with aside(path) as unfinished:
-            save_file(_on_cpu(state), unfinished)
+        unfinished = Path(f"{path}.tmp")  # one name: what a killed worker left is written over
+        save_file(_on_cpu(state), unfinished)
+        os.replace(unfinished, path)
 
     def finish(
         self, job: JobSpec, stages: int, losses: Sequence[float], facts: Mapping[str, Any]

@@ -1,6 +1,8 @@
 """Data at URLs: from a real HTTP server, copied once for all workers of the machine."""
 
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -107,6 +109,27 @@ def test_copies_asked_for_long_ago_make_room(site, tmp_path, monkeypatch):
     remote.copies(f"{site.url}/rows", "part-2.csv", "data.train")
     assert not first.exists()
     assert not second.exists()
+
+
+KILLED = """
+import os, sys
+from fsspec.implementations.local import LocalFileSystem
+from workers.data.remote import copies
+
+def get_file(self, name, to, **options):
+    open(to, "wb").write(b"half")
+    os._exit(9)
+
+LocalFileSystem.get_file = get_file
+copies(sys.argv[1], "part-0.csv", "data.train")
+"""
+
+
+def test_nothing_stays_of_a_copy_whose_process_was_killed(site):
+    url = f"file://{site.folder}/rows"
+    assert subprocess.run([sys.executable, "-c", KILLED, url], check=False).returncode == 9
+    path = remote.copies(url, "part-0.csv", "data.train")[0]
+    assert {one.name for one in path.parent.iterdir()} == {".lock", "part-0.csv"}
 
 
 @pytest.mark.parametrize(
