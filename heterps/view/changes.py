@@ -49,20 +49,20 @@ class Change:
         before, after = _number(self.before), _number(self.after)
         return after / before if before and after is not None else None
 
-    @property
-    def row(self) -> tuple[str, str, str, str]:
-        """Name, before, after, and by how much it changed."""
-        key = self.key
-        return name_of(key), value_of(key, self.before), value_of(key, self.after), self._effect
+    def row(self, factor_from: float = math.inf) -> tuple[str, str, str, str]:
+        """Name, before, after, and by how much it changed.
 
-    @property
-    def _effect(self) -> str:
+        Args:
+            factor_from: the ratio from which on it is a factor, not a percentage.
+        """
+        key, ratio = self.key, self.ratio
         if not self.is_real:
-            return "same"
-        ratio = self.ratio
-        if ratio is None or self.key in ("gap", "seed"):
-            return ""
-        return f"{ratio:.1f}x" if ratio >= 10 else f"{ratio - 1:+.1%}"
+            effect = "same"
+        elif ratio is None or key in ("gap", "seed"):
+            effect = ""
+        else:
+            effect = f"{ratio:.1f}x" if ratio >= factor_from else f"{ratio - 1:+.1%}"
+        return name_of(key), value_of(key, self.before), value_of(key, self.after), effect
 
 
 @dataclass(frozen=True, slots=True)

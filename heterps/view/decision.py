@@ -109,20 +109,24 @@ def methods(decision: "Decision") -> list[MethodRow]:
     """The method that was chosen, then the others, cheapest first."""
     from scheduler.decision.record import Alternative
 
-    chosen = Alternative(decision.method, decision.plan, decision.seconds)
     bound = decision.lower_bound
+    found = [(Alternative(decision.method, decision.plan, decision.seconds), decision.gap)]
+    found += [
+        (other, other.plan.cost / bound - 1 if bound else math.inf)
+        for other in decision.alternatives
+    ]
     return [
         MethodRow(
             one.method,
             one.plan,
             money(one.plan.cost),
-            percent(one.plan.cost / bound - 1 if bound else math.inf),
+            percent(gap),
             rate(one.plan.throughput),
             duration(one.seconds),
             count(one.evaluations) if one.evaluations else "",
             units_text(one.plan.stages),
         )
-        for one in (chosen, *decision.alternatives)
+        for one, gap in found
     ]
 
 

@@ -102,7 +102,7 @@ def compared(before: "Decision", after: "Decision") -> Markup:
     changes = compare(before, after)
     columns = ("", ">old", ">new", ">change")
     shown = [one for one in changes.figures if not one.key.startswith("measured.")]
-    figures = table("Figures of both plans", columns, [one.row for one in shown])
+    figures = table("Figures of both plans", columns, [one.row() for one in shown])
     parts = [
         section("told", "What would change", None, said),
         _relaxed(after),
@@ -128,7 +128,7 @@ def _relaxed(decision: "Decision") -> Markup | None:
 def _listed(changes: Sequence[Change], columns: Sequence[str]) -> list[Markup]:
     if not changes:
         return []
-    rows = [change.row for change in changes[:_MOST]]
+    rows = [change.row() for change in changes[:_MOST]]
     shown = table("Changes of the plan", columns, rows)
     more = len(changes) - _MOST
     rest = tag("p", f"and {more:,} more", class_="caption") if more > 0 else None

@@ -11,6 +11,7 @@ from rich.console import Console, RenderableType
 import scheduler
 from heterps import report
 from heterps.client.records import Job, Node, Process, State
+from heterps.console.pages.what_if import compared
 from heterps.view import failure as reasons
 from heterps.view import figures
 from scheduler.decision.record import Measured, ParetoPoint, Relaxation
@@ -136,6 +137,9 @@ def test_alternatives_say_how_far_from_the_bound_and_how_many_plans_they_tried()
     )
     text = rendered(report.alternatives_table(replace(base, alternatives=others)), 160)
     assert text.count("12.3 M") == text.count(" 50% ") == len(others)
+    free = replace(base, plan=replace(base.plan, cost=0.0), lower_bound=0.0, gap=0.0)
+    alone = rendered(report.alternatives_table(replace(free, alternatives=())), 160)
+    assert alone.split()[-2:] == ["$0.00", "0%"]
     silent = tuple(replace(other, evaluations=0) for other in base.alternatives)
     assert "tried" not in rendered(report.alternatives_table(replace(base, alternatives=silent)))
 
@@ -182,6 +186,15 @@ def test_a_what_if_shows_before_beside_after():
     assert f"cost {figures.money(base.cost)} {figures.money(2 * base.cost)} +100.0%" in rows
     assert "the same" in rows, "the plan"
     assert all(len(line) <= 80 for line in text.splitlines())
+
+
+def test_ten_times_as_much_is_a_factor_in_a_terminal_and_a_percentage_on_a_page():
+    base = decision()
+    after = replace(base, plan=replace(base.plan, cost=10.8 * base.cost))
+    assert " 10.8x" in rendered(report.what_if_report(base, after))
+    page = compared(base, after)
+    assert "+980.0%" in page
+    assert "10.8x" not in page
 
 
 def test_a_long_list_of_differences_is_cut_and_counted():
