@@ -21,7 +21,7 @@ from workers.stage.failure import end_reason_of
 
 def main(argv: list[str] | None = None) -> int:
     """Write the measured `Workload` of a `ProfileRequest`; the exit code tells how it failed."""
-    parser = argparse.ArgumentParser(prog="workers.profile", description=__doc__)
+    parser = argparse.ArgumentParser(prog="workers.profiling", description=__doc__)
     parser.add_argument("--request", required=True, type=Path, help="serialized ProfileRequest")
     parser.add_argument("--result", required=True, type=Path, help="where the Workload goes")
     parser.add_argument("--type", required=True, help="the resource type of this node")
