@@ -17,7 +17,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import Any, cast
 
-from chassis.files import aside
 from workers.data.errors import DataError
 
 FOLDER, LIMIT = "HETERPS_CACHE", "HETERPS_CACHE_BYTES"
@@ -73,10 +72,11 @@ def _copy(system: Any, name: str, url: str) -> Path:
         if not target.exists():
             _make_room(int(size or 0), folder)
             began = time.monotonic()
-            with aside(target) as partial:
-                system.get_file(name, str(partial))
-                if size is not None and partial.stat().st_size != size:
-                    raise OSError(f"{partial.stat().st_size} bytes came of {size}")
+            partial = folder / ".partial"  # of one name: what a killed worker left is overwritten
+            system.get_file(name, str(partial))
+            if size is not None and partial.stat().st_size != size:
+                raise OSError(f"{partial.stat().st_size} bytes came of {size}")
+            os.replace(partial, target)
             _log.info("copied %s, %s bytes in %.1f s", name, size, time.monotonic() - began)
         os.utime(folder)
     return target

@@ -1,6 +1,9 @@
 """Data at URLs: from a real HTTP server, copied once for all workers of the machine."""
 
 import os
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -107,6 +110,31 @@ def test_copies_asked_for_long_ago_make_room(site, tmp_path, monkeypatch):
     remote.copies(f"{site.url}/rows", "part-2.csv", "data.train")
     assert not first.exists()
     assert not second.exists()
+
+
+_KILLED = """
+import os, signal, sys
+from fsspec.implementations.local import LocalFileSystem
+from workers.data import remote
+
+def killed(self, source, target, **options):
+    with open(target, "wb") as part:
+        part.write(b"half")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+LocalFileSystem.get_file = killed
+remote.copies(sys.argv[1], "part-0.csv", "data.train")
+"""
+
+
+def test_killed_workers_leave_no_more_than_one_part(site, tmp_path):
+    url = f"file://{site.folder}/rows"
+    for _ in range(2):
+        killed = subprocess.run([sys.executable, "-c", _KILLED, url], check=False)
+        assert killed.returncode == -signal.SIGKILL
+    assert len(list((tmp_path / "cache").glob("*/*"))) == 2  # a lock, and what came
+    (copy,) = remote.copies(url, "part-0.csv", "data.train")
+    assert sorted(path.name for path in copy.parent.iterdir()) == [".lock", "part-0.csv"]
 
 
 @pytest.mark.parametrize(
