@@ -32,19 +32,13 @@ __getattr__, __dir__, __all__ = attach(
             "RemoteEmbeddingBagCollection",
             "RemoteEmbeddingCollection",
         ),
-        "workers.embedding.config": (
-            "EmbeddingBagConfig",
-            "EmbeddingConfig",
-        ),
+        "workers.embedding.config": ("EmbeddingBagConfig", "EmbeddingConfig"),
         "workers.embedding.jagged": ("KeyedJaggedTensor",),
         "workers.embedding.sparse": ("SparseEmbedding",),
         "workers.learning.reduction": ("reduce_gradients",),
         "workers.model.saved": ("load",),
         "workers.moe.group": ("ExpertGroup",),
-        "workers.moe.layer": (
-            "MoE",
-            "aux_loss",
-        ),
+        "workers.moe.layer": ("MoE", "aux_loss"),
         "workers.moe.moefy": ("moefy",),
     },
 )

@@ -26,21 +26,10 @@ __getattr__, __dir__, __all__ = attach(
         "scheduler.decision.record": ("Decision",),
         "scheduler.methods.names": ("METHODS",),
         "scheduler.planning.explain": ("reasons",),
-        "scheduler.planning.frontier": (
-            "pareto",
-            "pareto_of",
-        ),
+        "scheduler.planning.frontier": ("pareto", "pareto_of"),
         "scheduler.planning.planner": ("plan",),
-        "scheduler.planning.what_if": (
-            "Comparison",
-            "what_if",
-        ),
+        "scheduler.planning.what_if": ("Comparison", "what_if"),
         "scheduler.problem.fields": ("InputError",),
-        "scheduler.problem.workload": (
-            "Resources",
-            "Workload",
-            "load_resources",
-            "load_workload",
-        ),
+        "scheduler.problem.workload": ("Resources", "Workload", "load_resources", "load_workload"),
     },
 )

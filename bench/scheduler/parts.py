@@ -51,12 +51,12 @@ def unseen(options: Options) -> None:
     for number, given in enumerate(_problems(options, options.count)):
         if given.name in done:
             continue
-        known = reference(given)
+        solved = reference(given)
         found = run_ppo(given)
         alone = run(given, "ppo")
-        row = {**_about(given), **_known(known), **found.to_json()}
+        row = {**_about(given), **_solved(solved), **found.to_json()}
         row |= {"evaluations": alone.evaluations, "own_seconds": alone.seconds}
-        row["gap"] = gap(found.cost, known.bound)
+        row["gap"] = gap(found.cost, solved.bound)
         options.store.add("unseen", row)
         options.say(f"unseen {number + 1}/{options.count} {given.name}: gap {_percent(row['gap'])}")
     rows = options.store.rows("unseen")
@@ -93,7 +93,7 @@ def rivals(options: Options) -> None:
         left = [(m, b) for m, b in wanted if (given.name, m, b) not in done]
         if not left:
             continue
-        known, ours = reference(given), run_ppo(given)
+        solved, ours = reference(given), run_ppo(given)
         same = Budget(max(1, run(given, "ppo").evaluations))
         longer = Budget(2**31, TIMES * ours.seconds)
         for method, budget in left:
@@ -102,9 +102,9 @@ def rivals(options: Options) -> None:
                 **_about(given),
                 "budget": budget,
                 **found.to_json(),
-                "gap": gap(found.cost, known.bound),
+                "gap": gap(found.cost, solved.bound),
                 "ppo": ours.cost,
-                "ppo_gap": gap(ours.cost, known.bound),
+                "ppo_gap": gap(ours.cost, solved.bound),
                 "ppo_seconds": ours.seconds,
             }
             options.store.add("rivals", row)
@@ -132,7 +132,7 @@ def paper(options: Options) -> None:
         demands = [(f"{share:.0%} of the highest", share * top) for share in PAPER_FLOORS]
         for demand, floor in [*demands, ("highest", top)]:
             given = replace(base, demand=demand, min_throughput=floor)
-            known = reference(given)
+            solved = reference(given)
             for method in options.methods:
                 if (name, demand, method) in done:
                     continue
@@ -141,8 +141,8 @@ def paper(options: Options) -> None:
                 except InputError as error:
                     options.say(f"paper {name}: {method}: {error}")
                     continue
-                row = {**_about(given), **_known(known), **found.to_json()}
-                row["gap"] = gap(found.cost, known.bound)
+                row = {**_about(given), **_solved(solved), **found.to_json()}
+                row["gap"] = gap(found.cost, solved.bound)
                 options.store.add("paper", row)
         options.say(f"paper {name}")
     options.store.finish("paper", {})
@@ -189,10 +189,10 @@ def finetune(options: Options) -> None:
     for number, given in enumerate(_spread(options, options.finetuned_problems)):
         if given.name in done:
             continue
-        known, first = reference(given), run_ppo(given)
+        solved, first = reference(given), run_ppo(given)
         found = run_ppo(given, finetune=options.finetune_s)
-        row = {**_about(given), **_known(known), **found.to_json()}
-        row |= {"gap": gap(found.cost, known.bound), "before": gap(first.cost, known.bound)}
+        row = {**_about(given), **_solved(solved), **found.to_json()}
+        row |= {"gap": gap(found.cost, solved.bound), "before": gap(first.cost, solved.bound)}
         options.store.add("finetune", row)
         options.say(
             f"finetune {number + 1}/{options.finetuned_problems} {given.name}: "
@@ -257,12 +257,12 @@ def _about(given: Problem) -> dict[str, Any]:
     }
 
 
-def _known(known: Reference) -> dict[str, Any]:
+def _solved(solved: Reference) -> dict[str, Any]:
     return {
-        "bound": known.bound if math.isfinite(known.bound) else None,
-        "exact": known.exact,
-        "proven": known.proven,
-        "exact_seconds": known.seconds,
+        "bound": solved.bound if math.isfinite(solved.bound) else None,
+        "exact": solved.exact,
+        "proven": solved.proven,
+        "exact_seconds": solved.seconds,
     }
 
 

@@ -66,7 +66,7 @@ def rivals_picture(rows: Sequence[Row], path: Path) -> None:
             }
             order = sorted(gaps, key=lambda name: _mean(gaps[name]), reverse=True)
             # A method is not better for having no plan: say for how many it has one.
-            labels = [f"{name} {_known(gaps[name])} of {len(gaps[name])}" for name in order]
+            labels = [f"{name} {_count(gaps[name])} of {len(gaps[name])}" for name in order]
             widths = [max(100 * _mean(gaps[name]), _LEAST) for name in order]
             axis.barh(labels, widths, color=[COLOURS.get(name, "#999999") for name in order])
             axis.set(xscale="log", xlabel="mean gap to the bound, %", title=title)
@@ -130,10 +130,10 @@ def _bars(axis: Any, rows: Sequence[Row], value: Callable[[Row], float]) -> None
     axis.set_xticks(range(len(models)), models)
 
 
-def _known(values: Sequence[float | None]) -> int:
+def _count(values: Sequence[float | None]) -> int:
     return sum(1 for value in values if value is not None)
 
 
 def _mean(values: Sequence[float | None]) -> float:
-    known = [value for value in values if value is not None]
-    return float(np.mean(known)) if known else 0.0
+    present = [value for value in values if value is not None]
+    return float(np.mean(present)) if present else 0.0

@@ -107,7 +107,7 @@ def problem(
     family = families[number % len(families)]
     demand = DEMANDS[number // len(families) % len(DEMANDS)]
     name = f"{seed}-{number}-{family}-{demand}"
-    known = (derived or {}).get(name)
+    kept = (derived or {}).get(name)
     for attempt in range(_ATTEMPTS):
         rng = np.random.default_rng([seed, number, attempt])
         size = int(rng.integers(layers[0], layers[1], endpoint=True))
@@ -115,9 +115,9 @@ def problem(
         workload, resources = FAMILIES[family](rng, size, kinds)
         workload["name"] = name
         drawn = Problem(name, family, demand, workload, resources, attempt=attempt)
-        if known is not None:
-            if known["attempt"] == attempt:
-                return drawn.restored(known)
+        if kept is not None:
+            if kept["attempt"] == attempt:
+                return drawn.restored(kept)
             continue
         found = _demanding(drawn, rng)
         if found is not None:

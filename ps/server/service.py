@@ -264,7 +264,9 @@ class ParameterService(ParameterServerServicer):
                 code, text = grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}"
             elif isinstance(error, MemoryError):
                 text = "the shard has no memory left for this"
-            reason = getattr(error, "reason", REASON_UNSPECIFIED)
+            reason = REASON_UNSPECIFIED
+            if isinstance(error, CheckpointError | TableError):  # others' reasons are texts
+                reason = error.reason
         return refuse(context, code, text[:2000], reason)
 
 

@@ -114,7 +114,7 @@ def read_feed(store: Store) -> Feed | None:
     for attempt in range(_ATTEMPTS):
         try:
             with store.open(LATEST) as stream:
-                return _parse(path, json.loads(stream.read()))
+                return _parse(json.loads(stream.read()))
         except FileNotFoundError:
             return None
         except (OSError, ValueError, CheckpointError) as error:
@@ -125,7 +125,7 @@ def read_feed(store: Store) -> Feed | None:
     return None
 
 
-def _parse(path: str, tree: Any) -> Feed:
+def _parse(tree: Any) -> Feed:
     try:
         found = (tree["format"], tree["version"])
         if found != (FORMAT, VERSION):

@@ -119,8 +119,9 @@ class ExactlyOnce:
     def merge(self, windows: Iterable[AppliedWindow]) -> None:
         """Add what another shard has applied, or this one in an earlier run."""
         told = list(windows)
+        applied = [(w.client, w.epoch, w.highest, w.bits) for w in told if w.bits or w.highest]
         with self._lock:
-            self._window.merge([(w.client, w.epoch, w.highest, w.bits) for w in told if w.bits])
+            self._window.merge(applied)  # refuses bits of another size
             for window in told:
                 if window.end:
                     self._note_end(window.client, window.epoch, window.end)

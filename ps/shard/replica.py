@@ -23,6 +23,7 @@ from ps.shard import transfer
 from ps.shard.exactly_once import ExactlyOnce
 from ps.shard.journal import BehindError, Buffer
 from ps.shard.state import ShardState
+from ps.table.applied import AppliedWindow
 
 _TIMEOUT_S = 10.0
 _TURN_S = 60.0
@@ -202,9 +203,11 @@ class Standby:
     def absorb(self, first: pb.StateBlock, rest: Iterator[pb.StateBlock]) -> int:
         """Take the whole state in the place of what is here."""
         tables = transfer.tables_of(rest, self._state.directory)
+        pushes = ExactlyOnce()
+        pushes.merge(map(AppliedWindow.of, first.window))  # refused before anything is replaced
         with self._lock, self._state.gate.closed(), self._state.lock:
             self._state.tables = tables
-            self._state.pushes = ExactlyOnce()
+            self._state.pushes = pushes
             self._state.take_over(first)
             self._state.follows = True
             self._primary, self._number = first.of, first.number

@@ -273,9 +273,8 @@ def _finetune(
     samples: Samples, policy: Policy, effort: Effort, search: Search, seed: int, seconds: float
 ) -> tuple[Policy, tuple[TrainingPoint, ...]]:
     """Draw on for a while, learn, and draw from what was learned."""
-    from scheduler.agent.training.finetune import (
-        tune,  # takes seconds to import, which do not count
-    )
+    # Takes seconds to import, which do not count.
+    from scheduler.agent.training.finetune import tune
 
     model = samples.model
     started = time.monotonic()

@@ -221,7 +221,7 @@ class Decision:
         content = mapper.of_message(message)
         layers = content.pop("probabilities")
         values = {entry["layer"]: entry["value"] for entry in layers}
-        return mapper.from_json(
+        return mapper.from_fields(
             cls,
             content,
             probabilities={entry["layer"]: entry["by_type"] for entry in layers},

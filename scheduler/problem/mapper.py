@@ -46,7 +46,7 @@ def to_fields(record: Any, without: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def of_message(message: Message, without: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the fields of a message in the form that `from_json` reads."""
+    """Return the fields of a message in the form that `from_fields` reads."""
     found = {}
     for one in message.DESCRIPTOR.fields:
         if one.name not in without:
@@ -55,16 +55,26 @@ def of_message(message: Message, without: Sequence[str] = ()) -> dict[str, Any]:
     return found
 
 
-def from_json(kind: type[R], value: object, source: str = "", **given: Any) -> R:
+def from_json(kind: type[R], value: object, source: str = "") -> R:
     """Read a record strictly; a record with a `parse` of its own is read by that.
+
+    Raises:
+        InputError: naming `source`, key path, value and what was expected.
+    """
+    record: R = _Reader(source, finite=True).record(kind, value, "", {})
+    return record
+
+
+def from_fields(kind: type[R], value: Mapping[str, Any], **given: Any) -> R:
+    """Return the record of the fields of a message, where a number need not be finite.
 
     Args:
         given: fields that have been read already.
 
     Raises:
-        InputError: naming `source`, key path, value and what was expected.
+        InputError: naming key path, value and what was expected.
     """
-    record: R = _record(kind, value, "", source, given)
+    record: R = _Reader("", finite=False).record(kind, value, "", given)
     return record
 
 
@@ -161,68 +171,73 @@ def _leaves(kind: Any) -> dict[str, tuple[str, Any]]:
     return found
 
 
-def _record(kind: Any, value: object, path: str, source: str, given: Mapping[str, Any]) -> Any:
-    Fields(value, path, source, (*_form(kind).getters, *getattr(kind, "DERIVED", ())))
-    assert isinstance(value, Mapping)
-    return _filled(kind, value, path, source, given)
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """Reads values by the annotated types of records."""
 
+    source: str
+    finite: bool
 
-def _filled(
-    kind: Any, value: Mapping[str, Any], path: str, source: str, given: Mapping[str, Any]
-) -> Any:
-    found = dict(given)
-    for part in _parts(kind):
-        name = part.name
-        where = f"{path}.{name}" if path else name
-        if name in given:
-            continue
-        if part.flat:
-            found[name] = _filled(part.type, value, path, source, {})
-        elif name in value:
-            found[name] = _read(part.type, value[name], where, source)
-        elif part.required:
-            expected = _EXPECTED[get_origin(part.type) or part.type]
-            raise InputError(source, where, f"missing; expected {expected}")
-    return kind(**found)
+    def record(self, kind: Any, value: object, path: str, given: Mapping[str, Any]) -> Any:
+        keys = (*_form(kind).getters, *getattr(kind, "DERIVED", ()))
+        Fields(value, path, self.source, keys)
+        assert isinstance(value, Mapping)
+        return self._filled(kind, value, path, given)
 
+    def _filled(
+        self, kind: Any, value: Mapping[str, Any], path: str, given: Mapping[str, Any]
+    ) -> Any:
+        found = dict(given)
+        for part in _parts(kind):
+            name = part.name
+            where = f"{path}.{name}" if path else name
+            if name in given:
+                continue
+            if part.flat:
+                found[name] = self._filled(part.type, value, path, {})
+            elif name in value:
+                found[name] = self._read(part.type, value[name], where)
+            elif part.required:
+                expected = _EXPECTED[get_origin(part.type) or part.type]
+                raise InputError(self.source, where, f"missing; expected {expected}")
+        return kind(**found)
 
-def _read(kind: Any, value: object, path: str, source: str) -> Any:
-    """Read a value of a record's annotated type."""
-    if hasattr(kind, "parse"):
-        return kind.parse(value, source)
-    if is_dataclass(kind):
-        return _record(kind, value, path, source, {})
-    origin, arguments = get_origin(kind), get_args(kind)
-    if NoneType in arguments:
-        inner = next(one for one in arguments if one is not NoneType)
-        return None if value is None else _read(inner, value, path, source)
-    if origin is tuple:
-        if not isinstance(value, list | tuple):
-            raise _wrong(source, path, value, tuple)
-        return tuple(_read(arguments[0], v, f"{path}[{n}]", source) for n, v in enumerate(value))
-    if origin is Mapping:
-        if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-            raise _wrong(source, path, value, Mapping)
-        return {key: _read(arguments[1], v, f"{path}.{key}", source) for key, v in value.items()}
-    return _scalar(kind, value, path, source)
+    def _read(self, kind: Any, value: object, path: str) -> Any:
+        if hasattr(kind, "parse"):
+            return kind.parse(value, self.source)
+        if is_dataclass(kind):
+            return self.record(kind, value, path, {})
+        origin, arguments = get_origin(kind), get_args(kind)
+        if NoneType in arguments:
+            inner = next(one for one in arguments if one is not NoneType)
+            return None if value is None else self._read(inner, value, path)
+        if origin is tuple:
+            if not isinstance(value, list | tuple):
+                raise self._wrong(path, value, tuple)
+            return tuple(self._read(arguments[0], v, f"{path}[{n}]") for n, v in enumerate(value))
+        if origin is Mapping:
+            if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+                raise self._wrong(path, value, Mapping)
+            return {key: self._read(arguments[1], v, f"{path}.{key}") for key, v in value.items()}
+        return self._scalar(kind, value, path)
 
+    def _scalar(self, kind: type, value: object, path: str) -> Any:
+        if kind is float:
+            if value is None:
+                return math.inf
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise self._wrong(path, value, kind)
+            if self.finite and not math.isfinite(value):
+                raise self._wrong(path, value, kind)
+            return float(value)
+        if kind is int:
+            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
+                raise self._wrong(path, value, kind)
+        elif not isinstance(value, kind):
+            raise self._wrong(path, value, kind)
+        return value
 
-def _scalar(kind: type, value: object, path: str, source: str) -> Any:
-    if kind is float:
-        if value is None:
-            return math.inf
-        if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
-            raise _wrong(source, path, value, kind)
-        return float(value)
-    if kind is int:
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
-            raise _wrong(source, path, value, kind)
-    elif not isinstance(value, kind):
-        raise _wrong(source, path, value, kind)
-    return value
-
-
-def _wrong(source: str, path: str, value: object, kind: Any) -> InputError:
-    shown = repr(value)
-    shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
-    return InputError(source, path, f"{shown}: expected {_EXPECTED[kind]}")
+    def _wrong(self, path: str, value: object, kind: Any) -> InputError:
+        shown = repr(value)
+        shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
+        return InputError(self.source, path, f"{shown}: expected {_EXPECTED[kind]}")

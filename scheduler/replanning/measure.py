@@ -13,10 +13,13 @@ weigh the same, and a ratio to any prediction is filtered alike:
 import math
 import statistics
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from protos import scheduler_pb2 as pb
-from scheduler.decision.record import Measured
 from scheduler.problem import mapper
+
+if TYPE_CHECKING:
+    from scheduler.decision.record import Measured
 
 MIN_WINDOWS = 5
 HALF_LIFE = 8.0
@@ -90,7 +93,7 @@ class Measurement:
     pace: Filtered = Filtered()
 
     @classmethod
-    def of_run(cls, measured: Measured) -> "Measurement":
+    def of_run(cls, measured: "Measured") -> "Measurement":
         """An ended run's means; it counts as many windows as it was long."""
         windows = int(measured.seconds / WINDOW_S)
 
@@ -105,7 +108,7 @@ class Measurement:
     @classmethod
     def from_message(cls, message: pb.Measurement) -> "Measurement":
         """Return the measurement that a message holds."""
-        return mapper.from_json(cls, mapper.of_message(message))
+        return mapper.from_fields(cls, mapper.of_message(message))
 
     def to_message(self) -> pb.Measurement:
         """Return the message of the same content."""

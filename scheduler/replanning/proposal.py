@@ -160,10 +160,10 @@ class Proposal:
     def from_message(cls, message: pb.Proposal) -> "Proposal":
         """Return the proposal that a message holds."""
         current = mapper.of_message(message.current, ("method", "seconds", "evaluations"))
-        return mapper.from_json(
+        return mapper.from_fields(
             cls,
             mapper.of_message(message, _PLANS),
-            current=mapper.from_json(Plan, current),
+            current=mapper.from_fields(Plan, current),
             proposed=Decision.from_message(message.proposed),
         )
 

@@ -105,9 +105,8 @@ class Preparation:
             nodes.release(owner)
 
     def _plan(self, spec: JobSpec, workload: Workload, offer: Offer) -> Decision:
-        from scheduler.planning.planner import (
-            plan,  # brings NumPy and, for ppo, torch: only when it is needed
-        )
+        # Brings NumPy and, for ppo, torch: only when it is needed.
+        from scheduler.planning.planner import plan
 
         schedule = spec.schedule
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from protos import decision_pb2
 from protos import scheduler_pb2 as pb
 from scheduler.replanning.measure import Measurement
+from scheduler.replanning.recommendation import Recommendation
 from scheduler.state.store import Store, StoreError
 
 if TYPE_CHECKING:
     from scheduler.replanning.proposal import Proposal
-from scheduler.replanning.recommendation import Recommendation
 
 FIRST_S = 20.0
 MOST_S = 600.0
@@ -112,9 +112,8 @@ def watch(
     """
 
     def fresh(measurement: Measurement, samples: int) -> "Proposal | None":
-        from scheduler.decision.record import (
-            Decision,  # these bring NumPy: only when they are needed
-        )
+        # These bring NumPy: only when they are needed.
+        from scheduler.decision.record import Decision
         from scheduler.replanning.proposal import Moving
         from scheduler.replanning.replan import propose
 

@@ -33,7 +33,7 @@ from scheduler.state.store import TERMINAL, Store, StoreError
 _THREADS = 160
 _STEP_S = 0.1
 _CLOSE_WAIT_S = 10.0
-_GATE_S = 20.0  # nodes of before are asked first
+_DEFERRED_S = 20.0  # nodes of before are asked first
 _log = logging.getLogger("heterps.scheduler")
 
 
@@ -99,9 +99,9 @@ class SchedulerProcess:
         nodes = self._nodes = Nodes(self._store, self._lease_s)
         self._channels = Channels()
         server = self._server = Server("scheduler", self._bind, threads=_THREADS)
-        # The address is known once it listens, and calls come in at once: a gate in between.
-        gate = _Gate()
-        server.add(add_SchedulerServicer_to_server, gate, "heterps.v1.Scheduler")
+        # The address is known once it listens, and calls come in at once: one waits in between.
+        deferred = _Deferred()
+        server.add(add_SchedulerServicer_to_server, deferred, "heterps.v1.Scheduler")
 
         def is_over(job_id: str) -> bool:
             return jobs.state(job_id) in (*TERMINAL, JOB_UNSPECIFIED)
@@ -120,7 +120,7 @@ class SchedulerProcess:
         self._jobs, self._dispatcher = jobs, Dispatcher(context)
         gather(self._store, nodes, self._channels, address)
         self._dispatcher.resume()
-        gate.open(SchedulerService(context, self._dispatcher, self._stop, artifacts, histories))
+        deferred.open(SchedulerService(context, self._dispatcher, self._stop, artifacts, histories))
         self._begin("flush", lambda: jobs.flush_loop(self._stop))
         self._begin("history", lambda: histories.flush_loop(self._stop))
         self._begin("dispatch", self._dispatch)
@@ -166,7 +166,7 @@ class SchedulerProcess:
                 self._stop.wait(1.0)
 
 
-class _Gate:
+class _Deferred:
     """A servicer whose methods wait until the real one is there."""
 
     def __init__(self) -> None:
@@ -179,7 +179,7 @@ class _Gate:
 
     def __getattr__(self, method: str) -> Callable[..., object]:
         def forward(request: object, context: grpc.ServicerContext) -> object:
-            self._opened.wait(_GATE_S)
+            self._opened.wait(_DEFERRED_S)
             return getattr(self._service, method)(request, context)
 
         return forward

@@ -135,15 +135,6 @@ class Jobs:
             self.flush(job_id)
         return True
 
-    def enter(self, job_id: str, state: "JobState.ValueType") -> bool:
-        """Move to a later state; False when the job has ended meanwhile."""
-
-        def edit(status: JobStatus) -> None:
-            status.state = state
-            status.reason = ""
-
-        return self.change(job_id, edit)
-
     def set_reason(self, job_id: str, text: str) -> None:
         """Tell the job's owner why it does not go on; "": it does."""
 

@@ -72,7 +72,7 @@ def _copy(system: Any, name: str, url: str) -> Path:
         if not target.exists():
             _make_room(int(size or 0), folder)
             began = time.monotonic()
-            partial = folder / ".partial"  # one name: what a killed process left is written over
+            partial = folder / ".partial"  # of one name: what a killed worker left is overwritten
             system.get_file(name, str(partial))
             if size is not None and partial.stat().st_size != size:
                 raise OSError(f"{partial.stat().st_size} bytes came of {size}")

@@ -29,7 +29,7 @@ from workers.stage.experts import split_experts
 from workers.stage.layers import StageLayers
 from workers.stage.rows import StageRows
 from workers.stage.schedule import Schedule
-from workers.stage.staleness import StalenessGate
+from workers.stage.staleness import StalenessBound
 from workers.stage.update import Update
 
 _log = logging.getLogger("heterps.stage")
@@ -139,8 +139,8 @@ def build(
     split = split_experts(module, group) if job.train.split_experts else []
     if split:
         _log.info("experts of %s are split over %d workers", ", ".join(split), group.size)
-    gate = StalenessGate(job.train.staleness, stop, ordered=place.stage == 0)
-    rows = StageRows(module, share.graph.keys_of, client, gate, staging, share.tables, job.servers)
+    bound = StalenessBound(job.train.staleness, stop, ordered=place.stage == 0)
+    rows = StageRows(module, share.graph.keys_of, client, bound, staging, share.tables, job.servers)
     layers = StageLayers(share.graph, rows, group, device, staging, share.precision)
     update = Update(job, module, group, share.schedule.steps, share.precision)
     executor = StageExecutor(

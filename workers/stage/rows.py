@@ -21,7 +21,7 @@ from ps.engine import _native as native
 from workers.device.copies import Download, Staging, Upload
 from workers.embedding.sparse import SparseEmbedding, tables_of
 from workers.links.frames import Frame, FrameId
-from workers.stage.staleness import StalenessGate
+from workers.stage.staleness import StalenessBound
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class StageRows:
         module: nn.Module,
         keys_of: Mapping[str, str],
         client: ParameterClient,
-        gate: StalenessGate,
+        bound: StalenessBound,
         staging: Staging,
         namespace: str,
         servers: ServerSpec,
@@ -82,7 +82,7 @@ class StageRows:
             layer.remote = True
             self.layers[name] = layer
         self.keys_of = dict(keys_of)
-        self.gate = gate
+        self.bound = bound
         self._client = client
         self._namespace = namespace
         self._staging = staging
@@ -154,10 +154,10 @@ class StageRows:
     def push(self, step: int, pulled: Sequence[PulledRows]) -> None:
         """Push what the rows collected in `step`, in the background."""
         collected = self._collect(pulled)
-        self.gate.before_push(step)
+        self.bound.before_push(step)
         self._pushes = [f for f in self._pushes if not _finished(f)]
         self._pushes.append(self._pushing.submit(self._push_now, step, collected))
-        if self.gate.staleness == 0:
+        if self.bound.staleness == 0:
             self.flush()
 
     def flush(self) -> None:
@@ -173,7 +173,7 @@ class StageRows:
         self._pushing.shutdown(wait=False, cancel_futures=True)
 
     def _pull_arrived(self, frame: Frame) -> PulledRows | None:
-        self.gate.before_pull(frame.id.step)
+        self.bound.before_pull(frame.id.step)
         return self.pull([frame.tensors], learning=True)
 
     def _collect(self, blocks: Sequence[PulledRows]) -> list[_Push]:
@@ -204,7 +204,7 @@ class StageRows:
         for future, push in zip(waiting, pushes, strict=True):
             future.result()
             push.gradients.release()
-        self.gate.acked(step)
+        self.bound.acked(step)
 
 
 def _finished(future: "Future[None]") -> bool:

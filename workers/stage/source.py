@@ -80,21 +80,21 @@ class TrainingSource:
         try:
             for step, batch in enumerate(self._batches()):
                 micro = split(batch, self._schedule.size)
-                self._rows.gate.before_pull(step)
+                self._rows.bound.before_pull(step)
                 with span("pull ahead", step=step):
                     pulled = self._rows.pull(micro, learning=True)
-                self._rows.gate.pulled(step)
+                self._rows.bound.pulled(step)
                 micro_batches = [
                     MicroBatch(tensors, self._upload(tensors), pulled, position)
                     for position, tensors in enumerate(micro)
                 ]
                 self._put(StepInput(step, micro_batches, pulled))
-            self._rows.gate.no_more_pulls()
+            self._rows.bound.no_more_pulls()
             self._put(None)
         except Stopped:
             pass
         except BaseException as error:
-            self._rows.gate.no_more_pulls()
+            self._rows.bound.no_more_pulls()
             self._put(error)
 
     def _batches(self) -> Iterator[Batch]:

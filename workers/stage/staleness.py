@@ -8,7 +8,7 @@ from workers.links.inbox import Stopped
 
 
 @dataclass(slots=True)
-class StalenessGate:
+class StalenessBound:
     """Which steps' rows have been pulled and which steps' gradients have landed."""
 
     staleness: int

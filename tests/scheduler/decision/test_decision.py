@@ -139,6 +139,7 @@ def test_total_units_count_the_parameter_servers() -> None:
     [
         ("cost", "cheap", "cost: 'cheap': expected a finite number"),
         ("cost", float("nan"), "cost: nan: expected a finite number"),
+        ("cost", float("-inf"), "cost: -inf: expected a finite number, or null"),
         ("feasible", 1, "feasible: 1: expected true or false"),
         ("method", None, "method: None: expected text"),
         ("seed", -1, "seed: -1: expected a whole number"),

@@ -8,6 +8,7 @@ from typing import ClassVar
 import pytest
 
 from protos import decision_pb2 as pb
+from scheduler.decision.record import TrainingPoint
 from scheduler.problem import mapper
 from scheduler.problem.cost import PlanStage
 from scheduler.problem.fields import InputError
@@ -61,7 +62,7 @@ def test_what_is_derived_is_not_read_and_defaults_need_not_be_there() -> None:
 
 def test_what_has_been_read_already_is_taken() -> None:
     value = {key: item for key, item in JSON.items() if key != "shares"}
-    assert mapper.from_json(Record, value, shares={"cpu": 0.5}) == RECORD
+    assert mapper.from_fields(Record, value, shares={"cpu": 0.5}) == RECORD
 
 
 @pytest.mark.parametrize(
@@ -69,6 +70,8 @@ def test_what_has_been_read_already_is_taken() -> None:
     [
         ({"cost": "dear"}, "file: cost: 'dear': expected a finite number, or null"),
         ({"cost": math.nan}, "file: cost: nan: expected a finite number"),
+        ({"cost": math.inf}, "file: cost: inf: expected a finite number, or null"),
+        ({"shares": {"cpu": -math.inf}}, "file: shares.cpu: -inf: expected a finite number"),
         ({"units": [1, -1]}, "file: units[1]: -1: expected a whole number of at least 0"),
         ({"units": 3}, "file: units: 3: expected a list"),
         ({"proven": 1}, "file: proven: 1: expected true or false"),
@@ -84,10 +87,15 @@ def test_what_is_wrong_is_named(change: dict[str, object], said: str) -> None:
     assert str(caught.value).startswith(said)
 
 
-def test_a_message_is_read_as_json_is() -> None:
+def test_a_message_is_read_as_json_is_but_for_numbers_that_are_not_finite() -> None:
     stage = PlanStage(0, 3, "cpu", 2, 0.25, math.inf, 1e9, True)
     message = pb.PlanStage(**mapper.to_fields(stage))
-    assert mapper.from_json(PlanStage, mapper.of_message(message)) == stage
+    assert mapper.from_fields(PlanStage, mapper.of_message(message)) == stage
+    point = TrainingPoint(3, math.nan, -math.inf)
+    message_of_point = pb.TrainingPoint(**mapper.to_fields(point))
+    again = mapper.from_fields(TrainingPoint, mapper.of_message(message_of_point))
+    assert math.isnan(again.mean_reward)
+    assert again.best_cost == -math.inf
     decision = mapper.of_message(pb.Decision(stages=[message], pin={"b": "cpu", "a": "t4"}))
     assert decision["stages"] == [mapper.to_fields(stage)]
     assert list(decision["pin"]) == ["a", "b"]

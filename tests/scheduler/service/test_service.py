@@ -282,6 +282,13 @@ def test_processes_of_a_job_nobody_runs_are_stopped(cluster: Cluster) -> None:
         launching.cancel()
 
 
+def test_it_starts_without_what_planning_needs() -> None:
+    heavy = "{'numpy', 'torch', 'scheduler.engine._planner'} & set(sys.modules)"
+    code = f"import sys, scheduler.service.__main__; print(sorted({heavy}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
 def test_two_schedulers_do_not_share_a_redis(cluster: Cluster) -> None:
     cluster.serve()
     second = subprocess.run(

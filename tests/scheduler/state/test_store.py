@@ -21,6 +21,7 @@ from protos.scheduler_pb2 import (
     RUNNING,
     SUCCEEDED,
     EndReason,
+    JobState,
     JobStatus,
     NodeStatus,
     ProgressReport,
@@ -129,11 +130,18 @@ def test_one_of_two_racing_ends_wins(store: Store) -> None:
     assert kept.state == seen.state
 
 
+def enter(jobs: Jobs, job_id: str, state: "JobState.ValueType") -> None:
+    def edit(status: JobStatus) -> None:
+        status.state = state
+
+    assert jobs.change(job_id, edit)
+
+
 def test_jobs_survive_the_scheduler(store: Store) -> None:
     jobs = Jobs(store)
     for name in ("waits", "runs", "ended"):
         jobs.submit(name, JobSpec(name=name))
-    jobs.enter("runs", RUNNING)
+    enter(jobs, "runs", RUNNING)
     jobs.end("ended", Ending(END_CANCELLED))
     store.put_decision("runs", Decision(method="exact"))
 
@@ -160,7 +168,7 @@ def test_watch_gives_now_then_changes_then_ends(store: Store) -> None:
     reader.start()
     for state in (PROFILING, RUNNING):
         threading.Event().wait(0.25)
-        jobs.enter("a", state)
+        enter(jobs, "a", state)
     threading.Event().wait(0.25)
     jobs.end("a", Ending(END_SUCCEEDED))
     reader.join(5.0)

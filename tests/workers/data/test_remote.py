@@ -1,6 +1,7 @@
 """Data at URLs: from a real HTTP server, copied once for all workers of the machine."""
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -111,25 +112,29 @@ def test_copies_asked_for_long_ago_make_room(site, tmp_path, monkeypatch):
     assert not second.exists()
 
 
-KILLED = """
-import os, sys
+_KILLED = """
+import os, signal, sys
 from fsspec.implementations.local import LocalFileSystem
-from workers.data.remote import copies
+from workers.data import remote
 
-def get_file(self, name, to, **options):
-    open(to, "wb").write(b"half")
-    os._exit(9)
+def killed(self, source, target, **options):
+    with open(target, "wb") as part:
+        part.write(b"half")
+    os.kill(os.getpid(), signal.SIGKILL)
 
-LocalFileSystem.get_file = get_file
-copies(sys.argv[1], "part-0.csv", "data.train")
+LocalFileSystem.get_file = killed
+remote.copies(sys.argv[1], "part-0.csv", "data.train")
 """
 
 
-def test_nothing_stays_of_a_copy_whose_process_was_killed(site):
+def test_killed_workers_leave_no_more_than_one_part(site, tmp_path):
     url = f"file://{site.folder}/rows"
-    assert subprocess.run([sys.executable, "-c", KILLED, url], check=False).returncode == 9
-    path = remote.copies(url, "part-0.csv", "data.train")[0]
-    assert {one.name for one in path.parent.iterdir()} == {".lock", "part-0.csv"}
+    for _ in range(2):
+        killed = subprocess.run([sys.executable, "-c", _KILLED, url], check=False)
+        assert killed.returncode == -signal.SIGKILL
+    assert len(list((tmp_path / "cache").glob("*/*"))) == 2  # a lock, and what came
+    (copy,) = remote.copies(url, "part-0.csv", "data.train")
+    assert sorted(path.name for path in copy.parent.iterdir()) == [".lock", "part-0.csv"]
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from workers.stage.layers import StageLayers
 from workers.stage.rows import StageRows
 from workers.stage.schedule import Schedule
 from workers.stage.source import TrainingSource
-from workers.stage.staleness import StalenessGate
+from workers.stage.staleness import StalenessBound
 from workers.stage.update import Update
 
 CPU = torch.device("cpu")
@@ -169,9 +169,9 @@ class Pipeline:
         hub = self._hubs[stage]
         combiner = Combiner(place.rank, "nowhere", hub, self._stop.is_set)
         group = StageGroup(place.rank, place.width, "", None, CPU, combiner)
-        gate = StalenessGate(job.train.staleness, self._stop, ordered=stage == 0)
+        bound = StalenessBound(job.train.staleness, self._stop, ordered=stage == 0)
         rows = StageRows(
-            graph.module, graph.keys_of, self.client, gate, staging, "job.", job.servers
+            graph.module, graph.keys_of, self.client, bound, staging, "job.", job.servers
         )
 
         def outbox(other):

@@ -15,7 +15,7 @@ from workers.device.copies import OnHost
 from workers.links.inbox import Stopped
 from workers.stage.schedule import Schedule
 from workers.stage.source import TrainingSource, evaluation_batches
-from workers.stage.staleness import StalenessGate
+from workers.stage.staleness import StalenessBound
 
 ROWS = 103
 
@@ -24,13 +24,13 @@ class NoRows:
     """The rows of a stage without embeddings."""
 
     def __init__(self, stop):
-        self.gate = StalenessGate(0, stop, ordered=True)
+        self.bound = StalenessBound(0, stop, ordered=True)
         self.pulls = []
 
     def pull(self, micro_batches, *, learning):
         self.pulls.append((len(micro_batches), learning))
         step = len(self.pulls) - 1
-        self.gate.acked(step)
+        self.bound.acked(step)
 
 
 @pytest.fixture
@@ -128,7 +128,7 @@ def test_what_fails_while_reading_ahead_is_raised_where_it_is_used(job, monkeypa
     _, rows, source = dealt(job, [1], 0)
     with pytest.raises(OSError, match="the shard is gone"):
         next(iter(source))
-    rows.gate.before_push(10**6)  # nobody waits for pulls that will not come
+    rows.bound.before_push(10**6)  # nobody waits for pulls that will not come
 
 
 def test_a_split_smaller_than_a_step_is_refused(job):

@@ -1,4 +1,4 @@
-"""The staleness gate against its definition, for any order of what happens."""
+"""The staleness bound against its definition, for any order of what happens."""
 
 import threading
 
@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workers.links.inbox import Stopped
-from workers.stage.staleness import StalenessGate
+from workers.stage.staleness import StalenessBound
 
 LIMIT_S = 60.0  # only a hang reaches it
 EVENTS = st.one_of(
@@ -16,7 +16,7 @@ EVENTS = st.one_of(
 
 
 def passes(wait, step):
-    """Whether a gate that was told to stop lets through at once, instead of waiting."""
+    """Whether a bound that was told to stop lets through at once, instead of waiting."""
     try:
         wait(step)
     except Stopped:
@@ -28,22 +28,22 @@ def passes(wait, step):
 def test_lets_through_what_its_definition_allows(staleness, ordered, events):
     stop = threading.Event()
     stop.set()
-    gate = StalenessGate(staleness, stop, ordered)
+    bound = StalenessBound(staleness, stop, ordered)
     pulled, acked, last = {-1}, {-1}, False
     for kind, step in [("", 0), *events]:
         if kind == "pulled":
-            gate.pulled(step)
+            bound.pulled(step)
             pulled.add(step)
         elif kind == "acked":
-            gate.acked(step)
+            bound.acked(step)
             acked.add(step)
         elif kind == "last":
-            gate.no_more_pulls()
+            bound.no_more_pulls()
             last = True
         for asked in range(12):
-            assert passes(gate.before_pull, asked) == (max(acked) >= asked - 1 - staleness)
+            assert passes(bound.before_pull, asked) == (max(acked) >= asked - 1 - staleness)
             free = not ordered or last or max(pulled) >= asked + staleness
-            assert passes(gate.before_push, asked) == free
+            assert passes(bound.before_push, asked) == free
 
 
 @pytest.mark.parametrize(
@@ -51,18 +51,18 @@ def test_lets_through_what_its_definition_allows(staleness, ordered, events):
 )
 def test_who_waits_is_woken(wait, event):
     stop = threading.Event()
-    gate = StalenessGate(0, stop, ordered=True)
+    bound = StalenessBound(0, stop, ordered=True)
     ended, through = threading.Event(), []
 
     def work():
-        through.append(passes(getattr(gate, wait), 1))
+        through.append(passes(getattr(bound, wait), 1))
         ended.set()
 
     thread = threading.Thread(target=work)
     thread.start()
     assert not ended.wait(0.05)
     if event:
-        getattr(gate, event)(1)
+        getattr(bound, event)(1)
     else:
         stop.set()
     assert ended.wait(LIMIT_S)
