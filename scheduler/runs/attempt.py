@@ -92,6 +92,7 @@ class Attempt:
         self.started_s = 0.0
         self.follower: Follower | None = None
         self._state = State.NEW
+        self._had_units = False
         self._cancelled = threading.Event()
         self._ending = Ending(pb.END_CANCELLED)
         self._handed_over = False
@@ -103,8 +104,8 @@ class Attempt:
 
     @property
     def is_preparing(self) -> bool:
-        """Whether it has yet to get its units: no other job of its priority may plan."""
-        return self._state in (State.NEW, State.PROFILING, State.PLANNING)
+        """Whether it is on its way to its units, or still tidies up without: no equal job plans."""
+        return not self._had_units and not self.over.is_set()
 
     def move(self, state: State) -> None:
         """Come to a state.
@@ -114,6 +115,8 @@ class Attempt:
         """
         self._check(state)
         self._state = state
+        if state in (State.STARTING, State.RUNNING):
+            self._had_units = True
         if not _NEXT[state]:
             self.over.set()
 

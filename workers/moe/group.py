@@ -90,7 +90,8 @@ class ExpertGroup:
             everyone = range(first, first + size)
             locals_ = [everyone[i : i + per_host] for i in range(0, size, per_host)]
             for ranks in (everyone, *locals_, *(everyone[i::per_host] for i in range(per_host))):
-                group = dist.new_group(list(ranks))
+                with peers_needed():
+                    group = dist.new_group(list(ranks))
                 if rank in ranks:
                     made.append(group)
         processes, local, across = made

@@ -93,7 +93,18 @@ def test_it_is_over_in_its_final_states_and_prepares_until_it_has_its_units(
     over = {name for name in LEGAL if at(context, name).over.is_set()}
     assert over == {"ENDED", "HANDED_OVER"}
     preparing = {name for name in LEGAL if at(context, name).is_preparing}
-    assert preparing == {"NEW", "PROFILING", "PLANNING"}
+    assert preparing - {"STOPPING"} == {"NEW", "PROFILING", "PLANNING"}
+
+
+def test_what_is_stopped_before_it_has_its_units_prepares_until_it_has_cleaned_up(
+    context: Context,
+) -> None:
+    for name, prepares in (("PLANNING", True), ("STARTING", False)):
+        attempt = at(context, name)
+        attempt.move(State.STOPPING)
+        assert attempt.is_preparing is prepares
+        attempt.move(State.ENDED)
+        assert not attempt.is_preparing
 
 
 def test_the_job_comes_to_the_states_that_it_shares(context: Context) -> None:
