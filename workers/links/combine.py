@@ -73,7 +73,8 @@ class Hub:
                 if self._stop():
                     raise PeerLostError("stopped")
                 if time.monotonic() > until:
-                    there = sorted(self._open[sequence].parts)
+                    open_ = self._open.get(sequence)  # none where the result is past already
+                    there = sorted(open_.parts) if open_ else []
                     raise PeerLostError(f"only the workers {there} came within {TIMEOUT_S:.0f} s")
                 self._changed.wait(0.2)
             return self._results[sequence]
