@@ -180,6 +180,9 @@ class DenseOptimizer(_message.Message):
     WEIGHT_DECAY_FIELD_NUMBER: _builtins.int
     SCHEDULE_FIELD_NUMBER: _builtins.int
     WARMUP_STEPS_FIELD_NUMBER: _builtins.int
+    MOMENTUM_FIELD_NUMBER: _builtins.int
+    BETAS_FIELD_NUMBER: _builtins.int
+    EPS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """adam | adamw | sgd | adagrad"""
     learning_rate: _builtins.float
@@ -188,6 +191,14 @@ class DenseOptimizer(_message.Message):
     """constant | cosine: down to a tenth of the learning rate"""
     warmup_steps: _builtins.int
     """over which the learning rate rises from 0"""
+    momentum: _builtins.float
+    """of sgd"""
+    eps: _builtins.float
+    """0: the optimizer's own"""
+    @_builtins.property
+    def betas(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """of adam and adamw: two; none: 0.9 and 0.999"""
+
     def __init__(
         self,
         *,
@@ -196,14 +207,40 @@ class DenseOptimizer(_message.Message):
         weight_decay: _builtins.float = ...,
         schedule: _builtins.str = ...,
         warmup_steps: _builtins.int = ...,
+        momentum: _builtins.float = ...,
+        betas: _abc.Iterable[_builtins.float] | None = ...,
+        eps: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["learning_rate", b"learning_rate", "name", b"name", "schedule", b"schedule", "warmup_steps", b"warmup_steps", "weight_decay", b"weight_decay"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["betas", b"betas", "eps", b"eps", "learning_rate", b"learning_rate", "momentum", b"momentum", "name", b"name", "schedule", b"schedule", "warmup_steps", b"warmup_steps", "weight_decay", b"weight_decay"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DenseOptimizer: _TypeAlias = DenseOptimizer  # noqa: Y015
+
+@_typing.final
+class RowSchedule(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SCHEDULE_FIELD_NUMBER: _builtins.int
+    WARMUP_STEPS_FIELD_NUMBER: _builtins.int
+    schedule: _builtins.str
+    """constant | cosine: of every table's learning rate"""
+    warmup_steps: _builtins.int
+    def __init__(
+        self,
+        *,
+        schedule: _builtins.str = ...,
+        warmup_steps: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["schedule", b"schedule", "warmup_steps", b"warmup_steps"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RowSchedule: _TypeAlias = RowSchedule  # noqa: Y015
 
 @_typing.final
 class TrainSpec(_message.Message):
@@ -219,6 +256,10 @@ class TrainSpec(_message.Message):
     MAX_STEPS_FIELD_NUMBER: _builtins.int
     PRECISION_FIELD_NUMBER: _builtins.int
     SPLIT_EXPERTS_FIELD_NUMBER: _builtins.int
+    CLIP_FIELD_NUMBER: _builtins.int
+    DROP_LAST_FIELD_NUMBER: _builtins.int
+    BATCH_NORM_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
     epochs: _builtins.int
     batch_size: _builtins.int
     """samples a step, over all workers"""
@@ -226,7 +267,7 @@ class TrainSpec(_message.Message):
     """0: chosen from the plan"""
     seed: _builtins.int
     staleness: _builtins.int
-    """steps a pulled row may lag behind: 0 = synchronous"""
+    """updates that a step may lack, of weights and rows: 0 = synchronous"""
     loss: _builtins.str
     """bce_with_logits | mse | next_token"""
     max_steps: _builtins.int
@@ -235,8 +276,16 @@ class TrainSpec(_message.Message):
     """fp32 | bf16 | fp16: what forward and backward compute in"""
     split_experts: _builtins.bool
     """over the workers of a stage, in place of a copy on each"""
+    clip: _builtins.float
+    """greatest norm of a step's gradient, rows included; 0: any"""
+    drop_last: _builtins.bool
+    """leave out an epoch's last batch where it is not full"""
+    batch_norm: _builtins.str
+    """local | sync: statistics of a micro-batch, or of the whole batch"""
     @_builtins.property
     def optimizer(self) -> Global___DenseOptimizer: ...
+    @_builtins.property
+    def rows(self) -> Global___RowSchedule: ...
     def __init__(
         self,
         *,
@@ -250,10 +299,14 @@ class TrainSpec(_message.Message):
         max_steps: _builtins.int = ...,
         precision: _builtins.str = ...,
         split_experts: _builtins.bool = ...,
+        clip: _builtins.float = ...,
+        drop_last: _builtins.bool = ...,
+        batch_norm: _builtins.str = ...,
+        rows: Global___RowSchedule | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["optimizer", b"optimizer"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["optimizer", b"optimizer", "rows", b"rows"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "epochs", b"epochs", "loss", b"loss", "max_steps", b"max_steps", "micro_batches", b"micro_batches", "optimizer", b"optimizer", "precision", b"precision", "seed", b"seed", "split_experts", b"split_experts", "staleness", b"staleness"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_norm", b"batch_norm", "batch_size", b"batch_size", "clip", b"clip", "drop_last", b"drop_last", "epochs", b"epochs", "loss", b"loss", "max_steps", b"max_steps", "micro_batches", b"micro_batches", "optimizer", b"optimizer", "precision", b"precision", "rows", b"rows", "seed", b"seed", "split_experts", b"split_experts", "staleness", b"staleness"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -110,6 +110,8 @@ class LaunchRequest(_message.Message):
     OUTPUT_FIELD_NUMBER: _builtins.int
     TERM_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
+    MICRO_BATCHES_FIELD_NUMBER: _builtins.int
+    STALENESS_FIELD_NUMBER: _builtins.int
     process_id: _builtins.str
     """launching the same id twice answers with the first"""
     job_id: _builtins.str
@@ -125,6 +127,10 @@ class LaunchRequest(_message.Message):
     term: _builtins.int
     attempt: _builtins.int
     """one that was stopped, or any before it, is not started again"""
+    micro_batches: _builtins.int
+    """a step, by the plan; 0: it does not say"""
+    staleness: _builtins.int
+    """updates that a step lacks, by the plan; absent: by the job"""
     @_builtins.property
     def job(self) -> _job_pb2.JobSpec: ...
     @_builtins.property
@@ -153,12 +159,16 @@ class LaunchRequest(_message.Message):
         output: _builtins.str = ...,
         term: _builtins.int = ...,
         attempt: _builtins.int = ...,
+        micro_batches: _builtins.int = ...,
+        staleness: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["job", b"job"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_staleness", b"_staleness", "job", b"job", "staleness", b"staleness"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "devices", b"devices", "index", b"index", "job", b"job", "job_id", b"job_id", "layers", b"layers", "output", b"output", "process_id", b"process_id", "rank", b"rank", "role", b"role", "scheduler", b"scheduler", "stages", b"stages", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_staleness", b"_staleness", "attempt", b"attempt", "devices", b"devices", "index", b"index", "job", b"job", "job_id", b"job_id", "layers", b"layers", "micro_batches", b"micro_batches", "output", b"output", "process_id", b"process_id", "rank", b"rank", "role", b"role", "scheduler", b"scheduler", "stages", b"stages", "staleness", b"staleness", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__staleness: _TypeAlias = _typing.Literal["staleness"]  # noqa: Y015
+    _WhichOneofArgType__staleness: _TypeAlias = _typing.Literal["_staleness", b"_staleness"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__staleness) -> _WhichOneofReturnType__staleness | None: ...
 
 Global___LaunchRequest: _TypeAlias = LaunchRequest  # noqa: Y015
 

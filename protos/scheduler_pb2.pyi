@@ -84,6 +84,8 @@ class _EndReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EndReason.V
     """the scheduler went away and could not take the job up again"""
     END_INTERNAL: _EndReason.ValueType  # 14
     """a fault of HeterPS"""
+    END_DIVERGED: _EndReason.ValueType  # 15
+    """a loss or gradient was not finite"""
 
 class EndReason(_EndReason, metaclass=_EndReasonEnumTypeWrapper):
     """Why a job, or one attempt at it, ended. The list is closed: every end has one of these."""
@@ -116,6 +118,8 @@ END_SCHEDULER_LOST: EndReason.ValueType  # 13
 """the scheduler went away and could not take the job up again"""
 END_INTERNAL: EndReason.ValueType  # 14
 """a fault of HeterPS"""
+END_DIVERGED: EndReason.ValueType  # 15
+"""a loss or gradient was not finite"""
 Global___EndReason: _TypeAlias = EndReason  # noqa: Y015
 
 @_typing.final
