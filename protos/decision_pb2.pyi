@@ -102,6 +102,7 @@ class Layer(_message.Message):
     OUTPUT_BYTES_FIELD_NUMBER: _builtins.int
     UNCUT_FIELD_NUMBER: _builtins.int
     ONE_HOST_FIELD_NUMBER: _builtins.int
+    SHARES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     kind: _builtins.str
     """embedding | dense | moe | ..."""
@@ -117,6 +118,8 @@ class Layer(_message.Message):
     """in one stage with the layer after it: they share parameters or a table"""
     one_host: _builtins.bool
     """all units of its stage are on one host"""
+    shares: _builtins.str
+    """the parameter or table for which it is uncut, for people"""
     @_builtins.property
     def cost(self) -> _containers.MessageMap[_builtins.str, Global___LayerCost]:
         """by resource type; a missing type may not run the layer"""
@@ -133,10 +136,11 @@ class Layer(_message.Message):
         output_bytes: _builtins.float = ...,
         uncut: _builtins.bool = ...,
         one_host: _builtins.bool = ...,
+        shares: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation_bytes", b"activation_bytes", "cost", b"cost", "kind", b"kind", "name", b"name", "one_host", b"one_host", "optimizer_bytes", b"optimizer_bytes", "output_bytes", b"output_bytes", "uncut", b"uncut", "weight_bytes", b"weight_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation_bytes", b"activation_bytes", "cost", b"cost", "kind", b"kind", "name", b"name", "one_host", b"one_host", "optimizer_bytes", b"optimizer_bytes", "output_bytes", b"output_bytes", "shares", b"shares", "uncut", b"uncut", "weight_bytes", b"weight_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
