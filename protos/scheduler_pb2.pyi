@@ -852,6 +852,7 @@ class ProgressReport(_message.Message):
     TRAIN_SECONDS_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
     END_REASON_FIELD_NUMBER: _builtins.int
+    STEPPED_S_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     stage: _builtins.int
     rank: _builtins.int
@@ -873,6 +874,8 @@ class ProgressReport(_message.Message):
     attempt: _builtins.int
     end_reason: Global___EndReason.ValueType
     """of phase failed: what the worker takes its error for"""
+    stepped_s: _builtins.float
+    """of train_seconds, when `step` had ended"""
     @_builtins.property
     def metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]: ...
     def __init__(
@@ -894,10 +897,11 @@ class ProgressReport(_message.Message):
         train_seconds: _builtins.float = ...,
         attempt: _builtins.int = ...,
         end_reason: Global___EndReason.ValueType = ...,
+        stepped_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "busy_s", b"busy_s", "end_reason", b"end_reason", "error", b"error", "job_id", b"job_id", "loss", b"loss", "metrics", b"metrics", "output", b"output", "phase", b"phase", "rank", b"rank", "samples", b"samples", "samples_per_s", b"samples_per_s", "stage", b"stage", "step", b"step", "total_steps", b"total_steps", "train_seconds", b"train_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "busy_s", b"busy_s", "end_reason", b"end_reason", "error", b"error", "job_id", b"job_id", "loss", b"loss", "metrics", b"metrics", "output", b"output", "phase", b"phase", "rank", b"rank", "samples", b"samples", "samples_per_s", b"samples_per_s", "stage", b"stage", "step", b"step", "stepped_s", b"stepped_s", "total_steps", b"total_steps", "train_seconds", b"train_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
