@@ -171,7 +171,7 @@ class Pipeline:
         group = StageGroup(place.rank, place.width, "", None, CPU, combiner)
         bound = StalenessBound(job.train.staleness, self._stop, ordered=stage == 0)
         rows = StageRows(
-            graph.module, graph.keys_of, self.client, bound, staging, "job.", job.servers
+            graph.module, graph.lookups, self.client, bound, staging, "job.", job.servers
         )
 
         def outbox(other):
