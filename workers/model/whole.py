@@ -76,7 +76,7 @@ def _sees_whole(module: nn.Module) -> bool:
     if isinstance(module, _DropoutNd):
         return module.p > 0
     if isinstance(module, nn.MultiheadAttention):
-        return module.dropout > 0
+        return bool(module.dropout > 0)
     if isinstance(module, nn.RNNBase):
         return module.dropout > 0 and module.num_layers > 1
     return hasattr(module, "aux_loss") or any(_TELLING & names for names in _used_names(module))
