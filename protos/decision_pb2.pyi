@@ -119,7 +119,7 @@ class Layer(_message.Message):
     one_host: _builtins.bool
     """all units of its stage are on one host"""
     shares: _builtins.str
-    """the parameter or table for which it is uncut, for people"""
+    """why it is uncut, for people: what shares what"""
     @_builtins.property
     def cost(self) -> _containers.MessageMap[_builtins.str, Global___LayerCost]:
         """by resource type; a missing type may not run the layer"""

@@ -45,8 +45,8 @@ class Layer:
     `weight_bytes` are of its dense parameters, `optimizer_bytes` what their optimizer keeps,
     `activation_bytes` a sample what stays from its forward to its backward, `output_bytes` a
     sample what crosses to the next stage where one ends here. A layer that is `uncut` is in one
-    stage with the layer after it: they share parameters or a table, which `shares` names. With
-    `one_host` all units of its stage are on one host.
+    stage with the layer after it, because of what `shares` says. With `one_host` all units of its
+    stage are on one host.
     """
 
     name: str

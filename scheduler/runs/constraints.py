@@ -43,8 +43,7 @@ def of_job(workload: Workload, job: JobSpec, nodes: Sequence[NodeStatus]) -> Con
     found.staleness = min(most, found.staleness) if found.HasField("staleness") else most
     if train.precision == "fp16" and len(found.layers) > 1:
         for layer in found.layers[:-1]:
-            layer.uncut = True
-        notes.append("All layers are in one stage: train.precision is fp16.")
+            layer.uncut, layer.shares = True, "train.precision is fp16, which takes one stage"
     if train.split_experts and not all(node.plain_collectives for node in nodes):
         split = [layer for layer in found.layers if layer.kind == "moe"]
         for layer in split:

@@ -65,6 +65,7 @@ from protos.scheduler_pb2 import (
     NodeStatus,
 )
 from workers.device.units import gpus_of
+from workers.links.plain import plain_allowed
 from workers.model.code import CodeCache, CodeError
 from workers.node import privileges
 from workers.node.processes import LaunchError, Processes, wait_for
@@ -296,6 +297,7 @@ def _run(options: argparse.Namespace, stop: threading.Event) -> None:
             device=f"{hardware.name} on {socket.gethostname()}",
             cores=hardware.cores,
             without_bf16=not hardware.bf16,
+            plain_collectives=plain_allowed(),
         )
 
         def follow(scheduler: str) -> None:

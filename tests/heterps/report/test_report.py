@@ -249,7 +249,7 @@ def test_steps_and_the_overhead_are_said_in_a_sentence_each():
         (
             120,
             97_000.0,
-            "The floor of 100,000 samples/s was missed by 3.0%: 97,000 samples/s over 120 steady steps",
+            "was missed by 3.0%: 97,000 samples/s over 120 steady steps",
         ),
         (99, 150_000.0, "samples/s was met is not known: there were 99 steady steps; 100 tell"),
     ],
