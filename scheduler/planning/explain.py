@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from scheduler.decision.record import Decision
 from scheduler.engine import _planner
 from scheduler.planning.infeasible import cheapest_change
+from scheduler.planning.together import kept_together
 from scheduler.problem.cost import TOLERANCE, CostModel, PlanStage, time_text
 from scheduler.problem.provision import provision
 from scheduler.problem.wording import (
@@ -54,6 +55,7 @@ def reasons(
         lines += _placements(decision, model)
         lines.append(_pace(decision, model, finish_by))
         lines += _cap(decision)
+    lines += kept_together(workload)
     lines += _limits(decision, model)
     lines += _spot(decision, resources)
     if decision.plan.ps_units:

@@ -47,7 +47,7 @@ class PlanStage:
     memory_bytes: float
     bottleneck: bool
 
-    DERIVED: ClassVar = ("slack",)  # a decision tells it of each of its stages
+    DERIVED: ClassVar = ("slack", "error")  # a decision tells them of each of its stages
 
     @property
     def busy_s(self) -> float:
