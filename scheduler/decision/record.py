@@ -4,13 +4,14 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
 
 from chassis.files import replace_file
 from protos import decision_pb2 as pb
 from scheduler.problem import mapper
-from scheduler.problem.cost import Plan, PlanStage
+from scheduler.problem.cost import CostModel, Plan, PlanStage
 from scheduler.problem.demands import Demands
 from scheduler.problem.fields import InputError, read_file
 from scheduler.problem.workload import Resources, Workload
@@ -154,6 +155,11 @@ class Decision:
         """What it was made under; a deadline is in the floor."""
         cap = self.max_price_per_hour or math.inf
         return Demands(self.min_throughput, cap, dict(self.pin), self.excluded)
+
+    def model(self, workload: Workload, resources: Resources) -> CostModel:
+        """The cost model of workload and resources under its demands, with cuts if it has some."""
+        cut = any(a.type == b.type for a, b in pairwise(self.stages))
+        return self.demands.model(workload, resources, cut or None)
 
     @property
     def slack(self) -> tuple[float, ...]:
