@@ -3,7 +3,7 @@
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from protos.decision_pb2 import Decision, Workload
 from protos.job_pb2 import JobSpec
@@ -18,13 +18,16 @@ from protos.scheduler_pb2 import (
 )
 from scheduler.methods.names import DEFAULT
 from scheduler.problem.fields import InputError
+from scheduler.problem.wording import sentence
 from scheduler.runs.attempt import Attempt, State
 from scheduler.runs.calls import CallError, Interrupted, in_background
+from scheduler.runs.constraints import may_depend_on_model, of_job, of_model, shared_cores
 from scheduler.runs.failures import JobError
-from scheduler.runs.launch import begin, demand, launch, place
-from scheduler.runs.offer import Offer, given_workload, make_offer, profile, profiling_types
+from scheduler.runs.launch import begin, groups_of, launch, place, shards_of
+from scheduler.runs.offer import Offer, given_workload, look, make_offer, profile, profiling_types
 from scheduler.state import nodes as registry
 from scheduler.state.endings import Ending, first_line
+from scheduler.state.packing import Group
 
 _RETURN_S = 60.0  # for lost nodes to be there again before the next attempt is planned
 _log = logging.getLogger("heterps.runner")
@@ -60,15 +63,23 @@ class Preparation:
         attempt.persist(lambda: context.jobs.write(attempt.id.job_id))
         if attempt.id.number > 1:
             self._await_nodes()
-        offer = make_offer(spec, context.nodes.live(registry.NODE))
+        live = context.nodes.live(registry.NODE)
+        offer = make_offer(spec, live)
         if offer.note:
             _log.info("job %s: %s", attempt.id.job_id, offer.note)
-        if spec.schedule.given.layers:
-            workload = given_workload(spec, offer)
-        else:
-            workload = self._profile(spec, offer)
+        given = bool(spec.schedule.given.layers)
+        workload = given_workload(spec, offer) if given else self._profile(spec, offer)
+        constrained = of_job(workload, spec, live)
         attempt.enter(State.PLANNING)
-        decision = attempt.decision = self._plan(spec, workload, offer)
+        decision = self._plan(spec, constrained.workload, offer)
+        if given and may_depend_on_model(decision):
+            home = next(node for node in live if node.type in decision.assignment)
+            seen = look(attempt.id, spec, home, context.channels, self._stop)
+            full = of_model(constrained, seen)
+            if full.workload != constrained.workload:
+                decision = self._plan(spec, full.workload, offer)
+            constrained = full
+        attempt.decision = self._keep(decision, offer, [*constrained.notes])
         units = self._reserve(decision)
         attempt.enter(State.STARTING)
         self._launch(spec, decision, units)
@@ -80,7 +91,7 @@ class Preparation:
         before = self._context.store.decision(self._attempt.id.job_id)
         if before is None:
             return
-        counts = Counter(demand(before, nodes.live(registry.SHARD)))
+        counts = _counted(groups_of(before), shards_of(before, nodes.live(registry.SHARD)))
         until = time.monotonic() + _RETURN_S
 
         def back() -> bool:
@@ -99,7 +110,7 @@ class Preparation:
         nodes, owner = self._context.nodes, f"{self._attempt.id.job_id} (profiling)"
         kinds = profiling_types(offer)
         try:
-            homes = self._wait_for_units(owner, kinds)
+            homes = self._wait_for_units(owner, [], kinds)
             return profile(self._attempt.id, spec, offer, homes, self._context.channels, self._stop)
         finally:
             nodes.release(owner)
@@ -119,16 +130,27 @@ class Preparation:
                 seed=spec.train.seed % 2**32,
                 pin=dict(schedule.pin) or None,
                 # A type that no live node has is out of reach anyhow.
-                exclude=[kind for kind in schedule.exclude if kind not in offer.absent],
+                exclude=[kind for kind in schedule.exclude if kind not in offer.missing],
                 max_price_per_hour=schedule.max_price_per_hour or None,
                 finish_by=schedule.finish_by_hours or None,
             ).to_message()
 
         try:
-            decision = in_background(decide, self._stop)
+            return in_background(decide, self._stop)
         except InputError as error:
             text = "; ".join(filter(None, (str(error), offer.note)))
             raise JobError(Ending(END_INVALID_JOB, text, error=str(error))) from None
+
+    def _keep(self, decision: Decision, offer: Offer, notes: list[str]) -> Decision:
+        """Keep a decision with what it had to obey.
+
+        Raises:
+            JobError: it has no plan.
+        """
+        if offer.unfit:
+            notes.append(sentence(f"Types {offer.note}"))
+        notes += shared_cores(decision, self._context.nodes.live(registry.NODE))
+        decision.reasons.extend(notes)
         self._attempt.keep(decision)
         if not decision.feasible:
             reason = f"no plan meets the job's demands: {decision.reason}"
@@ -137,11 +159,14 @@ class Preparation:
         return decision
 
     def _reserve(self, decision: Decision) -> list[NodeStatus]:
+        standing = self._context.nodes.live(registry.SHARD)
         return self._wait_for_units(
-            self._attempt.id.job_id, demand(decision, self._context.nodes.live(registry.SHARD))
+            self._attempt.id.job_id, groups_of(decision), shards_of(decision, standing)
         )
 
-    def _wait_for_units(self, owner: str, wanted: list[str]) -> list[NodeStatus]:
+    def _wait_for_units(
+        self, owner: str, groups: list[Group], singles: list[str]
+    ) -> list[NodeStatus]:
         """Reserve units, waiting for other jobs to give some back."""
         nodes = self._context.nodes
         got: list[NodeStatus] = []
@@ -149,11 +174,12 @@ class Preparation:
 
         def ready() -> bool:
             nonlocal told
-            placed = nodes.reserve(owner, wanted) if self._may_reserve(self._attempt) else None
+            may = self._may_reserve(self._attempt)
+            placed = nodes.reserve(owner, groups, singles) if may else None
             if placed is not None:
                 got.extend(placed)
                 return True
-            counts, alive = Counter(wanted), nodes.units()
+            counts, alive = _counted(groups, singles), nodes.units()
             needs = ", ".join(f"{count} {kind}" for kind, count in counts.items())
             for kind, count in counts.items():
                 if alive.get(kind, 0) < count:
@@ -162,6 +188,12 @@ class Preparation:
                         f"{kind} are alive now: a node has gone since it was made"
                     )
                     raise JobError(Ending(END_NO_CAPACITY, text, error=text))
+            if not nodes.could_reserve(groups):
+                text = (
+                    f"the plan needs {needs}, and a stage of it that splits its experts to be on "
+                    "one host; no host that is alive now has so many units"
+                )
+                raise JobError(Ending(END_NO_CAPACITY, text, error=text))
             if not told:
                 told = True
                 self._attempt.set_reason(f"waits for {needs} to become free")
@@ -211,3 +243,11 @@ class Preparation:
             told = Ending(END_LOST_NODE, str(error), error=first_line(str(error)))
             found = follower.diagnose(self._stop, told).ending
             raise JobError(found or told) from None
+
+
+def _counted(groups: Sequence[Group], singles: Sequence[str]) -> Counter[str]:
+    """Units by type."""
+    counts = Counter(singles)
+    for group in groups:
+        counts[group.type] += group.units
+    return counts
