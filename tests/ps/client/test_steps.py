@@ -211,7 +211,7 @@ def test_gradients_that_are_not_finite_are_found_and_never_applied(client: Param
 def test_sums_do_not_depend_on_the_order_of_arrival(client: ParameterClient) -> None:
     """Float32 sums have an order: that of slots."""
     options = OPTIMIZERS[4]
-    series, tables = fresh(client, options, options)
+    series, _ = fresh(client)
     rng = np.random.default_rng(5)
     keys = rng.permutation(4000).astype(np.uint64)
     grads = [rng.normal(size=(4000, 2)).astype(np.float32) * 10.0**s for s in range(4)]
