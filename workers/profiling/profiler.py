@@ -25,7 +25,7 @@ from protos.node_pb2 import ProfileRequest
 from ps import LocalShards, ParameterClient
 from workers.data import Dataset, GlobalBatches
 from workers.learning.precision import Precision
-from workers.links.all_reduce import plain_allowed
+from workers.links.plain import plain_allowed
 from workers.links.transport import measure_rate
 from workers.model.entry import job_model
 from workers.model.trace import TracedModel
