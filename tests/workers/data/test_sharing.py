@@ -221,7 +221,7 @@ def test_jobs_do_not_mix(
 )
 @given(
     width=st.integers(1, 5),
-    batch_size=st.integers(1, 700),
+    batch_size=st.integers(20, 700),
     window_rows=st.integers(150, 900),
     seed=st.integers(0, 2**40),
 )
@@ -248,7 +248,7 @@ def test_readers_of_any_number_read_the_same_windows(
         own, found = batches(), {}
         for step in range(rank, own.steps, width):
             found[step] = rows_of(own.read(step))
-            most = max(most, len(list(shared.glob(f"*/windows-{seed}-*/*.rows"))))
+            most = max(most, len(list(shared.glob(f"*/windows-{seed}-*-{window_rows}/*.rows"))))
         own.close()
         return found
 
