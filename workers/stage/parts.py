@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import torch
 
-from chassis.security import is_loopback
 from protos.naming import table_prefix
 from protos.node_pb2 import LaunchRequest
 from protos.stage_pb2 import StageWorkers, Topology
@@ -16,11 +15,16 @@ from workers.data import Dataset
 from workers.device.copies import staging_for
 from workers.device.units import VISIBLE
 from workers.learning.precision import Precision
-from workers.links.all_reduce import Rendezvous, StageGroup
-from workers.links.combine import Combiner, Hub, hosts_of
+from workers.links.all_reduce import (
+    Rendezvous,
+    StageGroup,
+    join_processes,
+    processes_allowed,
+)
 from workers.links.inbox import Inbox
 from workers.links.outbox import Outbox
 from workers.links.pipeline import Links, Place
+from workers.links.ring_port import RingPort, join_stage
 from workers.links.transport import Neighbours
 from workers.model.entry import job_model
 from workers.model.trace import LayerInfo, StageGraph, TracedModel
@@ -109,7 +113,7 @@ def build(
     share: Share,
     topology: Topology,
     inbox: Inbox,
-    hub: Hub,
+    port: RingPort | None,
     rendezvous: Rendezvous | None,
     stop: threading.Event,
 ) -> Parts:
@@ -117,7 +121,7 @@ def build(
 
     Args:
         inbox: where frames for this worker arrive.
-        hub: where sums of workers on several hosts meet, at rank 0.
+        port: where the worker before this one in the stage connects; None: it is alone.
         rendezvous: rank 0's own; None elsewhere.
     """
     job, place, device = share.launch.job, share.place, share.device
@@ -133,14 +137,13 @@ def build(
 
     links = Links(inbox, outbox(place.stage - 1), outbox(place.stage + 1))
     own = topology.stages[place.stage]
-    combiner = _combiner(own, place.rank, hub, stop)
-    group = StageGroup(place.rank, len(own.addresses), own.rendezvous, rendezvous, device, combiner)
+    group = _group(share, own, port, rendezvous, stop)
     module = share.graph.module.to(device)
     split = split_experts(module, group) if job.train.split_experts else []
     if split:
         _log.info("experts of %s are split over %d workers", ", ".join(split), group.size)
     bound = StalenessBound(job.train.staleness, stop, ordered=place.stage == 0)
-    rows = StageRows(module, share.graph.keys_of, client, bound, staging, share.tables, job.servers)
+    rows = StageRows(module, share.graph.lookups, client, bound, staging, share.tables, job.servers)
     layers = StageLayers(share.graph, rows, group, device, staging, share.precision)
     update = Update(job, module, group, share.schedule.steps, share.precision)
     executor = StageExecutor(
@@ -149,12 +152,22 @@ def build(
     return Parts(client, links, group, rows, executor)
 
 
-def _combiner(own: StageWorkers, rank: int, hub: Hub, stop: threading.Event) -> Combiner | None:
-    """What sums among workers on several hosts; None where torch.distributed may."""
-    store, _, _ = own.rendezvous.rpartition(":")
-    if len(hosts_of(list(own.addresses))) == 1 or not is_loopback(store):
-        return None
-    return Combiner(rank, own.addresses[0], None if rank else hub, stop.is_set)
+def _group(
+    share: Share,
+    own: StageWorkers,
+    port: RingPort | None,
+    rendezvous: Rendezvous | None,
+    stop: threading.Event,
+) -> StageGroup:
+    """The workers of the stage, with collectives of torch's where they are of use and allowed."""
+    if port is None:
+        return StageGroup(share.device)
+    wanted = share.device.type == "cuda" or share.launch.job.train.split_experts
+    has_processes = wanted and processes_allowed(own.addresses, own.rendezvous)
+    if has_processes:
+        join_processes(port.rank, port.size, own.rendezvous, rendezvous, share.device)
+    ring = join_stage(port, own.addresses, stop.is_set)
+    return StageGroup(share.device, ring, has_processes=has_processes)
 
 
 def _device(launch: LaunchRequest) -> torch.device:
