@@ -88,8 +88,7 @@ def calibrate(
             if number not in ran and cost is not None and cost.estimated:
                 costs[kind] = replace(cost, compute_s=cost.compute_s * factor)
     updated = tuple(
-        replace(layer, cost=costs)
-        for layer, costs in zip(workload.layers, layers, strict=True)
+        replace(layer, cost=costs) for layer, costs in zip(workload.layers, layers, strict=True)
     )
     return Calibration(replace(workload, layers=updated), ratios, pace_s)
 
