@@ -41,8 +41,7 @@ def prepare(job: JobSpec, on_line: Callable[[str], None] = lambda line: None) ->
         Seconds taken.
 
     Raises:
-        PrepareError: it failed, quoting the end of its output; or a file is missing, or does not
-            match the job as far as can be seen without reading all of it.
+        PrepareError: it failed, quoting the end of its output; or a file is missing.
     """
     started = time.monotonic()
     if is_url(job.data.path):
@@ -58,18 +57,7 @@ def prepare(job: JobSpec, on_line: Callable[[str], None] = lambda line: None) ->
                 f"data.{key}: got {pattern!r}, expected a file or glob in {folder}{hint}; "
                 "nothing there matches"
             )
-    _check(job)
     return time.monotonic() - started
-
-
-def _check(job: JobSpec) -> None:
-    from workers.data.check import check
-    from workers.data.errors import DataError
-
-    try:
-        check(job)
-    except DataError as error:
-        raise PrepareError(str(error)) from None
 
 
 def _run(job: JobSpec, on_line: Callable[[str], None]) -> None:
