@@ -39,6 +39,8 @@ class StageStub:
     """One micro-batch's tensors, forward or back."""
     Combine: _grpc.UnaryUnaryMultiCallable[_stage_pb2.Part, _stage_pb2.Part]
     """Rank 0 serves its stage's other workers on other hosts: answers when all have brought their part."""
+    Tell: _grpc.UnaryUnaryMultiCallable[_stage_pb2.Notice, _stage_pb2.NoticeReply]
+    """A word between workers of a job about a step; safe to repeat."""
 
 @_typing.type_check_only
 class StageAsyncStub(StageStub):
@@ -51,6 +53,8 @@ class StageAsyncStub(StageStub):
     """One micro-batch's tensors, forward or back."""
     Combine: _aio.UnaryUnaryMultiCallable[_stage_pb2.Part, _stage_pb2.Part]  # type: ignore[assignment]
     """Rank 0 serves its stage's other workers on other hosts: answers when all have brought their part."""
+    Tell: _aio.UnaryUnaryMultiCallable[_stage_pb2.Notice, _stage_pb2.NoticeReply]  # type: ignore[assignment]
+    """A word between workers of a job about a step; safe to repeat."""
 
 class StageServicer(metaclass=_abc_1.ABCMeta):
     """Compute plane: one worker of one pipeline stage."""
@@ -78,5 +82,13 @@ class StageServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_stage_pb2.Part, _abc.Awaitable[_stage_pb2.Part]]:
         """Rank 0 serves its stage's other workers on other hosts: answers when all have brought their part."""
+
+    @_abc_1.abstractmethod
+    def Tell(
+        self,
+        request: _stage_pb2.Notice,
+        context: _ServicerContext,
+    ) -> _typing.Union[_stage_pb2.NoticeReply, _abc.Awaitable[_stage_pb2.NoticeReply]]:
+        """A word between workers of a job about a step; safe to repeat."""
 
 def add_StageServicer_to_server(servicer: StageServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

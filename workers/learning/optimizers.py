@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from protos.job_pb2 import DenseOptimizer
+from protos.job_pb2 import DenseOptimizer, RowSchedule
 
 _FLOOR = 0.1  # share of the learning rate at which a cosine ends
 
@@ -32,16 +32,17 @@ def make_schedule(
     spec: DenseOptimizer, optimizer: torch.optim.Optimizer, steps: int
 ) -> LambdaLR | None:
     """What sets the learning rate after each of `steps` steps; None where it is constant."""
-    warmup, cosine = spec.warmup_steps, spec.schedule == "cosine"
-    if not warmup and not cosine:
+    if not spec.warmup_steps and spec.schedule != "cosine":
         return None
+    return LambdaLR(optimizer, lambda step: rate_factor(spec, step, steps))
 
-    def factor(step: int) -> float:
-        if step < warmup:
-            return (step + 1) / (warmup + 1)
-        if not cosine:
-            return 1.0
-        done = min(1.0, (step - warmup) / max(1, steps - warmup))
-        return _FLOOR + (1 - _FLOOR) * (1 + math.cos(math.pi * done)) / 2
 
-    return LambdaLR(optimizer, factor)
+def rate_factor(spec: DenseOptimizer | RowSchedule, step: int, steps: int) -> float:
+    """By which the learning rate is multiplied in a step of `steps`."""
+    warmup = spec.warmup_steps
+    if step < warmup:
+        return (step + 1) / (warmup + 1)
+    if spec.schedule != "cosine":
+        return 1.0
+    done = min(1.0, (step - warmup) / max(1, steps - warmup))
+    return _FLOOR + (1 - _FLOOR) * (1 + math.cos(math.pi * done)) / 2

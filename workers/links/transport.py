@@ -21,6 +21,7 @@ from workers.links import combine
 from workers.links.combine import Hub
 from workers.links.frames import FORWARD, Frame, FrameId
 from workers.links.inbox import Inbox
+from workers.links.notices import NoticeBoard
 
 SERVICE = "heterps.v1.Stage"
 SEND_TIMEOUT_S = 120.0
@@ -28,14 +29,18 @@ _MAX_OUTSTANDING = 8
 
 
 class StageService(stage_pb2_grpc.StageServicer):
-    """Receives the topology once, and from then on frames and parts of sums.
+    """Receives the topology once, and from then on frames, notices and parts of sums.
 
     Args:
         hub: where the stage's workers on other hosts bring their parts, at rank 0.
+
+    Attributes:
+        board: where what other workers tell is kept.
     """
 
     def __init__(self, inbox: Inbox, hub: Hub | None = None) -> None:
         self.inbox = inbox
+        self.board = NoticeBoard(inbox.wake)
         self.hub = hub
         self.topology: stage_pb2.Topology | None = None
         self.started = threading.Event()
@@ -81,6 +86,13 @@ class StageService(stage_pb2_grpc.StageServicer):
         if self.hub is None:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, "this worker combines nothing")
         return combine.serve(self.hub, data, context)
+
+    def Tell(  # noqa: N802
+        self, request: stage_pb2.Notice, context: grpc.ServicerContext
+    ) -> stage_pb2.NoticeReply:
+        """Take a notice."""
+        self.board.put(request)
+        return stage_pb2.NoticeReply()
 
     def serve(self, bind: str, threads: int) -> Server:
         """A started server of this service."""

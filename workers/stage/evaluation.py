@@ -1,6 +1,5 @@
 """Held-out splits through the stages: forward alone, as it was trained, then scores and labels."""
 
-import threading
 from collections.abc import Iterator, Mapping
 
 import torch
@@ -33,14 +32,12 @@ class Evaluation:
         place: Place,
         links: Links,
         template: Mapping[str, Tensor] | None,
-        stop: threading.Event,
     ) -> None:
         self._job = job
         self._layers = layers
         self._place = place
         self._links = links
         self._template = template
-        self._stop = stop
 
     def run(self, split: Split) -> tuple[Tensor, Tensor]:
         """Predict a split; in the last stage all scores and labels [n], else empty."""
@@ -91,7 +88,7 @@ class Evaluation:
                 _size(self._job),
                 place.rank,
                 place.width,
-                self._stop.is_set,
+                lambda: self._links.inbox.stopped,
             )
             return
         inbox = self._links.inbox

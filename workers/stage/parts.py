@@ -19,18 +19,23 @@ from workers.learning.precision import Precision
 from workers.links.all_reduce import Rendezvous, StageGroup
 from workers.links.combine import Combiner, Hub, hosts_of
 from workers.links.inbox import Inbox
+from workers.links.notices import NoticeBoard, Notices
 from workers.links.outbox import Outbox
 from workers.links.pipeline import Links, Place
 from workers.links.transport import Neighbours
 from workers.model.entry import job_model
 from workers.model.trace import LayerInfo, StageGraph, TracedModel
+from workers.stage.commits import RowCommits
+from workers.stage.ending import Ending
 from workers.stage.executor import StageExecutor
 from workers.stage.experts import split_experts
 from workers.stage.layers import StageLayers
 from workers.stage.rows import StageRows
 from workers.stage.schedule import Schedule
-from workers.stage.staleness import StalenessBound
+from workers.stage.staleness import RowOrder
 from workers.stage.update import Update
+from workers.stage.verdict import LossScales
+from workers.stage.versions import Versions
 
 _log = logging.getLogger("heterps.stage")
 _SILENCE_S = 30.0  # how long a shard may not answer
@@ -95,11 +100,18 @@ class Parts:
     links: Links
     group: StageGroup
     rows: StageRows
+    commits: RowCommits
+    ending: Ending
+    notices: Notices
     executor: StageExecutor
 
     def close(self) -> None:
         """Leave the others."""
+        self.links.inbox.close()
+        self.ending.close()
+        self.commits.close()
         self.rows.close()
+        self.notices.close()
         self.links.close()
         self.client.close()
         self.group.close()
@@ -109,6 +121,7 @@ def build(
     share: Share,
     topology: Topology,
     inbox: Inbox,
+    board: NoticeBoard,
     hub: Hub,
     rendezvous: Rendezvous | None,
     stop: threading.Event,
@@ -117,6 +130,7 @@ def build(
 
     Args:
         inbox: where frames for this worker arrive.
+        board: where notices do.
         hub: where sums of workers on several hosts meet, at rank 0.
         rendezvous: rank 0's own; None elsewhere.
     """
@@ -139,14 +153,51 @@ def build(
     split = split_experts(module, group) if job.train.split_experts else []
     if split:
         _log.info("experts of %s are split over %d workers", ", ".join(split), group.size)
-    bound = StalenessBound(job.train.staleness, stop, ordered=place.stage == 0)
-    rows = StageRows(module, share.graph.keys_of, client, bound, staging, share.tables, job.servers)
-    layers = StageLayers(share.graph, rows, group, device, staging, share.precision)
-    update = Update(job, module, group, share.schedule.steps, share.precision)
-    executor = StageExecutor(
-        job, layers, place, links, share.schedule, update, stop, lockstep=bool(split)
+    notices = Notices(
+        (place.stage, place.rank), [stage.addresses for stage in topology.stages], board
     )
-    return Parts(client, links, group, rows, executor)
+    staleness, schedule = share.staleness, share.schedule
+    order = RowOrder(place, schedule, staleness, notices, inbox)
+    rows = StageRows(
+        module,
+        share.graph.keys_of,
+        client,
+        order,
+        lambda step: len(schedule.own(step, place.rank, place.width)),
+        staging,
+        share.tables,
+        job.servers,
+    )
+    board.on_notice = rows.pull_waiting
+    layers = StageLayers(share.graph, rows, group, device, staging, share.precision)
+    versions = Versions(module, staleness)
+    update = Update(job, module, group, schedule.steps, versions)
+    commits = RowCommits(
+        rows,
+        client,
+        staging,
+        share.tables,
+        f"{share.tables}{place.stage}",
+        place.rank,
+        place.width,
+        measured=job.train.clip > 0,
+    )
+    ending = Ending(
+        job,
+        place,
+        update,
+        commits,
+        LossScales(share.precision.loss_scale(), staleness),
+        notices,
+        inbox,
+        schedule.steps,
+        staleness,
+        at_once=device.type == "cpu",
+    )
+    executor = StageExecutor(
+        job, layers, place, links, schedule, versions, ending, staleness, lockstep=bool(split)
+    )
+    return Parts(client, links, group, rows, commits, ending, notices, executor)
 
 
 def _combiner(own: StageWorkers, rank: int, hub: Hub, stop: threading.Event) -> Combiner | None:
