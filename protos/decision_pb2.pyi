@@ -34,6 +34,7 @@ class LayerCost(_message.Message):
     MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     ESTIMATED_FIELD_NUMBER: _builtins.int
     UNCERTAINTY_FIELD_NUMBER: _builtins.int
+    FORWARD_SHARE_FIELD_NUMBER: _builtins.int
     compute_s: _builtins.float
     sync_s: _builtins.float
     transfer_s: _builtins.float
@@ -44,6 +45,8 @@ class LayerCost(_message.Message):
     """from a data sheet, not measured"""
     uncertainty: _builtins.float
     """standard deviation of ln(compute_s + sync_s); 0: not known"""
+    forward_share: _builtins.float
+    """of compute_s; 0: a third"""
     def __init__(
         self,
         *,
@@ -55,10 +58,11 @@ class LayerCost(_message.Message):
         memory_bytes: _builtins.float = ...,
         estimated: _builtins.bool = ...,
         uncertainty: _builtins.float = ...,
+        forward_share: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_s", b"compute_s", "estimated", b"estimated", "memory_bytes", b"memory_bytes", "parallel_compute", b"parallel_compute", "parallel_sync", b"parallel_sync", "sync_s", b"sync_s", "transfer_s", b"transfer_s", "uncertainty", b"uncertainty"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_s", b"compute_s", "estimated", b"estimated", "forward_share", b"forward_share", "memory_bytes", b"memory_bytes", "parallel_compute", b"parallel_compute", "parallel_sync", b"parallel_sync", "sync_s", b"sync_s", "transfer_s", b"transfer_s", "uncertainty", b"uncertainty"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -92,9 +96,27 @@ class Layer(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     KIND_FIELD_NUMBER: _builtins.int
     COST_FIELD_NUMBER: _builtins.int
+    WEIGHT_BYTES_FIELD_NUMBER: _builtins.int
+    OPTIMIZER_BYTES_FIELD_NUMBER: _builtins.int
+    ACTIVATION_BYTES_FIELD_NUMBER: _builtins.int
+    OUTPUT_BYTES_FIELD_NUMBER: _builtins.int
+    UNCUT_FIELD_NUMBER: _builtins.int
+    ONE_HOST_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     kind: _builtins.str
     """embedding | dense | moe | ..."""
+    weight_bytes: _builtins.float
+    """dense parameters"""
+    optimizer_bytes: _builtins.float
+    """what their optimizer keeps"""
+    activation_bytes: _builtins.float
+    """kept from forward to backward, a sample"""
+    output_bytes: _builtins.float
+    """that cross to the next stage where one ends here, a sample"""
+    uncut: _builtins.bool
+    """in one stage with the layer after it: they share parameters or a table"""
+    one_host: _builtins.bool
+    """all units of its stage are on one host"""
     @_builtins.property
     def cost(self) -> _containers.MessageMap[_builtins.str, Global___LayerCost]:
         """by resource type; a missing type may not run the layer"""
@@ -105,10 +127,16 @@ class Layer(_message.Message):
         name: _builtins.str = ...,
         kind: _builtins.str = ...,
         cost: _abc.Mapping[_builtins.str, Global___LayerCost] | None = ...,
+        weight_bytes: _builtins.float = ...,
+        optimizer_bytes: _builtins.float = ...,
+        activation_bytes: _builtins.float = ...,
+        output_bytes: _builtins.float = ...,
+        uncut: _builtins.bool = ...,
+        one_host: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cost", b"cost", "kind", b"kind", "name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation_bytes", b"activation_bytes", "cost", b"cost", "kind", b"kind", "name", b"name", "one_host", b"one_host", "optimizer_bytes", b"optimizer_bytes", "output_bytes", b"output_bytes", "uncut", b"uncut", "weight_bytes", b"weight_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -124,12 +152,27 @@ class Workload(_message.Message):
     PS_TYPE_FIELD_NUMBER: _builtins.int
     PS_CORE_S_FIELD_NUMBER: _builtins.int
     LAYERS_FIELD_NUMBER: _builtins.int
+    MICRO_BATCHES_FIELD_NUMBER: _builtins.int
+    STALENESS_FIELD_NUMBER: _builtins.int
+    BATCH_FIELD_NUMBER: _builtins.int
+    OVERHEAD_FIELD_NUMBER: _builtins.int
+    DATA_BYTES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     reference_batch: _builtins.int
     samples: _builtins.float
     ps_type: _builtins.str
     ps_core_s: _builtins.float
     """parameter-server core seconds a sample"""
+    micro_batches: _builtins.int
+    """a step; 0: the planner chooses"""
+    staleness: _builtins.int
+    """updates that a step may lack; absent: nothing is said of steps"""
+    batch: _builtins.int
+    """samples a step; 0: not known"""
+    overhead: _builtins.float
+    """share of the time that goes to neither computing nor waiting"""
+    data_bytes: _builtins.float
+    """that a host of the first stage keeps of the dataset"""
     @_builtins.property
     def layers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Layer]: ...
     def __init__(
@@ -141,12 +184,19 @@ class Workload(_message.Message):
         ps_type: _builtins.str = ...,
         ps_core_s: _builtins.float = ...,
         layers: _abc.Iterable[Global___Layer] | None = ...,
+        micro_batches: _builtins.int = ...,
+        staleness: _builtins.int | None = ...,
+        batch: _builtins.int = ...,
+        overhead: _builtins.float = ...,
+        data_bytes: _builtins.float = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_staleness", b"_staleness", "staleness", b"staleness"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["layers", b"layers", "name", b"name", "ps_core_s", b"ps_core_s", "ps_type", b"ps_type", "reference_batch", b"reference_batch", "samples", b"samples"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_staleness", b"_staleness", "batch", b"batch", "data_bytes", b"data_bytes", "layers", b"layers", "micro_batches", b"micro_batches", "name", b"name", "overhead", b"overhead", "ps_core_s", b"ps_core_s", "ps_type", b"ps_type", "reference_batch", b"reference_batch", "samples", b"samples", "staleness", b"staleness"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__staleness: _TypeAlias = _typing.Literal["staleness"]  # noqa: Y015
+    _WhichOneofArgType__staleness: _TypeAlias = _typing.Literal["_staleness", b"_staleness"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__staleness) -> _WhichOneofReturnType__staleness | None: ...
 
 Global___Workload: _TypeAlias = Workload  # noqa: Y015
 
@@ -164,6 +214,8 @@ class ResourceType(_message.Message):
     EMULATED_FIELD_NUMBER: _builtins.int
     INTERRUPTIONS_PER_HOUR_FIELD_NUMBER: _builtins.int
     RECOVERY_S_FIELD_NUMBER: _builtins.int
+    UNITS_PER_HOST_FIELD_NUMBER: _builtins.int
+    HOST_BANDWIDTH_BYTES_S_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     price_per_hour: _builtins.float
     limit: _builtins.int
@@ -179,6 +231,10 @@ class ResourceType(_message.Message):
     """of a spot unit; 0 for one that is never taken away"""
     recovery_s: _builtins.float
     """seconds of work that an interruption costs the unit"""
+    units_per_host: _builtins.int
+    """0: all on one"""
+    host_bandwidth_bytes_s: _builtins.float
+    """between hosts; 0: as within one"""
     def __init__(
         self,
         *,
@@ -192,10 +248,12 @@ class ResourceType(_message.Message):
         emulated: _builtins.bool = ...,
         interruptions_per_hour: _builtins.float = ...,
         recovery_s: _builtins.float = ...,
+        units_per_host: _builtins.int = ...,
+        host_bandwidth_bytes_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "emulated", b"emulated", "flops_per_s", b"flops_per_s", "interruptions_per_hour", b"interruptions_per_hour", "limit", b"limit", "memory_bandwidth", b"memory_bandwidth", "memory_bytes", b"memory_bytes", "name", b"name", "price_per_hour", b"price_per_hour", "recovery_s", b"recovery_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "emulated", b"emulated", "flops_per_s", b"flops_per_s", "host_bandwidth_bytes_s", b"host_bandwidth_bytes_s", "interruptions_per_hour", b"interruptions_per_hour", "limit", b"limit", "memory_bandwidth", b"memory_bandwidth", "memory_bytes", b"memory_bytes", "name", b"name", "price_per_hour", b"price_per_hour", "recovery_s", b"recovery_s", "units_per_host", b"units_per_host"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -279,6 +337,8 @@ class Alternative(_message.Message):
     COST_FIELD_NUMBER: _builtins.int
     SECONDS_FIELD_NUMBER: _builtins.int
     EVALUATIONS_FIELD_NUMBER: _builtins.int
+    MICRO_BATCHES_FIELD_NUMBER: _builtins.int
+    STALENESS_FIELD_NUMBER: _builtins.int
     method: _builtins.str
     feasible: _builtins.bool
     reason: _builtins.str
@@ -289,6 +349,9 @@ class Alternative(_message.Message):
     seconds: _builtins.float
     evaluations: _builtins.int
     """assignments that were provisioned"""
+    micro_batches: _builtins.int
+    """as in the decision"""
+    staleness: _builtins.int
     @_builtins.property
     def assignment(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -307,12 +370,16 @@ class Alternative(_message.Message):
         cost: _builtins.float = ...,
         seconds: _builtins.float = ...,
         evaluations: _builtins.int = ...,
+        micro_batches: _builtins.int = ...,
+        staleness: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_staleness", b"_staleness", "staleness", b"staleness"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "cost", b"cost", "evaluations", b"evaluations", "feasible", b"feasible", "method", b"method", "price_per_hour", b"price_per_hour", "ps_units", b"ps_units", "reason", b"reason", "seconds", b"seconds", "stages", b"stages", "throughput", b"throughput"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_staleness", b"_staleness", "assignment", b"assignment", "cost", b"cost", "evaluations", b"evaluations", "feasible", b"feasible", "method", b"method", "micro_batches", b"micro_batches", "price_per_hour", b"price_per_hour", "ps_units", b"ps_units", "reason", b"reason", "seconds", b"seconds", "stages", b"stages", "staleness", b"staleness", "throughput", b"throughput"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__staleness: _TypeAlias = _typing.Literal["staleness"]  # noqa: Y015
+    _WhichOneofArgType__staleness: _TypeAlias = _typing.Literal["_staleness", b"_staleness"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__staleness) -> _WhichOneofReturnType__staleness | None: ...
 
 Global___Alternative: _TypeAlias = Alternative  # noqa: Y015
 
@@ -576,6 +643,9 @@ class Decision(_message.Message):
     INPUT_HASH_FIELD_NUMBER: _builtins.int
     VERSIONS_FIELD_NUMBER: _builtins.int
     CREATED_AT_FIELD_NUMBER: _builtins.int
+    MICRO_BATCHES_FIELD_NUMBER: _builtins.int
+    STALENESS_FIELD_NUMBER: _builtins.int
+    OVERHEAD_FIELD_NUMBER: _builtins.int
     method: _builtins.str
     feasible: _builtins.bool
     reason: _builtins.str
@@ -602,6 +672,12 @@ class Decision(_message.Message):
     """sha256 of workload, resources and demands"""
     created_at: _builtins.float
     """seconds since the epoch"""
+    micro_batches: _builtins.int
+    """a step; 0: nothing is said of steps"""
+    staleness: _builtins.int
+    """updates that a step lacks"""
+    overhead: _builtins.float
+    """share of the time by which the plan exceeds its floor"""
     @_builtins.property
     def assignment(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -674,11 +750,16 @@ class Decision(_message.Message):
         input_hash: _builtins.str = ...,
         versions: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         created_at: _builtins.float = ...,
+        micro_batches: _builtins.int = ...,
+        staleness: _builtins.int | None = ...,
+        overhead: _builtins.float = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["measured", b"measured", "resources", b"resources", "workload", b"workload"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_staleness", b"_staleness", "measured", b"measured", "resources", b"resources", "staleness", b"staleness", "workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["alternatives", b"alternatives", "assignment", b"assignment", "cost", b"cost", "created_at", b"created_at", "excluded", b"excluded", "feasible", b"feasible", "gap", b"gap", "input_hash", b"input_hash", "lower_bound", b"lower_bound", "max_price_per_hour", b"max_price_per_hour", "max_throughput", b"max_throughput", "measured", b"measured", "method", b"method", "min_throughput", b"min_throughput", "pareto", b"pareto", "pin", b"pin", "price_per_hour", b"price_per_hour", "probabilities", b"probabilities", "proven", b"proven", "ps_units", b"ps_units", "reason", b"reason", "reasons", b"reasons", "relaxations", b"relaxations", "resources", b"resources", "seconds", b"seconds", "seed", b"seed", "stages", b"stages", "throughput", b"throughput", "training", b"training", "versions", b"versions", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_staleness", b"_staleness", "alternatives", b"alternatives", "assignment", b"assignment", "cost", b"cost", "created_at", b"created_at", "excluded", b"excluded", "feasible", b"feasible", "gap", b"gap", "input_hash", b"input_hash", "lower_bound", b"lower_bound", "max_price_per_hour", b"max_price_per_hour", "max_throughput", b"max_throughput", "measured", b"measured", "method", b"method", "micro_batches", b"micro_batches", "min_throughput", b"min_throughput", "overhead", b"overhead", "pareto", b"pareto", "pin", b"pin", "price_per_hour", b"price_per_hour", "probabilities", b"probabilities", "proven", b"proven", "ps_units", b"ps_units", "reason", b"reason", "reasons", b"reasons", "relaxations", b"relaxations", "resources", b"resources", "seconds", b"seconds", "seed", b"seed", "stages", b"stages", "staleness", b"staleness", "throughput", b"throughput", "training", b"training", "versions", b"versions", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__staleness: _TypeAlias = _typing.Literal["staleness"]  # noqa: Y015
+    _WhichOneofArgType__staleness: _TypeAlias = _typing.Literal["_staleness", b"_staleness"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__staleness) -> _WhichOneofReturnType__staleness | None: ...
 
 Global___Decision: _TypeAlias = Decision  # noqa: Y015

@@ -110,7 +110,9 @@ class Download:
         if decision is not None:
             self._write(DECISION, decision.to_json())
         model = (self._folder / MODEL).is_file() and not self._note
-        if self._job.state is not State.SUCCEEDED:
+        if model and self._job.end_reason == "diverged":
+            self._note = f"the model is of before step {self._job.step + 1:,}, which diverged"
+        elif self._job.state is not State.SUCCEEDED:
             self._note = f"the job {self._job.state}: it left no model"
         return JobFiles(self._job.job_id, str(self._folder), self._files(), model, self._note)
 

@@ -35,11 +35,7 @@ def outcome_report(job: Job, decision: "Decision | None") -> RenderableType:
     parts.append(state)
     if job.state is not State.SUCCEEDED:
         parts += _why(job)
-    if job.output and job.state is State.SUCCEEDED:
-        where = f"model saved in {job.output}"
-        if job.output.startswith(KEPT):
-            where = f"the scheduler keeps the model; fetch it with `heterps get {job.job_id}`"
-        parts.append(indented(Text(where, overflow="fold")))
+    parts += _where(job)
     return Group(*parts)
 
 
@@ -70,8 +66,7 @@ def job_report(job: Job) -> RenderableType:
     why = _why(job) if job.state is not State.SUCCEEDED else []
     if why:
         parts += [heading("Why" if job.state.is_final else "Now"), *why]
-    if job.output and job.state is State.SUCCEEDED:
-        parts.append(indented(Text(f"model saved in {job.output}", overflow="fold")))
+    parts += _where(job)
     return Group(*parts)
 
 
@@ -86,6 +81,9 @@ def job_commands(job: Job) -> list[tuple[str, str]]:
     commands = [logs]
     if job.end_reason == "infeasible_plan":
         commands.insert(0, (f"heterps inspect {job.job_id}", "which single changes would help"))
+    if job.end_reason == "diverged":
+        text = "with a lower train.optimizer.learning_rate, or train.clip"
+        return [*commands, ("heterps submit JOB.yaml", text)]
     if job.end_reason in ("lost_node", "no_capacity"):
         commands.append(("heterps status", "which nodes are alive"))
     if job.end_reason in NOT_THE_JOB:
@@ -107,6 +105,18 @@ def _why(job: Job) -> list[RenderableType]:
     if job.reason:
         parts.append(indented(Text(shortened(job.reason), overflow="fold")))
     return parts
+
+
+def _where(job: Job) -> list[RenderableType]:
+    """Where the model is; that of a job that diverged is of the step before."""
+    diverged = job.end_reason == "diverged"
+    if not job.output or not (job.state is State.SUCCEEDED or diverged):
+        return []
+    which = "model of before the step that diverged" if diverged else "model"
+    text = f"{which} saved in {job.output}"
+    if job.output.startswith(KEPT):
+        text = f"the scheduler keeps the {which}; fetch it with `heterps get {job.job_id}`"
+    return [indented(Text(text, overflow="fold"))]
 
 
 def _clock(seconds: float) -> str:

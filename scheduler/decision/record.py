@@ -82,7 +82,9 @@ class Decision:
     `max_throughput` is the highest that any plan was found to reach. Where no plan exists the cost
     is infinite (null in JSON), and so is the bound where the floor cannot be met. `proven` says
     that no plan costs less. `values` are the critic's estimates before each layer. `relaxations`
-    are filled where no plan meets the demands, the cheapest first.
+    are filled where no plan meets the demands, the cheapest first. `overhead` is the share of the
+    time that the executor takes besides, by which the plan exceeds the floor: its throughput is at
+    least min_throughput / (1 - overhead).
     """
 
     method: str
@@ -110,6 +112,7 @@ class Decision:
     input_hash: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
     created_at: float = 0.0
+    overhead: float = field(default=0.0, metadata=mapper.OPTIONAL)
 
     @property
     def feasible(self) -> bool:

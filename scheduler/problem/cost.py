@@ -11,7 +11,7 @@ ceil(throughput * ps_core_s) units of its type.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import ClassVar
 
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from chassis.near import near_or_all
 from scheduler.engine import _planner
 from scheduler.problem.fields import InputError
+from scheduler.problem.mapper import OPTIONAL
 from scheduler.problem.wording import rate_text
 from scheduler.problem.workload import Resources, Workload, check_together
 
@@ -56,7 +57,9 @@ class Plan:
     """An assignment with its units, priced.
 
     A plan that is not feasible says why in `reason`; when only the floor is missed it is the
-    fastest plan of its assignment, and when no number of units helps it has no stages.
+    fastest plan of its assignment, and when no number of units helps it has no stages. A step
+    computes `micro_batches` micro-batches (0 where the workload says nothing of steps) and lacks
+    `staleness` updates.
     """
 
     feasible: bool
@@ -67,6 +70,8 @@ class Plan:
     throughput: float
     price_per_hour: float
     cost: float
+    micro_batches: int = field(default=0, metadata=OPTIONAL)
+    staleness: int | None = field(default=None, metadata=OPTIONAL)
 
     @property
     def rank(self) -> tuple[bool, float, float]:

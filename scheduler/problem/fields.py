@@ -89,15 +89,19 @@ class Fields:
             raise self.error(key, expected)
         return float(value)
 
-    def integer(self, key: str, low: int, high: int) -> int:
+    def integer(self, key: str, low: int, high: int, default: object = _REQUIRED) -> int:
         """Return a whole number in [low, high]; 1e6 is taken as 1000000."""
         expected = f"a whole number from {low} to {high}"
-        value = self._get(key, _REQUIRED, expected)
+        value = self._get(key, default, expected)
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
             raise self.error(key, expected)
         return value
+
+    def whole_or_none(self, key: str, low: int, high: int) -> int | None:
+        """Return a whole number in [low, high], None where there is none."""
+        return None if self._value.get(key) is None else self.integer(key, low, high)
 
     def boolean(self, key: str, default: bool) -> bool:
         """Return true or false."""

@@ -4,6 +4,7 @@ The keys, in JSON and in messages alike, are the fields of the record, so a fiel
 written and read without a change here. But for these:
 
 - a field with the metadata `FLAT` is a record whose fields stand among those of its owner;
+- a field with the metadata `OPTIONAL` that holds its default is left out;
 - a field that does not compare (`compare=False`) is no part of the content;
 - the keys that a record's `DERIVED` names are written for a reader, and not read;
 - in JSON a number that is not finite is null, and null is read as infinite.
@@ -22,6 +23,7 @@ from google.protobuf.message import Message
 from scheduler.problem.fields import Fields, InputError
 
 FLAT: Final = {"flat": True}
+OPTIONAL: Final = {"optional": True}
 
 R = TypeVar("R")
 
@@ -84,10 +86,13 @@ def _content(record: Any, finite: bool, without: Sequence[str] = ()) -> dict[str
     found = {key: get(record) for key, get in form.getters.items()}
     for key in without:
         del found[key]
+    for key, default in form.defaults.items():
+        if key in found and found[key] == default:
+            del found[key]
     for key in form.nested & found.keys():
         found[key] = _plain(found[key], finite)
     if finite:
-        for key in form.numbers:
+        for key in form.numbers & found.keys():
             if not math.isfinite(found[key]):
                 found[key] = None
     return found
@@ -122,7 +127,12 @@ class _Part:
     name: str
     type: Any
     flat: bool
-    required: bool
+    optional: bool
+    default: Any
+
+    @property
+    def required(self) -> bool:
+        return self.default is MISSING
 
 
 @cache
@@ -133,7 +143,8 @@ def _parts(kind: Any) -> tuple[_Part, ...]:
             one.name,
             types[one.name],
             bool(one.metadata.get("flat")),
-            one.default is MISSING and one.default_factory is MISSING,
+            bool(one.metadata.get("optional")),
+            one.default if one.default_factory is MISSING else one.default_factory,
         )
         for one in fields(kind)
         if one.compare
@@ -142,32 +153,38 @@ def _parts(kind: Any) -> tuple[_Part, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """The keys of a record's content, with how to get their values; which are floats, or nested."""
+    """The keys of a record's content, with how to get their values; which are floats, or nested.
+
+    `defaults` are the values with which a key is left out.
+    """
 
     getters: Mapping[str, Callable[[Any], Any]]
     numbers: frozenset[str]
     nested: frozenset[str]
+    defaults: Mapping[str, Any]
 
 
 @cache
 def _form(kind: Any) -> _Form:
     leaves = _leaves(kind)
+    types = {key: part.type for key, (_, part) in leaves.items()}
     return _Form(
         {key: attrgetter(path) for key, (path, _) in leaves.items()},
-        frozenset(key for key, (_, of) in leaves.items() if of is float),
-        frozenset(key for key, (_, of) in leaves.items() if of not in (float, int, str, bool)),
+        frozenset(key for key, of in types.items() if of is float),
+        frozenset(key for key, of in types.items() if of not in (float, int, str, bool)),
+        {key: part.default for key, (_, part) in leaves.items() if part.optional},
     )
 
 
-def _leaves(kind: Any) -> dict[str, tuple[str, Any]]:
-    """From each key of a record's content to where the value is, and its type."""
-    found: dict[str, tuple[str, Any]] = {}
+def _leaves(kind: Any) -> dict[str, tuple[str, _Part]]:
+    """From each key of a record's content to where the value is, and its field."""
+    found: dict[str, tuple[str, _Part]] = {}
     for part in _parts(kind):
         if part.flat:
             inner = _leaves(part.type).items()
             found |= {key: (f"{part.name}.{path}", of) for key, (path, of) in inner}
         else:
-            found[part.name] = part.name, part.type
+            found[part.name] = part.name, part
     return found
 
 

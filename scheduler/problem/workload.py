@@ -9,10 +9,12 @@ from typing import Any
 from chassis.near import near_or_all
 from protos import decision_pb2 as pb
 from scheduler.problem.fields import Fields, InputError, read_file, unique
-from scheduler.problem.mapper import of_message, to_fields, to_json
+from scheduler.problem.mapper import OPTIONAL, of_message, to_fields, to_json
 
 # Numbers of units are exact in every representation up to here, and beyond what can be rented.
 MAX_LIMIT = 1_000_000
+# Of the updates that a step may lack: as many versions of the weights are kept, and one more.
+MAX_STALENESS = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +23,8 @@ class LayerCost:
 
     Times are seconds a batch; `parallel_*` is the fraction that divides by the number of units.
     `uncertainty` is the standard deviation of ln(compute_s + sync_s), which is the relative one
-    where it is small; 0 where it is not known.
+    where it is small; 0 where it is not known. `forward_share` is the forward's part of
+    `compute_s`, the rest being the backward's; 0 stands for a third.
     """
 
     compute_s: float
@@ -32,20 +35,41 @@ class LayerCost:
     memory_bytes: float
     estimated: bool = False
     uncertainty: float = 0.0
+    forward_share: float = field(default=0.0, metadata=OPTIONAL)
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A layer and its cost by resource type; a type that is missing may not run it."""
+    """A layer and its cost by resource type; a type that is missing may not run it.
+
+    `weight_bytes` are of its dense parameters, `optimizer_bytes` what their optimizer keeps,
+    `activation_bytes` a sample what stays from its forward to its backward, `output_bytes` a
+    sample what crosses to the next stage where one ends here. A layer that is `uncut` is in one
+    stage with the layer after it: they share parameters or a table. With `one_host` all units of
+    its stage are on one host.
+    """
 
     name: str
     kind: str
     cost: Mapping[str, LayerCost]
+    weight_bytes: float = field(default=0.0, metadata=OPTIONAL)
+    optimizer_bytes: float = field(default=0.0, metadata=OPTIONAL)
+    activation_bytes: float = field(default=0.0, metadata=OPTIONAL)
+    output_bytes: float = field(default=0.0, metadata=OPTIONAL)
+    uncut: bool = field(default=False, metadata=OPTIONAL)
+    one_host: bool = field(default=False, metadata=OPTIONAL)
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A model to train: `samples` samples in all, layers in the order they run."""
+    """A model to train: `samples` samples in all, layers in the order they run.
+
+    `batch` is the number of samples a step, 0 where it is not known, and `micro_batches` in how
+    many parts a step computes them, 0 where the planner chooses. `staleness` is how many updates a
+    step may lack; None where nothing is said of steps, and they are taken to cost nothing besides
+    their samples. `overhead` is the share of the time, below 1, that goes to neither computing nor
+    waiting, and `data_bytes` what a host of the first stage keeps of the dataset.
+    """
 
     name: str
     reference_batch: int
@@ -53,6 +77,11 @@ class Workload:
     ps_type: str
     ps_core_s: float
     layers: tuple[Layer, ...]
+    micro_batches: int = field(default=0, metadata=OPTIONAL)
+    staleness: int | None = field(default=None, metadata=OPTIONAL)
+    batch: int = field(default=0, metadata=OPTIONAL)
+    overhead: float = field(default=0.0, metadata=OPTIONAL)
+    data_bytes: float = field(default=0.0, metadata=OPTIONAL)
     source: str = field(default="", compare=False)
 
     @classmethod
@@ -62,8 +91,7 @@ class Workload:
         Raises:
             InputError: naming `source`, key path, value and what was expected.
         """
-        keys = ("name", "reference_batch", "samples", "ps_type", "ps_core_s", "layers")
-        fields = Fields(value, "", source, keys)
+        fields = Fields(value, "", source, [key for key in cls.__slots__ if key != "source"])
         ps_type = fields.text("ps_type", default="", allow_empty=True)
         ps_core_s = fields.number("ps_core_s", default=0.0)
         if ps_core_s > 0 and not ps_type:
@@ -73,6 +101,18 @@ class Workload:
             for index, item in enumerate(fields.items("layers"))
         )
         unique([layer.name for layer in layers], source, "layers")
+        if layers[-1].uncut:
+            expected = "false for the last layer: there is none after it"
+            raise InputError(
+                source, f"layers[{len(layers) - 1}].uncut", f"True: expected {expected}"
+            )
+        batch = fields.integer("batch", 0, 2**32 - 1, default=0)
+        micro_batches = fields.integer("micro_batches", 0, 2**32 - 1, default=0)
+        if batch and micro_batches > batch:
+            raise fields.error("micro_batches", f"at most the samples of a step, {batch}")
+        overhead = fields.number("overhead", default=0.0, high=1.0)
+        if overhead == 1:
+            raise fields.error("overhead", "a number from 0 to below 1")
         return cls(
             name=fields.text("name"),
             reference_batch=fields.integer("reference_batch", 1, 2**32 - 1),
@@ -80,6 +120,11 @@ class Workload:
             ps_type=ps_type,
             ps_core_s=ps_core_s,
             layers=layers,
+            micro_batches=micro_batches,
+            staleness=fields.whole_or_none("staleness", 0, MAX_STALENESS),
+            batch=batch,
+            overhead=overhead,
+            data_bytes=fields.number("data_bytes", default=0.0),
             source=source,
         )
 
@@ -102,7 +147,9 @@ class ResourceType:
     """A kind of unit that can be rented: a CPU core, a GPU.
 
     A spot unit is taken away `interruptions_per_hour` times on average, and each time costs
-    `recovery_s` seconds of its work.
+    `recovery_s` seconds of its work. `units_per_host` units are on a host, all of them where it is
+    0, and `host_bandwidth_bytes_s` bytes a second pass between two hosts; 0 where that costs no
+    more than within one.
     """
 
     name: str
@@ -115,6 +162,8 @@ class ResourceType:
     emulated: bool = False
     interruptions_per_hour: float = 0.0
     recovery_s: float = 0.0
+    units_per_host: int = field(default=0, metadata=OPTIONAL)
+    host_bandwidth_bytes_s: float = field(default=0.0, metadata=OPTIONAL)
 
     @property
     def effective_price(self) -> float:
@@ -169,12 +218,18 @@ class Resources:
 
 
 def _parse_layer(value: object, path: str, source: str) -> Layer:
-    fields = Fields(value, path, source, ("name", "kind", "cost"))
+    fields = Fields(value, path, source, Layer.__slots__)
     costs = fields.mapping("cost", "resource types to costs")
     return Layer(
         name=fields.text("name"),
         kind=fields.text("kind", default="", allow_empty=True),
         cost={name: _parse_cost(costs[name], f"{path}.cost.{name}", source) for name in costs},
+        weight_bytes=fields.number("weight_bytes", default=0.0),
+        optimizer_bytes=fields.number("optimizer_bytes", default=0.0),
+        activation_bytes=fields.number("activation_bytes", default=0.0),
+        output_bytes=fields.number("output_bytes", default=0.0),
+        uncut=fields.boolean("uncut", default=False),
+        one_host=fields.boolean("one_host", default=False),
     )
 
 
@@ -189,6 +244,7 @@ def _parse_cost(value: object, path: str, source: str) -> LayerCost:
         memory_bytes=fields.number("memory_bytes"),
         estimated=fields.boolean("estimated", default=False),
         uncertainty=fields.number("uncertainty", default=0.0),
+        forward_share=fields.number("forward_share", default=0.0, high=1.0),
     )
 
 
@@ -208,6 +264,8 @@ def _parse_type(value: object, path: str, source: str) -> ResourceType:
         emulated=fields.boolean("emulated", default=False),
         interruptions_per_hour=fields.number("interruptions_per_hour", default=0.0),
         recovery_s=fields.number("recovery_s", default=0.0),
+        units_per_host=fields.integer("units_per_host", 0, MAX_LIMIT, default=0),
+        host_bandwidth_bytes_s=fields.number("host_bandwidth_bytes_s", default=0.0),
     )
 
 

@@ -26,18 +26,30 @@ from scheduler.runs.processes import AttemptId, Process
 from scheduler.state import nodes as registry
 from scheduler.state.endings import Ending
 from scheduler.state.nodes import Nodes
+from scheduler.state.packing import Group
 
 _LAUNCH_TIMEOUT_S = 240.0
 _START_TIMEOUT_S = 20.0
 _PARALLEL = 16
 
 
-def demand(decision: Decision, standing: Sequence[NodeStatus]) -> list[str]:
-    """The types of the units that a decision takes: the stages' in order, then the shards'."""
-    wanted = [stage.type for stage in decision.stages for _ in range(stage.units)]
-    if not standing:
-        wanted += [decision.workload.ps_type] * decision.ps_units
-    return wanted
+def groups_of(decision: Decision) -> list[Group]:
+    """The units of each stage, which work together."""
+    layers = decision.workload.layers
+    return [
+        Group(
+            stage.type,
+            stage.units,
+            one_host=any(layer.one_host for layer in layers[stage.first : stage.last + 1]),
+            follows=number > 0,
+        )
+        for number, stage in enumerate(decision.stages)
+    ]
+
+
+def shards_of(decision: Decision, standing: Sequence[NodeStatus]) -> list[str]:
+    """The types of the units that the decision's shards take; none where shards stand."""
+    return [] if standing else [decision.workload.ps_type] * decision.ps_units
 
 
 def place(
@@ -50,7 +62,7 @@ def place(
     """Give every process of the job a node.
 
     Args:
-        units: the node of each reserved unit, in the order of `demand`.
+        units: the node of each reserved unit: the stages' in order, then the shards'.
 
     Raises:
         JobError: there are fewer standing shards than the job asks for, or no node at all.
@@ -102,6 +114,8 @@ def launch(
         devices=_devices(decision),
         scheduler=scheduler,
         output=output_of(attempt.job_id, job, scheduler),
+        micro_batches=decision.micro_batches,
+        staleness=decision.staleness if decision.HasField("staleness") else None,
     )
 
     # What the job left open is settled now: every process reads the same.

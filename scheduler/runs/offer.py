@@ -1,5 +1,6 @@
 """What a job can be planned on now: its types that have live nodes, and its layers' costs there."""
 
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from protos.node_pb2 import ProfileRequest
 from protos.scheduler_pb2 import NodeStatus
 from scheduler.runs.calls import Channels, Stop, call
 from scheduler.runs.processes import AttemptId
+from scheduler.state.packing import host_of
 
 _PROFILE_TIMEOUT_S = 900.0
 
@@ -65,10 +67,19 @@ def make_offer(job: JobSpec, nodes: Sequence[NodeStatus]) -> Offer:
         entry.limit = min(kind.limit, units) if kind.limit else units
         entry.device = kind.device or ("cpu" if kind.name.lower().startswith("cpu") else "cuda")
         entry.emulated = any(node.emulated for node in having)
+        entry.units_per_host = _units_per_host(having)
         types.append(entry)
     if not types:
         raise AbsentError(f"no node of a type of schedule.resources is alive: {', '.join(absent)}")
     return Offer(Resources(types=types), tuple(absent))
+
+
+def _units_per_host(nodes: Sequence[NodeStatus]) -> int:
+    """Units of the largest host; 0 where all are on one."""
+    units: Counter[str] = Counter()
+    for node in nodes:
+        units[host_of(node)] += node.units
+    return max(units.values()) if len(units) > 1 else 0
 
 
 def given_workload(job: JobSpec, offer: Offer) -> Workload:
@@ -138,13 +149,7 @@ def profile(
         workload: Workload = reply.workload
         return workload
 
-    hosts = [
-        list(group)
-        for _, group in groupby(
-            sorted(nodes, key=lambda n: n.address.rpartition(":")[0]),
-            key=lambda n: n.address.rpartition(":")[0],
-        )
-    ]
+    hosts = [list(group) for _, group in groupby(sorted(nodes, key=host_of), key=host_of)]
     measured: dict[str, Workload] = {}
     with ThreadPoolExecutor(len(hosts)) as pool:
         for found in pool.map(lambda group: [(n.type, measure(n)) for n in group], hosts):

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from protos.decision_pb2 import Decision, Workload
 from protos.job_pb2 import JobSpec
@@ -21,10 +21,11 @@ from scheduler.problem.fields import InputError
 from scheduler.runs.attempt import Attempt, State
 from scheduler.runs.calls import CallError, Interrupted, in_background
 from scheduler.runs.failures import JobError
-from scheduler.runs.launch import begin, demand, launch, place
+from scheduler.runs.launch import begin, groups_of, launch, place, shards_of
 from scheduler.runs.offer import Offer, given_workload, make_offer, profile, profiling_types
 from scheduler.state import nodes as registry
 from scheduler.state.endings import Ending, first_line
+from scheduler.state.packing import Group
 
 _RETURN_S = 60.0  # for lost nodes to be there again before the next attempt is planned
 _log = logging.getLogger("heterps.runner")
@@ -80,7 +81,7 @@ class Preparation:
         before = self._context.store.decision(self._attempt.id.job_id)
         if before is None:
             return
-        counts = Counter(demand(before, nodes.live(registry.SHARD)))
+        counts = _counted(groups_of(before), shards_of(before, nodes.live(registry.SHARD)))
         until = time.monotonic() + _RETURN_S
 
         def back() -> bool:
@@ -99,7 +100,7 @@ class Preparation:
         nodes, owner = self._context.nodes, f"{self._attempt.id.job_id} (profiling)"
         kinds = profiling_types(offer)
         try:
-            homes = self._wait_for_units(owner, kinds)
+            homes = self._wait_for_units(owner, [], kinds)
             return profile(self._attempt.id, spec, offer, homes, self._context.channels, self._stop)
         finally:
             nodes.release(owner)
@@ -137,11 +138,14 @@ class Preparation:
         return decision
 
     def _reserve(self, decision: Decision) -> list[NodeStatus]:
+        standing = self._context.nodes.live(registry.SHARD)
         return self._wait_for_units(
-            self._attempt.id.job_id, demand(decision, self._context.nodes.live(registry.SHARD))
+            self._attempt.id.job_id, groups_of(decision), shards_of(decision, standing)
         )
 
-    def _wait_for_units(self, owner: str, wanted: list[str]) -> list[NodeStatus]:
+    def _wait_for_units(
+        self, owner: str, groups: list[Group], singles: list[str]
+    ) -> list[NodeStatus]:
         """Reserve units, waiting for other jobs to give some back."""
         nodes = self._context.nodes
         got: list[NodeStatus] = []
@@ -149,11 +153,12 @@ class Preparation:
 
         def ready() -> bool:
             nonlocal told
-            placed = nodes.reserve(owner, wanted) if self._may_reserve(self._attempt) else None
+            may = self._may_reserve(self._attempt)
+            placed = nodes.reserve(owner, groups, singles) if may else None
             if placed is not None:
                 got.extend(placed)
                 return True
-            counts, alive = Counter(wanted), nodes.units()
+            counts, alive = _counted(groups, singles), nodes.units()
             needs = ", ".join(f"{count} {kind}" for kind, count in counts.items())
             for kind, count in counts.items():
                 if alive.get(kind, 0) < count:
@@ -162,6 +167,12 @@ class Preparation:
                         f"{kind} are alive now: a node has gone since it was made"
                     )
                     raise JobError(Ending(END_NO_CAPACITY, text, error=text))
+            if not nodes.could_reserve(groups):
+                text = (
+                    f"the plan needs {needs}, and a stage of it that splits its experts to be on "
+                    "one host; no host that is alive now has so many units"
+                )
+                raise JobError(Ending(END_NO_CAPACITY, text, error=text))
             if not told:
                 told = True
                 self._attempt.set_reason(f"waits for {needs} to become free")
@@ -211,3 +222,11 @@ class Preparation:
             told = Ending(END_LOST_NODE, str(error), error=first_line(str(error)))
             found = follower.diagnose(self._stop, told).ending
             raise JobError(found or told) from None
+
+
+def _counted(groups: Sequence[Group], singles: Sequence[str]) -> Counter[str]:
+    """Units by type."""
+    counts = Counter(singles)
+    for group in groups:
+        counts[group.type] += group.units
+    return counts

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from protos.scheduler_pb2 import NodeStatus
+from scheduler.state.packing import Group, pack
 from scheduler.state.store import Store, StoreError
 
 LEASE_S = 5.0
@@ -134,19 +135,27 @@ class Nodes:
             units[status.type] += status.units
         return dict(units)
 
-    def reserve(self, owner: str, wanted: Sequence[str]) -> list[NodeStatus] | None:
-        """Take one free unit for each type of `wanted`, all or none.
+    def reserve(
+        self, owner: str, groups: Sequence[Group], singles: Sequence[str] = ()
+    ) -> list[NodeStatus] | None:
+        """Take free units, all or none.
 
-        Units spread over the nodes: each goes to the node of its type with the most free units.
+        Args:
+            groups: units that work together, packed onto few hosts.
+            singles: a unit of each of these types, spread: each comes from the node of its type
+                with the most free units.
 
         Returns:
-            The node of each unit, in the order of `wanted`; None when there are not enough.
+            The node of each unit, group after group and then of the singles; None when there are
+            not enough.
         """
         with self.changed:
             nodes = [s for s in self._live(NODE) if not self._leases[s.node_id].presumed]
-            free = {s.node_id: s.units - self._used(s.node_id) for s in nodes}
-            placed: list[NodeStatus] = []
-            for kind in wanted:
+            free = Counter({s.node_id: s.units - self._used(s.node_id) for s in nodes})
+            placed = pack(groups, nodes, free)
+            if placed is None:
+                return None
+            for kind in singles:
                 fitting = [s for s in nodes if s.type == kind and free[s.node_id] > 0]
                 if not fitting:
                     return None
@@ -156,6 +165,11 @@ class Nodes:
             taken = self._taken.setdefault(owner, Counter())
             taken.update(s.node_id for s in placed)
             return placed
+
+    def could_reserve(self, groups: Sequence[Group]) -> bool:
+        """Whether the live nodes would have units for all groups if no job held any."""
+        nodes = self.live(NODE)
+        return pack(groups, nodes, Counter({s.node_id: s.units for s in nodes})) is not None
 
     def restore(self, owner: str, node_ids: Sequence[str]) -> None:
         """Take the units again that `owner` held under another scheduler."""

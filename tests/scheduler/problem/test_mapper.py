@@ -50,6 +50,20 @@ def test_a_flat_record_stands_among_its_owners_fields() -> None:
     assert mapper.from_json(Record, found) == RECORD
 
 
+@dataclass(frozen=True)
+class Step:
+    cost: float
+    staleness: int | None = field(default=None, metadata=mapper.OPTIONAL)
+    overhead: float = field(default=0.0, metadata=mapper.OPTIONAL)
+
+
+def test_an_optional_field_is_left_out_where_it_holds_its_default() -> None:
+    assert mapper.to_json(Step(1.0)) == mapper.to_fields(Step(1.0)) == {"cost": 1.0}
+    assert mapper.to_json(Step(1.0, 0, 0.5)) == {"cost": 1.0, "staleness": 0, "overhead": 0.5}
+    for step in (Step(1.0), Step(1.0, 0, 0.5)):
+        assert mapper.from_json(Step, mapper.to_json(step)) == step
+
+
 def test_fields_of_a_message_keep_infinities() -> None:
     assert mapper.to_fields(RECORD)["cost"] == math.inf
     assert mapper.to_fields(RECORD, ("shares", "other")).keys() == JSON.keys() - {"shares", "other"}

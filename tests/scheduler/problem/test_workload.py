@@ -29,6 +29,32 @@ def test_json_and_yaml_agree(tmp_path: Path) -> None:
     assert load_workload(tmp_path / "w.json") == load_workload(tmp_path / "w.yaml")
 
 
+def test_what_is_said_of_steps_and_hosts_survives_and_what_is_not_said_is_not_written() -> None:
+    plain = workload({"cpu": cost(0.5)}, {"cpu": cost(0.5)}, name="w")
+    assert Workload.parse(plain).to_json().keys() == plain.keys()
+    assert Workload.parse(plain).staleness is None
+    layer = {"weight_bytes": 1.0, "optimizer_bytes": 2.0, "activation_bytes": 3.0, "uncut": True}
+    plain["layers"][0] |= {**layer, "output_bytes": 4.0, "one_host": True}
+    plain["layers"][0]["cost"]["cpu"]["forward_share"] = 0.4
+    said = {"micro_batches": 4, "staleness": 0, "batch": 64, "overhead": 0.1, "data_bytes": 5.0}
+    full = Workload.parse(plain | said)
+    assert full.to_json() == Workload.parse(full.to_json()).to_json()
+    assert full.to_json().items() >= said.items()
+    assert full.to_json()["layers"][0].items() >= layer.items()
+    assert Workload.from_message(full.to_message()) == full
+    offer = resources(cpu=(1.0, 4))
+    offer["types"][0] |= {"units_per_host": 2, "host_bandwidth_bytes_s": 1e9}
+    found = Resources.parse(offer)
+    assert Resources.from_message(found.to_message()) == found
+    assert found.to_json()["types"][0]["units_per_host"] == 2
+
+
+def test_a_step_has_no_more_micro_batches_than_samples() -> None:
+    plain = workload({"cpu": cost(0.5)}) | {"batch": 8, "micro_batches": 9}
+    with pytest.raises(InputError, match="micro_batches: 9: expected at most the samples"):
+        Workload.parse(plain)
+
+
 def _with(path: str, value: Any) -> dict[str, Any]:
     """A good workload with one value changed, at a dotted path."""
     work: Any = workload({"cpu": cost(0.5), "v100": cost(0.1)}, name="w")
@@ -61,6 +87,13 @@ def _with(path: str, value: Any) -> dict[str, Any]:
         ("ps_core_s", -1e-6, "ps_core_s: -1e-06"),
         ("sample", 5, "sample: unknown key; did you mean 'samples'?"),
         ("name", "", "name: '': expected text"),
+        ("micro_batches", 1.5, "micro_batches: 1.5: expected a whole number from 0"),
+        ("staleness", -1, "staleness: -1: expected a whole number from 0 to 1000"),
+        ("overhead", 1, "overhead: 1: expected a number from 0 to below 1"),
+        ("layers.0.uncut", True, "layers[0].uncut: True: expected false for the last layer"),
+        ("layers.0.uncut", "yes", "layers[0].uncut: 'yes': expected true or false"),
+        ("layers.0.weight_bytes", -1, "layers[0].weight_bytes: -1: expected a finite number"),
+        ("layers.0.cost.cpu.forward_share", 2, "forward_share: 2: expected a number from 0 to 1"),
     ],
 )
 def test_bad_workload_is_refused_by_key_and_value(path: str, value: Any, says: str) -> None:

@@ -30,6 +30,7 @@ from protos.scheduler_pb2 import (
 from scheduler.state.endings import Ending
 from scheduler.state.jobs import DuplicateError, Jobs
 from scheduler.state.nodes import Nodes
+from scheduler.state.packing import Group
 from scheduler.state.redis_server import EmbeddedRedis
 from scheduler.state.store import DeposedError, Store, StoreError, TransitionError
 
@@ -237,20 +238,26 @@ def test_leases_expire_in_redis_and_in_memory(store: Store) -> None:
     assert nodes.departure("n") == "is lost: no heartbeat for 0.3 s"
 
 
-def test_units_are_reserved_all_or_none_and_spread(store: Store) -> None:
+def test_units_are_reserved_all_or_none_single_ones_spread_and_groups_packed(store: Store) -> None:
     nodes = Nodes(store)
     for name in ("a", "b"):
-        nodes.renew(NodeStatus(node_id=name, kind="node", type="cpu", units=2))
-    first = nodes.reserve("one", ["cpu", "cpu"])
+        nodes.renew(NodeStatus(node_id=name, kind="node", type="cpu", units=2, address=f"{name}:1"))
+    first = nodes.reserve("one", [], ["cpu", "cpu"])
     assert first is not None
     assert [s.node_id for s in first] == ["a", "b"]
-    assert nodes.reserve("two", ["cpu", "cpu", "cpu"]) is None
-    assert nodes.reserve("two", ["gpu"]) is None
+    assert nodes.reserve("two", [Group("cpu", 2)], ["cpu"]) is None
+    assert nodes.reserve("two", [], ["gpu"]) is None
     assert [s.units_used for s in nodes.listed()] == [1, 1]
-    assert nodes.reserve("two", ["cpu", "cpu"]) is not None
-    assert nodes.reserve("three", ["cpu"]) is None
+    assert nodes.reserve("two", [Group("cpu", 2)]) is not None
+    assert nodes.reserve("three", [], ["cpu"]) is None
     nodes.release("one")
-    assert nodes.reserve("three", ["cpu"]) is not None
+    nodes.release("two")
+    packed = nodes.reserve("three", [Group("cpu", 2), Group("cpu", 1)], ["cpu"])
+    assert packed is not None
+    assert [s.node_id for s in packed[:2]] in (["a", "a"], ["b", "b"])
+    assert packed[2] == packed[3] != packed[0]
+    assert nodes.could_reserve([Group("cpu", 2, one_host=True)])
+    assert not nodes.could_reserve([Group("cpu", 3, one_host=True)])
 
 
 def test_data_outlives_the_server(tmp_path: Path) -> None:
