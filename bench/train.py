@@ -69,7 +69,7 @@ def train_plain(job: JobSpec, steps: int, threads: int) -> float:
     assert dense_optimizer is not None
     loss_of = loss_function(job.train.loss)
     auxiliary = [m for m in model.modules() if hasattr(m, "aux_loss")]
-    dataset = Dataset(job.data, "train", job.directory)
+    dataset = Dataset.of(job, "train")
     done, samples, began = 0, 0, time.perf_counter()
     for epoch in range(job.train.epochs):
         for batch in dataset.batches(job.train.batch_size, seed=job.train.seed, epoch=epoch):

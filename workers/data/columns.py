@@ -26,8 +26,8 @@ class Batch:
     Attributes:
         sparse: int64 `[B, F]`, one key for every slot of `data.sparse`.
         dense: float32 `[B, D]`, the columns of `data.dense`; missing values are 0.
-        label: float32 `[B]`, 0 or 1; without `data.label` int32 `[B, L]`, the token that follows
-            each.
+        label: float32 `[B]`, finite, where it is to be a class 0 or 1; without `data.label` int32
+            `[B, L]`, the token that follows each.
         tokens: int32 `[B, L]`, the lists of `data.tokens`; without `data.label` but for the last
             of each; L is 0 where there are none.
     """
@@ -43,18 +43,24 @@ class Batch:
     @property
     def nbytes(self) -> int:
         """Memory of the arrays."""
-        return sum(array.nbytes for array in self._arrays())
+        return sum(array.nbytes for array in self.arrays)
+
+    @property
+    def arrays(self) -> tuple[npt.NDArray[Any], ...]:
+        """Its arrays, of as many rows each."""
+        return self.sparse, self.dense, self.label, self.tokens
 
     def slice(self, start: int, stop: int) -> "Batch":
         """Rows `start` to `stop`, without a copy."""
-        return Batch(*(array[start:stop] for array in self._arrays()))
+        return Batch(*(array[start:stop] for array in self.arrays))
 
     def take(self, rows: npt.NDArray[np.int64]) -> "Batch":
         """A copy of these rows, in this order."""
-        return Batch(*(array.take(rows, axis=0) for array in self._arrays()))
+        return Batch(*(array.take(rows, axis=0) for array in self.arrays))
 
-    def _arrays(self) -> tuple[npt.NDArray[Any], ...]:
-        return self.sparse, self.dense, self.label, self.tokens
+    def copy(self) -> "Batch":
+        """The same rows in memory of their own, which may be written to."""
+        return Batch(*(array.copy() for array in self.arrays))
 
 
 def concatenate(batches: Sequence[Batch]) -> Batch:
@@ -62,19 +68,27 @@ def concatenate(batches: Sequence[Batch]) -> Batch:
     if len(batches) == 1:
         return batches[0]
     return Batch(
-        *(np.concatenate(parts) for parts in zip(*map(Batch._arrays, batches), strict=True))
+        *(np.concatenate(parts) for parts in zip(*(b.arrays for b in batches), strict=True))
     )
 
 
 class Encoder:
-    """Turns record batches into `Batch`es as `spec` says."""
+    """Turns record batches into `Batch`es as `spec` says.
 
-    def __init__(self, spec: DataSpec) -> None:
+    Args:
+        binary: labels are classes, 0 or 1; else any finite numbers.
+
+    Raises:
+        DataError: the columns that it names do not go together.
+    """
+
+    def __init__(self, spec: DataSpec, binary: bool = True) -> None:
         if not spec.label and not spec.tokens:
             raise DataError("job", "data.label", spec.label, "the column with 0 or 1")
         if not spec.sparse and not spec.dense and not spec.tokens:
             raise DataError("job", "data.sparse", [], "at least one sparse or dense column")
         self.label = spec.label
+        self.binary = binary
         self.tokens = Tokens(spec.tokens) if spec.tokens else None
         self.dense = list(spec.dense)
         self.slots = [_slot(written) for written in spec.sparse]
@@ -99,6 +113,23 @@ class Encoder:
         tokens = 8 * self.tokens.width if self.tokens else 0
         return 8 * len(self.slots) + 4 * len(self.dense) + 4 + tokens
 
+    @property
+    def meaning(self) -> str:
+        """Differs where the same files would be encoded differently."""
+        slots = [slot.name for slot in self.slots]
+        tokens = self.tokens.name if self.tokens else ""
+        return repr((self.label, self.binary, self.dense, slots, tokens))
+
+    @property
+    def nothing(self) -> Batch:
+        """A batch of no rows, with types and widths."""
+        sparse = np.zeros((0, len(self.slots)), np.int64)
+        dense = np.zeros((0, len(self.dense)), np.float32)
+        tokens = np.zeros((0, self.tokens.width if self.tokens else 0), np.int32)
+        if not self.label:
+            return Batch(sparse, dense, tokens[:, 1:], tokens[:, :-1])
+        return Batch(sparse, dense, np.zeros(0, np.float32), tokens)
+
     def check(self, path: Path) -> None:
         """Raises `DataError` unless the file has every column in a type that fits."""
         schema = files.schema(path)
@@ -117,12 +148,20 @@ class Encoder:
         if self.tokens:
             self.tokens.check(path, schema)
 
-    def encode(self, block: pa.RecordBatch, path: Path) -> Batch:
-        """Hashes and converts one record batch; `path` is for error messages."""
+    def encode(self, block: pa.RecordBatch, path: Path, first: int = 0) -> Batch:
+        """Hashes and converts one record batch.
+
+        Args:
+            path: of the file that it comes from, for errors.
+            first: rows of the file before it.
+
+        Raises:
+            DataError: a value that does not fit, with its row, counted from 1.
+        """
         rows = block.num_rows
         dense = np.zeros((rows, len(self.dense)), np.float32)
         for index, name in enumerate(self.dense):
-            dense[:, index] = self._dense(block.column(name), name, path)
+            dense[:, index] = _dense(block.column(name), name, path, first)
         hashed = {}
         for name in self.sparse:
             try:
@@ -134,26 +173,43 @@ class Encoder:
         sparse = hash_slots(self.slots, hashed, rows)
         tokens = np.zeros((rows, 0), np.int32)
         if self.tokens:
-            tokens = self.tokens.encode(block.column(self.tokens.name), path)
+            tokens = self.tokens.encode(block.column(self.tokens.name), path, first)
         if not self.label:
             return Batch(sparse, dense, tokens[:, 1:], tokens[:, :-1])
-        return Batch(sparse, dense, self._label(block.column(self.label), path), tokens)
+        label = self._label(block.column(self.label), path, first)
+        return Batch(sparse, dense, label, tokens)
 
-    def _dense(self, column: pa.Array, name: str, path: Path) -> npt.NDArray[np.float64]:
-        values = _numbers(column, f"data.dense: {name}", path)
-        if not np.isfinite(values).all():
-            infinite = values[np.isinf(values)]
-            if len(infinite):
-                raise DataError(str(path), f"data.dense: {name}", infinite[0], "finite numbers")
-            values = np.nan_to_num(values)
-        return values
+    def _label(self, column: pa.Array, path: Path, first: int) -> npt.NDArray[np.float32]:
+        key = f"data.label: {self.label}"
+        values = _numbers(column, key, path, first)
+        labels = _narrow(values)
+        fits = (values == 0) | (values == 1) if self.binary else np.isfinite(labels)
+        if not fits.all():
+            row = int(np.argmin(fits))
+            value = "missing" if np.isnan(values[row]) else float(values[row])
+            expected = "0 or 1" if self.binary else "a finite number"
+            raise DataError(str(path), key, value, f"{expected} in every row", first + row)
+        return labels
 
-    def _label(self, column: pa.Array, path: Path) -> npt.NDArray[np.float32]:
-        values = _numbers(column, f"data.label: {self.label}", path)
-        wrong = values[(values != 0) & (values != 1)]
-        if len(wrong):
-            value = "missing" if np.isnan(wrong[0]) else float(wrong[0])
-            raise DataError(str(path), f"data.label: {self.label}", value, "0 or 1 in every row")
+
+def _dense(column: pa.Array, name: str, path: Path, first: int) -> npt.NDArray[np.float32]:
+    values = _numbers(column, f"data.dense: {name}", path, first)
+    numbers = _narrow(values)
+    if not np.isfinite(numbers).all():
+        infinite = np.isinf(numbers)
+        if infinite.any():
+            row = int(np.argmax(infinite))
+            expected = "finite numbers, as float32"
+            raise DataError(
+                str(path), f"data.dense: {name}", float(values[row]), expected, first + row
+            )
+        numbers[np.isnan(numbers)] = 0
+    return numbers
+
+
+def _narrow(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
+    """As float32; infinite where that is too narrow."""
+    with np.errstate(over="ignore"):
         return values.astype(np.float32)
 
 
@@ -175,7 +231,7 @@ def _is_number(kind: pa.DataType) -> bool:
     )
 
 
-def _numbers(column: pa.Array, key: str, path: Path) -> npt.NDArray[np.float64]:
+def _numbers(column: pa.Array, key: str, path: Path, first: int) -> npt.NDArray[np.float64]:
     """float64 `[n]` with NaN for what is missing, also from text."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
@@ -184,14 +240,15 @@ def _numbers(column: pa.Array, key: str, path: Path) -> npt.NDArray[np.float64]:
         try:
             column = column.cast(pa.float64())
         except pa.ArrowInvalid:
-            wrong = next(value for value in column.drop_null().to_pylist() if not _parses(value))
-            raise DataError(str(path), key, wrong, "a number") from None
+            texts = column.to_pylist()
+            row = next(i for i, text in enumerate(texts) if not _parses(text))
+            raise DataError(str(path), key, texts[row], "a number", first + row) from None
     elif pa.types.is_boolean(column.type):
         column = column.cast(pa.uint8())
     return np.asarray(column.cast(pa.float64(), safe=False).fill_null(np.nan))
 
 
-def _parses(text: str) -> bool:
+def _parses(text: str | None) -> bool:
     try:
         pa.array([text]).cast(pa.float64())
     except pa.ArrowInvalid:

@@ -6,12 +6,21 @@ from chassis.near import nearest
 
 
 class DataError(ValueError):
-    """The data does not match the job: names file, job key, value and what was expected."""
+    """The data does not match the job: names file, job key, value and what was expected.
 
-    def __init__(self, where: str, key: str, value: object, expected: str) -> None:
-        super().__init__(f"{where}: {key}: got {value!r}, expected {expected}")
+    Args:
+        row: of the file, from 0; None where it is not about one. It is shown as counted from 1,
+            without the header of a text file.
+    """
+
+    def __init__(
+        self, where: str, key: str, value: object, expected: str, row: int | None = None
+    ) -> None:
+        at = where if row is None else f"{where}, row {row + 1}"
+        super().__init__(f"{at}: {key}: got {value!r}, expected {expected}")
         self.where = where
         self.key = key
+        self.row = row
 
 
 def column_hint(name: str, names: Iterable[str]) -> str:

@@ -3,6 +3,7 @@
 import glob
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,6 +15,7 @@ from workers.data.errors import DataError
 
 _BLOCK_BYTES = 4 << 20  # of text, a step of the CSV reader
 _SEPARATORS = {".csv": ",", ".tsv": "\t"}
+_COMPRESSED = 4  # bytes of text for one of a compressed file, about
 _COMPRESSIONS = {".gz", ".bz2", ".zst", ".lz4"}
 _FORMATS = "a .parquet, .csv or .tsv file (.csv and .tsv also with .gz)"
 
@@ -24,7 +26,8 @@ class Unit:
 
     path: Path
     row_group: int | None
-    rows: int | None  # None: known only once the text file has been read
+    rows: int | None  # None: of a text file, known only once it has been read
+    first: int = 0  # rows of the file before it
 
 
 def find(directory: Path, path: str, pattern: str, key: str) -> list[Path]:
@@ -87,10 +90,26 @@ def units(path: Path) -> list[Unit]:
     if not is_parquet(path):
         return [Unit(path, None, None)]
     metadata = pa.parquet.read_metadata(path)
-    return [
-        Unit(path, group, metadata.row_group(group).num_rows)
-        for group in range(metadata.num_row_groups)
-    ]
+    rows = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
+    firsts = [0, *accumulate(rows)]
+    return [Unit(path, group, rows[group], firsts[group]) for group in range(len(rows))]
+
+
+def count(path: Path) -> int:
+    """Rows of a text file, by reading it."""
+    try:
+        with _open_text(path, None) as reader:
+            columns = reader.schema.names[:1]
+        with _open_text(path, columns) as reader:
+            return sum(block.num_rows for block in reader)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise _unreadable(path, error) from error
+
+
+def text_bytes(path: Path) -> int:
+    """Roughly how much text is in a text file."""
+    size = path.stat().st_size
+    return size * _COMPRESSED if path.suffix in _COMPRESSIONS else size
 
 
 def read(unit: Unit, columns: Sequence[str], block_rows: int) -> Iterator[pa.RecordBatch]:

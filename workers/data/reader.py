@@ -1,5 +1,7 @@
-"""Reading a split of a job's data in batches, shared out over workers."""
+"""A split of a job's data: its files, how many rows they have, and these encoded."""
 
+import hashlib
+import logging
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -7,31 +9,36 @@ from typing import Literal
 
 import numpy as np
 
-from protos.job_pb2 import DataSpec
-from workers.data import files
+from chassis import scratch
+from protos.job_pb2 import DataSpec, JobSpec
+from workers.data import counts, files
 from workers.data.columns import Batch, Encoder, concatenate
 from workers.data.errors import DataError
+from workers.data.stored import mapped, store
 
 Split = Literal["train", "valid", "test"]
 
+_LEAST_WINDOW = 4096  # rows
+_ORDER_BYTES = 8  # of a row in an epoch's order
+_VERSION = 1  # of what encoded rows are
+_log = logging.getLogger("heterps.data")
+
 
 class Dataset:
-    """The rows of one split.
+    """The rows of one split, encoded.
 
-    Encoded rows stay in memory when all of them fit `cache_bytes`; rows are then shuffled over the
-    whole split. A larger split is streamed from its files every epoch: row groups (or text files)
-    are visited in a random order and rows shuffled inside a window of `window_rows`.
-
-    Either way an epoch has one order of rows, fixed by (seed, epoch), and shard `i` of `n` takes
-    the i-th n-th of it: shards never overlap, cover every row, and differ by at most one row.
+    All of them stay in memory when they fit `cache_bytes`; a larger split is streamed from its
+    files, every epoch anew, as is text that is too large to count. Processes that share a scratch
+    folder (`chassis/scratch.py`) map what one of them has parsed.
 
     Args:
         spec: the `data` part of a job.
         split: which of its files to read.
         directory: the folder `spec.path` is relative to, that of the job file.
-        cache_bytes: how much memory encoded rows may take.
+        binary: labels are classes, 0 or 1; else any finite numbers.
+        cache_bytes: how much memory, of all processes that share, encoded rows may take.
         block_rows: rows decoded at a time.
-        window_rows: rows shuffled together when streaming.
+        window_rows: rows shuffled together when streaming, at most.
 
     Raises:
         DataError: a file or column is missing or has a type that does not fit.
@@ -43,29 +50,157 @@ class Dataset:
         split: Split,
         directory: str | Path = ".",
         *,
+        binary: bool = True,
         cache_bytes: int = 512 << 20,
         block_rows: int = 16384,
         window_rows: int = 131072,
     ) -> None:
         pattern = {"train": spec.train, "valid": spec.valid, "test": spec.test}[split]
         paths = files.find(Path(directory), spec.path, pattern, f"data.{split}")
-        self._encoder = Encoder(spec)
+        self._encoder = Encoder(spec, binary)
         for path in paths:
             self._encoder.check(path)
-        self._where = str(paths[0].parent / pattern)
-        self._cache_bytes = cache_bytes
+        self.where = str(paths[0].parent / pattern)
+        self._paths = paths
         self._block_rows = block_rows
-        self._window_rows = window_rows
-        self._cached: Batch | None = None
-        self._units = [unit for path in paths for unit in files.units(path)]
+        self._cache_bytes = cache_bytes
+        self._most_window_rows = window_rows
+        self._encoded: Batch | None = None
+        self.units = [unit for path in paths for unit in files.units(path)]
         self._unit_rows: list[int] | None = None
-        if all(unit.rows is not None for unit in self._units):
-            self._unit_rows = [unit.rows or 0 for unit in self._units]
+        self._text = [path for path in paths if not files.is_parquet(path)]
+        self.is_countable = sum(map(files.text_bytes, self._text)) <= counts.COUNTED_AT_ONCE
+
+    @staticmethod
+    def of(job: JobSpec, split: Split) -> "Dataset":
+        """A split of a job, with labels as its loss takes them."""
+        return Dataset(job.data, split, job.directory, binary=job.train.loss != "mse")
 
     @property
     def rows(self) -> int:
-        """Rows of the split; text files are read once to count them."""
-        return sum(self._counts())
+        """Rows of the split.
+
+        Raises:
+            DataError: it is more text than can be counted at once (`is_countable`), and has not
+                been read to its end on this host.
+        """
+        return sum(self.unit_rows)
+
+    @property
+    def unit_rows(self) -> list[int]:
+        """Rows of each unit; `rows` says more."""
+        if self._unit_rows is None:
+            found = [self.known_rows(index) for index in range(len(self.units))]
+            rows = [count for count in found if count is not None]
+            if len(rows) < len(found):
+                size = sum(path.stat().st_size for path in self._text)
+                raise DataError(
+                    self.where,
+                    "train.max_steps",
+                    0,
+                    f"a number of steps: {size / 1e9:.1f} GB of text say not how many rows they "
+                    "have until they have been read once; Parquet files say so",
+                )
+            self._unit_rows = rows
+        return self._unit_rows
+
+    def known_rows(self, index: int) -> int | None:
+        """Rows of a unit; None for those of text that is too large to count and was never read."""
+        unit = self.units[index]
+        if unit.rows is not None:
+            return unit.rows
+        if self._unit_rows is not None:
+            return self._unit_rows[index]
+        return counts.counted(unit.path) if self.is_countable else counts.known(unit.path)
+
+    @property
+    def row_bytes(self) -> int:
+        """Memory of one encoded row."""
+        return self._encoder.row_bytes
+
+    @property
+    def nothing(self) -> Batch:
+        """A batch of no rows."""
+        return self._encoder.nothing
+
+    def fits(self, rows: int) -> bool:
+        """Whether so many rows and an order of them may stay in memory."""
+        return rows * (self.row_bytes + _ORDER_BYTES) <= self._cache_bytes
+
+    @property
+    def window_rows(self) -> int:
+        """Rows of a window when streaming."""
+        share = self._cache_bytes // (8 * self.row_bytes)
+        return min(self._most_window_rows, max(share, _LEAST_WINDOW))
+
+    @property
+    def windows(self) -> int:
+        """Windows that all processes together may keep."""
+        return max(3, self._cache_bytes // (self.window_rows * self.row_bytes) - 3)
+
+    @property
+    def folder(self) -> Path | None:
+        """Where processes that read the same find what others have parsed; None: nowhere."""
+        shared = scratch.own()
+        if shared is None:
+            return None
+        read: list[object] = [_VERSION, self._encoder.meaning]
+        read += [(str(p.resolve()), p.stat().st_size, p.stat().st_mtime_ns) for p in self._paths]
+        return shared / hashlib.sha256(repr(read).encode()).hexdigest()[:32]
+
+    def encoded(self) -> Batch:
+        """All rows, in the order of the files; they are not to be written to.
+
+        Raises:
+            DataError: they do not match the job.
+        """
+        if self._encoded is None:
+            self._encoded = self._mapped()
+        if self._encoded is None:
+            self._encoded = concatenate([self.nothing, *self._all()])
+        return self._encoded
+
+    def read(self, index: int, start: int = 0) -> Iterator[Batch]:
+        """The rows of a unit from `start` on, block by block; those before are not encoded.
+
+        Raises:
+            DataError: they do not match the job; or they are not as many as they were.
+        """
+        unit, position = self.units[index], 0
+        status = unit.path.stat()
+        for block in files.read(unit, self._encoder.columns, self._block_rows):
+            skipped = min(max(start - position, 0), block.num_rows)
+            if skipped < block.num_rows:
+                first = unit.first + position + skipped
+                yield self._encoder.encode(block.slice(skipped), unit.path, first)
+            position += block.num_rows
+        expected = unit.rows if self._unit_rows is None else self._unit_rows[index]
+        if expected is not None and position != expected:
+            raise DataError(
+                str(unit.path), "contents", f"{position} rows", f"{expected}, as before"
+            )
+        if unit.rows is None:
+            counts.keep(unit.path, status, position)
+
+    def _all(self) -> Iterator[Batch]:
+        for index in range(len(self.units)):
+            yield from self.read(index)
+
+    def _store(self, path: Path) -> None:
+        store(path, self._all(), self.rows, self.nothing)
+
+    def _mapped(self) -> Batch | None:
+        """What one of the processes that share has parsed; None where none may."""
+        folder = self.folder
+        if folder is None:
+            return None
+        path = folder / "rows"
+        try:
+            scratch.once(path, self._store)
+            return mapped(path, self.nothing)
+        except OSError as error:
+            _log.warning("%s: kept by each process of its own: %s", self.where, error)
+            return None
 
     def batches_per_epoch(
         self, batch_size: int, num_shards: int = 1, drop_last: bool = True
@@ -104,44 +239,40 @@ class Dataset:
             limit = self.batches_per_epoch(batch_size, num_shards) * batch_size
             if limit == 0:
                 raise DataError(
-                    self._where,
+                    self.where,
                     "train.batch_size",
                     batch_size,
                     f"at most the {rows // num_shards} rows of each of {num_shards} shard(s)",
                 )
         else:
             limit = stop - start
-        if rows * self._encoder.row_bytes <= self._cache_bytes:
+        if self.fits(rows):
             return self._in_memory(start, start + limit, seed, epoch, shuffle, batch_size)
         blocks = self._stream(start, stop, seed, epoch, shuffle)
         if shuffle:
             rng = np.random.default_rng([seed, epoch, num_shards, shard])
-            blocks = _shuffled(blocks, rng, max(self._window_rows, 4 * batch_size))
+            blocks = _shuffled(blocks, rng, max(self._most_window_rows, 4 * batch_size))
         return _rebatched(blocks, batch_size, limit)
 
     def _in_memory(
         self, start: int, stop: int, seed: int, epoch: int, shuffle: bool, batch_size: int
     ) -> Iterator[Batch]:
-        if self._cached is None:
-            blocks = list(self._stream(0, self.rows, 0, 0, shuffle=False))
-            self._cached = concatenate(blocks) if blocks else None
-        if self._cached is None:
-            return
+        cached = self.encoded()
         order = None
         if shuffle:
             order = np.random.default_rng([seed, epoch]).permutation(self.rows)
         for first in range(start, stop, batch_size):
             last = min(first + batch_size, stop)
             if order is None:
-                yield self._cached.slice(first, last)
+                yield cached.slice(first, last)
             else:
-                yield self._cached.take(order[first:last])
+                yield cached.take(order[first:last])
 
     def _stream(
         self, start: int, stop: int, seed: int, epoch: int, shuffle: bool
     ) -> Iterator[Batch]:
         """Rows `start` to `stop` of the epoch's order of units, encoded block by block."""
-        counts = self._counts()
+        counts = self.unit_rows
         order: Sequence[int] = range(len(counts))
         if shuffle:
             order = np.random.default_rng([seed, epoch]).permutation(len(counts)).tolist()
@@ -155,7 +286,7 @@ class Dataset:
 
     def _read(self, index: int, start: int, stop: int) -> Iterator[Batch]:
         """Rows `start` to `stop` of one unit; what lies outside is skipped without hashing."""
-        unit = self._units[index]
+        unit = self.units[index]
         position = 0
         for block in files.read(unit, self._encoder.columns, self._block_rows):
             first, last = max(start - position, 0), min(stop - position, block.num_rows)
@@ -164,28 +295,6 @@ class Dataset:
             position += block.num_rows
             if position >= stop:
                 return
-
-    def _counts(self) -> list[int]:
-        """Rows of every unit; the pass that counts text files keeps what it reads if it fits."""
-        if self._unit_rows is not None:
-            return self._unit_rows
-        kept: list[Batch] | None = []
-        held = 0
-        counts = []
-        for unit in self._units:
-            count = 0
-            for block in files.read(unit, self._encoder.columns, self._block_rows):
-                count += block.num_rows
-                held += block.num_rows * self._encoder.row_bytes
-                if held > self._cache_bytes:
-                    kept = None
-                if kept is not None:
-                    kept.append(self._encoder.encode(block, unit.path))
-            counts.append(count)
-        if kept:
-            self._cached = concatenate(kept)
-        self._unit_rows = counts
-        return counts
 
 
 def _shuffled(

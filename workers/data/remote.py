@@ -65,7 +65,7 @@ def _copy(system: Any, name: str, url: str) -> Path:
     size = facts.get("size")
     version = [f"{k}={facts[k]}" for k in sorted(facts, key=str) if str(k).lower() in _VERSION]
     identity = "\n".join([url, name, str(size), *version])
-    folder = _folder() / hashlib.sha256(identity.encode()).hexdigest()[:32]
+    folder = cache_folder() / hashlib.sha256(identity.encode()).hexdigest()[:32]
     target = folder / PurePosixPath(name).name
     folder.mkdir(parents=True, exist_ok=True)
     with _alone(folder):
@@ -82,8 +82,8 @@ def _copy(system: Any, name: str, url: str) -> Path:
     return target
 
 
-def _folder() -> Path:
-    """Where copies are: the first that can be written."""
+def cache_folder() -> Path:
+    """Where copies are, and what is known of files elsewhere: the first that can be written."""
     named = os.environ.get(FOLDER)
     if named:
         return Path(named).absolute()

@@ -39,24 +39,29 @@ class Tokens:
                 self.encode(block.column(self.name), path)
                 break
 
-    def encode(self, column: pa.Array, path: Path) -> npt.NDArray[np.int32]:
-        """int32 `[n, width]`; `path` is for error messages."""
-        lengths = pc.unique(pc.list_value_length(column).fill_null(-1)).to_pylist()
-        if not self.width and lengths:
-            self.width = lengths[0]
-        wrong = [length for length in lengths if length != self.width or length < 2]
+    def encode(self, column: pa.Array, path: Path, first: int = 0) -> npt.NDArray[np.int32]:
+        """int32 `[n, width]`; `path` and `first`, rows before these, are for error messages."""
+        counts = np.asarray(pc.list_value_length(column).fill_null(-1))
+        if not self.width and len(counts):
+            self.width = max(0, int(counts[0]))
+        fits = (counts == self.width) & (counts > 1)
         key = f"data.tokens: {self.name}"
-        if wrong:
-            got = "no list" if wrong[0] == -1 else f"{wrong[0]} tokens"
+        if not fits.all():
+            row = int(np.argmin(fits))
+            got = "no list" if counts[row] == -1 else f"{counts[row]} tokens"
             expected = f"{self.width}, as before" if self.width > 1 else "2 or more"
-            raise DataError(str(path), key, got, f"{expected}, in every row")
+            raise DataError(str(path), key, got, f"{expected}, in every row", first + row)
         values = column.flatten()
         if values.null_count:
-            raise DataError(str(path), key, "a missing token", "whole numbers from 0")
+            row = int(np.argmax(np.asarray(values.is_null()))) // self.width
+            expected = "whole numbers from 0"
+            raise DataError(str(path), key, "a missing token", expected, first + row)
         numbers = values.to_numpy(zero_copy_only=False)
-        if len(numbers) and not 0 <= numbers.min() <= numbers.max() <= _LARGEST:
-            outside = numbers.min() if numbers.min() < 0 else numbers.max()
-            raise DataError(str(path), key, int(outside), f"whole numbers from 0 to {_LARGEST}")
+        outside = (numbers < 0) | (numbers > _LARGEST)
+        if outside.any():
+            at = int(np.argmax(outside))
+            expected = f"whole numbers from 0 to {_LARGEST}"
+            raise DataError(str(path), key, int(numbers[at]), expected, first + at // self.width)
         rows: npt.NDArray[np.int32] = numbers.astype(np.int32).reshape(len(column), self.width)
         return rows
 

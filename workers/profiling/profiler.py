@@ -100,7 +100,7 @@ class Profiler:
         self._precision = Precision.of(self._job.train.precision, self._device)
         # Building the model first: most mistakes are in it, and it is what is quick to check.
         self._traced = TracedModel(job_model(self._job).to(self._device).train())
-        self._dataset = Dataset(self._job.data, "train", self._job.directory)
+        self._dataset = Dataset.of(self._job, "train")
         wanted = batch or min(MAX_BATCH, self._job.train.batch_size)
         self._batch = max(2, min(wanted, self._dataset.rows))
 

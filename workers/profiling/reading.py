@@ -32,7 +32,7 @@ def time_reading(job: JobSpec, size: int, samples: float) -> Reading:
     Args:
         samples: of the whole training, over which decoding is spread.
     """
-    fresh = Dataset(job.data, "train", job.directory)
+    fresh = Dataset.of(job, "train")
 
     def read() -> list[float]:
         times, begin = [], time.perf_counter()

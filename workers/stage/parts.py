@@ -79,7 +79,7 @@ class Share:
         precision = Precision.of(job.train.precision, device, stages=len(launch.stages))
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         traced = TracedModel(job_model(job))
-        dataset = Dataset(job.data, "train", job.directory)
+        dataset = Dataset.of(job, "train")
         return Share(
             launch,
             place,

@@ -130,7 +130,7 @@ def evaluation_batches(
     job: JobSpec, which: Split, size: int, rank: int, workers: int, stopped: Callable[[], bool]
 ) -> Iterator[tuple[int, dict[str, Tensor]]]:
     """This worker's share of a held-out split, every row once: (global index, tensors)."""
-    dataset = Dataset(job.data, which, job.directory)
+    dataset = Dataset.of(job, which)
     batches = dataset.batches(size, shard=rank, num_shards=workers, shuffle=False, drop_last=False)
     for number, batch in enumerate(batches):
         if stopped():

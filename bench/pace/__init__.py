@@ -1,0 +1,1 @@
+"""Whether a plan runs at the pace that its decision promised."""

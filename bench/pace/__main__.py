@@ -1,0 +1,146 @@
+"""Whether plans run at the pace that was promised: jobs whose layers sleep, on a real cluster.
+
+    python -m bench.pace --plan 2+5+2+1+2 --micro-batches 24 --staleness 1
+    python -m bench.pace                       # 30 drawn plans at staleness 1, and 30 at 0
+
+`--plan` gives the units of each stage; all stages are then equally busy. Of drawn plans a third
+has stages and units at random, a third comes from `exact` and a third from `ppo`; they have 1 to 6
+stages and 12 units. What is measured is samples a second in steady steps, by the layers' own
+clock, over the decision's throughput. Results go to bench/results/pace.json.
+"""
+
+import argparse
+import datetime
+import json
+import math
+import os
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from bench.pace.questions import UNITS, Question, drawn, given, micro_batches_of
+from bench.pace.sleeping import pace_of, write_job
+from bench.pages import RESULTS, machine, versions, write
+from heterps import Client, Cluster
+
+_WARM = 5  # steps until a pipeline is steady, and caches are warm
+_LEAST_STEPS = 10  # that are measured
+METHODS = ("random", "exact", "ppo")
+BOUNDS = (0.95, 1.1)  # of measured over promised, where a promise is kept
+
+
+def main() -> int:
+    arguments = _parse()
+    results = []
+    with tempfile.TemporaryDirectory(prefix="heterps-pace-") as folder:
+        questions = list(_questions(arguments))
+        types = sorted({kind for question in questions for kind in question.limits})
+        devices = dict.fromkeys(types, "cpu")
+        units = dict.fromkeys(types, UNITS)
+        with Cluster(Path(folder, "cluster"), units, types, devices=devices) as cluster:
+            client = Client(cluster.address)
+            for number, question in enumerate(questions):
+                try:
+                    run = _run(client, Path(folder, str(number)), question, arguments.seconds)
+                except ValueError as error:
+                    run = {"name": question.name, "ratio": 0.0, "error": str(error)}
+                print(_line(run), flush=True)
+                results.append(run)
+    ratios = [result["ratio"] for result in results]
+    kept = sum(BOUNDS[0] <= ratio <= BOUNDS[1] for ratio in ratios)
+    print(
+        f"{kept} of {len(ratios)} within {BOUNDS[0]} to {BOUNDS[1]}; median "
+        f"{statistics.median(ratios):.3f}, least {min(ratios):.3f}, most {max(ratios):.3f}"
+    )
+    if arguments.json:
+        summary = {
+            "benchmark": "pace",
+            "date": datetime.date.today().isoformat(),
+            "machine": machine(),
+            "versions": versions("torch"),
+            "plans": results,
+        }
+        write(arguments.json, json.dumps(summary, indent=1) + "\n")
+    return 0 if kept == len(ratios) else 1
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--plan", action="append", default=[], help="units by stage: 2+5+2+1+2")
+    parser.add_argument("--micro-batches", type=int, default=0, help="0: the planner chooses")
+    parser.add_argument("--staleness", type=int, default=None, help="default: 1, then 0")
+    parser.add_argument("--micro-batch-s", type=float, default=0.06, help="of a stage of one unit")
+    parser.add_argument("--count", type=int, default=30, help="drawn plans for each staleness")
+    parser.add_argument("--seconds", type=float, default=20.0, help="to measure for at least")
+    parser.add_argument("--json", type=Path, default=None)
+    arguments = parser.parse_args()
+    if not arguments.plan and not arguments.json:
+        arguments.json = RESULTS / "pace.json"
+    return arguments
+
+
+def _questions(arguments: argparse.Namespace) -> Iterator[Question]:
+    lags = (1, 0) if arguments.staleness is None else (arguments.staleness,)
+    for staleness in lags:
+        for text in arguments.plan:
+            units = [int(part) for part in text.split("+")]
+            yield given(units, arguments.micro_batch_s, arguments.micro_batches, staleness)
+        if arguments.plan:
+            continue
+        for number in range(arguments.count):
+            stages = 1 + number // len(METHODS) % 6
+            method = METHODS[number % len(METHODS)]
+            yield drawn(number, stages, method, staleness, arguments.micro_batches)
+
+
+def _run(client: Client, folder: Path, question: Question, seconds: float) -> dict[str, Any]:
+    """Run the job of a question; what was promised and what it came to."""
+    planned = question.decide()
+    measured = max(_LEAST_STEPS, math.ceil(seconds * planned.throughput / question.batch))
+    steps = _WARM + measured + 1
+    job_id = client.submit(write_job(folder, question, planned, steps))
+    status = client.wait(job_id)
+    if status.state != "succeeded":
+        raise ValueError(f"{job_id} failed: {status.reason}")
+    found = client.decision(job_id)
+    if found.assignment != planned.assignment:
+        raise ValueError(f"{job_id} was planned anew, on other types")
+    pace = pace_of(folder / "trace", question.batch, steps, _WARM)
+    micro_batches = micro_batches_of(question, found)
+    size = question.batch / micro_batches
+    return {
+        "name": question.name,
+        "method": question.method,
+        "staleness": question.staleness,
+        "batch": question.batch,
+        "micro_batches": micro_batches,
+        "units": [stage.units for stage in found.stages],
+        "micro_batch_s": [stage.compute_s * stage.units * size for stage in found.stages],
+        "promised": found.throughput,
+        "measured": pace.throughput,
+        "ratio": pace.throughput / found.throughput,
+        "steps": pace.steps,
+        "seconds": pace.seconds,
+        "load": os.getloadavg()[0],
+    }
+
+
+def _line(result: dict[str, Any]) -> str:
+    if "error" in result:
+        return f"{result['name']:12} {result['error']}"
+    units = "+".join(map(str, result["units"]))
+    return (
+        f"{result['name']:12} {units:12} staleness {result['staleness']}, "
+        f"{result['micro_batches']:2} micro-batches: promised {result['promised']:7.2f}, "
+        f"measured {result['measured']:7.2f} samples/s, {result['ratio']:.3f} "
+        f"({result['steps']} steps, load {result['load']:.1f})"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
