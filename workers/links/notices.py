@@ -1,7 +1,7 @@
 """Small messages between the workers of a job: who has what of a step, and what becomes of it.
 
-A notice is kept where it arrives until that step is over; whoever waits for one names it. A worker's
-notice to itself takes no network.
+A notice is kept where it arrives until that step is over; whoever waits for one names it. A
+worker's notice to itself takes no network.
 """
 
 import threading
@@ -15,7 +15,6 @@ from chassis.channels import RpcError, connect, status_of
 from protos import stage_pb2
 from protos.stage_pb2 import Notice, NoticeKind
 
-Kind = NoticeKind.ValueType
 Address = tuple[int, int]  # stage and rank
 
 _TIMEOUT_S = 120.0
@@ -35,7 +34,7 @@ class NoticeBoard:
         self.on_notice: Callable[[], None] | None = None
         self._wake = wake
         self._lock = threading.Lock()
-        self._notices: dict[tuple[Kind, int], dict[Address, Notice]] = {}
+        self._notices: dict[tuple[NoticeKind.ValueType, int], dict[Address, Notice]] = {}
 
     def put(self, notice: Notice) -> None:
         """Take a notice; a repeated one changes nothing."""
@@ -46,16 +45,16 @@ class NoticeBoard:
             self.on_notice()
         self._wake()
 
-    def of(self, kind: Kind, step: int) -> dict[Address, Notice]:
+    def of(self, kind: NoticeKind.ValueType, step: int) -> dict[Address, Notice]:
         """Notices of a kind about a step, by sender."""
         with self._lock:
             return dict(self._notices.get((kind, step), {}))
 
-    def has(self, kind: Kind, step: int) -> bool:
+    def has(self, kind: NoticeKind.ValueType, step: int) -> bool:
         """Whether anybody has told so."""
         return (kind, step) in self._notices
 
-    def count(self, kind: Kind, step: int) -> int:
+    def count(self, kind: NoticeKind.ValueType, step: int) -> int:
         """How many have told so."""
         return len(self._notices.get((kind, step), ()))
 
@@ -83,7 +82,7 @@ class Notices:
         self._channels: dict[Address, tuple[grpc.Channel, Any]] = {}
         self._outstanding: deque[tuple[Address, Any]] = deque()
 
-    def tell(self, to: Address, kind: Kind, step: int, **facts: Any) -> None:
+    def tell(self, to: Address, kind: NoticeKind.ValueType, step: int, **facts: Any) -> None:
         """Tell a worker about a step.
 
         Raises:

@@ -1,9 +1,9 @@
-"""A step's gradients of rows on their way into the tables: each worker's part, then one commit of all.
+"""A step's gradients of rows on their way into the tables: workers' parts, then one commit.
 
-Every worker of a stage stages its part with the shards; once the verdict is known, the stage's leader
-commits them together, or drops them. So a row's optimizer steps once a step on the gradient of the
-whole batch. A stage of one worker, whose gradient need not be known before the verdict, sends its part
-with the commit.
+Every worker of a stage stages its part with the shards; once the verdict is known, the stage's
+leader commits them together, or drops them. So a row's optimizer steps once a step on the gradient
+of the whole batch. A stage of one worker, whose gradient need not be known before the verdict,
+sends its part with the commit.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,9 +1,9 @@
 """How a step ends: its gradient summed, measured and judged, and then applied.
 
 Sums and what is told of them take a thread of their own, one step after the other, while the worker
-computes the next steps. The judge, the leader of the first stage, hears the leaders of all stages and
-tells them the verdict; they tell their workers (`workers/stage/verdict.py`). Where all that counts is in
-the sums of the only stage, every worker comes to the same verdict by itself.
+computes the next steps. The judge, the leader of the first stage, hears the leaders of all stages
+and tells them the verdict; they tell their workers (`workers/stage/verdict.py`). Where all that
+counts is in the sums of the only stage, every worker comes to the same verdict by itself.
 """
 
 import logging
@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from protos import stage_pb2
@@ -102,7 +103,7 @@ class Ending:
             loss: float64 [], this worker's part.
             rows: that collected their gradients.
         """
-        self._next, self._loss = step + 1, loss
+        self._next, self._zero = step + 1, torch.zeros_like(loss)
         bad = not_finite(rows)
         self._commits.gather(step, rows)
         gradient = self._update.gather(step, loss, bad)
@@ -163,7 +164,7 @@ class Ending:
             end: the first step of which no worker can have begun the sums.
         """
         for step in range(self._next, end):  # others may have, and wait for ours
-            self._update.gather(step, torch.zeros_like(self._loss), None).sums.wait()
+            self._update.gather(step, self._zero, None).sums.wait()
         self._commits.no_more_pulls()
         self.flush()
 
@@ -223,13 +224,10 @@ class Ending:
             self._tell((self._place.stage, rank), notice)
 
     def _tell(self, to: Address, notice: Notice) -> None:
-        self._notices.tell(
-            to, JUDGED, notice.step, outcome=notice.outcome, scale=notice.scale
-        )
+        self._notices.tell(to, JUDGED, notice.step, outcome=notice.outcome, scale=notice.scale)
 
     def _wait_for_verdict(self, step: int) -> Notice:
         board = self._notices.board
         self._inbox.wait(lambda: board.has(JUDGED, step))
         (notice,) = board.of(JUDGED, step).values()
         return notice
-

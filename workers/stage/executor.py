@@ -1,27 +1,27 @@
 """One worker of one pipeline stage: forward, backward, the ends of steps; then evaluate.
 
 Which micro-batches a worker computes follows from a counter that runs on over steps
-(`workers/stage/schedule.py`). A worker prefers a gradient that has arrived over a new forward (1F1B)
-and takes both in the order of their micro-batches, which fixes every sum. Each micro-batch's loss is
-weighted by its share of the step, so that the summed gradient is that of the whole batch however it
-was spread.
+(`workers/stage/schedule.py`). A worker prefers a gradient that has arrived over a new forward
+(1F1B) and takes both in the order of their micro-batches, which fixes every sum. Each micro-batch's
+loss is weighted by its share of the step, so that the summed gradient is that of the whole batch
+however it was spread.
 
 With a staleness of S the forwards of step t may begin once the updates of the steps before t-S are
 applied, so that the steps after one that is not over fill the pipeline. They compute on weights of
 their own (`workers/stage/versions.py`). With S = 0 a step begins when the one before it is over.
 
-A worker of stage s has at most 1 + ⌈(k_s + k_(s+1) + … + k_n) / k_s⌉ micro-batches in flight between
-forward and backward, k being the stages' widths: where stages are equally fast in all, a micro-batch's
-way to the end and back takes that long, and one more is under way. Where micro-batches have the same
-size that is what activations take memory for; the last stage holds one.
+A worker of stage s has at most 1 + ⌈(k_s + k_(s+1) + … + k_n) / k_s⌉ micro-batches in flight
+between forward and backward, k being the stages' widths: where stages are equally fast in all, a
+micro-batch's way to the end and back takes that long, and one more is under way. Where
+micro-batches have the same size that is what activations take memory for; the last stage holds one.
 
-Workers that share out experts compute in lockstep: in a step all forwards come first, and may all be in
-flight, steps follow one another (S = 0), and in evaluation a worker without a batch computes one for
-the others' sake.
+Workers that share out experts compute in lockstep: in a step all forwards come first, and may all
+be in flight, steps follow one another (S = 0), and in evaluation a worker without a batch computes
+one for the others' sake.
 
 Nothing here waits for a GPU within a step: inputs are on their way before they are needed
-(`workers/stage/micro_batch.py`), what leaves is copied and sent behind, and a step's end has a thread
-of its own (`workers/stage/ending.py`).
+(`workers/stage/micro_batch.py`), what leaves is copied and sent behind, and a step's end has a
+thread of its own (`workers/stage/ending.py`).
 """
 
 import time
@@ -160,7 +160,9 @@ class StageExecutor:
                 self._next()()
             self._ending.flush()
         except DivergedError:
-            self._ending.abandon(min(self.progress.step + self._staleness + 1, self._schedule.steps))
+            self._ending.abandon(
+                min(self.progress.step + self._staleness + 1, self._schedule.steps)
+            )
             raise
         finally:
             self.progress.busy_s = self._busy.seconds()
@@ -170,9 +172,7 @@ class StageExecutor:
     def evaluate(self, split: Split) -> tuple[Tensor, Tensor]:
         """Predict a held-out split; in the last stage all scores and labels [n], else empty."""
         self.progress.phase = split
-        evaluation = Evaluation(
-            self._job, self._layers, self._place, self._links, self._template
-        )
+        evaluation = Evaluation(self._job, self._layers, self._place, self._links, self._template)
         return evaluation.run(split)
 
     def drain(self) -> None:
@@ -256,9 +256,7 @@ class StageExecutor:
                 step.rows += [step.given.rows] if step.given.rows is not None else []
             batch = step.given.micro_batches[step.forward]
         else:
-            batch = self._arrivals.micro_batch(
-                self._frame(FORWARD, step, step.own[step.forward])
-            )
+            batch = self._arrivals.micro_batch(self._frame(FORWARD, step, step.own[step.forward]))
             step.rows += [batch.rows] if batch.rows is not None else []
         self._layers.rows.bind(batch.rows, batch.position)
         self._versions.use(step.number)

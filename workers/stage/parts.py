@@ -12,7 +12,7 @@ from protos.naming import table_prefix
 from protos.node_pb2 import LaunchRequest
 from protos.stage_pb2 import StageWorkers, Topology
 from ps import ParameterClient
-from workers.data import Dataset
+from workers.data import Dataset, GlobalBatches
 from workers.device.copies import staging_for
 from workers.device.units import VISIBLE
 from workers.learning.precision import Precision
@@ -49,6 +49,7 @@ class Share:
     Args:
         layers: of the whole model.
         graph: the stage's, on the host.
+        staleness: updates that a step lacks.
     """
 
     launch: LaunchRequest
@@ -57,8 +58,9 @@ class Share:
     precision: Precision
     layers: tuple[LayerInfo, ...]
     graph: StageGraph
-    dataset: Dataset
+    batches: GlobalBatches
     schedule: Schedule
+    staleness: int
 
     @property
     def tables(self) -> str:
@@ -76,10 +78,16 @@ class Share:
         job, plan = launch.job, launch.stages[launch.index]
         place = Place(launch.index, launch.rank, tuple(stage.units for stage in launch.stages))
         device = _device(launch)
-        precision = Precision.of(job.train.precision, device, stages=len(launch.stages))
+        precision = Precision.of(job.train.precision, device)
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         traced = TracedModel(job_model(job))
-        dataset = Dataset.of(job, "train")
+        batches = GlobalBatches.of(job, Dataset.of(job, "train"))
+        schedule = Schedule(
+            batches.steps,
+            batches.samples,
+            micro_batches_of(launch),
+            lockstep=place.widths if job.train.split_experts else (),
+        )
         return Share(
             launch,
             place,
@@ -87,9 +95,24 @@ class Share:
             precision,
             traced.layers,
             traced.stage(plan.first, plan.last),
-            dataset,
-            Schedule.of(job, dataset, place.widths),
+            batches,
+            schedule,
+            staleness_of(launch),
         )
+
+
+def micro_batches_of(launch: LaunchRequest) -> int:
+    """Micro-batches of a step: the job's, else the plan's, else enough to have all workers busy."""
+    widths = [stage.units for stage in launch.stages]
+    few = widths[0] if len(widths) == 1 else max(4, *widths)
+    return launch.job.train.micro_batches or launch.micro_batches or few
+
+
+def staleness_of(launch: LaunchRequest) -> int:
+    """Updates that a step lacks: the plan's, else the job's; none where experts are split."""
+    if launch.job.train.split_experts:
+        return 0
+    return launch.staleness if launch.HasField("staleness") else launch.job.train.staleness
 
 
 @dataclass(frozen=True, slots=True)

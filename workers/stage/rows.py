@@ -1,7 +1,7 @@
-"""Embedding rows of a stage, pulled ahead of need: those of a step see exactly the commits they may.
+"""Embedding rows of a stage, pulled ahead of need; in which order is `RowOrder`'s.
 
-The first stage's rows of a step are pulled together, later stages' as each micro-batch arrives. What
-they collect goes back by `workers/stage/commits.py`.
+The first stage's rows of a step are pulled together, later stages' as each micro-batch arrives.
+What they collect goes back by `workers/stage/commits.py`.
 """
 
 import threading
@@ -164,7 +164,7 @@ class StageRows:
     def collected(
         self, blocks: Sequence[PulledRows]
     ) -> Iterator[tuple[str, list[NDArray[np.uint64]], list[Tensor]]]:
-        """What some rows have collected, by table: keys [U] and gradients [U, dim] of each block."""
+        """What some rows have collected, by table: of each block keys [U], gradients [U, dim]."""
         for table, source in self._source.items():
             pairs = [
                 (block.keys[source], leaf.grad)

@@ -1,12 +1,12 @@
 """How steps are cut into micro-batches, and who computes which.
 
-A global batch of n samples is cut into min(M, n) micro-batches of n/M samples each, more or less one.
-A micro-batch is numbered by a counter that runs on over steps; worker `number mod k` of a stage of k
-workers computes it. So a stage's workers are busy alike, whether k divides M or not, and what is
-computed, and in which order sums are made, follows from the job and M alone.
+A global batch of n samples is cut into min(M, n) micro-batches of n/M samples each, more or less
+one. A micro-batch is numbered by a counter that runs on over steps; worker `number mod k` of a
+stage of k workers computes it. So a stage's workers are busy alike, whether k divides M or not, and
+what is computed, and in which order sums are made, follows from the job and M alone.
 
-Where workers share out experts they compute together: the counter begins anew in each step, and every
-worker gets as many micro-batches.
+Where workers share out experts they compute together: the counter begins anew in each step, and
+every worker gets as many micro-batches.
 """
 
 import math

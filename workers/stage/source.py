@@ -151,4 +151,3 @@ def tensors_of(batch: Batch) -> dict[str, Tensor]:
 def _wide(array: npt.NDArray[Any]) -> Tensor:
     """Token ids as models and losses take them; they are kept at half the size."""
     return torch.from_numpy(array.astype(np.int64) if array.dtype == np.int32 else array)
-

@@ -1,4 +1,4 @@
-"""Which updates the rows of a step have seen: with a staleness of S those of steps 0 to t-1-S, exactly.
+"""Which updates the rows of step t have seen: with a staleness of S those of steps 0 to t-1-S.
 
 The rows of step t are pulled once the commit of step t-1-S has been acknowledged, and step u is
 committed once every worker of the stage has pulled its rows of step u+S. So what a pull has seen

@@ -1,4 +1,4 @@
-"""A step's gradient of a stage's dense parameters: summed over the workers, then the optimizer's."""
+"""A step's gradient of a stage's dense parameters: summed over workers, then the optimizer's."""
 
 import math
 from dataclasses import dataclass
@@ -71,7 +71,8 @@ class Update:
             loss: float64 [], this worker's part.
             not_finite: bool [], whether a gradient of its rows is not; None: there are none.
         """
-        own, parameters = [], []
+        own: list[nn.Parameter] = []
+        parameters: list[nn.Parameter] = []
         for parameter in self._versions.parameters(step):
             (parameters if reduced_over(parameter) == "replica" else own).append(parameter)
             if parameter.grad is not None and parameter.grad.is_sparse:
@@ -120,7 +121,9 @@ class Update:
         """
         self._advance(gradient.step)
         if self._optimizer is not None:
-            grads = [p.grad for p in self._optimizer.param_groups[0]["params"] if p.grad is not None]
+            grads = [
+                p.grad for p in self._optimizer.param_groups[0]["params"] if p.grad is not None
+            ]
             if scale != 1.0 and grads:
                 torch._foreach_mul_(grads, scale)
             self._optimizer.step()

@@ -1,8 +1,8 @@
 """What becomes of a step: applied, skipped, or the end of a training that diverged.
 
 The leader of each stage (rank 0) reports on its stage's gradient of the whole batch. The judge, the
-leader of the first stage, which is the last to finish a step anyway, decides for all of them. Nobody
-changes weights or rows before.
+leader of the first stage, which is the last to finish a step anyway, decides for all of them.
+Nobody changes weights or rows before.
 """
 
 import math
