@@ -8,6 +8,8 @@ HETERPS_TLS_CA, HETERPS_TOKEN_FILE).
 import hmac
 import ipaddress
 import os
+import ssl
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -99,6 +101,27 @@ class Security:
         except tls.CertificateError as error:
             raise SecurityError(f"{CERTIFICATE}: {error}") from None
         return grpc.ssl_server_credentials([(self.key, self.certificate)])
+
+    def tls_server(self) -> ssl.SSLContext | None:
+        """The same for sockets of our own."""
+        if self.certificate is None or self.key is None:
+            return None
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        # What resumes sessions: the client would have to read for it.
+        context.num_tickets = 0
+        with tempfile.NamedTemporaryFile() as both:  # ssl reads these from files alone
+            both.write(self.key + b"\n" + self.certificate)
+            both.flush()
+            context.load_cert_chain(both.name)
+        return context
+
+    def tls_client(self) -> ssl.SSLContext | None:
+        """What checks such a server's certificate, and its name, by the authority of channels."""
+        if self.authority is None:
+            return None
+        context = ssl.create_default_context(cadata=self.authority.decode())
+        context.verify_flags &= ~ssl.VERIFY_X509_STRICT  # gRPC takes what it would refuse
+        return context
 
     def channel(self, address: str, options: list[tuple[str, Any]]) -> grpc.Channel:
         """A channel to `address` with TLS where an authority is configured."""

@@ -49,31 +49,6 @@ END: FrameKind.ValueType  # 4
 """this sender has nothing more of the phase named by `phase`"""
 Global___FrameKind: _TypeAlias = FrameKind  # noqa: Y015
 
-class _Operation:
-    ValueType = _typing.NewType("ValueType", _builtins.int)
-    V: _TypeAlias = ValueType  # noqa: Y015
-
-class _OperationEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Operation.ValueType], _builtins.type):
-    DESCRIPTOR: _descriptor.EnumDescriptor
-    OPERATION_UNSPECIFIED: _Operation.ValueType  # 0
-    SUM: _Operation.ValueType  # 1
-    """of all parts, in the order of ranks"""
-    FIRST: _Operation.ValueType  # 2
-    """rank 0's part"""
-    ALL: _Operation.ValueType  # 3
-    """all parts, one after the other in the order of ranks"""
-
-class Operation(_Operation, metaclass=_OperationEnumTypeWrapper): ...
-
-OPERATION_UNSPECIFIED: Operation.ValueType  # 0
-SUM: Operation.ValueType  # 1
-"""of all parts, in the order of ranks"""
-FIRST: Operation.ValueType  # 2
-"""rank 0's part"""
-ALL: Operation.ValueType  # 3
-"""all parts, one after the other in the order of ranks"""
-Global___Operation: _TypeAlias = Operation  # noqa: Y015
-
 class _NoticeKind:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -134,7 +109,7 @@ class StageWorkers(_message.Message):
     RENDEZVOUS_FIELD_NUMBER: _builtins.int
     rendezvous: _builtins.str
     """host:port of rank 0's torch.distributed store; empty for one worker, on loopback where workers
-    on other hosts are to use Combine
+    on other hosts have no collectives of torch's
     """
     @_builtins.property
     def addresses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -254,39 +229,56 @@ class FrameReply(_message.Message):
 Global___FrameReply: _TypeAlias = FrameReply  # noqa: Y015
 
 @_typing.final
-class Part(_message.Message):
-    """One worker's part of a combination, or what came of it."""
-
+class JoinRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    SEQUENCE_FIELD_NUMBER: _builtins.int
     RANK_FIELD_NUMBER: _builtins.int
-    OPERATION_FIELD_NUMBER: _builtins.int
-    TENSOR_FIELD_NUMBER: _builtins.int
-    PAYLOAD_FIELD_NUMBER: _builtins.int
-    sequence: _builtins.int
-    """each worker of the stage combines the same, in the same order"""
+    SIZE_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
-    operation: Global___Operation.ValueType
-    payload: _builtins.bytes
-    @_builtins.property
-    def tensor(self) -> _tensor_pb2.TensorSpec: ...
+    """of the caller"""
+    size: _builtins.int
+    """workers of the stage"""
     def __init__(
         self,
         *,
-        sequence: _builtins.int = ...,
         rank: _builtins.int = ...,
-        operation: Global___Operation.ValueType = ...,
-        tensor: _tensor_pb2.TensorSpec | None = ...,
-        payload: _builtins.bytes = ...,
+        size: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["tensor", b"tensor"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["operation", b"operation", "payload", b"payload", "rank", b"rank", "sequence", b"sequence", "tensor", b"tensor"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["rank", b"rank", "size", b"size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Part: _TypeAlias = Part  # noqa: Y015
+Global___JoinRequest: _TypeAlias = JoinRequest  # noqa: Y015
+
+@_typing.final
+class JoinReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    SECRET_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """of an abstract Unix socket for callers of this host; empty: none"""
+    address: _builtins.str
+    """host:port for others, with TLS where the server has it"""
+    secret: _builtins.bytes
+    """to be shown on either"""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        address: _builtins.str = ...,
+        secret: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "name", b"name", "secret", b"secret"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___JoinReply: _TypeAlias = JoinReply  # noqa: Y015
 
 @_typing.final
 class Notice(_message.Message):

@@ -45,10 +45,10 @@ class StageStub:
                 request_serializer=protos_dot_stage__pb2.Frame.SerializeToString,
                 response_deserializer=protos_dot_stage__pb2.FrameReply.FromString,
                 _registered_method=True)
-        self.Combine = channel.unary_unary(
-                '/heterps.v1.Stage/Combine',
-                request_serializer=protos_dot_stage__pb2.Part.SerializeToString,
-                response_deserializer=protos_dot_stage__pb2.Part.FromString,
+        self.Join = channel.unary_unary(
+                '/heterps.v1.Stage/Join',
+                request_serializer=protos_dot_stage__pb2.JoinRequest.SerializeToString,
+                response_deserializer=protos_dot_stage__pb2.JoinReply.FromString,
                 _registered_method=True)
         self.Tell = channel.unary_unary(
                 '/heterps.v1.Stage/Tell',
@@ -75,8 +75,8 @@ class StageServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Combine(self, request, context):
-        """Rank 0 serves its stage's other workers on other hosts: answers when all have brought their part.
+    def Join(self, request, context):
+        """The rank before in a stage asks where it may connect, to make a ring.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -102,10 +102,10 @@ def add_StageServicer_to_server(servicer, server):
                     request_deserializer=protos_dot_stage__pb2.Frame.FromString,
                     response_serializer=protos_dot_stage__pb2.FrameReply.SerializeToString,
             ),
-            'Combine': grpc.unary_unary_rpc_method_handler(
-                    servicer.Combine,
-                    request_deserializer=protos_dot_stage__pb2.Part.FromString,
-                    response_serializer=protos_dot_stage__pb2.Part.SerializeToString,
+            'Join': grpc.unary_unary_rpc_method_handler(
+                    servicer.Join,
+                    request_deserializer=protos_dot_stage__pb2.JoinRequest.FromString,
+                    response_serializer=protos_dot_stage__pb2.JoinReply.SerializeToString,
             ),
             'Tell': grpc.unary_unary_rpc_method_handler(
                     servicer.Tell,
@@ -179,7 +179,7 @@ class Stage:
             _registered_method=True)
 
     @staticmethod
-    def Combine(request,
+    def Join(request,
             target,
             options=(),
             channel_credentials=None,
@@ -192,9 +192,9 @@ class Stage:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/heterps.v1.Stage/Combine',
-            protos_dot_stage__pb2.Part.SerializeToString,
-            protos_dot_stage__pb2.Part.FromString,
+            '/heterps.v1.Stage/Join',
+            protos_dot_stage__pb2.JoinRequest.SerializeToString,
+            protos_dot_stage__pb2.JoinReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -37,8 +37,8 @@ class StageStub:
     """Every worker of the job listens and every address is known: begin."""
     Send: _grpc.UnaryUnaryMultiCallable[_stage_pb2.Frame, _stage_pb2.FrameReply]
     """One micro-batch's tensors, forward or back."""
-    Combine: _grpc.UnaryUnaryMultiCallable[_stage_pb2.Part, _stage_pb2.Part]
-    """Rank 0 serves its stage's other workers on other hosts: answers when all have brought their part."""
+    Join: _grpc.UnaryUnaryMultiCallable[_stage_pb2.JoinRequest, _stage_pb2.JoinReply]
+    """The rank before in a stage asks where it may connect, to make a ring."""
     Tell: _grpc.UnaryUnaryMultiCallable[_stage_pb2.Notice, _stage_pb2.NoticeReply]
     """A word between workers of a job about a step; safe to repeat."""
 
@@ -51,8 +51,8 @@ class StageAsyncStub(StageStub):
     """Every worker of the job listens and every address is known: begin."""
     Send: _aio.UnaryUnaryMultiCallable[_stage_pb2.Frame, _stage_pb2.FrameReply]  # type: ignore[assignment]
     """One micro-batch's tensors, forward or back."""
-    Combine: _aio.UnaryUnaryMultiCallable[_stage_pb2.Part, _stage_pb2.Part]  # type: ignore[assignment]
-    """Rank 0 serves its stage's other workers on other hosts: answers when all have brought their part."""
+    Join: _aio.UnaryUnaryMultiCallable[_stage_pb2.JoinRequest, _stage_pb2.JoinReply]  # type: ignore[assignment]
+    """The rank before in a stage asks where it may connect, to make a ring."""
     Tell: _aio.UnaryUnaryMultiCallable[_stage_pb2.Notice, _stage_pb2.NoticeReply]  # type: ignore[assignment]
     """A word between workers of a job about a step; safe to repeat."""
 
@@ -76,12 +76,12 @@ class StageServicer(metaclass=_abc_1.ABCMeta):
         """One micro-batch's tensors, forward or back."""
 
     @_abc_1.abstractmethod
-    def Combine(
+    def Join(
         self,
-        request: _stage_pb2.Part,
+        request: _stage_pb2.JoinRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_stage_pb2.Part, _abc.Awaitable[_stage_pb2.Part]]:
-        """Rank 0 serves its stage's other workers on other hosts: answers when all have brought their part."""
+    ) -> _typing.Union[_stage_pb2.JoinReply, _abc.Awaitable[_stage_pb2.JoinReply]]:
+        """The rank before in a stage asks where it may connect, to make a ring."""
 
     @_abc_1.abstractmethod
     def Tell(

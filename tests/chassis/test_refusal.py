@@ -57,7 +57,7 @@ def test_no_reason_or_one_that_is_not_known(address: str) -> None:
             call(stub.Send, stage_pb2.Frame(), what="stage", timeout_s=5)
         assert caught.value.reason == REASON_UNSPECIFIED
         with pytest.raises(RpcError) as caught:
-            call(stub.Combine, stage_pb2.Part(), what="stage", timeout_s=5)
+            call(stub.Join, stage_pb2.JoinRequest(), what="stage", timeout_s=5)
         assert caught.value.code is grpc.StatusCode.UNIMPLEMENTED
         assert caught.value.reason == REASON_UNSPECIFIED
     assert reason_of(grpc.RpcError("not of a call")) == REASON_UNSPECIFIED

@@ -1,8 +1,8 @@
-"""Dense gradients of a stage's workers, summed in one flat all-reduce a step.
+"""What the workers of a stage do together: sums of their dense gradients above all.
 
-Workers on one host use gloo or NCCL over its loopback. Those on several hosts combine over gRPC
-(`workers/links/combine.py`), unless HETERPS_PLAIN_COLLECTIVES=1 on every node lets gloo and NCCL,
-which encrypt nothing and ask nobody who they are, cross the network.
+They are a ring (`workers/links/ring.py`), on one host as on several. NCCL sums gradients on GPUs
+where it may: on one host, or where HETERPS_PLAIN_COLLECTIVES=1 on every node lets collectives of
+torch's, which encrypt nothing and ask nobody who they are, cross the network.
 """
 
 import datetime
@@ -18,7 +18,9 @@ from torch.distributed.distributed_c10d import PrefixStore
 from chassis.security import SecurityError, is_loopback
 from workers.errors import peers_needed
 from workers.learning.reduction import reduced_over
-from workers.links.combine import Combiner
+from workers.links.gpu_sum import GpuSums
+from workers.links.ring import Ring
+from workers.links.step_sum import NoSum, RingSum, StepSum
 
 PLAIN = "HETERPS_PLAIN_COLLECTIVES"
 _LOOPBACK = "127.0.0.1"
@@ -56,56 +58,87 @@ def _family(host: str) -> socket.AddressFamily:
     return socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)[0][0]
 
 
-class StageGroup:
-    """The workers of one stage; with one worker every call is free.
+def join_processes(
+    rank: int, size: int, rendezvous: str, own: Rendezvous | None, device: torch.device
+) -> None:
+    """Make the workers of a stage the default group of torch.distributed; all call it.
 
     Args:
         rendezvous: host:port of rank 0's store.
         own: rank 0's own store.
-        combiner: what the workers use instead where they are on several hosts.
 
     Raises:
-        SecurityError: rank 0 would have sums cross the network in the clear, and this node not.
+        SecurityError: rank 0 would have collectives cross the network in the clear, and this node
+            not.
+        PeerLostError: a worker went away.
+    """
+    host, _, port = rendezvous.rpartition(":")
+    if is_loopback(host):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+    elif not plain_allowed():
+        raise SecurityError(
+            f"{PLAIN}=1 is set where worker 0 runs ({host}), and not here; expected the same "
+            "on all nodes"
+        )
+    with peers_needed():
+        store = (
+            own.store if own else dist.TCPStore(host, int(port), is_master=False)  # type: ignore[attr-defined]
+        )
+        dist.init_process_group(
+            "nccl" if device.type == "cuda" else "gloo",
+            store=PrefixStore("stage", store),
+            rank=rank,
+            world_size=size,
+            timeout=_TIMEOUT,
+            device_id=device if device.type == "cuda" else None,
+        )
+
+
+def processes_allowed(addresses: Sequence[str], rendezvous: str) -> bool:
+    """Whether workers at these addresses may be a group of torch.distributed.
+
+    Args:
+        rendezvous: host:port of rank 0's store: beyond loopback only where that is allowed.
+    """
+    hosts = {address.rpartition(":")[0] for address in addresses}
+    return len(hosts) == 1 or not is_loopback(rendezvous.rpartition(":")[0])
+
+
+class StageGroup:
+    """The workers of one stage; with one worker every call is free.
+
+    Args:
+        device: that gradients are on.
+        ring: of the workers; None: there is one.
+        has_processes: whether they are the default group of torch.distributed.
+
+    Raises:
         PeerLostError: from every method that exchanges tensors, when a worker went away.
     """
 
     def __init__(
-        self,
-        rank: int,
-        size: int,
-        rendezvous: str,
-        own: Rendezvous | None,
-        device: torch.device,
-        combiner: Combiner | None = None,
+        self, device: torch.device, ring: Ring | None = None, *, has_processes: bool = False
     ) -> None:
-        self.rank = rank
-        self.size = size
-        self._device = device
-        self._flat: Tensor | None = None
-        self._combiner = combiner
-        if size == 1 or combiner is not None:
-            return
-        host, _, port = rendezvous.rpartition(":")
-        if is_loopback(host):
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-            os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
-        elif not plain_allowed():
-            raise SecurityError(
-                f"{PLAIN}=1 is set where worker 0 runs ({host}), and not here; expected the same "
-                "on all nodes"
-            )
-        with peers_needed():
-            store = (
-                own.store if own else dist.TCPStore(host, int(port), is_master=False)  # type: ignore[attr-defined]
-            )
-            dist.init_process_group(
-                "nccl" if device.type == "cuda" else "gloo",
-                store=PrefixStore("stage", store),
-                rank=rank,
-                world_size=size,
-                timeout=_TIMEOUT,
-                device_id=device if device.type == "cuda" else None,
-            )
+        self.rank = ring.rank if ring is not None else 0
+        self.size = ring.size if ring is not None else 1
+        self.has_processes = has_processes
+        self._ring = ring
+        self._calls = 0
+        self._on_gpus = GpuSums() if has_processes and device.type == "cuda" else None
+        if ring is not None and self._on_gpus is not None:
+            ring.on_loss = self._on_gpus.abort
+
+    def begin_sum(self, step: int) -> StepSum:
+        """Begin the sums of a step's tensors over the workers, which all begin steps in order.
+
+        Those of several steps may be open at once. On the ring each element is added in the order
+        of ranks, ((x0 + x1) + x2) + ..., in its own dtype; on GPUs in an order of NCCL's, which a
+        group keeps.
+        """
+        if self._ring is None:
+            return NoSum()
+        return RingSum(self._ring, step) if self._on_gpus is None else self._on_gpus.begin()
 
     def sum_gradients(
         self,
@@ -117,99 +150,78 @@ class StageGroup:
 
         Parameters that a tag calls experts are left out: one worker has their whole gradient.
         """
-        if self.size == 1:
+        if self._ring is None:
             return list(scalars)
-        for load in loads:
-            self._add_up(load)
-        parameters = _replicas(parameters)
-        count = sum(p.numel() for p in parameters)
-        if self._flat is None or len(self._flat) != count + len(scalars):
-            self._flat = torch.empty(count + len(scalars), device=self._device)
-        flat, offset = self._flat, 0
-        for p in parameters:
-            part = flat[offset : offset + p.numel()]
-            part.zero_() if p.grad is None else part.copy_(p.grad.view(-1))
-            offset += p.numel()
-        for number, scalar in enumerate(scalars, count):
-            flat[number].copy_(scalar)
-        self._add_up(flat)
-        offset = 0
-        for p in parameters:
-            part = flat[offset : offset + p.numel()].view_as(p)
+        gradients = []
+        for p in replicas(parameters):
             if p.grad is None:
-                p.grad = part.clone()
-            else:
-                p.grad.copy_(part)
-            offset += p.numel()
-        return list(flat[count:].clone())
+                p.grad = torch.zeros_like(p)
+            gradients.append(p.grad)
+        sums = [scalar.detach().clone() for scalar in scalars]
+        total = self._on_gpus.begin() if self._on_gpus else self._call(self._ring)
+        total.add([*loads, *gradients, *sums])
+        total.wait()
+        return sums
 
-    @peers_needed()
     def share_parameters(self, parameters: Sequence[Tensor]) -> None:
         """Give every worker rank 0's initial values."""
-        if self.size > 1:
-            for p in _replicas(parameters):
-                if self._combiner is not None:
-                    self._combiner.first(p.data)
-                else:
-                    dist.broadcast(p.data, src=0)
+        if self._ring is None:
+            return
+        total, shared = self._call(self._ring), []
+        for p in replicas(parameters):
+            values = p.detach()
+            # Zeros and bytes sum to the same bytes, whatever they mean.
+            sent = values.contiguous() if self.rank == 0 else torch.zeros_like(values).contiguous()
+            total.add([_bytes(sent)])
+            shared.append((values, sent))
+        total.wait()
+        for values, sent in shared:
+            values.copy_(sent)
 
-    @peers_needed()
     def barrier(self) -> None:
         """Wait for all workers of the stage."""
-        if self._combiner is not None:
-            self._combiner.meet()
-        elif self.size > 1:
-            dist.barrier()
-
-    @property
-    def has_processes(self) -> bool:
-        """Whether the workers are the default group of torch.distributed."""
-        return self.size > 1 and self._combiner is None
+        self.any(False)
 
     def any(self, mine: bool) -> bool:
         """Whether it holds for any worker."""
-        if self.size == 1:
-            return mine
-        count = torch.tensor([float(mine)], device=self._device)
-        self._add_up(count)
-        return count.item() > 0
+        return self._add_up(torch.tensor([int(mine)]))[0].item() > 0
 
     def gather(self, values: Tensor) -> Tensor:
         """All workers' values [n, ...] one after the other, on every worker and where they were."""
-        if self.size == 1:
+        if self._ring is None:
             return values
-        where = values.device
-        values = values.to(self._device)  # NCCL takes no other
-        sizes = self._all(values.new_tensor([len(values)], dtype=torch.int64))
-        longest = int(max(sizes))
-        padded = values.new_zeros((longest, *values.shape[1:]))
-        padded[: len(values)] = values
-        parts = self._all(padded)
-        return torch.cat([p[: int(n)] for p, n in zip(parts, sizes, strict=True)]).to(where)
+        counts = torch.zeros(self.size, dtype=torch.int64)
+        counts[self.rank] = len(values)
+        counts = self._add_up(counts)
+        everything = torch.zeros((int(counts.sum()), *values.shape[1:]), dtype=values.dtype)
+        first = int(counts[: self.rank].sum())
+        everything[first : first + len(values)] = values
+        self._add_up(_bytes(everything))
+        return everything.to(values.device)
 
     def close(self) -> None:
         """Leave the group."""
-        if self._combiner is not None:
-            self._combiner.close()
-        elif self.size > 1:
+        if self._ring is not None:
+            self._ring.close()
+        if self.has_processes:
             dist.destroy_process_group()
 
-    @peers_needed()
-    def _add_up(self, values: Tensor) -> None:
-        if self._combiner is not None:
-            self._combiner.sum(values)
-        else:
-            dist.all_reduce(values)
+    def _call(self, ring: Ring) -> RingSum:
+        self._calls += 1
+        return RingSum(ring, -self._calls)  # steps have the other numbers
 
-    @peers_needed()
-    def _all(self, values: Tensor) -> list[Tensor]:
-        """Every worker's values, of one shape, by rank."""
-        if self._combiner is not None:
-            return self._combiner.all(values)
-        parts = [torch.empty_like(values) for _ in range(self.size)]
-        dist.all_gather(parts, values)
-        return parts
+    def _add_up(self, values: Tensor) -> Tensor:
+        if self._ring is not None:
+            total = self._call(self._ring)
+            total.add([values])
+            total.wait()
+        return values
 
 
-def _replicas(parameters: Sequence[Tensor]) -> list[Tensor]:
+def _bytes(values: Tensor) -> Tensor:
+    return values.view(-1).view(torch.uint8)
+
+
+def replicas(parameters: Sequence[Tensor]) -> list[Tensor]:
+    """Those whose gradients are summed over the stage: all but split experts."""
     return [p for p in parameters if reduced_over(p) == "replica"]

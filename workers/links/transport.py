@@ -17,11 +17,10 @@ from google.protobuf.message import DecodeError
 from chassis.channels import RpcError, connect, status_of
 from chassis.servers import Server
 from protos import codec, stage_pb2, stage_pb2_grpc
-from workers.links import combine
-from workers.links.combine import Hub
 from workers.links.frames import FORWARD, Frame, FrameId
 from workers.links.inbox import Inbox
 from workers.links.notices import NoticeBoard
+from workers.links.ring_port import RingPort
 
 SERVICE = "heterps.v1.Stage"
 SEND_TIMEOUT_S = 120.0
@@ -29,19 +28,19 @@ _MAX_OUTSTANDING = 8
 
 
 class StageService(stage_pb2_grpc.StageServicer):
-    """Receives the topology once, and from then on frames, notices and parts of sums.
+    """Receives the topology once, and from then on frames and notices.
 
     Args:
-        hub: where the stage's workers on other hosts bring their parts, at rank 0.
+        port: where the worker before this one connects; None: there is no other in the stage.
 
     Attributes:
         board: where what other workers tell is kept.
     """
 
-    def __init__(self, inbox: Inbox, hub: Hub | None = None) -> None:
+    def __init__(self, inbox: Inbox, port: RingPort | None = None) -> None:
         self.inbox = inbox
         self.board = NoticeBoard(inbox.wake)
-        self.hub = hub
+        self.port = port
         self.topology: stage_pb2.Topology | None = None
         self.started = threading.Event()
 
@@ -75,17 +74,16 @@ class StageService(stage_pb2_grpc.StageServicer):
         else:
             self.inbox.put(Frame.unpack(head, payload))
 
-    def Combine(  # noqa: N802
-        self, request: stage_pb2.Part, context: grpc.ServicerContext
-    ) -> stage_pb2.Part:
-        """Bring a part; the server calls `combine`, which spares the payload a parse."""
-        return stage_pb2.Part.FromString(self.combine(request.SerializeToString(), context))
-
-    def combine(self, data: bytes, context: grpc.ServicerContext) -> bytes:
-        """Take one worker's part and answer with what came of all."""
-        if self.hub is None:
-            context.abort(grpc.StatusCode.FAILED_PRECONDITION, "this worker combines nothing")
-        return combine.serve(self.hub, data, context)
+    def Join(  # noqa: N802
+        self, request: stage_pb2.JoinRequest, context: grpc.ServicerContext
+    ) -> stage_pb2.JoinReply:
+        """Tell the worker before this one where it may connect to make a ring."""
+        if self.port is None:
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, "this worker is alone in its stage")
+        try:
+            return self.port.admit(request)
+        except ValueError as error:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
 
     def Tell(  # noqa: N802
         self, request: stage_pb2.Notice, context: grpc.ServicerContext
@@ -101,7 +99,7 @@ class StageService(stage_pb2_grpc.StageServicer):
             stage_pb2_grpc.add_StageServicer_to_server,
             self,
             SERVICE,
-            raw={"Send": self.send, "Combine": self.combine},
+            raw={"Send": self.send},
         )
         server.start()
         return server

@@ -21,10 +21,12 @@ from chassis import process
 from chassis.closing import Closing
 from chassis.process import Child, last_lines, module_argv, spawn, stop_all
 from protos.node_pb2 import ProfileRequest
+from protos.stage_pb2 import JoinReply, JoinRequest
 from ps import ParameterClient
 from workers.device.units import one_thread
 from workers.learning.precision import Precision
-from workers.links.all_reduce import Rendezvous, StageGroup
+from workers.links.all_reduce import Rendezvous, StageGroup, join_processes
+from workers.links.ring_port import RingPort
 from workers.model.entry import job_model
 from workers.model.trace import TracedModel
 from workers.profiling.rows import ShardRows
@@ -98,7 +100,9 @@ class Peers(Closing):
         rendezvous = Rendezvous(_LOOPBACK)
         self._put(f"group/{units}", f"{rendezvous.address},{len(batches)}")
         try:
-            group = StageGroup(0, units, rendezvous.address, rendezvous, self._device)
+            group = _group(
+                0, units, self._control.store, rendezvous.address, rendezvous, self._device
+            )
             try:
                 own = _time_together(timer, batches, group)
                 others = [self._receive(units, rank) for rank in range(1, units)]
@@ -133,6 +137,26 @@ def _time_together(
     own = timer.time(shares, group)
     reduce_s = timer.time_reduce(group, len(batches))
     return np.concatenate([own.reshape(len(own), -1), reduce_s[:, None]], axis=1)
+
+
+def _group(
+    rank: int,
+    units: int,
+    store: Any,
+    rendezvous: str,
+    own: Rendezvous | None,
+    device: torch.device,
+) -> StageGroup:
+    """The group of the first `units` workers, which all call it."""
+    port = RingPort(rank, units, _LOOPBACK)
+    before, after = (rank - 1) % units, (rank + 1) % units
+    admitted = port.admit(JoinRequest(rank=before, size=units))
+    store.set(f"ring/{units}/{rank}", admitted.SerializeToString())
+    reply = JoinReply.FromString(store.get(f"ring/{units}/{after}"))
+    if device.type == "cuda":
+        join_processes(rank, units, rendezvous, own, device)
+    ring = port.join(reply, _LOOPBACK, lambda: False)
+    return StageGroup(device, ring, has_processes=device.type == "cuda")
 
 
 def _timings(units: int, rank: int) -> str:
@@ -172,7 +196,7 @@ def main(argv: list[str] | None = None) -> int:
             if options.rank >= units:
                 continue
             address, count = store.get(f"group/{units}").decode().split(",")
-            group = StageGroup(options.rank, units, address, None, device)
+            group = _group(options.rank, units, store, address, None, device)
             own = _time_together(timer, batches[: int(count)], group)
             store.set(_timings(units, options.rank), own.tobytes())
             group.barrier()  # until the leader has read them

@@ -47,7 +47,7 @@ from workers.stage.evaluation import Evaluation
 from workers.stage.layers import StageLayers
 from workers.stage.micro_batch import Arrivals, MicroBatch
 from workers.stage.progress import Progress
-from workers.stage.rows import PulledRows
+from workers.stage.rows import PulledRows, StageRows
 from workers.stage.schedule import MicroBatchSpec, Schedule
 from workers.stage.source import StepInput, TrainingSource
 from workers.stage.versions import Versions
@@ -99,6 +99,7 @@ class StageExecutor:
 
     Args:
         layers: of the stage.
+        rows: of their embeddings.
         place: which worker this is.
         links: to the neighbouring stages.
         versions: of the stage's weights.
@@ -111,6 +112,7 @@ class StageExecutor:
         self,
         job: JobSpec,
         layers: StageLayers,
+        rows: StageRows,
         place: Place,
         links: Links,
         schedule: Schedule,
@@ -123,6 +125,7 @@ class StageExecutor:
         self.progress = Progress()
         self._job = job
         self._layers = layers
+        self._rows = rows
         self._place = place
         self._links = links
         self._inbox = links.inbox
@@ -135,7 +138,7 @@ class StageExecutor:
         self._depth = schedule.micro_batches if schedule.lockstep else depth(place)
         # What this worker computes with; labels travel on from host to host.
         self._needed = (*layers.graph.inputs, *(("label",) if links.after is None else ()))
-        self._arrivals = Arrivals(links.inbox, layers.staging, self.upload, layers.rows)
+        self._arrivals = Arrivals(links.inbox, layers.staging, self.upload, rows)
         self._source: TrainingSource | None = None
         self._opened = 0  # steps begun
         self._open: deque[_Step] = deque()  # with micro-batches to come
@@ -172,7 +175,9 @@ class StageExecutor:
     def evaluate(self, split: Split) -> tuple[Tensor, Tensor]:
         """Predict a held-out split; in the last stage all scores and labels [n], else empty."""
         self.progress.phase = split
-        evaluation = Evaluation(self._job, self._layers, self._place, self._links, self._template)
+        evaluation = Evaluation(
+            self._job, self._layers, self._rows, self._place, self._links, self._template
+        )
         return evaluation.run(split)
 
     def drain(self) -> None:
@@ -258,7 +263,7 @@ class StageExecutor:
         else:
             batch = self._arrivals.micro_batch(self._frame(FORWARD, step, step.own[step.forward]))
             step.rows += [batch.rows] if batch.rows is not None else []
-        self._layers.rows.bind(batch.rows, batch.position)
+        self._rows.bind(batch.rows, batch.position)
         self._versions.use(step.number)
         if self._lockstep and self._template is None:
             self._template = {name: tensor.detach() for name, tensor in batch.tensors.items()}

@@ -10,7 +10,6 @@ from workers.device.copies import Staging
 from workers.learning.precision import Precision
 from workers.links.all_reduce import StageGroup
 from workers.model.trace import StageGraph
-from workers.stage.rows import StageRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +18,6 @@ class StageLayers:
 
     Args:
         graph: the layers, on the device.
-        rows: their embeddings'.
         group: the workers of the stage.
         device: that they compute on.
         staging: to and from the device.
@@ -27,14 +25,13 @@ class StageLayers:
     """
 
     graph: StageGraph
-    rows: StageRows
     group: StageGroup
     device: torch.device
     staging: Staging
     precision: Precision
 
     def run(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Outputs of inputs on the device, whose rows are bound."""
+        """Outputs of inputs on the device, whose embeddings' rows are bound."""
         with self.precision.computing():
             results = self.graph.module(*(tensors[name] for name in self.graph.inputs))
         return dict(zip(self.graph.outputs, results, strict=True))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from chassis.security import is_loopback
+from protos.job_pb2 import JobSpec
 from protos.naming import table_prefix
 from protos.node_pb2 import LaunchRequest
 from protos.stage_pb2 import StageWorkers, Topology
@@ -16,12 +16,17 @@ from workers.data import Dataset, GlobalBatches
 from workers.device.copies import staging_for
 from workers.device.units import VISIBLE
 from workers.learning.precision import Precision
-from workers.links.all_reduce import Rendezvous, StageGroup
-from workers.links.combine import Combiner, Hub, hosts_of
+from workers.links.all_reduce import (
+    Rendezvous,
+    StageGroup,
+    join_processes,
+    processes_allowed,
+)
 from workers.links.inbox import Inbox
 from workers.links.notices import NoticeBoard, Notices
 from workers.links.outbox import Outbox
 from workers.links.pipeline import Links, Place
+from workers.links.ring_port import RingPort, join_stage
 from workers.links.transport import Neighbours
 from workers.model.entry import job_model
 from workers.model.trace import LayerInfo, StageGraph, TracedModel
@@ -145,7 +150,7 @@ def build(
     topology: Topology,
     inbox: Inbox,
     board: NoticeBoard,
-    hub: Hub,
+    port: RingPort | None,
     rendezvous: Rendezvous | None,
     stop: threading.Event,
 ) -> Parts:
@@ -154,7 +159,7 @@ def build(
     Args:
         inbox: where frames for this worker arrive.
         board: where notices do.
-        hub: where sums of workers on several hosts meet, at rank 0.
+        port: where the worker before this one in the stage connects; None: it is alone.
         rendezvous: rank 0's own; None elsewhere.
     """
     job, place, device = share.launch.job, share.place, share.device
@@ -170,8 +175,7 @@ def build(
 
     links = Links(inbox, outbox(place.stage - 1), outbox(place.stage + 1))
     own = topology.stages[place.stage]
-    combiner = _combiner(own, place.rank, hub, stop)
-    group = StageGroup(place.rank, len(own.addresses), own.rendezvous, rendezvous, device, combiner)
+    group = _group(share, own, port, rendezvous, stop)
     module = share.graph.module.to(device)
     split = split_experts(module, group) if job.train.split_experts else []
     if split:
@@ -179,56 +183,106 @@ def build(
     notices = Notices(
         (place.stage, place.rank), [stage.addresses for stage in topology.stages], board
     )
-    staleness, schedule = share.staleness, share.schedule
-    order = RowOrder(place, schedule, staleness, notices, inbox)
-    rows = StageRows(
-        module,
-        share.graph.keys_of,
+    return assemble(
+        job,
+        place,
+        StageLayers(share.graph, group, device, staging, share.precision),
+        links,
+        notices,
         client,
-        order,
-        lambda step: len(schedule.own(step, place.rank, place.width)),
-        staging,
+        share.schedule,
+        share.staleness,
         share.tables,
+        lockstep=bool(split),
+    )
+
+
+def assemble(
+    job: JobSpec,
+    place: Place,
+    layers: StageLayers,
+    links: Links,
+    notices: Notices,
+    client: ParameterClient,
+    schedule: Schedule,
+    staleness: int,
+    tables: str,
+    *,
+    lockstep: bool = False,
+) -> Parts:
+    """The parts of a connected worker, its layers on their device.
+
+    Args:
+        staleness: updates that a step lacks.
+        tables: what the names of the job's tables begin with.
+        lockstep: whether the workers of the stage share out experts.
+    """
+    graph, inbox = layers.graph, links.inbox
+    rows = StageRows(
+        graph.module,
+        graph.keys_of,
+        client,
+        RowOrder(place, schedule, staleness, notices, inbox),
+        lambda step: len(schedule.own(step, place.rank, place.width)),
+        layers.staging,
+        tables,
         job.servers,
     )
-    board.on_notice = rows.pull_waiting
-    layers = StageLayers(share.graph, rows, group, device, staging, share.precision)
-    versions = Versions(module, staleness)
-    update = Update(job, module, group, schedule.steps, versions)
+    notices.board.on_notice = rows.pull_waiting
     commits = RowCommits(
         rows,
         client,
-        staging,
-        share.tables,
-        f"{share.tables}{place.stage}",
+        layers.staging,
+        tables,
+        f"{tables}{place.stage}",
         place.rank,
         place.width,
         measured=job.train.clip > 0,
     )
+    versions = Versions(graph.module, staleness)
     ending = Ending(
         job,
         place,
-        update,
+        Update(job, graph.module, layers.group, schedule.steps, versions),
         commits,
-        LossScales(share.precision.loss_scale(), staleness),
+        LossScales(layers.precision.loss_scale(), staleness),
         notices,
         inbox,
         schedule.steps,
         staleness,
-        at_once=device.type == "cpu",
+        at_once=layers.device.type == "cpu",
     )
     executor = StageExecutor(
-        job, layers, place, links, schedule, versions, ending, staleness, lockstep=bool(split)
+        job,
+        layers,
+        rows,
+        place,
+        links,
+        schedule,
+        versions,
+        ending,
+        staleness,
+        lockstep=lockstep,
     )
-    return Parts(client, links, group, rows, commits, ending, notices, executor)
+    return Parts(client, links, layers.group, rows, commits, ending, notices, executor)
 
 
-def _combiner(own: StageWorkers, rank: int, hub: Hub, stop: threading.Event) -> Combiner | None:
-    """What sums among workers on several hosts; None where torch.distributed may."""
-    store, _, _ = own.rendezvous.rpartition(":")
-    if len(hosts_of(list(own.addresses))) == 1 or not is_loopback(store):
-        return None
-    return Combiner(rank, own.addresses[0], None if rank else hub, stop.is_set)
+def _group(
+    share: Share,
+    own: StageWorkers,
+    port: RingPort | None,
+    rendezvous: Rendezvous | None,
+    stop: threading.Event,
+) -> StageGroup:
+    """The workers of the stage, with collectives of torch's where they are of use and allowed."""
+    if port is None:
+        return StageGroup(share.device)
+    wanted = share.device.type == "cuda" or share.launch.job.train.split_experts
+    has_processes = wanted and processes_allowed(own.addresses, own.rendezvous)
+    if has_processes:
+        join_processes(port.rank, port.size, own.rendezvous, rendezvous, share.device)
+    ring = join_stage(port, own.addresses, stop.is_set)
+    return StageGroup(share.device, ring, has_processes=has_processes)
 
 
 def _device(launch: LaunchRequest) -> torch.device:

@@ -13,8 +13,8 @@ from workers.data.reader import Split
 from workers.errors import DivergedError
 from workers.learning import quality as metrics
 from workers.links.all_reduce import Rendezvous
-from workers.links.combine import Hub
 from workers.links.inbox import Inbox, Stopped
+from workers.links.ring_port import RingPort
 from workers.links.transport import StageService
 from workers.model.saved import KeptModel, SavedModel, saved_model
 from workers.stage.experts import whole_state
@@ -45,10 +45,10 @@ class Worker:
         self._share = Share.of(launch)
         place = self._share.place
         self._inbox = Inbox(stop)
-        self._hub = Hub(place.width, stop.is_set)
-        self._service = StageService(self._inbox, self._hub)
-        self._server = self._service.serve(bind, threads=8 + 8 * place.width_before + place.width)
-        host = self._server.address.rpartition(":")[0]
+        host = bind.rpartition(":")[0]
+        self._port = RingPort(place.rank, place.width, host) if place.width > 1 else None
+        self._service = StageService(self._inbox, self._port)
+        self._server = self._service.serve(bind, threads=8 + 8 * place.width_before)
         hosts_store = place.width > 1 and place.rank == 0
         self._rendezvous = Rendezvous(host) if hosts_store else None
 
@@ -78,7 +78,7 @@ class Worker:
                 topology,
                 self._inbox,
                 self._service.board,
-                self._hub,
+                self._port,
                 self._rendezvous,
                 self._stop,
             )

@@ -20,8 +20,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from protos.stage_pb2 import JoinReply, JoinRequest
 from workers.learning.reduction import reduce_gradients, reduced_over
-from workers.links.all_reduce import Rendezvous, StageGroup
+from workers.links.all_reduce import Rendezvous, StageGroup, join_processes
+from workers.links.ring import Ring
+from workers.links.ring_port import RingPort
 from workers.moe.group import ExpertGroup, Rates
 from workers.moe.layer import MoE
 from workers.stage.experts import split_experts, whole_state
@@ -198,7 +201,9 @@ def check_autocast(group: ExpertGroup) -> float:
 def check_stage(rank: int, folder: Path) -> float:
     """The reducer of a stage sums replicas, and leaves experts and their tags alone."""
     dist.destroy_process_group()
-    stage = StageGroup(rank, WORLD, *meet(rank, folder / "stage"), torch.device("cpu"))
+    cpu = torch.device("cpu")
+    join_processes(rank, WORLD, *meet(rank, folder / "stage"), cpu)
+    stage = StageGroup(cpu, ring_of(rank), has_processes=True)
     layer = MoE(DIM, 8, seed=rank, group=dist.group.WORLD)
     for parameter in layer.parameters():
         parameter.grad = torch.full_like(parameter, rank + 1.0)
@@ -213,6 +218,16 @@ def check_stage(rank: int, folder: Path) -> float:
     stage.barrier()
     stage.close()
     return largest(errors)
+
+
+def ring_of(rank: int) -> Ring:
+    port = RingPort(rank, WORLD, "127.0.0.1")
+    replies: list[Any] = [None] * WORLD
+    before = (rank - 1) % WORLD
+    admitted = port.admit(JoinRequest(rank=before, size=WORLD)).SerializeToString()
+    dist.all_gather_object(replies, admitted)
+    after = JoinReply.FromString(replies[(rank + 1) % WORLD])
+    return port.join(after, "127.0.0.1", lambda: False)
 
 
 def whole_again(stage: StageGroup) -> list[Tensor]:

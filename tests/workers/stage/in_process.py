@@ -15,11 +15,11 @@ from workers.data.columns import Batch
 from workers.device.copies import OnHost
 from workers.learning.precision import Precision
 from workers.links.all_reduce import StageGroup
-from workers.links.combine import Combiner, Hub
 from workers.links.frames import Frame
 from workers.links.inbox import Inbox
 from workers.links.outbox import Outbox
 from workers.links.pipeline import Links, Place
+from workers.links.ring_port import local_rings
 from workers.model.trace import TracedModel
 from workers.stage.executor import StageExecutor
 from workers.stage.layers import StageLayers
@@ -129,7 +129,9 @@ class Pipeline:
         self._dataset = Steps(steps, micro_batches)
         self._stop = threading.Event()
         self._inboxes = [[Inbox(self._stop) for _ in range(width)] for width in widths]
-        self._hubs = [Hub(width, self._stop.is_set) for width in widths]
+        self._rings = [
+            local_rings(width, self._stop.is_set) if width > 1 else [None] for width in widths
+        ]
 
     def run(self):
         """Train; the workers by stage and rank."""
@@ -141,6 +143,8 @@ class Pipeline:
                 workers = [future.result(LIMIT_S) for future in futures]
             finally:
                 self._stop.set()
+                for ring in (ring for rings in self._rings for ring in rings if ring is not None):
+                    ring.close()
         return [[w for w in workers if w.place.stage == s] for s in range(len(self._widths))]
 
     def _graph(self, stage):
@@ -166,9 +170,7 @@ class Pipeline:
 
     def _made(self, place, graph):
         stage, job, staging, precision = place.stage, self._job, OnHost(), Precision.of("", CPU)
-        hub = self._hubs[stage]
-        combiner = Combiner(place.rank, "nowhere", hub, self._stop.is_set)
-        group = StageGroup(place.rank, place.width, "", None, CPU, combiner)
+        group = StageGroup(CPU, self._rings[stage][place.rank])
         bound = StalenessBound(job.train.staleness, self._stop, ordered=stage == 0)
         rows = StageRows(
             graph.module, graph.keys_of, self.client, bound, staging, "job.", job.servers

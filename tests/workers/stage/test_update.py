@@ -12,7 +12,7 @@ from protos.job_pb2 import JobSpec
 from workers.device.copies import OnHost
 from workers.learning.precision import Precision
 from workers.links.all_reduce import StageGroup
-from workers.links.combine import Combiner, Hub
+from workers.links.ring_port import local_rings
 from workers.moe.layer import MoE
 from workers.stage.rows import PulledRows
 from workers.stage.update import Update
@@ -25,11 +25,7 @@ SIZE = 3
 def together():
     """Runs a function of the group on each of three workers; what each gave."""
     stop = threading.Event()
-    hub = Hub(SIZE, stop.is_set)
-    groups = [
-        StageGroup(r, SIZE, "", None, CPU, Combiner(r, "nowhere", hub, stop.is_set))
-        for r in range(SIZE)
-    ]
+    groups = [StageGroup(CPU, ring) for ring in local_rings(SIZE, stop.is_set)]
 
     def run(work):
         with ThreadPoolExecutor(SIZE) as pool:
@@ -37,6 +33,8 @@ def together():
 
     yield run
     stop.set()
+    for group in groups:
+        group.close()
 
 
 def job_of(name="sgd", **optimizer):
@@ -87,7 +85,7 @@ def test_all_workers_begin_alike_and_take_the_step_of_the_sum(together):
 def test_one_worker_equals_torch():
     module, plain = layer(1), layer(1)
     job = job_of("adamw", weight_decay=0.1, schedule="cosine", warmup_steps=2)
-    update = Update(job, module, StageGroup(0, 1, "", None, CPU), 6, Precision.of("", CPU))
+    update = Update(job, module, StageGroup(CPU), 6, Precision.of("", CPU))
     optimizer = torch.optim.AdamW(plain.parameters(), lr=0.5, weight_decay=0.1)
     for step in range(6):
         warm = (step + 1) / 3
@@ -157,6 +155,6 @@ def test_a_bias_gate_moves_once_a_step_by_what_all_workers_sent(together):
 
 
 def test_a_stage_without_parameters_takes_steps():
-    update = Update(job_of(), nn.ReLU(), StageGroup(0, 1, "", None, CPU), 10, Precision.of("", CPU))
+    update = Update(job_of(), nn.ReLU(), StageGroup(CPU), 10, Precision.of("", CPU))
     loss, counts = update.apply(0, torch.tensor(2.0), [])
     assert (loss.item(), counts) == (2.0, True)

@@ -1,0 +1,430 @@
+"""A stage's workers in a ring: each sends to the next rank, and sums go round it twice.
+
+The first way round adds up: rank 0 sends its values, each rank adds its own to what came, and the
+last has the sum; the second takes it to all. Values travel in segments, so that all links are in
+use at once. Every element is thus ((x0 + x1) + x2) + ... in the order of ranks, in its own dtype,
+however values are grouped. Where a worker goes away its connections close, the next one closes its
+own, and so on: all know within the time that a byte takes to go round.
+"""
+
+import contextlib
+import queue
+import select
+import socket
+import ssl
+import struct
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from workers.errors import PeerLostError
+from workers.links.inbox import Stopped
+
+SEGMENT = 1 << 19  # bytes
+SILENCE_S = 30  # after which a worker that keeps its connection open counts as gone
+_ALIVE_S = 2.0  # between signs of life of a worker that has nothing to send
+_CLOSE_S = 5.0
+_PART, _SUM, _ALIVE, _LEAVE = range(4)
+# Kind, dtype, whether this is the series' last bucket; series, bucket, its bytes, place and length.
+_HEAD = struct.Struct("!BBBqIQQI")
+_DTYPES = (
+    *(torch.float32, torch.float64, torch.float16, torch.bfloat16),
+    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8),
+)
+_JOINED = 1 << 14  # bytes of a payload up to which head and payload are one write
+
+
+class SumError(RuntimeError):
+    """Workers that do not sum the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class BucketId:
+    """Which values: `number` counts those of a series, the sums of a step, say."""
+
+    series: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """What must be the same of a bucket on all workers."""
+
+    dtype: torch.dtype
+    size: int  # bytes
+    last: bool
+
+    def __str__(self) -> str:
+        name = str(self.dtype).removeprefix("torch.")
+        return f"{name}[{self.size // self.dtype.itemsize}]{' at the end' if self.last else ''}"
+
+
+@dataclass(slots=True, eq=False)
+class Bucket:
+    """Values that are being summed in place: flat, contiguous, on the host.
+
+    Attributes:
+        missing: segments whose sum is not here.
+        sending: segments that are sent out of the values' memory.
+    """
+
+    id: BucketId
+    values: Tensor
+    shape: _Shape
+    bytes: Tensor = field(init=False)
+    missing: int = field(init=False)
+    sending: int = 0
+
+    def __post_init__(self) -> None:
+        self.bytes = self.values.view(torch.uint8)
+        self.missing = len(self.segments())
+
+    def segments(self) -> range:
+        """Where each segment begins."""
+        return range(0, max(1, self.shape.size), SEGMENT)
+
+    def part(self, offset: int, length: int) -> Tensor:
+        """The values of a segment."""
+        return self.bytes[offset : offset + length].view(self.shape.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class _Message:
+    """What goes to the next rank: a segment, or a word without one.
+
+    Attributes:
+        of: the bucket in whose memory the payload lies.
+        buffer: of ours in which it lies.
+    """
+
+    kind: int
+    id: BucketId
+    shape: _Shape
+    offset: int
+    payload: Tensor  # bytes
+    of: Bucket | None = None
+    buffer: Tensor | None = None
+
+    def head(self) -> bytes:
+        return _HEAD.pack(
+            *(self.kind, _DTYPES.index(self.shape.dtype), self.shape.last),
+            *(self.id.series, self.id.number, self.shape.size, self.offset, len(self.payload)),
+        )
+
+
+_NOTHING = torch.empty(0, dtype=torch.uint8)
+
+
+def _word(kind: int, rank: int = 0) -> _Message:
+    return _Message(kind, BucketId(0, rank), _Shape(torch.uint8, 0, False), 0, _NOTHING)
+
+
+class Ring:
+    """One worker's place in the ring.
+
+    Attributes:
+        on_loss: called once when a worker is gone, by a thread of the ring's.
+
+    Args:
+        before: the connection on which the rank before sends.
+        after: the connection to the next rank.
+        stop: True gives up waiting.
+        silence_s: seconds without a sign of life after which the rank before counts as gone. They
+            are counted one by one, so that a pause of this worker's own host is none of others.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        before: socket.socket,
+        after: socket.socket,
+        stop: Callable[[], bool],
+        silence_s: int = SILENCE_S,
+    ) -> None:
+        self.rank = rank
+        self.size = size
+        self.on_loss: Callable[[], object] | None = None
+        self._before = before
+        self._after = after
+        self._stop = stop
+        self._silence_s = silence_s
+        self._changed = threading.Condition()
+        self._open: dict[BucketId, Bucket] = {}
+        self._early: dict[BucketId, list[_Message]] = {}  # parts that came before our own values
+        self._left: int | None = None  # a rank that said goodbye
+        self._lost: Exception | None = None
+        self._closing = False
+        self._buffers: queue.SimpleQueue[Tensor] = queue.SimpleQueue()
+        self._outgoing: queue.SimpleQueue[_Message | None] = queue.SimpleQueue()
+        before.setblocking(False)
+        after.setblocking(True)
+        self._threads = [
+            threading.Thread(target=work, name=f"ring {name}", daemon=True)
+            for name, work in (("receives", self._receive), ("sends", self._send))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @torch.inference_mode()
+    def begin(self, id_: BucketId, values: Tensor, *, last: bool) -> Bucket:
+        """Begin to replace `values` [n] by their sum; leave them alone until `wait` has returned.
+
+        All workers begin the same buckets, in an order of their own.
+
+        Args:
+            last: no bucket of the series follows.
+
+        Raises:
+            PeerLostError: a worker is gone.
+            SumError: another brings values of another number or dtype under this id.
+        """
+        if values.dtype not in _DTYPES:
+            names = ", ".join(str(d).removeprefix("torch.") for d in _DTYPES)
+            raise SumError(f"{values.dtype} cannot be summed; expected one of {names}")
+        shape = _Shape(values.dtype, values.numel() * values.element_size(), last)
+        bucket = Bucket(id_, values, shape)
+        with self._changed:
+            self._check()
+            if self._left is not None:
+                raise PeerLostError(f"worker {self._left} of the stage has left")
+            self._open[id_] = bucket
+            early = self._early.pop(id_, [])
+        if self.rank == 0:
+            for offset in bucket.segments():
+                self._pass_on(_PART, bucket, offset, min(SEGMENT, shape.size - offset))
+        for message in early:
+            self._add(bucket, message)
+        return bucket
+
+    def wait(self, bucket: Bucket) -> None:
+        """Return once a bucket's values are the sum, and the caller's again.
+
+        Raises:
+            PeerLostError, SumError
+            Stopped: this process was asked to end.
+        """
+        with self._changed:
+            while bucket.missing or bucket.sending:
+                self._check()
+                if self._stop():
+                    raise Stopped("stopped")
+                self._changed.wait(0.2)
+
+    def close(self) -> None:
+        """Say goodbye once all is sent that others need; safe to repeat."""
+        with self._changed:
+            already, self._closing = self._closing, True
+        if already:
+            return
+        self._outgoing.put(_word(_LEAVE, self.rank))
+        self._outgoing.put(None)
+        self._threads[1].join(_CLOSE_S)
+        self._hang_up()
+        self._threads[0].join(_CLOSE_S)
+        self._before.close()
+        self._after.close()
+
+    def _check(self) -> None:
+        if isinstance(self._lost, SumError):
+            raise SumError(str(self._lost))
+        if self._lost is not None:
+            raise PeerLostError(str(self._lost)) from self._lost
+        if self._closing:
+            raise PeerLostError("this worker has left its stage's ring")
+
+    def _lose(self, error: Exception) -> None:
+        """Give up: whoever waits is told, and by the closed connections all other workers."""
+        with self._changed:
+            first = self._lost is None and not self._closing
+            if first:
+                self._lost = error
+            self._changed.notify_all()
+        self._outgoing.put(None)
+        self._hang_up()
+        if first and self.on_loss is not None:
+            self.on_loss()
+
+    def _hang_up(self) -> None:
+        for connection in (self._before, self._after):
+            with contextlib.suppress(OSError):  # it is down already
+                # Not its own method: that of TLS would go on in the clear.
+                socket.socket.shutdown(connection, socket.SHUT_RDWR)
+
+    def _pass_on(self, kind: int, bucket: Bucket, offset: int, length: int) -> None:
+        """Send a segment out of a bucket's own memory."""
+        with self._changed:
+            bucket.sending += 1
+        payload = bucket.bytes[offset : offset + length]
+        self._outgoing.put(_Message(kind, bucket.id, bucket.shape, offset, payload, bucket))
+
+    def _have(self, bucket: Bucket) -> None:
+        """Note that one more segment is the sum."""
+        with self._changed:
+            bucket.missing -= 1
+            self._settle(bucket)
+
+    def _settle(self, bucket: Bucket) -> None:
+        if not bucket.missing and not bucket.sending:
+            self._open.pop(bucket.id, None)
+            self._changed.notify_all()
+
+    def _add(self, bucket: Bucket, message: _Message) -> None:
+        """Add our own values to a part that came, and send it on."""
+        if message.shape != bucket.shape:
+            raise self._mismatch(bucket, message.shape)
+        offset, length = message.offset, len(message.payload)
+        own = bucket.part(offset, length)
+        came = message.payload.view(bucket.shape.dtype)
+        if self.rank == self.size - 1:
+            torch.add(came, own, out=own)
+            self._release(message)
+            self._pass_on(_SUM, bucket, offset, length)
+            self._have(bucket)
+        else:
+            torch.add(came, own, out=came)
+            self._outgoing.put(message)
+
+    def _mismatch(self, bucket: Bucket, shape: _Shape) -> SumError:
+        error = SumError(
+            f"sum {bucket.id.number} of {bucket.id.series}: worker {self.rank} brings "
+            f"{bucket.shape}, those before it {shape}; expected the same of all"
+        )
+        self._lose(error)
+        return error
+
+    def _buffer(self) -> Tensor:
+        try:
+            return self._buffers.get_nowait()
+        except queue.Empty:
+            return torch.empty(SEGMENT, dtype=torch.uint8)
+
+    def _release(self, message: _Message) -> None:
+        if message.buffer is not None:
+            self._buffers.put(message.buffer)
+
+    @torch.inference_mode()
+    def _receive(self) -> None:
+        """The thread that takes what the rank before sends."""
+        poll = select.poll()
+        poll.register(self._before, select.POLLIN)
+        head = bytearray(_HEAD.size)
+        try:
+            while True:
+                self._fill(poll, memoryview(head))
+                kind, dtype, last, series, number, size, offset, length = _HEAD.unpack(head)
+                if kind == _LEAVE:
+                    self._take_leave(number)
+                    if number == (self.rank - 1) % self.size:
+                        return
+                elif kind in (_PART, _SUM):
+                    shape = _Shape(_DTYPES[dtype], size, bool(last))
+                    self._take(poll, kind, BucketId(series, number), shape, offset, length)
+        except SumError:
+            pass  # told to the others and to whoever waits
+        except (OSError, ValueError, IndexError, RuntimeError) as error:
+            before = (self.rank - 1) % self.size
+            self._lose(PeerLostError(f"worker {before} of the stage: {error}"))
+
+    def _take_leave(self, rank: int) -> None:
+        """A rank has left: what is open now it will bring nothing to any more."""
+        with self._changed:
+            self._left = rank
+            doomed = any(bucket.missing for bucket in self._open.values())
+        if doomed:
+            self._lose(PeerLostError(f"worker {rank} of the stage has left"))
+        elif rank != (self.rank + 1) % self.size:
+            self._outgoing.put(_word(_LEAVE, rank))
+
+    def _take(
+        self,
+        poll: select.poll,
+        kind: int,
+        id_: BucketId,
+        shape: _Shape,
+        offset: int,
+        length: int,
+    ) -> None:
+        bucket = self._open.get(id_)
+        if kind == _SUM:
+            if bucket is None or bucket.shape != shape:
+                raise ConnectionError(f"a sum that nobody asked for: {id_}")
+            payload = bucket.bytes[offset : offset + length]
+            self._fill(poll, _memory(payload))
+            if self.rank != self.size - 2:  # the way ends before the rank that made it
+                self._pass_on(_SUM, bucket, offset, length)
+            self._have(bucket)
+            return
+        if length > SEGMENT:
+            raise ConnectionError(f"a segment of {length} bytes; expected at most {SEGMENT}")
+        buffer = self._buffer()
+        payload = buffer[:length]
+        self._fill(poll, _memory(payload))
+        message = _Message(_PART, id_, shape, offset, payload, buffer=buffer)
+        with self._changed:
+            bucket = self._open.get(id_)
+            if bucket is None:
+                self._early.setdefault(id_, []).append(message)
+                return
+        self._add(bucket, message)
+
+    def _fill(self, poll: select.poll, view: memoryview) -> None:
+        """Receive until `view` is full.
+
+        Raises:
+            OSError: the connection is closed or broken, or nothing came for too long.
+        """
+        silent = 0
+        while view:
+            try:
+                count = self._before.recv_into(view)
+            except (BlockingIOError, ssl.SSLWantReadError):
+                if poll.poll(1000):
+                    continue
+                silent += 1
+                if silent >= self._silence_s:
+                    raise TimeoutError(f"no sign of life for {silent} s") from None
+                continue
+            if not count:
+                raise ConnectionError("closed the connection")
+            silent = 0
+            view = view[count:]
+
+    def _send(self) -> None:
+        """The thread that sends to the next rank."""
+        alive = _word(_ALIVE)
+        while True:
+            try:
+                message = self._outgoing.get(timeout=_ALIVE_S)
+            except queue.Empty:
+                message = alive
+            if message is None:
+                return
+            try:
+                self._write(message.head(), _memory(message.payload))
+            except OSError as error:
+                if message.kind in (_PART, _SUM):
+                    after = (self.rank + 1) % self.size
+                    self._lose(PeerLostError(f"worker {after} of the stage: {error}"))
+                # A word may come too late for one that left; if it died, the ring tells.
+                return
+            if message.of is None:
+                self._release(message)
+                continue
+            with self._changed:
+                message.of.sending -= 1
+                self._settle(message.of)
+
+    def _write(self, head: bytes, payload: memoryview) -> None:
+        if len(payload) <= _JOINED:
+            self._after.sendall(head + payload)
+        else:
+            self._after.sendall(head)
+            self._after.sendall(payload)
+
+
+def _memory(values: Tensor) -> memoryview:
+    return values.numpy().data

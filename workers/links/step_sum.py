@@ -1,0 +1,147 @@
+"""A step's tensors, summed over a stage's workers while the step goes on."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from workers.links.ring import Bucket, BucketId, Ring
+
+_BUCKET = 1 << 20  # bytes
+
+
+class StepSum(Protocol):
+    """Sums of one step that are under way."""
+
+    def add(self, tensors: Sequence[Tensor]) -> None:
+        """Begin to sum tensors, which all workers add in the same order, dtypes and shapes.
+
+        The tensors are to be left alone until `wait` has returned.
+
+        Raises:
+            PeerLostError: a worker is gone.
+            SumError: a worker adds others.
+        """
+        ...
+
+    def wait(self) -> None:
+        """Return once all that was added holds the sums over the workers; add nothing after it.
+
+        Raises:
+            PeerLostError, SumError
+            Stopped: this process was asked to end.
+        """
+        ...
+
+
+class NoSum:
+    """Of one worker: each tensor is its own sum."""
+
+    def add(self, tensors: Sequence[Tensor]) -> None:
+        """Nothing is to be done."""
+
+    def wait(self) -> None:
+        """Nothing is to be done."""
+
+
+@dataclass(slots=True)
+class _Small:
+    tensors: list[Tensor] = field(default_factory=list)
+    bytes: int = 0
+
+
+class Buckets:
+    """Tensors put together: a large one is a bucket, small ones of a dtype make up one.
+
+    Which these are follows from dtypes and sizes in the order of adding alone, so all workers make
+    the same.
+    """
+
+    def __init__(self) -> None:
+        self._small: dict[torch.dtype, _Small] = {}
+
+    def add(self, tensors: Iterable[Tensor]) -> list[list[Tensor]]:
+        """The buckets that are full."""
+        full = []
+        for tensor in map(Tensor.detach, tensors):
+            if tensor.nbytes >= _BUCKET:
+                full.append([tensor])
+                continue
+            small = self._small.setdefault(tensor.dtype, _Small())
+            small.tensors.append(tensor)
+            small.bytes += tensor.nbytes
+            if small.bytes >= _BUCKET:
+                full.append(self._small.pop(tensor.dtype).tensors)
+        return full
+
+    def rest(self) -> list[list[Tensor]]:
+        """What is left, once all has been added."""
+        small, self._small = self._small, {}
+        return [of_dtype.tensors for of_dtype in small.values()]
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """A bucket on the ring, and the tensors that it is a copy of; none: its own memory."""
+
+    bucket: Bucket
+    tensors: Sequence[Tensor]
+
+
+class RingSum:
+    """Sums over a ring.
+
+    Args:
+        series: their name; the same on all workers, and given once.
+    """
+
+    def __init__(self, ring: Ring, series: int) -> None:
+        self._ring = ring
+        self._series = series
+        self._buckets = Buckets()
+        self._sent: list[_Sent] = []
+
+    def add(self, tensors: Sequence[Tensor]) -> None:
+        """As `StepSum.add`."""
+        for bucket in self._buckets.add(tensors):
+            self._begin(bucket, last=False)
+
+    def wait(self) -> None:
+        """As `StepSum.wait`."""
+        rest = self._buckets.rest()
+        for bucket in rest[:-1]:
+            self._begin(bucket, last=False)
+        # Says that it is the last, so that workers that added more or less find out.
+        self._begin(rest[-1] if rest else [], last=True)
+        for sent in self._sent:
+            self._ring.wait(sent.bucket)
+            copy_back(sent.bucket.values, sent.tensors)
+        self._sent = []
+
+    def _begin(self, tensors: Sequence[Tensor], *, last: bool) -> None:
+        flat = flattened(tensors)
+        in_place = is_one(tensors) and flat.is_cpu
+        bucket = self._ring.begin(BucketId(self._series, len(self._sent)), flat.cpu(), last=last)
+        self._sent.append(_Sent(bucket, () if in_place else tensors))
+
+
+def is_one(tensors: Sequence[Tensor]) -> bool:
+    """Whether a bucket is a tensor that can be summed where it lies."""
+    return len(tensors) == 1 and tensors[0].is_contiguous()
+
+
+def flattened(tensors: Sequence[Tensor]) -> Tensor:
+    """A bucket as one tensor [n]: the memory of its only one, or a copy of all."""
+    if is_one(tensors):
+        return tensors[0].view(-1)
+    return torch.cat([tensor.reshape(-1) for tensor in tensors]) if tensors else torch.empty(0)
+
+
+def copy_back(values: Tensor, tensors: Sequence[Tensor]) -> None:
+    """Give tensors the values of the bucket that is a copy of them."""
+    if tensors:
+        parts = values.split([tensor.numel() for tensor in tensors])
+        for tensor, part in zip(tensors, parts, strict=True):
+            tensor.copy_(part.view_as(tensor))
