@@ -170,7 +170,7 @@ class StageExecutor:
         finally:
             self.progress.busy_s = self._busy.seconds()
             self.progress.ended = time.perf_counter()
-        self._end(TRAIN)
+        self._layers.group.barrier()  # the leader's commits are others', too
 
     def evaluate(self, split: Split) -> tuple[Tensor, Tensor]:
         """Predict a held-out split; in the last stage all scores and labels [n], else empty."""

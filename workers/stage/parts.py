@@ -30,7 +30,7 @@ from workers.links.ring_port import RingPort, join_stage
 from workers.links.transport import Neighbours
 from workers.model.entry import job_model
 from workers.model.trace import LayerInfo, StageGraph, TracedModel
-from workers.stage.commits import RowCommits
+from workers.stage.commits import PushedParts, RowCommits
 from workers.stage.ending import Ending
 from workers.stage.executor import StageExecutor
 from workers.stage.experts import split_experts
@@ -231,7 +231,7 @@ def assemble(
     notices.board.on_notice = rows.pull_waiting
     commits = RowCommits(
         rows,
-        client,
+        client if hasattr(client, "commit_async") else PushedParts(client),
         layers.staging,
         tables,
         f"{tables}{place.stage}",

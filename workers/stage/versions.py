@@ -75,7 +75,7 @@ class Versions:
 
         The module has it then, and the optimizer is to change it in place.
         """
-        if step > 0 and self._count > 1:
+        if step > 0 and self._count > 1 and self._where:
             newest = self._tensors[(step - 1) % self._count]
             torch._foreach_copy_(self._tensors[step % self._count], newest)
         self.use(step)
