@@ -34,7 +34,7 @@ from workers.profiling.peers import Peers
 from workers.profiling.reading import Reading, cycle_batches, time_reading
 from workers.profiling.rows import ShardRows
 from workers.profiling.scaling import Scaling, combined, fit_scaling
-from workers.profiling.timing import LayerTimer, Part, keys_of, share_of
+from workers.profiling.timing import LayerTimer, Part, share_of
 from workers.stage.source import tensors_of
 
 MAX_BATCH = 2048
@@ -122,7 +122,8 @@ class Profiler:
                 self._traced, self._job.train.optimizer, rows, self._device, self._precision
             )
             for batch in batches:
-                rows.warm(keys_of(timer.graphs), batch)
+                for graph in timer.graphs:
+                    rows.warm(graph, batch)
             if peers is not None:
                 peers.begin(batches, shards.addresses[0], together)
             begun = rows.server_seconds()

@@ -17,7 +17,7 @@ from protos.job_pb2 import DenseOptimizer
 from workers.learning.optimizers import make_optimizer
 from workers.learning.precision import Precision
 from workers.links.all_reduce import StageGroup
-from workers.model.trace import StageGraph, TracedModel
+from workers.model.trace import TracedModel
 from workers.profiling.rows import ShardRows
 
 
@@ -112,13 +112,13 @@ class LayerTimer:
     ) -> Sequence[float]:
         graph = self.graphs[index]
         parts = [0.0] * len(Part)
-        if graph.keys_of:
+        if graph.lookups:
             parts[Part.PULL] = self._handle(parts, group, lambda: self._rows.bind(graph, values))
         self._meet(group)
         begin = self._now()
         self.run_layer(index, values)
         parts[Part.COMPUTE] = self._now() - begin
-        if graph.keys_of:
+        if graph.lookups:
             parts[Part.PUSH] = self._handle(parts, group, lambda: self._rows.push(graph))
         return parts
 
@@ -140,11 +140,6 @@ class LayerTimer:
     def _meet(group: StageGroup | None) -> None:
         if group is not None:
             group.barrier()
-
-
-def keys_of(graphs: Iterable[StageGraph]) -> dict[str, str]:
-    """Model input with the keys, by embedding layer."""
-    return {name: source for graph in graphs for name, source in graph.keys_of.items()}
 
 
 def share_of(batch: Mapping[str, Tensor], rank: int, workers: int) -> dict[str, Tensor]:

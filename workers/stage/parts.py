@@ -220,7 +220,7 @@ def assemble(
     graph, inbox = layers.graph, links.inbox
     rows = StageRows(
         graph.module,
-        graph.keys_of,
+        graph.lookups,
         client,
         RowOrder(place, schedule, staleness, notices, inbox),
         lambda step: len(schedule.own(step, place.rank, place.width)),

@@ -19,8 +19,9 @@ from protos.job_pb2 import ServerSpec
 from ps import ParameterClient
 from ps.engine import _native as native
 from workers.device.copies import Staging, Upload
-from workers.embedding.sparse import SparseEmbedding, tables_of
+from workers.embedding.sparse import SparseEmbedding, bind_rows, tables_of
 from workers.links.frames import Frame, FrameId
+from workers.model.lookups import Lookup, Sources, embedding_at, keys_of, sources_by_table
 from workers.stage.staleness import RowOrder
 
 
@@ -28,9 +29,9 @@ from workers.stage.staleness import RowOrder
 class PulledRows:
     """Rows of one or more micro-batches, each distinct key once, here or on the way to a GPU."""
 
-    keys: dict[str, NDArray[np.uint64]]  # model input -> distinct keys [U]
+    keys: dict[Sources, NDArray[np.uint64]]  # distinct keys [U]
     rows: dict[str, Upload]  # table -> [U, dim]
-    inverse: dict[str, list[Upload]]  # model input -> per micro-batch, positions [n]
+    inverse: dict[Sources, list[Upload]]  # per micro-batch, positions [n]
     learning: bool
     leaves: dict[str, Tensor] = field(default_factory=dict)  # those of `rows` that were used
 
@@ -50,7 +51,7 @@ class StageRows:
 
     Args:
         module: the stage's module.
-        keys_of: embedding layer -> model input with its keys.
+        lookups: of its embeddings, in the order of its forward.
         staging: to and from the stage's device.
         order: of its pulls among the commits.
         share: how many micro-batches of a step are this worker's.
@@ -61,7 +62,7 @@ class StageRows:
     def __init__(
         self,
         module: nn.Module,
-        keys_of: Mapping[str, str],
+        lookups: Sequence[Lookup],
         client: ParameterClient,
         order: RowOrder,
         share: Callable[[int], int],
@@ -70,25 +71,27 @@ class StageRows:
         servers: ServerSpec,
     ) -> None:
         self.layers: dict[str, SparseEmbedding] = {}
-        for name in keys_of:
-            layer = module.get_submodule(name)
-            assert isinstance(layer, SparseEmbedding)
+        for lookup in lookups:
+            layer = embedding_at(module, lookup.embedding)
             layer.remote = True
-            self.layers[name] = layer
-        self.keys_of = dict(keys_of)
+            self.layers[lookup.embedding] = layer
         self.order = order
         self._client = client
         self._namespace = namespace
         self._share = share
         self._staging = staging
-        self._pulling = ThreadPoolExecutor(max(1, len(keys_of)), thread_name_prefix="pull")
+        self._pulling = ThreadPoolExecutor(max(1, len(self.layers)), thread_name_prefix="pull")
         self._arriving = ThreadPoolExecutor(1, thread_name_prefix="arriving")
         self._lock = threading.Lock()
         self._waiting: dict[FrameId, Frame] = {}  # whose rows must not be pulled yet
         self._ahead: dict[FrameId, Future[PulledRows | None]] = {}
         self._arrived: Counter[int] = Counter()  # micro-batches of a step that have their rows
         self.tables = tables_of(self.layers.values())
-        self._source = {layer.spec.table: keys_of[name] for name, layer in self.layers.items()}
+        self._sources = sources_by_table(module, lookups)
+        self._users = {
+            table: [layer for layer in self.layers.values() if layer.spec.table == table]
+            for table in self.tables
+        }
         for spec in self.tables.values():
             client.create_table(
                 namespace + spec.table,
@@ -103,23 +106,23 @@ class StageRows:
         """Pull the rows of some micro-batches' keys, each distinct key once."""
         if not self.layers:
             return None
-        keys: dict[str, NDArray[np.uint64]] = {}
-        inverse: dict[str, list[Upload]] = {}
-        for source in dict.fromkeys(self.keys_of.values()):
-            parts = [m[source].numpy().reshape(-1) for m in micro_batches]
+        keys: dict[Sources, NDArray[np.uint64]] = {}
+        inverse: dict[Sources, list[Upload]] = {}
+        for sources in dict.fromkeys(self._sources.values()):
+            parts = [keys_of(sources, m).numpy() for m in micro_batches]
             flat = parts[0] if len(parts) == 1 else np.concatenate(parts)
             distinct, positions = native.unique(flat)
-            keys[source] = distinct
+            keys[sources] = distinct
             each = torch.from_numpy(positions).split([len(p) for p in parts])
-            inverse[source] = [self._staging.upload(part) for part in each]
+            inverse[sources] = [self._staging.upload(part) for part in each]
         waiting = {
             table: self._pulling.submit(
                 self._client.pull_unique,
                 self._namespace + table,
-                keys[source],
+                keys[sources],
                 read_only=not learning,
             )
-            for table, source in self._source.items()
+            for table, sources in self._sources.items()
         }
         rows = {
             table: self._staging.upload(torch.from_numpy(f.result()))
@@ -157,17 +160,17 @@ class StageRows:
         """Give the layers their rows for the forward of the `index`-th micro-batch pulled."""
         if pulled is None:
             return
-        for name, layer in self.layers.items():
-            positions = pulled.inverse[self.keys_of[name]][index].here()
-            layer.bind(pulled.leaf(layer.spec.table), positions)
+        for table, sources in self._sources.items():
+            positions = pulled.inverse[sources][index].here()
+            bind_rows(self._users[table], pulled.leaf(table), positions)
 
     def collected(
         self, blocks: Sequence[PulledRows]
     ) -> Iterator[tuple[str, list[NDArray[np.uint64]], list[Tensor]]]:
         """What some rows have collected, by table: of each block keys [U], gradients [U, dim]."""
-        for table, source in self._source.items():
+        for table, sources in self._sources.items():
             pairs = [
-                (block.keys[source], leaf.grad)
+                (block.keys[sources], leaf.grad)
                 for block in blocks
                 if (leaf := block.leaves.get(table)) is not None and leaf.grad is not None
             ]
