@@ -276,7 +276,7 @@ class StageExecutor:
         batch = self._next_input(step)
         tensors = batch.on_device()
         with self._busy.running():
-            outputs = self._layers.run(tensors)
+            outputs = self._layers.train(tensors, step.number, spec.index)
         self._links.after.send(
             self._frame(FORWARD, step, spec), self._layers.leaving(outputs, batch.tensors)
         )
@@ -305,7 +305,7 @@ class StageExecutor:
         spec = step.own[step.forward]
         tensors = self._next_input(step).on_device()
         with self._busy.running():
-            outputs = self._layers.run(tensors)
+            outputs = self._layers.train(tensors, step.number, spec.index)
             prediction = _wide(next(iter(outputs.values())))
             loss = self._loss(prediction, tensors["label"]) * spec.weight
             auxiliary = self._auxiliary_loss()

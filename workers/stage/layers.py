@@ -9,6 +9,8 @@ from torch import Tensor
 from workers.device.copies import Staging
 from workers.learning.precision import Precision
 from workers.links.all_reduce import StageGroup
+from workers.model.randomness import Randomness
+from workers.model.statistics import RunningStatistics
 from workers.model.trace import StageGraph
 
 
@@ -22,6 +24,8 @@ class StageLayers:
         device: that they compute on.
         staging: to and from the device.
         precision: of forward passes.
+        randomness: that they draw from in training.
+        statistics: that they change in training.
     """
 
     graph: StageGraph
@@ -29,6 +33,13 @@ class StageLayers:
     device: torch.device
     staging: Staging
     precision: Precision
+    randomness: Randomness
+    statistics: RunningStatistics
+
+    def train(self, tensors: Mapping[str, Tensor], step: int, index: int) -> dict[str, Tensor]:
+        """The same as `run`, for micro-batch `index` of a step."""
+        with self.randomness.drawing(step, index), self.statistics.counting(step, index):
+            return self.run(tensors)
 
     def run(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Outputs of inputs on the device, whose embeddings' rows are bound."""

@@ -29,7 +29,10 @@ from workers.links.pipeline import Links, Place
 from workers.links.ring_port import RingPort, join_stage
 from workers.links.transport import Neighbours
 from workers.model.entry import job_model
+from workers.model.randomness import Randomness
+from workers.model.statistics import RunningStatistics
 from workers.model.trace import LayerInfo, StageGraph, TracedModel
+from workers.model.whole import job_micro_batches
 from workers.stage.commits import PushedParts, RowCommits
 from workers.stage.ending import Ending
 from workers.stage.executor import StageExecutor
@@ -54,6 +57,7 @@ class Share:
     Args:
         layers: of the whole model.
         graph: the stage's, on the host.
+        fixed: whether the job, not the plan, fixes the number of micro-batches.
         staleness: updates that a step lacks.
     """
 
@@ -65,6 +69,7 @@ class Share:
     graph: StageGraph
     batches: GlobalBatches
     schedule: Schedule
+    fixed: bool
     staleness: int
 
     @property
@@ -87,10 +92,11 @@ class Share:
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         traced = TracedModel(job_model(job))
         batches = GlobalBatches.of(job, Dataset.of(job, "train"))
+        fixed = job_micro_batches(job.train, traced.model)
         schedule = Schedule(
             batches.steps,
             batches.samples,
-            micro_batches_of(launch),
+            fixed or micro_batches_of(launch),
             lockstep=place.widths if job.train.split_experts else (),
         )
         return Share(
@@ -102,15 +108,16 @@ class Share:
             traced.stage(plan.first, plan.last),
             batches,
             schedule,
+            fixed > 0,
             staleness_of(launch),
         )
 
 
 def micro_batches_of(launch: LaunchRequest) -> int:
-    """Micro-batches of a step: the job's, else the plan's, else enough to have all workers busy."""
+    """Micro-batches of a step by the plan, where it says none enough to have all workers busy."""
     widths = [stage.units for stage in launch.stages]
     few = widths[0] if len(widths) == 1 else max(4, *widths)
-    return launch.job.train.micro_batches or launch.micro_batches or few
+    return launch.micro_batches or few
 
 
 def staleness_of(launch: LaunchRequest) -> int:
@@ -186,7 +193,15 @@ def build(
     return assemble(
         job,
         place,
-        StageLayers(share.graph, group, device, staging, share.precision),
+        StageLayers(
+            share.graph,
+            group,
+            device,
+            staging,
+            share.precision,
+            Randomness(module, job.train.seed, fixed=share.fixed),
+            RunningStatistics(module, place.width),
+        ),
         links,
         notices,
         client,
@@ -243,7 +258,7 @@ def assemble(
     ending = Ending(
         job,
         place,
-        Update(job, graph.module, layers.group, schedule.steps, versions),
+        Update(job, graph.module, layers.group, layers.statistics, schedule, versions),
         commits,
         LossScales(layers.precision.loss_scale(), staleness),
         notices,

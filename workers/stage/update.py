@@ -11,7 +11,9 @@ from workers.learning.optimizers import make_optimizer, make_schedule
 from workers.learning.reduction import reduced_over
 from workers.links.all_reduce import StageGroup
 from workers.links.step_sum import StepSum
+from workers.model.statistics import RunningStatistics
 from workers.moe.gates import Bias
+from workers.stage.schedule import Schedule
 from workers.stage.verdict import Report
 from workers.stage.versions import Versions, rekey
 
@@ -26,6 +28,7 @@ class Gradient:
             the gradients that no other worker has.
         used: float32, for each parameter whose gradient is summed how many workers have one.
         loads: of gates that a bias balances.
+        statistics: what normalising layers add to their running ones.
     """
 
     step: int
@@ -33,6 +36,7 @@ class Gradient:
     scalars: Tensor
     used: Tensor | None
     loads: list[Tensor]
+    statistics: list[Tensor]
 
 
 class Update:
@@ -40,21 +44,29 @@ class Update:
 
     Args:
         module: the stage's, on the device.
-        steps: of the whole training, for the learning rate.
-        staleness: updates that a step lacks.
+        statistics: of its normalising layers.
+        schedule: of the training.
         versions: of what training changes; the module's are those that all workers begin with.
     """
 
     def __init__(
-        self, job: JobSpec, module: nn.Module, group: StageGroup, steps: int, versions: Versions
+        self,
+        job: JobSpec,
+        module: nn.Module,
+        group: StageGroup,
+        statistics: RunningStatistics,
+        schedule: Schedule,
+        versions: Versions,
     ) -> None:
+        self._statistics = statistics
+        self._schedule = schedule
         self._group = group
         self._clip = job.train.clip > 0
         self._versions = versions
         parameters = versions.parameters(0)
         self._optimizer = make_optimizer(job.train.optimizer, parameters)
         self._rate = (
-            make_schedule(job.train.optimizer, self._optimizer, steps)
+            make_schedule(job.train.optimizer, self._optimizer, schedule.steps)
             if self._optimizer is not None
             else None
         )
@@ -83,9 +95,10 @@ class Update:
         loads = [gate.pending.clone() for gate in self._biased]
         for gate in self._biased:
             gate.pending.zero_()
+        statistics = self._statistics.take(step, self._schedule.count(step))
         sums = self._group.begin_sum(step)
         if self._group.size == 1:
-            return Gradient(step, sums, scalars, None, loads)
+            return Gradient(step, sums, scalars, None, loads, statistics)
         used = torch.tensor([p.grad is not None for p in parameters], dtype=torch.float32)
         used = used.to(loss.device)
         gradients = []
@@ -93,8 +106,8 @@ class Update:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             gradients.append(parameter.grad)
-        sums.add([*gradients, used, scalars, *loads])
-        return Gradient(step, sums, scalars, used, loads)
+        sums.add([*gradients, used, scalars, *loads, *statistics])
+        return Gradient(step, sums, scalars, used, loads, statistics)
 
     def report(self, gradient: Gradient) -> Report:
         """Wait for the sums; what is to be said of them. May be called on any thread."""
@@ -119,7 +132,7 @@ class Update:
         Args:
             scale: by which gradients are multiplied.
         """
-        self._advance(gradient.step)
+        self._advance(gradient)
         if self._optimizer is not None:
             grads = [
                 p.grad for p in self._optimizer.param_groups[0]["params"] if p.grad is not None
@@ -137,14 +150,15 @@ class Update:
 
     def skip(self, gradient: Gradient) -> None:
         """Take a step that changes nothing."""
-        self._advance(gradient.step)
+        self._advance(gradient)
         for parameter in self._versions.parameters(gradient.step):
             parameter.grad = None
 
-    def _advance(self, step: int) -> None:
-        self._versions.advance(step)
+    def _advance(self, gradient: Gradient) -> None:
+        self._versions.advance(gradient.step)
         if self._optimizer is not None:
-            rekey(self._optimizer, self._versions.parameters(step))
+            rekey(self._optimizer, self._versions.parameters(gradient.step))
+        self._statistics.apply(gradient.statistics)
 
     def _summed(self, step: int) -> list[nn.Parameter]:
         return [p for p in self._versions.parameters(step) if reduced_over(p) == "replica"]

@@ -23,6 +23,8 @@ from workers.links.notices import NoticeBoard
 from workers.links.outbox import Outbox
 from workers.links.pipeline import Links, Place
 from workers.links.ring_port import local_rings
+from workers.model.randomness import Randomness
+from workers.model.statistics import RunningStatistics
 from workers.model.trace import TracedModel
 from workers.stage.executor import StageExecutor
 from workers.stage.layers import StageLayers
@@ -271,6 +273,8 @@ class Pipeline:
                 CPU,
                 staging,
                 Precision.of(self._job.train.precision, CPU),
+                Randomness(graph.module, self._job.train.seed, fixed=True),
+                RunningStatistics(graph.module, place.width),
             ),
             Links(self._inboxes[stage][rank], outbox(stage - 1), outbox(stage + 1)),
             self._told((stage, rank), self._boards),
