@@ -39,11 +39,10 @@ def of_job(workload: Workload, job: JobSpec, nodes: Sequence[NodeStatus]) -> Con
         notes.append(
             f"A step has {_times(found.micro_batches, 'micro-batch')}: train.micro_batches says so."
         )
-    most = train.staleness
+    elif found.micro_batches and not job.schedule.given.layers:
+        notes.append(_fixed(found.micro_batches))
+    most = 0 if train.split_experts else train.staleness  # workers in lockstep end each step
     found.staleness = min(most, found.staleness) if found.HasField("staleness") else most
-    if train.precision == "fp16" and len(found.layers) > 1:
-        for layer in found.layers[:-1]:
-            layer.uncut, layer.shares = True, "train.precision is fp16, which takes one stage"
     if train.split_experts and not all(node.plain_collectives for node in nodes):
         split = [layer for layer in found.layers if layer.kind == "moe"]
         for layer in split:
@@ -77,12 +76,9 @@ def of_model(constrained: Constrained, seen: Workload) -> Constrained:
     for layer, told in zip(found.layers, seen.layers, strict=True):
         layer.uncut = layer.uncut or told.uncut
         layer.shares = layer.shares or told.shares
-    if seen.micro_batches and not found.micro_batches:
+    if seen.micro_batches and seen.micro_batches != found.micro_batches:
         found.micro_batches = seen.micro_batches
-        notes.append(
-            f"A step has {_times(seen.micro_batches, 'micro-batch')}, whatever the plan: a layer "
-            "of the model sees its micro-batch whole; train.micro_batches changes that."
-        )
+        notes.append(_fixed(seen.micro_batches))
     return Constrained(found, tuple(notes))
 
 
@@ -111,6 +107,13 @@ def shared_cores(decision: Decision, nodes: Sequence[NodeStatus]) -> list[str]:
         for host in sorted(units)
         if units[host] > cores[host]
     ]
+
+
+def _fixed(micro_batches: int) -> str:
+    return (
+        f"A step has {_times(micro_batches, 'micro-batch')}, whatever the plan: a layer of the "
+        "model sees its micro-batch whole; train.micro_batches changes that."
+    )
 
 
 def _times(count: int, thing: str) -> str:

@@ -9,6 +9,7 @@ is crossed by the values made before it and used after it, the model's own input
 import inspect
 import traceback
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor, fx, nn
@@ -20,6 +21,7 @@ from workers.model.lookups import Lookup, check_tables, find_lookups
 from workers.model.modes import in_mode
 from workers.model.randomness import LayerStart
 from workers.model.sharing import check_ties, find_sharing, uncut_of
+from workers.model.state import check_state
 from workers.moe.layer import MoE
 
 INPUTS = ("sparse", "dense", "tokens")
@@ -51,13 +53,15 @@ class StageGraph:
 
     `module(*[values[n] for n in inputs])` returns a tuple in the order of `outputs`; in the
     last stage that is the model's result alone. `lookups` are those of its SparseEmbeddings, in
-    the order of their calls; their keys are selected of `inputs`.
+    the order of their calls; their keys are selected of `inputs`. `uncalled` is state of the model
+    that no layer has: the first stage's.
     """
 
     module: fx.GraphModule
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     lookups: tuple[Lookup, ...]
+    uncalled: Mapping[str, Tensor]
 
 
 class _CalledModules(fx.Tracer):
@@ -80,6 +84,7 @@ class TracedModel:
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self._check_signature()
+        check_state(model)
         check_ties(model)
         check_tables(model)
         self._graph = self._trace(training=True)
@@ -144,7 +149,7 @@ class TracedModel:
         module = fx.GraphModule(modules, graph, type(self.model).__name__)
         module.training = self.model.training
         lookups = tuple(lookup for index, lookup in self._lookups if first <= index <= last)
-        return StageGraph(module, inputs, names, lookups)
+        return StageGraph(module, inputs, names, lookups, {} if first else self._uncalled())
 
     def crossing(self, after: int) -> tuple[str, ...]:
         """Names of the values alive between layer `after` and the next; -1: the inputs used."""
@@ -160,8 +165,8 @@ class TracedModel:
                 names.append(node.name)
         return tuple(names)
 
-    def uncalled(self) -> dict[str, Tensor]:
-        """State of the model that is in no layer: modules that forward does not call."""
+    def _uncalled(self) -> dict[str, Tensor]:
+        """State of modules that forward does not call."""
         called = {id(t) for m in self._modules for t in m.state_dict(keep_vars=True).values()}
         state = self.model.state_dict(keep_vars=True)
         return {name: tensor for name, tensor in state.items() if id(tensor) not in called}
