@@ -2,8 +2,8 @@
 
 What is changed, and nothing else:
 
-- **Computation.** A stage's busy seconds are spent computing, so measured over predicted CT scales
-  `compute_s` of each of its layers on its type.
+- **Computation.** A stage's busy seconds, in which it waits for nobody, over its predicted CT scale
+  `compute_s` of each of its layers on its type: each stage by its own ratio.
 - **Communication** is not measured by itself; the pipeline's pace bounds it. No stage communicates
   longer than the pace, so a longer DT is scaled down to it. Where the plan's slowest stage was to
   be bound by communication and no stage's computing explains the pace, that stage's DT is the
@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from scheduler.problem.cost import PlanStage
-from scheduler.problem.workload import Layer, LayerCost, Resources, Workload
+from scheduler.problem.workload import LayerCost, Resources, Workload
 from scheduler.replanning.measure import Filtered, Measurement
 
 INHERITED = 0.5  # exponent: the part of a ratio that layers which did not run take over
@@ -88,8 +88,7 @@ def calibrate(
             if number not in ran and cost is not None and cost.estimated:
                 costs[kind] = replace(cost, compute_s=cost.compute_s * factor)
     updated = tuple(
-        Layer(layer.name, layer.kind, costs)
-        for layer, costs in zip(workload.layers, layers, strict=True)
+        replace(layer, cost=costs) for layer, costs in zip(workload.layers, layers, strict=True)
     )
     return Calibration(replace(workload, layers=updated), ratios, pace_s)
 
