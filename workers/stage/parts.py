@@ -13,6 +13,7 @@ from protos.node_pb2 import LaunchRequest
 from protos.stage_pb2 import StageWorkers, Topology
 from ps import ParameterClient
 from workers.data import Dataset, GlobalBatches
+from workers.data.check import check_all
 from workers.device.copies import staging_for
 from workers.device.units import VISIBLE
 from workers.learning.precision import Precision
@@ -91,6 +92,8 @@ class Share:
         precision = Precision.of(job.train.precision, device)
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         traced = TracedModel(job_model(job))
+        if place.stage == place.rank == 0:  # held-out splits, too, before anything is trained
+            check_all(job)
         batches = GlobalBatches.of(job, Dataset.of(job, "train"))
         fixed = job_micro_batches(job.train, traced.model)
         schedule = Schedule(

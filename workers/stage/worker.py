@@ -148,6 +148,7 @@ class Worker:
         precision = job.train.precision or "fp32"
         _log.info("training %d steps in %s on %s", share.schedule.steps, precision, share.device)
         executor.train(source)
+        share.batches.close()
         _log.info("trained in %.1f s", executor.progress.train_seconds)
 
     def _write_weights(self, parts: Parts, saved: SavedModel | KeptModel) -> None:
