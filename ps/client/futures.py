@@ -58,3 +58,55 @@ def combine(
     for future in futures:
         future.add_done_callback(done)
     return combined
+
+
+class InOrder:
+    """Starts what has one name one after the other, each once the one before has succeeded."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, Future[None]] = {}
+        self._lock = threading.Lock()
+
+    def start(
+        self, name: str, begin: "Callable[[], Future[None]]", abandon: Callable[[], None]
+    ) -> "Future[None]":
+        """Start now, or after what was started last under this name.
+
+        Where that fails, this one fails with the same error.
+
+        Args:
+            name: see above.
+            begin: starts it.
+            abandon: called in its place where the one before has failed.
+        """
+        made: Future[None] = Future()
+        made.set_running_or_notify_cancel()
+        with self._lock:
+            before = self._last.get(name)
+            self._last[name] = made
+
+        def end(error: BaseException | None) -> None:
+            with self._lock:
+                if self._last.get(name) is made:
+                    del self._last[name]
+            if error is not None:
+                made.set_exception(error)
+            else:
+                made.set_result(None)
+
+        def go(error: BaseException | None) -> None:
+            try:
+                if error is not None:
+                    abandon()
+                    raise error
+                begun = begin()
+            except Exception as raised:
+                end(raised)
+            else:
+                begun.add_done_callback(lambda done: end(done.exception()))
+
+        if before is None:
+            go(None)
+        else:
+            before.add_done_callback(lambda done: go(done.exception()))
+        return made

@@ -52,6 +52,17 @@ class ShardRows:
             own = [layer for layer in layers if layer.spec.table == table]
             bind_rows(own, rows, torch.from_numpy(inverse).to(self._device))
 
+    def learn(self, graph: StageGraph) -> None:
+        """Give the rows of a layer gradients, without its having computed any."""
+        for table in sources_by_table(graph.module, graph.lookups):
+            rows = self._pulled[table][0]
+            rows.grad = torch.full_like(rows, 1e-6)
+
+    def drop(self, graph: StageGraph) -> None:
+        """Forget the rows of a layer and what they collected since `bind`."""
+        for table in sources_by_table(graph.module, graph.lookups):
+            self._pulled.pop(table)
+
     def push(self, graph: StageGraph) -> None:
         """Push what the rows of a layer collected since `bind`."""
         for table in sources_by_table(graph.module, graph.lookups):
