@@ -1,6 +1,5 @@
 """Held-out splits through the stages: forward alone, as it was trained, then scores and labels."""
 
-import threading
 from collections.abc import Iterator, Mapping
 
 import torch
@@ -12,6 +11,7 @@ from workers.learning.losses import held_out
 from workers.links.frames import EVALUATE, FrameId
 from workers.links.pipeline import Links, Place
 from workers.stage.layers import StageLayers
+from workers.stage.rows import StageRows
 from workers.stage.source import evaluation_batches
 
 _BATCH = 2048
@@ -30,17 +30,17 @@ class Evaluation:
         self,
         job: JobSpec,
         layers: StageLayers,
+        rows: StageRows,
         place: Place,
         links: Links,
         template: Mapping[str, Tensor] | None,
-        stop: threading.Event,
     ) -> None:
         self._job = job
         self._layers = layers
+        self._rows = rows
         self._place = place
         self._links = links
         self._template = template
-        self._stop = stop
 
     def run(self, split: Split) -> tuple[Tensor, Tensor]:
         """Predict a split; in the last stage all scores and labels [n], else empty."""
@@ -50,7 +50,7 @@ class Evaluation:
         labels: list[Tensor] = []
         with torch.no_grad():
             for number, tensors in self._rounds(self._batches(split)):
-                layers.rows.bind(layers.rows.pull([tensors], learning=False), 0)
+                self._rows.bind(self._rows.pull([tensors], learning=False), 0)
                 uploads = {n: layers.staging.upload(tensors[n]) for n in layers.graph.inputs}
                 outputs = layers.run({name: upload.here() for name, upload in uploads.items()})
                 if number is None:
@@ -91,7 +91,7 @@ class Evaluation:
                 _size(self._job),
                 place.rank,
                 place.width,
-                self._stop.is_set,
+                lambda: self._links.inbox.stopped,
             )
             return
         inbox = self._links.inbox

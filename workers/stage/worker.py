@@ -10,6 +10,7 @@ from protos.naming import kept_with
 from protos.node_pb2 import LaunchRequest
 from protos.stage_pb2 import Topology
 from workers.data.reader import Split
+from workers.errors import DivergedError
 from workers.learning import quality as metrics
 from workers.links.all_reduce import Rendezvous
 from workers.links.inbox import Inbox, Stopped
@@ -63,8 +64,6 @@ class Worker:
             rendezvous=self._rendezvous.address if self._rendezvous else "",
         )
         topology = self._wait_for_topology()
-        parts = build(self._share, topology, self._inbox, self._port, self._rendezvous, self._stop)
-        progress = parts.executor.progress
         reporter = Reporter(
             self._launch,
             self._share.schedule.steps,
@@ -72,19 +71,21 @@ class Worker:
             interval_s=0.5 if self._share.place.leads else 2.0,
             source=self._source,
         )
-        reporter.follow(progress)
-        log_fields(step=lambda: progress.step)
+        parts: Parts | None = None
         try:
-            self._train(parts)
-            saved = saved_model(kept_with(self._launch.output, reporter.scheduler))
-            self._write_weights(parts, saved)
-            results = self._evaluate(parts)
-            parts.executor.drain()
-            if self._share.place.leads:
-                output = self._save(parts, saved, results)
-                reporter.send("done", metrics=results, output=output)
-            else:
-                reporter.send("trained")
+            parts = build(
+                self._share,
+                topology,
+                self._inbox,
+                self._service.board,
+                self._port,
+                self._rendezvous,
+                self._stop,
+            )
+            progress = parts.executor.progress
+            reporter.follow(progress)
+            log_fields(step=lambda: progress.step)
+            self._run(parts, reporter)
         except Stopped:
             raise
         except Exception as error:
@@ -94,8 +95,31 @@ class Worker:
             raise
         finally:
             reporter.close()
-            parts.close()
+            self._inbox.close()
+            if parts is not None:
+                parts.close()
             self._server.stop(0.5)
+
+    def _run(self, parts: Parts, reporter: Reporter) -> None:
+        """Train, evaluate and save; of a training that diverged, save what was good."""
+        diverged: DivergedError | None = None
+        try:
+            self._train(parts)
+        except DivergedError as error:
+            diverged = error
+        saved = saved_model(kept_with(self._launch.output, reporter.scheduler))
+        self._write_weights(parts, saved)
+        results = self._evaluate(parts) if diverged is None else {}
+        parts.executor.drain()
+        if not self._share.place.leads:
+            reporter.send("trained")
+            return
+        output = self._save(parts, saved, results)
+        if diverged is None:
+            reporter.send("done", metrics=results, output=output)
+        else:
+            text = f"{type(diverged).__name__}: {diverged}"
+            reporter.send("failed", error=text, end_reason=end_reason_of(diverged), output=output)
 
     def _wait_for_topology(self) -> Topology:
         waited = 0.0
@@ -113,13 +137,13 @@ class Worker:
         source = None
         if share.place.stage == 0:
             source = TrainingSource(
-                job,
-                share.dataset,
-                share.schedule,
-                share.place.rank,
+                share.batches,
+                executor.own,
+                share.schedule.steps,
+                share.staleness,
                 parts.rows,
-                self._stop,
                 executor.upload,
+                self._inbox,
             )
         precision = job.train.precision or "fp32"
         _log.info("training %d steps in %s on %s", share.schedule.steps, precision, share.device)
