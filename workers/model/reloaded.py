@@ -74,6 +74,7 @@ def check_predictions(
     measured: Tensor,
     computing: Callable[[], AbstractContextManager[object]],
     tolerance: float,
+    where: str,
 ) -> None:
     """Hold a model's predictions against those of the same samples in training.
 
@@ -82,6 +83,7 @@ def check_predictions(
         measured: their scores [n], as of `held_out`.
         computing: the context of a forward, for mixed precision.
         tolerance: by which scores may differ, absolutely and relative to their size.
+        where: the model is, for the error.
 
     Raises:
         ReloadError: they differ; says where and by how much.
@@ -105,8 +107,8 @@ def check_predictions(
         return
     row = int(wrong.int().argmax())
     raise ReloadError(
-        f"the saved model, loaded again, predicts {float(found[row]):g} for sample {row} of the "
-        f"held-out data where training's own evaluation gave {float(measured[row]):g}; "
+        f"{where}: the saved model, loaded again, predicts {float(found[row]):g} for sample {row} "
+        f"of the held-out data where training's own evaluation gave {float(measured[row]):g}; "
         f"{int(wrong.sum())} of {len(wrong)} samples differ by more than {tolerance:g}. Something "
         "that predictions depend on is not in the model's state_dict, or is changed by it: keep "
         "it in parameters, buffers or SparseEmbedding layers"

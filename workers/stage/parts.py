@@ -28,7 +28,7 @@ from workers.links.outbox import Outbox
 from workers.links.pipeline import Links, Place
 from workers.links.ring_port import RingPort, join_stage
 from workers.links.transport import Neighbours
-from workers.model.entry import job_model
+from workers.model.entry import ModelError, job_model
 from workers.model.randomness import Randomness
 from workers.model.statistics import RunningStatistics
 from workers.model.trace import LayerInfo, StageGraph, TracedModel
@@ -91,6 +91,12 @@ class Share:
         precision = Precision.of(job.train.precision, device)
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         traced = TracedModel(job_model(job))
+        names = [layer.name for layer in traced.layers]
+        if names != list(launch.layers):
+            raise ModelError(
+                f"{job.model.entry}: its layers are {', '.join(names)}; expected those that were "
+                f"planned, {', '.join(launch.layers)}"
+            )
         batches = GlobalBatches.of(job, Dataset.of(job, "train"))
         fixed = job_micro_batches(job.train, traced.model)
         schedule = Schedule(

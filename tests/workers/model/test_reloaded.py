@@ -76,7 +76,7 @@ def trained(tmp_path):
 def check(trained, shard_rows=None):
     output, job, batch, scores, _ = trained
     model = reopened(output, job, shard_rows)
-    check_predictions(model, "bce_with_logits", batch, scores, nullcontext, 1e-5)
+    check_predictions(model, "bce_with_logits", batch, scores, nullcontext, 1e-5, output)
 
 
 def test_what_was_saved_predicts_as_it_did(trained):
