@@ -707,10 +707,13 @@ class TallyRequest(_message.Message):
     STEP_FIELD_NUMBER: _builtins.int
     SLOTS_FIELD_NUMBER: _builtins.int
     ROUTE_FIELD_NUMBER: _builtins.int
+    COMMITTING_FIELD_NUMBER: _builtins.int
     series: _builtins.str
     step: _builtins.int
     slots: _builtins.int
     route: _builtins.int
+    committing: _builtins.bool
+    """a shard that has committed the step counts nothing"""
     def __init__(
         self,
         *,
@@ -718,10 +721,11 @@ class TallyRequest(_message.Message):
         step: _builtins.int = ...,
         slots: _builtins.int = ...,
         route: _builtins.int = ...,
+        committing: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["route", b"route", "series", b"series", "slots", b"slots", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committing", b"committing", "route", b"route", "series", b"series", "slots", b"slots", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

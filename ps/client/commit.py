@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from protos import parameter_server_pb2 as pb
-from ps.client.futures import InOrder
+from ps.client.futures import InOrder, then
 from ps.client.session import Session
 from ps.client.stage import Gradients, StepRequest, ToEveryShard
 from ps.engine import _native
@@ -42,6 +42,7 @@ class StepClient(ABC):
     def __init__(self, wire: str) -> None:
         self._step_wire = wire
         self._ends = InOrder()
+        self._tallied: dict[str, tuple[int, int]] = {}  # series -> newest step found finite, slots
 
     @abstractmethod
     def session(self) -> Session:
@@ -91,7 +92,10 @@ class StepClient(ABC):
             ShardError: a part is lacking, or a shard did not answer.
         """
         head = pb.TallyRequest(series=series, step=step, slots=slots)
-        return self._to_all(head).start(_tally_of).result()
+        found = self._to_all(head).start(_tally_of).result()
+        if found.finite:
+            self._tallied[series] = (step, slots)
+        return found
 
     def commit_async(
         self,
@@ -106,8 +110,10 @@ class StepClient(ABC):
     ) -> "Future[None]":
         """Apply a step: each row of its parts steps once, on `scale` times their sum.
 
-        Begun once the commit, or drop, of the series before it is done. A step counts as one push
-        of each of its keys, for admission and eviction, and as `step` for `ttl_steps`.
+        Begun once the commit, or drop, of the series before it is done. That all parts are there
+        and finite is asked first, unless this client has tallied the step, so that no shard has
+        applied it when another refuses. A step counts as one push of each of its keys, for
+        admission and eviction, and as `step` for `ttl_steps`.
 
         Args:
             series, step: as of `stage_async`.
@@ -119,9 +125,9 @@ class StepClient(ABC):
 
         Raises:
             TableError: as of `stage_async`; or a gradient of `parts` is not finite (names its
-                key), and nothing is sent.
-            ShardError: in the future: a part is lacking, a gradient is not finite, the step was
-                dropped or passed over, or a shard did not answer.
+                key), and nothing is sent. In the future: a staged one is not finite.
+            ShardError: in the future: a part is lacking, the step was dropped or passed over, or a
+                shard did not answer.
         """
         head = pb.CommitRequest(series=series, step=step, slots=slots, scale=scale, rate=rate)
         gradients: list[Gradients] = []
@@ -135,7 +141,7 @@ class StepClient(ABC):
                     _native.check_finite(each.keys, 8, each.values, each.dim)
                 except ValueError as error:
                     raise TableError(f"table {each.table!r}: {error}") from None
-        return self._end_step(head, gradients)
+        return self._end_step(head, gradients, checked=parts is not None)
 
     def discard_async(self, series: str, step: int) -> "Future[None]":
         """Drop a step: its parts are forgotten, and it can no longer be committed.
@@ -143,11 +149,32 @@ class StepClient(ABC):
         Raises:
             ShardError: in the future: it was committed, or a shard did not answer.
         """
-        return self._end_step(pb.CommitRequest(series=series, step=step, drop=True), [])
+        head = pb.CommitRequest(series=series, step=step, drop=True)
+        return self._end_step(head, [], checked=True)
 
-    def _end_step(self, head: pb.CommitRequest, gradients: list[Gradients]) -> "Future[None]":
+    def _end_step(
+        self, head: pb.CommitRequest, gradients: list[Gradients], *, checked: bool
+    ) -> "Future[None]":
         call = self._to_all(head, gradients)
-        begun = self._ends.start(head.series, lambda: call.start(lambda _: None), call.abandon)
+
+        def begin() -> "Future[None]":
+            if checked or self._tallied.get(head.series) == (head.step, head.slots):
+                return call.start(lambda _: None)
+            asked = pb.TallyRequest(
+                series=head.series, step=head.step, slots=head.slots, committing=True
+            )
+            return then(self._to_all(asked).start(_tally_of), begin_if_finite)
+
+        def begin_if_finite(found: Tally) -> "Future[None]":
+            if not found.finite:
+                raise TableError(
+                    f"step {head.step} of {head.series!r}: gradients that are not finite; "
+                    "expected it to be dropped"
+                )
+            return call.start(lambda _: None)
+
+        begun = self._ends.start(head.series, begin)
+        begun.add_done_callback(lambda _: call.abandon())  # what was not sent keeps no memory
         return self._track(begun)
 
     def _to_all(

@@ -126,7 +126,7 @@ class ToEveryShard:
         return combine(sending, ended, or_else=lambda error: finish(self._again(error)))
 
     def abandon(self) -> None:
-        """It is not to be sent after all."""
+        """Give up what has not been sent; nothing where it has."""
         self._end(answered=True)
 
     def _again(self, error: BaseException) -> list[bytes]:

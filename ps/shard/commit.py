@@ -89,6 +89,9 @@ def tally_step(state: ShardState, request: pb.TallyRequest) -> float:
         series = state.steps.series(request.series)
         with series.lock:
             buckets = series.progress.open(request.step) & state.buckets
+            committed = request.step in series.progress.committed and not buckets.any()
+            if request.committing and committed:
+                return 0.0
             return _sums_of(state, series, request.step, request.slots, buckets).squared_norm
 
 

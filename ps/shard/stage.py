@@ -275,8 +275,10 @@ class Steps:
                 series.changed += 1
 
     def take_progress(self, told: Iterable[SeriesProgress], buckets: Flags) -> None:
-        """What is over in buckets that are on their way here."""
+        """What is over in buckets that are on their way here; nothing of series not told of."""
         with self._lock:
+            for series in self._series.values():
+                series.progress.open_from[buckets] = 0
             for progress in told:
                 self._obtain(progress.name).progress.take(progress, buckets)
 

@@ -39,6 +39,8 @@ def of_job(workload: Workload, job: JobSpec, nodes: Sequence[NodeStatus]) -> Con
         notes.append(
             f"A step has {_times(found.micro_batches, 'micro-batch')}: train.micro_batches says so."
         )
+    elif found.micro_batches and not job.schedule.given.layers:
+        notes.append(_fixed(found.micro_batches))
     most = train.staleness
     found.staleness = min(most, found.staleness) if found.HasField("staleness") else most
     if train.precision == "fp16" and len(found.layers) > 1:
@@ -77,12 +79,9 @@ def of_model(constrained: Constrained, seen: Workload) -> Constrained:
     for layer, told in zip(found.layers, seen.layers, strict=True):
         layer.uncut = layer.uncut or told.uncut
         layer.shares = layer.shares or told.shares
-    if seen.micro_batches and not found.micro_batches:
+    if seen.micro_batches and seen.micro_batches != found.micro_batches:
         found.micro_batches = seen.micro_batches
-        notes.append(
-            f"A step has {_times(seen.micro_batches, 'micro-batch')}, whatever the plan: a layer "
-            "of the model sees its micro-batch whole; train.micro_batches changes that."
-        )
+        notes.append(_fixed(seen.micro_batches))
     return Constrained(found, tuple(notes))
 
 
@@ -111,6 +110,13 @@ def shared_cores(decision: Decision, nodes: Sequence[NodeStatus]) -> list[str]:
         for host in sorted(units)
         if units[host] > cores[host]
     ]
+
+
+def _fixed(micro_batches: int) -> str:
+    return (
+        f"A step has {_times(micro_batches, 'micro-batch')}, whatever the plan: a layer of the "
+        "model sees its micro-batch whole; train.micro_batches changes that."
+    )
 
 
 def _times(count: int, thing: str) -> str:

@@ -156,7 +156,7 @@ class NodeService(NodeServicer):
             left = context.time_remaining()
             deadline = min(_PROFILE_TIMEOUT_S, left if left is not None else _PROFILE_TIMEOUT_S)
             try:
-                child = self._processes.helper(request.job_id, "profile", argv)
+                child = self._processes.helper(request.job_id, request.attempt, "profile", argv)
             except (LaunchError, OSError) as error:
                 context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
             code = wait_for(child, deadline, lambda: self._stop.is_set() or not context.is_active())

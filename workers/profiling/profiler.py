@@ -32,6 +32,7 @@ from workers.model.trace import TracedModel
 from workers.model.whole import job_micro_batches
 from workers.profiling import datasheet
 from workers.profiling.catalogue import with_data_sheet
+from workers.profiling.look import shares_of
 from workers.profiling.memory import LayerBytes, layer_bytes
 from workers.profiling.peers import Peers
 from workers.profiling.reading import micro_batches, time_reading
@@ -332,6 +333,7 @@ class Profiler:
     ) -> Workload:
         size, train = self._sizes.micro_batch, self._job.train
         layers = []
+        names = [info.name for info in self._traced.layers]
         for index, (info, cost, work, memory) in enumerate(
             zip(self._traced.layers, costs, works, memories, strict=True)
         ):
@@ -348,6 +350,7 @@ class Profiler:
                     activation_bytes=memory.activations / size,
                     output_bytes=work.forth_bytes / size,
                     uncut=self._traced.uncut[index],
+                    shares=shares_of(self._traced.sharing, names, index),
                     one_host=train.split_experts and info.kind == "moe" and not plain_allowed(),
                 )
             )

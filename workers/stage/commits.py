@@ -9,7 +9,6 @@ sends its part with the commit.
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -51,7 +50,7 @@ class RowCommits:
     def __init__(
         self,
         rows: StageRows,
-        client: Any,
+        client: ParameterClient,
         staging: Staging,
         namespace: str,
         series: str,
@@ -149,7 +148,7 @@ class RowCommits:
 
     def _stage(self, step: int, collected: list[_Collected]) -> None:
         part = self._part(collected)
-        self._client.stage_async(self._series, step, self._rank, part).result()
+        self._client.stage_async(self._series, step, self._rank, part, distinct=True).result()
         self._release(collected)
         self._order.staged(step)
 
@@ -158,7 +157,13 @@ class RowCommits:
         if self._alone:
             collected = self._kept.pop(step)
             self._client.commit_async(
-                self._series, step, 1, scale=scale, rate=rate, parts=self._part(collected)
+                self._series,
+                step,
+                1,
+                scale=scale,
+                rate=rate,
+                parts=self._part(collected),
+                distinct=True,
             ).result()
             self._release(collected)
         else:
@@ -200,55 +205,3 @@ def not_finite(pulled: Sequence[PulledRows]) -> Tensor | None:
     if not some:
         return None
     return ~torch.nn.utils.get_total_norm(some, norm_type=float("inf")).isfinite()
-
-
-class PushedParts:
-    """Parts and commits by pushes: rank 0's part is pushed with its commit, the others' at once."""
-
-    def __init__(self, client: ParameterClient) -> None:
-        self._client = client
-        self._kept: dict[tuple[str, int], Part] = {}
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._client, name)
-
-    def stage_async(self, series: str, step: int, slot: int, parts: Part) -> "Future[None]":
-        """Keep a part for its commit, or push it."""
-        if slot == 0:
-            self._kept[series, step] = parts
-        else:
-            self._push(parts, 1.0, 1.0)
-        return _done()
-
-    def commit_async(
-        self,
-        series: str,
-        step: int,
-        slots: int,
-        *,
-        scale: float = 1.0,
-        rate: float = 1.0,
-        parts: Part | None = None,
-    ) -> "Future[None]":
-        """Push what was kept."""
-        self._push(parts if parts is not None else self._kept.pop((series, step)), scale, rate)
-        return _done()
-
-    def discard_async(self, series: str, step: int) -> "Future[None]":
-        """Drop what was kept."""
-        del self._kept[series, step]
-        return _done()
-
-    def _push(self, parts: Part, scale: float, rate: float) -> None:
-        futures = [
-            self._client.push_async(table, keys, np.float32(scale) * gradients, rate=rate)
-            for table, (keys, gradients) in parts.items()
-        ]
-        for future in futures:
-            future.result()
-
-
-def _done() -> "Future[None]":
-    done: Future[None] = Future()
-    done.set_result(None)
-    return done

@@ -10,10 +10,10 @@ With a staleness of S the forwards of step t may begin once the updates of the s
 applied, so that the steps after one that is not over fill the pipeline. They compute on weights of
 their own (`workers/stage/versions.py`). With S = 0 a step begins when the one before it is over.
 
-A worker of stage s has at most 1 + ⌈(k_s + k_(s+1) + … + k_n) / k_s⌉ micro-batches in flight
-between forward and backward, k being the stages' widths: where stages are equally fast in all, a
-micro-batch's way to the end and back takes that long, and one more is under way. Where
-micro-batches have the same size that is what activations take memory for; the last stage holds one.
+A worker of stage s has at most 2⌈(k_s + k_(s+1) + … + k_n) / k_s⌉ micro-batches between forward and
+backward, k being the stages' widths: where stages are equally fast in all, half of them are on
+their way through the stages and back, and as many wait where workers meet out of turn. So many
+activations take memory; the last stage holds those of one.
 
 Workers that share out experts compute in lockstep: in a step all forwards come first, and may all
 be in flight, steps follow one another (S = 0), and in evaluation a worker without a batch computes
@@ -355,7 +355,7 @@ class StageExecutor:
 
 def depth(place: Place) -> int:
     """Micro-batches that a worker may have between forward and backward."""
-    return 1 + -(-sum(place.widths[place.stage :]) // place.width)
+    return 2 * -(-sum(place.widths[place.stage :]) // place.width)
 
 
 def _roots(

@@ -33,7 +33,7 @@ from workers.model.randomness import Randomness
 from workers.model.statistics import RunningStatistics
 from workers.model.trace import LayerInfo, StageGraph, TracedModel
 from workers.model.whole import job_micro_batches
-from workers.stage.commits import PushedParts, RowCommits
+from workers.stage.commits import RowCommits
 from workers.stage.ending import Ending
 from workers.stage.executor import StageExecutor
 from workers.stage.experts import split_experts
@@ -252,7 +252,7 @@ def assemble(
     notices.board.on_notice = rows.pull_waiting
     commits = RowCommits(
         rows,
-        client if hasattr(client, "commit_async") else PushedParts(client),
+        client,
         layers.staging,
         tables,
         f"{tables}{place.stage}",

@@ -200,6 +200,8 @@ def test_gradients_that_are_not_finite_are_found_and_never_applied(client: Param
         grads[217] = bad
         client.stage_async(series, step, 0, {one: (keys, grads), two: good}).result(20)
         assert not client.tally(series, step, 1).finite
+        with pytest.raises(TableError, match="not finite"):
+            client.commit_async(series, step, 1).result(20)
         client.discard_async(series, step).result(20)
     for slot in range(2):  # each finite, their sum is not
         client.stage_async(series, 5, slot, {one: (keys, big), two: good}).result(20)

@@ -91,8 +91,11 @@ def test_what_the_model_says_is_taken_over() -> None:
     ]
     assert found.workload.micro_batches == 4
     assert "A step has 4 micro-batches, whatever the plan" in found.notes[0]
-    fixed = of_model(of_job(workload("a", "b"), job(micro_batches=2), []), seen)
-    assert fixed.workload.micro_batches == 2
+    said = workload("a", "b")
+    said.micro_batches = 8  # which the model does not allow
+    assert of_model(of_job(said, job(), []), seen).workload.micro_batches == 4
+    seen.micro_batches = 0
+    assert of_model(of_job(said, job(), []), seen).workload.micro_batches == 8
     with pytest.raises(OfferError, match=r"costs of the layers 'x'; expected .* 'a', 'b'"):
         of_model(of_job(workload("x"), job(), []), seen)
 

@@ -56,7 +56,10 @@ class Tables:
             self.calls.append(("pull", name, keys.tolist()))
             return self.tables[name].pull(keys, read_only)
 
-    def stage_async(self, series, step, slot, parts):
+    def stage_async(self, series, step, slot, parts, *, distinct):
+        for keys, _ in parts.values():
+            assert distinct
+            assert len(np.unique(keys)) == len(keys)
         with self._lock:
             assert (series, step) not in self._over
             self._staged[series, step][slot] = {
@@ -70,9 +73,9 @@ class Tables:
         squared = sum(float((grads**2).sum()) for grads in sums)
         return Tally(squared, bool(np.isfinite(squared)))
 
-    def commit_async(self, series, step, slots, *, scale=1.0, rate=1.0, parts=None):
+    def commit_async(self, series, step, slots, *, scale=1.0, rate=1.0, parts=None, distinct=False):
         if parts is not None:
-            self.stage_async(series, step, 0, parts)
+            self.stage_async(series, step, 0, parts, distinct=distinct)
         with self._lock:
             for (name, keys), grads in self._summed(series, step, slots):
                 self.calls.append(("commit", name, keys.tolist()))
