@@ -274,7 +274,7 @@ class Follower:
         reason = reason_of_exit(code, error)
         if failure is not None:
             when = min(when, failure.when)
-            if code > 0 or failure.reason == END_OUT_OF_MEMORY:
+            if code >= 0 or failure.reason == END_OUT_OF_MEMORY:
                 reason = failure.reason
         if entry.out_of_memory:
             reason = END_OUT_OF_MEMORY
@@ -284,7 +284,8 @@ class Follower:
         elif code < 0:
             blame = Blame.KILLED
         else:
-            blame = blame_of_failure(reason) if code else Blame.LEFT
+            told = code or failure is not None
+            blame = blame_of_failure(reason) if told else Blame.LEFT
         return Symptom(blame, when, headline, error, entry.last_lines, reason, process.label)
 
     def _reported(self, ended: set[str]) -> list[Symptom]:

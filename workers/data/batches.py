@@ -128,7 +128,7 @@ def in_order(dataset: Dataset, size: int, rank: int, workers: int) -> Iterator[t
 
 
 def _epochs(dataset: Dataset, seed: int | None, *, endless: bool) -> Epochs:
-    if dataset.is_countable and dataset.fits(dataset.rows):
+    if dataset.is_kept:
         return KeptEpochs(dataset, seed)
     stream, folder = Stream(dataset, seed, endless), dataset.folder
     if folder is None:

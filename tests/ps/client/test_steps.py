@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from ps import LocalShards, ParameterClient, ShardError, TableError
+from ps import Admission, Eviction, LocalShards, ParameterClient, ShardError, TableError
 from tests.ps.engine.test_optimizers import Reference
 
 OPTIMIZERS: list[dict[str, Any]] = [
@@ -226,3 +226,96 @@ def test_sums_do_not_depend_on_the_order_of_arrival(client: ParameterClient) -> 
         client.commit_async(f"{series}.{name}", 0, 4).result(20)
         rows.append(client.pull(f"{series}.{name}", keys))
     np.testing.assert_array_equal(*rows)
+
+
+def test_a_step_counts_as_one_push_of_each_key(client: ParameterClient) -> None:
+    """For admission and for eviction by steps, however many workers had the key."""
+    name = f"steps-{next(_number)}."
+    client.create_table(
+        f"{name}a", 1, optimizer="sgd", admission=Admission(kind="count", threshold=3)
+    )
+    client.create_table(f"{name}t", 1, optimizer="sgd", eviction=Eviction(ttl_steps=2))
+    keys = np.arange(100, dtype=np.uint64)
+    part = {f"{name}{t}": (keys, np.ones((100, 1), np.float32)) for t in "at"}
+    for step in range(1, 4):
+        assert len(client.keys(f"{name}a")) == 0
+        for slot in range(4):
+            client.stage_async(f"{name}s", step, slot, part).result(20)
+        client.commit_async(f"{name}s", step, 4).result(20)
+    assert len(client.keys(f"{name}a")) == 100
+    some = {f"{name}t": (keys[:10], np.ones((10, 1), np.float32))}
+    client.commit_async(f"{name}s", 6, 1, parts=some).result(20)
+    assert client.shrink(f"{name}t", step=6) == 90
+    assert sorted(client.keys(f"{name}t").tolist()) == list(range(10))
+
+
+def test_what_waits_is_bounded_and_ends_with_its_tables(shards: LocalShards) -> None:
+    with ParameterClient(shards.addresses, timeout_s=20) as client:
+        series, (table,) = fresh(client, OPTIMIZERS[0])
+        part = {table: (np.arange(1000, dtype=np.uint64), np.ones((1000, 1), np.float32))}
+
+        def waiting() -> int:
+            return sum(s.staged_bytes for s in client.stats())
+
+        before = waiting()
+        for step in range(1, 65):
+            client.stage_async(series, step, 0, part).result(20)
+        full = waiting() - before
+        with pytest.raises(ShardError, match="64 steps wait"):
+            client.stage_async(series, 65, 0, part).result(20)
+        client.stage_async(series, 64, 0, part).result(20)  # again
+        assert waiting() - before == full
+        client.commit_async(series, 41, 1).result(20)  # those before it are passed over
+        assert waiting() - before == full * 23 // 64
+        client.stage_async(series, 12, 0, part).result(20)
+        assert waiting() - before == full * 23 // 64
+        with pytest.raises(ShardError, match="later one was committed"):
+            client.commit_async(series, 12, 1, parts=part).result(20)
+        client.drop_tables(series.removesuffix("series"))
+        assert waiting() == before
+
+
+def test_ends_of_a_series_keep_their_order(client: ParameterClient) -> None:
+    """Commits and drops that are begun without waiting are made one after the other."""
+    options = {"optimizer": "momentum", "learning_rate": 0.1, "momentum": 0.5}
+    series, tables = fresh(client, options)
+    twin = Twin.of(client, tables, [options])
+    rng = np.random.default_rng(3)
+    waiting = []
+    keys = np.arange(40, dtype=np.uint64)
+    twin.meet(tables[0], keys)
+    for step in range(12):
+        part = {tables[0]: (keys, rng.normal(size=(40, 1)).astype(np.float32))}
+        waiting.append(client.stage_async(series, step, 0, part))
+        waiting[-1].result(20)
+        if step % 3 == 2:
+            waiting.append(client.discard_async(series, step))
+        else:
+            waiting.append(client.commit_async(series, step, 1))
+            twin.commit([part], 1.0, 1.0)
+    for future in waiting:
+        future.result(20)
+    twin.check()
+    wrong = client.commit_async(series, 50, 1)  # nothing was staged
+    after = client.commit_async(series, 51, 1, parts=part)
+    for future in (wrong, after):
+        with pytest.raises(ShardError, match="lacks"):
+            future.result(20)
+    twin.check()
+
+
+@pytest.mark.parametrize("wire", ["float16", "bfloat16"])
+def test_parts_travel_as_pushes_do(shards: LocalShards, wire: str) -> None:
+    keys = np.arange(500, dtype=np.uint64)
+    grads = np.random.default_rng(0).normal(size=(500, 3)).astype(np.float32)
+    with ParameterClient(shards.addresses, wire=wire, timeout_s=20) as client:
+        for name in ("pushed", "staged", "carried"):
+            client.create_table(f"{wire}.{name}", 3, optimizer="adagrad", learning_rate=0.1)
+        client.push(f"{wire}.pushed", keys, grads)
+        client.stage_async(f"{wire}.s", 0, 0, {f"{wire}.staged": (keys, grads)}).result(20)
+        client.commit_async(f"{wire}.s", 0, 1).result(20)
+        part = {f"{wire}.carried": (keys, grads)}
+        client.commit_async(f"{wire}.s", 1, 1, parts=part).result(20)
+        pushed = client.pull(f"{wire}.pushed", keys)
+        for name in ("staged", "carried"):
+            np.testing.assert_array_equal(client.pull(f"{wire}.{name}", keys), pushed)

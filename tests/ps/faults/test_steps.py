@@ -18,7 +18,8 @@ from protos import parameter_server_pb2 as pb
 from protos.codec import pack
 from ps import CheckpointError, LocalShards, LocalTable, ParameterClient, ShardError
 from ps.engine import _native as native
-from tests.rounds import rounds
+from tests.ps.faults.test_chaos import bad_network, filled
+from tests.rounds import more, rounds
 from tests.waiting import wait_until
 
 KEYS = np.arange(3000, dtype=np.uint64)
@@ -45,10 +46,14 @@ class Group(threading.Thread):
     Every fourth step is dropped. Whoever tallies is not always who commits.
     """
 
-    def __init__(self, addresses: list[str], timeout_s: float = 60) -> None:
+    def __init__(
+        self, addresses: list[str], timeout_s: float = 60, *, shared_memory: bool = True
+    ) -> None:
         super().__init__(daemon=True)
         self.clients = [
-            ParameterClient(addresses, timeout_s=timeout_s, shared_memory=slot % 2 == 0)
+            ParameterClient(
+                addresses, timeout_s=timeout_s, shared_memory=shared_memory and slot % 2 == 0
+            )
             for slot in range(SLOTS)
         ]
         self.sums = {table: np.zeros((len(KEYS), DIM)) for table in ("job.a", "job.b")}
@@ -167,7 +172,7 @@ def test_buckets_move_between_part_and_commit() -> None:
 
 
 @pytest.mark.parametrize("carried", [False, True])
-@pytest.mark.parametrize("wanted", ["a", "b", "c", "abc"])
+@pytest.mark.parametrize("wanted", ["a", "c", *more("b", "abc")])
 def test_buckets_move_in_the_middle_of_a_commit(wanted: str, carried: bool) -> None:
     """One shard has made the step, the other has not: rows go both ways, and none misses it."""
     with LocalShards(2) as shards, ParameterClient(shards.addresses, timeout_s=30) as client:
@@ -217,6 +222,31 @@ def test_shards_with_a_log_are_killed_between_parts_and_commits(tmp_path: Path, 
                         client.save(tmp_path / "ck", timeout_s=20)
                 timer.join()
             _more(group)
+
+
+@rounds("kills", few=2, many=8)
+def test_shards_with_a_replica_are_killed_between_parts_and_commits(kills: int) -> None:
+    chance = random.Random(12)
+    with (
+        LocalShards(2, replicas=True, supervised=True) as shards,
+        ParameterClient(shards.addresses, timeout_s=60) as client,
+    ):
+        _make(client, "replica")
+        with stepping(shards.addresses) as group:
+            for number in range(kills):
+                _more(group, 2)
+                filled(shards)  # one of a pair may die at a time
+                pair = shards.replicas if number % 2 else shards.processes
+                victim = pair[chance.randrange(2)]
+                os.kill(victim.pid, signal.SIGKILL)
+                victim.process.wait()
+                wait_until(
+                    lambda: all(c.poll() is None for c in (*shards.processes, *shards.replicas)),
+                    "all run again",
+                    60.0,
+                )
+            _more(group)
+            filled(shards)
 
 
 def _restart(shards: LocalShards, index: int) -> None:
@@ -272,41 +302,58 @@ import os, signal, sys, threading
 import numpy as np
 from ps import ParameterClient
 
-when, addresses = sys.argv[1], sys.argv[2:]
+when, after, table, *addresses = sys.argv[1:]
+series = f"{table}.s"
 client = ParameterClient(addresses, timeout_s=20)
 keys = np.arange(3000, dtype=np.uint64)
-part = {"job.a": (keys, np.ones((3000, 2), np.float32))}
+part = {table: (keys, np.ones((3000, 2), np.float32))}
 die = lambda: os.kill(os.getpid(), signal.SIGKILL)
-staged = client.stage_async("job.stage", 0, 0, part)
+staged = client.stage_async(series, 0, 0, part)
 if when == "staging":
     die()
 staged.result()
 if when == "staged":
     die()
 if when == "committing":
-    threading.Timer(float(os.environ["AFTER"]), die).start()
-client.commit_async("job.stage", 0, 1).result()
+    threading.Timer(float(after), die).start()
+client.commit_async(series, 0, 1).result()
 die()
 """
 
 
-@pytest.mark.parametrize("when", ["staging", "staged", "committing", "committed"])
-def test_another_worker_takes_over_from_one_that_was_killed(when: str) -> None:
+def test_another_worker_takes_over_from_one_that_was_killed() -> None:
     """Parts are named by series, step and slot, not by who brings them."""
-    for after in (0.0, 0.001, 0.004) if when == "committing" else (0.0,):
-        with LocalShards(2) as shards, ParameterClient(shards.addresses, timeout_s=20) as client:
-            _make(client, "none")
+    moments = [("staging", 0.0), ("staged", 0.0), ("committed", 0.0)]
+    moments += [("committing", after) for after in (0.0, 0.001, 0.004)]
+    ones = np.ones((len(KEYS), DIM), np.float32)
+    with LocalShards(2) as shards, ParameterClient(shards.addresses, timeout_s=20) as client:
+        for number, (when, after) in enumerate(moments):
+            table = f"t{number}"
+            client.create_table(table, DIM, optimizer="sgd", learning_rate=1.0, initializer="zeros")
             worker = subprocess.run(
-                [sys.executable, "-c", _WORKER, when, *shards.addresses],
-                env=os.environ | {"AFTER": str(after)},
+                [sys.executable, "-c", _WORKER, when, str(after), table, *shards.addresses],
                 timeout=60,
                 check=False,
             )
             assert worker.returncode == -signal.SIGKILL
-            part = {"job.a": (KEYS, np.ones((len(KEYS), DIM), np.float32))}
-            client.stage_async(SERIES, 0, 0, part).result(30)
-            client.commit_async(SERIES, 0, 1).result(30)
-            assert (client.pull("job.a", KEYS) == -1).all()
+            client.stage_async(f"{table}.s", 0, 0, {table: (KEYS, ones)}).result(30)
+            client.commit_async(f"{table}.s", 0, 1).result(30)
+            assert (client.pull(table, KEYS) == -1).all(), when
+
+
+def test_a_bad_network_changes_no_step() -> None:
+    """What is lost is sent again, and what comes late or twice changes nothing."""
+    with (
+        LocalShards(2) as shards,
+        bad_network(shards.addresses) as addresses,
+        ParameterClient(shards.addresses, timeout_s=20) as straight,
+    ):
+        _make(straight, "none")
+        group = Group(addresses, shared_memory=False)
+        for _ in range(30):
+            group.step()
+        group.check()
+        group.close()
 
 
 def test_a_save_has_whole_steps_alone(tmp_path: Path) -> None:
