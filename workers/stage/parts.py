@@ -32,7 +32,7 @@ from workers.model.entry import ModelError, job_model
 from workers.model.randomness import Randomness
 from workers.model.statistics import RunningStatistics
 from workers.model.trace import LayerInfo, StageGraph, TracedModel
-from workers.model.whole import job_micro_batches
+from workers.model.whole import check_smallest, job_micro_batches
 from workers.stage.commits import RowCommits
 from workers.stage.ending import Ending
 from workers.stage.executor import StageExecutor
@@ -105,6 +105,9 @@ class Share:
             fixed or micro_batches_of(launch),
             lockstep=place.widths if job.train.split_experts else (),
         )
+        if batches.steps and not schedule.lockstep:
+            last = min(batches.steps_per_epoch or batches.steps, batches.steps) - 1
+            check_smallest(traced.model, batches.samples(last) // schedule.count(last))
         return Share(
             launch,
             place,

@@ -104,6 +104,6 @@ def test_another_buffer_that_training_changes_is_refused_on_several_workers():
 def test_one_sample_cannot_be_normalised():
     module = nn.BatchNorm1d(3)
     RunningStatistics(module, 1)
-    with pytest.raises(ModelError, match="train.drop_last: true"):
+    with pytest.raises(ModelError, match=r"train.drop_last: true"):
         module(torch.ones(1, 3))
     module.eval()(torch.ones(1, 3))
