@@ -83,8 +83,8 @@ def check_smallest(model: nn.Module, samples: int) -> None:
     for name, module in model.named_modules():
         if isinstance(module, nn.BatchNorm1d):
             raise ModelError(
-                f"{type(model).__name__}: {name!r} cannot normalise an epoch's last batch, of which "
-                "a micro-batch is a single sample; expected train.drop_last: true, another "
+                f"{type(model).__name__}: {name!r} cannot normalise an epoch's last batch, of "
+                "which a micro-batch is a single sample; expected train.drop_last: true, another "
                 "train.batch_size, or fewer train.micro_batches"
             )
 

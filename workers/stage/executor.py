@@ -160,7 +160,9 @@ class StageExecutor:
         self.progress.began = time.perf_counter()
         try:
             while self.progress.step < self._schedule.steps:
-                self._next()()
+                action = self._next()
+                with self._busy.handling():
+                    action()
             self._ending.flush()
         except DivergedError:
             self._ending.abandon(

@@ -5,7 +5,6 @@ import pytest
 from protos.decision_pb2 import Decision, Layer, LayerCost, PlanStage, ResourceType, Workload
 from protos.job_pb2 import JobSpec
 from protos.scheduler_pb2 import NodeStatus
-from scheduler import plan
 from scheduler.runs.constraints import may_depend_on_model, of_job, of_model, shared_cores
 from scheduler.runs.offer import OfferError, given_workload, make_offer
 
