@@ -43,7 +43,7 @@ from workers.links.frames import BACKWARD, FORWARD, FrameId
 from workers.links.pipeline import Links, Place
 from workers.stage.busy import BusyClock
 from workers.stage.ending import Ending
-from workers.stage.evaluation import Evaluation
+from workers.stage.evaluation import Evaluation, Measured
 from workers.stage.layers import StageLayers
 from workers.stage.micro_batch import Arrivals, MicroBatch
 from workers.stage.progress import Progress
@@ -160,7 +160,9 @@ class StageExecutor:
         self.progress.began = time.perf_counter()
         try:
             while self.progress.step < self._schedule.steps:
-                self._next()()
+                action = self._next()
+                with self._busy.handling():
+                    action()
             self._ending.flush()
         except DivergedError:
             self._ending.abandon(
@@ -173,8 +175,8 @@ class StageExecutor:
             self.progress.ended = time.perf_counter()
         self._layers.group.barrier()  # the leader's commits are others', too
 
-    def evaluate(self, split: Split) -> tuple[Tensor, Tensor]:
-        """Predict a held-out split; in the last stage all scores and labels [n], else empty."""
+    def evaluate(self, split: Split) -> Measured:
+        """Predict a held-out split."""
         self.progress.phase = split
         evaluation = Evaluation(
             self._job, self._layers, self._rows, self._place, self._links, self._template
