@@ -248,7 +248,7 @@ class Profiler:
         micro_batches = -(-self._sizes.step // self._sizes.micro_batch)
         return time_step(
             self._job,
-            len(self._traced.layers),
+            [layer.name for layer in self._traced.layers],
             shards,
             self._batches,
             micro_batches,

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -27,7 +27,7 @@ _NAP_S = 0.0005
 
 def time_step(
     job: JobSpec,
-    layers: int,
+    layers: Sequence[str],
     shards: list[str],
     batches: GlobalBatches,
     micro_batches: int,
@@ -37,7 +37,7 @@ def time_step(
     """Seconds of a step, the median of some; 0 where the training has too few of them.
 
     Args:
-        layers: of the model.
+        layers: names of the model's.
         shards: addresses, where tables of the job may be made.
         micro_batches: of a step.
         expected_s: about how long one takes.
@@ -50,7 +50,8 @@ def time_step(
     launch = LaunchRequest(
         job_id="profile",
         job=job,
-        stages=[PlanStage(first=0, last=layers - 1, units=1)],
+        stages=[PlanStage(first=0, last=len(layers) - 1, units=1)],
+        layers=layers,
         devices=[device],
         micro_batches=micro_batches,
         staleness=job.train.staleness,
