@@ -1,9 +1,9 @@
 """Processes of one ring that sum without end until one of them is killed, stopped or leaves.
 
-    python ring_ranks.py FOLDER WIDTH SEED HOW
+    python ring_ranks.py FOLDER WIDTH SEED HOW[,HOW]
 
 A round for each rank: it goes at a moment that follows from the seed, and each other writes what it
-was told to FOLDER/ROUND-RANK. HOW: kill, stop, raise.
+was told to FOLDER/ROUND-RANK. HOW: kill, stop or raise, or some in turn, with commas between.
 """
 
 import multiprocessing
@@ -83,11 +83,13 @@ def wait_for(ready: Callable[[], bool]) -> None:
 def main() -> int:
     """All rounds; 0 where every process but those that were killed ended by itself."""
     signal.alarm(240)
-    folder, width, seed, how = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+    folder, width, seed = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    ways = sys.argv[4].split(",")
     moments = random.Random(seed)
     # Forked before any thread is there, so that torch is imported once.
     context = multiprocessing.get_context("fork")
     for victim in range(width):
+        how = ways[victim % len(ways)]
         ranks = [
             context.Process(target=worker, args=(folder, victim, rank, width, how))
             for rank in range(width)

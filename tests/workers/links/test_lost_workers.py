@@ -16,11 +16,9 @@ ROOT = Path(__file__).resolve().parents[3]
 @pytest.mark.parametrize(
     "case",
     [
-        ("kill", 3, 0),
-        ("stop", 3, 0),
-        ("raise", 3, 0),
+        ("kill,stop,raise", 3, 0),
         *more(*(("kill", width, seed) for width in (2, 3, 5) for seed in range(1, 6))),
-        *more(("stop", 5, 1)),
+        *more(("raise,kill,stop", 5, 1)),
     ],
     ids=str,
 )
