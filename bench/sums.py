@@ -1,8 +1,8 @@
 """Sums among the workers of a stage on one host: our ring against gloo, which is in the clear.
 
-Between workers of one host the ring is of Unix sockets; between hosts it is under TLS, or over plain
-TCP where that is allowed. The contestants take turns in one run, since machines drift; the figure to
-read is the ratio.
+Between workers of one host the ring is of Unix sockets; between hosts it is under TLS, or over
+plain TCP where that is allowed. The contestants take turns in one run, since machines drift; the
+figure to read is the ratio.
 
     python -m bench.sums [--rounds 7] [--json FILE]
 """
