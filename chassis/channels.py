@@ -33,6 +33,7 @@ OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_reconnect_backoff_ms", 500),
 ]
 RETRIED = (grpc.StatusCode.UNAVAILABLE,)
+_RANDOM = random.Random()  # a job's code may draw from Python's own
 
 
 class RpcError(RuntimeError):
@@ -131,7 +132,7 @@ class Attempts:
             RpcError: there is to be none.
         """
         code, details = status_of(error)
-        wait = self._pause * random.uniform(0.5, 1.5)
+        wait = self._pause * _RANDOM.uniform(0.5, 1.5)
         again = code in RETRIED and time.monotonic() + wait < self._give_up
         if not again or (self._stop is not None and self._stop()):
             raise RpcError(self._what, code, details, reason_of(error)) from None

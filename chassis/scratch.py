@@ -1,8 +1,9 @@
 """The folder that the processes of a job on one host share, and that goes when the job does.
 
 A node names it in its children's environment and removes it at the job's end. Each process that
-uses it holds a lock in it, so that whoever starts here later sees what nobody uses any more: a node
-that was killed has removed nothing. All of it belongs to one user, and nobody else may look in.
+uses it holds a lock in it, so that of several nodes on a host the last one removes it, and a node
+that starts later sees what those that were killed have left. All of it belongs to one user, and
+nobody else may look in.
 """
 
 import fcntl
@@ -76,24 +77,24 @@ def try_lock(descriptor: int) -> bool:
     return True
 
 
-def remove(folder: Path) -> None:
-    """Remove the folder of an attempt that has ended."""
-    shutil.rmtree(folder, ignore_errors=True)
+def remove_unused(folder: Path) -> None:
+    """Remove an attempt's folder, unless some process still uses it."""
+    try:
+        descriptor = os.open(folder / _LOCK, os.O_RDWR)
+    except OSError:
+        return
+    try:
+        if try_lock(descriptor):
+            shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        os.close(descriptor)
 
 
 def sweep() -> None:
     """Remove the folders of this user that no process uses: whoever should have was killed."""
     with suppress(OSError):
         for folder in list(_root().iterdir()):
-            try:
-                descriptor = os.open(folder / _LOCK, os.O_RDWR)
-            except OSError:
-                continue
-            try:
-                if try_lock(descriptor):
-                    remove(folder)
-            finally:
-                os.close(descriptor)
+            remove_unused(folder)
 
 
 def _hold(folder: Path) -> None:

@@ -55,6 +55,10 @@ class PrepareError(HeterpsError):
     """The job's `data.prepare` failed or made nothing."""
 
 
+class DataMismatchError(HeterpsError):
+    """The job's data has not the columns, types or values that the job needs."""
+
+
 class CodeError(HeterpsError):
     """The job's code cannot be packed, or the cluster does not take it."""
 

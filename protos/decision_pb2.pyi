@@ -102,6 +102,7 @@ class Layer(_message.Message):
     OUTPUT_BYTES_FIELD_NUMBER: _builtins.int
     UNCUT_FIELD_NUMBER: _builtins.int
     ONE_HOST_FIELD_NUMBER: _builtins.int
+    SHARES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     kind: _builtins.str
     """embedding | dense | moe | ..."""
@@ -117,6 +118,8 @@ class Layer(_message.Message):
     """in one stage with the layer after it: they share parameters or a table"""
     one_host: _builtins.bool
     """all units of its stage are on one host"""
+    shares: _builtins.str
+    """why it is uncut, for people: what shares what"""
     @_builtins.property
     def cost(self) -> _containers.MessageMap[_builtins.str, Global___LayerCost]:
         """by resource type; a missing type may not run the layer"""
@@ -133,10 +136,11 @@ class Layer(_message.Message):
         output_bytes: _builtins.float = ...,
         uncut: _builtins.bool = ...,
         one_host: _builtins.bool = ...,
+        shares: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation_bytes", b"activation_bytes", "cost", b"cost", "kind", b"kind", "name", b"name", "one_host", b"one_host", "optimizer_bytes", b"optimizer_bytes", "output_bytes", b"output_bytes", "uncut", b"uncut", "weight_bytes", b"weight_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation_bytes", b"activation_bytes", "cost", b"cost", "kind", b"kind", "name", b"name", "one_host", b"one_host", "optimizer_bytes", b"optimizer_bytes", "output_bytes", b"output_bytes", "shares", b"shares", "uncut", b"uncut", "weight_bytes", b"weight_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -540,12 +544,18 @@ class Measured(_message.Message):
     SECONDS_FIELD_NUMBER: _builtins.int
     EMULATED_FIELD_NUMBER: _builtins.int
     STAGE_S_FIELD_NUMBER: _builtins.int
+    STEADY_THROUGHPUT_FIELD_NUMBER: _builtins.int
+    STEADY_STEPS_FIELD_NUMBER: _builtins.int
     throughput: _builtins.float
     """samples/s over the training phase"""
     price_per_hour: _builtins.float
     cost: _builtins.float
     seconds: _builtins.float
     emulated: _builtins.bool
+    steady_throughput: _builtins.float
+    """samples/s once it runs evenly; 0: it was too short for that"""
+    steady_steps: _builtins.int
+    """over so many steps"""
     @_builtins.property
     def stage_s(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """measured busy seconds a sample, by stage"""
@@ -559,10 +569,12 @@ class Measured(_message.Message):
         seconds: _builtins.float = ...,
         emulated: _builtins.bool = ...,
         stage_s: _abc.Iterable[_builtins.float] | None = ...,
+        steady_throughput: _builtins.float = ...,
+        steady_steps: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cost", b"cost", "emulated", b"emulated", "price_per_hour", b"price_per_hour", "seconds", b"seconds", "stage_s", b"stage_s", "throughput", b"throughput"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cost", b"cost", "emulated", b"emulated", "price_per_hour", b"price_per_hour", "seconds", b"seconds", "stage_s", b"stage_s", "steady_steps", b"steady_steps", "steady_throughput", b"steady_throughput", "throughput", b"throughput"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

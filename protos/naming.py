@@ -11,6 +11,14 @@ def table_prefix(job_id: str) -> str:
     return f"{len(job_id)}.{job_id}."
 
 
+def without_prefix(table: str) -> str:
+    """The name of a table within its job; of one that is no job's, its name."""
+    length, dot, rest = table.partition(".")
+    if not (dot and length.isdecimal() and rest[int(length) : int(length) + 1] == "."):
+        return table
+    return rest[int(length) + 1 :]
+
+
 def kept_place(url: str) -> tuple[str, str, str]:
     """The scheduler's address, the job and the folder within its files that a URL names.
 

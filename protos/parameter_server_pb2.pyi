@@ -38,13 +38,13 @@ class OptimizerSpec(_message.Message):
     BOUND_FIELD_NUMBER: _builtins.int
     TRUST_RATIO_FIELD_NUMBER: _builtins.int
     kind: _builtins.str
-    """sgd | momentum | adagrad | rowwise_adagrad | adam | ftrl"""
+    """sgd | momentum | adagrad | rowwise_adagrad | adam | adamw | ftrl"""
     learning_rate: _builtins.float
     epsilon: _builtins.float
     beta1: _builtins.float
-    """adam"""
+    """adam, adamw"""
     beta2: _builtins.float
-    """adam"""
+    """adam, adamw"""
     weight_decay: _builtins.float
     initial_accumulator: _builtins.float
     """adagrad, rowwise_adagrad, ftrl"""
@@ -57,7 +57,7 @@ class OptimizerSpec(_message.Message):
     beta: _builtins.float
     """ftrl"""
     amsgrad: _builtins.bool
-    """adam"""
+    """adam, adamw"""
     clip_norm: _builtins.float
     """a row's gradient is scaled down to this L2 norm; 0: not"""
     bound: _builtins.float
@@ -599,6 +599,272 @@ class PushReply(_message.Message):
 Global___PushReply: _TypeAlias = PushReply  # noqa: Y015
 
 @_typing.final
+class StageRequest(_message.Message):
+    """Of a step of a series, the gradients that one of its slots has for rows of this shard. They are
+    kept until a commit applies those of all slots, or drops them. Staged again, a part takes the
+    place of what it was; once the step is over it is acknowledged and not kept.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SERIES_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    SLOT_FIELD_NUMBER: _builtins.int
+    ROUTE_FIELD_NUMBER: _builtins.int
+    DTYPE_FIELD_NUMBER: _builtins.int
+    TABLES_FIELD_NUMBER: _builtins.int
+    REGION_FIELD_NUMBER: _builtins.int
+    REGION_AT_FIELD_NUMBER: _builtins.int
+    COVERS_FIELD_NUMBER: _builtins.int
+    PAYLOAD_FIELD_NUMBER: _builtins.int
+    series: _builtins.str
+    step: _builtins.int
+    slot: _builtins.int
+    route: _builtins.int
+    dtype: _builtins.str
+    """of the gradients: "" (float32) | float16 | bfloat16"""
+    region: _builtins.str
+    region_at: _builtins.int
+    covers: _builtins.bytes
+    """the buckets it has all keys of, a bit each; empty: the shard's"""
+    payload: _builtins.bytes
+    """of each table, its keys, then count x dim gradients"""
+    @_builtins.property
+    def tables(self) -> _containers.RepeatedCompositeFieldContainer[Global___PartOfTable]: ...
+    def __init__(
+        self,
+        *,
+        series: _builtins.str = ...,
+        step: _builtins.int = ...,
+        slot: _builtins.int = ...,
+        route: _builtins.int = ...,
+        dtype: _builtins.str = ...,
+        tables: _abc.Iterable[Global___PartOfTable] | None = ...,
+        region: _builtins.str = ...,
+        region_at: _builtins.int = ...,
+        covers: _builtins.bytes = ...,
+        payload: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["covers", b"covers", "dtype", b"dtype", "payload", b"payload", "region", b"region", "region_at", b"region_at", "route", b"route", "series", b"series", "slot", b"slot", "step", b"step", "tables", b"tables"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StageRequest: _TypeAlias = StageRequest  # noqa: Y015
+
+@_typing.final
+class PartOfTable(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TABLE_FIELD_NUMBER: _builtins.int
+    DIM_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    KEY_BYTES_FIELD_NUMBER: _builtins.int
+    table: _builtins.str
+    dim: _builtins.int
+    count: _builtins.int
+    key_bytes: _builtins.int
+    """0 (8) | 4"""
+    def __init__(
+        self,
+        *,
+        table: _builtins.str = ...,
+        dim: _builtins.int = ...,
+        count: _builtins.int = ...,
+        key_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "dim", b"dim", "key_bytes", b"key_bytes", "table", b"table"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PartOfTable: _TypeAlias = PartOfTable  # noqa: Y015
+
+@_typing.final
+class StageReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StageReply: _TypeAlias = StageReply  # noqa: Y015
+
+@_typing.final
+class TallyRequest(_message.Message):
+    """The gradients of slots 0 to slots - 1, summed in that order: refused unless all are here."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SERIES_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    SLOTS_FIELD_NUMBER: _builtins.int
+    ROUTE_FIELD_NUMBER: _builtins.int
+    COMMITTING_FIELD_NUMBER: _builtins.int
+    series: _builtins.str
+    step: _builtins.int
+    slots: _builtins.int
+    route: _builtins.int
+    committing: _builtins.bool
+    """a shard that has committed the step counts nothing"""
+    def __init__(
+        self,
+        *,
+        series: _builtins.str = ...,
+        step: _builtins.int = ...,
+        slots: _builtins.int = ...,
+        route: _builtins.int = ...,
+        committing: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committing", b"committing", "route", b"route", "series", b"series", "slots", b"slots", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TallyRequest: _TypeAlias = TallyRequest  # noqa: Y015
+
+@_typing.final
+class TallyReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SQUARED_NORM_FIELD_NUMBER: _builtins.int
+    squared_norm: _builtins.float
+    def __init__(
+        self,
+        *,
+        squared_norm: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["squared_norm", b"squared_norm"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TallyReply: _TypeAlias = TallyReply  # noqa: Y015
+
+@_typing.final
+class CommitRequest(_message.Message):
+    """Each row that the parts name steps once, on `scale` times their sum. Steps before it are over."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SERIES_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    SLOTS_FIELD_NUMBER: _builtins.int
+    ROUTE_FIELD_NUMBER: _builtins.int
+    SCALE_FIELD_NUMBER: _builtins.int
+    RATE_FIELD_NUMBER: _builtins.int
+    DROP_FIELD_NUMBER: _builtins.int
+    PART_FIELD_NUMBER: _builtins.int
+    REGION_FIELD_NUMBER: _builtins.int
+    REGION_AT_FIELD_NUMBER: _builtins.int
+    PAYLOAD_FIELD_NUMBER: _builtins.int
+    series: _builtins.str
+    step: _builtins.int
+    slots: _builtins.int
+    route: _builtins.int
+    scale: _builtins.float
+    rate: _builtins.float
+    """times the learning rate"""
+    drop: _builtins.bool
+    """the step is over, and changes nothing"""
+    region: _builtins.str
+    region_at: _builtins.int
+    payload: _builtins.bytes
+    @_builtins.property
+    def part(self) -> Global___StageRequest:
+        """slot 0's, which has not been staged: the payload is its own"""
+
+    def __init__(
+        self,
+        *,
+        series: _builtins.str = ...,
+        step: _builtins.int = ...,
+        slots: _builtins.int = ...,
+        route: _builtins.int = ...,
+        scale: _builtins.float = ...,
+        rate: _builtins.float = ...,
+        drop: _builtins.bool = ...,
+        part: Global___StageRequest | None = ...,
+        region: _builtins.str = ...,
+        region_at: _builtins.int = ...,
+        payload: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["part", b"part"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drop", b"drop", "part", b"part", "payload", b"payload", "rate", b"rate", "region", b"region", "region_at", b"region_at", "route", b"route", "scale", b"scale", "series", b"series", "slots", b"slots", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CommitRequest: _TypeAlias = CommitRequest  # noqa: Y015
+
+@_typing.final
+class CommitReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    APPLIED_FIELD_NUMBER: _builtins.int
+    applied: _builtins.bool
+    def __init__(
+        self,
+        *,
+        applied: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CommitReply: _TypeAlias = CommitReply  # noqa: Y015
+
+@_typing.final
+class SeriesState(_message.Message):
+    """How far a series is on a shard."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SERIES_FIELD_NUMBER: _builtins.int
+    OPEN_FROM_FIELD_NUMBER: _builtins.int
+    COMMITTED_FIELD_NUMBER: _builtins.int
+    TABLES_FIELD_NUMBER: _builtins.int
+    series: _builtins.str
+    @_builtins.property
+    def open_from(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """of each bucket, or one for all: first open step"""
+
+    @_builtins.property
+    def committed(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """the last steps that were not dropped"""
+
+    @_builtins.property
+    def tables(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """that its parts have named"""
+
+    def __init__(
+        self,
+        *,
+        series: _builtins.str = ...,
+        open_from: _abc.Iterable[_builtins.int] | None = ...,
+        committed: _abc.Iterable[_builtins.int] | None = ...,
+        tables: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "open_from", b"open_from", "series", b"series", "tables", b"tables"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SeriesState: _TypeAlias = SeriesState  # noqa: Y015
+
+@_typing.final
 class AttachRequest(_message.Message):
     """Offers a file of this host's shared memory for payloads; refused where it is not the same host."""
 
@@ -924,22 +1190,26 @@ class CutReply(_message.Message):
     CLIENTS_FIELD_NUMBER: _builtins.int
     ROUTE_FIELD_NUMBER: _builtins.int
     BUSY_FIELD_NUMBER: _builtins.int
+    SERIES_FIELD_NUMBER: _builtins.int
     route: _builtins.int
     """version of the shard's routing"""
     busy: _builtins.bool
     """with another save, fold or move; ask again"""
     @_builtins.property
     def clients(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClientWindow]: ...
+    @_builtins.property
+    def series(self) -> _containers.RepeatedCompositeFieldContainer[Global___SeriesState]: ...
     def __init__(
         self,
         *,
         clients: _abc.Iterable[Global___ClientWindow] | None = ...,
         route: _builtins.int = ...,
         busy: _builtins.bool = ...,
+        series: _abc.Iterable[Global___SeriesState] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["busy", b"busy", "clients", b"clients", "route", b"route"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["busy", b"busy", "clients", b"clients", "route", b"route", "series", b"series"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1317,6 +1587,9 @@ class StateBlock(_message.Message):
     POSITIONS_FIELD_NUMBER: _builtins.int
     ROUTE_FIELD_NUMBER: _builtins.int
     ROUTING_FIELD_NUMBER: _builtins.int
+    SERIES_FIELD_NUMBER: _builtins.int
+    MOVED_FIELD_NUMBER: _builtins.int
+    STAGED_FIELD_NUMBER: _builtins.int
     PAYLOAD_FIELD_NUMBER: _builtins.int
     token: _builtins.str
     """names the transfer; the same again begins it anew"""
@@ -1332,6 +1605,8 @@ class StateBlock(_message.Message):
     """of the transfer"""
     route: _builtins.int
     """version of the routing that the rows are sent for"""
+    staged: _builtins.bool
+    """the payload is a StageRequest"""
     payload: _builtins.bytes
     """a block of rows, laid out as in ps/engine/table/block.h"""
     @_builtins.property
@@ -1350,6 +1625,12 @@ class StateBlock(_message.Message):
     def routing(self) -> Global___RouteRequest:
         """of the shard, where it is not the first"""
 
+    @_builtins.property
+    def series(self) -> _containers.RepeatedCompositeFieldContainer[Global___SeriesState]: ...
+    @_builtins.property
+    def moved(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """`series` is of these alone; parts of theirs go first"""
+
     def __init__(
         self,
         *,
@@ -1365,11 +1646,14 @@ class StateBlock(_message.Message):
         positions: _abc.Iterable[Global___Position] | None = ...,
         route: _builtins.int = ...,
         routing: Global___RouteRequest | None = ...,
+        series: _abc.Iterable[Global___SeriesState] | None = ...,
+        moved: _abc.Iterable[_builtins.int] | None = ...,
+        staged: _builtins.bool = ...,
         payload: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["routing", b"routing", "table", b"table"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["erase", b"erase", "last", b"last", "name", b"name", "number", b"number", "of", b"of", "payload", b"payload", "positions", b"positions", "reset", b"reset", "route", b"route", "routing", b"routing", "table", b"table", "token", b"token", "window", b"window"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["erase", b"erase", "last", b"last", "moved", b"moved", "name", b"name", "number", b"number", "of", b"of", "payload", b"payload", "positions", b"positions", "reset", b"reset", "route", b"route", "routing", b"routing", "series", b"series", "staged", b"staged", "table", b"table", "token", b"token", "window", b"window"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1406,7 +1690,7 @@ class LogRecord(_message.Message):
     NUMBER_FIELD_NUMBER: _builtins.int
     PAYLOAD_FIELD_NUMBER: _builtins.int
     kind: _builtins.str
-    """push | create | drop | shrink | absorb | route | state"""
+    """push | stage | commit | create | drop | shrink | absorb | route | state"""
     time_s: _builtins.int
     """Unix time at the shard that took it"""
     of: _builtins.str
@@ -1606,6 +1890,7 @@ class StatsReply(_message.Message):
     LOG_BYTES_FIELD_NUMBER: _builtins.int
     UPTIME_S_FIELD_NUMBER: _builtins.int
     RUN_FIELD_NUMBER: _builtins.int
+    STAGED_BYTES_FIELD_NUMBER: _builtins.int
     cpu_seconds: _builtins.float
     resident_bytes: _builtins.int
     bytes_in: _builtins.int
@@ -1615,6 +1900,8 @@ class StatsReply(_message.Message):
     """write-ahead log not yet folded into a base"""
     uptime_s: _builtins.float
     run: _builtins.str
+    staged_bytes: _builtins.int
+    """of parts that wait for a commit"""
     @_builtins.property
     def tables(self) -> _containers.RepeatedCompositeFieldContainer[Global___TableStats]: ...
     def __init__(
@@ -1628,10 +1915,11 @@ class StatsReply(_message.Message):
         log_bytes: _builtins.int = ...,
         uptime_s: _builtins.float = ...,
         run: _builtins.str = ...,
+        staged_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_in", b"bytes_in", "bytes_out", b"bytes_out", "cpu_seconds", b"cpu_seconds", "log_bytes", b"log_bytes", "resident_bytes", b"resident_bytes", "run", b"run", "tables", b"tables", "uptime_s", b"uptime_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_in", b"bytes_in", "bytes_out", b"bytes_out", "cpu_seconds", b"cpu_seconds", "log_bytes", b"log_bytes", "resident_bytes", b"resident_bytes", "run", b"run", "staged_bytes", b"staged_bytes", "tables", b"tables", "uptime_s", b"uptime_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

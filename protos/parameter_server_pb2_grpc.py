@@ -58,6 +58,21 @@ class ParameterServerStub:
                 request_serializer=protos_dot_parameter__server__pb2.AdvanceRequest.SerializeToString,
                 response_deserializer=protos_dot_parameter__server__pb2.AdvanceReply.FromString,
                 _registered_method=True)
+        self.Stage = channel.unary_unary(
+                '/heterps.v1.ParameterServer/Stage',
+                request_serializer=protos_dot_parameter__server__pb2.StageRequest.SerializeToString,
+                response_deserializer=protos_dot_parameter__server__pb2.StageReply.FromString,
+                _registered_method=True)
+        self.Tally = channel.unary_unary(
+                '/heterps.v1.ParameterServer/Tally',
+                request_serializer=protos_dot_parameter__server__pb2.TallyRequest.SerializeToString,
+                response_deserializer=protos_dot_parameter__server__pb2.TallyReply.FromString,
+                _registered_method=True)
+        self.Commit = channel.unary_unary(
+                '/heterps.v1.ParameterServer/Commit',
+                request_serializer=protos_dot_parameter__server__pb2.CommitRequest.SerializeToString,
+                response_deserializer=protos_dot_parameter__server__pb2.CommitReply.FromString,
+                _registered_method=True)
         self.CreateTable = channel.unary_unary(
                 '/heterps.v1.ParameterServer/CreateTable',
                 request_serializer=protos_dot_parameter__server__pb2.CreateTableRequest.SerializeToString,
@@ -152,6 +167,25 @@ class ParameterServerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Advance(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Stage(self, request, context):
+        """Steps that many workers make together: Stage on every shard, then Commit on every shard.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Tally(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Commit(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -260,6 +294,21 @@ def add_ParameterServerServicer_to_server(servicer, server):
                     servicer.Advance,
                     request_deserializer=protos_dot_parameter__server__pb2.AdvanceRequest.FromString,
                     response_serializer=protos_dot_parameter__server__pb2.AdvanceReply.SerializeToString,
+            ),
+            'Stage': grpc.unary_unary_rpc_method_handler(
+                    servicer.Stage,
+                    request_deserializer=protos_dot_parameter__server__pb2.StageRequest.FromString,
+                    response_serializer=protos_dot_parameter__server__pb2.StageReply.SerializeToString,
+            ),
+            'Tally': grpc.unary_unary_rpc_method_handler(
+                    servicer.Tally,
+                    request_deserializer=protos_dot_parameter__server__pb2.TallyRequest.FromString,
+                    response_serializer=protos_dot_parameter__server__pb2.TallyReply.SerializeToString,
+            ),
+            'Commit': grpc.unary_unary_rpc_method_handler(
+                    servicer.Commit,
+                    request_deserializer=protos_dot_parameter__server__pb2.CommitRequest.FromString,
+                    response_serializer=protos_dot_parameter__server__pb2.CommitReply.SerializeToString,
             ),
             'CreateTable': grpc.unary_unary_rpc_method_handler(
                     servicer.CreateTable,
@@ -439,6 +488,87 @@ class ParameterServer:
             '/heterps.v1.ParameterServer/Advance',
             protos_dot_parameter__server__pb2.AdvanceRequest.SerializeToString,
             protos_dot_parameter__server__pb2.AdvanceReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Stage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/heterps.v1.ParameterServer/Stage',
+            protos_dot_parameter__server__pb2.StageRequest.SerializeToString,
+            protos_dot_parameter__server__pb2.StageReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Tally(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/heterps.v1.ParameterServer/Tally',
+            protos_dot_parameter__server__pb2.TallyRequest.SerializeToString,
+            protos_dot_parameter__server__pb2.TallyReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Commit(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/heterps.v1.ParameterServer/Commit',
+            protos_dot_parameter__server__pb2.CommitRequest.SerializeToString,
+            protos_dot_parameter__server__pb2.CommitReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -42,6 +42,10 @@ class ParameterServerStub:
     Push: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.PushRequest, _parameter_server_pb2.PushReply]
     Attach: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.AttachRequest, _parameter_server_pb2.AttachReply]
     Advance: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.AdvanceRequest, _parameter_server_pb2.AdvanceReply]
+    Stage: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.StageRequest, _parameter_server_pb2.StageReply]
+    """Steps that many workers make together: Stage on every shard, then Commit on every shard."""
+    Tally: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.TallyRequest, _parameter_server_pb2.TallyReply]
+    Commit: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.CommitRequest, _parameter_server_pb2.CommitReply]
     CreateTable: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.CreateTableRequest, _parameter_server_pb2.CreateTableReply]
     """Tables."""
     DropTables: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.DropTablesRequest, _parameter_server_pb2.DropTablesReply]
@@ -73,6 +77,10 @@ class ParameterServerAsyncStub(ParameterServerStub):
     Push: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.PushRequest, _parameter_server_pb2.PushReply]  # type: ignore[assignment]
     Attach: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.AttachRequest, _parameter_server_pb2.AttachReply]  # type: ignore[assignment]
     Advance: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.AdvanceRequest, _parameter_server_pb2.AdvanceReply]  # type: ignore[assignment]
+    Stage: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.StageRequest, _parameter_server_pb2.StageReply]  # type: ignore[assignment]
+    """Steps that many workers make together: Stage on every shard, then Commit on every shard."""
+    Tally: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.TallyRequest, _parameter_server_pb2.TallyReply]  # type: ignore[assignment]
+    Commit: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.CommitRequest, _parameter_server_pb2.CommitReply]  # type: ignore[assignment]
     CreateTable: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.CreateTableRequest, _parameter_server_pb2.CreateTableReply]  # type: ignore[assignment]
     """Tables."""
     DropTables: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.DropTablesRequest, _parameter_server_pb2.DropTablesReply]  # type: ignore[assignment]
@@ -125,6 +133,28 @@ class ParameterServerServicer(metaclass=_abc_1.ABCMeta):
         request: _parameter_server_pb2.AdvanceRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_parameter_server_pb2.AdvanceReply, _abc.Awaitable[_parameter_server_pb2.AdvanceReply]]: ...
+
+    @_abc_1.abstractmethod
+    def Stage(
+        self,
+        request: _parameter_server_pb2.StageRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_parameter_server_pb2.StageReply, _abc.Awaitable[_parameter_server_pb2.StageReply]]:
+        """Steps that many workers make together: Stage on every shard, then Commit on every shard."""
+
+    @_abc_1.abstractmethod
+    def Tally(
+        self,
+        request: _parameter_server_pb2.TallyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_parameter_server_pb2.TallyReply, _abc.Awaitable[_parameter_server_pb2.TallyReply]]: ...
+
+    @_abc_1.abstractmethod
+    def Commit(
+        self,
+        request: _parameter_server_pb2.CommitRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_parameter_server_pb2.CommitReply, _abc.Awaitable[_parameter_server_pb2.CommitReply]]: ...
 
     @_abc_1.abstractmethod
     def CreateTable(

@@ -681,6 +681,9 @@ class NodeStatus(_message.Message):
     UNITS_USED_FIELD_NUMBER: _builtins.int
     PROCESSES_FIELD_NUMBER: _builtins.int
     DEVICE_FIELD_NUMBER: _builtins.int
+    CORES_FIELD_NUMBER: _builtins.int
+    WITHOUT_BF16_FIELD_NUMBER: _builtins.int
+    PLAIN_COLLECTIVES_FIELD_NUMBER: _builtins.int
     KEEPS_ROWS_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     kind: _builtins.str
@@ -693,6 +696,12 @@ class NodeStatus(_message.Message):
     units_used: _builtins.int
     device: _builtins.str
     """human name of the hardware"""
+    cores: _builtins.int
+    """of the host, where the units compute on them; 0: they do not"""
+    without_bf16: _builtins.bool
+    """its units do not compute in bf16"""
+    plain_collectives: _builtins.bool
+    """torch.distributed may cross hosts"""
     keeps_rows: _builtins.bool
     """of a standing shard: it brings durable rows back when it restarts"""
     @_builtins.property
@@ -709,11 +718,14 @@ class NodeStatus(_message.Message):
         units_used: _builtins.int = ...,
         processes: _abc.Iterable[Global___ProcessStatus] | None = ...,
         device: _builtins.str = ...,
+        cores: _builtins.int = ...,
+        without_bf16: _builtins.bool = ...,
+        plain_collectives: _builtins.bool = ...,
         keeps_rows: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "device", b"device", "emulated", b"emulated", "keeps_rows", b"keeps_rows", "kind", b"kind", "node_id", b"node_id", "processes", b"processes", "type", b"type", "units", b"units", "units_used", b"units_used"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "cores", b"cores", "device", b"device", "emulated", b"emulated", "keeps_rows", b"keeps_rows", "kind", b"kind", "node_id", b"node_id", "plain_collectives", b"plain_collectives", "processes", b"processes", "type", b"type", "units", b"units", "units_used", b"units_used", "without_bf16", b"without_bf16"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -840,6 +852,7 @@ class ProgressReport(_message.Message):
     TRAIN_SECONDS_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
     END_REASON_FIELD_NUMBER: _builtins.int
+    STEPPED_S_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     stage: _builtins.int
     rank: _builtins.int
@@ -861,6 +874,8 @@ class ProgressReport(_message.Message):
     attempt: _builtins.int
     end_reason: Global___EndReason.ValueType
     """of phase failed: what the worker takes its error for"""
+    stepped_s: _builtins.float
+    """of train_seconds, when `step` had ended"""
     @_builtins.property
     def metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]: ...
     def __init__(
@@ -882,10 +897,11 @@ class ProgressReport(_message.Message):
         train_seconds: _builtins.float = ...,
         attempt: _builtins.int = ...,
         end_reason: Global___EndReason.ValueType = ...,
+        stepped_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "busy_s", b"busy_s", "end_reason", b"end_reason", "error", b"error", "job_id", b"job_id", "loss", b"loss", "metrics", b"metrics", "output", b"output", "phase", b"phase", "rank", b"rank", "samples", b"samples", "samples_per_s", b"samples_per_s", "stage", b"stage", "step", b"step", "total_steps", b"total_steps", "train_seconds", b"train_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "busy_s", b"busy_s", "end_reason", b"end_reason", "error", b"error", "job_id", b"job_id", "loss", b"loss", "metrics", b"metrics", "output", b"output", "phase", b"phase", "rank", b"rank", "samples", b"samples", "samples_per_s", b"samples_per_s", "stage", b"stage", "step", b"step", "stepped_s", b"stepped_s", "total_steps", b"total_steps", "train_seconds", b"train_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

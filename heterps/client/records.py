@@ -1,5 +1,6 @@
 """What the client answers with."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
@@ -96,8 +97,10 @@ class Job:
         return (self.total_steps - self.step) * (self.samples / self.step) / self.samples_per_s
 
     def to_json(self) -> dict[str, Any]:
-        """The same for programs."""
-        return {**asdict(self), "state": str(self.state)}
+        """The same for programs; a loss or metric that is not finite is None."""
+        metrics = {name: _finite(value) for name, value in self.metrics.items()}
+        own = {"state": str(self.state), "loss": _finite(self.loss), "metrics": metrics}
+        return {**asdict(self), **own}
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +171,10 @@ class JobDecision:
             **{name: decision[name] for name in names},
             "measured": measured,
         }
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def _read(record: type[R], message: Message, /, **given: Any) -> R:

@@ -23,6 +23,7 @@ from heterps.errors import (
     NoDecisionError,
     UnreachableError,
 )
+from heterps.job.data import check_data
 from heterps.job.file import load_job
 from heterps.job.packaging import Code
 from heterps.job.prepare import prepare
@@ -51,6 +52,7 @@ async def submit(
         spec = await transport.work(lambda: load_job(path, overrides))
     limit = await transport.call(calls.code_limit())  # before minutes of preparing for nobody
     await transport.work(lambda: prepare(spec, on_line))
+    await transport.work(lambda: check_data(spec))
     packed: Code | None = None
     if code:
         from heterps.job import sending

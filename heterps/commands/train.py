@@ -43,6 +43,7 @@ def train(
     """
     from heterps import report
     from heterps.commands import following
+    from heterps.job.data import check_data
     from heterps.job.file import load_job
     from heterps.job.prepare import prepare
     from heterps.profiling.present import present_types
@@ -66,6 +67,7 @@ def train(
         )
     with step(console, f"preparing {job.data.path}") as detail:
         prepare(job, detail)
+        check_data(job)
     with _cluster(console, job, types, list(emulated), redis_url, keep) as client:
         job_id = client.submit(job, code=False)  # its processes read it where it is
         console.print(f"job {job_id} on {_listed(types, emulated)}")

@@ -35,6 +35,8 @@ _DEFAULTS: Final[Mapping[str, Any]] = {
     "train.optimizer.name": "adam",
     "train.optimizer.learning_rate": 1e-3,
     "train.optimizer.schedule": "constant",
+    "train.rows.schedule": "constant",
+    "train.batch_norm": "local",
     "schedule.method": "ppo",
 }
 METHODS: Final = JOB_METHODS
@@ -43,18 +45,32 @@ _CHOICES: Final = {
     "train.precision": ("fp32", "bf16", "fp16"),
     "train.optimizer.name": ("adam", "adamw", "sgd", "adagrad"),
     "train.optimizer.schedule": ("constant", "cosine"),
+    "train.rows.schedule": ("constant", "cosine"),
+    "train.batch_norm": ("local", "sync"),
     "servers.durability": ("none", "checkpoint", "log"),
     "schedule.method": METHODS,
+}
+# Which optimizers have the keys that not all have.
+_OPTIMIZERS_WITH: Final = {
+    "momentum": ("sgd",),
+    "betas": ("adam", "adamw"),
+    "eps": ("adam", "adamw", "adagrad"),
 }
 _POSITIVE: Final = (
     "train.epochs",
     "train.batch_size",
     "train.optimizer.learning_rate",
+    "train.optimizer.eps",
     "schedule.max_price_per_hour",
     "schedule.finish_by_hours",
     "deadline_hours",
 )
-_NOT_NEGATIVE: Final = ("train.optimizer.weight_decay", "schedule.min_throughput")
+_NOT_NEGATIVE: Final = (
+    "train.optimizer.weight_decay",
+    "train.optimizer.momentum",
+    "train.clip",
+    "schedule.min_throughput",
+)
 _LEAST_MEMORY: Final = 1 << 16  # bytes that a shard takes for a table
 _SHOWN = 12  # problems, so that the message fits one screen
 
@@ -163,7 +179,29 @@ class _Check:
         memory = self.job.servers.memory_bytes
         if 0 < memory < _LEAST_MEMORY:
             self._wrong("servers.memory_bytes", str(memory), f"0 or at least {_LEAST_MEMORY}")
+        self._optimizer()
+        train = self.job.train
+        if train.batch_norm == "sync" and train.micro_batches > 1:
+            text = "1, or none: with batch_norm sync a step is one micro-batch"
+            self._wrong("train.micro_batches", str(train.micro_batches), text)
         self._inputs()
+
+    def _optimizer(self) -> None:
+        """Settings that belong to some optimizers only."""
+        spec = self.job.train.optimizer
+        for name, kinds in _OPTIMIZERS_WITH.items():
+            key = f"train.optimizer.{name}"
+            here = key in self._places and spec.name in _CHOICES["train.optimizer.name"]
+            if here and spec.name not in kinds:
+                text = f"no {name} with {spec.name}; it is a setting of {', '.join(kinds)}"
+                self._wrong(key, _shown_value(getattr(spec, name)), text)
+        if spec.momentum >= 1:
+            self._wrong("train.optimizer.momentum", f"{spec.momentum:g}", "a number below 1")
+        betas = list(spec.betas)
+        right = len(betas) in (0, 2) and all(0 <= beta < 1 for beta in betas)
+        if self._sound("train.optimizer.betas") and not right:
+            text = "two numbers from 0 to below 1, such as [0.9, 0.999]"
+            self._wrong("train.optimizer.betas", _shown_value(betas), text)
 
     def _inputs(self) -> None:
         data = self.job.data
@@ -296,6 +334,10 @@ class _Check:
 
     def _wrong(self, key: str, got: str, expected: str) -> None:
         self.problems.append(f"{self._at(key)}: {key}: got {got}, expected {expected}")
+
+
+def _shown_value(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(list(value))
 
 
 def _names(tree: ast.Module) -> list[str]:

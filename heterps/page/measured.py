@@ -7,6 +7,7 @@ from heterps.html.palette import Palette
 from heterps.html.parts import bars, table
 from heterps.view import decision as view
 from heterps.view.figures import per_sample_in
+from heterps.view.steps import floor_note
 
 if TYPE_CHECKING:
     from scheduler import Decision
@@ -24,7 +25,11 @@ def measured(decision: "Decision", palette: Palette) -> Markup:
         name = join(f"stage {one.number} computing a sample ", tag("small", one.layers))
         figure = view.FigureRow("", one.stage.compute_s, busy_s, times)
         rows.append(_row(figure, name, palette.of(one.stage.type)))
-    return table("Predicted and measured figures", _COLUMNS, rows)
+    said = [note for note in (view.errors_text(decision), floor_note(decision)) if note]
+    return join(
+        table("Predicted and measured figures", _COLUMNS, rows),
+        *(tag("p", note, class_="aside") for note in said),
+    )
 
 
 def _row(row: view.FigureRow, name: str, colour: str) -> tuple[str, ...]:

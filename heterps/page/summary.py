@@ -6,6 +6,7 @@ from heterps.html.markup import Markup, join, tag
 from heterps.html.palette import Palette
 from heterps.html.parts import table, tiles
 from heterps.view import decision as view
+from heterps.view import steps
 from heterps.view.figures import duration, money, percent, rate
 from heterps.view.plan import ESTIMATED, gap_text, notes, rests_on_estimates
 
@@ -33,7 +34,7 @@ def overview(decision: "Decision", palette: Palette) -> Markup:
     return join(
         tag("p", *_sentence(decision, palette), class_="verdict"),
         _tiles(decision) if decision.feasible else None,
-        *(tag("p", note, class_="aside") for note in notes(decision)),
+        *(tag("p", note, class_="aside") for note in [*steps.notes(decision), *notes(decision)]),
     )
 
 

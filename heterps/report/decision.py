@@ -8,6 +8,7 @@ from rich.text import Text
 
 from heterps.report.terminal import bullet, heading, indented, pairs, table
 from heterps.view import decision as view
+from heterps.view import steps
 from heterps.view.figures import duration, money, per_sample, rate, size
 from heterps.view.plan import (
     ESTIMATED,
@@ -33,6 +34,7 @@ def decision_report(decision: "Decision") -> RenderableType:
         parts += [Text(), indented(plan_table(decision))]
         legend = "CT, DT: computing, communicating for a sample; slack: waiting for the slowest"
         parts.append(Text(f"  {legend}", style="dim"))
+        parts += [indented(Text(note)) for note in steps.notes(decision)]
     if reasons := view.reasons(decision):
         parts += [heading("Why"), *(bullet(reason) for reason in reasons)]
     if decision.relaxations:

@@ -15,6 +15,7 @@ from heterps.view.failure import MEANINGS, NOT_THE_JOB, shortened
 from heterps.view.figures import duration, per_sample
 from heterps.view.metrics import metrics_by_split
 from heterps.view.plan import EMULATED, ESTIMATED, rests_on_estimates
+from heterps.view.steps import floor_note
 from heterps.view.table import Column
 from protos.naming import KEPT
 
@@ -125,7 +126,12 @@ def _clock(seconds: float) -> str:
 
 def measured_report(decision: "Decision") -> RenderableType:
     """The table of a decision that has run, under its heading."""
-    return Group(heading("Predicted and measured"), indented(measured_table(decision)))
+    said = [note for note in (view.errors_text(decision), floor_note(decision)) if note]
+    return Group(
+        heading("Predicted and measured"),
+        indented(measured_table(decision)),
+        *(indented(Text(note)) for note in said),
+    )
 
 
 def measured_table(decision: "Decision") -> Table:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from heterps.view.figures import money, percent, rate, size
@@ -22,9 +23,17 @@ _FIGURES = {
     "gap": "gap",
     "stages": "stages",
     "measured.throughput": "measured, samples/s",
+    "measured.steady_throughput": "measured in steady steps, samples/s",
     "measured.cost": "measured cost",
 }
-_NAMES = {**_DEMANDS, **_FIGURES, "ps_units": "units of parameter servers"}
+_NAMES = {
+    **_DEMANDS,
+    **_FIGURES,
+    "ps_units": "units of parameter servers",
+    "micro_batches": "micro-batches a step",
+    "staleness": "updates that a step lacks",
+    "cuts": "cut on one type after",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +139,7 @@ def value_of(key: str, value: Value) -> str:
     if isinstance(value, str):
         return value
     last = key.rpartition(".")[2]
-    if last in ("min_throughput", "throughput"):
+    if last in ("min_throughput", "throughput", "steady_throughput"):
         return rate(value) if value else "none"
     if last == "max_price_per_hour":
         return money(value) if value else "none"
@@ -168,7 +177,7 @@ def _inputs(decision: "Decision", whole: bool) -> Iterator[tuple[str, Value]]:
         yield from _flat(one.name, asdict(one), ("name",))
     yield from _flat("workload", asdict(decision.workload), ("layers", "source"))
     for layer in decision.workload.layers:
-        yield f"{layer.name}.kind", layer.kind
+        yield from _flat(layer.name, asdict(layer), ("name", "cost"))
         for kind, cost in layer.cost.items():
             yield from _flat(f"{layer.name}.{kind}", asdict(cost), ())
 
@@ -183,6 +192,19 @@ def _plan(decision: "Decision") -> Iterator[tuple[str, Value]]:
     for kind, units in decision.total_units.items():
         yield f"units.{kind}", units
     yield "ps_units", decision.plan.ps_units
+    yield "micro_batches", decision.plan.micro_batches or None
+    yield "staleness", decision.plan.staleness
+    yield "cuts", ", ".join(_cuts(decision)) or None
+
+
+def _cuts(decision: "Decision") -> Iterator[str]:
+    """The layers after which a stage ends though the next one is on the same type."""
+    from heterps.view.plan import layer_names
+
+    names = layer_names(decision)
+    for stage, following in pairwise(decision.stages):
+        if stage.type == following.type:
+            yield names[stage.last]
 
 
 def _figures(decision: "Decision") -> Iterator[tuple[str, Value]]:
@@ -197,6 +219,7 @@ def _figures(decision: "Decision") -> Iterator[tuple[str, Value]]:
         yield "hours", decision.workload.samples / decision.throughput / 3600
     if decision.measured is not None:
         yield "measured.throughput", decision.measured.throughput
+        yield "measured.steady_throughput", decision.measured.steady_throughput or None
         yield "measured.cost", decision.measured.cost
 
 

@@ -178,6 +178,18 @@ def measured(decision: "Decision") -> list[FigureRow]:
     assert run is not None
     return [
         FigureRow("throughput, samples/s", decision.throughput, run.throughput, rate),
+        *(
+            [
+                FigureRow(
+                    f"the same, mean of {run.steady_steps:,} steady steps",
+                    decision.throughput,
+                    run.steady_throughput,
+                    rate,
+                )
+            ]
+            if run.steady_steps
+            else []
+        ),
         FigureRow("price an hour", decision.plan.price_per_hour, run.price_per_hour, money),
         FigureRow("cost of the training", decision.cost, run.cost, money),
     ]
@@ -187,6 +199,15 @@ def measured_stages(decision: "Decision") -> "Iterator[tuple[StageRow, float]]":
     """The stages that were measured, each with its busy seconds a sample."""
     assert decision.measured is not None
     return zip(stages(decision), decision.measured.stage_s, strict=False)
+
+
+def errors_text(decision: "Decision") -> str:
+    """By how much the prediction of each stage was wrong; nothing where none was measured."""
+    errors = decision.stage_errors
+    told = [
+        f"stage {number} {error:+.0%}" for number, error in enumerate(errors) if error is not None
+    ]
+    return f"Measured against predicted computing: {', '.join(told)}." if told else ""
 
 
 def _is_plan(point: "ParetoPoint", decision: "Decision") -> bool:

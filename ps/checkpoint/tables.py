@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
-from protos.parameter_server_pb2 import SavedFile
+from protos.parameter_server_pb2 import SavedFile, SeriesState
 from ps.checkpoint.manifest import (
     File,
     Manifest,
@@ -29,8 +30,9 @@ from ps.checkpoint.rowfile import RowWriter, read_blocks, read_spec, spec_of
 from ps.checkpoint.store import Store
 from ps.engine import _native
 from ps.errors import CheckpointError, DeltaError
-from ps.table.applied import AppliedWindow
+from ps.table.applied import Applied, AppliedWindow
 from ps.table.buckets import Route, buckets_of, default_route
+from ps.table.series import SeriesProgress
 from ps.table.spec import describe_difference
 from ps.table.table import Table
 
@@ -92,11 +94,19 @@ def write_tables(
     return saved
 
 
-def write_windows(
-    store: Store, folder: str, windows: Sequence[AppliedWindow], shard: int, shards: int
+def write_applied(
+    store: Store, folder: str, applied: Applied, shard: int, shards: int
 ) -> SavedFile:
-    """Write what a shard has applied of each client."""
-    entries = [[w.client, w.epoch, w.highest, base64.b64encode(w.bits).decode()] for w in windows]
+    """Write what a shard has applied of each client and series."""
+    entries = {
+        "clients": [
+            [w.client, w.epoch, w.highest, base64.b64encode(w.bits).decode()]
+            for w in applied.windows
+        ],
+        "series": [
+            base64.b64encode(s.message.SerializeToString()).decode() for s in applied.series
+        ],
+    }
     file = f"{folder}/shard-{shard:05d}-of-{shards:05d}.window.json"
     written = store.write(file, [json.dumps(entries).encode()])
     return SavedFile(name=file, bytes=written.bytes, sha256=written.sha256)
@@ -106,7 +116,7 @@ def write_alone(
     store: Store,
     tables: Mapping[str, Table],
     snapshots: Mapping[str, _native.Snapshot],
-    windows: Sequence[AppliedWindow] = (),
+    applied: Applied | None = None,
     log: int = 0,
 ) -> int:
     """Write a checkpoint of one process alone; its bytes.
@@ -115,13 +125,13 @@ def write_alone(
         store: where.
         tables: by name.
         snapshots: of `begin_snapshots`.
-        windows: what has been applied of each client.
+        applied: what has been applied of each client and series.
         log: see Manifest.
     """
     folder = new_id()
     saved = write_tables(store, folder, tables, snapshots, 0, 1)
-    if windows:
-        saved.append(write_windows(store, folder, windows, 0, 1))
+    if applied is not None:
+        saved.append(write_applied(store, folder, applied, 0, 1))
     write_manifest(
         store,
         Manifest(
@@ -178,8 +188,8 @@ def load_tables(
     directory: str = "",
     *,
     verified: bool = False,
-) -> tuple[dict[str, Table], list[AppliedWindow]]:
-    """New tables with the rows of some buckets, and what had been applied of each client.
+) -> tuple[dict[str, Table], Applied]:
+    """New tables with the rows of some buckets, and what had been applied.
 
     Args:
         links: of `chain`. They may have been written by any number of shards.
@@ -191,7 +201,7 @@ def load_tables(
         CheckpointError: naming the file, what is wrong and what was expected.
     """
     tables: dict[str, Table] = {}
-    windows: list[AppliedWindow] = []
+    applied = Applied()
     for store, manifest in links:
         check_for_training(store, manifest)
         files = [f for f in manifest.files if _touches(f.shard, manifest, wanted)]
@@ -201,16 +211,16 @@ def load_tables(
         for file in first_files(manifest.files).values():
             _add_table(store, file, tables, directory)
         # What the newest save had applied holds the windows of all before.
-        windows = []
+        applied = Applied()
         for file in manifest.files:
             if not file.table:
-                windows += _read_windows(store, file)
+                _read_applied(store, file, applied)
         for file in files:
             if file.table:
                 # A shard may also have rows that were on their way to it, of buckets not its own.
                 own = buckets_of(_route(manifest), file.shard)
                 _absorb(store, file, tables, own if wanted is None else own & wanted)
-    return tables, windows
+    return tables, applied
 
 
 def _absorb(store: Store, file: File, tables: dict[str, Table], wanted: NDArray[np.uint8]) -> None:
@@ -260,16 +270,24 @@ def _route(manifest: Manifest) -> Route:
     return default_route(manifest.shards)
 
 
-def _read_windows(store: Store, file: File) -> list[AppliedWindow]:
+def _read_applied(store: Store, file: File, into: Applied) -> None:
     path = f"{store.url}/{file.name}"
     try:
         with store.open(file.name) as stream:
             entries = json.loads(stream.read())
-        told = [(str(c), int(e), int(s), base64.b64decode(bits)) for c, e, s, bits in entries]
+        if isinstance(entries, list):  # of saves without series
+            entries = {"clients": entries, "series": []}
+        clients = entries["clients"]
+        told = [(str(c), int(e), int(s), base64.b64decode(bits)) for c, e, s, bits in clients]
         _native.Window().merge(told)  # checks the sizes
-    except (OSError, ValueError, TypeError) as error:
-        raise CheckpointError(f"{path}: not a window of applied pushes: {error}") from None
-    return [AppliedWindow(*window) for window in told]
+        series = [
+            SeriesProgress.of(SeriesState.FromString(base64.b64decode(each)))
+            for each in entries["series"]
+        ]
+    except (OSError, ValueError, TypeError, KeyError, DecodeError) as error:
+        raise CheckpointError(f"{path}: not what a shard has applied: {error}") from None
+    into.windows.extend(AppliedWindow(*window) for window in told)
+    into.series.extend(series)
 
 
 def _sibling(url: str, name: str) -> str:

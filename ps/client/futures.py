@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+U = TypeVar("U")
 
 
 def results_of(futures: Sequence["Future[T]"]) -> list[T]:
@@ -58,3 +59,59 @@ def combine(
     for future in futures:
         future.add_done_callback(done)
     return combined
+
+
+def then(first: "Future[T]", begin: "Callable[[T], Future[U]]") -> "Future[U]":
+    """A future of what `begin` starts with the first one's result."""
+    made: Future[U] = Future()
+    made.set_running_or_notify_cancel()
+
+    def go(done: "Future[T]") -> None:
+        try:
+            begun = begin(done.result())
+        except Exception as error:
+            made.set_exception(error)
+        else:
+            begun.add_done_callback(lambda ended: _copy(ended, made))
+
+    first.add_done_callback(go)
+    return made
+
+
+class InOrder:
+    """Starts what has one name one after the other, each once the one before has succeeded."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, Future[None]] = {}
+        self._lock = threading.Lock()
+
+    def start(self, name: str, begin: "Callable[[], Future[None]]") -> "Future[None]":
+        """Start now, or after what was started last under this name.
+
+        Where that fails, this one fails with the same error, and nothing is begun.
+        """
+        turn: Future[None] = Future()
+        made = then(turn, lambda _: begin())
+        with self._lock:
+            before = self._last.get(name)
+            self._last[name] = made
+
+        def forget(_: "Future[None]") -> None:
+            with self._lock:
+                if self._last.get(name) is made:
+                    del self._last[name]
+
+        made.add_done_callback(forget)
+        if before is None:
+            turn.set_result(None)
+        else:
+            before.add_done_callback(lambda done: _copy(done, turn))
+        return made
+
+
+def _copy(done: "Future[T]", to: "Future[T]") -> None:
+    error = done.exception()
+    if error is not None:
+        to.set_exception(error)
+    else:
+        to.set_result(done.result())

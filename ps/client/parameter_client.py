@@ -16,6 +16,7 @@ from chassis.closing import Closing
 from chassis.near import did_you_mean
 from protos import parameter_server_pb2 as pb
 from protos.codec import unpack
+from ps.client.commit import StepClient
 from ps.client.pull import Pull
 from ps.client.push import Push
 from ps.client.save import load, save
@@ -31,7 +32,7 @@ FILES_TIMEOUT_S = 600.0
 _ADVANCE_PAUSE_S = 0.02
 
 
-class ParameterClient(Closing):
+class ParameterClient(StepClient, Closing):
     """Rows of embedding tables on parameter-server shards.
 
     Thread-safe. A forked child connects anew on its first call, under a name of its own.
@@ -71,6 +72,7 @@ class ParameterClient(Closing):
             raise ValueError(f"wire={wire!r}; expected {', '.join(WIRE_DTYPES)}")
         if not 1 <= channels <= 64:
             raise ValueError(f"channels={channels}; expected 1 to 64")
+        super().__init__(wire)
         self._addresses = list(addresses)
         self._timeout_s = float(timeout_s)
         self._client_id = client_id
@@ -242,11 +244,7 @@ class ParameterClient(Closing):
             table, keys, grads, how: as of `push`.
             distinct: the keys are known to be distinct, which saves finding that out.
         """
-        future = self._push(table, keys, grads, distinct=distinct, **how).start()
-        with self._lock:
-            self._pending.add(future)
-        future.add_done_callback(self._forget)
-        return future
+        return self._track(self._push(table, keys, grads, distinct=distinct, **how).start())
 
     def assign(self, table: str, keys: Any, values: Any) -> None:
         """Write weights, float32 [*keys.shape, dim]; of equal keys the last holds."""
@@ -257,7 +255,7 @@ class ParameterClient(Closing):
         self._push(table, keys, deltas, kind="add").run()
 
     def flush(self) -> None:
-        """Wait until every `push_async` so far is acknowledged or has failed."""
+        """Wait until every call in the background so far is acknowledged or has failed."""
         with self._lock:
             pending = list(self._pending)
         wait(pending)
@@ -472,6 +470,12 @@ class ParameterClient(Closing):
         if rate is not None:
             head.rate = rate
         return Push(self.session(), head, unique, floats, usage, self._wire)
+
+    def _track(self, future: "Future[None]") -> "Future[None]":
+        with self._lock:
+            self._pending.add(future)
+        future.add_done_callback(self._forget)
+        return future
 
     def _forget(self, future: "Future[None]") -> None:
         with self._lock:

@@ -207,6 +207,17 @@ def _unfinished(replies: list[pb.CutReply]) -> set[PushId]:
         applied = np.concatenate([window.sequences() for window in windows])
         gaps = np.setdiff1d(expected, applied)
         missing.update(PushId(client, epoch, sequence) for sequence in gaps.tolist())
+    return missing | _unfinished_steps(replies)
+
+
+def _unfinished_steps(replies: list[pb.CutReply]) -> set[PushId]:
+    """Steps that one shard has committed, or dropped, and another has not."""
+    told = [{state.series: state.open_from[0] for state in reply.series} for reply in replies]
+    missing = set()
+    for series in set().union(*told):
+        each = [states.get(series, 0) for states in told]
+        if min(each) < max(each):
+            missing.add(PushId(series, 0, max(each) - 1))
     return missing
 
 

@@ -29,12 +29,13 @@ from protos.reason_pb2 import MEMORY_NOT_ATTACHED
 from ps.client.futures import T, results_of
 from ps.errors import ShardError, StaleRouteError
 from ps.shm.blocks import SharedMemory
-from ps.shm.line import MAX_MESSAGE, PULL, PUSH, BrokenLineError, UnixLine
+from ps.shm.line import COMMIT, MAX_MESSAGE, PULL, PUSH, STAGE, TALLY, BrokenLineError, UnixLine
 from ps.shm.region import Region
 from ps.table.buckets import Route, default_route, route_of
 
 _SILENT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 _PATH = "/heterps.v1.ParameterServer/"
+_METHODS = {PULL: "Pull", PUSH: "Push", STAGE: "Stage", TALLY: "Tally", COMMIT: "Commit"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,22 +64,19 @@ class Shard:
         self._channels = [connect(address) for _ in range(channels)]
         self.stub = ParameterServerStub(self._channels[0])
         # Bytes in and out: the payloads never pass through protobuf.
-        self._pulls: list[Callable[..., bytes]] = [
-            c.unary_unary(_PATH + "Pull") for c in self._channels
-        ]
-        self._pushes: list[Callable[..., bytes]] = [
-            c.unary_unary(_PATH + "Push") for c in self._channels
-        ]
+        self._data: dict[int, list[Callable[..., bytes]]] = {
+            number: [_raw(c, name) for c in self._channels] for number, name in _METHODS.items()
+        }
         self.keys = _raw(self._channels[0], "Keys")
         self._turn = itertools.count()
 
     def pull(self, request: bytes, what: str, line: UnixLine | None = None) -> bytes:
         """Pull, raw; by a line of this host where there is one."""
-        return self._data(PULL, self._pulls, request, what, line)
+        return self.data(PULL, request, what, line)
 
     def push(self, request: bytes, what: str, line: UnixLine | None = None) -> bytes:
         """Push, raw; by a line of this host where there is one."""
-        return self._data(PUSH, self._pushes, request, what, line)
+        return self.data(PUSH, request, what, line)
 
     def call(
         self,
@@ -117,14 +115,16 @@ class Shard:
                 text = f"refused {what}: {error.details} ({error.code.name})"
             raise ShardError(self.index, self.address, error.code, text, error.reason) from None
 
-    def _data(
-        self,
-        number: int,
-        methods: list[Callable[..., bytes]],
-        request: bytes,
-        what: str,
-        line: UnixLine | None,
-    ) -> bytes:
+    def data(self, number: int, request: bytes, what: str, line: UnixLine | None = None) -> bytes:
+        """One of the calls of a step, raw; by a line of this host where there is one.
+
+        Args:
+            number: of ps.shm.line.
+            request: the message.
+            what: names it in errors.
+            line: to this shard.
+        """
+        methods = self._data[number]
         if line is None or len(request) > MAX_MESSAGE:
             return self.call(methods[next(self._turn) % len(methods)], request, what)
         return self.call(partial(line.call, number), request, what)

@@ -137,6 +137,20 @@ def push_into(
     key_bytes: int,
     usage: _Buffer | None,
 ) -> None: ...
+def merge(
+    parts: Sequence[tuple[_Buffer, int, _Buffer]], dim: int
+) -> tuple[NDArray[np.uint64], NDArray[np.float32]]:
+    """Distinct keys and the sums of their rows, in the order of the parts.
+
+    Args:
+        parts: keys, the bytes of one, and float32 rows.
+        dim: of a row.
+    """
+
+def squared_norm(values: _Buffer) -> float:
+    """Of float32, summed in float64; not finite where one of them is not."""
+
+def scaled(values: _Buffer, scale: float) -> NDArray[np.float32]: ...
 def narrow_keys(keys: _Buffer) -> bytes: ...
 def check_finite(keys: _Buffer, key_bytes: int, grads: _Buffer, dim: int) -> None: ...
 def decode_values(values: _Buffer, dtype: str) -> NDArray[np.float32]: ...

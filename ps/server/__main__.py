@@ -100,6 +100,9 @@ def serve(
             raw={
                 "Pull": service.pull,
                 "Push": service.push,
+                "Stage": service.stage,
+                "Tally": service.tally,
+                "Commit": service.commit,
                 "Replicate": service.replicate,
                 "Keys": service.keys,
             },

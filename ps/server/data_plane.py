@@ -4,7 +4,9 @@ from protos import parameter_server_pb2 as pb
 from protos.codec import payload_prefix, unpack
 from ps.engine import _native
 from ps.errors import TableError
+from ps.shard.commit import commit_step, stage_part, tally_step
 from ps.shard.push import take_apart
+from ps.shard.stage import take_apart as take_apart_part
 from ps.shard.state import ShardState, now_s
 from ps.shm.region import Regions
 from ps.table.rules import WIRE_DTYPES
@@ -98,10 +100,74 @@ class DataPlane:
         applied = self._state.push(table, push, now_s())
         return pb.PushReply(applied=applied).SerializeToString(), applied
 
+    def stage(self, request: bytes) -> bytes:
+        """Keep a part of a step.
+
+        Raises:
+            TableError, KeyError, DecodeError, StaleRouteError, ConflictError: it was not kept.
+        """
+        head, payload = unpack(pb.StageRequest, request)
+        if head.covers:
+            raise TableError("Stage: covers is a shard's to say; expected none")
+        message = request
+        if head.region:
+            payload = self.regions.view(head.region, head.region_at, _part_bytes(head))
+            head.region, head.region_at = "", 0
+            # The part outlives the call, and the memory is the client's.
+            prefix = payload_prefix(head, len(payload))
+            message = b"".join((prefix, payload))
+            payload = memoryview(message)[len(prefix) :]
+        self.bytes_in += len(payload)
+        part = take_apart_part(head, payload, message, self._state.buckets)
+        stage_part(self._state, part, route=head.route)
+        return pb.StageReply().SerializeToString()
+
+    def tally(self, request: bytes) -> bytes:
+        """The squared norm of a step.
+
+        Raises:
+            TableError, DecodeError, StaleRouteError, ConflictError: it is not known.
+        """
+        asked = pb.TallyRequest.FromString(request)
+        norm = tally_step(self._state, asked)
+        return pb.TallyReply(squared_norm=norm).SerializeToString()
+
+    def commit(self, request: bytes) -> tuple[bytes, bool]:
+        """The reply's bytes, and whether the step was applied, or dropped, now.
+
+        Raises:
+            TableError, KeyError, DecodeError, StaleRouteError, ConflictError: nothing was applied.
+        """
+        head, payload = unpack(pb.CommitRequest, request)
+        message: bytes | memoryview = request
+        part = None
+        if head.HasField("part"):
+            head.part.series, head.part.step = head.series, head.step
+            if head.part.covers:
+                raise TableError("Commit: covers is a shard's to say; expected none")
+            if head.region:
+                size = _part_bytes(head.part)
+                payload = self.regions.view(head.region, head.region_at, size)
+                head.region, head.region_at = "", 0
+                if self._state.journals:  # they need the bytes themselves
+                    message = b"".join((payload_prefix(head, size), payload))
+            self.bytes_in += len(payload)
+            part = take_apart_part(head.part, payload, message, self._state.buckets)
+        elif payload:
+            raise TableError("Commit: a payload without a part")
+        applied = commit_step(self._state, head, part, message, now_s())
+        return pb.CommitReply(applied=applied).SerializeToString(), applied
+
     def _find(self, head: pb.PullRequest | pb.PushRequest) -> Table:
         if head.dim == 0:  # else whatever the table has would do
             raise TableError(f"table {head.table[:140]!r}: the request says dim 0")
         return self._state.find(head.table, head.dim)
+
+
+def _part_bytes(head: pb.StageRequest) -> int:
+    """How many bytes the payload of a part has."""
+    width = 4 if head.dtype in ("", "float32") else 2
+    return sum(each.count * ((each.key_bytes or 8) + each.dim * width) for each in head.tables)
 
 
 def payload_size(head: pb.PushRequest) -> int:

@@ -58,6 +58,10 @@ _OF_SHARD: tuple[tuple[Family, Callable[[StatsReply], float]], ...] = (
         Family("heterps_ps_log_bytes", "gauge", "Write-ahead log not yet folded into a base."),
         lambda s: s.log_bytes,
     ),
+    (
+        Family("heterps_ps_staged_bytes", "gauge", "Parts of steps that wait for their commit."),
+        lambda s: s.staged_bytes,
+    ),
     (Family("heterps_ps_uptime_seconds", "gauge", "Since the shard began."), lambda s: s.uptime_s),
 )
 FAMILIES = tuple(family for family, _ in (*_OF_TABLES, *_OF_SHARD))

@@ -66,7 +66,8 @@ class ParameterService(ParameterServerServicer):
         self.standby = Standby(state)
         self.clocks = Clocks(max(1, threads // 2))
         self.log_bytes: Callable[[], int] = lambda: 0
-        self.unix = UnixServer([self.pull, self.push], self.data.regions.detach)
+        data = (self.pull, self.push, self.stage, self.tally, self.commit)  # PULL, PUSH, ...
+        self.unix = UnixServer(data, self.data.regions.detach)
         self._began = time.monotonic()
 
     # Data, raw: the message's bytes in, the reply's bytes out.
@@ -84,6 +85,24 @@ class ParameterService(ParameterServerServicer):
             return reply
 
         return self._guarded("Push", context, work)
+
+    def stage(self, request: bytes, context: Refusing) -> bytes:
+        """Stage."""
+        return self._guarded("Stage", context, lambda: self.data.stage(request))
+
+    def tally(self, request: bytes, context: Refusing) -> bytes:
+        """Tally."""
+        return self._guarded("Tally", context, lambda: self.data.tally(request))
+
+    def commit(self, request: bytes, context: Refusing) -> bytes:
+        """Commit."""
+
+        def work() -> bytes:
+            reply, applied = self.data.commit(request)
+            self.metrics.pushed(applied)
+            return reply
+
+        return self._guarded("Commit", context, work)
 
     def replicate(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         """Replicate."""
@@ -109,6 +128,18 @@ class ParameterService(ParameterServerServicer):
     def Push(self, request: pb.PushRequest, context: grpc.ServicerContext) -> pb.PushReply:  # noqa: N802
         """Push as an ordinary method."""
         return pb.PushReply.FromString(self.push(request.SerializeToString(), context))
+
+    def Stage(self, request: pb.StageRequest, context: grpc.ServicerContext) -> pb.StageReply:  # noqa: N802
+        """Stage as an ordinary method."""
+        return pb.StageReply.FromString(self.stage(request.SerializeToString(), context))
+
+    def Tally(self, request: pb.TallyRequest, context: grpc.ServicerContext) -> pb.TallyReply:  # noqa: N802
+        """Tally as an ordinary method."""
+        return pb.TallyReply.FromString(self.tally(request.SerializeToString(), context))
+
+    def Commit(self, request: pb.CommitRequest, context: grpc.ServicerContext) -> pb.CommitReply:  # noqa: N802
+        """Commit as an ordinary method."""
+        return pb.CommitReply.FromString(self.commit(request.SerializeToString(), context))
 
     def Keys(self, request: pb.KeysRequest, context: grpc.ServicerContext) -> pb.KeysReply:  # noqa: N802
         """Keys as an ordinary method."""
@@ -249,6 +280,7 @@ class ParameterService(ParameterServerServicer):
             log_bytes=self.log_bytes(),
             uptime_s=time.monotonic() - self._began,
             run=self.state.run,
+            staged_bytes=self.state.steps.staged_bytes(),
         )
 
     def _guarded(self, method: str, context: Refusing, work: Callable[[], R]) -> R:

@@ -14,6 +14,7 @@ from ps.checkpoint.store import LocalStore
 from ps.checkpoint.tables import begin_snapshots, chain, load_tables, write_alone
 from ps.shard import log
 from ps.shard.log import Log
+from ps.shard.replay import replay
 from ps.shard.state import ShardState, now_s
 
 _TURN_S = 600.0  # to wait for a save that is being written
@@ -69,10 +70,12 @@ class ShardDirectory:
                 with state.lock:
                     kept = {n: t for n, t in state.tables.items() if t.spec.durability}
                 snapshots = begin_snapshots(kept, "checkpoint")
-                windows = state.pushes.windows()
+                applied = state.applied()
                 number = self.log.rotate()
                 self.log.append("state", now_s(), state.summary(windows=False).SerializeToString())
-            self._base_bytes = write_alone(self._store, kept, snapshots, windows, number)
+                for part in state.staged_for("log"):
+                    self.log.append("stage", now_s(), part.message)
+            self._base_bytes = write_alone(self._store, kept, snapshots, applied, number)
             self.log.remove_before(number)
             self._folded = time.monotonic()
             self._pushed = sum(t.native.counters()["pushed"] for t in kept.values())
@@ -89,9 +92,10 @@ class ShardDirectory:
         state, number, found = self._state, 0, False
         if is_checkpoint(self._store):
             links = chain(self._store)
-            tables, windows = load_tables(links, directory=state.directory)
+            tables, applied = load_tables(links, directory=state.directory)
             state.tables.update(tables)
-            state.pushes.merge(windows)
+            state.pushes.merge(applied.windows)
+            state.steps.merge(applied.series)
             number, found = links[-1][1].log, True
             self._first = number
             self._base_bytes = sum(f.bytes for f in links[-1][1].files)
@@ -99,7 +103,7 @@ class ShardDirectory:
         records = 0
         for path, _ in logs:
             for record, payload in log.read(path, last=path == logs[-1][0]):
-                state.replay(record, payload)
+                replay(state, record, payload)
                 records += 1
         for name, table in state.tables.items():
             if not found and table.spec.durability == "checkpoint":

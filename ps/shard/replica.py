@@ -22,6 +22,8 @@ from ps.errors import ConflictError, TableError
 from ps.shard import transfer
 from ps.shard.exactly_once import ExactlyOnce
 from ps.shard.journal import BehindError, Buffer
+from ps.shard.replay import replay
+from ps.shard.stage import Steps
 from ps.shard.state import ShardState
 from ps.table.applied import AppliedWindow
 
@@ -109,13 +111,14 @@ class Replicator:
         with state.lock:
             tables = {n: t for n, t in state.tables.items() if t.spec.durability == "replica"}
         snapshots = begin_snapshots(tables, "checkpoint")
+        parts = state.staged_for("replica")
         head = state.summary(windows=True)
         head.reset = True
         head.of, head.number = self._primary, self._number
 
         def messages() -> Iterator[pb.StateBlock]:
             yield head
-            yield from transfer.blocks_of(tables, snapshots)
+            yield from transfer.blocks_of(tables, snapshots, parts)
 
         try:
             call(
@@ -156,7 +159,7 @@ class Replicator:
             ).run
             replies = self._stub.Fetch(pb.FetchRequest(), timeout=transfer.TIMEOUT_S)
             head = next(replies)
-            tables = transfer.tables_of(replies, self._state.directory)
+            tables, parts = transfer.state_of(replies, self._state.directory)
         except (RpcError, grpc.RpcError) as error:
             raise TableError(
                 f"--replica {self._address}: {error}; expected a shard started with --standby"
@@ -166,6 +169,7 @@ class Replicator:
         self._primary, self._number, self._filled_run = head.of, head.number, run
         self._state.tables.update(tables)
         self._state.take_over(head)
+        self._state.take_parts(parts)
         _log.info(
             "took back %d tables from replica %s in %.2f s",
             len(tables),
@@ -196,19 +200,21 @@ class Standby:
                 raise ConflictError("this replica lacks earlier changes; it must be filled")
             applied = record.number == self._number + 1
             if applied:  # else the answer to it was lost
-                self._state.replay(record, payload)
+                replay(self._state, record, payload)
                 self._number = record.number
         return pb.ReplicateReply(applied=applied).SerializeToString()
 
     def absorb(self, first: pb.StateBlock, rest: Iterator[pb.StateBlock]) -> int:
         """Take the whole state in the place of what is here."""
-        tables = transfer.tables_of(rest, self._state.directory)
+        tables, parts = transfer.state_of(rest, self._state.directory)
         pushes = ExactlyOnce()
         pushes.merge(map(AppliedWindow.of, first.window))  # refused before anything is replaced
         with self._lock, self._state.gate.closed(), self._state.lock:
             self._state.tables = tables
             self._state.pushes = pushes
+            self._state.steps = Steps()
             self._state.take_over(first)
+            self._state.take_parts(parts)
             self._state.follows = True
             self._primary, self._number = first.of, first.number
         return sum(table.native.counters()["rows"] for table in tables.values())
@@ -224,13 +230,14 @@ class Standby:
             with self._lock, state.gate.closed():
                 tables = dict(state.tables)
                 snapshots = begin_snapshots(tables, "checkpoint")
+                parts = state.steps.parts()
                 head = state.summary(windows=True)
                 if self._primary:
                     self._primary = uuid4().hex
                 head.of, head.number = self._primary, self._number
             try:
                 yield head
-                yield from transfer.blocks_of(tables, snapshots)
+                yield from transfer.blocks_of(tables, snapshots, parts)
             finally:
                 for snapshot in snapshots.values():
                     snapshot.close()

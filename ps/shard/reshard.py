@@ -18,8 +18,10 @@ from protos.parameter_server_pb2_grpc import ParameterServerStub
 from ps.engine import _native
 from ps.errors import ConflictError, StaleRouteError, TableError
 from ps.shard import transfer
+from ps.shard.stage import Part
 from ps.shard.state import ShardState
 from ps.table.buckets import as_flags, route_of
+from ps.table.series import Flags
 from ps.table.table import Table
 
 _TURN_S = 60.0
@@ -101,12 +103,13 @@ class Mover:
         }
         try:
             cuts = {name: snapshot.cut for name, snapshot in snapshots.items()}
-            windows = []
+            head = pb.StateBlock()
+            parts: list[Part] = []
             if request.last:
-                windows = [window.message for window in state.pushes.windows()]
+                head, parts = self._steps_of(request, flags.astype(bool))
             else:
                 state.gate.open(token)
-            rows = self._send(request, tables, snapshots, windows)
+            rows = self._send(request, tables, snapshots, head, parts)
         finally:
             for snapshot in snapshots.values():
                 snapshot.close()
@@ -115,6 +118,16 @@ class Mover:
             sending.last.update(dict.fromkeys(request.buckets, request.to))
             state.gate.close(token, hold)
         return rows
+
+    def _steps_of(self, request: pb.MoveRequest, flags: Flags) -> tuple[pb.StateBlock, list[Part]]:
+        """What goes along with the last rows: what has been applied, and parts of steps."""
+        applied = self._state.applied()
+        head = pb.StateBlock(
+            window=[window.message for window in applied.windows],
+            series=[progress.message for progress in applied.series],
+            moved=request.buckets,
+        )
+        return head, [part.only(flags) for part in self._state.steps.parts()]
 
     def absorb(self, first: pb.StateBlock, rest: Iterator[pb.StateBlock]) -> int:
         """Take rows of buckets that are on their way here; the number of rows."""
@@ -129,6 +142,8 @@ class Mover:
             raise ConflictError(
                 "Absorb: this shard was started since the first rows were sent; expected all"
             )
+        if first.moved:
+            state.absorb(pb.StateBlock(moved=first.moved, series=first.series))
         for block in rest:
             rows += state.absorb(block)
         if first.last:
@@ -140,18 +155,21 @@ class Mover:
         request: pb.MoveRequest,
         tables: dict[str, Table],
         snapshots: dict[str, _native.Snapshot],
-        windows: list[pb.ClientWindow],
+        head: pb.StateBlock,
+        parts: list[Part],
     ) -> int:
         def messages() -> Iterator[pb.StateBlock]:
-            yield pb.StateBlock(
-                token=request.token,
-                window=windows,
-                erase=[] if request.again else list(request.buckets),
-                last=request.last,
-                of=self._state.run,
-                route=request.route,
+            head.MergeFrom(
+                pb.StateBlock(
+                    token=request.token,
+                    erase=[] if request.again else list(request.buckets),
+                    last=request.last,
+                    of=self._state.run,
+                    route=request.route,
+                )
             )
-            yield from transfer.blocks_of(tables, snapshots)
+            yield head
+            yield from transfer.blocks_of(tables, snapshots, parts)
 
         with connect(request.to) as channel:
             try:

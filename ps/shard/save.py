@@ -16,13 +16,13 @@ from ps.checkpoint.tables import (
     begin_snapshots,
     chain,
     load_tables,
+    write_applied,
     write_tables,
-    write_windows,
 )
 from ps.engine import _native
 from ps.errors import CheckpointError, DeltaError, TableError
 from ps.shard.state import ShardState
-from ps.table.applied import AppliedWindow, pushes_of
+from ps.table.applied import Applied, pushes_of
 from ps.table.spec import describe_difference
 from ps.table.table import Table
 
@@ -35,7 +35,7 @@ _log = logging.getLogger("heterps.ps")
 @dataclass(frozen=True, slots=True)
 class _Cut:
     tables: dict[str, Table]
-    windows: list[AppliedWindow]
+    applied: Applied
     positions: list[pb.Position]
     snapshots: dict[str, _native.Snapshot]
     marks: dict[str, int]  # what a delta gives as `since`
@@ -87,7 +87,21 @@ class Saver:
         for window in self._state.pushes.windows():
             lost = self._lost.get((window.client, window.epoch))
             windows.append(window.including(lost) if lost else window)
-        return pb.CutReply(clients=[window.message for window in windows], route=route)
+        return pb.CutReply(
+            clients=[window.message for window in windows], route=route, series=self._series()
+        )
+
+    def _series(self) -> list[pb.SeriesState]:
+        """How far each series is in all buckets of this shard."""
+        told = []
+        for progress in self._state.steps.progress():
+            lost = self._lost.get((progress.name, 0), set())
+            ours = progress.open_from[self._state.buckets]
+            if not len(ours):
+                continue
+            open_from = max(int(ours.min()), max(lost, default=-1) + 1)
+            told.append(pb.SeriesState(series=progress.name, open_from=[open_from]))
+        return told
 
     def save(self, request: pb.SaveRequest) -> pb.SaveReply:
         """Write this shard's files of a cut, or of a cut of its own."""
@@ -128,7 +142,7 @@ class Saver:
                 )
                 if mode in ("checkpoint", "delta"):
                     files.append(
-                        write_windows(store, folder, cut.windows, request.shard, request.shards)
+                        write_applied(store, folder, cut.applied, request.shard, request.shards)
                     )
             except OSError as error:
                 raise CheckpointError(
@@ -192,7 +206,7 @@ class Saver:
                 # Two tables of one name may come to the same cut; the upper half tells them apart.
                 marks[name] = secrets.randbits(31) << 32 | snapshot.cut
                 tables[name].cuts.add(marks[name])
-            return _Cut(tables, state.pushes.windows(), positions, snapshots, marks)
+            return _Cut(tables, state.applied(), positions, snapshots, marks)
         finally:
             gate.open(holder)
 
@@ -213,7 +227,7 @@ def restore(
     """
     links = chain(open_store(place))
     with state.files.closed(_TURN_S):
-        tables, windows = load_tables(links, wanted, state.directory)
+        tables, applied = load_tables(links, wanted, state.directory)
         if not lasting:
             tables = {n: t for n, t in tables.items() if not t.spec.durability}
         with state.gate.closed(), state.lock:
@@ -225,7 +239,10 @@ def restore(
                         f"{describe_difference(have.spec, table.spec)}"
                     )
             state.tables.update(tables)
-            state.pushes.merge(windows)
+            state.pushes.merge(applied.windows)
+            if lasting:
+                state.steps.forget(tables)
+            state.steps.merge(s for s in applied.series if not s.tables.isdisjoint(tables))
     kept = set() if lasting else {position.client for position in state.pushes.positions()}
     state.pushes.take_positions(
         pb.Position(client=client, position=text)

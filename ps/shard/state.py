@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import wraps
 from typing import Concatenate, ParamSpec, TypeVar
 from uuid import uuid4
@@ -14,15 +14,16 @@ from numpy.typing import NDArray
 
 from chassis.near import did_you_mean
 from protos import parameter_server_pb2 as pb
-from protos.codec import unpack
 from ps.engine import _native
 from ps.errors import ConflictError, StaleRouteError, TableError
 from ps.shard.exactly_once import ExactlyOnce, Seen
 from ps.shard.journal import BehindError, Buffer, Journal
-from ps.shard.push import ReceivedPush, take_apart
-from ps.table.applied import AppliedWindow
-from ps.table.buckets import buckets_of, default_route, route_of
+from ps.shard.push import ReceivedPush
+from ps.shard.stage import Part, Steps, durabilities_of, part_of
+from ps.table.applied import Applied, AppliedWindow
+from ps.table.buckets import as_flags, buckets_of, default_route, route_of
 from ps.table.gate import Gate
+from ps.table.series import Flags, SeriesProgress
 from ps.table.spec import describe_difference
 from ps.table.table import Table
 
@@ -32,7 +33,7 @@ R = TypeVar("R")
 _log = logging.getLogger("heterps.ps")
 
 
-def _filling_journals(
+def filling_journals(
     change: Callable[Concatenate["ShardState", P], R],
 ) -> Callable[Concatenate["ShardState", P], R]:
     """A change of a shard's state; a journal that lacks what was before it is filled first."""
@@ -61,9 +62,11 @@ class ShardState:
         self.directory = directory
         self.tables: dict[str, Table] = {}
         self.pushes = ExactlyOnce()
+        self.steps = Steps()
         self.gate = Gate()
         self.run = uuid4().hex
         self.routing = pb.RouteRequest()  # as it was installed, if it was
+        self.buckets: Flags = np.ones(_native.BUCKETS, bool)  # its own; all, where none was
         self.follows = False  # another shard, whose changes alone it makes
         self.journals: dict[str, Journal] = {}  # by the durability they give
         self.lock = threading.Lock()  # the dictionaries; held briefly
@@ -104,7 +107,7 @@ class ShardState:
             raise TableError(f"table {name!r} has dim {table.spec.dim}; the request says {dim}")
         return table
 
-    @_filling_journals
+    @filling_journals
     def create(self, spec: pb.TableSpec, *, journal: bool = True) -> bool:
         """Make a table; whether it was new.
 
@@ -134,18 +137,19 @@ class ShardState:
         _log.info("table %s: dim %d", spec.name, spec.dim)
         return True
 
-    @_filling_journals
+    @filling_journals
     def drop(self, prefix: str, *, journal: bool = True) -> list[str]:
         """Forget tables; the names of those that were there."""
         with self.gate.passing(), self.lock:
             names = [name for name in self.tables if name.startswith(prefix)]
-            if names and journal:
+            if journal:
                 self._journal("drop", prefix.encode())
+            self.steps.drop(prefix)
             for name in names:
                 del self.tables[name]
         return names
 
-    @_filling_journals
+    @filling_journals
     def push(self, table: Table, push: ReceivedPush, time_s: int, *, journal: bool = True) -> bool:
         """Apply a push unless it has been; whether it was applied now.
 
@@ -166,7 +170,7 @@ class ShardState:
                 return False
             self.pushes.wait(push.id)  # it may fail, so look again
 
-    @_filling_journals
+    @filling_journals
     def shrink(self, request: pb.ShrinkRequest, *, journal: bool = True) -> int:
         """Apply a table's eviction rules; the number of keys removed."""
         table = self.find(request.table, 0)
@@ -190,7 +194,7 @@ class ShardState:
                 f"the request goes by routing {version}; this shard has {self.route_version}"
             )
 
-    @_filling_journals
+    @filling_journals
     def absorb(self, block: pb.StateBlock, *, journal: bool = True) -> int:
         """Take rows, or what has been applied, from another shard; the number of rows."""
         if block.HasField("table"):
@@ -203,6 +207,13 @@ class ShardState:
             only = table.journal if table is not None else ""
             if journal and (only or not block.name):
                 self._journal("absorb", block.SerializeToString(), only=only)
+            if block.moved:
+                moved = as_flags(list(block.moved)).astype(bool)
+                self.steps.let_go(moved)
+                self.steps.take_progress(map(SeriesProgress.of, block.series), moved)
+            if block.staged:
+                self.steps.take(part_of(block.payload))
+                return 0
             if block.erase:
                 flags = np.zeros(_native.BUCKETS, np.uint8)
                 flags[list(block.erase)] = 1
@@ -224,7 +235,10 @@ class ShardState:
                 for each in list(self.journals.values()):
                     each.renew(closed=True, behind=True)
         self.routing.CopyFrom(request)
-        others = np.ascontiguousarray(self.owned(0, 1) == 0, np.uint8)
+        owned = self.owned(0, 1)
+        self.buckets = owned.astype(bool)
+        self.steps.let_go(~self.buckets)
+        others = np.ascontiguousarray(owned == 0, np.uint8)
         for table in list(self.tables.values()):
             table.native.erase(others)
             table.cuts.clear()  # removals that leave no trace
@@ -237,7 +251,9 @@ class ShardState:
         """
         told = self.pushes.windows() if windows else self.pushes.ends()
         block = pb.StateBlock(
-            positions=self.pushes.positions(), window=[window.message for window in told]
+            positions=self.pushes.positions(),
+            window=[window.message for window in told],
+            series=[progress.message for progress in self.steps.progress()],
         )
         if self.route_version:
             block.routing.CopyFrom(self.routing)
@@ -247,35 +263,44 @@ class ShardState:
         """See `summary`."""
         self.pushes.merge(map(AppliedWindow.of, block.window))
         self.pushes.take_positions(block.positions)
+        self.steps.merge(map(SeriesProgress.of, block.series))
         if block.HasField("routing"):
             self.routing.CopyFrom(block.routing)
+            self.buckets = self.owned(0, 1).astype(bool)
+
+    def applied(self) -> Applied:
+        """What has been applied; no push or commit may be in flight."""
+        return Applied(self.pushes.windows(), self.steps.progress())
+
+    def take_parts(self, messages: Iterable[bytes]) -> None:
+        """Parts from a replica, or for one."""
+        for message in messages:
+            self.steps.put(part_of(message, self.buckets))
+
+    def staged_for(self, durability: str) -> list[Part]:
+        """The parts that a journal must know of."""
+        kept_as = self._durabilities()
+        return [
+            part
+            for part in self.steps.parts()
+            if durability in (durabilities_of([part], kept_as) or {durability})
+        ]
 
     def renew_journals(self) -> None:
         """Have journals take the whole state, after a change that they were not told of."""
         for journal in list(self.journals.values()):
             journal.renew()
 
-    def replay(self, record: pb.LogRecord, payload: memoryview) -> None:
-        """Repeat a change that a journal has kept."""
-        if record.kind == "push":
-            head, body = unpack(pb.PushRequest, bytes(payload))
-            if head.table in self.tables:
-                table = self.find(head.table, head.dim)
-                self.push(table, take_apart(head, body, payload), record.time_s, journal=False)
-        elif record.kind == "create":
-            self.create(pb.TableSpec.FromString(bytes(payload)), journal=False)
-        elif record.kind == "drop":
-            self.drop(bytes(payload).decode(), journal=False)
-        elif record.kind == "shrink":
-            self.shrink(pb.ShrinkRequest.FromString(bytes(payload)), journal=False)
-        elif record.kind == "absorb":
-            self.absorb(pb.StateBlock.FromString(bytes(payload)), journal=False)
-        elif record.kind == "route":
-            self.install(pb.RouteRequest.FromString(bytes(payload)), journal=False)
-        elif record.kind == "state":
-            self.take_over(pb.StateBlock.FromString(bytes(payload)))
-        else:
-            raise ValueError(f"a log record of kind {record.kind!r}")
+    def journal_step(
+        self, kind: str, message: Buffer, parts: Iterable[Part], time_s: int | None = None
+    ) -> None:
+        """Tell the journals that keep one of the tables; of a step without any, all."""
+        if not self.journals:
+            return
+        concerned = durabilities_of(parts, self._durabilities())
+        for durability in list(self.journals):
+            if concerned is None or durability in concerned:
+                self._journal(kind, message, time_s, only=durability)
 
     def _apply(self, table: Table, push: ReceivedPush, time_s: int, journal: bool) -> None:
         head = push.head
@@ -298,6 +323,9 @@ class ShardState:
             self.pushes.abort(push.id)
             raise
         self.pushes.commit(push.id, push.end, head.position)
+
+    def _durabilities(self) -> dict[str, str]:
+        return {name: table.spec.durability for name, table in list(self.tables.items())}
 
     def _journal(
         self, kind: str, payload: Buffer, time_s: int | None = None, only: str = ""

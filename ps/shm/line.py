@@ -2,9 +2,10 @@
 
 What is left of such a message is a head of some hundred bytes, for which gRPC's machinery is the
 larger part of the call: on a two-core virtual machine an empty call took 1.2 ms through gRPC and
-0.1 ms through a Unix socket. Only Pull and Push come this way, one at a time on a connection. The
-socket is abstract, so no file outlives the shard; it serves its own user only, and of that user
-who can show a secret, which the shard gives out over gRPC and thus to those with its token.
+0.1 ms through a Unix socket. Only what a step calls comes this way, one call at a time on a
+connection. The socket is abstract, so no file outlives the shard; it serves its own user only, and
+of that user who can show a secret, which the shard gives out over gRPC and thus to those with its
+token.
 """
 
 import contextlib
@@ -24,7 +25,7 @@ import grpc
 
 from chassis.refusal import Metadata, Refusing
 
-PULL, PUSH = range(2)  # the methods
+PULL, PUSH, STAGE, TALLY, COMMIT = range(5)  # the methods
 MAX_MESSAGE = 60_000  # bytes of a head; longer ones go over gRPC
 _SECRET = 32
 _MAX_NAME = 200
@@ -66,7 +67,7 @@ class UnixServer:
     """The shard's side: a thread for each connection.
 
     Args:
-        handlers: of PULL and PUSH. They raise what `abort` of their context raises.
+        handlers: of the methods, in their order. They raise what `abort` of their context raises.
         ended: told of a connection's end by the name that its client gave.
     """
 

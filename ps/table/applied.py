@@ -1,7 +1,7 @@
 """How pushes are named, and which of a client's have been applied."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from protos import parameter_server_pb2 as pb
 from ps.engine import _native
+from ps.table.series import SeriesProgress
 
 
 class PushId(NamedTuple):
@@ -81,6 +82,14 @@ class AppliedWindow:
         if not self.bits:
             return np.zeros(_native.WINDOW, np.bool_)
         return np.unpackbits(np.frombuffer(self.bits, np.uint8), bitorder="little").astype(bool)
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What a shard has applied: pushes of each client, and steps of each series."""
+
+    windows: list[AppliedWindow] = field(default_factory=list)
+    series: list[SeriesProgress] = field(default_factory=list)
 
 
 def pushes_of(messages: Iterable[pb.Pushes]) -> set[PushId]:

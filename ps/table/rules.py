@@ -21,6 +21,15 @@ OPTIMIZERS: dict[str, dict[str, float | bool]] = {
         "amsgrad": False,
         **_ANY,
     },
+    # As in torch.optim: steps of Adam, and besides them decay of the weights of touched rows.
+    "adamw": {
+        "epsilon": 1e-8,
+        "beta1": 0.9,
+        "beta2": 0.999,
+        "weight_decay": 0.01,
+        "amsgrad": False,
+        **_ANY,
+    },
     "ftrl": {
         "weight_decay": 0.0,
         "l1": 0.0,

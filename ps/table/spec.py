@@ -56,7 +56,7 @@ def make_spec(
     Args:
         name: letters, digits, `_`, `-` and `.`, at most 128.
         dim: floats a row, of all segments together.
-        optimizer: sgd, momentum, adagrad, rowwise_adagrad, adam or ftrl.
+        optimizer: sgd, momentum, adagrad, rowwise_adagrad, adam, adamw or ftrl.
         learning_rate: step size.
         initializer: zeros, uniform in [-scale, scale), or normal with deviation `scale`.
         scale: see initializer.

@@ -4,16 +4,19 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from chassis.files import replace_file
 from protos import decision_pb2 as pb
 from scheduler.problem import mapper
-from scheduler.problem.cost import Plan, PlanStage
+from scheduler.problem.cost import CostModel, Plan, PlanStage
 from scheduler.problem.demands import Demands
 from scheduler.problem.fields import InputError, read_file
 from scheduler.problem.workload import Resources, Workload
+
+STEADY = 100  # steps whose mean says whether a floor was met
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +66,11 @@ class Relaxation:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a run of the plan came to; `stage_s` are busy seconds a sample."""
+    """What a run of the plan came to; `stage_s` are busy seconds a sample.
+
+    `steady_throughput` is the mean of the `steady_steps` steps after the first ones, in samples/s;
+    both are 0 where there were none.
+    """
 
     throughput: float
     price_per_hour: float
@@ -71,6 +78,8 @@ class Measured:
     seconds: float
     emulated: bool
     stage_s: tuple[float, ...]
+    steady_throughput: float = 0.0
+    steady_steps: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +123,8 @@ class Decision:
     created_at: float = 0.0
     overhead: float = field(default=0.0, metadata=mapper.OPTIONAL)
 
+    DERIVED: ClassVar = ("floor_met",)
+
     @property
     def feasible(self) -> bool:
         """Whether the plan meets the demands; where it does not, `plan.reason` says why."""
@@ -145,11 +156,43 @@ class Decision:
         cap = self.max_price_per_hour or math.inf
         return Demands(self.min_throughput, cap, dict(self.pin), self.excluded)
 
+    def model(self, workload: Workload, resources: Resources) -> CostModel:
+        """The cost model of workload and resources under its demands, with cuts if it has some."""
+        cut = any(a.type == b.type for a, b in pairwise(self.stages))
+        return self.demands.model(workload, resources, cut or None)
+
     @property
     def slack(self) -> tuple[float, ...]:
         """By stage, the share of the time, 0 to 1, that it waits for the slowest one."""
         slowest = max((stage.busy_s for stage in self.stages), default=0.0)
         return tuple(1 - stage.busy_s / slowest if slowest else 0.0 for stage in self.stages)
+
+    @property
+    def stage_errors(self) -> tuple[float | None, ...]:
+        """By stage, measured over predicted seconds computing, less 1; None where not measured.
+
+        A stage on an emulated type ran on another device, so its error is None, too.
+        """
+        emulated = {k.name for k in self.resources.types if k.emulated} if self.resources else ()
+        busy = self.measured.stage_s if self.measured is not None else ()
+        measured = dict(enumerate(busy))
+        return tuple(
+            measured[number] / stage.compute_s - 1
+            if measured.get(number) and stage.compute_s and stage.type not in emulated
+            else None
+            for number, stage in enumerate(self.stages)
+        )
+
+    @property
+    def floor_met(self) -> bool | None:
+        """Whether the mean of `STEADY` or more steps reached the floor.
+
+        None where there is no floor, it has not run, or not for long enough to tell.
+        """
+        run = self.measured
+        if not self.min_throughput or run is None or run.steady_steps < STEADY:
+            return None
+        return run.steady_throughput >= self.min_throughput
 
     @property
     def total_units(self) -> dict[str, int]:
@@ -163,7 +206,7 @@ class Decision:
         return total
 
     def to_json(self, inputs: bool = False) -> dict[str, Any]:
-        """Return plain values: infinities are null, each stage has its slack.
+        """Return plain values: infinities are null, each stage has its slack and error.
 
         Args:
             inputs: with the workload and the resources, as `from_json` needs them to plan anew.
@@ -172,8 +215,13 @@ class Decision:
             name for name in ("workload", "resources") if not inputs or getattr(self, name) is None
         ]
         value = mapper.to_json(self, unwanted)
-        for stage, slack in zip(value["stages"], self.slack, strict=True):
+        derived = zip(value["stages"], self.slack, self.stage_errors, strict=True)
+        for stage, slack, error in derived:
             stage["slack"] = slack
+            if self.measured is not None:
+                stage["error"] = error
+        if self.measured is not None:
+            value["floor_met"] = self.floor_met
         return value
 
     @classmethod

@@ -12,6 +12,7 @@ class Problem:
 
     layers: int
     types: int
+    cuts: bool
 
     def __init__(
         self,
@@ -23,6 +24,10 @@ class Problem:
         transfer_serial: _Floats,
         transfer_parallel: _Floats,
         memory: _Floats,
+        forward_share: _Floats,
+        most_units: _Floats,
+        joined: NDArray[np.bool_],
+        cuts: bool,
         price: _Floats,
         limit: _Floats,
         capacity: _Floats,
@@ -30,8 +35,11 @@ class Problem:
         ps_core_s: float,
         ps_type: int,
         max_price: float,
+        batch: float = ...,
+        micro_batches: int = ...,
     ) -> None: ...
 
+def split(problem: Problem, assignment: Sequence[int]) -> list[tuple[int, int, int]]: ...
 def provision(
     problem: Problem,
     assignments: NDArray[np.int32],
@@ -142,3 +150,13 @@ class Network:
     def replay(
         self, pace: Pace, assignment: NDArray[np.int32]
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]: ...
+
+def simulate(
+    stages: Sequence[tuple[int, float, float, float, float]],
+    micro_batches: int,
+    staleness: int,
+    steps: int,
+) -> list[float]: ...
+def step_bound(
+    stages: Sequence[tuple[int, float, float, float, float]], micro_batches: int
+) -> float: ...

@@ -52,7 +52,7 @@ def solve(
         return Solution(None, math.inf, True, 0.0)
     starts = []
     if start is not None and start.assignment:
-        starts.append([model.types.index(name) for name in start.assignment])
+        starts.append(model.codes(start))
     found = _search(model, floor, starts, seconds)
     bound = found.bound * model.samples / 3600
     top = 1 / found.fastest_tau if found.fastest else 0.0

@@ -76,8 +76,9 @@ def cheapest(model: CostModel, tau: float, floor: float = 0.0, seconds: float = 
     constraints = [
         LinearConstraint(flow, source, source),
         LinearConstraint(used, -np.inf, room),
-        LinearConstraint(meeting, -np.inf, 1.0),
     ]
+    if not model.cuts:
+        constraints.append(LinearConstraint(meeting, -np.inf, 1.0))
     if math.isfinite(model.max_price):
         most = model.max_price * (1 + TOLERANCE) - fixed
         constraints.append(LinearConstraint(rows(price, 0 * each, each, 1), -np.inf, most))
@@ -95,13 +96,17 @@ def cheapest(model: CostModel, tau: float, floor: float = 0.0, seconds: float = 
         return Cheapest(math.inf, bound, None)
     assignment = np.zeros(layers, dtype=int)
     for n in np.flatnonzero(found.x > 0.5):
-        assignment[stages.first[n] : stages.end[n]] = stages.type[n]
+        first, kind = stages.first[n], stages.type[n]
+        again = first > 0 and assignment[first - 1] == kind
+        assignment[first : stages.end[n]] = kind + types * again
     return Cheapest(float(found.fun) + fixed, bound, tuple(int(kind) for kind in assignment))
 
 
 def _stages(model: CostModel, tau: float, room: Floats) -> _Stages:
     parts = []
     for first in range(model.num_layers):
+        if model.joined[first]:
+            continue
         terms = (
             model.compute_serial,
             model.compute_parallel,
@@ -113,12 +118,14 @@ def _stages(model: CostModel, tau: float, room: Floats) -> _Stages:
         dp[:-1] += model.transfer_parallel[first:-1]
         able = np.logical_and.accumulate(model.allowed[first:], axis=0)
         able &= np.cumsum(model.memory[first:], axis=0) <= model.capacity
+        able &= ~np.append(model.joined[first + 1 :], False)[:, None]
+        most = np.minimum(room, np.minimum.accumulate(model.most_units[first:], axis=0))
         with np.errstate(divide="ignore", invalid="ignore"):
             need = np.maximum(
                 np.where(cp > 0, cp / (tau - cs), 0.0), np.where(dp > 0, dp / (tau - ds), 0.0)
             )
             units = np.maximum(np.ceil(need * (1 - 1e-12)), 1.0)
-            able &= (cs <= tau) & (ds <= tau) & (units <= room)
+            able &= (cs <= tau) & (ds <= tau) & (units <= most)
         last, kind = np.nonzero(able)
         parts.append((np.full(last.size, first), last + first + 1, kind, units[last, kind]))
     first_, end, kind, units = (np.concatenate(some) for some in zip(*parts, strict=True))

@@ -7,7 +7,6 @@ and compared.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 from scheduler.decision.record import Decision
 from scheduler.engine import _planner
 from scheduler.planning.infeasible import cheapest_change
+from scheduler.planning.together import kept_together
 from scheduler.problem.cost import TOLERANCE, CostModel, PlanStage, time_text
 from scheduler.problem.provision import provision
 from scheduler.problem.wording import (
@@ -43,7 +43,7 @@ def reasons(
         model: the cost model of the decision, where it is at hand.
         finish_by: hours of the deadline that the floor comes from, 0 for none.
     """
-    model = model or decision.demands.model(workload, resources)
+    model = model or decision.model(workload, resources)
     lines = [] if decision.feasible else [sentence(decision.plan.reason)]
     if decision.relaxations:
         lines.append(cheapest_change(decision.relaxations[0]))
@@ -55,6 +55,7 @@ def reasons(
         lines += _placements(decision, model)
         lines.append(_pace(decision, model, finish_by))
         lines += _cap(decision)
+    lines += kept_together(workload)
     lines += _limits(decision, model)
     lines += _spot(decision, resources)
     if decision.plan.ps_units:
@@ -129,7 +130,7 @@ def _placements(decision: Decision, model: CostModel) -> list[str]:
 def _moves(
     stage: PlanStage, decision: Decision, model: CostModel, usable: NDArray[np.bool_]
 ) -> list[_Move]:
-    chosen = [model.types.index(used) for used in decision.assignment]
+    chosen = model.codes(decision.plan)
     moves = []
     for kind, other in enumerate(model.types):
         rows = [row for row in range(stage.first, stage.last + 1) if usable[row, kind]]
@@ -192,12 +193,9 @@ def _compared(decision: Decision, stage: PlanStage, move: _Move, model: CostMode
 def _stage_of(move: _Move, model: CostModel) -> tuple[range, int]:
     """The layers of the stage that the first moved layer is in after the move, and its units."""
     units = _planner.units(model.native, move.assignment, move.tau)
-    first = 0
-    for number, (_, layers) in zip(units, groupby(move.assignment), strict=True):
-        end = first + sum(1 for _ in layers)
-        if move.rows[0] < end:
-            return range(first, end), int(number)
-        first = end
+    for number, run in zip(units, model.runs(move.assignment), strict=True):
+        if move.rows[0] <= run.last:
+            return range(run.first, run.last + 1), int(number)
     raise AssertionError("the moved layer is in one of the stages")
 
 
@@ -215,7 +213,7 @@ def _pace(decision: Decision, model: CostModel, finish_by: float) -> str:
     name = f"The floor of {rate_text(floor)} samples/s"
     if finish_by:
         name += f" (to finish in {hours_text(finish_by)})"
-    assignment = [model.types.index(used) for used in decision.assignment]
+    assignment = model.codes(decision.plan)
     free = provision(model, assignment, 0.0)
     if free.feasible and free.cost < decision.cost * (1 - TOLERANCE):
         return (

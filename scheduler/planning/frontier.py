@@ -73,7 +73,7 @@ def pareto_of(
         return decision.pareto
     if decision.workload is None or decision.resources is None:
         raise ValueError("the decision has no workload and resources; expected one with its inputs")
-    model = decision.demands.model(decision.workload, decision.resources)
+    model = decision.model(decision.workload, decision.resources)
     return frontier(model, points, seconds)
 
 

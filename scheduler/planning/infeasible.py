@@ -15,6 +15,9 @@ def barred(model: CostModel) -> str:
     if not rows.size:
         return ""
     layers = [model.workload.layers[row] for row in rows]
+    if model.joined[rows].any():
+        names = listed([layer.name for layer in layers])
+        return f"layers {names} stay in one stage, and no type may run all of them"
     kinds = sorted({kind for layer in layers for kind in layer.cost})
     types = " and ".join(kinds)
     plural = len(layers) > 1

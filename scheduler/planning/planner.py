@@ -61,14 +61,20 @@ def plan(
     started = time.perf_counter()
     workload, resources = as_workload(workload), as_resources(resources)
     demands = Demands.check(workload, min_throughput, max_price_per_hour, finish_by, pin, exclude)
-    model = demands.model(workload, resources)
     if method not in METHODS:
         problem = f"{method!r}: expected a planning method{near_or_all(str(method), METHODS)}"
         raise InputError("", "method", problem)
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32:
         raise InputError("", "seed", f"{seed!r}: expected a whole number from 0 to 4294967295")
     finetune = Fields({"finetune": finetune}, "", "", ("finetune",)).number("finetune")
+    model = demands.model(workload, resources)
     answer = _answer(model, demands, method, seed, finetune)
+    if not (answer.feasible or model.cuts) and model.overfull:
+        # Memory is in the way, or at least may be.
+        cut = demands.model(workload, resources, cuts=True)
+        other = _answer(cut, demands, method, seed, finetune)
+        if other.feasible or other.top > answer.top:
+            model, answer = cut, other
     decision = _decision(model, demands, seed, answer)
     if pareto:
         curve = frontier(model, at=[demands.min_throughput] if demands.min_throughput else ())
@@ -85,6 +91,11 @@ class _Answer:
     bound: float
     top: float
     bench: Bench | None
+
+    @property
+    def feasible(self) -> bool:
+        """Whether some plan meets the demands."""
+        return any(found.plan.feasible for found in self.results.values())
 
 
 def _answer(model: CostModel, demands: Demands, method: str, seed: int, finetune: float) -> _Answer:
@@ -146,7 +157,9 @@ def _decision(model: CostModel, demands: Demands, seed: int, answer: _Answer) ->
         created_at=time.time(),
     )
     if not found.feasible:
-        decision = _infeasible(decision, demands, [found.plan for found in answer.results.values()])
+        decision = _infeasible(
+            decision, model, demands, [found.plan for found in answer.results.values()]
+        )
     return replace(decision, reasons=tuple(_reasons(decision, model, demands)))
 
 
@@ -158,7 +171,9 @@ def _reasons(decision: Decision, model: CostModel, demands: Demands) -> list[str
     return reasons(decision, model.workload, model.resources, model, demands.finish_by)
 
 
-def _infeasible(decision: Decision, demands: Demands, found: Sequence[Plan]) -> Decision:
+def _infeasible(
+    decision: Decision, model: CostModel, demands: Demands, found: Sequence[Plan]
+) -> Decision:
     """Say why there is no plan, or who has one, and what would have to change."""
     able = next((other for other in decision.alternatives if other.plan.feasible), None)
     if able is not None:
@@ -166,11 +181,9 @@ def _infeasible(decision: Decision, demands: Demands, found: Sequence[Plan]) -> 
         return _because(
             decision, f"{decision.plan.reason}; {able.method} meets the demands for {cost}"
         )
-    assert decision.workload is not None
-    assert decision.resources is not None
     within = [p for p in found if p.stages and p.price_per_hour <= demands.max_price_per_hour]
     fastest = max(within, key=lambda plan: plan.throughput, default=None)
-    changes = relaxations(decision.workload, decision.resources, demands, fastest)
+    changes = relaxations(model.workload, model.resources, demands, fastest, cuts=model.cuts)
     decision = replace(decision, relaxations=changes)
     return _because(decision, why_no_plan(decision, fastest))
 

@@ -25,6 +25,7 @@ def relaxations(
     demands: Demands,
     fastest: Plan | None = None,
     seconds: float = 2.0,
+    cuts: bool | None = None,
 ) -> tuple[Relaxation, ...]:
     """Return changes each of which alone makes a plan possible, the cheapest plan first.
 
@@ -36,8 +37,9 @@ def relaxations(
     Args:
         fastest: the fastest plan within limits and cap, where one was found.
         seconds: for all of them.
+        cuts: as of `CostModel`.
     """
-    search = _Search(workload, resources, demands, fastest, time.monotonic() + seconds)
+    search = _Search(workload, resources, demands, fastest, time.monotonic() + seconds, cuts)
     found = [change for change in search.all() if change is not None]
     return tuple(sorted(found, key=lambda change: (change.cost, change.key)))
 
@@ -49,6 +51,7 @@ class _Search:
     demands: Demands
     fastest: Plan | None
     until: float
+    cuts: bool | None
 
     def all(self) -> Iterator[Relaxation | None]:
         """Every change, the quickest to find first."""
@@ -119,7 +122,7 @@ class _Search:
             return None
         demands = demands or self.demands
         try:
-            model = demands.model(self.workload, resources or self.resources)
+            model = demands.model(self.workload, resources or self.resources, self.cuts)
         except InputError:  # a layer is pinned to what is excluded
             return None
         if barred(model):

@@ -1,6 +1,7 @@
 """The cost model: what an assignment of layers to types with given units takes and costs.
 
-A stage is a maximal run of consecutive layers on one type. With k units its times per sample are
+A stage is a run of consecutive layers on one type, maximal unless the type's memory asks for a cut.
+With k units its times per sample are
     CT(k) = sum of compute_s * (1 - a + a / k) / B0,
     DT(k) = sum of sync_s * (1 - b + b / k) / B0, plus the same of the last layer's transfer_s
             unless the stage is the final one,
@@ -13,6 +14,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from typing import ClassVar
 
 import numpy as np
@@ -22,8 +24,9 @@ from chassis.near import near_or_all
 from scheduler.engine import _planner
 from scheduler.problem.fields import InputError
 from scheduler.problem.mapper import OPTIONAL
+from scheduler.problem.steps import Steps
 from scheduler.problem.wording import rate_text
-from scheduler.problem.workload import Resources, Workload, check_together
+from scheduler.problem.workload import Layer, Resources, Workload, check_together
 
 Floats = NDArray[np.float64]
 
@@ -44,7 +47,7 @@ class PlanStage:
     memory_bytes: float
     bottleneck: bool
 
-    DERIVED: ClassVar = ("slack",)  # a decision tells it of each of its stages
+    DERIVED: ClassVar = ("slack", "error")  # a decision tells them of each of its stages
 
     @property
     def busy_s(self) -> float:
@@ -116,6 +119,12 @@ class CostModel:
         pin: types that layers must run on, by layer name; or one type per layer.
         exclude: types that no layer may run on; the parameter server may.
         max_price_per_hour: dollars an hour that no plan may exceed.
+        cuts: whether neighbouring stages may be on one type, where together they exceed its
+            memory. By default they may if the workload says what its layers' memory is made of.
+
+    An assignment is a type index a layer. With cuts the index of a type plus the number of types
+    stands for the type, too, so that stages side by side can be told apart; without such a sign a
+    stage is cut before the layer that no longer fits.
 
     Raises:
         InputError: workload, resources, pin and exclude do not fit together.
@@ -128,6 +137,7 @@ class CostModel:
         pin: Mapping[str, str] | Sequence[str] | None = None,
         exclude: Sequence[str] = (),
         max_price_per_hour: float = math.inf,
+        cuts: bool | None = None,
     ) -> None:
         check_together(workload, resources)
         self.workload = workload
@@ -140,12 +150,14 @@ class CostModel:
         self.limit = np.array([kind.limit for kind in resources.types])
         self.capacity = np.array([kind.memory_bytes for kind in resources.types])
         self.samples = workload.samples
+        self.steps = Steps.of(workload)
         self.ps_core_s = workload.ps_core_s
         self.ps_type = self.types.index(workload.ps_type) if workload.ps_type else 0
 
         shape = (self.num_layers, self.num_types)
         self.allowed = np.zeros(shape, dtype=bool)
         compute, sync, transfer, a, b, self.memory = (np.zeros(shape) for _ in range(6))
+        self.forward_share = np.full(shape, 1 / 3)
         for row, layer in enumerate(workload.layers):
             for name, cost in layer.cost.items():
                 at = row, self.types.index(name)
@@ -153,13 +165,49 @@ class CostModel:
                 compute[at], sync[at], transfer[at] = cost.compute_s, cost.sync_s, cost.transfer_s
                 a[at], b[at] = cost.parallel_compute, cost.parallel_sync
                 self.memory[at] = cost.memory_bytes
+                self.forward_share[at] = cost.forward_share or 1 / 3
         batch = workload.reference_batch
         self.compute_serial, self.compute_parallel = compute * (1 - a) / batch, compute * a / batch
         self.sync_serial, self.sync_parallel = sync * (1 - b) / batch, sync * b / batch
         self.transfer_serial = transfer * (1 - b) / batch
         self.transfer_parallel = transfer * b / batch
+        self.joined = np.array([False, *(layer.uncut for layer in workload.layers[:-1])])
+        self.most_units = self._most_units()
+        self._weigh()
+        told = any(said_of_memory(layer) for layer in workload.layers)
+        self.cuts = told if cuts is None else cuts
         self._exclude(exclude)
         self._pin(pin)
+        self._join()
+
+    def _most_units(self) -> Floats:
+        """Units that a stage with the layer may have, [L, T]: those of one host, if it must."""
+        most = np.full((self.num_layers, self.num_types), np.inf)
+        hosts = [kind.units_per_host or np.inf for kind in self.resources.types]
+        most[[layer.one_host for layer in self.workload.layers]] = hosts
+        return most
+
+    def _join(self) -> None:
+        """Allow layers that stay together the types that all of them may run on."""
+        for row in np.flatnonzero(self.joined):
+            self.allowed[row] &= self.allowed[row - 1]
+        for row in np.flatnonzero(self.joined)[::-1]:
+            self.allowed[row - 1] &= self.allowed[row]
+
+    def _weigh(self) -> None:
+        """Put together the memory of layers that say what it is made of."""
+        steps = self.steps
+        for row, layer in enumerate(self.workload.layers):
+            if said_of_memory(layer):
+                self.memory[row] = (
+                    layer.weight_bytes * steps.copies
+                    + layer.optimizer_bytes
+                    + layer.activation_bytes * steps.samples_in_flight
+                )
+        for number, kind in enumerate(self.resources.types):
+            if kind.is_cpu:
+                share = kind.units_per_host or kind.limit
+                self.memory[0, number] += self.workload.data_bytes / share
 
     def _exclude(self, exclude: Sequence[str]) -> None:
         for name in exclude:
@@ -203,6 +251,10 @@ class CostModel:
             self.transfer_serial,
             self.transfer_parallel,
             self.memory,
+            self.forward_share,
+            self.most_units,
+            self.joined,
+            self.cuts,
             self.price,
             self.limit.astype(np.float64),
             self.capacity,
@@ -220,8 +272,14 @@ class CostModel:
 
     def runs(self, assignment: Sequence[int]) -> list[Run]:
         """Split an assignment (type index per layer) into its stages."""
-        kinds, rows = np.asarray(assignment), np.arange(self.num_layers)
+        kinds, rows = np.array(assignment), np.arange(self.num_layers)
+        for row in np.flatnonzero(self.joined):
+            kinds[row] = kinds[row - 1]
         starts = np.flatnonzero(np.concatenate([[True], kinds[1:] != kinds[:-1]]))
+        kinds %= self.num_types
+        if self.cuts:
+            split = _planner.split(self.native, [int(code) for code in assignment])
+            starts = np.array([first for first, _, _ in split] or starts)
         terms = (
             self.compute_serial,
             self.compute_parallel,
@@ -243,6 +301,22 @@ class CostModel:
             )
         return runs
 
+    @property
+    def overfull(self) -> bool:
+        """Whether some type's memory cannot hold all the layers that it may run."""
+        return bool((np.where(self.allowed, self.memory, 0.0).sum(axis=0) > self.capacity).any())
+
+    def codes(self, plan: Plan) -> list[int]:
+        """The assignment of a plan, with the cuts of its stages."""
+        codes = [self.types.index(name) for name in plan.assignment]
+        for before, stage in pairwise(plan.stages):
+            kind = self.types.index(stage.type)
+            if stage.type == before.type and codes[before.first] == kind:
+                codes[stage.first : stage.last + 1] = [kind + self.num_types] * (
+                    stage.last + 1 - stage.first
+                )
+        return codes
+
     def throughput(self, busy_s: Floats, floor: float) -> Floats:
         """Return samples/s where the slowest stage takes `busy_s`; just below `floor` is it."""
         rate = 1.0 / busy_s
@@ -255,8 +329,11 @@ class CostModel:
     def why_impossible(self, assignment: Sequence[int], runs: Sequence[Run]) -> str:
         """Say why no number of units makes `assignment` run, or return nothing."""
         layers = self.workload.layers
-        for row, kind in enumerate(assignment):
-            if not self.allowed[row, kind]:
+        for run in runs:
+            for row in range(run.first, run.last + 1):
+                if self.allowed[row, run.type]:
+                    continue
+                kind = run.type
                 return f"layer {layers[row].name!r} may not run on {self.types[kind]}"
         for run in runs:
             if run.memory_bytes > self.capacity[run.type]:
@@ -275,7 +352,7 @@ class CostModel:
     def evaluate(self, assignment: Sequence[int], units: Sequence[int], floor: float = 0.0) -> Plan:
         """Price an assignment (type index per layer) with given units, one number a stage."""
         runs = self.runs(assignment)
-        names = tuple(self.types[kind] for kind in assignment)
+        names = tuple(self.types[r.type] for r in runs for _ in range(r.first, r.last + 1))
         problem = self.why_impossible(assignment, runs)
         if problem:
             return Plan(False, problem, names, (), 0, 0.0, 0.0, math.inf)
@@ -311,6 +388,11 @@ class CostModel:
         )
         cost = self.samples / throughput / 3600 * price
         return Plan(not problem, problem, names, stages, ps_units, throughput, price, cost)
+
+
+def said_of_memory(layer: Layer) -> bool:
+    """Whether a layer says what its memory is made of, instead of how much it is in all."""
+    return max(layer.weight_bytes, layer.optimizer_bytes, layer.activation_bytes) > 0
 
 
 def time_text(seconds: float) -> str:

@@ -74,14 +74,16 @@ class Demands:
         """The cap on the price an hour, 0 for none, as messages and files have it."""
         return self.max_price_per_hour if math.isfinite(self.max_price_per_hour) else 0.0
 
-    def model(self, workload: Workload, resources: Resources) -> CostModel:
-        """The cost model under these demands.
+    def model(
+        self, workload: Workload, resources: Resources, cuts: bool | None = None
+    ) -> CostModel:
+        """The cost model under these demands; `cuts` as of `CostModel`.
 
         Raises:
             InputError: they do not fit workload and resources.
         """
         return CostModel(
-            workload, resources, self.pin or None, self.excluded, self.max_price_per_hour
+            workload, resources, self.pin or None, self.excluded, self.max_price_per_hour, cuts
         )
 
     def to_json(self) -> dict[str, Any]:

@@ -25,7 +25,7 @@ def provision(model: CostModel, assignment: Sequence[int], floor: float = 0.0) -
         Where no units within limits and cap reach the floor, the fastest plan, not feasible, with
         the reason.
     """
-    kinds = [int(kind) for kind in assignment]
+    kinds = [int(code) for code in assignment]
     runs = model.runs(kinds)
     ones = [1] * len(runs)
     if model.why_impossible(kinds, runs):

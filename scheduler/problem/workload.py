@@ -45,8 +45,8 @@ class Layer:
     `weight_bytes` are of its dense parameters, `optimizer_bytes` what their optimizer keeps,
     `activation_bytes` a sample what stays from its forward to its backward, `output_bytes` a
     sample what crosses to the next stage where one ends here. A layer that is `uncut` is in one
-    stage with the layer after it: they share parameters or a table. With `one_host` all units of
-    its stage are on one host.
+    stage with the layer after it, because of what `shares` says. With `one_host` all units of its
+    stage are on one host.
     """
 
     name: str
@@ -58,6 +58,7 @@ class Layer:
     output_bytes: float = field(default=0.0, metadata=OPTIONAL)
     uncut: bool = field(default=False, metadata=OPTIONAL)
     one_host: bool = field(default=False, metadata=OPTIONAL)
+    shares: str = field(default="", metadata=OPTIONAL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +231,7 @@ def _parse_layer(value: object, path: str, source: str) -> Layer:
         output_bytes=fields.number("output_bytes", default=0.0),
         uncut=fields.boolean("uncut", default=False),
         one_host=fields.boolean("one_host", default=False),
+        shares=fields.text("shares", default="", allow_empty=True),
     )
 
 

@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from scheduler.problem.cost import PlanStage
-from scheduler.problem.workload import Layer, LayerCost, Resources, Workload
+from scheduler.problem.workload import LayerCost, Resources, Workload
 from scheduler.replanning.measure import Filtered, Measurement
 
 INHERITED = 0.5  # exponent: the part of a ratio that layers which did not run take over
@@ -88,8 +88,7 @@ def calibrate(
             if number not in ran and cost is not None and cost.estimated:
                 costs[kind] = replace(cost, compute_s=cost.compute_s * factor)
     updated = tuple(
-        Layer(layer.name, layer.kind, costs)
-        for layer, costs in zip(workload.layers, layers, strict=True)
+        replace(layer, cost=costs) for layer, costs in zip(workload.layers, layers, strict=True)
     )
     return Calibration(replace(workload, layers=updated), ratios, pace_s)
 

@@ -122,12 +122,23 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """How far a worker was: its steps, samples over all workers, seconds computing and training."""
+    """How far a worker was: its steps, samples over all workers, seconds computing and training.
+
+    `train_s` are the seconds until the last of these steps ended.
+    """
 
     step: int
     samples: int
     busy_s: float
     train_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Steady:
+    """The mean of the steps that came after the first window; none where `steps` is 0."""
+
+    steps: int = 0
+    samples_per_s: float = 0.0
 
 
 class Windows:
@@ -142,6 +153,7 @@ class Windows:
         self._warm = [False] * stages
         self._busy = [LogFilter() for _ in range(stages)]
         self._pace = LogFilter()
+        self._steady: tuple[Mark, Mark] | None = None  # the last stage's, first and last
 
     def add(self, stage: int, mark: Mark) -> None:
         """Take in the progress of the first worker of `stage`; too short a window is left open."""
@@ -150,13 +162,19 @@ class Windows:
         before = self._marks[stage]
         if before is None or mark.step < before.step:  # it began, or began again
             self._marks[stage], self._warm[stage] = mark, False
+            if stage == len(self._marks) - 1:
+                self._steady = None
             return
+        if self._steady is not None and stage == len(self._marks) - 1:
+            self._steady = self._steady[0], mark
         seconds, samples = mark.train_s - before.train_s, mark.samples - before.samples
         if seconds < WINDOW_S or mark.step - before.step < WINDOW_STEPS or samples <= 0:
             return
         self._marks[stage] = mark
         if not self._warm[stage]:
             self._warm[stage] = True
+            if stage == len(self._marks) - 1:
+                self._steady = mark, mark
             return
         busy_s = mark.busy_s - before.busy_s
         if busy_s > 0:
@@ -168,3 +186,14 @@ class Windows:
     def measurement(self) -> Measurement:
         """What has been measured so far."""
         return Measurement(tuple(one.filtered for one in self._busy), self._pace.filtered)
+
+    @property
+    def steady(self) -> Steady:
+        """What the pipeline came to once it ran evenly."""
+        if self._steady is None:
+            return Steady()
+        first, last = self._steady
+        steps, seconds = last.step - first.step, last.train_s - first.train_s
+        if steps <= 0 or seconds <= 0:
+            return Steady()
+        return Steady(steps, (last.samples - first.samples) / seconds)

@@ -10,7 +10,7 @@ import math
 from dataclasses import replace
 
 from scheduler.decision.record import Decision
-from scheduler.problem.cost import CostModel, Plan
+from scheduler.problem.cost import Plan
 from scheduler.problem.fields import InputError
 from scheduler.problem.workload import Workload
 from scheduler.replanning.calibrate import calibrate
@@ -85,9 +85,8 @@ def propose(
 def _running(decision: Decision, workload: Workload) -> Plan:
     """The running plan by the updated figures; the units it has reserved are paid."""
     assert decision.resources is not None
-    model = CostModel(workload, decision.resources)
-    assignment = [model.types.index(kind) for kind in decision.assignment]
-    found = model.evaluate(assignment, [stage.units for stage in decision.stages])
+    model = decision.model(workload, decision.resources)
+    found = model.evaluate(model.codes(decision.plan), [stage.units for stage in decision.stages])
     return replace(
         found,
         ps_units=decision.plan.ps_units,

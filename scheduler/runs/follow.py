@@ -82,7 +82,7 @@ class Follower:
         leads = worker == (self._last_stage, 0)
         with self._lock:
             self._reports[worker] = report
-            if report.rank == 0:
+            if report.rank == 0 and report.phase == "train":
                 self._windows.add(report.stage, _mark(report))
             if report.phase in ("trained", "done"):
                 self._trained.add(worker)
@@ -153,6 +153,9 @@ class Follower:
             emulated=any(types[name].emulated for name in used if name in types),
         )
         with self._lock:
+            steady = self._windows.steady
+            measured.steady_throughput = steady.samples_per_s
+            measured.steady_steps = steady.steps
             for stage in range(self._last_stage + 1):
                 first = self._reports.get((stage, 0))
                 samples = (first.samples if first is not None else 0) or report.samples
@@ -271,7 +274,7 @@ class Follower:
         reason = reason_of_exit(code, error)
         if failure is not None:
             when = min(when, failure.when)
-            if code > 0 or failure.reason == END_OUT_OF_MEMORY:
+            if code >= 0 or failure.reason == END_OUT_OF_MEMORY:
                 reason = failure.reason
         if entry.out_of_memory:
             reason = END_OUT_OF_MEMORY
@@ -281,7 +284,8 @@ class Follower:
         elif code < 0:
             blame = Blame.KILLED
         else:
-            blame = blame_of_failure(reason) if code else Blame.LEFT
+            told = code or failure is not None
+            blame = blame_of_failure(reason) if told else Blame.LEFT
         return Symptom(blame, when, headline, error, entry.last_lines, reason, process.label)
 
     def _reported(self, ended: set[str]) -> list[Symptom]:
@@ -329,4 +333,4 @@ class Follower:
 
 
 def _mark(report: ProgressReport) -> Mark:
-    return Mark(report.step, report.samples, report.busy_s, report.train_seconds)
+    return Mark(report.step, report.samples, report.busy_s, report.stepped_s)

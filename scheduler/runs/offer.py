@@ -15,6 +15,7 @@ from scheduler.runs.processes import AttemptId
 from scheduler.state.packing import host_of
 
 _PROFILE_TIMEOUT_S = 900.0
+_LOOK_TIMEOUT_S = 300.0
 
 
 class OfferError(ValueError):
@@ -27,17 +28,33 @@ class AbsentError(OfferError):
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """The types a job may use, and those of its resources that no live node has."""
+    """The types a job may use, and those of its resources that it may not.
+
+    Attributes:
+        absent: types that no live node has.
+        unfit: types whose nodes do not compute in the job's precision.
+    """
 
     resources: Resources
     absent: tuple[str, ...]
+    unfit: tuple[str, ...] = ()
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """All that are not offered."""
+        return self.absent + self.unfit
 
     @property
     def note(self) -> str:
-        """A sentence about the absent types, empty when there are none."""
-        if not self.absent:
-            return ""
-        return f"not offered, because no node of the type is alive: {', '.join(self.absent)}"
+        """Why types are not offered, empty when all are."""
+        said = []
+        if self.absent:
+            names = ", ".join(self.absent)
+            said.append(f"not offered, because no node of the type is alive: {names}")
+        if self.unfit:
+            names = ", ".join(self.unfit)
+            said.append(f"not offered, because it does not compute in bf16: {names}")
+        return "; ".join(said)
 
 
 def wanted_types(job: JobSpec) -> list[str]:
@@ -55,12 +72,15 @@ def make_offer(job: JobSpec, nodes: Sequence[NodeStatus]) -> Offer:
         raise OfferError(
             f"job {job.name!r}: schedule.resources: lists no types; expected one or more"
         )
-    types, absent = [], []
+    types, absent, unfit = [], [], []
     for kind in job.schedule.offered.types:
         having = [node for node in nodes if node.type == kind.name]
         units = sum(node.units for node in having)
         if not units:
             absent.append(kind.name)
+            continue
+        if job.train.precision == "bf16" and any(node.without_bf16 for node in having):
+            unfit.append(kind.name)
             continue
         entry = ResourceType()
         entry.CopyFrom(kind)
@@ -69,9 +89,14 @@ def make_offer(job: JobSpec, nodes: Sequence[NodeStatus]) -> Offer:
         entry.emulated = any(node.emulated for node in having)
         entry.units_per_host = _units_per_host(having)
         types.append(entry)
+    if not types and unfit:
+        raise OfferError(
+            f"train.precision: 'bf16', which {', '.join(unfit)} does not compute in; expected fp16 "
+            "or fp32, or another type in schedule.resources"
+        )
     if not types:
         raise AbsentError(f"no node of a type of schedule.resources is alive: {', '.join(absent)}")
-    return Offer(Resources(types=types), tuple(absent))
+    return Offer(Resources(types=types), tuple(absent), tuple(unfit))
 
 
 def _units_per_host(nodes: Sequence[NodeStatus]) -> int:
@@ -91,15 +116,15 @@ def given_workload(job: JobSpec, offer: Offer) -> Workload:
     workload = Workload()
     workload.CopyFrom(job.schedule.given)
     names = {kind.name for kind in offer.resources.types}
-    if workload.ps_type and workload.ps_type in offer.absent:
-        raise AbsentError(f"ps_type: no node of type {workload.ps_type!r} is alive")
+    if workload.ps_type and workload.ps_type in offer.missing:
+        raise AbsentError(f"ps_type: no node of type {workload.ps_type!r} is offered")
     for layer in workload.layers:
-        for name in [name for name in layer.cost if name in offer.absent]:
+        for name in [name for name in layer.cost if name in offer.missing]:
             del layer.cost[name]
         if not layer.cost:
             raise OfferError(
-                f"layer {layer.name!r}: no node of a type that may run it is alive; "
-                f"alive: {', '.join(sorted(names))}"
+                f"layer {layer.name!r}: no type that may run it is offered; "
+                f"offered: {', '.join(sorted(names))}; {offer.note}"
             )
     return workload
 
@@ -113,6 +138,32 @@ def profiling_types(offer: Offer) -> list[str]:
     chosen = real or [offer.resources.types[0]]
     # The first one also tells the parameter server's share, which is a CPU's business.
     return [kind.name for kind in sorted(chosen, key=lambda kind: kind.device != "cpu")]
+
+
+def look(
+    attempt: AttemptId, job: JobSpec, node: NodeStatus, channels: Channels, stop: Stop
+) -> Workload:
+    """What the job's model says of its plans: its layers, without costs.
+
+    Raises:
+        CallError, Interrupted
+    """
+    request = ProfileRequest(
+        job_id=attempt.job_id,
+        job=job,
+        term=attempt.term,
+        attempt=attempt.number,
+        unmeasured=True,
+    )
+    found: Workload = call(
+        channels.node(node.address).Profile,
+        request,
+        what=f"node {node.node_id} ({node.type} at {node.address}): look at the model",
+        timeout_s=_LOOK_TIMEOUT_S,
+        retry_s=5.0,
+        stop=stop,
+    ).workload
+    return found
 
 
 def profile(

@@ -18,11 +18,13 @@ from protos.scheduler_pb2 import (
 )
 from scheduler.methods.names import DEFAULT
 from scheduler.problem.fields import InputError
+from scheduler.problem.wording import sentence
 from scheduler.runs.attempt import Attempt, State
 from scheduler.runs.calls import CallError, Interrupted, in_background
+from scheduler.runs.constraints import may_depend_on_model, of_job, of_model, shared_cores
 from scheduler.runs.failures import JobError
 from scheduler.runs.launch import begin, groups_of, launch, place, shards_of
-from scheduler.runs.offer import Offer, given_workload, make_offer, profile, profiling_types
+from scheduler.runs.offer import Offer, given_workload, look, make_offer, profile, profiling_types
 from scheduler.state import nodes as registry
 from scheduler.state.endings import Ending, first_line
 from scheduler.state.packing import Group
@@ -61,15 +63,23 @@ class Preparation:
         attempt.persist(lambda: context.jobs.write(attempt.id.job_id))
         if attempt.id.number > 1:
             self._await_nodes()
-        offer = make_offer(spec, context.nodes.live(registry.NODE))
+        live = context.nodes.live(registry.NODE)
+        offer = make_offer(spec, live)
         if offer.note:
             _log.info("job %s: %s", attempt.id.job_id, offer.note)
-        if spec.schedule.given.layers:
-            workload = given_workload(spec, offer)
-        else:
-            workload = self._profile(spec, offer)
+        given = bool(spec.schedule.given.layers)
+        workload = given_workload(spec, offer) if given else self._profile(spec, offer)
+        constrained = of_job(workload, spec, live)
         attempt.enter(State.PLANNING)
-        decision = attempt.decision = self._plan(spec, workload, offer)
+        decision = self._plan(spec, constrained.workload, offer)
+        if given and may_depend_on_model(decision):
+            home = next(node for node in live if node.type in decision.assignment)
+            seen = look(attempt.id, spec, home, context.channels, self._stop)
+            full = of_model(constrained, seen)
+            if full.workload != constrained.workload:
+                decision = self._plan(spec, full.workload, offer)
+            constrained = full
+        attempt.decision = self._keep(decision, offer, [*constrained.notes])
         units = self._reserve(decision)
         attempt.enter(State.STARTING)
         self._launch(spec, decision, units)
@@ -120,16 +130,27 @@ class Preparation:
                 seed=spec.train.seed % 2**32,
                 pin=dict(schedule.pin) or None,
                 # A type that no live node has is out of reach anyhow.
-                exclude=[kind for kind in schedule.exclude if kind not in offer.absent],
+                exclude=[kind for kind in schedule.exclude if kind not in offer.missing],
                 max_price_per_hour=schedule.max_price_per_hour or None,
                 finish_by=schedule.finish_by_hours or None,
             ).to_message()
 
         try:
-            decision = in_background(decide, self._stop)
+            return in_background(decide, self._stop)
         except InputError as error:
             text = "; ".join(filter(None, (str(error), offer.note)))
             raise JobError(Ending(END_INVALID_JOB, text, error=str(error))) from None
+
+    def _keep(self, decision: Decision, offer: Offer, notes: list[str]) -> Decision:
+        """Keep a decision with what it had to obey.
+
+        Raises:
+            JobError: it has no plan.
+        """
+        if offer.unfit:
+            notes.append(sentence(f"Types {offer.note}"))
+        notes += shared_cores(decision, self._context.nodes.live(registry.NODE))
+        decision.reasons.extend(notes)
         self._attempt.keep(decision)
         if not decision.feasible:
             reason = f"no plan meets the job's demands: {decision.reason}"

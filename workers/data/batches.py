@@ -8,6 +8,7 @@ from workers.data.columns import Batch
 from workers.data.errors import DataError
 from workers.data.order import Epochs, KeptEpochs
 from workers.data.reader import Dataset
+from workers.data.sharing import SharedWindows
 from workers.data.windows import OwnWindows, Stream, StreamedEpochs
 
 
@@ -127,10 +128,12 @@ def in_order(dataset: Dataset, size: int, rank: int, workers: int) -> Iterator[t
 
 
 def _epochs(dataset: Dataset, seed: int | None, *, endless: bool) -> Epochs:
-    if dataset.is_countable and dataset.fits(dataset.rows):
+    if dataset.is_kept:
         return KeptEpochs(dataset, seed)
-    stream = Stream(dataset, seed, endless)
-    return StreamedEpochs(stream, OwnWindows(stream))
+    stream, folder = Stream(dataset, seed, endless), dataset.folder
+    if folder is None:
+        return StreamedEpochs(stream, OwnWindows(stream))
+    return StreamedEpochs(stream, SharedWindows(stream, folder / stream.name))
 
 
 def _fewer(rows: int, drop_last: bool) -> str:

@@ -16,6 +16,8 @@ from workers.data.errors import DataError, column_hint
 from workers.data.keys import Slot, hash_column, hash_slots
 from workers.data.tokens import Tokens
 
+_CHECKED_ROWS = 16384  # at a time
+_LARGEST = float(np.finfo(np.float32).max)
 _MISSING = pa.array(["", "NA", "N/A", "NaN", "nan", "null", "NULL", "None"])
 
 
@@ -147,6 +149,28 @@ class Encoder:
                     raise DataError(str(path), f"{key}: {name}", str(kind), "a numeric column")
         if self.tokens:
             self.tokens.check(path, schema)
+
+    def check_statistics(self, path: Path) -> None:
+        """Raises `DataError` where a Parquet file says of its values that they do not fit."""
+        if not files.is_parquet(path):
+            return
+        units = files.units(path)
+        for group, name, said in files.values(path, {self.label, *self.dense}):
+            wrong = max(abs(said.least), abs(said.most)) > _LARGEST
+            if name == self.label:
+                wrong = wrong or said.missing > 0
+                wrong = wrong or (self.binary and not 0 <= said.least <= said.most <= 1)
+            if wrong:  # which one
+                self._check_column(units[group], name)
+
+    def _check_column(self, unit: files.Unit, name: str) -> None:
+        first = unit.first
+        for block in files.read(unit, [name], _CHECKED_ROWS):
+            if name == self.label:
+                self._label(block.column(name), unit.path, first)
+            else:
+                _dense(block.column(name), name, unit.path, first)
+            first += block.num_rows
 
     def encode(self, block: pa.RecordBatch, path: Path, first: int = 0) -> Batch:
         """Hashes and converts one record batch.

@@ -1,7 +1,7 @@
 """Finding the files of a split and reading them as Arrow record batches."""
 
 import glob
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -110,6 +110,28 @@ def text_bytes(path: Path) -> int:
     """Roughly how much text is in a text file."""
     size = path.stat().st_size
     return size * _COMPRESSED if path.suffix in _COMPRESSIONS else size
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """What a Parquet file says of a column's values in one row group."""
+
+    missing: int
+    least: float
+    most: float
+
+
+def values(path: Path, columns: Collection[str]) -> Iterator[tuple[int, str, Values]]:
+    """What a Parquet file says of numeric columns, by row group and column, where it does."""
+    metadata = pa.parquet.read_metadata(path)
+    for group in range(metadata.num_row_groups):
+        for index in range(metadata.num_columns):
+            chunk = metadata.row_group(group).column(index)
+            said = chunk.statistics
+            if chunk.path_in_schema in columns and said is not None and said.has_null_count:
+                ends = (said.min, said.max) if said.has_min_max else (0, 0)
+                least, most = map(float, ends)
+                yield group, chunk.path_in_schema, Values(said.null_count, least, most)
 
 
 def read(unit: Unit, columns: Sequence[str], block_rows: int) -> Iterator[pa.RecordBatch]:

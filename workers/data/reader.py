@@ -123,6 +123,11 @@ class Dataset:
         """A batch of no rows."""
         return self._encoder.nothing
 
+    @property
+    def is_kept(self) -> bool:
+        """Whether all rows stay in memory, with an order of them."""
+        return self.is_countable and self.fits(self.rows)
+
     def fits(self, rows: int) -> bool:
         """Whether so many rows and an order of them may stay in memory."""
         return rows * (self.row_bytes + _ORDER_BYTES) <= self._cache_bytes
@@ -147,6 +152,11 @@ class Dataset:
         read: list[object] = [_VERSION, self._encoder.meaning]
         read += [(str(p.resolve()), p.stat().st_size, p.stat().st_mtime_ns) for p in self._paths]
         return shared / hashlib.sha256(repr(read).encode()).hexdigest()[:32]
+
+    def check_statistics(self) -> None:
+        """Raises `DataError` where what Parquet files say of their values does not fit."""
+        for path in self._paths:
+            self._encoder.check_statistics(path)
 
     def encoded(self) -> Batch:
         """All rows, in the order of the files; they are not to be written to.

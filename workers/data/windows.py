@@ -8,7 +8,6 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator
 from itertools import count
-from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -66,6 +65,14 @@ class Stream:
             if self._seed is None:
                 return
             index = 0
+
+    def after(self, name: WindowId) -> WindowId:
+        """The window that follows."""
+        if self._seed is not None and not self._endless:
+            last = -(-self.dataset.rows // self.window_rows) - 1
+            if name.number >= last:
+                return WindowId(name.epoch + 1, 0)
+        return WindowId(name.epoch, name.number + 1)
 
     def _shuffled(self, rows: Batch, epoch: int, index: int) -> Batch:
         if self._seed is None:
@@ -181,9 +188,3 @@ class StreamedEpochs:
     def close(self) -> None:
         """Hold nothing any more."""
         self._windows.close()
-
-
-def shared_folder(stream: Stream) -> Path | None:
-    """Where processes that share find the windows of a stream; None: nowhere."""
-    folder = stream.dataset.folder
-    return folder / stream.name if folder is not None else None

@@ -1,6 +1,6 @@
 """An embedding whose rows live in a table, on the parameter servers or in this process."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
@@ -12,6 +12,7 @@ from torch.autograd.function import FunctionCtx
 
 from ps import LocalTable
 from ps.engine import _native as native
+from ps.table.spec import make_spec
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,18 +24,27 @@ class EmbeddingSpec:
     optimizer: str = "adagrad"
     learning_rate: float = 0.05
     weight_decay: float = 0.0
-    initial_accumulator: float = 0.1
+    initial_accumulator: float | None = None
     initializer: str = "uniform"
     scale: float = 0.01
     seed: int = 0
+    momentum: float | None = None
+    betas: tuple[float, float] | None = None
+    eps: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.initial_accumulator is None and self.optimizer == "adagrad":
+            object.__setattr__(self, "initial_accumulator", 0.1)
+        make_spec(self.table, **self.table_options())
 
     def table_options(self) -> dict[str, Any]:
         """Keyword arguments of `create_table`, the name aside."""
         options = asdict(self)
         del options["table"]
-        if self.optimizer != "adagrad":
-            del options["initial_accumulator"]
-        return options
+        betas, options["epsilon"] = options.pop("betas"), options.pop("eps")
+        if betas is not None:
+            options["beta1"], options["beta2"] = betas
+        return {key: value for key, value in options.items() if value is not None}
 
 
 class RowStore(Protocol):
@@ -59,12 +69,19 @@ class SparseEmbedding(nn.Module):
     Args:
         table: the table's name; layers that name the same table share rows.
         dim: values a row.
-        optimizer: sgd | adagrad | adam, applied a row at a time where the row lives.
+        optimizer: sgd | momentum | adagrad | rowwise_adagrad | adam | adamw | ftrl, applied a row
+            at a time where the row lives.
         learning_rate: of that optimizer.
-        weight_decay: L2 penalty, on the rows that a step touches.
-        initial_accumulator: of adagrad.
+        weight_decay: L2 penalty, of adamw decoupled, on the rows that a step touches.
+        initial_accumulator: of adagrad, 0.1 unless given, and of rowwise_adagrad.
+        momentum: of momentum.
+        betas: of adam and adamw, two.
+        eps: of adagrad, rowwise_adagrad, adam and adamw.
         initializer: zeros | uniform | normal, seeded by `seed` and the key.
         scale: half-width of the interval, or standard deviation.
+
+    Raises:
+        TableError: a setting out of range, or one that the optimizer does not have.
     """
 
     def __init__(self, table: str, dim: int, **options: Any) -> None:
@@ -72,16 +89,18 @@ class SparseEmbedding(nn.Module):
         self.spec = EmbeddingSpec(table, dim, **options)
         self.store: RowStore | None = None
         self.remote = False  # its rows live elsewhere: never make any here
-        self._bound: tuple[Tensor, Tensor] | None = None
+        self._bound: BoundRows | None = None
 
     def bind(self, rows: Tensor, inverse: Tensor) -> None:
         """Serve the next forward from `rows` [U, dim] at positions `inverse` [number of keys]."""
-        self._bound = (rows, inverse)
+        bind_rows([self], rows, inverse)
 
     def forward(self, keys: Tensor) -> Tensor:
         """Rows [*keys.shape, dim] float32 of int64 keys, on the keys' device."""
-        bound, self._bound = self._bound, None
-        rows, inverse = bound if bound is not None else self._own_rows(keys)
+        if self._bound is not None:
+            rows, inverse = self._bound.rows, self._bound.take(keys.numel())
+        else:
+            rows, inverse = self._own_rows(keys)
         values = gather_rows(rows, inverse)
         return values.view(*keys.shape, self.spec.dim)
 
@@ -95,7 +114,7 @@ class SparseEmbedding(nn.Module):
         if self.store is None:
             self.store = LocalTable.create(self.spec.table, **self.spec.table_options())
         store = self.store
-        distinct, inverse = native.unique(keys.detach().cpu().numpy().reshape(-1))
+        distinct, inverse = native.unique(keys.detach().reshape(-1).contiguous().cpu().numpy())
         learning = torch.is_grad_enabled() and self.training
         rows = torch.from_numpy(store.pull(distinct, not learning)).to(keys.device)
         if learning:
@@ -104,6 +123,46 @@ class SparseEmbedding(nn.Module):
                 lambda r: store.push(distinct, r.grad.cpu().numpy())
             )
         return rows, torch.from_numpy(inverse).to(keys.device)
+
+
+class BoundRows:
+    """Rows of a table for one forward of all layers that use it.
+
+    Args:
+        rows: [U, dim].
+        inverse: positions in `rows` of the keys, in the order in which they are looked up.
+    """
+
+    def __init__(self, rows: Tensor, inverse: Tensor) -> None:
+        self.rows = rows
+        self._inverse = inverse
+        self._taken = 0
+
+    def take(self, count: int) -> Tensor:
+        """Positions of the next `count` keys.
+
+        Raises:
+            RuntimeError: they were not bound.
+        """
+        first, self._taken = self._taken, self._taken + count
+        if self._taken > len(self._inverse):
+            raise RuntimeError(
+                f"rows were bound for {len(self._inverse)} keys, and {self._taken} are looked up"
+            )
+        return self._inverse[first : self._taken]
+
+
+def bind_rows(layers: Sequence[SparseEmbedding], rows: Tensor, inverse: Tensor) -> None:
+    """Serve the next forward of a table's layers together.
+
+    Args:
+        layers: all that look up in the table.
+        rows: [U, dim].
+        inverse: positions in `rows` of the keys of all lookups, in the order of the calls.
+    """
+    bound = BoundRows(rows, inverse)
+    for layer in layers:
+        layer._bound = bound
 
 
 def gather_rows(rows: Tensor, inverse: Tensor) -> Tensor:

@@ -19,10 +19,10 @@ from chassis.security import SecurityError, is_loopback
 from workers.errors import peers_needed
 from workers.learning.reduction import reduced_over
 from workers.links.gpu_sum import GpuSums
+from workers.links.plain import PLAIN, plain_allowed
 from workers.links.ring import Ring
 from workers.links.step_sum import NoSum, RingSum, StepSum
 
-PLAIN = "HETERPS_PLAIN_COLLECTIVES"
 _LOOPBACK = "127.0.0.1"
 _TIMEOUT = datetime.timedelta(seconds=300)
 
@@ -47,11 +47,6 @@ class Rendezvous:
             master_listen_fd=listener.detach(),
         )
         self.address = f"{host}:{port}"
-
-
-def plain_allowed() -> bool:
-    """Whether whoever runs this node lets sums cross the network unencrypted."""
-    return os.environ.get(PLAIN) == "1"
 
 
 def _family(host: str) -> socket.AddressFamily:

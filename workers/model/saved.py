@@ -28,6 +28,7 @@ from ps.checkpoint.store import Store
 from workers.embedding.sparse import SparseEmbedding
 from workers.model.code import subfolder
 from workers.model.entry import ModelError, job_model
+from workers.model.state import load_state, single
 
 FORMAT = "heterps-model-1"
 
@@ -54,7 +55,7 @@ class SavedModel:
         """Write one stage's dense weights."""
         path = self.folder / _part(stage)
         unfinished = Path(f"{path}.tmp")  # one name: what a killed worker left is written over
-        save_file(_on_cpu(state), unfinished)
+        save_file(single(state), unfinished)
         os.replace(unfinished, path)
 
     def finish(
@@ -92,7 +93,7 @@ class KeptModel:
 
     def write_stage(self, stage: int, state: Mapping[str, Tensor]) -> None:
         """Send one stage's dense weights."""
-        self._store.write(_part(stage), [save_bytes(_on_cpu(state))])
+        self._store.write(_part(stage), [save_bytes(single(state))])
 
     def finish(
         self, job: JobSpec, stages: int, losses: Sequence[float], facts: Mapping[str, Any]
@@ -115,10 +116,6 @@ class KeptModel:
 
 def _part(stage: int) -> str:
     return f"stage-{stage}.safetensors"
-
-
-def _on_cpu(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
 
 
 def _loss_lines(losses: Sequence[float]) -> str:
@@ -155,7 +152,7 @@ def load(path: str | Path) -> nn.Module:
         model = job_model(job)
     finally:
         sys.path.remove(job.directory)
-    model.load_state_dict(load_file(folder / "dense.safetensors"), strict=True)
+    load_state(model, load_file(folder / "dense.safetensors"))
     tables = LocalTable.load_checkpoint(folder / "tables")
     for layer in model.modules():
         if isinstance(layer, SparseEmbedding):

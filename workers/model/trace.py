@@ -1,28 +1,47 @@
 """An ordinary `nn.Module` as a chain of layers that can be cut into stages.
 
-The model is traced once with `torch.fx`; every direct child call is a layer. Operations
+The model is traced once with `torch.fx`; every module that its forward calls is a layer. Operations
 between layers belong to the layer whose result they need last, so that what they shrink is
-shrunk before it travels. A cut after a layer is crossed by the values made before it and
-used after it, the model's own inputs included.
+shrunk before it travels, and are computed with it wherever the model is cut. A cut after a layer
+is crossed by the values made before it and used after it, the model's own inputs included.
 """
 
 import inspect
 import traceback
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from workers.embedding.sparse import SparseEmbedding
 from workers.model.entry import ModelError
+from workers.model.in_place import check_in_place
+from workers.model.lookups import Lookup, check_tables, find_lookups
+from workers.model.modes import in_mode
+from workers.model.randomness import LayerStart
+from workers.model.sharing import check_ties, find_sharing, uncut_of
+from workers.model.state import check_state
 from workers.moe.layer import MoE
 
 INPUTS = ("sparse", "dense", "tokens")
 _BEFORE_ALL = -1
+_COMPUTED = ("call_module", "call_function", "call_method")
+_OWN = """, such as
+    class Scale(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(1))
+        def forward(self, x):
+            return x * self.weight"""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerInfo:
-    """One direct child of the model: its attribute name and what it is."""
+    """One module that the model's forward calls: its dotted name and what it is.
+
+    Of a module that is called again, the second call is `name#2`, and so on.
+    """
 
     name: str
     kind: str
@@ -33,22 +52,30 @@ class StageGraph:
     """A run of layers as a module of its own.
 
     `module(*[values[n] for n in inputs])` returns a tuple in the order of `outputs`; in the
-    last stage that is the model's result alone.
+    last stage that is the model's result alone. `lookups` are those of its SparseEmbeddings, in
+    the order of their calls; their keys are selected of `inputs`. `uncalled` is state of the model
+    that no layer has: the first stage's.
     """
 
     module: fx.GraphModule
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    keys_of: dict[str, str]  # SparseEmbedding layer -> model input that holds its keys
+    lookups: tuple[Lookup, ...]
+    uncalled: Mapping[str, Tensor]
 
 
-class _DirectChildren(fx.Tracer):
+class _CalledModules(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return True
 
 
 class TracedModel:
     """The layers of a model and the stages that can be cut from it.
+
+    Attributes:
+        layers: in the order of their calls.
+        uncut: for each layer, whether it stays in one stage with the next.
+        sharing: why.
 
     Raises:
         ModelError: the forward cannot be traced or cut; says where and what to change.
@@ -57,37 +84,72 @@ class TracedModel:
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self._check_signature()
-        self._graph = self._trace()
+        check_state(model)
+        check_ties(model)
+        check_tables(model)
+        self._graph = self._trace(training=True)
+        self._check_modes()
         self.layers: tuple[LayerInfo, ...] = ()
         self._index: dict[fx.Node, int] = {}
         self._assign()
-        self._keys = self._find_keys()
+        check_in_place(model, self._graph)
+        targets = [str(n.target) for n in self._graph.nodes if n.op == "call_module"]
+        self._modules = [model.get_submodule(target) for target in targets]
+        read: list[list[str]] = [[] for _ in self.layers]
+        for node in self._graph.nodes:
+            if node.op == "get_attr":
+                for user in node.users:
+                    read[self._index[user]].append(str(node.target))
+        self.sharing = find_sharing(model, self._modules, read)
+        self.uncut = uncut_of(self.sharing, len(self.layers))
+        self._lookups = self._find_lookups(targets)
+        # The input that keys are selected of must come as far as the layer that looks them up.
+        self._keys_needed: dict[str, int] = {}
+        for index, lookup in self._lookups:
+            self._keys_needed[lookup.keys.input] = index
 
     def stage(self, first: int, last: int) -> StageGraph:
-        """The module of layers `first` to `last`, inclusive."""
+        """The module of layers `first` to `last`, inclusive.
+
+        Raises:
+            ModelError: it would part layers that share something.
+        """
+        for shared in self.sharing:
+            for cut in (first - 1, last):
+                if shared.first <= cut < shared.last:
+                    raise ModelError(
+                        f"{self._where()}: {self.layers[shared.first].name!r} and "
+                        f"{self.layers[shared.last].name!r} share {shared.what!r}; expected a plan "
+                        f"without a cut after {self.layers[cut].name!r}"
+                    )
         final = last == len(self.layers) - 1
         inputs = self.crossing(first - 1)
         outputs = () if final else self.crossing(last)
         graph = fx.Graph()
         copies: dict[fx.Node, fx.Node] = {}
+        modules: dict[str, nn.Module | Tensor] = {}
         by_name = {node.name: node for node in self._graph.nodes}
         for name in inputs:
             copies[by_name[name]] = graph.placeholder(name)
-        for node in self._graph.nodes:
-            if node.op in ("call_module", "call_function", "call_method") and (
-                first <= self._index[node] <= last
-            ):
-                copies[node] = graph.node_copy(node, lambda n: copies[n])
-        if final:
-            result = self._result()
-            graph.output((copies[result],))
-            names: tuple[str, ...] = (result.name,)
-        else:
-            graph.output(tuple(copies[by_name[name]] for name in outputs))
-            names = outputs
-        run = {layer.name for layer in self.layers[first : last + 1]}
-        keys = {layer: source for layer, source in self._keys.items() if layer in run}
-        return StageGraph(fx.GraphModule(self.model, graph), inputs, names, keys)
+        for index in range(first, last + 1):
+            start = f"_start_{index}"
+            modules[start] = LayerStart(self.layers[index].name)
+            graph.call_module(start)
+            for node in self._graph.nodes:
+                if node.op in _COMPUTED and self._index[node] == index:
+                    for read in node.all_input_nodes:
+                        if read.op == "get_attr" and read not in copies:
+                            copies[read] = graph.node_copy(read)
+                            modules[str(read.target)] = self._read(read)
+                    copies[node] = graph.node_copy(node, lambda n: copies[n])
+                    if node.op == "call_module":
+                        modules[str(node.target)] = self.model.get_submodule(str(node.target))
+        names = (self._result().name,) if final else outputs
+        graph.output(tuple(copies[by_name[name]] for name in names))
+        module = fx.GraphModule(modules, graph, type(self.model).__name__)
+        module.training = self.model.training
+        lookups = tuple(lookup for index, lookup in self._lookups if first <= index <= last)
+        return StageGraph(module, inputs, names, lookups, {} if first else self._uncalled())
 
     def crossing(self, after: int) -> tuple[str, ...]:
         """Names of the values alive between layer `after` and the next; -1: the inputs used."""
@@ -96,9 +158,18 @@ class TracedModel:
             made = _BEFORE_ALL if node.op == "placeholder" else self._index.get(node)
             if made is None or made > after:
                 continue
-            if any(self._use(user) > after for user in node.users):
+            used = [self._use(user) for user in node.users]
+            if node.op == "placeholder":
+                used.append(self._keys_needed.get(node.name, _BEFORE_ALL))
+            if any(index > after for index in used):
                 names.append(node.name)
         return tuple(names)
+
+    def _uncalled(self) -> dict[str, Tensor]:
+        """State of modules that forward does not call."""
+        called = {id(t) for m in self._modules for t in m.state_dict(keep_vars=True).values()}
+        state = self.model.state_dict(keep_vars=True)
+        return {name: tensor for name, tensor in state.items() if id(tensor) not in called}
 
     def _use(self, user: fx.Node) -> int:
         return len(self.layers) - 1 if user.op == "output" else self._index[user]
@@ -114,41 +185,52 @@ class TracedModel:
         if own:
             raise ModelError(
                 f"{self._where()}: {own[0]!r} belongs to the model itself and so to no layer; "
-                "move it into a child module"
+                f"move it into a child module{_OWN}"
             )
 
-    def _trace(self) -> fx.Graph:
+    def _trace(self, training: bool) -> fx.Graph:
         try:
-            return _DirectChildren().trace(self.model)
+            with in_mode(self.model, training):
+                return _CalledModules().trace(self.model)
         except Exception as error:
             file = inspect.getsourcefile(type(self.model)) or ""
             frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == file]
             at = f"{file}:{frames[-1].lineno}: {frames[-1].line}" if frames else self._where()
             raise ModelError(
                 f"the model cannot be traced at {at}: {type(error).__name__}: {error}; forward may "
-                "call its direct children and tensor operations; Python control flow that depends "
+                "call modules and tensor operations; Python control flow that depends "
                 "on tensor values belongs inside a child module"
             ) from error
 
+    def _check_modes(self) -> None:
+        """Refuse a forward that is another one in evaluation: there is one trace for both."""
+        other = self._trace(training=False)
+        here, there = list(self._graph.nodes), list(other.nodes)
+        for node, twin in zip(here, there, strict=False):
+            if _written(node) != _written(twin):
+                break
+        else:
+            if len(here) == len(there):
+                return
+            node = (here if len(here) > len(there) else there)[min(len(here), len(there))]
+        raise ModelError(
+            f"{self._where()}: forward depends on self.training at {node.name!r}; what differs in "
+            "evaluation belongs into a child module, such as\n"
+            "    self.drop = nn.Dropout(0.1)     # in __init__\n"
+            "    x = self.drop(x)                # in forward, in place of nn.functional.dropout"
+        )
+
     def _assign(self) -> None:
         layers: list[LayerInfo] = []
+        calls: Counter[str] = Counter()
         for node in self._graph.nodes:
-            if node.op == "get_attr":
-                raise ModelError(
-                    f"{self._where()}: forward reads {node.target!r} directly; "
-                    "move it into a child module"
-                )
-            if node.op in ("placeholder", "output"):
+            if node.op in ("placeholder", "output", "get_attr"):
                 continue
             if node.op == "call_module":
                 name = str(node.target)
-                if "." in name or name in {layer.name for layer in layers}:
-                    raise ModelError(
-                        f"{self._where()}: {name!r} is "
-                        + ("not a direct child" if "." in name else "called twice")
-                        + "; a layer is a direct child that forward calls once"
-                    )
-                layers.append(LayerInfo(name, kind_of(self.model.get_submodule(name))))
+                calls[name] += 1
+                shown = name if calls[name] == 1 else f"{name}#{calls[name]}"
+                layers.append(LayerInfo(shown, kind_of(self.model.get_submodule(name))))
                 self._index[node] = len(layers) - 1
             else:
                 self._index[node] = max(
@@ -160,25 +242,44 @@ class TracedModel:
                 f"{self._where()}: forward calls no child module, so there is no layer"
             )
         self.layers = tuple(layers)
+        for node in self._graph.nodes:
+            if node.op == "get_attr":
+                self._check_read(str(node.target), list(calls))
         # What is made of inputs alone is made where it is first needed.
         for node in reversed(self._graph.nodes):
             if self._index.get(node) == _BEFORE_ALL:
                 self._index[node] = min((self._use(u) for u in node.users), default=0)
 
-    def _find_keys(self) -> dict[str, str]:
-        keys: dict[str, str] = {}
-        for node in self._graph.nodes:
-            if node.op != "call_module":
-                continue
-            if isinstance(self.model.get_submodule(str(node.target)), SparseEmbedding):
-                source = node.args[0] if node.args else next(iter(node.kwargs.values()), None)
-                if not isinstance(source, fx.Node) or source.op != "placeholder":
-                    raise ModelError(
-                        f"{self._where()}: {node.target!r} must be given a model input as it is, "
-                        "so that its rows can be pulled before the step; select slots inside it"
-                    )
-                keys[str(node.target)] = source.name
-        return keys
+    def _check_read(self, target: str, called: list[str]) -> None:
+        """A parameter may be read beside the call of the module that it is in, to be tied."""
+        if not any(target.startswith(f"{name}.") for name in called):
+            raise ModelError(
+                f"{self._where()}: forward reads {target!r} directly; "
+                f"move it into a child module{_OWN}"
+            )
+
+    def _read(self, node: fx.Node) -> Tensor:
+        path, _, name = str(node.target).rpartition(".")
+        tensor: Tensor = getattr(self.model.get_submodule(path), name)
+        return tensor
+
+    def _find_lookups(self, targets: list[str]) -> list[tuple[int, Lookup]]:
+        """The lookups with the layers that make them."""
+        lookups = find_lookups(self.model, self._graph, training=True)
+        if lookups != find_lookups(self.model, self._graph, training=False):
+            raise ModelError(
+                f"{self._where()}: which keys its SparseEmbeddings look up depends on "
+                "self.training; expected the same in evaluation"
+            )
+        found = []
+        for lookup in lookups:
+            inside = [
+                index
+                for index, target in enumerate(targets)
+                if lookup.embedding == target or lookup.embedding.startswith(f"{target}.")
+            ]
+            found.append((inside[0], lookup))
+        return found
 
     def _result(self) -> fx.Node:
         output = next(node for node in self._graph.nodes if node.op == "output")
@@ -191,9 +292,13 @@ class TracedModel:
         return type(self.model).__name__
 
 
+def _written(node: fx.Node) -> tuple[object, ...]:
+    return node.op, node.target, str(node.args), str(node.kwargs)
+
+
 def kind_of(layer: nn.Module) -> str:
     """The kind of a layer, as the scheduler's features name it."""
-    if isinstance(layer, SparseEmbedding):
+    if any(isinstance(m, SparseEmbedding) for m in layer.modules()):
         return "embedding"
     if any(isinstance(m, MoE) for m in layer.modules()):
         return "moe"

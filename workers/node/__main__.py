@@ -15,6 +15,7 @@ import threading
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
@@ -64,6 +65,7 @@ from protos.scheduler_pb2 import (
     NodeStatus,
 )
 from workers.device.units import gpus_of
+from workers.links.plain import plain_allowed
 from workers.model.code import CodeCache, CodeError
 from workers.node import privileges
 from workers.node.processes import LaunchError, Processes, wait_for
@@ -136,7 +138,7 @@ class NodeService(NodeServicer):
         return self.status()
 
     def Profile(self, request: ProfileRequest, context: grpc.ServicerContext) -> ProfileReply:  # noqa: N802
-        """Measure a job's layers in a process of its own, ended when the caller goes away."""
+        """Measure, or look at, a job's layers in another process, ended when the caller goes."""
         self._obey(request.term, context)
         _check_id(request.job_id, "job_id", context)
         directory = self._processes.job_directory(request.job_id, request.attempt)
@@ -154,7 +156,7 @@ class NodeService(NodeServicer):
             left = context.time_remaining()
             deadline = min(_PROFILE_TIMEOUT_S, left if left is not None else _PROFILE_TIMEOUT_S)
             try:
-                child = self._processes.helper(request.job_id, "profile", argv)
+                child = self._processes.helper(request.job_id, request.attempt, "profile", argv)
             except (LaunchError, OSError) as error:
                 context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
             code = wait_for(child, deadline, lambda: self._stop.is_set() or not context.is_active())
@@ -205,17 +207,35 @@ class NodeService(NodeServicer):
             )
 
 
-def describe_device(kind: str, device: str, emulate: bool) -> tuple[str, int]:
-    """The hardware's human name and how many units there are.
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """What a node's units are.
+
+    Attributes:
+        name: for people.
+        units: how many there are.
+        cores: of the host, where the units compute on them; 0 where they do not.
+        bf16: whether they compute in it.
+    """
+
+    name: str
+    units: int
+    cores: int = 0
+    bf16: bool = True
+
+
+def find_hardware(kind: str, device: str, emulate: bool) -> Hardware:
+    """The hardware of this host for a type.
 
     Raises:
         DeviceError: the type needs a CUDA device and there is none.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    cores = affinity or 1
     if device == "cpu":
-        return _processor(), cores or 1
+        return Hardware(_processor(), cores, cores)
     if emulate:
-        return f"{kind}, emulated on {_processor()}", 1
+        return Hardware(f"{kind}, emulated on {_processor()}", 1, cores)
     import torch  # takes seconds: only where a GPU is claimed
 
     if not torch.cuda.is_available():
@@ -224,7 +244,8 @@ def describe_device(kind: str, device: str, emulate: bool) -> tuple[str, int]:
             f"{torch.__version__} can use; expected a GPU and its driver, or --emulate to plan "
             "with the type and run it on the CPU"
         )
-    return torch.cuda.get_device_name(0), torch.cuda.device_count()
+    bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+    return Hardware(torch.cuda.get_device_name(0), torch.cuda.device_count(), bf16=bf16)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -245,7 +266,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace, stop: threading.Event) -> None:
     device = options.device or ("cpu" if options.type.lower().startswith("cpu") else "cuda")
-    hardware, units = describe_device(options.type, device, options.emulate)
+    hardware = find_hardware(options.type, device, options.emulate)
     host = options.advertise or options.bind.rpartition(":")[0]
     lease: Lease | None = None
 
@@ -264,16 +285,19 @@ def _run(options: argparse.Namespace, stop: threading.Event) -> None:
         processes = Processes(
             *(directory.resolve(), host, options.ready_timeout, changed),
             code=code,
-            gpus=gpus_of(units, os.environ) if on_gpus else (),
+            gpus=gpus_of(hardware.units, os.environ) if on_gpus else (),
         )
         stack.callback(processes.close, _GRACE_S)
         status = NodeStatus(
             node_id=options.node_id or f"{options.type}-{uuid.uuid4().hex[:6]}",
             kind="node",
             type=options.type,
-            units=options.units or units,
+            units=options.units or hardware.units,
             emulated=options.emulate,
-            device=f"{hardware} on {socket.gethostname()}",
+            device=f"{hardware.name} on {socket.gethostname()}",
+            cores=hardware.cores,
+            without_bf16=not hardware.bf16,
+            plain_collectives=plain_allowed(),
         )
 
         def follow(scheduler: str) -> None:
@@ -297,7 +321,7 @@ def _run(options: argparse.Namespace, stop: threading.Event) -> None:
         lease.start(options.wait, stop.is_set)
         stack.callback(lease.close)  # first of all: nobody is to see the children end
         _log.info(
-            "%s: %d units of %s at %s", status.node_id, status.units, hardware, status.address
+            "%s: %d units of %s at %s", status.node_id, status.units, hardware.name, status.address
         )
         announce(options.ready_file, address=status.address, node_id=status.node_id, **facts)
         stop.wait()

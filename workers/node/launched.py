@@ -75,9 +75,14 @@ class Entry:
 
 @dataclass(slots=True)
 class Job:
-    """An attempt's part on this node."""
+    """An attempt's part on this node.
+
+    Attributes:
+        scratch: what its processes on this host share, under whichever node.
+    """
 
     directory: Path
+    scratch: Path
     entries: dict[str, Entry] = field(default_factory=dict)
     stopping: threading.Event = field(default_factory=threading.Event)
 

@@ -15,6 +15,7 @@ from contextlib import suppress
 from contextvars import copy_context
 from pathlib import Path
 
+from chassis import scratch
 from chassis.bounded_log import BoundedLog
 from chassis.files import replace_file
 from chassis.forking import ForkError, ForkServer
@@ -90,6 +91,7 @@ class Processes:
         self._over: OrderedDict[str, int] = OrderedDict()  # by job, the last attempt stopped
         self._forks = ForkServer("workers.stage.__main__", directory, one_thread())
         self._closed = threading.Event()
+        scratch.sweep()
         self._watcher = threading.Thread(target=self._watch, name="watch", daemon=True)
         self._watcher.start()
 
@@ -136,7 +138,7 @@ class Processes:
             if path is not None:
                 replace_file(path, entry.request.SerializeToString())
 
-    def helper(self, job_id: str, label: str, argv: list[str]) -> Child:
+    def helper(self, job_id: str, attempt: int, label: str, argv: list[str]) -> Child:
         """Start a process that only works for this node, such as the profiler's.
 
         Raises:
@@ -146,7 +148,10 @@ class Processes:
             raise LaunchError("the node is stopping")
         directory = self._directory / job_id
         log = BoundedLog(log_path(directory, label))
-        return spawn(label, argv, directory=directory, environment=one_thread(), log=log)
+        with self._lock:
+            shared = self._job(job_id, attempt).scratch
+        environment = one_thread() | {scratch.VARIABLE: str(shared)}
+        return spawn(label, argv, directory=directory, environment=environment, log=log)
 
     def job_directory(self, job_id: str, attempt: int) -> Path:
         """The folder of an attempt's files on this node, made if need be."""
@@ -239,7 +244,7 @@ class Processes:
     def _started(self, job: Job, entry: Entry, bind: str, log: BoundedLog) -> Child:
         """The process itself: a worker is forked where that can be."""
         argv = self._argv(job, entry, bind)
-        environment = one_thread() | self._own_gpu(entry)
+        environment = one_thread() | {scratch.VARIABLE: str(job.scratch)} | self._own_gpu(entry)
         if entry.request.role == STAGE:
             arguments = argv[len(_WORKER) :]
             try:
@@ -280,7 +285,10 @@ class Processes:
         key = job_id, attempt
         if key not in self._jobs:
             folder = self._directory / job_id
-            self._jobs[key] = Job(folder / f"attempt-{attempt}" if attempt > 1 else folder)
+            self._jobs[key] = Job(
+                folder / f"attempt-{attempt}" if attempt > 1 else folder,
+                scratch.folder_of(job_id, attempt),
+            )
             ended = [name for name, job in self._jobs.items() if job.stopped]
             for name in ended[: max(0, len(ended) - _KEPT_JOBS)]:
                 shutil.rmtree(self._jobs.pop(name).directory, ignore_errors=True)
@@ -361,13 +369,14 @@ def wait_for(child: Child, timeout_s: float, stop: Callable[[], bool]) -> int | 
 
 
 def _forget_rows(job: Job) -> None:
-    """Remove what the shards of a job that was stopped have kept, and its code."""
+    """Remove what the shards of a job that was stopped have kept, its code, and what it shared."""
     for entry in list(job.entries.values()):
         starter = entry.starter
         if starter is not None:  # it sees that the job was stopped
             starter.join(5.0)
     shutil.rmtree(job.shards, ignore_errors=True)
     shutil.rmtree(job.code, ignore_errors=True)
+    scratch.remove_unused(job.scratch)
 
 
 def _end_group(child: Child) -> None:

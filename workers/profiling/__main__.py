@@ -13,14 +13,15 @@ import torch
 from chassis import process
 from chassis.exits import exit_code_of
 from chassis.files import replace_file
+from protos.decision_pb2 import Workload
 from protos.node_pb2 import ProfileRequest
 from workers.model.code import enter
-from workers.profiling.profiler import Profiler
+from workers.profiling.look import look
 from workers.stage.failure import end_reason_of
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Write the measured `Workload` of a `ProfileRequest`; the exit code tells how it failed."""
+    """Write the `Workload` of a `ProfileRequest`; the exit code tells how it failed."""
     parser = argparse.ArgumentParser(prog="workers.profiling", description=__doc__)
     parser.add_argument("--request", required=True, type=Path, help="serialized ProfileRequest")
     parser.add_argument("--result", required=True, type=Path, help="where the Workload goes")
@@ -39,14 +40,7 @@ def main(argv: list[str] | None = None) -> int:
     request = ProfileRequest.FromString(options.request.read_bytes())
     enter(request.job)
     try:
-        workload = Profiler(
-            request,
-            options.type,
-            _say,
-            units=options.units,
-            batch=options.batch,
-            bytes_per_s=options.bytes_per_s,
-        ).run()
+        workload = look(request.job) if request.unmeasured else _measure(request, options)
     except Exception as error:
         if not isinstance(error, ValueError):  # those speak of the user's files, not of ours
             traceback.print_exc()
@@ -54,6 +48,19 @@ def main(argv: list[str] | None = None) -> int:
         return exit_code_of(end_reason_of(error))
     replace_file(options.result, workload.SerializeToString())
     return 0
+
+
+def _measure(request: ProfileRequest, options: argparse.Namespace) -> Workload:
+    from workers.profiling.profiler import Profiler  # brings pandas: only where it is needed
+
+    return Profiler(
+        request,
+        options.type,
+        _say,
+        units=options.units,
+        batch=options.batch,
+        bytes_per_s=options.bytes_per_s,
+    ).run()
 
 
 def _end(number: int, frame: FrameType | None) -> None:

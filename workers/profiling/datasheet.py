@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from protos.decision_pb2 import LayerCost, ResourceType
-from workers.profiling.scaling import NOTHING, Scaling, combined, fit_scaling
+from workers.profiling.scaling import NOTHING, Scaling, combined
 
 # Shares of the peak that dense layers of recommendation models reach in fp32, and the time a
 # kernel launch takes; rough by nature, and the reason that estimates are marked.
@@ -24,20 +24,23 @@ LAUNCH_S = 8e-6  # on a CPU core about what dispatching an operation takes
 LAUNCHES_PER_MODULE = 6  # forward, backward and optimizer kernels of a leaf module
 PCIE_BYTES_PER_S = 12e9  # what a copy reaches over 16 lanes of PCIe 3.0, the slowest still rented
 LEAST_UNCERTAINTY = 0.5  # a roofline is seldom nearer than a factor of e^0.5 = 1.6
-_UNITS = (1, 2, 4, 8)
+UPDATE_TRAFFIC = 4.0  # times the weights: they, their gradients and two moments
+_PASSES_TRAFFIC = 3.0  # read forward and backward, and gradients written
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What one layer does to one reference batch, forward, backward and update.
+    """What one layer does to one micro-batch, forward and backward.
 
     Args:
-        flops: of the whole batch.
-        activation_bytes: memory traffic that shrinks with the batch.
+        flops: of the whole of it.
+        activation_bytes: memory traffic that shrinks with it.
         parameter_bytes: memory traffic that does not.
-        launches: kernels, whatever the batch.
+        launches: kernels, whatever its size.
+        update_bytes: memory traffic of its part of a step's update, which each worker makes.
         host_bytes: what an accelerator takes from and gives to the host: embedding rows.
         crossing_bytes: what leaves for the next stage and comes back.
+        forth_bytes: what leaves.
         handling: processor time of reading, pulling and pushing, as measured here; a CPU core
             has it on top of its arithmetic.
     """
@@ -46,15 +49,17 @@ class Work:
     activation_bytes: float
     parameter_bytes: float
     launches: int
+    update_bytes: float = 0.0
     host_bytes: float = 0.0
     crossing_bytes: float = 0.0
+    forth_bytes: float = 0.0
     handling: Scaling = NOTHING
 
 
 def measure_work(
     module: nn.Module, inputs: list[Tensor], outputs: list[Tensor]
 ) -> tuple[float, float, float, int]:
-    """Count a layer's arithmetic and its least memory traffic on one batch.
+    """Count a layer's arithmetic and its least memory traffic on one micro-batch.
 
     Returns:
         The first four fields of `Work`.
@@ -64,11 +69,11 @@ def measure_work(
     parameters = sum(p.nbytes for p in module.parameters())
     activations = sum(t.nbytes for t in (*inputs, *outputs))
     leaves = sum(1 for m in module.modules() if not any(True for _ in m.children()))
-    # Backward costs twice the forward; parameters are read twice and updated with their state.
+    # Backward costs twice the forward.
     return (
         3.0 * counter.get_total_flops(),
         3.0 * activations,
-        7.0 * parameters,
+        _PASSES_TRAFFIC * parameters,
         LAUNCHES_PER_MODULE * max(1, leaves),
     )
 
@@ -85,13 +90,11 @@ def roofline(kind: ResourceType, work: Work) -> Scaling:
             "expected flops_per_s and memory_bandwidth, or a name of the catalogue"
         )
 
-    def seconds(units: int) -> float:
-        arithmetic = work.flops / units / (kind.flops_per_s * COMPUTE_SHARE)
-        traffic = work.activation_bytes / units + work.parameter_bytes
-        memory = traffic / (kind.memory_bandwidth * BANDWIDTH_SHARE)
-        return max(arithmetic, memory) + work.launches * LAUNCH_S
-
-    return fit_scaling({units: [seconds(units)] for units in _UNITS})
+    bandwidth = kind.memory_bandwidth * BANDWIDTH_SHARE
+    arithmetic = work.flops / (kind.flops_per_s * COMPUTE_SHARE)
+    memory = (work.activation_bytes + work.parameter_bytes) / bandwidth
+    passes = Scaling(max(arithmetic, memory) + work.launches * LAUNCH_S, 1.0)
+    return combined([passes, Scaling(work.update_bytes / bandwidth, 0.0)])
 
 
 def estimate(
@@ -122,6 +125,7 @@ def estimate(
         memory_bytes=here.memory_bytes,
         estimated=True,
         uncertainty=uncertainty,
+        forward_share=here.forward_share,
     )
 
 

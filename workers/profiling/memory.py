@@ -1,5 +1,7 @@
 """What a layer keeps in memory while it trains."""
 
+from dataclasses import dataclass
+
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
@@ -8,15 +10,40 @@ from workers.profiling.timing import LayerTimer
 _COPIES = 3  # of a weight: itself, its gradient, and its place in the flat buffer of the reduction
 
 
-def layer_memory(
-    timer: LayerTimer, index: int, values: dict[str, Tensor], row_bytes: int
-) -> tuple[float, list[Tensor]]:
-    """Bytes that one layer holds for one batch, and its outputs, which join `values`.
+@dataclass(frozen=True, slots=True)
+class LayerBytes:
+    """Memory of one layer.
 
-    Counted are weights with gradient and reduction buffer, the optimizer's state, what autograd
-    saved for backward (each storage once), the outputs and their gradients, and the rows of
-    embeddings with their gradients.
+    Args:
+        weights: dense parameters.
+        optimizer: what their optimizer keeps.
+        saved: what autograd saved for the backward of one micro-batch, each storage once.
+        rows: pulled embedding rows of one micro-batch.
+        outputs: of one micro-batch, those that were saved not counted.
     """
+
+    weights: float
+    optimizer: float
+    saved: float
+    rows: float
+    outputs: float
+
+    @property
+    def activations(self) -> float:
+        """What stays from forward to backward of a micro-batch: rows with their gradients, too."""
+        return self.saved + 2 * self.rows
+
+    @property
+    def total(self) -> float:
+        """With gradients and the reduction's buffer, and one micro-batch."""
+        kept = self.activations + 2 * self.outputs
+        return _COPIES * self.weights + self.optimizer + kept
+
+
+def layer_bytes(
+    timer: LayerTimer, index: int, values: dict[str, Tensor], row_bytes: int
+) -> tuple[LayerBytes, list[Tensor]]:
+    """Run a layer whose rows are bound on one micro-batch; its outputs join `values`, too."""
     weights = {p.data_ptr() for p in timer.parameters[index]}
     saved: dict[int, int] = {}
 
@@ -28,14 +55,14 @@ def layer_memory(
 
     with saved_tensors_hooks(pack, lambda tensor: tensor):
         outputs = timer.run_layer(index, values)
-    weight_bytes = sum(p.nbytes for p in timer.parameters[index])
     optimizer = timer.optimizers[index]
     states = optimizer.state.values() if optimizer is not None else ()
-    state_bytes = sum(
-        value.nbytes for state in states for value in state.values() if isinstance(value, Tensor)
+    made = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in outputs}
+    counted = LayerBytes(
+        weights=sum(p.nbytes for p in timer.parameters[index]),
+        optimizer=sum(v.nbytes for s in states for v in s.values() if isinstance(v, Tensor)),
+        saved=sum(saved.values()),
+        rows=row_bytes,
+        outputs=sum(size for place, size in made.items() if place not in saved),
     )
-    kept = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in outputs}
-    own = sum(kept.values())
-    retained = sum(size for place, size in saved.items() if place not in kept)
-    total = _COPIES * weight_bytes + state_bytes + retained + 2 * own + 2 * row_bytes
-    return float(total), outputs
+    return counted, outputs

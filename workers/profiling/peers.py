@@ -7,6 +7,7 @@ that it announces. Usage: python -m workers.profiler_peers --request FILE --rank
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from workers.links.ring_port import RingPort
 from workers.model.entry import job_model
 from workers.model.trace import TracedModel
 from workers.profiling.rows import ShardRows
-from workers.profiling.timing import LayerTimer, Part, share_of
+from workers.profiling.timing import LayerTimer, Part, RowPart, first_of, share_of
 
 _LOOPBACK = "127.0.0.1"
 _START_S = 120.0
@@ -38,6 +39,21 @@ _START_S = 120.0
 
 class PeersError(RuntimeError):
     """A worker of the profiler ended; quotes what it wrote."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupTimings:
+    """Seconds of the slowest of a group.
+
+    Args:
+        compute: by `Part`, [batches, layers, parts].
+        rows: by `RowPart`, likewise.
+        reduce: of summing the dense gradients, [batches].
+    """
+
+    compute: NDArray[np.float64]
+    rows: NDArray[np.float64]
+    reduce: NDArray[np.float64]
 
 
 class Peers(Closing):
@@ -65,11 +81,14 @@ class Peers(Closing):
             self.close()
             raise
 
-    def begin(self, batches: list[dict[str, Tensor]], shard: str, units: Sequence[int]) -> None:
+    def begin(
+        self, batches: list[dict[str, Tensor]], shard: str, units: Sequence[int], size: int
+    ) -> None:
         """Give the peers their data, and wait until all are ready.
 
         Args:
             units: sizes of the groups that will be formed, in order.
+            size: samples of a micro-batch.
 
         Raises:
             PeersError: one of them could not start.
@@ -78,6 +97,7 @@ class Peers(Closing):
         torch.save(batches, path)
         self._put("batches", str(path))
         self._put("shard", shard)
+        self._put("size", str(size))
         self._put("units", ",".join(map(str, units)))
         for child in self._children:
             try:
@@ -86,13 +106,13 @@ class Peers(Closing):
                 raise PeersError(str(error)) from None
 
     def time(
-        self, timer: LayerTimer, batches: Sequence[dict[str, Tensor]], units: int
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Time `units` workers at once, the leader being one of them.
+        self, timer: LayerTimer, batches: Sequence[dict[str, Tensor]], units: int, size: int
+    ) -> GroupTimings:
+        """Time `units` workers at once, the leader being one of them; the slowest counts.
 
-        Returns:
-            Seconds of the slowest worker [batches, layers, parts], and of summing the dense
-            gradients [batches].
+        Args:
+            batches: the rows of a worker's share of each are moved.
+            size: samples of a micro-batch, the first of each of the batches.
 
         Raises:
             PeersError: a peer ended.
@@ -104,7 +124,7 @@ class Peers(Closing):
                 0, units, self._control.store, rendezvous.address, rendezvous, self._device
             )
             try:
-                own = _time_together(timer, batches, group)
+                own = _time_together(timer, batches, group, size)
                 others = [self._receive(units, rank) for rank in range(1, units)]
                 group.barrier()
             finally:
@@ -115,8 +135,11 @@ class Peers(Closing):
                     raise PeersError(f"{child.label} ended\n{last_lines(child.log)}") from error
             raise
         slowest = np.max([own, *(other.reshape(own.shape) for other in others)], axis=0)
-        layers = len(timer.graphs)
-        return slowest[:, :-1].reshape(-1, layers, len(Part)), slowest[:, -1]
+        compute, rows, reduce = np.split(
+            slowest, np.cumsum([len(timer.graphs) * n for n in (len(Part), len(RowPart))]), axis=1
+        )
+        shape = len(batches), len(timer.graphs), -1
+        return GroupTimings(compute.reshape(shape), rows.reshape(shape), reduce[:, 0])
 
     def close(self) -> None:
         """End the peers; safe to repeat."""
@@ -130,13 +153,15 @@ class Peers(Closing):
 
 
 def _time_together(
-    timer: LayerTimer, batches: Sequence[dict[str, Tensor]], group: StageGroup
+    timer: LayerTimer, batches: Sequence[dict[str, Tensor]], group: StageGroup, size: int
 ) -> NDArray[np.float64]:
-    """This worker's timings, flat, and the reduction's after them: [batches, layers·parts + 1]."""
+    """This worker's timings, flat: computing, rows, the reduction: [batches, layers·parts + 1]."""
+    compute = timer.time([first_of(batch, size) for batch in batches], group)
     shares = [share_of(batch, group.rank, group.size) for batch in batches]
-    own = timer.time(shares, group)
+    rows = timer.time_rows(shares, group)
     reduce_s = timer.time_reduce(group, len(batches))
-    return np.concatenate([own.reshape(len(own), -1), reduce_s[:, None]], axis=1)
+    flat = (compute.reshape(len(batches), -1), rows.reshape(len(batches), -1))
+    return np.concatenate([*flat, reduce_s[:, None]], axis=1)
 
 
 def _group(
@@ -190,14 +215,15 @@ def main(argv: list[str] | None = None) -> int:
         rows = ShardRows(traced.model, client, device, create=False)
         precision = Precision.of(job.train.precision, device)
         timer = LayerTimer(traced, job.train.optimizer, rows, device, precision)
-        timer.time([share_of(batches[0], 0, 1)])  # the first run allocates and compiles
+        size = int(store.get("size").decode())
+        timer.time([first_of(batches[0], size)])  # the first run allocates and compiles
         process.announce(options.ready_file)
         for units in map(int, filter(None, store.get("units").decode().split(","))):
             if options.rank >= units:
                 continue
             address, count = store.get(f"group/{units}").decode().split(",")
             group = _group(options.rank, units, store, address, None, device)
-            own = _time_together(timer, batches[: int(count)], group)
+            own = _time_together(timer, batches[: int(count)], group, size)
             store.set(_timings(units, options.rank), own.tobytes())
             group.barrier()  # until the leader has read them
             group.close()

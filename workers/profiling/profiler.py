@@ -1,14 +1,15 @@
 """Measures each layer of a job's model on this machine and writes down a `Workload`.
 
 Every layer runs alone, forward and backward, on real batches; embedding rows come from a real
-shard that is started for the purpose. A unit is one data-parallel worker with its share of the
-batch. As many units as are lent run at once, as they would in a step; for more of them one runs
-a smaller share alone, slowed as much as the largest group that could run was.
+shard that is started for the purpose. A unit is one data-parallel worker, which computes
+micro-batches. As many units as are lent run at once, as they would in a step; more of them are
+slowed as much as the largest group that could run was. What a worker does once a step, it does
+whatever the number of workers, but for rows, of which each has its share.
 """
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -22,22 +23,24 @@ from torch import Tensor
 from protos.decision_pb2 import Layer, LayerCost, Resources, ResourceType, Workload
 from protos.node_pb2 import ProfileRequest
 from ps import LocalShards, ParameterClient
-from workers.data import Dataset
+from workers.data import Dataset, GlobalBatches
 from workers.learning.precision import Precision
+from workers.links.plain import plain_allowed
 from workers.links.transport import measure_rate
 from workers.model.entry import job_model
 from workers.model.trace import TracedModel
+from workers.model.whole import job_micro_batches
 from workers.profiling import datasheet
 from workers.profiling.catalogue import with_data_sheet
-from workers.profiling.memory import layer_memory
+from workers.profiling.look import shares_of
+from workers.profiling.memory import LayerBytes, layer_bytes
 from workers.profiling.peers import Peers
-from workers.profiling.reading import Reading, cycle_batches, time_reading
+from workers.profiling.reading import micro_batches, time_reading
 from workers.profiling.rows import ShardRows
 from workers.profiling.scaling import Scaling, combined, fit_scaling
-from workers.profiling.timing import LayerTimer, Part, keys_of, share_of
-from workers.stage.source import tensors_of
+from workers.profiling.sizes import MAX_SAMPLES, fixed_size, smallest_worth_having
+from workers.profiling.timing import LayerTimer, Part, RowPart, first_of, share_of
 
-MAX_BATCH = 2048
 WARMUP = 2
 REPEATS = (3, 15)  # least and most, within the time below
 PHASE_S = 4.0  # that measuring one number of units may take
@@ -47,12 +50,31 @@ _Timings = dict[int, NDArray[np.float64]]  # units -> seconds [repeats, layers, 
 
 
 @dataclass(frozen=True, slots=True)
-class _Rates:
-    """What layers have in common."""
+class _Sizes:
+    """Samples: of a step, of the micro-batch that is measured, and of the rows moved at once."""
 
+    step: int
+    micro_batch: int
+    rows: int
+
+    @property
+    def of_step(self) -> float:
+        """The micro-batch's part of a step."""
+        return self.micro_batch / self.step
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """What was timed: computing and moving rows, by units, and what layers have in common.
+
+    Times are of one micro-batch, but for `rows`, of a worker's share of `_Sizes.rows` samples.
+    """
+
+    compute: _Timings
+    rows: _Timings
+    reduce_s: float  # of all dense gradients once, however many workers
+    reading_s: float
     bytes_per_s: float
-    reading: Reading
-    reduce_s: float  # of all dense gradients, however many workers
     dense_bytes: int
 
 
@@ -64,7 +86,7 @@ class Profiler:
         kind: name of the type that this machine is of; estimated, as an absent one is, where it
             is emulated.
         units: how many workers may run here at once.
-        batch: the reference batch; 0 for the job's, up to `MAX_BATCH`.
+        batch: samples of a micro-batch; 0 for what a worker of the job gets.
         bytes_per_s: of the network between hosts; 0 for what loopback does here.
         log: told what is being done.
 
@@ -100,9 +122,12 @@ class Profiler:
         self._precision = Precision.of(self._job.train.precision, self._device)
         # Building the model first: most mistakes are in it, and it is what is quick to check.
         self._traced = TracedModel(job_model(self._job).to(self._device).train())
+        self._fixed = job_micro_batches(self._job.train, self._traced.model)
         self._dataset = Dataset.of(self._job, "train")
-        wanted = batch or min(MAX_BATCH, self._job.train.batch_size)
-        self._batch = max(2, min(wanted, self._dataset.rows))
+        self._batches = GlobalBatches.of(self._job, self._dataset)
+        step = self._batches.samples(0)
+        size = min(batch or (fixed_size(step, self._fixed) if self._fixed else 0), step)
+        self._sizes = _Sizes(step, size, min(step, max(size, MAX_SAMPLES)))
 
     def run(self) -> Workload:
         """Measure every layer; the workload with a cost for each type."""
@@ -111,10 +136,9 @@ class Profiler:
             together.append(self._units)
         with ExitStack() as stack:
             peers = self._start_peers(stack, max(together, default=1))
-            batches = list(islice(self._batches(self._dataset), WARMUP + REPEATS[1]))
-            reading = time_reading(self._job, self._batch, self._samples())
+            read = micro_batches(self._batches, self._sizes.rows)
+            batches = list(islice(read, WARMUP + REPEATS[1]))
             rate = measure_rate()
-            self._log(f"reads {self._batch / reading.batch_s:,.0f} rows/s, {rate / 1e9:.2f} GB/s")
             shards = stack.enter_context(LocalShards(1))
             client = stack.enter_context(ParameterClient(shards.addresses))
             rows = ShardRows(self._traced.model, client, self._device, create=True)
@@ -122,30 +146,45 @@ class Profiler:
                 self._traced, self._job.train.optimizer, rows, self._device, self._precision
             )
             for batch in batches:
-                rows.warm(keys_of(timer.graphs), batch)
+                for graph in timer.graphs:
+                    rows.warm(graph, batch)
+            self._choose_size(timer, batches)
             if peers is not None:
-                peers.begin(batches, shards.addresses[0], together)
-            begun = rows.server_seconds()
-            timings, samples = self._time_alone(timer, batches)
-            ps_core_s = max(0.0, rows.server_seconds() - begun) / samples
-            reduce_s = self._time_together(peers, timer, batches, together, timings)
+                peers.begin(batches, shards.addresses[0], together, self._sizes.micro_batch)
+            reading_s = time_reading(self._batches, self._sizes.micro_batch)
+            per_s = self._sizes.micro_batch / reading_s
+            self._log(f"reads {per_s:,.0f} rows/s, {rate / 1e9:.2f} GB/s")
+            taken = self._time(timer, peers, batches, together)
+            ps_core_s = self._server_seconds(timer, batches, rows)
             works, memories = self._inspect(timer, batches[0], rows)
         dense = sum(p.nbytes for own in timer.parameters for p in own)
         bytes_per_s = min(rate, self._stated_rate) if self._stated_rate else rate
-        # An all-reduce moves about twice the weights, however many workers; once a step, of
-        # which the reference batch may be a part.
-        reduce_s = max(reduce_s, 2 * dense / bytes_per_s)
-        reduce_s *= self._batch / max(self._batch, self._job.train.batch_size)
-        rates = _Rates(bytes_per_s, reading, reduce_s, dense)
-        works = [replace(w, handling=_handling(i, timings, rates)) for i, w in enumerate(works)]
+        taken = replace(
+            taken,
+            # An all-reduce moves about twice the weights, however many workers.
+            reduce_s=max(taken.reduce_s, 2 * dense / bytes_per_s),
+            reading_s=reading_s,
+            bytes_per_s=bytes_per_s,
+            dense_bytes=dense,
+        )
+        works = [replace(w, handling=self._handling(i, taken)) for i, w in enumerate(works)]
         costs = [
-            self._cost(index, timings, works[index], memories[index], timer, rates)
-            for index in range(len(works))
+            self._cost(index, taken, works[index], memories[index]) for index in range(len(works))
         ]
-        busy_s = np.median(timings[1], axis=0)[:, Part.COMPUTE]
+        once = np.array([1.0, 1.0, self._sizes.of_step])  # of a micro-batch's parts
+        busy_s = np.median(taken.compute[1], axis=0) @ once
         uncertainty = datasheet.misses(self._here, works, busy_s.tolist())
         uncertainty = max(uncertainty, datasheet.LEAST_UNCERTAINTY)
-        return self._workload(costs, works, ps_core_s, uncertainty)
+        return self._workload(costs, works, memories, ps_core_s, uncertainty)
+
+    def _choose_size(self, timer: LayerTimer, batches: list[dict[str, Tensor]]) -> None:
+        """Settle the micro-batch where the job leaves it open."""
+        if not self._sizes.micro_batch:
+            most = self._sizes.rows
+            size = smallest_worth_having(timer, batches, most, self._log)
+            self._sizes = replace(self._sizes, micro_batch=size)
+        said = "the job's" if self._fixed else "the smallest worth having"
+        self._log(f"micro-batches of {self._sizes.micro_batch} samples, {said}")
 
     def _start_peers(self, stack: ExitStack, units: int) -> Peers | None:
         if units < 2:
@@ -155,144 +194,187 @@ class Profiler:
         request.write_bytes(self._request.SerializeToString())
         return stack.enter_context(Peers(units - 1, request, directory, self._device))
 
-    def _time_alone(
-        self, timer: LayerTimer, batches: list[dict[str, Tensor]]
-    ) -> tuple[_Timings, int]:
-        """One worker on the whole batch and on shares of it; how many samples that were."""
-        timer.time(batches[:WARMUP])
-        begin = time.perf_counter()
-        timer.time(batches[:1])
-        took = time.perf_counter() - begin
-        repeats = min(max(int(PHASE_S / took), REPEATS[0]), REPEATS[1])
-        counts = sorted({k for k in (*SHARES, self._units) if k <= self._batch // 2 or k == 1})
-        done = self._batch * (WARMUP + 1)
-        timings: _Timings = {}
-        for units in counts:
-            shares = [share_of(batch, 0, units) for batch in batches[:repeats]]
-            timings[units] = timer.time(shares)
-            done += sum(len(share["label"]) for share in shares)
-            self._log(f"measured 1 worker on 1/{units} of a batch, {repeats} times")
-        return timings, done
-
-    def _time_together(
+    def _time(
         self,
-        peers: Peers | None,
         timer: LayerTimer,
+        peers: Peers | None,
         batches: list[dict[str, Tensor]],
         together: list[int],
-        timings: _Timings,
+    ) -> _Taken:
+        """Time one worker alone, then groups of them."""
+        parts = [first_of(batch, self._sizes.micro_batch) for batch in batches]
+        timer.time(parts[:WARMUP])
+        begin = time.perf_counter()
+        timer.time(parts[:1])
+        took = time.perf_counter() - begin
+        repeats = min(max(int(PHASE_S / took), REPEATS[0]), REPEATS[1])
+        compute = {1: timer.time(parts[:repeats])}
+        self._log(f"measured 1 worker, {repeats} times")
+        rows: _Timings = {}
+        for units in sorted({*SHARES, self._units}):
+            if units <= self._sizes.rows // 2 or units == 1:
+                shares = [share_of(batch, 0, units) for batch in batches[: repeats + 1]]
+                rows[units] = timer.time_rows(shares)[1:]
+        reduce_s = 0.0
+        if peers is not None:
+            slowdown, row_slowdown = np.ones(1), np.ones(1)
+            for units in together:
+                group = peers.time(timer, batches[: repeats + 1], units, self._sizes.micro_batch)
+                compute[units] = group.compute[1:]  # the first run connects the group
+                slowdown = _slowdown(compute[units], compute[1])
+                if units in rows:
+                    row_slowdown = _slowdown(group.rows[1:], rows[units])
+                rows[units] = group.rows[1:]
+                # A ring moves (k - 1) / k of what it moves among many.
+                taken = float(np.median(group.reduce[1:]))
+                reduce_s = max(reduce_s, taken * units / (units - 1))
+                self._log(f"measured {units} workers at once, {repeats} times")
+            for units in (k for k in rows if k > max(together)):
+                rows[units] = rows[units] * row_slowdown
+                compute[units] = compute[1] * slowdown
+        return _Taken(compute, rows, reduce_s, 0.0, 0.0, 0)
+
+    def _server_seconds(
+        self, timer: LayerTimer, batches: list[dict[str, Tensor]], rows: ShardRows
     ) -> float:
-        """Put what groups of workers take into `timings`; seconds of their all-reduce."""
-        if peers is None:
-            return 0.0
-        reduce_s, slowdown = 0.0, np.ones(1)
-        repeats = len(timings[1])
-        for units in together:
-            alone = np.median(timings[units], axis=0)
-            seconds, reduced = peers.time(timer, batches[: repeats + 1], units)
-            timings[units] = seconds[1:]  # the first run connects the group
-            slowdown = np.maximum(1.0, np.median(seconds[1:], axis=0) / np.maximum(alone, 1e-9))
-            # A ring moves (k - 1) / k of what it moves among many.
-            reduce_s = max(reduce_s, float(np.median(reduced[1:])) * units / (units - 1))
-            self._log(f"measured {units} workers at once, {repeats} times")
-        for units in [k for k in timings if k > max(together)]:
-            timings[units] = timings[units] * slowdown
-        return reduce_s
+        """Core seconds of the shard a sample."""
+        begun = rows.server_seconds()
+        timer.time_rows(batches[: REPEATS[0]])
+        samples = REPEATS[0] * self._sizes.rows
+        return max(0.0, rows.server_seconds() - begun) / samples
 
     def _inspect(
         self, timer: LayerTimer, batch: dict[str, Tensor], rows: ShardRows
-    ) -> tuple[list[datasheet.Work], list[float]]:
-        """Count each layer's work and memory, on one batch."""
+    ) -> tuple[list[datasheet.Work], list[LayerBytes]]:
+        """Count each layer's work and memory, on one micro-batch."""
         works, memories = [], []
-        values = dict(batch)
+        values = first_of(batch, self._sizes.micro_batch)
         for index, graph in enumerate(timer.graphs):
             rows.bind(graph, values)
             moved = rows.bytes_moved(graph)
             inputs = [values[name].to(self._device) for name in graph.inputs]
-            memory, outputs = layer_memory(timer, index, values, moved)
+            memory, outputs = layer_bytes(timer, index, values, moved)
+            rows.drop(graph)
             last = index == len(timer.graphs) - 1
-            crossing = 0 if last else sum(_both_ways(values[name]) for name in graph.outputs)
-            rows.push(graph)
+            names = () if last else (*graph.outputs, "label")
+            forth = sum(values[name].nbytes for name in names)
+            crossing = sum(_both_ways(values[name]) for name in graph.outputs) if names else 0
             rows.bind(graph, values)
             with self._precision.computing():  # the inputs are what the layers before gave in it
                 counted = datasheet.measure_work(graph.module, inputs, outputs)
-            rows.push(graph)
-            works.append(datasheet.Work(*counted, 2.0 * moved, crossing))
+            rows.drop(graph)
+            update_bytes = datasheet.UPDATE_TRAFFIC * memory.weights * self._sizes.of_step
+            works.append(datasheet.Work(*counted, update_bytes, 2.0 * moved, crossing, forth))
             memories.append(memory)
         return works, memories
 
     def _cost(
-        self,
-        index: int,
-        timings: _Timings,
-        work: datasheet.Work,
-        memory: float,
-        timer: LayerTimer,
-        rates: _Rates,
+        self, index: int, taken: _Taken, work: datasheet.Work, memory: LayerBytes
     ) -> LayerCost:
-        own = {units: seconds[:, index] for units, seconds in timings.items()}
-        # Rows of the next step are pulled while gradients of the last one are pushed.
-        rows = {k: np.maximum(s[:, Part.PULL], s[:, Part.PUSH]) for k, s in own.items()}
-        compute = [fit_scaling({k: s[:, Part.COMPUTE] for k, s in own.items()})]
+        own = {k: seconds[:, index] for k, seconds in taken.compute.items()}
+        passes = {k: s[:, [Part.FORWARD, Part.BACKWARD]].sum(axis=1) / k for k, s in own.items()}
+        update = np.median(own[1][:, Part.UPDATE]) * self._sizes.of_step
+        compute = [fit_scaling(passes), Scaling(float(update), 0.0)]
         if self._device.type == "cpu":  # handling overlaps computing, but not on the only core
             compute.append(work.handling)
-        weights = sum(p.nbytes for p in timer.parameters[index])
-        reduce_s = rates.reduce_s * weights / rates.dense_bytes if weights else 0.0
-        sync = [fit_scaling(rows), Scaling(reduce_s, 0.0)]
+        share = memory.weights / taken.dense_bytes if taken.dense_bytes else 0.0
+        reduce_s = taken.reduce_s * share * self._sizes.of_step
+        sync = [self._moving(index, taken), Scaling(reduce_s, 0.0)]
         if index == 0:
-            sync.append(rates.reading.scaling)
+            sync.append(Scaling(taken.reading_s, 1.0))
         computing, syncing = combined(compute), combined(sync)
         info = self._traced.layers[index]
         self._log(
             f"{info.name} ({info.kind}): compute {computing.seconds * 1e3:.2f} ms "
             f"({computing.parallel:.0%} parallel), sync {syncing.seconds * 1e3:.2f} ms "
-            f"a batch of {self._batch}"
+            f"a micro-batch of {self._sizes.micro_batch}"
         )
+        forward, backward, _ = np.median(own[1], axis=0)
         return LayerCost(
             compute_s=computing.seconds,
             sync_s=syncing.seconds,
-            transfer_s=work.crossing_bytes / rates.bytes_per_s,
+            transfer_s=work.crossing_bytes / taken.bytes_per_s,
             parallel_compute=computing.parallel,
             parallel_sync=syncing.parallel,
-            memory_bytes=memory,
+            memory_bytes=memory.total,
             uncertainty=combined([computing, syncing]).deviation,
+            forward_share=forward / (forward + backward) if forward + backward > 0 else 0.0,
         )
+
+    def _moving(self, index: int, taken: _Taken) -> Scaling:
+        """What a layer's rows take on the way, of a micro-batch's samples."""
+        own = {units: seconds[:, index] for units, seconds in taken.rows.items()}
+        pull = {k: s[:, RowPart.PULL] for k, s in own.items()}
+        push = {k: s[:, RowPart.PUSH] for k, s in own.items()}
+        # With a lag rows of the next step are pulled while gradients of the last one are pushed.
+        meet = np.maximum if self._job.train.staleness else np.add
+        scaling = fit_scaling({k: meet(pull[k], push[k]) for k in own})
+        return replace(scaling, seconds=scaling.seconds * self._row_part)
+
+    @property
+    def _row_part(self) -> float:
+        """Of the rows moved at once, a micro-batch's."""
+        return self._sizes.micro_batch / self._sizes.rows
+
+    def _handling(self, index: int, taken: _Taken) -> Scaling:
+        """Processor time that a layer takes beside computing, on the worker's core."""
+        own = {k: seconds[:, index, RowPart.HANDLING] for k, seconds in taken.rows.items()}
+        packing = fit_scaling(own)
+        packing = replace(packing, seconds=packing.seconds * self._row_part)
+        return combined([packing, Scaling(taken.reading_s, 1.0)]) if index == 0 else packing
 
     def _workload(
         self,
         costs: list[LayerCost],
         works: list[datasheet.Work],
+        memories: list[LayerBytes],
         ps_core_s: float,
         uncertainty: float,
     ) -> Workload:
+        size, train = self._sizes.micro_batch, self._job.train
         layers = []
-        for info, cost, work in zip(self._traced.layers, costs, works, strict=True):
+        names = [info.name for info in self._traced.layers]
+        for index, (info, cost, work, memory) in enumerate(
+            zip(self._traced.layers, costs, works, memories, strict=True)
+        ):
             by_type = {} if self._here.emulated else {self._here.name: cost}
             for other in self._estimated:
                 by_type[other.name] = datasheet.estimate(other, work, cost, uncertainty)
-            layers.append(Layer(name=info.name, kind=info.kind, cost=by_type))
+            layers.append(
+                Layer(
+                    name=info.name,
+                    kind=info.kind,
+                    cost=by_type,
+                    weight_bytes=memory.weights,
+                    optimizer_bytes=memory.optimizer,
+                    activation_bytes=memory.activations / size,
+                    output_bytes=work.forth_bytes / size,
+                    uncut=self._traced.uncut[index],
+                    shares=shares_of(self._traced.sharing, names, index),
+                    one_host=train.split_experts and info.kind == "moe" and not plain_allowed(),
+                )
+            )
+        rows = self._dataset.rows if self._dataset.is_countable else 0
+        kept = rows if self._dataset.fits(rows) else self._dataset.window_rows
         return Workload(
             name=self._job.name,
-            reference_batch=self._batch,
-            samples=self._samples(),
+            reference_batch=size,
+            samples=self._batches.total,
             ps_type=_ps_type(self._request.resources, self._here),
             ps_core_s=ps_core_s,
             layers=layers,
+            micro_batches=self._fixed,
+            staleness=train.staleness,
+            batch=self._sizes.step,
+            data_bytes=kept * self._dataset.row_bytes,
         )
 
-    def _samples(self) -> int:
-        train = self._job.train
-        samples: int = self._dataset.rows * max(1, train.epochs)
-        return min(samples, train.max_steps * train.batch_size) if train.max_steps else samples
 
-    def _batches(self, dataset: Dataset) -> Iterator[dict[str, Tensor]]:
-        return (tensors_of(batch) for batch in cycle_batches(dataset, self._batch))
-
-
-def _handling(index: int, timings: _Timings, rates: _Rates) -> Scaling:
-    """Processor time that a layer takes beside computing, on the worker's core."""
-    packing = fit_scaling({k: seconds[:, index, Part.HANDLING] for k, seconds in timings.items()})
-    return combined([packing, rates.reading.scaling]) if index == 0 else packing
+def _slowdown(together: NDArray[np.float64], alone: NDArray[np.float64]) -> NDArray[np.float64]:
+    """What others that compute beside a worker cost it: a factor by layer and part, at least 1."""
+    before = np.maximum(np.median(alone, axis=0), 1e-9)
+    factor: NDArray[np.float64] = np.maximum(1.0, np.median(together, axis=0) / before)
+    return factor
 
 
 def _ps_type(resources: Resources, here: ResourceType) -> str:

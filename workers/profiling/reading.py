@@ -3,50 +3,32 @@
 import statistics
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import count, islice
+from itertools import islice
 
-from protos.job_pb2 import JobSpec
-from workers.data import Batch, Dataset
-from workers.profiling.scaling import Scaling, combined
+from torch import Tensor
 
-_BATCHES = 20
+from workers.data import GlobalBatches
+from workers.stage.source import tensors_of
 
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """Seconds of one batch, and its share of decoding the split, which no worker is spared."""
-
-    batch_s: float
-    decode_s: float
-
-    @property
-    def scaling(self) -> Scaling:
-        """Each of several workers reads its own share."""
-        return combined([Scaling(self.batch_s, 1.0), Scaling(self.decode_s, 0.0)])
+_TIMED = 20
 
 
-def time_reading(job: JobSpec, size: int, samples: float) -> Reading:
-    """Read some batches of `size` twice: what the first time took longer was decoding.
-
-    Args:
-        samples: of the whole training, over which decoding is spread.
-    """
-    fresh = Dataset.of(job, "train")
-
-    def read() -> list[float]:
-        times, begin = [], time.perf_counter()
-        for _ in islice(cycle_batches(fresh, size), _BATCHES):
+def time_reading(batches: GlobalBatches, size: int) -> float:
+    """Seconds of reading `size` samples, once the files are parsed."""
+    for _ in range(2):
+        times: list[float] = []
+        begin = time.perf_counter()
+        for _ in islice(micro_batches(batches, size), _TIMED):
             times.append(time.perf_counter() - begin)
             begin = time.perf_counter()
-        return times
-
-    first, again = read(), read()
-    decode_s = max(0.0, sum(first) - sum(again))
-    return Reading(max(statistics.median(again), 1e-9), decode_s * size / max(size, samples))
+    return max(statistics.median(times), 1e-9)
 
 
-def cycle_batches(dataset: Dataset, size: int) -> Iterator[Batch]:
-    """Batches without end."""
-    for epoch in count():
-        yield from dataset.batches(size, seed=0, epoch=epoch, shuffle=True, drop_last=True)
+def micro_batches(batches: GlobalBatches, size: int) -> Iterator[dict[str, Tensor]]:
+    """The first `size` samples of each global batch that has as many, without end."""
+    if size > batches.samples(0):
+        raise ValueError(f"size: got {size}, expected at most {batches.samples(0)}")
+    while True:
+        for step in range(batches.steps):
+            if batches.samples(step) >= size:
+                yield tensors_of(batches.read(step, 0, size))

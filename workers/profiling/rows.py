@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from ps import ParameterClient
 from ps.engine import _native as native
-from workers.embedding.sparse import SparseEmbedding, tables_of
+from workers.embedding.sparse import SparseEmbedding, bind_rows, tables_of
+from workers.model.lookups import embedding_at, keys_of, sources_by_table
 from workers.model.trace import StageGraph
 
 
@@ -26,40 +27,53 @@ class ShardRows:
     ) -> None:
         self._client = client
         self._device = device
-        self._layers = {n: m for n, m in model.named_children() if isinstance(m, SparseEmbedding)}
+        layers = [module for module in model.modules() if isinstance(module, SparseEmbedding)]
         self._pulled: dict[str, tuple[Tensor, NDArray[np.uint64]]] = {}
-        for layer in self._layers.values():
+        for layer in layers:
             layer.remote = True
         if create:
-            for spec in tables_of(self._layers.values()).values():
+            for spec in tables_of(layers).values():
                 client.create_table(spec.table, **spec.table_options())
 
-    def warm(self, keys_of: Mapping[str, str], values: Mapping[str, Tensor]) -> None:
-        """Grow the rows of a batch, so that growth is not what is measured."""
-        for name, source in keys_of.items():
-            keys, _ = native.unique(values[source].numpy().reshape(-1))
-            self._client.pull_unique(self._layers[name].spec.table, keys)
+    def warm(self, graph: StageGraph, values: Mapping[str, Tensor]) -> None:
+        """Grow the rows of a layer's keys, so that growth is not what is measured."""
+        for table, sources in sources_by_table(graph.module, graph.lookups).items():
+            keys, _ = native.unique(keys_of(sources, values).numpy())
+            self._client.pull_unique(table, keys)
 
     def bind(self, graph: StageGraph, values: Mapping[str, Tensor]) -> None:
         """Pull and bind the rows of a layer's embeddings for its next forward."""
-        for name, source in graph.keys_of.items():
-            layer = self._layers[name]
-            keys, inverse = native.unique(values[source].cpu().numpy().reshape(-1))
-            rows = torch.from_numpy(self._client.pull_unique(layer.spec.table, keys))
+        layers = [embedding_at(graph.module, lookup.embedding) for lookup in graph.lookups]
+        for table, sources in sources_by_table(graph.module, graph.lookups).items():
+            keys, inverse = native.unique(keys_of(sources, values).cpu().numpy())
+            rows = torch.from_numpy(self._client.pull_unique(table, keys))
             rows = rows.to(self._device).requires_grad_()
-            self._pulled[name] = (rows, keys)
-            layer.bind(rows, torch.from_numpy(inverse).to(self._device))
+            self._pulled[table] = (rows, keys)
+            own = [layer for layer in layers if layer.spec.table == table]
+            bind_rows(own, rows, torch.from_numpy(inverse).to(self._device))
+
+    def learn(self, graph: StageGraph) -> None:
+        """Give the rows of a layer gradients, without its having computed any."""
+        for table in sources_by_table(graph.module, graph.lookups):
+            rows = self._pulled[table][0]
+            rows.grad = torch.full_like(rows, 1e-6)
+
+    def drop(self, graph: StageGraph) -> None:
+        """Forget the rows of a layer and what they collected since `bind`."""
+        for table in sources_by_table(graph.module, graph.lookups):
+            self._pulled.pop(table)
 
     def push(self, graph: StageGraph) -> None:
         """Push what the rows of a layer collected since `bind`."""
-        for name in graph.keys_of:
-            rows, keys = self._pulled.pop(name)
+        for table in sources_by_table(graph.module, graph.lookups):
+            rows, keys = self._pulled.pop(table)
             if rows.grad is not None:
-                self._client.push(self._layers[name].spec.table, keys, rows.grad.cpu().numpy())
+                self._client.push(table, keys, rows.grad.cpu().numpy())
 
     def bytes_moved(self, graph: StageGraph) -> int:
         """Bytes of the rows that `bind` last pulled for a layer."""
-        return sum(self._pulled[name][0].nbytes for name in graph.keys_of if name in self._pulled)
+        tables = sources_by_table(graph.module, graph.lookups)
+        return sum(self._pulled[table][0].nbytes for table in tables if table in self._pulled)
 
     def server_seconds(self) -> float:
         """Core seconds that the shard has used so far."""

@@ -7,6 +7,8 @@ process. Workers begin each part of a layer together, as they would in a step.
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import IntEnum
+from functools import partial
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -17,17 +19,24 @@ from protos.job_pb2 import DenseOptimizer
 from workers.learning.optimizers import make_optimizer
 from workers.learning.precision import Precision
 from workers.links.all_reduce import StageGroup
-from workers.model.trace import StageGraph, TracedModel
+from workers.model.trace import TracedModel
 from workers.profiling.rows import ShardRows
 
 
 class Part(IntEnum):
-    """What of a layer was timed."""
+    """What of a layer's computing was timed: wall time."""
 
-    COMPUTE = 0  # forward, backward and the optimizer's step, wall time
-    PULL = 1  # rows from the shard, wall time
-    PUSH = 2  # gradients to the shard, wall time
-    HANDLING = 3  # this process's processor time of pulling and pushing
+    FORWARD = 0
+    BACKWARD = 1
+    UPDATE = 2  # the optimizer's step
+
+
+class RowPart(IntEnum):
+    """What of moving a layer's rows was timed."""
+
+    PULL = 0  # from the shard, wall time
+    PUSH = 1  # gradients to the shard, wall time
+    HANDLING = 2  # this process's processor time of both
 
 
 class LayerTimer:
@@ -61,7 +70,7 @@ class LayerTimer:
         """Seconds by batch, layer and `Part`: float64 [batches, layers, parts].
 
         Args:
-            batches: this worker's share of each, with the label.
+            batches: micro-batches of this worker, with the label.
             group: the workers that do the same at the same time.
         """
         timings = []
@@ -70,15 +79,46 @@ class LayerTimer:
             timings.append([self._layer(i, values, group) for i in range(len(self.graphs))])
         return np.array(timings, dtype=np.float64)
 
-    def run_layer(self, index: int, values: dict[str, Tensor]) -> list[Tensor]:
-        """Forward and backward of one layer, whose rows are bound; its outputs join `values`."""
-        graph = self.graphs[index]
+    def time_rows(
+        self, batches: Iterable[Mapping[str, Tensor]], group: StageGroup | None = None
+    ) -> NDArray[np.float64]:
+        """Seconds by batch, layer and `RowPart` of moving rows: float64 [batches, layers, parts].
+
+        Args:
+            batches: this worker's share of steps.
+            group: the workers that do the same at the same time.
+        """
+        taken = []
+        for batch in batches:
+            timings = np.zeros((len(self.graphs), len(RowPart)))
+            for index, graph in enumerate(self.graphs):
+                if graph.lookups:
+                    parts = timings[index]
+                    bind = partial(self._rows.bind, graph, batch)
+                    parts[RowPart.PULL] = self._handle(parts, group, bind)
+                    self._rows.learn(graph)
+                    push = partial(self._rows.push, graph)
+                    parts[RowPart.PUSH] = self._handle(parts, group, push)
+            taken.append(timings)
+        return np.array(taken, dtype=np.float64)
+
+    def run_layer(
+        self, index: int, values: dict[str, Tensor], parts: list[float] | None = None
+    ) -> list[Tensor]:
+        """Forward, backward and update of a layer, whose rows are bound.
+
+        Args:
+            values: what it takes; its outputs join them.
+            parts: takes in the seconds of each `Part`.
+        """
+        graph, times = self.graphs[index], [self._now()]
         inputs = []
         for name in graph.inputs:
             tensor = values[name].detach().to(self.device)
             inputs.append(tensor.requires_grad_() if tensor.is_floating_point() else tensor)
         with self._precision.computing():
             results = graph.module(*inputs)
+        times.append(self._now())
         made = [r for r in results if r.requires_grad and not any(r is i for i in inputs)]
         auxiliary = [getattr(m, "aux_loss", None) for m in graph.module.modules()]
         losses = [a for a in auxiliary if isinstance(a, Tensor) and a.requires_grad]
@@ -88,10 +128,14 @@ class LayerTimer:
             torch.autograd.backward(
                 [*made, *losses], [*gradients, *(torch.zeros_like(a) for a in losses)]
             )
+        times.append(self._now())
         optimizer = self.optimizers[index]
         if optimizer is not None:
             optimizer.step()
             optimizer.zero_grad(set_to_none=False)
+        times.append(self._now())
+        if parts is not None:
+            parts[:] = [end - begin for begin, end in pairwise(times)]
         values.update(zip(graph.outputs, (r.detach() for r in results), strict=True))
         return list(results)
 
@@ -110,25 +154,20 @@ class LayerTimer:
     def _layer(
         self, index: int, values: dict[str, Tensor], group: StageGroup | None
     ) -> Sequence[float]:
-        graph = self.graphs[index]
-        parts = [0.0] * len(Part)
-        if graph.keys_of:
-            parts[Part.PULL] = self._handle(parts, group, lambda: self._rows.bind(graph, values))
+        graph, parts = self.graphs[index], [0.0] * len(Part)
+        self._rows.bind(graph, values)
         self._meet(group)
-        begin = self._now()
-        self.run_layer(index, values)
-        parts[Part.COMPUTE] = self._now() - begin
-        if graph.keys_of:
-            parts[Part.PUSH] = self._handle(parts, group, lambda: self._rows.push(graph))
+        self.run_layer(index, values, parts)
+        self._rows.drop(graph)
         return parts
 
     def _handle(
-        self, parts: list[float], group: StageGroup | None, work: Callable[[], None]
+        self, parts: NDArray[np.float64], group: StageGroup | None, work: Callable[[], None]
     ) -> float:
         self._meet(group)
         begin, used = self._now(), time.process_time()
         work()
-        parts[Part.HANDLING] += time.process_time() - used
+        parts[RowPart.HANDLING] += time.process_time() - used
         return self._now() - begin
 
     def _now(self) -> float:
@@ -142,13 +181,13 @@ class LayerTimer:
             group.barrier()
 
 
-def keys_of(graphs: Iterable[StageGraph]) -> dict[str, str]:
-    """Model input with the keys, by embedding layer."""
-    return {name: source for graph in graphs for name, source in graph.keys_of.items()}
-
-
 def share_of(batch: Mapping[str, Tensor], rank: int, workers: int) -> dict[str, Tensor]:
     """One worker's contiguous share of a batch; all of them together are the batch."""
     rows = len(batch["label"])
     first, last = rank * rows // workers, (rank + 1) * rows // workers
     return {name: tensor[first:last] for name, tensor in batch.items()}
+
+
+def first_of(batch: Mapping[str, Tensor], samples: int) -> dict[str, Tensor]:
+    """The first samples of a batch."""
+    return {name: tensor[:samples] for name, tensor in batch.items()}

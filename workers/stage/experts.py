@@ -6,7 +6,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from workers.links.all_reduce import PLAIN, StageGroup
+from workers.links.all_reduce import StageGroup
+from workers.links.plain import PLAIN
 from workers.moe.group import ExpertGroup
 from workers.moe.layer import MoE
 

@@ -143,7 +143,7 @@ def build(
     if split:
         _log.info("experts of %s are split over %d workers", ", ".join(split), group.size)
     bound = StalenessBound(job.train.staleness, stop, ordered=place.stage == 0)
-    rows = StageRows(module, share.graph.keys_of, client, bound, staging, share.tables, job.servers)
+    rows = StageRows(module, share.graph.lookups, client, bound, staging, share.tables, job.servers)
     layers = StageLayers(share.graph, rows, group, device, staging, share.precision)
     update = Update(job, module, group, share.schedule.steps, share.precision)
     executor = StageExecutor(

@@ -92,6 +92,7 @@ class Reporter:
             report.phase = progress.phase
             report.step, report.samples = progress.step, progress.samples
             report.busy_s, report.train_seconds = progress.busy_s, progress.train_seconds
+            report.stepped_s = progress.stepped_s
             recent = progress.losses[-50:]
             report.loss = sum(recent) / len(recent) if recent else 0.0
             samples, seconds = report.samples, report.train_seconds

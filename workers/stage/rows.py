@@ -19,8 +19,9 @@ from protos.job_pb2 import ServerSpec
 from ps import ParameterClient
 from ps.engine import _native as native
 from workers.device.copies import Download, Staging, Upload
-from workers.embedding.sparse import SparseEmbedding, tables_of
+from workers.embedding.sparse import SparseEmbedding, bind_rows, tables_of
 from workers.links.frames import Frame, FrameId
+from workers.model.lookups import Lookup, Sources, embedding_at, keys_of, sources_by_table
 from workers.stage.staleness import StalenessBound
 
 
@@ -28,9 +29,9 @@ from workers.stage.staleness import StalenessBound
 class PulledRows:
     """Rows of one or more micro-batches, each distinct key once, here or on the way to a GPU."""
 
-    keys: dict[str, NDArray[np.uint64]]  # model input -> distinct keys [U]
+    keys: dict[Sources, NDArray[np.uint64]]  # distinct keys [U]
     rows: dict[str, Upload]  # table -> [U, dim]
-    inverse: dict[str, list[Upload]]  # model input -> per micro-batch, positions [n]
+    inverse: dict[Sources, list[Upload]]  # per micro-batch, positions [n]
     learning: bool
     leaves: dict[str, Tensor] = field(default_factory=dict)  # those of `rows` that were used
 
@@ -59,7 +60,7 @@ class StageRows:
 
     Args:
         module: the stage's module.
-        keys_of: embedding layer -> model input with its keys.
+        lookups: of its embeddings, in the order of its forward.
         staging: to and from the stage's device.
         namespace: begins the tables' names on the servers.
         servers: what the job says of them.
@@ -68,7 +69,7 @@ class StageRows:
     def __init__(
         self,
         module: nn.Module,
-        keys_of: Mapping[str, str],
+        lookups: Sequence[Lookup],
         client: ParameterClient,
         bound: StalenessBound,
         staging: Staging,
@@ -76,23 +77,25 @@ class StageRows:
         servers: ServerSpec,
     ) -> None:
         self.layers: dict[str, SparseEmbedding] = {}
-        for name in keys_of:
-            layer = module.get_submodule(name)
-            assert isinstance(layer, SparseEmbedding)
+        for lookup in lookups:
+            layer = embedding_at(module, lookup.embedding)
             layer.remote = True
-            self.layers[name] = layer
-        self.keys_of = dict(keys_of)
+            self.layers[lookup.embedding] = layer
         self.bound = bound
         self._client = client
         self._namespace = namespace
         self._staging = staging
         self._pushing = ThreadPoolExecutor(1, thread_name_prefix="push")
-        self._pulling = ThreadPoolExecutor(max(1, len(keys_of)), thread_name_prefix="pull")
+        self._pulling = ThreadPoolExecutor(max(1, len(self.layers)), thread_name_prefix="pull")
         self._arriving = ThreadPoolExecutor(1, thread_name_prefix="arriving")
         self._ahead: dict[FrameId, Future[PulledRows | None]] = {}
         self._pushes: list[Future[None]] = []
         self.tables = tables_of(self.layers.values())
-        self._source = {layer.spec.table: keys_of[name] for name, layer in self.layers.items()}
+        self._sources = sources_by_table(module, lookups)
+        self._users = {
+            table: [layer for layer in self.layers.values() if layer.spec.table == table]
+            for table in self.tables
+        }
         for spec in self.tables.values():
             client.create_table(
                 namespace + spec.table,
@@ -107,23 +110,23 @@ class StageRows:
         """Pull the rows of some micro-batches' keys, each distinct key once."""
         if not self.layers:
             return None
-        keys: dict[str, NDArray[np.uint64]] = {}
-        inverse: dict[str, list[Upload]] = {}
-        for source in dict.fromkeys(self.keys_of.values()):
-            parts = [m[source].numpy().reshape(-1) for m in micro_batches]
+        keys: dict[Sources, NDArray[np.uint64]] = {}
+        inverse: dict[Sources, list[Upload]] = {}
+        for sources in dict.fromkeys(self._sources.values()):
+            parts = [keys_of(sources, m).numpy() for m in micro_batches]
             flat = parts[0] if len(parts) == 1 else np.concatenate(parts)
             distinct, positions = native.unique(flat)
-            keys[source] = distinct
+            keys[sources] = distinct
             each = torch.from_numpy(positions).split([len(p) for p in parts])
-            inverse[source] = [self._staging.upload(part) for part in each]
+            inverse[sources] = [self._staging.upload(part) for part in each]
         waiting = {
             table: self._pulling.submit(
                 self._client.pull_unique,
                 self._namespace + table,
-                keys[source],
+                keys[sources],
                 read_only=not learning,
             )
-            for table, source in self._source.items()
+            for table, sources in self._sources.items()
         }
         rows = {
             table: self._staging.upload(torch.from_numpy(f.result()))
@@ -147,9 +150,9 @@ class StageRows:
         """Give the layers their rows for the forward of the `index`-th micro-batch pulled."""
         if pulled is None:
             return
-        for name, layer in self.layers.items():
-            positions = pulled.inverse[self.keys_of[name]][index].here()
-            layer.bind(pulled.leaf(layer.spec.table), positions)
+        for table, sources in self._sources.items():
+            positions = pulled.inverse[sources][index].here()
+            bind_rows(self._users[table], pulled.leaf(table), positions)
 
     def push(self, step: int, pulled: Sequence[PulledRows]) -> None:
         """Push what the rows collected in `step`, in the background."""
@@ -179,9 +182,9 @@ class StageRows:
     def _collect(self, blocks: Sequence[PulledRows]) -> list[_Push]:
         """Begin to copy back what the rows collected."""
         pushes = []
-        for table, source in self._source.items():
+        for table, sources in self._sources.items():
             pairs = [
-                (block.keys[source], leaf.grad)
+                (block.keys[sources], leaf.grad)
                 for block in blocks
                 if (leaf := block.leaves.get(table)) is not None and leaf.grad is not None
             ]

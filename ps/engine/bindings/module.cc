@@ -63,6 +63,7 @@ NB_MODULE(_native, m) {
   BindWindow(m);
   BindTable(m);
   BindBatch(m);
+  BindMerge(m);
 }
 
 }  // namespace heterps::ps

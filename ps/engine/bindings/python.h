@@ -112,6 +112,7 @@ inline size_t CheckKeyBytes(size_t key_bytes) {
 }
 
 void BindBatch(nb::module_& m);
+void BindMerge(nb::module_& m);
 void BindTable(nb::module_& m);
 void BindWindow(nb::module_& m);
 

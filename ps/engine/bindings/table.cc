@@ -28,6 +28,7 @@ Optimizer OptimizerOf(const nb::dict& d) {
                                     {"adagrad", Optimizer::Kind::kAdagrad},
                                     {"rowwise_adagrad", Optimizer::Kind::kRowwiseAdagrad},
                                     {"adam", Optimizer::Kind::kAdam},
+                                    {"adamw", Optimizer::Kind::kAdamW},
                                     {"ftrl", Optimizer::Kind::kFtrl}},
                                    "optimizer");
   o.learning_rate = static_cast<float>(Get<double>(d, "learning_rate"));

@@ -71,10 +71,15 @@ void StepGuarded(const Optimizer& o, const RowBatch& rows, float rate) {
     }
     if (trusted) {
       std::fill(steps.begin(), steps.end(), 0.0f);
-      for (size_t k = 0; k < count; ++k) {
-        for (size_t j = 0; j < dim; ++j) grads[k * dim + j] += o.weight_decay * weights[k][j];
-      }
+      const bool apart = o.kind == Optimizer::Kind::kAdamW;
+      const auto decay = [&](std::vector<float>* to, float by) {
+        for (size_t k = 0; k < count; ++k) {
+          for (size_t j = 0; j < dim; ++j) (*to)[k * dim + j] += by * weights[k][j];
+        }
+      };
+      if (!apart) decay(&grads, o.weight_decay);
       Step(o, {step_rows.data(), states, grad_rows.data(), count, dim}, 1.0f, 0.0f);
+      if (apart) decay(&steps, -o.weight_decay);
       for (size_t k = 0; k < count; ++k) AddTrusted(step_rows[k], dim, rate, weights[k]);
     } else {
       Step(o, {weights, states, grad_rows.data(), count, dim}, rate, o.weight_decay);
@@ -93,7 +98,7 @@ void StepGuarded(const Optimizer& o, const RowBatch& rows, float rate) {
 void Optimizer::Prepare() {
   epsilon = std::max(epsilon, kLeastEpsilon);
   beta = std::max(beta, kLeastEpsilon);
-  if (kind != Kind::kAdam) return;
+  if (!adam()) return;
   correction1 = Corrections(beta1);
   correction2 = Corrections(beta2);
 }
@@ -108,6 +113,7 @@ size_t Optimizer::StateWidth(size_t dim) const {
     case Kind::kRowwiseAdagrad:
       return 1;
     case Kind::kAdam:
+    case Kind::kAdamW:
       return (amsgrad ? 3 : 2) * dim + 1;
     case Kind::kFtrl:
       return 2 * dim;

@@ -15,14 +15,16 @@ struct Optimizer {
     kAdagrad = 2,         // state: sum of squares[dim]
     kRowwiseAdagrad = 3,  // state: sum of the squares' means[1]
     kAdam = 4,  // state: mean[dim], mean of squares[dim], its peak[dim] (amsgrad), steps[1]
-    kFtrl = 5,  // state: sum of squares[dim], learning_rate * z[dim]
+    kFtrl = 5,   // state: sum of squares[dim], learning_rate * z[dim]
+    kAdamW = 6,  // state: as of kAdam
   };
   Kind kind = Kind::kSgd;
   float learning_rate = 0;
   float epsilon = 0;  // outside the root
   double beta1 = 0;
   double beta2 = 0;
-  float weight_decay = 0;  // times the weights, added to the gradient, as in torch.optim
+  // Times the weights, added to the gradient, as in torch.optim; kAdamW: to the step.
+  float weight_decay = 0;
   float initial_accumulator = 0;
   float momentum = 0;
   float l1 = 0;  // ftrl: l1, l2 and beta as in McMahan et al. (2013)
@@ -35,6 +37,7 @@ struct Optimizer {
   // Adam: 1 - beta^t for t = 1.. until it no longer differs from 1 in float32.
   std::vector<float> correction1, correction2;
 
+  bool adam() const { return kind == Kind::kAdam || kind == Kind::kAdamW; }
   void Prepare();                                  // once, after the fields are set
   size_t StateWidth(size_t dim) const;             // floats
   void InitState(size_t dim, float* state) const;  // 4-byte aligned

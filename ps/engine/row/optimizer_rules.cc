@@ -111,7 +111,7 @@ inline float Squarable(float d) {
   return std::min(std::max(d, -kLargest), kLargest);
 }
 
-template <bool kAmsgrad>
+template <bool kAmsgrad, bool kApart>
 __attribute__((always_inline)) inline void AdamRows(const RowBatch& rows, float rate, float decay,
                                                     const Optimizer& o) {
   const size_t dim = rows.dim;
@@ -137,11 +137,12 @@ __attribute__((always_inline)) inline void AdamRows(const RowBatch& rows, float 
     const float size = rate / first;
     const float root = 1.0f / std::sqrt(second);
     for (size_t j = 0; j < dim; ++j) {
-      const float d = Squarable(g[j] + decay * w[j]);
+      const float d = Squarable(kApart ? g[j] : g[j] + decay * w[j]);
       m[j] = b1 * m[j] + c1 * d;
       v[j] = b2 * v[j] + c2 * d * d;
       float square = v[j];
       if constexpr (kAmsgrad) square = peak[j] = std::max(peak[j], square);
+      if constexpr (kApart) w[j] -= rate * decay * w[j];
       w[j] -= size * (m[j] / (std::sqrt(square) * root + epsilon));
     }
   }
@@ -149,12 +150,22 @@ __attribute__((always_inline)) inline void AdamRows(const RowBatch& rows, float 
 
 HETERPS_CLONES
 void Adam(RowBatch rows, float rate, float decay, const Optimizer& o) {
-  AdamRows<false>(rows, rate, decay, o);
+  AdamRows<false, false>(rows, rate, decay, o);
+}
+
+HETERPS_CLONES
+void AdamW(RowBatch rows, float rate, float decay, const Optimizer& o) {
+  AdamRows<false, true>(rows, rate, decay, o);
 }
 
 HETERPS_CLONES
 void Amsgrad(RowBatch rows, float rate, float decay, const Optimizer& o) {
-  AdamRows<true>(rows, rate, decay, o);
+  AdamRows<true, false>(rows, rate, decay, o);
+}
+
+HETERPS_CLONES
+void AmsgradW(RowBatch rows, float rate, float decay, const Optimizer& o) {
+  AdamRows<true, true>(rows, rate, decay, o);
 }
 
 // FTRL-Proximal with z, l1 and l2 multiplied by the learning rate, which then divides nothing and
@@ -197,6 +208,8 @@ void Step(const Optimizer& o, const RowBatch& rows, float rate, float decay) {
       return RowwiseAdagrad(rows, rate, decay, o.epsilon);
     case Optimizer::Kind::kAdam:
       return o.amsgrad ? Amsgrad(rows, rate, decay, o) : Adam(rows, rate, decay, o);
+    case Optimizer::Kind::kAdamW:
+      return o.amsgrad ? AmsgradW(rows, rate, decay, o) : AdamW(rows, rate, decay, o);
     case Optimizer::Kind::kFtrl:
       return Ftrl(rows, rate, decay, o.learning_rate * o.l1, o.learning_rate * o.l2, o.beta);
   }

@@ -1,6 +1,7 @@
 #include "problem/problem.h"
 
 #include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
 
 #include <stdexcept>
 #include <utility>
@@ -17,6 +18,7 @@ namespace {
 using Table = nb::ndarray<const double, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Row = nb::ndarray<const double, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Mask = nb::ndarray<const bool, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Joined = nb::ndarray<const bool, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Assignments = nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
 std::vector<double> Copied(const Problem& problem, const Table& table) {
@@ -37,8 +39,9 @@ std::vector<double> Copied(const Problem& problem, const Row& row) {
 void Fill(Problem* self, const Mask& allowed, const Table& compute_serial,
           const Table& compute_parallel, const Table& sync_serial, const Table& sync_parallel,
           const Table& transfer_serial, const Table& transfer_parallel, const Table& memory,
+          const Table& forward_share, const Table& most_units, const Joined& joined, bool cuts,
           const Row& price, const Row& limit, const Row& capacity, double samples, double ps_core_s,
-          int ps_type, double max_price) {
+          int ps_type, double max_price, double batch, int micro_batches) {
   new (self) Problem();
   self->layers = static_cast<int>(allowed.shape(0));
   self->types = static_cast<int>(allowed.shape(1));
@@ -54,6 +57,13 @@ void Fill(Problem* self, const Mask& allowed, const Table& compute_serial,
   self->transfer_serial = Copied(*self, transfer_serial);
   self->transfer_parallel = Copied(*self, transfer_parallel);
   self->memory = Copied(*self, memory);
+  self->forward_share = Copied(*self, forward_share);
+  self->most_units = Copied(*self, most_units);
+  if (joined.size() != static_cast<size_t>(self->layers) || joined.data()[0]) {
+    throw std::invalid_argument("expected joined of shape [layers], the first false");
+  }
+  self->joined.assign(joined.data(), joined.data() + joined.size());
+  self->cuts = cuts;
   self->price = Copied(*self, price);
   self->limit = Copied(*self, limit);
   self->capacity = Copied(*self, capacity);
@@ -61,6 +71,20 @@ void Fill(Problem* self, const Mask& allowed, const Table& compute_serial,
   self->ps_core_s = ps_core_s;
   self->ps_type = ps_type;
   self->max_price = max_price;
+  self->batch = batch;
+  self->micro_batches = micro_batches;
+}
+
+std::vector<std::tuple<int, int, int>> SplitOne(const Problem& problem,
+                                                const std::vector<int32_t>& assignment) {
+  std::vector<Stage> stages;
+  std::vector<std::tuple<int, int, int>> found;
+  if (assignment.size() != static_cast<size_t>(problem.layers) ||
+      !Split(problem, assignment.data(), &stages)) {
+    return found;
+  }
+  for (const Stage& stage : stages) found.emplace_back(stage.first, stage.last, stage.type);
+  return found;
 }
 
 nb::tuple ProvisionAll(const Problem& problem, const Assignments& assignments, double floor,
@@ -92,10 +116,15 @@ void BindProblem(nb::module_& m) {
   nb::class_<Problem>(m, "Problem", "Layer costs, prices and limits; see scheduler.cost.CostModel.")
       .def("__init__", &Fill, "allowed"_a, "compute_serial"_a, "compute_parallel"_a,
            "sync_serial"_a, "sync_parallel"_a, "transfer_serial"_a, "transfer_parallel"_a,
-           "memory"_a, "price"_a, "limit"_a, "capacity"_a, "samples"_a, "ps_core_s"_a, "ps_type"_a,
-           "max_price"_a)
+           "memory"_a, "forward_share"_a, "most_units"_a, "joined"_a, "cuts"_a, "price"_a,
+           "limit"_a, "capacity"_a, "samples"_a, "ps_core_s"_a, "ps_type"_a, "max_price"_a,
+           "batch"_a = 0.0, "micro_batches"_a = 0)
       .def_ro("layers", &Problem::layers)
-      .def_ro("types", &Problem::types);
+      .def_ro("types", &Problem::types)
+      .def_ro("cuts", &Problem::cuts);
+  m.def(
+      "split", &SplitOne, "problem"_a, "assignment"_a,
+      "First layer, last layer and type of each stage of an assignment; none where it cannot run.");
   m.def("provision", &ProvisionAll, "problem"_a, "assignments"_a, "floor"_a, "incumbent"_a = kInf,
         "slack"_a = 0.0, "share"_a = false,
         "Return (value, tau) of the cheapest units of each assignment, int32 [n, layers]; value is "

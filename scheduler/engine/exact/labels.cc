@@ -43,11 +43,11 @@ SharedLimits::Rest SharedLimits::CostsToGo(const std::vector<double>& weight) co
       const Arc& arc = graph_.arcs[n];
       double own = weight[arc.type] * arc.units;
       const Ways& after = rest.free[arc.to];
-      double free = own + after.cost[after.Off(arc.type)];
+      double free = own + after.cost[after.After(arc.type, problem_.cuts)];
       if (free < kInf) rest.free[first].Offer(free, arc.type, n);
       if (!must_hit_) continue;
       const Ways& still = rest.must[arc.to];
-      double must = arc.hit ? free : own + still.cost[still.Off(arc.type)];
+      double must = arc.hit ? free : own + still.cost[still.After(arc.type, problem_.cuts)];
       if (must < kInf) rest.must[first].Offer(must, arc.type, n);
     }
   }
@@ -62,12 +62,13 @@ std::vector<int32_t> SharedLimits::Walk(const Rest& rest, std::vector<double>* u
   bool hit = !must_hit_;
   for (int at = 0, type = -1; at < problem_.layers;) {
     const Ways& ways = rest.At(hit, at);
-    const Arc& arc = graph_.arcs[ways.via[ways.Off(type)]];
+    const Arc& arc = graph_.arcs[ways.via[ways.After(type, problem_.cuts)]];
     type = arc.type;
     hit = hit || arc.hit;
     (*used)[type] += arc.units;
     *price += arc.units * price_[type];
-    std::fill(assignment.begin() + at, assignment.begin() + arc.to, type);
+    int code = Code(type, at > 0 ? assignment[at - 1] : -1, problem_.types);
+    std::fill(assignment.begin() + at, assignment.begin() + arc.to, code);
     at = arc.to;
   }
   return assignment;
@@ -164,8 +165,8 @@ void SharedLimits::Fix(const std::vector<double>& multipliers) {
     for (int32_t n = graph_.begin[first]; n < graph_.begin[first + 1]; ++n) {
       const Arc& arc = graph_.arcs[n];
       const Ways &from = so_far[first], &after = rest.free[arc.to];
-      double cost = from.cost[from.Off(arc.type)] + weight[arc.type] * arc.units;
-      if (!(cost + after.cost[after.Off(arc.type)] <= most)) continue;
+      double cost = from.cost[from.After(arc.type, problem_.cuts)] + weight[arc.type] * arc.units;
+      if (!(cost + after.cost[after.After(arc.type, problem_.cuts)] <= most)) continue;
       so_far[arc.to].Offer(cost, arc.type, n);
       kept.arcs.push_back(arc);
     }

@@ -64,7 +64,7 @@ void SharedLimits::Dive(const std::vector<double>& multipliers, const Rests& res
       }
       for (int32_t m = graph_.begin[first]; m < graph_.begin[first + 1]; ++m) {
         const Arc& arc = graph_.arcs[m];
-        if (arc.type == from.type) continue;
+        if (arc.type == from.type && !problem_.cuts) continue;
         Label next{0,
                    from.price + price_[arc.type] * arc.units,
                    0,
@@ -76,7 +76,7 @@ void SharedLimits::Dive(const std::vector<double>& multipliers, const Rests& res
         next.weighted = from.weighted + weight[arc.type] * arc.units;
         auto rest = [&](const Rest& costs) {
           const Ways& ways = costs.At(next.hit, next.at);
-          return ways.cost[ways.Off(next.type)];
+          return ways.cost[ways.After(next.type, problem_.cuts)];
         };
         next.bound = next.weighted + rest(rests.guided) - constant;
         if (!(next.bound < best)) continue;
@@ -93,8 +93,8 @@ void SharedLimits::Dive(const std::vector<double>& multipliers, const Rests& res
   for (const Label& end : beams[layers].Trim(kEnds)) {
     std::vector<int32_t> assignment(layers);
     for (const Label* label = &end; label->parent >= 0; label = &kept[label->parent]) {
-      std::fill(assignment.begin() + kept[label->parent].at, assignment.begin() + label->at,
-                label->type);
+      int code = Code(label->type, label->at < layers ? assignment[label->at] : -1, problem_.types);
+      std::fill(assignment.begin() + kept[label->parent].at, assignment.begin() + label->at, code);
     }
     visit(assignment);
     if (end.price < std::min(answer->price, most_)) {

@@ -59,9 +59,9 @@ void SharedLimits::Search(const std::vector<double>& multipliers, const Rests& r
   for (size_t d = 0; d < tight.size(); ++d) dimension[tight[d]] = static_cast<int>(d);
   const std::vector<double> weight = Weights(multipliers);
   const double constant = Constant(multipliers);
-  auto rest = [](const Rest& costs, const Label& label) {
+  auto rest = [this](const Rest& costs, const Label& label) {
     const Ways& ways = costs.At(label.hit, label.at);
-    return ways.cost[ways.Off(label.type)];
+    return ways.cost[ways.After(label.type, problem_.cuts)];
   };
 
   Labels labels(tight.size());
@@ -82,8 +82,9 @@ void SharedLimits::Search(const std::vector<double>& multipliers, const Rests& r
     std::vector<int32_t> assignment(layers);
     for (; labels[label].parent >= 0; label = labels[label].parent) {
       int from = labels[labels[label].parent].at;
-      std::fill(assignment.begin() + from, assignment.begin() + labels[label].at,
-                labels[label].type);
+      int at = labels[label].at;
+      int code = Code(labels[label].type, at < layers ? assignment[at] : -1, problem_.types);
+      std::fill(assignment.begin() + from, assignment.begin() + at, code);
     }
     return assignment;
   };
@@ -102,7 +103,7 @@ void SharedLimits::Search(const std::vector<double>& multipliers, const Rests& r
     const Label from = labels[top.label];
     for (int32_t n = graph_.begin[from.at]; n < graph_.begin[from.at + 1]; ++n) {
       const Arc& arc = graph_.arcs[n];
-      if (arc.type == from.type) continue;
+      if (arc.type == from.type && !problem_.cuts) continue;
       Label next{from.price + price_[arc.type] * arc.units,
                  from.weighted + weight[arc.type] * arc.units,
                  top.label,

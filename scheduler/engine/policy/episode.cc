@@ -23,6 +23,12 @@ Episode::Episode(std::shared_ptr<const Pace> pace)
   assignment_.reserve(pace_->problem().layers);
 }
 
+// Whether placing the next layer on `type` lengthens the current stage.
+bool Episode::GoesOn(int type) const {
+  const Problem& p = pace_->problem();
+  return type == type_ && (p.joined[layer_] || !p.Overflows(run_, layer_, type));
+}
+
 void Episode::Mask(uint8_t* mask) const {
   const Problem& p = pace_->problem();
   std::fill(mask, mask + p.types, 0);
@@ -30,8 +36,8 @@ void Episode::Mask(uint8_t* mask) const {
   std::vector<double> used(used_);
   double closing = type_ < 0 ? 0 : run_.Units(pace_->tau());
   for (int t = 0; t < p.types; ++t) {
-    if (!p.allowed[p.At(layer_, t)]) continue;
-    if (t == type_) {
+    if (!p.allowed[p.At(layer_, t)] || (p.joined[layer_] && t != type_)) continue;
+    if (GoesOn(t)) {
       mask[t] = pace_->CanFinish(layer_, t, run_, true, used_.data());
     } else {
       if (type_ >= 0) {
@@ -50,8 +56,9 @@ void Episode::Room(uint8_t* mask, double slack) const {
   bool leaves = type_ < 0 || used_[type_] + closing <= pace_->left()[type_] * slack;
   for (int t = 0; t < p.types; ++t) {
     mask[t] = 0;
-    if (!p.allowed[p.At(layer_, t)] || (t != type_ && !leaves)) continue;
-    Terms terms = t == type_ ? run_ : Terms();
+    bool same = GoesOn(t);
+    if (!p.allowed[p.At(layer_, t)] || (!same && (!leaves || p.joined[layer_]))) continue;
+    Terms terms = same ? run_ : Terms();
     p.Extend(&terms, layer_, t);
     if (terms.memory > p.capacity[t]) continue;
     mask[t] = used_[t] + Bare(terms).Units(pace_->tau()) <= pace_->left()[t] * slack;
@@ -79,7 +86,7 @@ void Episode::Observe(const uint8_t* mask, float* features) const {
     if (!mask[t]) {  // looks no further at what cannot be taken
       continue;
     }
-    bool same = t == type_;
+    bool same = GoesOn(t);
     Terms terms = same ? run_ : Terms();
     p.Extend(&terms, layer_, t);
     Terms bare = Bare(terms);
@@ -124,7 +131,7 @@ void Episode::Teach(const uint8_t* mask, double* values) const {
   for (int t = 0; t < p.types; ++t) {
     values[t] = kInf;
     if (!mask[t]) continue;
-    if (t != type_) {
+    if (!GoesOn(t)) {
       double before = type_ < 0 ? 0 : closing * guide.weight[type_];
       values[t] = base + before + guide.on[p.At(layer_, t)];
       continue;
@@ -134,6 +141,7 @@ void Episode::Teach(const uint8_t* mask, double* values) const {
       if (!p.allowed[p.At(last, t)]) break;
       p.Extend(&terms, last, t);
       if (terms.memory > p.capacity[t] || terms.cs > tau || terms.ds > tau) break;
+      if (!p.Ends(last)) continue;
       double units = terms.Units(tau);
       if (used_[t] + units > pace_->left()[t]) continue;
       double value = base + units * guide.weight[t] + guide.off[p.At(last + 1, t)];
@@ -144,7 +152,7 @@ void Episode::Teach(const uint8_t* mask, double* values) const {
 
 void Episode::Step(int type) {
   const Problem& p = pace_->problem();
-  if (type != type_) {
+  if (!GoesOn(type)) {
     if (type_ >= 0) {
       double units = run_.memory <= p.capacity[type_] ? run_.Units(pace_->tau()) : kInf;
       used_[type_] += units;

@@ -38,6 +38,8 @@ class Episode {
   double Price(const std::vector<double>& fine, bool* fits) const;
 
  private:
+  bool GoesOn(int type) const;
+
   std::shared_ptr<const Pace> pace_;
   int layer_ = 0;
   int type_ = -1;             // of the current stage

@@ -55,6 +55,7 @@ Finish Pace::Solve(const std::vector<double>& weight) const {
         p.Extend(&terms, last, type);
         // What cannot shrink by going on: memory, and the time without the transfer.
         if (terms.memory > p.capacity[type] || terms.cs > tau_ || terms.ds > tau_) break;
+        if (!p.Ends(last)) continue;
         double units = terms.Units(tau_);
         if (units > left_[type]) {
           Terms bare = terms;
@@ -84,7 +85,7 @@ Finish Pace::Solve(const std::vector<double>& weight) const {
       }
     }
     for (int type = 0; type < types; ++type) {
-      int next = type == one ? two : one;
+      int next = type == one && !p.cuts ? two : one;
       if (next < 0) continue;
       size_t at = p.At(first, type), from = p.At(first, next);
       f.off[at] = f.on[from];
@@ -205,7 +206,7 @@ Pace::Answer Pace::Known(const Finish& finish, const State& state, float* use) c
     p.Extend(&terms, last, type);
     if (terms.memory > p.capacity[type] || terms.cs > tau_ || terms.ds > tau_) break;
     size_t at = p.At(last + 1, type);
-    if (finish.off[at] == kInf) continue;
+    if (!p.Ends(last) || finish.off[at] == kInf) continue;
     double units = terms.Units(tau_);
     double taken = state.used[type] + units;
     if (taken > left_[type]) continue;
@@ -259,7 +260,8 @@ bool Pace::Follow(const State& state, const std::vector<int32_t>& path) const {
     int type = path[layer];
     p.Extend(&terms, layer, type);
     if (terms.memory > p.capacity[type]) return false;
-    if (layer + 1 < p.layers && path[layer + 1] == type) continue;
+    bool goes_on = layer + 1 < p.layers && path[layer + 1] == type;
+    if (goes_on && !p.Overflows(terms, layer + 1, type)) continue;
     used[type] += terms.Units(tau_);
     if (!(used[type] <= left_[type])) return false;
     terms = Terms();
@@ -341,7 +343,7 @@ bool Pace::Search(const State& state, double* used, std::vector<int32_t>* path) 
     if (terms.memory > p.capacity[type] || terms.cs > tau_ || terms.ds > tau_) break;
     double units = terms.Units(tau_);
     double off = order.off[p.At(last + 1, type)];
-    if (used[type] + units > left_[type] || off == kInf) continue;
+    if (!p.Ends(last) || used[type] + units > left_[type] || off == kInf) continue;
     ends.push_back({order.weight[type] * units + off, units, last});
   }
   std::sort(ends.begin(), ends.end(), [](const End& a, const End& b) { return a.value < b.value; });
@@ -365,7 +367,7 @@ bool Pace::SearchNext(int layer, int before, double* used, std::vector<int32_t>*
   const Finish& order = dual_ ? *dual_ : *finishes_[0];
   std::vector<int> types;
   for (int t = 0; t < p.types; ++t) {
-    if (t != before && order.on[p.At(layer, t)] < kInf) types.push_back(t);
+    if ((t != before || p.cuts) && order.on[p.At(layer, t)] < kInf) types.push_back(t);
   }
   std::sort(types.begin(), types.end(),
             [&](int a, int b) { return order.on[p.At(layer, a)] < order.on[p.At(layer, b)]; });

@@ -80,20 +80,25 @@ class Player {
               Episode* episode) {
     int at = 0;
     for (const Window& window : windows) {
-      for (; at < window.from; ++at) episode->Step(before[at]);
+      for (; at < window.from; ++at) episode->Step(Kept(before, at, *episode));
       for (; at < window.to; ++at) {
         episode->Room(mask_.data(), manner.slack);
-        if (manner.other && at == windows[0].from) mask_[before[at]] = 0;
+        bool other = manner.other && at == windows[0].from && !pace_->problem().joined[at];
+        if (other) mask_[before[at]] = 0;
         int type = Draw(*episode, manner.first && at > window.from ? 0 : manner.temperature);
         if (type < 0) return false;
         episode->Step(type);
       }
     }
-    for (; at < layers_; ++at) episode->Step(before[at]);
+    for (; at < layers_; ++at) episode->Step(Kept(before, at, *episode));
     return true;
   }
 
  private:
+  // What keeping a layer means: joined ones follow the layer before.
+  int Kept(const int32_t* before, int at, const Episode& episode) const {
+    return pace_->problem().joined[at] ? episode.assignment().back() : before[at];
+  }
   // A type that the mask leaves, -1 where it leaves none.
   int Draw(const Episode& episode, float temperature) {
     int open = 0, chosen = -1;

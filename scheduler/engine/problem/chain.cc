@@ -23,7 +23,7 @@ Path Shortest(const Problem& problem, const Target& target) {
       ForEachRun(problem, first, type, target.tau, most(here.cost[1]),
                  [&](int last, double units, const Terms&) {
                    const Ways& rest = ways[last + 1];
-                   double cost = units * price + rest.cost[rest.Off(type)];
+                   double cost = units * price + rest.cost[rest.After(type, problem.cuts)];
                    if (cost < least) least = cost, via = last + 1;
                    return most(std::min(here.cost[1], least));
                  });
@@ -35,10 +35,11 @@ Path Shortest(const Problem& problem, const Target& target) {
   if (path.price == kInf) return path;
   path.assignment.resize(layers);
   for (int at = 0, type = -1; at < layers;) {
-    int which = ways[at].Off(type);
+    int which = ways[at].After(type, problem.cuts);
     type = ways[at].type[which];
     int to = ways[at].via[which];
-    std::fill(path.assignment.begin() + at, path.assignment.begin() + to, type);
+    int code = Code(type, at > 0 ? path.assignment[at - 1] : -1, problem.types);
+    std::fill(path.assignment.begin() + at, path.assignment.begin() + to, code);
     at = to;
   }
   return path;

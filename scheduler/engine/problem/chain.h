@@ -1,8 +1,9 @@
 // The dynamic program over a chain of layers at one pace: every stage keeps ET <= tau.
 //
 // Runs of layers on one type are the arcs of a graph over the boundaries 0 .. layers; a plan is a
-// path whose neighbouring arcs differ in type. With the fewest units that keep tau on every arc,
-// the shortest path is the cheapest plan, but for limits that several arcs share.
+// path whose neighbouring arcs differ in type, unless the problem has cuts. With the fewest units
+// that keep tau on every arc, the shortest path is the cheapest plan, but for limits that several
+// arcs share.
 #pragma once
 
 #include <algorithm>
@@ -42,7 +43,7 @@ inline double FewestUnits(const Terms& terms, double tau) {
   double spare_c = units * a - terms.cp, spare_d = units * b - p, error = 1e-15 * units * tau;
   bool enough = spare_c > error && spare_d > error;
   bool fewest = units <= 1 || spare_c - a < -error || spare_d - b < -error;
-  return enough && fewest ? units : terms.Units(tau);
+  return enough && fewest && units <= terms.most ? units : terms.Units(tau);
 }
 
 // Calls visit(last, units, terms) for each run from `first` on `type` of at most `most` units at
@@ -58,6 +59,7 @@ void ForEachRun(const Problem& problem, int first, int type, double tau, double 
     double reach = most * (1 + 1e-12), slack = 1e-15 * tau;
     if (terms.cp > reach * (tau - terms.cs + slack) || tau < terms.cs) return;
     if (terms.dp > reach * (tau - terms.ds + slack) || tau < terms.ds) return;
+    if (!problem.Ends(last)) continue;
     double units = FewestUnits(terms, tau);
     if (units <= most) most = visit(last, units, terms);
   }
@@ -77,8 +79,8 @@ struct Ways {
       cost[1] = value, type[1] = kind, via[1] = how;
     }
   }
-  // Which of the two is the cheapest off `kind`.
-  int Off(int32_t kind) const { return type[0] == kind ? 1 : 0; }
+  // Which of the two is the cheapest that may follow a stage on `kind`.
+  int After(int32_t kind, bool cuts) const { return !cuts && type[0] == kind ? 1 : 0; }
 };
 
 // A shortest path, limits shared by its stages ignored.

@@ -24,7 +24,9 @@ constexpr int kMaxTypes = 64;
 struct Terms {
   double cs = 0, cp = 0, ds = 0, dp = 0;  // CT and DT, without the last layer's transfer
   double ts = 0, tp = 0;                  // that transfer
+  double fs = 0, fp = 0;                  // the forward's part of CT
   double memory = 0;
+  double most = kInf;  // units that it may have
 
   double Busy(double units) const {
     return std::max(cs + cp / units, (ds + ts) + (dp + tp) / units);
@@ -45,7 +47,7 @@ struct Terms {
     } else if (units > 1 && Busy(units - 1) <= tau) {
       units -= 1;
     }
-    return Busy(units) <= tau ? units : kInf;
+    return Busy(units) <= tau && units <= most ? units : kInf;
   }
 
   // The same as a real number, for features and bounds.
@@ -58,17 +60,33 @@ struct Terms {
   }
 };
 
+// What stands for `type` in an assignment where the neighbouring stage has the code `neighbour`,
+// -1 for none.
+inline int Code(int type, int neighbour, int types) {
+  return type == neighbour ? types + type : type;
+}
+
 struct Problem {
   int layers = 0, types = 0;
   // [layers, types], row-major.
   std::vector<double> compute_serial, compute_parallel, sync_serial, sync_parallel;
   std::vector<double> transfer_serial, transfer_parallel, memory;
   std::vector<uint8_t> allowed;
+  std::vector<double> forward_share;  // of compute
+  std::vector<double> most_units;     // of a stage with the layer
+  std::vector<uint8_t> joined;        // [layers]: in one stage with the layer before
+  // Whether neighbouring stages may be on one type, where together they exceed its memory.
+  bool cuts = false;
   std::vector<double> price, limit, capacity;  // [types]
   double samples = 1, ps_core_s = 0, max_price = kInf;
   int ps_type = 0;
+  // Of a step that is flushed: its samples and micro-batches; 0 where nothing is said of steps.
+  double batch = 0;
+  int micro_batches = 0;
 
   size_t At(int layer, int type) const { return static_cast<size_t>(layer) * types + type; }
+  // Whether a stage may end with `layer`.
+  bool Ends(int layer) const { return layer + 1 == layers || !joined[layer + 1]; }
   bool Usable(int layer, int type) const {
     return allowed[At(layer, type)] && memory[At(layer, type)] <= capacity[type];
   }
@@ -78,12 +96,24 @@ struct Problem {
     size_t at = At(layer, type);
     terms->cs += compute_serial[at];
     terms->cp += compute_parallel[at];
+    terms->fs += compute_serial[at] * forward_share[at];
+    terms->fp += compute_parallel[at] * forward_share[at];
     terms->ds += sync_serial[at];
     terms->dp += sync_parallel[at];
     terms->memory += memory[at];
+    terms->most = std::min(terms->most, most_units[at]);
     bool final = layer == layers - 1;
     terms->ts = final ? 0 : transfer_serial[at];
     terms->tp = final ? 0 : transfer_parallel[at];
+  }
+
+  // Whether the run `terms` on `type` must be cut before `layer`, as it would not fit with the
+  // layers that may not be parted from it.
+  bool Overflows(const Terms& terms, int layer, int type) const {
+    if (!cuts) return false;
+    double bytes = terms.memory + memory[At(layer, type)];
+    while (!Ends(layer)) bytes += memory[At(++layer, type)];
+    return bytes > capacity[type];
   }
 
   // Samples/s where the slowest stage takes `tau`; just below `floor` is the floor.

@@ -2,18 +2,66 @@
 
 namespace heterps::scheduler {
 
+namespace {
+
+// Makes one of neighbours on one type that fit together.
+void Join(const Problem& problem, std::vector<Stage>* stages) {
+  std::vector<Stage> joined;
+  for (const Stage& stage : *stages) {
+    if (joined.empty() || joined.back().type != stage.type ||
+        joined.back().terms.memory + stage.terms.memory > problem.capacity[stage.type]) {
+      joined.push_back(stage);
+      continue;
+    }
+    Stage& last = joined.back();
+    last.last = stage.last;
+    for (int layer = stage.first; layer <= stage.last; ++layer) {
+      problem.Extend(&last.terms, layer, stage.type);
+    }
+  }
+  *stages = std::move(joined);
+}
+
+}  // namespace
+
 bool Split(const Problem& problem, const int32_t* assignment, std::vector<Stage>* stages) {
   stages->clear();
-  for (int layer = 0; layer < problem.layers; ++layer) {
-    int type = assignment[layer];
-    if (type < 0 || type >= problem.types || !problem.allowed[problem.At(layer, type)])
-      return false;
-    if (stages->empty() || stages->back().type != type) stages->push_back({layer, layer, type, {}});
-    Stage& stage = stages->back();
-    stage.last = layer;
-    problem.Extend(&stage.terms, layer, type);
-    if (stage.terms.memory > problem.capacity[type]) return false;
+  int types = problem.types, codes = problem.cuts ? 2 * types : types;
+  bool again = false;  // some neighbours are on one type
+  int before = -1;
+  for (int first = 0; first < problem.layers;) {
+    int code = assignment[first], last = first;
+    if (code < 0 || code >= codes) return false;
+    int type = code % types;
+    while (!problem.Ends(last)) ++last;
+    Terms more = stages->empty() ? Terms() : stages->back().terms;
+    bool begins = code != before;
+    if (begins) more = Terms();
+    auto extend = [&] {
+      for (int layer = first; layer <= last; ++layer) {
+        if (!problem.allowed[problem.At(layer, type)]) return false;
+        problem.Extend(&more, layer, type);
+      }
+      return true;
+    };
+    if (!extend()) return false;
+    if (more.memory > problem.capacity[type]) {
+      if (begins || !problem.cuts) return false;
+      begins = true;
+      more = Terms();
+      extend();
+      if (more.memory > problem.capacity[type]) return false;
+    }
+    if (begins) {
+      again |= !stages->empty() && stages->back().type == type && code != before;
+      stages->push_back({first, last, type, {}});
+    }
+    stages->back().last = last;
+    stages->back().terms = more;
+    before = code;
+    first = last + 1;
   }
+  if (again) Join(problem, stages);
   return true;
 }
 
@@ -45,7 +93,7 @@ Provisioned Provision(const Problem& problem, const std::vector<Stage>& stages, 
   Provisioned best;
   double low = 0, high = 0;
   for (const Stage& stage : stages) {
-    low = std::max(low, stage.terms.Busy(problem.limit[stage.type]));
+    low = std::max(low, stage.terms.Busy(std::min(problem.limit[stage.type], stage.terms.most)));
     high = std::max(high, stage.terms.Busy(1));
   }
   if (floor > 0) high = std::min(high, 1 / (floor * (1 - kTolerance)));

@@ -18,6 +18,11 @@ struct Provisioned {
 };
 
 // Splits an assignment (type of each layer) into its stages; false where one cannot run.
+//
+// Where the problem has cuts, a stage ends besides before the layer that would not fit in its
+// type's memory; and where the type's code changes: `types` + type stands for the same type, so
+// that stages side by side may be on one. Those that fit together are one stage all the same.
+// Layers that are joined are all on the type of the first of them.
 bool Split(const Problem& problem, const int32_t* assignment, std::vector<Stage>* stages);
 
 // The fewest units that keep one pace, and what they come to.

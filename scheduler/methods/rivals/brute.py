@@ -24,6 +24,10 @@ def run(problem: Problem, budget: Budget, seed: int) -> Found:
         raise InputError("", "method", f"'brute': {expected} {_number(count)}")
     search = Search(problem, budget, most)
     kinds = [np.flatnonzero(row).astype(np.int32) for row in problem.usable]
+    if problem.model.cuts:
+        # A stage may begin at each layer, on the type of the one before, too.
+        types = problem.model.num_types
+        kinds[1:] = [np.concatenate([some, some + types]) for some in kinds[1:]]
     for start in range(0, int(count), _BATCH):
         if search.over():
             break

@@ -29,8 +29,11 @@ class Problem:
     @property
     def assignments(self) -> float:
         """How many assignments there are; infinite beyond the range of a float."""
+        choices = self.usable.sum(axis=1)
+        if self.model.cuts:
+            choices[1:] *= 2
         with np.errstate(over="ignore"):
-            return float(np.prod(self.usable.sum(axis=1), dtype=float))
+            return float(np.prod(choices, dtype=float))
 
     @cached_property
     def money(self) -> Floats:

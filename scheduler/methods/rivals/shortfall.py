@@ -19,9 +19,12 @@ def shortfall(problem: Problem, rows: Assignments) -> Floats:
     """
     model, floor = problem.model, problem.floor
     count, layers = rows.shape
-    at = np.tile(np.arange(layers), count), rows.ravel()
     starts = np.ones((count, layers), dtype=bool)
+    for layer in np.flatnonzero(model.joined):
+        rows = rows.copy()
+        rows[:, layer] = rows[:, layer - 1]
     starts[:, 1:] = rows[:, 1:] != rows[:, :-1]
+    at = np.tile(np.arange(layers), count), rows.ravel() % model.num_types
     first = np.flatnonzero(starts)
     last = np.append(first[1:], count * layers) - 1
     kind, row = at[1][first], first // layers
@@ -49,7 +52,8 @@ def shortfall(problem: Problem, rows: Assignments) -> Floats:
     with np.errstate(divide="ignore"):
         over = np.maximum(np.log(used / model.limit), 0.0).sum(axis=1)
         over += np.maximum(np.log(used @ model.price / model.max_price), 0.0)
-    stages = np.maximum(late, 0.0) + np.maximum(memory, 0.0)
+    # What does not fit is cut, where that may be.
+    stages = np.maximum(late, 0.0) + np.maximum(memory, 0.0) * (not model.cuts)
     missed: Floats = over + np.bincount(row, stages, count)
     return missed
 

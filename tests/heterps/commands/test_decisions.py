@@ -198,6 +198,24 @@ def test_a_difference_names_inputs_plan_and_figures() -> None:
     assert json.loads(json.dumps(changes.to_json(), allow_nan=False))
 
 
+def test_a_difference_names_steps_and_what_keeps_layers_together() -> None:
+    before = planned()
+    first, *others = before.workload.layers
+    layers = (replace(first, uncut=True, weight_bytes=8.0), *others)
+    plan = replace(before.plan, micro_batches=8, staleness=0)
+    after = replace(before, plan=plan, workload=replace(before.workload, layers=layers, batch=64))
+    changes = compare(before, after)
+    assert {change.key: change.after for change in changes.inputs} == {
+        "workload.batch": 64,
+        f"{first.name}.uncut": True,
+        f"{first.name}.weight_bytes": 8.0,
+    }
+    assert {change.key: change.after for change in changes.plan} == {
+        "micro_batches": 8,
+        "staleness": 0,
+    }
+
+
 def test_a_decision_does_not_differ_from_itself(run: Run, tmp_path: Path) -> None:
     changes = compare(planned(), planned())
     assert not changes.inputs

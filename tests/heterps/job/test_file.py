@@ -83,6 +83,59 @@ def test_precision_and_the_split_of_experts(job):
     )
 
 
+def test_settings_of_optimizers_and_steps(job):
+    plain = load_job(job).train
+    assert (plain.batch_norm, plain.rows.schedule, plain.clip) == ("local", "constant", 0)
+    spec = load_job(
+        job,
+        [
+            "train.optimizer={name: adamw, betas: [0.8, 0.95], eps: 1e-6}",
+            "train.clip=2.5",
+            "train.drop_last=true",
+            "train.batch_norm=sync",
+            "train.rows={schedule: cosine, warmup_steps: 7}",
+        ],
+    ).train
+    assert (list(spec.optimizer.betas), spec.optimizer.eps) == ([0.8, 0.95], 1e-6)
+    assert (spec.clip, spec.drop_last, spec.batch_norm) == (2.5, True, "sync")
+    assert (spec.rows.schedule, spec.rows.warmup_steps) == ("cosine", 7)
+    sgd = load_job(job, ["train.optimizer={name: sgd, momentum: 0.9}"]).train.optimizer
+    assert sgd.momentum == 0.9
+
+
+@pytest.mark.parametrize(
+    ("overrides", "text"),
+    [
+        (
+            ["train.optimizer.momentum=0.5"],
+            "train.optimizer.momentum: got 0.5, expected no momentum with adam; it is a set",
+        ),
+        (
+            ["train.optimizer={name: sgd, betas: [0.9, 0.99]}"],
+            "train.optimizer.betas: got [0.9, 0.99], expected no betas with sgd; it is a",
+        ),
+        (
+            ["train.optimizer={name: sgd, eps: 1e-8}"],
+            "it is a setting of adam, adamw, adagrad",
+        ),
+        (["train.optimizer={name: sgd, momentum: 1}"], "got 1, expected a number below 1"),
+        (["train.optimizer.betas=[0.9]"], "got [0.9], expected two numbers from 0 to below 1"),
+        (["train.optimizer.betas=[0.9, 1.0]"], "expected two numbers from 0 to below 1"),
+        (["train.optimizer.eps=0"], "train.optimizer.eps: got 0, expected a number above 0"),
+        (["train.clip=-1"], "train.clip: got -1, expected a number of at least 0"),
+        (["train.batch_norm=synch"], "did you mean sync?"),
+        (["train.rows.schedule=cosin"], "did you mean cosine?"),
+        (
+            ["train.batch_norm=sync", "train.micro_batches=4"],
+            "train.micro_batches: got 4, expected 1, or none: with batch_norm sync a step is one",
+        ),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(job, overrides, text):
+    (problem,) = problems(job, *overrides)
+    assert text in problem
+
+
 def test_demands_are_read(job):
     spec = load_job(
         job,

@@ -222,6 +222,47 @@ def test_figures_that_were_not_measured_say_so():
     assert "(estimated)" not in honest
 
 
+def test_steps_and_the_overhead_are_said_in_a_sentence_each():
+    base = decision()
+    assert "micro-batch" not in rendered(report.decision_report(base))
+    plan = replace(base.plan, micro_batches=8, staleness=1)
+    workload = replace(base.workload, batch=4096)
+    told = replace(base, plan=plan, workload=workload, overhead=0.05)
+    text = " ".join(rendered(report.decision_report(told)).split())
+    assert "A step of 4,096 samples is computed in 8 micro-batches." in text
+    assert "Each step lacks 1 update (staleness 1)" in text
+    assert "takes 5.0% of the time besides, so the plan is made for 5.3% more" in text
+    fresh = replace(told, plan=replace(plan, staleness=0), min_throughput=0.0)
+    text = " ".join(rendered(report.decision_report(fresh)).split())
+    assert "Each step has all updates (staleness 0)" in text
+    assert "so the plan is made" not in text
+
+
+@pytest.mark.parametrize(
+    ("steps", "reached", "said"),
+    [
+        (
+            120,
+            101_000.0,
+            "The floor of 100,000 samples/s was met: 101,000 samples/s over 120 steady steps",
+        ),
+        (
+            120,
+            97_000.0,
+            "was missed by 3.0%: 97,000 samples/s over 120 steady steps",
+        ),
+        (99, 150_000.0, "samples/s was met is not known: there were 99 steady steps; 100 tell"),
+    ],
+)
+def test_whether_the_floor_was_met_is_said_after_the_run(steps, reached, said):
+    base = decision()
+    busy = tuple(0.9 * stage.compute_s for stage in base.stages)
+    ran = replace(base, measured=Measured(9e4, 4.0, 3.0, 20.0, False, busy, reached, steps))
+    text = " ".join(rendered(report.outcome_report(JOB, ran)).split())
+    assert said in text
+    assert "Measured against predicted computing: stage 0 -10%" in text
+
+
 def test_the_outcome_has_metrics_and_the_model():
     text = rendered(report.outcome_report(JOB, guessed()))
     assert "0.8212" in text

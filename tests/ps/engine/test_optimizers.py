@@ -26,6 +26,7 @@ ADAM: dict[str, Any] = {
     "beta1": 0.9,
     "beta2": 0.999,
 }
+ADAMW: dict[str, Any] = ADAM | {"optimizer": "adamw", "weight_decay": 0.0}
 FTRL: dict[str, Any] = {
     "optimizer": "ftrl",
     "learning_rate": 0.1,
@@ -33,7 +34,7 @@ FTRL: dict[str, Any] = {
     "l2": 0.0,
     "beta": 0.0,
 }
-RULES = (SGD, MOMENTUM, ADAGRAD, ROWWISE, ADAM, ADAM | {"amsgrad": True}, FTRL)
+RULES = (SGD, MOMENTUM, ADAGRAD, ROWWISE, ADAM, ADAM | {"amsgrad": True}, ADAMW, FTRL)
 CASES = (
     *RULES,
     SGD | {"weight_decay": 0.02},
@@ -43,6 +44,8 @@ CASES = (
     ADAM | {"weight_decay": 0.1, "beta1": 0.8, "beta2": 0.95, "epsilon": 0.1},
     ADAM | {"amsgrad": True, "weight_decay": 0.1, "beta2": 0.5},
     ADAM | {"beta1": 0.0, "beta2": 0.0},
+    ADAMW | {"weight_decay": 0.1},
+    ADAMW | {"amsgrad": True, "beta2": 0.5, "weight_decay": 0.05},
     FTRL | {"l1": 0.5, "l2": 0.25, "beta": 1.0, "initial_accumulator": 0.1},
     FTRL | {"l1": 0.1, "weight_decay": 0.1},
     *(rule | {"clip_norm": 0.75} for rule in RULES),
@@ -101,11 +104,14 @@ class Reference:
         longest, norm = o.get("clip_norm", 0.0), float(np.linalg.norm(g))
         if longest and norm > longest:
             g = g * (longest / norm)
-        g = g + o.get("weight_decay", 0.0) * row.w
+        decay = o.get("weight_decay", 0.0) * row.w
+        apart = o["optimizer"] == "adamw"
+        g = g if apart else g + decay
         if o["optimizer"] == "ftrl":
             row.w = self._ftrl(row, g, rate)
         else:
             direction, size = self._direction(row, g), o["learning_rate"] * rate
+            direction = direction + decay if apart else direction
             weight, length = np.linalg.norm(row.w), np.linalg.norm(direction)
             if o.get("trust_ratio") and weight > 0 and length > 0:
                 size *= weight / length
@@ -194,19 +200,21 @@ def test_follows_the_formula(options: dict[str, Any], dim: int) -> None:
         (ADAM, torch.optim.Adam),
         (ADAM | {"epsilon": 0.01, "beta1": 0.5}, torch.optim.Adam),
         (ADAM | {"amsgrad": True, "beta2": 0.6}, torch.optim.Adam),
+        (ADAMW, torch.optim.AdamW),
+        (ADAMW | {"amsgrad": True, "beta2": 0.6}, torch.optim.AdamW),
     ],
     ids=lambda value: name_of(value) if isinstance(value, dict) else None,
 )
 def test_agrees_with_torch(options: dict[str, Any], make: Any, decay: float) -> None:
-    table = LocalTable.create("t", 17, scale=1.0, weight_decay=decay, **options)
+    table = LocalTable.create("t", 17, scale=1.0, **options | {"weight_decay": decay})
     weights = torch.nn.Parameter(torch.from_numpy(table.pull([7])).double())
     names = {"epsilon": "eps", "initial_accumulator": "initial_accumulator_value"}
     given = {
         names.get(k, k): v
         for k, v in options.items()
-        if k not in {"optimizer", "learning_rate", "beta1", "beta2"}
+        if k not in {"optimizer", "learning_rate", "beta1", "beta2", "weight_decay"}
     }
-    if make is torch.optim.Adam:
+    if make in {torch.optim.Adam, torch.optim.AdamW}:
         given["betas"] = (options["beta1"], options["beta2"])
     optimizer = make([weights], lr=options["learning_rate"], weight_decay=decay, **given)
     rng = np.random.default_rng(0)

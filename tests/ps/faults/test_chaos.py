@@ -161,7 +161,7 @@ def test_shards_with_a_log_are_killed(tmp_path: Path, kills: int) -> None:
         assert sum(t.disk_rows for s in client.stats() for t in s.tables) > 0
 
 
-def _filled(shards: LocalShards) -> None:
+def filled(shards: LocalShards) -> None:
     """Wait until every replica that was restarted has its shard's rows again."""
     for replica in shards.replicas:
         with connect(replica.address) as channel:
@@ -187,7 +187,7 @@ def test_shards_and_replicas_are_killed(kills: int) -> None:
         with traffic(shards.addresses) as counters:
             _more(counters)
             for _ in range(kills):
-                _filled(shards)  # one of a pair may die at a time
+                filled(shards)  # one of a pair may die at a time
                 processes = chance.choice([shards.processes, shards.replicas])
                 time.sleep(chance.uniform(0, 0.05))
                 victim = chance.choice(processes)
@@ -199,7 +199,7 @@ def test_shards_and_replicas_are_killed(kills: int) -> None:
                     60.0,
                 )
                 _more(counters)
-            _filled(shards)
+            filled(shards)
 
 
 # Forwards calls, byte for byte, and does what networks do.
@@ -221,7 +221,7 @@ def draw():
 class Forward(grpc.GenericRpcHandler):
     def service(self, details):
         method = channel.unary_unary(details.method)
-        harmed = details.method.rpartition("/")[2] in ("Push", "Pull")
+        harmed = details.method.rpartition("/")[2] in ("Push", "Pull", "Stage", "Tally", "Commit")
 
         def one(request, context):
             fate = draw() if harmed else 1.0
@@ -257,6 +257,31 @@ print(json.dumps(counts), flush=True)
 """
 
 
+@contextmanager
+def bad_network(shards: list[str]) -> Iterator[list[str]]:
+    """Addresses by which calls to these are lost, repeated and delayed; each of that happens."""
+    proxies = [
+        subprocess.Popen(
+            [sys.executable, "-c", _PROXY, address, str(seed)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for seed, address in enumerate(shards)
+    ]
+    try:
+        yield [f"127.0.0.1:{int(_line(p))}" for p in proxies]
+    finally:
+        found = []
+        for proxy in proxies:
+            assert proxy.stdin is not None
+            proxy.stdin.write("\n")
+            proxy.stdin.flush()
+            found.append(json.loads(_line(proxy)))
+            proxy.wait(10)
+    assert all(count > 0 for counts in found for count in counts.values()), found
+
+
 @pytest.mark.parametrize("wire", ["float32", *more("bfloat16")])
 def test_a_bad_network_changes_nothing(wire: str) -> None:
     rng = np.random.default_rng(3)
@@ -264,50 +289,31 @@ def test_a_bad_network_changes_nothing(wire: str) -> None:
         (rng.choice(500, 80, replace=False), rng.integers(-8, 8, (80, 4)).astype(np.float32))
         for _ in range(60)
     ]
-    with LocalShards(2) as shards:
-        proxies = [
-            subprocess.Popen(
-                [sys.executable, "-c", _PROXY, address, str(seed)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            for seed, address in enumerate(shards.addresses)
-        ]
-        try:
-            addresses = [f"127.0.0.1:{int(_line(p))}" for p in proxies]
-            with (
-                ParameterClient(addresses, shared_memory=False, wire=wire) as client,
-                ParameterClient(shards.addresses, wire=wire) as straight,
-            ):
-                # Momentum: a step that is missing, doubled or out of order would show.
-                how = {"optimizer": "momentum", "learning_rate": 0.125, "initializer": "zeros"}
-                straight.create_table("bad", 4, **how)
-                straight.create_table("good", 4, **how)
-                for keys, grads in steps:
-                    client.push("bad", keys, grads)
-                    straight.push("good", keys, grads)
-                keys = np.arange(500)
-                good = straight.pull("good", keys)
-                np.testing.assert_array_equal(client.pull("bad", keys), good)
-                # Many at a time, in no order: sums do not mind.
-                plain = {"optimizer": "sgd", "learning_rate": 1.0, "initializer": "zeros"}
-                straight.create_table("sum", 4, **plain)
-                for future in [client.push_async("sum", k, g) for k, g in steps]:
-                    future.result(60)
-                total = np.zeros((500, 4), np.float32)
-                for k, g in steps:
-                    total[k] -= g
-                np.testing.assert_array_equal(straight.pull("sum", keys), total)
-        finally:
-            found = []
-            for proxy in proxies:
-                assert proxy.stdin is not None
-                proxy.stdin.write("\n")
-                proxy.stdin.flush()
-                found.append(json.loads(_line(proxy)))
-                proxy.wait(10)
-        assert all(count > 0 for counts in found for count in counts.values()), found
+    with (
+        LocalShards(2) as shards,
+        bad_network(shards.addresses) as addresses,
+        ParameterClient(addresses, shared_memory=False, wire=wire) as client,
+        ParameterClient(shards.addresses, wire=wire) as straight,
+    ):
+        # Momentum: a step that is missing, doubled or out of order would show.
+        how = {"optimizer": "momentum", "learning_rate": 0.125, "initializer": "zeros"}
+        straight.create_table("bad", 4, **how)
+        straight.create_table("good", 4, **how)
+        for keys, grads in steps:
+            client.push("bad", keys, grads)
+            straight.push("good", keys, grads)
+        keys = np.arange(500)
+        good = straight.pull("good", keys)
+        np.testing.assert_array_equal(client.pull("bad", keys), good)
+        # Many at a time, in no order: sums do not mind.
+        plain = {"optimizer": "sgd", "learning_rate": 1.0, "initializer": "zeros"}
+        straight.create_table("sum", 4, **plain)
+        for future in [client.push_async("sum", k, g) for k, g in steps]:
+            future.result(60)
+        total = np.zeros((500, 4), np.float32)
+        for k, g in steps:
+            total[k] -= g
+        np.testing.assert_array_equal(straight.pull("sum", keys), total)
 
 
 def _line(process: "subprocess.Popen[str]") -> str:

@@ -241,8 +241,8 @@ def test_wrong_control(target: Target, method: str, request_: Message) -> None:
 @pytest.mark.parametrize("size", [0, 1, 2, 7, 8, 33, 200, 1000])
 @pytest.mark.parametrize(
     "method",
-    ["Pull", "Push", "Keys", "Replicate", "Attach", "CreateTable", "DropTables", "Shrink", "Stats",
-     "Advance", "Save", "Load", "Route", "Move", "Cut", "Nothing"],
+    ["Pull", "Push", "Stage", "Tally", "Commit", "Keys", "Replicate", "Attach", "CreateTable",
+     "DropTables", "Shrink", "Stats", "Advance", "Save", "Load", "Route", "Move", "Cut", "Nothing"],
 )  # fmt: skip
 def test_bytes_at_random(fuzzed: Target, method: str, size: int) -> None:
     rng = np.random.default_rng([size, len(method)])
@@ -251,6 +251,57 @@ def test_bytes_at_random(fuzzed: Target, method: str, size: int) -> None:
         with suppress(grpc.RpcError):
             fuzzed.call(method, request)
     fuzzed.check()
+
+
+STEP: dict[str, Any] = {"series": "s", "step": 1}
+PLAIN: dict[str, Any] = {"table": "plain", "dim": 4, "count": 3}
+ROWS = np.ones((3, 4), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("head", "payload"),
+    [
+        (pb.StageRequest(step=1), []),
+        (pb.StageRequest(series="s" * 257), []),
+        (pb.StageRequest(series="s", step=1 << 62), []),
+        (pb.StageRequest(**STEP, slot=1 << 16), []),
+        (pb.StageRequest(**STEP, dtype="int8"), []),
+        (pb.StageRequest(**STEP), [KEYS[:3]]),
+        (pb.StageRequest(**STEP, covers=b"x"), []),
+        (pb.StageRequest(**STEP, route=7), []),
+        (pb.StageRequest(**STEP, region="heterps-" + "0" * 32), []),
+        (pb.StageRequest(**STEP, tables=[PLAIN]), [KEYS[:3], ROWS[:2]]),
+        (pb.StageRequest(**STEP, tables=[PLAIN | {"dim": 3}]), [KEYS[:3], ROWS[:, :3].copy()]),
+        (pb.StageRequest(**STEP, tables=[PLAIN | {"dim": 0}]), [KEYS[:3]]),
+        (pb.StageRequest(**STEP, tables=[PLAIN | {"key_bytes": 3}]), [KEYS[:3], ROWS]),
+        (pb.StageRequest(**STEP, tables=[PLAIN | {"count": 2**64 - 1}]), [KEYS[:3], ROWS]),
+        (pb.StageRequest(**STEP, tables=[PLAIN, PLAIN]), [KEYS[:3], ROWS, KEYS[:3], ROWS]),
+        (pb.StageRequest(**STEP, tables=[PLAIN | {"table": "none"}]), [KEYS[:3], ROWS]),
+        (pb.TallyRequest(**STEP), []),
+        (pb.TallyRequest(**STEP, slots=1), []),
+        (pb.TallyRequest(series="s", step=2**64 - 1, slots=2**32 - 1), []),
+        (pb.CommitRequest(**STEP, slots=1, scale=1, rate=1), []),
+        (pb.CommitRequest(**STEP, slots=1, scale=float("nan"), rate=1, part={}), []),
+        (pb.CommitRequest(**STEP, slots=1, scale=-1, rate=1, part={}), []),
+        (pb.CommitRequest(**STEP, slots=1, scale=1, rate=float("inf"), part={}), []),
+        (pb.CommitRequest(**STEP, slots=2, scale=1, rate=1, part={}), []),
+        (pb.CommitRequest(**STEP, slots=1, scale=1, rate=1, part={"slot": 1}), []),
+        (pb.CommitRequest(**STEP, slots=1, scale=1, rate=1), [KEYS[:3]]),
+        (
+            pb.CommitRequest(**STEP, slots=1, scale=1, rate=1, part={"tables": [PLAIN]}),
+            [KEYS[:3], ROWS * np.float32(np.nan)],
+        ),
+        (
+            pb.CommitRequest(**STEP, slots=1, scale=1e6, rate=1, part={"tables": [PLAIN]}),
+            [KEYS[:3], ROWS * np.float32(3e38)],
+        ),
+    ],
+    ids=str,
+)
+def test_wrong_steps(target: Target, head: Message, payload: list[Any]) -> None:
+    method = type(head).__name__.removesuffix("Request")
+    request = pack(head, *payload) if payload else head.SerializeToString()
+    assert target.refused(method, request) in REFUSALS
 
 
 def test_streams_of_nonsense(target: Target) -> None:

@@ -51,7 +51,12 @@ def decisions(draw: st.DrawFn) -> Decision:
     plans = st.builds(Alternative, names, st.just(base.plan), numbers, st.integers(0, 2**40))
     return replace(
         base,
-        plan=replace(base.plan, cost=draw(unbounded)),
+        plan=replace(
+            base.plan,
+            cost=draw(unbounded),
+            micro_batches=draw(st.integers(0, 64)),
+            staleness=draw(st.none() | st.integers(0, 3)),
+        ),
         gap=draw(unbounded),
         lower_bound=draw(unbounded),
         seconds=draw(numbers),
@@ -71,8 +76,17 @@ def decisions(draw: st.DrawFn) -> Decision:
             for key in draw(st.lists(names, max_size=2))
         ),
         measured=draw(
-            st.none() | st.builds(Measured, *[numbers] * 4, st.booleans(), st.just((1.0, 2.0)))
+            st.none()
+            | st.builds(
+                Measured,
+                *[numbers] * 4,
+                st.booleans(),
+                st.just((1.0, 2.0)),
+                numbers,
+                st.integers(0, 2**40),
+            )
         ),
+        overhead=draw(st.floats(0, 0.9)),
         pin=draw(st.dictionaries(names, names, max_size=2)),
         excluded=tuple(draw(st.lists(names, max_size=2))),
         reasons=tuple(draw(st.lists(names, max_size=2))),
@@ -125,6 +139,34 @@ def test_slack_is_the_share_of_waiting() -> None:
     ):
         assert slack == written["slack"] == pytest.approx(1 - stage.busy_s / slowest)
         assert (slack == 0) == stage.bottleneck
+
+
+def ran(steps: int, throughput: float, **change: object) -> Decision:
+    """The first decision after a run."""
+    busy = tuple(1.1 * stage.compute_s for stage in FIRST.stages)
+    measured = Measured(9e4, 1.0, 1.0, 60.0, False, busy, throughput, steps)
+    return replace(FIRST, measured=measured, **change)
+
+
+def test_a_floor_is_met_by_the_mean_of_a_hundred_steady_steps() -> None:
+    assert FIRST.floor_met is None
+    assert ran(100, 100_000.0).floor_met is True
+    assert ran(100, 99_999.0).floor_met is False
+    assert ran(99, 200_000.0).floor_met is None
+    assert ran(100, 1.0, min_throughput=0.0).floor_met is None
+    assert ran(100, 99_999.0).to_json()["floor_met"] is False
+    assert "floor_met" not in FIRST.to_json()
+
+
+def test_each_stage_has_the_error_of_its_prediction_but_for_emulated_ones() -> None:
+    assert FIRST.stage_errors == (None,) * len(FIRST.stages)
+    found = ran(100, 1.0)
+    assert found.stage_errors == pytest.approx((0.1,) * len(FIRST.stages))
+    assert found.to_json()["stages"][0]["error"] == pytest.approx(0.1)
+    kinds = [replace(kind, emulated=kind.name == "cpu") for kind in FIRST.resources.types]
+    some = replace(found, resources=replace(FIRST.resources, types=tuple(kinds)))
+    for stage, error in zip(some.stages, some.stage_errors, strict=True):
+        assert (error is None) == (stage.type == "cpu")
 
 
 def test_total_units_count_the_parameter_servers() -> None:

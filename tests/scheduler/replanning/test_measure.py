@@ -18,6 +18,7 @@ from scheduler.replanning.measure import (
     LogFilter,
     Mark,
     Measurement,
+    Steady,
     Windows,
 )
 
@@ -132,6 +133,22 @@ def test_a_worker_that_begins_again_is_not_measured_across() -> None:
     found = windows.measurement
     assert found.pace.windows == 2 + 4
     assert found.busy[0].seconds == pytest.approx(0.5 * EACH_S / 1000)
+
+
+def test_steady_steps_come_after_the_first_window_and_those_of_before_it_began_again_are_out() -> (
+    None
+):
+    windows = Windows(2)
+    assert windows.steady == Steady()
+    run(windows, 0, [0.5] * 9)  # the pipeline's pace is that of its last stage
+    assert windows.steady == Steady()
+    run(windows, 1, [0.5] * 11)
+    assert windows.steady.steps == 100
+    assert windows.steady.samples_per_s == pytest.approx(1000 / EACH_S)
+    windows.add(1, Mark(115, 11_500, 9.0, 0.1 + 11.5 * EACH_S))  # too short for a window
+    assert windows.steady.steps == 105
+    run(windows, 1, [0.5])
+    assert windows.steady.steps == 0
 
 
 def test_a_stage_that_has_not_begun_or_is_unknown_tells_nothing() -> None:

@@ -8,11 +8,14 @@ import pytest
 from protos.node_pb2 import SHARD, STAGE
 from protos.scheduler_pb2 import (
     END_CONNECTION_LOST,
+    END_DIVERGED,
     END_LOST_NODE,
     END_LOST_SHARD,
     END_OUT_OF_MEMORY,
     END_USER_ERROR,
     END_WORKER_CRASHED,
+    FAILED,
+    JobStatus,
     NodeStatus,
     ProcessStatus,
     ProgressReport,
@@ -22,7 +25,7 @@ from scheduler.runs.blame import Blame, ending_of
 from scheduler.runs.calls import Channels
 from scheduler.runs.follow import Follower
 from scheduler.runs.processes import Process
-from scheduler.state.endings import Ending
+from scheduler.state.endings import Ending, may_retry
 from scheduler.state.nodes import Nodes
 from scheduler.state.redis_server import EmbeddedRedis
 from scheduler.state.store import Store
@@ -157,3 +160,20 @@ def test_who_lost_a_peer_is_not_to_blame_though_it_failed_first(nodes: Nodes) ->
     assert [symptom.process for symptom in symptoms] == ["stage 0 worker 2", "stage 0 worker 1"]
     found = ending_of(symptoms)
     assert (found.reason, found.process) == (END_USER_ERROR, "stage 0 worker 2")
+
+
+def test_what_diverged_says_so_where_its_model_is_and_not_that_it_left(nodes: Nodes) -> None:
+    nodes.renew(node(ended(0)))  # it has saved and ended in order
+    one = follower(nodes)
+    report = ProgressReport(
+        job_id="job",
+        phase="failed",
+        error="DivergedError: step 7: the loss is nan",
+        end_reason=END_DIVERGED,
+        output="there",
+    )
+    assert one.report(report)  # so that the job's progress, with its output, is this one
+    found = ending(one)
+    assert (found.reason, found.state) == (END_DIVERGED, FAILED)
+    assert found.error == "DivergedError: step 7: the loss is nan"
+    assert not may_retry(JobStatus(retries=5), found)

@@ -1,6 +1,7 @@
 """Wrong data: errors name the file, the job key, the value and what was expected."""
 
 import gzip
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from protos.job_pb2 import DataSpec
-from workers.data import DataError, Dataset
+from protos.job_pb2 import DataSpec, JobSpec
+from workers.data import DataError, Dataset, GlobalBatches
+from workers.data.check import check
 
 GOOD: dict[str, Any] = {"label": [0, 1], "origin": ["JFK", "EWR"], "distance": [1.0, 2.0]}
 
@@ -117,3 +119,119 @@ def test_more_batch_than_rows(tmp_path: Path) -> None:
         data.batches(3)
     with pytest.raises(ValueError, match="shard 2"):
         data.batches(1, shard=2, num_shards=2)
+
+
+ROW = 1 << 15  # in the third block, and the second row group
+
+
+def long_file(folder: Path, file: str, column: str, value: Any) -> None:
+    """Rows without a fault but for one value."""
+    rows = 40_000
+    columns: dict[str, list[Any]] = {
+        "label": [row % 2 for row in range(rows)],
+        "origin": ["JFK"] * rows,
+        "distance": [1.0] * rows,
+    }
+    if file.endswith("csv"):
+        columns["distance"] = [1.0] * (rows - 1) + ["NA"]
+    columns[column][ROW] = value
+    if file.endswith("csv"):
+        names = ",".join(columns)
+        lines = [",".join(map(str, line)) for line in zip(*columns.values(), strict=True)]
+        (folder / file).write_text("\n".join([names, *lines]) + "\n")
+    else:
+        table = pa.table(columns)
+        pa.parquet.write_table(table, folder / file, row_group_size=30_000)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("file", ["a.parquet", "a.csv"])
+@pytest.mark.parametrize(
+    ("column", "value", "key", "got"),
+    [
+        ("label", 2, "data.label: label", "got 2.0, expected 0 or 1"),
+        ("distance", float("inf"), "data.dense: distance", "got inf, expected finite numbers"),
+        ("distance", 1e39, "data.dense: distance", "got 1e+39, expected finite numbers"),
+    ],
+)
+def test_a_value_that_does_not_fit_is_named_with_its_row(
+    tmp_path: Path, streamed: bool, file: str, column: str, value: Any, key: str, got: str
+) -> None:
+    long_file(tmp_path, file, column, value)
+    spec = DataSpec(path=".", train=file, label="label", sparse=["origin"], dense=["distance"])
+    data = Dataset(spec, "train", tmp_path, cache_bytes=0 if streamed else 1 << 30)
+    batches = GlobalBatches(data, 10_000)
+    with pytest.raises(DataError, match=re.escape(f"{file}, row {ROW + 1}: {key}: {got}")) as error:
+        [batches.read(step) for step in range(batches.steps)]
+    assert error.value.row == ROW
+
+
+def test_numbers_that_are_no_classes_are_labels_of_mse(tmp_path: Path) -> None:
+    write(tmp_path, label=[-2.5, 1e6])
+    job = JobSpec(directory=str(tmp_path))
+    job.data.path, job.data.train, job.data.label = ".", "a.parquet", "label"
+    job.data.dense.append("distance")
+    job.train.loss = "mse"
+    labels = GlobalBatches.of(with_batch(job, 2), Dataset.of(job, "train")).read(0).label
+    assert sorted(labels.tolist()) == [-2.5, 1e6]
+    check(job)
+    for wrong in (None, float("nan"), float("inf"), 1e300):
+        write(tmp_path, label=[0.5, wrong])
+        with pytest.raises(DataError, match=r"a\.parquet, row 2: data\.label: label.*a finite"):
+            check(job)
+    job.train.loss = "bce_with_logits"
+    write(tmp_path, label=[0.5, 1.0])
+    with pytest.raises(DataError, match=r"row 1: data\.label: label: got 0\.5, expected 0 or 1"):
+        check(job)
+
+
+def with_batch(job: JobSpec, size: int) -> JobSpec:
+    job.train.batch_size = size
+    return job
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "words"),
+    [
+        ("label", 7, ["row 32769", "data.label: label", "7.0"]),
+        ("label", None, ["row 32769", "data.label: label", "missing"]),
+        ("distance", float("-inf"), ["row 32769", "data.dense: distance", "-inf"]),
+    ],
+)
+@pytest.mark.parametrize("split", ["train", "valid", "test"])
+def test_what_parquet_says_of_its_values_is_checked_without_reading_them(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    column: str,
+    value: Any,
+    words: list[str],
+    split: str,
+) -> None:
+    long_file(tmp_path, "bad.parquet", column, value)
+    write(tmp_path)
+    job = JobSpec(directory=str(tmp_path))
+    job.data.path, job.data.label = ".", "label"
+    job.data.train = job.data.valid = job.data.test = "a.parquet"
+    job.data.sparse.append("origin")
+    job.data.dense.append("distance")
+    check(job)
+    setattr(job.data, split, "bad.parquet")
+    with pytest.raises(DataError) as caught:
+        check(job)
+    for word in ["bad.parquet", *words]:
+        assert word in str(caught.value)
+
+
+def test_first_rows_are_looked_at(tmp_path: Path) -> None:
+    write(tmp_path)
+    (tmp_path / "b.csv").write_text("label,origin,distance\n0,JFK,1\n1,JFK,far\n")
+    job = JobSpec(directory=str(tmp_path))
+    job.data.path, job.data.train, job.data.test, job.data.label = (
+        ".",
+        "a.parquet",
+        "*.csv",
+        "label",
+    )
+    job.data.dense.append("distance")
+    with pytest.raises(DataError, match=r"b\.csv, row 2: data\.dense: distance: got 'far'"):
+        check(job)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.learning.quality import auc, logloss
+from workers.learning.quality import auc, logloss, measure
 
 
 @given(st.lists(st.tuples(st.integers(-3, 3), st.booleans()), min_size=2, max_size=40))
@@ -25,3 +25,15 @@ def test_logloss_is_stable_for_large_logits():
     logits = np.array([1000.0, -1000.0, 0.0], np.float32)
     labels = np.array([1.0, 0.0, 1.0], np.float32)
     assert logloss(logits, labels) == pytest.approx(np.log(2) / 3)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("loss", ["bce_with_logits", "mse", "next_token"])
+def test_metrics_of_scores_that_are_not_finite_are_not_numbers(bad, loss):
+    scores, labels = np.array([0.5, bad, -1.0], np.float32), np.array([1, 0, 1], np.float32)
+    assert np.isnan(auc(scores, labels))
+    assert np.isnan(logloss(scores, labels))
+    measured = measure(loss, scores, labels, "test")
+    assert measured
+    assert all(np.isnan(value) for value in measured.values())
+    assert all(np.isnan(value) for value in measure(loss, scores[:0], labels[:0], "test").values())

@@ -6,8 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from workers.embedding.sparse import SparseEmbedding
+from ps import LocalTable
+from ps.engine import _native as native
+from workers.embedding.sparse import SparseEmbedding, bind_rows
 from workers.model.entry import ModelError
+from workers.model.lookups import embedding_at, keys_of, sources_by_table
 from workers.model.trace import TracedModel
 
 
@@ -74,7 +77,9 @@ def test_only_what_is_used_later_crosses_a_cut():
     assert traced.crossing(-1) == ("sparse", "dense")
     assert traced.crossing(0) == ("sparse", "cat")
     assert traced.crossing(1) == ("cat", "sum_1")
-    assert traced.stage(0, 1).keys_of == {"deep": "sparse", "wide": "sparse"}
+    lookups = [(lookup.embedding, lookup.keys.text) for lookup in traced.stage(0, 1).lookups]
+    assert lookups == [("deep", "sparse"), ("wide", "sparse")]
+    assert not any(traced.uncut)
 
 
 class Branching(Tower):
@@ -84,10 +89,69 @@ class Branching(Tower):
         return self.head(-dense)
 
 
-class TwiceCalled(Tower):
+class Functional(Tower):
     def forward(self, sparse, dense):
         h = self.first(torch.cat([self.deep(sparse).flatten(1), dense], 1))
-        return self.head(self.second(self.second(h)))
+        return self.head(nn.functional.dropout(h, 0.5, self.training))
+
+
+class InPlace(Tower):
+    def forward(self, sparse, dense):
+        h = self.first(torch.cat([self.deep(sparse).flatten(1), dense], 1))
+        return self.head(self.second(h) + h.mul_(2))
+
+
+class TiedByMemory(Tower):
+    def __init__(self):
+        super().__init__()
+        self.second.weight = nn.Parameter(self.first[0].weight.data)
+
+
+class TwoDescriptions(Tower):
+    def __init__(self):
+        super().__init__()
+        self.wide = SparseEmbedding("deep", 4, seed=2)
+
+
+class Untraceable(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = SparseEmbedding("deep", 4)
+
+    def forward(self, sparse):
+        return self.embedding(sparse) if sparse.sum() > 0 else self.embedding(-sparse)
+
+
+class HidesControlFlow(Tower):
+    def __init__(self):
+        super().__init__()
+        self.deep = Untraceable()
+
+
+class Doubled(nn.Module):
+    def forward(self, sparse):
+        return sparse * 2
+
+
+class NestedDerivedKeys(Tower):
+    def __init__(self):
+        super().__init__()
+        self.deep = nn.Sequential(Doubled(), SparseEmbedding("deep", 4))
+
+
+class OtherInEvaluation(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = SparseEmbedding("deep", 4)
+
+    def forward(self, sparse):
+        return self.embedding(sparse if self.training else sparse[:, :1])
+
+
+class HidesOtherInEvaluation(Tower):
+    def __init__(self):
+        super().__init__()
+        self.deep = OtherInEvaluation()
 
 
 class OwnParameter(Tower):
@@ -113,12 +177,157 @@ class OtherInput(Tower):
     ("model", "message"),
     [
         (Branching, r"cannot be traced at .*test_trace.py:\d+: if dense.sum\(\) > 0"),
-        (TwiceCalled, "'second' is called twice"),
+        (Functional, r"depends on self.training at 'dropout'; .*self.drop = nn.Dropout"),
+        (InPlace, r"'mul_' changes 'first' in place, which is used elsewhere; .*x = x.mul"),
+        (TiedByMemory, r"'second.weight' has the memory of 'first.0.weight'"),
+        (TwoDescriptions, "table 'deep' is described in two ways"),
+        (HidesControlFlow, r"'deep' holds a SparseEmbedding, whose keys cannot be followed"),
+        (NestedDerivedKeys, r"'deep.1' must be given a model input as it is, or a selection"),
+        (HidesOtherInEvaluation, "which keys its SparseEmbeddings look up depends on"),
         (OwnParameter, "'bias' belongs to the model itself"),
         (DerivedKeys, "'deep' must be given a model input as it is"),
         (OtherInput, "forward takes 'image'; expected only sparse, dense, tokens"),
     ],
 )
 def test_a_model_that_cannot_be_cut_says_where_and_why(model, message):
-    with pytest.raises(ModelError, match=message):
+    with pytest.raises(ModelError, match=f"(?s){message}"):
         TracedModel(model())
+
+
+def cut_everywhere(model, values):
+    """What the stages of one layer each give, or of as few as must stay together."""
+    traced = TracedModel(model)
+    first = 0
+    for last, uncut in enumerate(traced.uncut):
+        if uncut:
+            continue
+        graph = traced.stage(first, last)
+        for table, sources in sources_by_table(graph.module, graph.lookups).items():
+            keys = keys_of(sources, values).numpy()
+            distinct, inverse = native.unique(keys)
+            names = {lookup.embedding for lookup in graph.lookups}
+            layers = [embedding_at(graph.module, name) for name in names]
+            layers = [layer for layer in layers if layer.spec.table == table]
+            store = LocalTable.create(table, **layers[0].spec.table_options())
+            rows = torch.from_numpy(store.pull(distinct, True))
+            bind_rows(layers, rows, torch.from_numpy(inverse))
+        results = graph.module(*(values[name] for name in graph.inputs))
+        values = dict(zip(graph.outputs, results, strict=True))
+        first = last + 1
+    (result,) = values.values()
+    return result
+
+
+class Tied(nn.Module):
+    """A decoder with the embedding's weights, by assignment or by reading them."""
+
+    def __init__(self, reads):
+        super().__init__()
+        self.embedding = nn.Embedding(11, 8)
+        self.body = nn.Linear(8, 8)
+        self.decoder = nn.Linear(8, 11, bias=False)
+        self.scale = nn.Linear(11, 1)
+        self.reads = reads
+        if not reads:
+            self.decoder.weight = self.embedding.weight
+
+    def forward(self, sparse):
+        h = self.body(self.embedding(sparse[:, 0].abs() % 11))
+        h = nn.functional.linear(h, self.embedding.weight) if self.reads else self.decoder(h)
+        return self.scale(h).squeeze(-1)
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_layers_that_share_a_parameter_stay_in_one_stage(reads):
+    model, values = Tied(reads), {"sparse": inputs()["sparse"]}
+    traced = TracedModel(model)
+    assert traced.uncut == ((True, False, False) if reads else (True, True, False, False))
+    assert [shared.what for shared in traced.sharing] == ["embedding.weight"]
+    torch.testing.assert_close(cut_everywhere(model, values), model(**values))
+    with pytest.raises(ModelError, match=r"share 'embedding.weight'; expected a plan"):
+        traced.stage(0, 0)
+
+
+class NestedPair(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.own = SparseEmbedding("b", 4)
+        self.other = SparseEmbedding("d", 4, seed=9)
+
+    def forward(self, keys, key):
+        return torch.cat([self.own(keys).sum(1) - self.own(keys[:, 0]), self.other(key)], dim=1)
+
+
+class Nested(nn.Module):
+    """Embeddings in a child, in containers, called twice, and two layers on one table."""
+
+    def __init__(self):
+        super().__init__()
+        self.tower = nn.Sequential(SparseEmbedding("a", 4, seed=1), nn.Flatten(1), nn.Linear(12, 8))
+        self.users = nn.ModuleDict({"left": SparseEmbedding("b", 4), "right": NestedPair()})
+        self.blocks = nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 8)])
+        self.between = nn.Linear(8, 8)
+        self.item = SparseEmbedding("c", 4, seed=5)
+        self.unused = nn.Linear(2, 2)
+        self.head = nn.Linear(8, 1)
+
+    def forward(self, sparse, dense):
+        h = self.tower(sparse)
+        first, second = sparse[:, :2].chunk(2, dim=1)
+        h = h + self.users["right"](sparse[:, ::2], sparse[:, 1]) + self.users["left"](first).sum()
+        h = h + self.item(second).sum() + self.between(h)
+        for block in self.blocks:
+            h = block(h)
+        return self.head(h).squeeze(-1) + self.item(sparse.t()[2]).sum(1)
+
+
+def test_embeddings_anywhere_in_the_module_tree():
+    model, values = Nested().eval(), inputs()
+    traced = TracedModel(model)
+    names = [layer.name for layer in traced.layers]
+    assert names == [
+        *("tower", "users.right", "users.left", "item", "between", "blocks.0", "blocks.1"),
+        *("head", "item#2"),
+    ]
+    assert traced.uncut == (False, True, False, True, True, True, True, True, False)
+    looked_up = [
+        (lookup.embedding, lookup.keys.input)
+        for first, last in [(0, 0), (1, 2), (3, 8)]
+        for lookup in traced.stage(first, last).lookups
+    ]
+    assert looked_up == [
+        *(("tower.0", "sparse"), ("users.right.own", "sparse"), ("users.right.own", "sparse")),
+        *(("users.right.other", "sparse"), ("users.left", "sparse")),
+        *(("item", "sparse"), ("item", "sparse")),
+    ]
+    assert set(traced.stage(0, 0).uncalled) == {"unused.weight", "unused.bias"}
+    assert not traced.stage(1, 2).uncalled
+    expected = model(**values)
+    torch.testing.assert_close(cut_everywhere(model, values), expected)
+
+
+def test_tracing_leaves_no_mark():
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding = SparseEmbedding("a", 4)
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, sparse):
+            self.calls += 1
+            self.last = sparse
+            return self.embedding(sparse)
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.counting = Counting().eval()
+
+        def forward(self, sparse):
+            return self.counting(sparse).sum((1, 2))
+
+    model = Model()
+    TracedModel(model)
+    assert not model.counting.calls
+    assert not hasattr(model.counting, "last")
+    assert (model.training, model.counting.training) == (True, False)

@@ -31,13 +31,20 @@ def test_arithmetic_bounds_a_large_product_and_memory_a_small_one():
     assert roofline(GPU, large).parallel == pytest.approx(1.0)
     small = Work(flops=1.0, activation_bytes=1e9, parameter_bytes=1e9, launches=0)
     assert roofline(GPU, small).seconds == pytest.approx(2e9 / (1e12 * BANDWIDTH_SHARE))
-    assert roofline(GPU, small).parallel == pytest.approx(0.5)  # weights are read whatever k
+    # More workers have more micro-batches at once, each with its reads of the weights.
+    assert roofline(GPU, small).parallel == pytest.approx(1.0)
 
 
-def test_launches_do_not_divide():
+def test_an_update_does_not_divide():
+    update = roofline(GPU, Work(0.0, 1e9, 0.0, 0, update_bytes=1e9))
+    assert update.seconds == pytest.approx(2e9 / (1e12 * BANDWIDTH_SHARE))
+    assert update.parallel == pytest.approx(0.5)  # each worker makes it, once a step
+
+
+def test_launches_come_with_each_micro_batch():
     launches = roofline(GPU, Work(0.0, 0.0, 0.0, launches=10))
     assert launches.seconds == pytest.approx(10 * LAUNCH_S)
-    assert launches.parallel == pytest.approx(0.0)
+    assert launches.parallel == pytest.approx(1.0)
 
 
 def test_an_accelerator_adds_the_bus_to_what_the_network_takes():
@@ -75,5 +82,5 @@ def test_work_counts_forward_and_backward_of_a_product():
     flops, activations, parameters, launches = measure_work(layer, [inputs], [outputs])
     assert flops == 3 * 2 * 16 * 64 * 32
     assert activations == 3 * 4 * (16 * 64 + 16 * 32)
-    assert parameters == 7 * 4 * (64 * 32 + 32)
+    assert parameters == 3 * 4 * (64 * 32 + 32)
     assert launches > 0

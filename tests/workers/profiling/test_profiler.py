@@ -83,7 +83,7 @@ def run(request_file: Path, *arguments: str) -> tuple[Workload, str]:
 
 @pytest.fixture(scope="module")
 def alone(request_file: Path) -> Workload:
-    return run(request_file, "--type", "cpu")[0]
+    return run(request_file, "--type", "cpu", "--batch", "512")[0]
 
 
 def check(workload: Workload, batch: int) -> None:
@@ -99,6 +99,7 @@ def check(workload: Workload, batch: int) -> None:
             assert cost.compute_s > 0
             assert 0 <= cost.parallel_compute <= 1
             assert 0 <= cost.parallel_sync <= 1
+            assert 0 < cost.forward_share < 1
         assert 0 < here.uncertainty < 10
         assert there.uncertainty >= 0.5
 
@@ -121,6 +122,46 @@ def test_memory_counts_weights_state_and_activations(alone: Workload) -> None:
     # Adam's two moments, gradient, reduction buffer and itself; then what autograd keeps.
     kept = 4 * 512 * 256
     assert 5 * weights + 2 * kept <= memory <= 5 * weights + 6 * kept + 4 * 512 * 8 + 1000
+
+
+def test_a_profile_says_what_memory_is_made_of_and_what_crosses(alone: Workload) -> None:
+    rows, small, large, head = alone.layers
+    width = 4 * 256
+    assert [layer.weight_bytes for layer in (rows, small, head)] == [0, 4 * (26 * 8 + 8), width + 4]
+    assert large.weight_bytes == 4 * (8 * 256 + 256) + 256 * width + width
+    for layer in (small, large, head):  # Adam's two moments, and its steps
+        assert 0 <= layer.optimizer_bytes - 2 * layer.weight_bytes < 100
+    # Its input, what ReLU keeps, and nothing of the weights.
+    assert large.activation_bytes == 4 * 8 + width
+    assert head.activation_bytes == width
+    # Three slots of eight floats; the dense inputs and the label travel on.
+    assert rows.output_bytes >= 4 * (3 * 8 + 2 + 1)
+    assert large.output_bytes == width + 4
+    assert head.output_bytes == 0
+    assert not any(layer.uncut or layer.one_host for layer in alone.layers)
+
+
+def test_a_profile_says_what_a_step_is(alone: Workload, request_file: Path) -> None:
+    assert (alone.batch, alone.micro_batches, alone.staleness) == (512, 0, 0)
+    assert alone.HasField("staleness")
+    assert alone.data_bytes >= 4096 * (3 * 8 + 2 * 4 + 4)
+    request = ProfileRequest.FromString(request_file.read_bytes())
+    request.job.train.micro_batches, request.job.train.staleness = 3, 2
+    file = request_file.with_name("request-fixed")
+    file.write_bytes(request.SerializeToString())
+    fixed, log = run(file, "--type", "cpu")
+    assert (fixed.micro_batches, fixed.staleness) == (3, 2)
+    assert fixed.reference_batch == 171  # the largest of 512 samples in three parts
+    assert "micro-batches of 171 samples, the job's" in log
+
+
+def test_where_the_job_leaves_micro_batches_open_the_smallest_worth_having_is_measured(
+    request_file: Path,
+) -> None:
+    workload, log = run(request_file, "--type", "cpu")
+    assert workload.micro_batches == 0
+    assert 512 % workload.reference_batch == 0
+    assert f"in micro-batches of {workload.reference_batch}" in log  # it was tried
 
 
 def test_several_workers_are_measured_at_once(request_file: Path) -> None:

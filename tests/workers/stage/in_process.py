@@ -173,7 +173,7 @@ class Pipeline:
         group = StageGroup(CPU, self._rings[stage][place.rank])
         bound = StalenessBound(job.train.staleness, self._stop, ordered=stage == 0)
         rows = StageRows(
-            graph.module, graph.keys_of, self.client, bound, staging, "job.", job.servers
+            graph.module, graph.lookups, self.client, bound, staging, "job.", job.servers
         )
 
         def outbox(other):

@@ -1,0 +1,205 @@
+"""Steps that many workers make together: parts staged by each, one commit that applies them all."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from protos import parameter_server_pb2 as pb
+from ps.client.futures import InOrder, then
+from ps.client.session import Session
+from ps.client.stage import Gradients, StepRequest, ToEveryShard
+from ps.engine import _native
+from ps.errors import TableError
+from ps.table.arrays import as_gradients, as_keys
+
+Parts = Mapping[str, tuple[Any, Any]]  # table -> keys, gradients
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """The gradients of a step, summed over its slots, over all tables and shards.
+
+    Attributes:
+        squared_norm: the sum of their squares, in float64.
+        finite: whether all of them are.
+    """
+
+    squared_norm: float
+    finite: bool
+
+
+class StepClient(ABC):
+    """The calls by which the workers of a series make a step together.
+
+    A step of a series changes rows once: each row that its parts name steps once, on their sum in
+    the order of slots, when all are there and one of the workers commits. Parts, commits and drops
+    may be repeated by anybody, over restarts of shards too; what is over stays over.
+    """
+
+    def __init__(self, wire: str) -> None:
+        self._step_wire = wire
+        self._ends = InOrder()
+        self._tallied: dict[str, tuple[int, int]] = {}  # series -> newest step found finite, slots
+
+    @abstractmethod
+    def session(self) -> Session:
+        """The connections of this process."""
+
+    @abstractmethod
+    def spec(self, table: str) -> pb.TableSpec:
+        """What a table is."""
+
+    @abstractmethod
+    def _track(self, future: "Future[None]") -> "Future[None]":
+        """Have `flush` wait for it."""
+
+    def stage_async(
+        self, series: str, step: int, slot: int, parts: Parts, *, distinct: bool = False
+    ) -> "Future[None]":
+        """Stage what one worker adds to a step; nothing changes before the commit.
+
+        Done once every shard keeps it. Staged again it takes the place of what it was; once the
+        step is over it is not kept. The arrays may be reused as soon as this returns.
+
+        Args:
+            series: names the steps of these workers. It begins with the prefix of their tables,
+                and ends when that is dropped.
+            step: its number; a commit ends all steps before it too.
+            slot: which of the workers, from 0 on.
+            parts: of each table, keys (integers of any shape) and gradients, float32
+                [*keys.shape, dim]; those of equal keys sum. They need not be finite: see `tally`.
+            distinct: in no table does a key come twice, which saves finding that out.
+
+        Raises:
+            TableError: wrong keys, shapes or dtypes, or no such table.
+            ShardError: in the future: a shard did not answer or refused.
+        """
+        head = pb.StageRequest(series=series, step=step, slot=slot)
+        gradients = self._gradients(parts, distinct)
+        return self._track(self._to_all(head, gradients).start(lambda _: None))
+
+    def tally(self, series: str, step: int, slots: int) -> Tally:
+        """What a commit of a step would apply, before it does.
+
+        Args:
+            series, step: as of `stage_async`.
+            slots: how many workers there are.
+
+        Raises:
+            ShardError: a part is lacking, or a shard did not answer.
+        """
+        head = pb.TallyRequest(series=series, step=step, slots=slots)
+        found = self._to_all(head).start(_tally_of).result()
+        if found.finite:
+            self._tallied[series] = (step, slots)
+        return found
+
+    def commit_async(
+        self,
+        series: str,
+        step: int,
+        slots: int,
+        *,
+        scale: float = 1.0,
+        rate: float = 1.0,
+        parts: Parts | None = None,
+        distinct: bool = False,
+    ) -> "Future[None]":
+        """Apply a step: each row of its parts steps once, on `scale` times their sum.
+
+        Begun once the commit, or drop, of the series before it is done. That all parts are there
+        and finite is asked first, unless this client has tallied the step, so that no shard has
+        applied it when another refuses. A step counts as one push of each of its keys, for
+        admission and eviction, and as `step` for `ttl_steps`.
+
+        Args:
+            series, step: as of `stage_async`.
+            slots: parts 0 to slots - 1 are applied; without one of them, none.
+            scale: of the gradients, 0 to 1e6.
+            rate: times the learning rate, 0 to 1e6.
+            parts: of slot 0, the only one: not staged before, it travels with the commit.
+            distinct: of `parts`, see `stage_async`.
+
+        Raises:
+            TableError: as of `stage_async`; or a gradient of `parts` is not finite (names its
+                key), and nothing is sent. In the future: a staged one is not finite.
+            ShardError: in the future: a part is lacking, the step was dropped or passed over, or a
+                shard did not answer.
+        """
+        head = pb.CommitRequest(series=series, step=step, slots=slots, scale=scale, rate=rate)
+        gradients: list[Gradients] = []
+        if parts is not None:
+            if slots != 1:
+                raise TableError(f"slots={slots}; expected 1 for a commit that carries its part")
+            head.part.slot = 0
+            gradients = self._gradients(parts, distinct)
+            for each in gradients:  # here, so that no shard has applied it when another refuses
+                try:
+                    _native.check_finite(each.keys, 8, each.values, each.dim)
+                except ValueError as error:
+                    raise TableError(f"table {each.table!r}: {error}") from None
+        return self._end_step(head, gradients, checked=parts is not None)
+
+    def discard_async(self, series: str, step: int) -> "Future[None]":
+        """Drop a step: its parts are forgotten, and it can no longer be committed.
+
+        Raises:
+            ShardError: in the future: it was committed, or a shard did not answer.
+        """
+        head = pb.CommitRequest(series=series, step=step, drop=True)
+        return self._end_step(head, [], checked=True)
+
+    def _end_step(
+        self, head: pb.CommitRequest, gradients: list[Gradients], *, checked: bool
+    ) -> "Future[None]":
+        call = self._to_all(head, gradients)
+
+        def begin() -> "Future[None]":
+            if checked or self._tallied.get(head.series) == (head.step, head.slots):
+                return call.start(lambda _: None)
+            asked = pb.TallyRequest(
+                series=head.series, step=head.step, slots=head.slots, committing=True
+            )
+            return then(self._to_all(asked).start(_tally_of), begin_if_finite)
+
+        def begin_if_finite(found: Tally) -> "Future[None]":
+            if not found.finite:
+                raise TableError(
+                    f"step {head.step} of {head.series!r}: gradients that are not finite; "
+                    "expected it to be dropped"
+                )
+            return call.start(lambda _: None)
+
+        begun = self._ends.start(head.series, begin)
+        begun.add_done_callback(lambda _: call.abandon())  # what was not sent keeps no memory
+        return self._track(begun)
+
+    def _to_all(
+        self, head: StepRequest, gradients: "list[Gradients] | None" = None
+    ) -> ToEveryShard:
+        verb = type(head).__name__.removesuffix("Request")
+        what = f"{verb} of step {head.step} of {head.series!r}"
+        return ToEveryShard(self.session(), head, gradients or [], self._step_wire, what)
+
+    def _gradients(self, parts: Parts, distinct: bool) -> list[Gradients]:
+        made = []
+        for table, (keys, grads) in parts.items():
+            dim = self.spec(table).dim
+            flat, shape = as_keys(keys)
+            floats = as_gradients(grads, shape, dim)
+            if not distinct:
+                unique, inverse = _native.unique(flat)
+                if len(unique) < len(flat):
+                    floats = _native.segment_sum(inverse, floats, len(unique), dim)
+                    flat = unique
+            made.append(Gradients(table, dim, flat, floats))
+        return made
+
+
+def _tally_of(replies: list[bytes]) -> Tally:
+    """Of the shards' replies, added in the order of shards."""
+    total = sum(pb.TallyReply.FromString(reply).squared_norm for reply in replies)
+    return Tally(total, math.isfinite(total))

@@ -1,0 +1,259 @@
+"""A step summed up over its slots, and applied: each touched row steps once."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from zlib import crc32
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protos import parameter_server_pb2 as pb
+from protos.naming import without_prefix
+from ps.engine import _native
+from ps.errors import ConflictError, TableError
+from ps.shard.journal import Buffer
+from ps.shard.stage import MOST_SLOTS, Part, Series, TableRows, check_names
+from ps.shard.state import ShardState, filling_journals
+from ps.table.applied import PushId
+from ps.table.series import Flags
+from ps.table.table import Table
+
+
+@dataclass(frozen=True, slots=True)
+class _TableSums:
+    """The summed gradients of one table's rows, each key once."""
+
+    table: str
+    dim: int
+    keys: Buffer | NDArray[np.uint64]
+    key_bytes: int
+    values: Buffer | NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class _StepSums:
+    """The gradients of a step.
+
+    Attributes:
+        tables: whose rows they are of.
+        squared_norm: of all of them; not finite where one is not.
+    """
+
+    tables: tuple[_TableSums, ...]
+    squared_norm: float
+
+
+@dataclass(frozen=True, slots=True)
+class _KeptSums:
+    """Sums that a tally has made and a commit will want.
+
+    Attributes:
+        of: step, slots, the number of changes of the series' parts, and the buckets.
+    """
+
+    of: tuple[int, int, int, bytes]
+    sums: _StepSums
+
+
+@filling_journals
+def stage_part(state: ShardState, part: Part, *, route: int = 0, journal: bool = True) -> None:
+    """Keep a part of a step until its commit; one of a step that is over is not kept.
+
+    Raises:
+        TableError, KeyError: it names a table that is not here, or has another dim.
+        ConflictError: too many steps of the series wait.
+    """
+    with state.gate.passing():
+        if journal:
+            state.check_route(route)
+            for rows in part.tables:
+                state.find(rows.table, rows.dim)
+        if not state.steps.wants(part, state.buckets):
+            return
+        if journal:
+            state.journal_step("stage", part.message, [part])
+        state.steps.stage(part, state.buckets)
+
+
+def tally_step(state: ShardState, request: pb.TallyRequest) -> float:
+    """The squared norm of a step's gradients here, summed over slots; not finite if one is not.
+
+    Raises:
+        ConflictError: a part is lacking.
+    """
+    check_names(request.series, request.step)
+    _check_slots(request.slots)
+    with state.gate.passing():
+        state.check_route(request.route)
+        series = state.steps.series(request.series)
+        with series.lock:
+            buckets = series.progress.open(request.step) & state.buckets
+            committed = request.step in series.progress.committed and not buckets.any()
+            if request.committing and committed:
+                return 0.0
+            return _sums_of(state, series, request.step, request.slots, buckets).squared_norm
+
+
+@filling_journals
+def commit_step(
+    state: ShardState,
+    request: pb.CommitRequest,
+    carried: Part | None,
+    message: Buffer,
+    time_s: int,
+    *,
+    journal: bool = True,
+) -> bool:
+    """Apply a step, or drop it, unless it is over already; whether it was done now.
+
+    Args:
+        state: of the shard.
+        request: its head.
+        carried: the part that came with it.
+        message: all of it, for journals.
+        time_s: Unix time.
+        journal: else it is a journal's, which has only parts of its own tables.
+
+    Raises:
+        TableError, KeyError: gradients that are not finite, or of a table that is not here.
+        ConflictError: a part is lacking, or the step has ended otherwise.
+    """
+    name, step, drop = request.series, request.step, request.drop
+    what = f"Commit of step {step} of series {name[:140]!r}"
+    check_names(name, step)
+    if not drop:
+        _check_slots(request.slots)
+        for field, value in (("scale", request.scale), ("rate", request.rate)):
+            if not (math.isfinite(value) and 0 <= value <= 1e6):
+                raise TableError(f"{what}: {field}={value}; expected 0 to 1e6")
+    with state.gate.passing(PushId(name, 0, step)):
+        if journal:
+            state.check_route(request.route)
+        series = state.steps.series(name)
+        with series.lock:
+            buckets = series.progress.open(step) & state.buckets
+            if not buckets.any():
+                if journal and (step in series.progress.committed) == drop:
+                    ended = "committed" if drop else "dropped, or a later one was committed"
+                    raise ConflictError(f"{what}: the step was {ended}")
+                return False
+            parts = {carried.slot: carried} if carried else state.steps.parts_of(series, step)
+            sums = None
+            if not drop:
+                if not journal:
+                    sums = _sum_up(parts, buckets)
+                elif carried:
+                    _check_whole(what, parts, request.slots, buckets)
+                    sums = _sum_up(parts, buckets)
+                else:
+                    sums = _sums_of(state, series, step, request.slots, buckets)
+                sums = _scaled(what, sums, request.scale)
+            if journal:
+                for each in sums.tables if sums else ():
+                    state.find(each.table, each.dim)
+                state.journal_step("commit", message, parts.values(), time_s)
+            if sums is not None:
+                _apply(state.tables, sums, step, request.rate, time_s)
+            state.steps.close(series, step, state.buckets, parts.values(), committed=not drop)
+    return True
+
+
+def _sums_of(state: ShardState, series: Series, step: int, slots: int, buckets: Flags) -> _StepSums:
+    """A step summed up; kept, since whoever tallies it will commit it."""
+    changed, kept = series.changed, series.sums
+    asked = (step, slots, changed, buckets.tobytes())
+    if isinstance(kept, _KeptSums) and asked == kept.of:
+        return kept.sums
+    parts = state.steps.parts_of(series, step)
+    what = f"step {step} of series {series.progress.name[:140]!r}"
+    _check_whole(what, parts, slots, buckets)
+    sums = _sum_up(parts, buckets)
+    series.sums = _KeptSums(asked, sums)
+    return sums
+
+
+def _check_slots(slots: int) -> None:
+    if not 1 <= slots <= MOST_SLOTS:
+        raise TableError(f"slots={slots}; expected 1 to {MOST_SLOTS}")
+
+
+def _check_whole(what: str, parts: Mapping[int, Part], slots: int, buckets: Flags) -> None:
+    """Check that all parts are here, with all keys of some buckets.
+
+    Raises:
+        ConflictError: naming the slots whose parts are not.
+    """
+    there = [slot for slot, part in parts.items() if part.covers[buckets].all()]
+    lacking = sorted(set(range(slots)) - set(there))
+    more = [slot for slot in parts if slot >= slots]
+    if lacking or more:
+        told = f"lacks the parts of slots {lacking[:8]}" if lacking else f"has slots {more[:8]}"
+        raise ConflictError(f"{what} {told}; expected those of slots 0 to {slots - 1}, all staged")
+
+
+def _sum_up(parts: Mapping[int, Part], buckets: Flags) -> _StepSums:
+    """The sums over slots, in the order of slots, of the rows of some buckets."""
+    named: dict[str, list[TableRows]] = {}
+    for _, part in sorted(parts.items()):
+        cut = (part.covers & ~buckets).any()  # else all that it has is of them
+        for rows in part.tables:
+            named.setdefault(rows.table, []).append(rows.only(buckets) if cut else rows)
+    tables, squares = [], 0.0
+    for name, pieces in named.items():
+        first = pieces[0]
+        for rows in pieces:
+            if rows.dim != first.dim:
+                raise TableError(f"table {name!r}: parts of dim {first.dim} and {rows.dim}")
+        if len(pieces) == 1:
+            sums = _TableSums(name, first.dim, first.keys, first.key_bytes, first.values)
+        else:
+            given = [(r.keys, r.key_bytes, r.values) for r in pieces]
+            keys, values = _native.merge(given, first.dim)
+            sums = _TableSums(name, first.dim, keys, 8, values)
+        squares += _native.squared_norm(sums.values)
+        tables.append(sums)
+    return _StepSums(tuple(tables), squares)
+
+
+def _scaled(what: str, sums: _StepSums, scale: float) -> _StepSums:
+    """The sums times `scale`.
+
+    Raises:
+        TableError: one of them is not finite: no row can take it.
+    """
+    if not math.isfinite(sums.squared_norm):
+        raise TableError(f"{what}: gradients that are not finite; expected them to be dropped")
+    if scale == 1.0:
+        return sums
+    tables = []
+    squares = 0.0
+    for each in sums.tables:
+        values = _native.scaled(each.values, scale)
+        squares += _native.squared_norm(values)
+        tables.append(_TableSums(each.table, each.dim, each.keys, each.key_bytes, values))
+    if not math.isfinite(squares):
+        raise TableError(f"{what}: scale={scale} makes gradients infinite")
+    return _StepSums(tuple(tables), squares)
+
+
+def _apply(
+    tables: Mapping[str, Table], sums: _StepSums, step: int, rate: float, time_s: int
+) -> None:
+    """Let each row step once; what is random about it follows from table, key and step."""
+    for each in sums.tables:
+        table = tables.get(each.table)
+        if table is None:  # a journal has only tables of its own
+            continue
+        table.native.push(
+            each.keys,
+            each.key_bytes,
+            each.values,
+            kind="",
+            rate=rate,
+            nonce=crc32(without_prefix(each.table).encode()) << 32 ^ step & 0xFFFFFFFF,
+            time_s=time_s & 0xFFFFFFFF,
+            step=step & 0xFFFFFFFF,
+            usage=None,
+            distinct=True,
+        )

@@ -1,0 +1,208 @@
+#include "problem/steps.h"
+
+#include <numeric>
+#include <queue>
+#include <tuple>
+
+namespace heterps::scheduler {
+namespace {
+
+enum class Done : int8_t { kBackward, kReturned, kForward, kCrossed, kSummed };
+
+struct Event {
+  double at;
+  Done what;
+  int stage, micro_batch;                     // counted over all steps
+  bool operator<(const Event& other) const {  // the last of std::priority_queue is popped first
+    return std::tie(at, micro_batch, what, stage) >
+           std::tie(other.at, other.micro_batch, other.what, other.stage);
+  }
+};
+
+struct Worker {
+  bool busy = false;
+  int held = 0;
+  int next;  // the micro-batch whose forward is next
+  double link_free = 0;
+  std::priority_queue<int, std::vector<int>, std::greater<>> returned;  // backwards that may run
+};
+
+class Simulation {
+ public:
+  Simulation(const std::vector<StepStage>& stages, int micro_batches, int staleness, int steps)
+      : stages_(stages),
+        micro_batches_(micro_batches),
+        staleness_(staleness),
+        total_(micro_batches * steps),
+        workers_(stages.size()),
+        arrived_(stages.size(), std::vector<bool>(total_, false)),
+        left_(stages.size(), std::vector<int>(steps, micro_batches)),
+        open_(steps, static_cast<int>(stages.size())),
+        summed_(stages.size(), 0.0),
+        updated_(steps, 0.0) {
+    for (size_t s = 0; s < stages.size(); ++s) {
+      depth_.push_back(InFlight(stages, s));
+      for (int w = 0; w < stages[s].units; ++w) workers_[s].push_back({.next = w});
+    }
+    std::fill(arrived_[0].begin(), arrived_[0].end(), true);
+  }
+
+  std::vector<double> Run() {
+    StartAll();
+    while (!events_.empty()) {
+      now_ = events_.top().at;
+      touched_.clear();
+      bool all = false;
+      while (!events_.empty() && events_.top().at <= now_) {
+        Event event = events_.top();
+        events_.pop();
+        all |= Handle(event);
+      }
+      if (all) {
+        StartAll();
+      } else {
+        for (auto [stage, worker] : touched_) Start(stage, worker);
+      }
+    }
+    return updated_;
+  }
+
+ private:
+  Worker& At(int stage, int micro_batch) {
+    return workers_[stage][micro_batch % stages_[stage].units];
+  }
+  void Touch(int stage, int micro_batch) {
+    touched_.emplace_back(stage, micro_batch % stages_[stage].units);
+  }
+
+  // Takes the half of a crossing on the link of the worker of `stage`.
+  void Cross(int stage, int micro_batch, Done done) {
+    Worker& worker = At(stage, micro_batch);
+    worker.link_free = std::max(worker.link_free, now_) + stages_[stage].cross / 2;
+    events_.push({worker.link_free, done, stage, micro_batch});
+  }
+
+  // Whether every worker may have something to do now.
+  bool Handle(const Event& event) {
+    int last = static_cast<int>(stages_.size()) - 1, s = event.stage, m = event.micro_batch;
+    switch (event.what) {
+      case Done::kForward:
+        At(s, m).busy = false;
+        if (s == last) {
+          At(s, m).returned.push(m);
+        } else {
+          Cross(s, m, Done::kCrossed);
+        }
+        Touch(s, m);
+        break;
+      case Done::kCrossed:
+        arrived_[s + 1][m] = true;
+        Touch(s + 1, m);
+        break;
+      case Done::kBackward: {
+        At(s, m).busy = false;
+        --At(s, m).held;
+        if (s > 0) Cross(s - 1, m, Done::kReturned);
+        int step = m / micro_batches_;
+        if (--left_[s][step] == 0) {
+          summed_[s] = std::max(now_, summed_[s]) + stages_[s].sync;
+          events_.push({summed_[s], Done::kSummed, s, m});
+        }
+        Touch(s, m);
+        break;
+      }
+      case Done::kReturned:
+        At(s, m).returned.push(m);
+        Touch(s, m);
+        break;
+      case Done::kSummed: {
+        int step = m / micro_batches_;
+        if (--open_[step] > 0) break;
+        updated_[step] = now_;
+        updates_ = step + 1;
+        return true;
+      }
+    }
+    return false;
+  }
+
+  void StartAll() {
+    for (size_t s = 0; s < stages_.size(); ++s) {
+      for (int w = 0; w < stages_[s].units; ++w) Start(static_cast<int>(s), w);
+    }
+  }
+
+  void Start(int stage, int index) {
+    Worker& worker = workers_[stage][index];
+    if (worker.busy) return;
+    if (!worker.returned.empty()) {
+      int m = worker.returned.top();
+      worker.returned.pop();
+      worker.busy = true;
+      events_.push({now_ + stages_[stage].backward, Done::kBackward, stage, m});
+      return;
+    }
+    int m = worker.next;
+    if (m >= total_ || !arrived_[stage][m] || worker.held >= depth_[stage]) return;
+    if (m / micro_batches_ - staleness_ > updates_) return;
+    worker.busy = true;
+    ++worker.held;
+    worker.next += stages_[stage].units;
+    events_.push({now_ + stages_[stage].forward, Done::kForward, stage, m});
+  }
+
+  const std::vector<StepStage>& stages_;
+  int micro_batches_, staleness_, total_;
+  double now_ = 0;
+  int updates_ = 0;
+  std::priority_queue<Event> events_;
+  std::vector<int> depth_;
+  std::vector<std::vector<Worker>> workers_;
+  std::vector<std::vector<bool>> arrived_;  // [stage, micro-batch]
+  std::vector<std::vector<int>> left_;      // backwards, [stage, step]
+  std::vector<int> open_;                   // stages that have not summed, [step]
+  std::vector<double> summed_;              // when the sums of each stage are free
+  std::vector<double> updated_;
+  std::vector<std::pair<int, int>> touched_;
+};
+
+}  // namespace
+
+StepStage StageAt(const Problem& problem, const Terms& terms, double units) {
+  double samples = problem.batch / problem.micro_batches;
+  double busy = (terms.cs * units + terms.cp) * samples;
+  StepStage stage;
+  stage.units = static_cast<int>(units);
+  stage.forward = (terms.fs * units + terms.fp) * samples;
+  stage.backward = std::max(0.0, busy - stage.forward);
+  stage.cross = (terms.ts * units + terms.tp) * samples;
+  double summing = std::min(units, static_cast<double>(problem.micro_batches));
+  stage.sync = (terms.ds + terms.dp / summing) * problem.batch;
+  return stage;
+}
+
+int InFlight(const std::vector<StepStage>& stages, size_t stage) {
+  int units = 0, own = stages[stage].units;
+  for (size_t s = stage; s < stages.size(); ++s) units += stages[s].units;
+  return 2 * ((units + own - 1) / own);
+}
+
+std::vector<double> Simulate(const std::vector<StepStage>& stages, int micro_batches, int staleness,
+                             int steps) {
+  std::vector<double> at = Simulation(stages, micro_batches, staleness, steps).Run();
+  std::adjacent_difference(at.begin(), at.end(), at.begin());
+  return at;
+}
+
+StepBound StepBound::Before(const StepStage& stage, int micro_batches) const {
+  double rounds = (micro_batches + stage.units - 1) / stage.units;
+  double f = stage.forward, b = stage.backward, away = trip + stage.cross;
+  StepBound bound;
+  bound.trip = away + f + b;
+  bound.pipeline = std::max({rounds * (f + b), away + f + rounds * b, away + b + rounds * f,
+                             f + rounds * stage.cross + b, f + stage.cross + pipeline + b});
+  bound.step = std::max(bound.pipeline + stage.sync, f + stage.cross / 2 + step);
+  return bound;
+}
+
+}  // namespace heterps::scheduler

@@ -1,0 +1,49 @@
+// Optimizer steps: a discrete-event simulation of the executor, and a bound below what it takes.
+//
+// A step's micro-batches are dealt over the workers of each stage by a counter that runs on over
+// steps. A worker computes one thing at a time: of what has arrived the backward of the earliest
+// micro-batch, else the next forward, unless as many micro-batches as it may hold are between the
+// two. What crosses to the next stage and what comes back for it passes one link of the worker, one
+// after the other. Once the backwards of a step are done, the stage's workers sum its gradients;
+// when all stages have, the step's update is made. The forward of step t waits for update t - 1 -
+// S, S being the staleness.
+#pragma once
+
+#include <vector>
+
+#include "problem/problem.h"
+#include "problem/provision.h"
+
+namespace heterps::scheduler {
+
+// A stage with its units: seconds a micro-batch of a worker, and of a step.
+struct StepStage {
+  int units = 1;
+  double forward = 0, backward = 0;
+  double cross = 0;  // on the worker's link, forth and back each a half; 0 of the last stage
+  double sync = 0;   // after the last backward of a step
+
+  double Busy() const { return forward + backward; }
+};
+
+// What `terms` come to with `units` units; more than there are micro-batches only wait.
+StepStage StageAt(const Problem& problem, const Terms& terms, double units);
+
+// Micro-batches that a worker of `stage` may have between their forward and their backward.
+int InFlight(const std::vector<StepStage>& stages, size_t stage);
+
+// Seconds of each of `steps` steps on end: between the updates.
+std::vector<double> Simulate(const std::vector<StepStage>& stages, int micro_batches, int staleness,
+                             int steps);
+
+// Seconds that a flushed step takes, and no fewer: of the stages from some stage on.
+struct StepBound {
+  double trip = 0;      // a micro-batch there and back
+  double pipeline = 0;  // until the last backward leaves
+  double step = 0;      // until everything is summed
+
+  // With one stage more before them.
+  StepBound Before(const StepStage& stage, int micro_batches) const;
+};
+
+}  // namespace heterps::scheduler

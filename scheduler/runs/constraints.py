@@ -1,0 +1,124 @@
+"""What workers would refuse, or do otherwise than a plan says, known before there is a plan.
+
+Each constraint is written into the workload that is planned, where the planner has a field for it,
+and told in a sentence that goes into the decision.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from protos.decision_pb2 import Decision, Workload
+from protos.job_pb2 import JobSpec
+from protos.scheduler_pb2 import NodeStatus
+from scheduler.problem.wording import listed
+from scheduler.runs.offer import OfferError
+from scheduler.state.packing import host_of
+
+
+@dataclass(frozen=True, slots=True)
+class Constrained:
+    """A workload with what a job and its model demand of a plan, and why, in sentences."""
+
+    workload: Workload
+    notes: tuple[str, ...] = ()
+
+
+def of_job(workload: Workload, job: JobSpec, nodes: Sequence[NodeStatus]) -> Constrained:
+    """What the job file alone demands.
+
+    Args:
+        nodes: the live ones.
+    """
+    found, notes = Workload(), []
+    found.CopyFrom(workload)
+    train = job.train
+    found.batch = train.batch_size
+    if train.micro_batches:
+        found.micro_batches = min(train.micro_batches, train.batch_size)
+        notes.append(
+            f"A step has {_times(found.micro_batches, 'micro-batch')}: train.micro_batches says so."
+        )
+    elif found.micro_batches and not job.schedule.given.layers:
+        notes.append(_fixed(found.micro_batches))
+    most = train.staleness
+    found.staleness = min(most, found.staleness) if found.HasField("staleness") else most
+    if train.precision == "fp16" and len(found.layers) > 1:
+        for layer in found.layers[:-1]:
+            layer.uncut, layer.shares = True, "train.precision is fp16, which takes one stage"
+    if train.split_experts and not all(node.plain_collectives for node in nodes):
+        split = [layer for layer in found.layers if layer.kind == "moe"]
+        for layer in split:
+            layer.one_host = True
+        if split:
+            names = listed([layer.name for layer in split])
+            notes.append(
+                f"The workers of a stage with {names} are on one host: train.split_experts sends "
+                "samples between them."
+            )
+    return Constrained(found, tuple(notes))
+
+
+def of_model(constrained: Constrained, seen: Workload) -> Constrained:
+    """What the model demands besides.
+
+    Args:
+        seen: the model's layers, without costs, and how it fixes its micro-batches.
+
+    Raises:
+        OfferError: the workload is of other layers.
+    """
+    found, notes = Workload(), list(constrained.notes)
+    found.CopyFrom(constrained.workload)
+    names, own = ([layer.name for layer in one.layers] for one in (found, seen))
+    if names != own:
+        raise OfferError(
+            f"schedule.workload: costs of the layers {listed(names)}; expected those of the model, "
+            f"{listed(own)}, in this order"
+        )
+    for layer, told in zip(found.layers, seen.layers, strict=True):
+        layer.uncut = layer.uncut or told.uncut
+        layer.shares = layer.shares or told.shares
+    if seen.micro_batches and seen.micro_batches != found.micro_batches:
+        found.micro_batches = seen.micro_batches
+        notes.append(_fixed(seen.micro_batches))
+    return Constrained(found, tuple(notes))
+
+
+def may_depend_on_model(decision: Decision) -> bool:
+    """Whether what the model demands may change the plan: it has more than one worker.
+
+    Demands of a model only rule plans out, and they rule out no plan of a single worker.
+    """
+    workers = sum(stage.units for stage in decision.stages)
+    return decision.feasible and workers > 1
+
+
+def shared_cores(decision: Decision, nodes: Sequence[NodeStatus]) -> list[str]:
+    """A sentence for each host that declares more units than it has cores, of types in the plan."""
+    used = {stage.type for stage in decision.stages}
+    units: Counter[str] = Counter()
+    cores: dict[str, int] = {}
+    for node in nodes:
+        if node.cores and node.type in used:
+            units[host_of(node)] += node.units
+            cores[host_of(node)] = node.cores
+    return [
+        f"Host {host} declares {_times(units[host], 'unit')} on {_times(cores[host], 'core')}: "
+        "where they compute at the same time they take turns, and the plan runs slower than "
+        "predicted."
+        for host in sorted(units)
+        if units[host] > cores[host]
+    ]
+
+
+def _fixed(micro_batches: int) -> str:
+    return (
+        f"A step has {_times(micro_batches, 'micro-batch')}, whatever the plan: a layer of the "
+        "model sees its micro-batch whole; train.micro_batches changes that."
+    )
+
+
+def _times(count: int, thing: str) -> str:
+    plural = f"{thing}es" if thing.endswith("ch") else f"{thing}s"
+    return f"{count:,} {thing if count == 1 else plural}"

@@ -1,0 +1,33 @@
+"""Operations that change a tensor in place, which a cut between its users would undo."""
+
+from torch import fx, nn
+
+from workers.model.entry import ModelError
+
+
+def check_in_place(model: nn.Module, graph: fx.Graph) -> None:
+    """Refuse in-place changes of what is used elsewhere, or is an input.
+
+    Raises:
+        ModelError: names the operation and what to write in its place.
+    """
+    for node in graph.nodes:
+        changed = node.args[0] if node.args else None
+        if not isinstance(changed, fx.Node) or not _in_place(model, node):
+            continue
+        if changed.op == "placeholder" or len(changed.users) > 1:
+            raise ModelError(
+                f"{type(model).__name__}: {node.target!r} changes {changed.name!r} in place, which "
+                f"is {'an input' if changed.op == 'placeholder' else 'used elsewhere'}; expected "
+                "an operation that makes a new tensor, such as\n"
+                "    x = x.mul(2)    # not x.mul_(2)\n"
+                "    nn.ReLU()       # not nn.ReLU(inplace=True)"
+            )
+
+
+def _in_place(model: nn.Module, node: fx.Node) -> bool:
+    if node.op == "call_module":
+        return getattr(model.get_submodule(str(node.target)), "inplace", False) is True
+    if node.op == "call_method":
+        return str(node.target).endswith("_") and not str(node.target).endswith("__")
+    return node.op == "call_function" and node.kwargs.get("inplace") is True

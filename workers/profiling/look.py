@@ -1,0 +1,40 @@
+"""What a model says of its plans without being run: its layers, and what holds them together."""
+
+from collections.abc import Sequence
+
+from protos.decision_pb2 import Layer, Workload
+from protos.job_pb2 import JobSpec
+from workers.model.entry import job_model
+from workers.model.sharing import Sharing
+from workers.model.trace import TracedModel
+from workers.model.whole import job_micro_batches
+
+
+def look(job: JobSpec) -> Workload:
+    """The workload of a job's model without costs.
+
+    Raises:
+        ModelError: the model cannot be built or traced.
+    """
+    traced = TracedModel(job_model(job))
+    names = [info.name for info in traced.layers]
+    layers = [
+        Layer(
+            name=info.name,
+            kind=info.kind,
+            uncut=uncut,
+            shares=shares_of(traced.sharing, names, index) if uncut else "",
+        )
+        for index, (info, uncut) in enumerate(zip(traced.layers, traced.uncut, strict=True))
+    ]
+    return Workload(
+        name=job.name, layers=layers, micro_batches=job_micro_batches(job.train, traced.model)
+    )
+
+
+def shares_of(sharing: Sequence[Sharing], names: Sequence[str], layer: int) -> str:
+    """What keeps a layer and the one after it together, as `'head' and 'embed' share 'w'`."""
+    spans = [one for one in sharing if one.first <= layer < one.last]
+    return ", ".join(
+        f"{names[one.first]!r} and {names[one.last]!r} share {one.what!r}" for one in spans
+    )
