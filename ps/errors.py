@@ -20,6 +20,10 @@ class TableError(ValueError):
     reason: Reason.ValueType = REASON_UNSPECIFIED
 
 
+class NonFiniteError(TableError):
+    """Gradients that are not finite, which no row can take; nothing was applied."""
+
+
 class NotAttachedError(TableError):
     """Shared memory that a shard does not know: it was restarted, or had too many."""
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from chassis.files import replace_file
 from heterps.client.records import Job, State
 from heterps.errors import FetchError
+from heterps.view.failure import DIVERGED, kept_model
 from protos.artifacts_pb2 import Artifact
 from protos.naming import KEPT
 
@@ -110,8 +111,8 @@ class Download:
         if decision is not None:
             self._write(DECISION, decision.to_json())
         model = (self._folder / MODEL).is_file() and not self._note
-        if model and self._job.end_reason == "diverged":
-            self._note = f"the model is of before step {self._job.step + 1:,}, which diverged"
+        if model and self._job.end_reason == DIVERGED:
+            self._note = f"it is the {kept_model(False, DIVERGED)}"
         elif self._job.state is not State.SUCCEEDED:
             self._note = f"the job {self._job.state}: it left no model"
         return JobFiles(self._job.job_id, str(self._folder), self._files(), model, self._note)

@@ -11,7 +11,7 @@ from heterps.client.records import Job, State
 from heterps.report.cluster import STYLES
 from heterps.report.terminal import heading, indented, pairs, table
 from heterps.view import decision as view
-from heterps.view.failure import MEANINGS, NOT_THE_JOB, shortened
+from heterps.view.failure import DIVERGED, MEANINGS, NOT_THE_JOB, kept_model, shortened
 from heterps.view.figures import duration, per_sample
 from heterps.view.metrics import metrics_by_split
 from heterps.view.plan import EMULATED, ESTIMATED, rests_on_estimates
@@ -82,7 +82,7 @@ def job_commands(job: Job) -> list[tuple[str, str]]:
     commands = [logs]
     if job.end_reason == "infeasible_plan":
         commands.insert(0, (f"heterps inspect {job.job_id}", "which single changes would help"))
-    if job.end_reason == "diverged":
+    if job.end_reason == DIVERGED:
         text = "with a lower train.optimizer.learning_rate, or train.clip"
         return [*commands, ("heterps submit JOB.yaml", text)]
     if job.end_reason in ("lost_node", "no_capacity"):
@@ -110,10 +110,9 @@ def _why(job: Job) -> list[RenderableType]:
 
 def _where(job: Job) -> list[RenderableType]:
     """Where the model is; that of a job that diverged is of the step before."""
-    diverged = job.end_reason == "diverged"
-    if not job.output or not (job.state is State.SUCCEEDED or diverged):
+    which = kept_model(job.state is State.SUCCEEDED, job.end_reason)
+    if not job.output or not which:
         return []
-    which = "model of before the step that diverged" if diverged else "model"
     text = f"{which} saved in {job.output}"
     if job.output.startswith(KEPT):
         text = f"the scheduler keeps the {which}; fetch it with `heterps get {job.job_id}`"

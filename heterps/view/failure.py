@@ -33,6 +33,16 @@ NOT_THE_JOB = frozenset(
     )
 )
 
+DIVERGED = "diverged"
+
+
+def kept_model(succeeded: bool, end_reason: str) -> str:
+    """What to call the model that a job leaves; nothing where it leaves none."""
+    if end_reason == DIVERGED:
+        return "model of before the step that diverged"
+    return "model" if succeeded else ""
+
+
 _TRACE = "Traceback (most recent call last):"
 _FRAME = re.compile(r'\s+File "(?P<path>[^"]+)", line \d+')
 _MODULE = re.compile(r"^[\w.]+\.(?=\w+: )")  # an error's name, the last line of a traceback

@@ -12,7 +12,7 @@ from ps.client.futures import InOrder, then
 from ps.client.session import Session
 from ps.client.stage import Gradients, StepRequest, ToEveryShard
 from ps.engine import _native
-from ps.errors import TableError
+from ps.errors import NonFiniteError, TableError
 from ps.table.arrays import as_gradients, as_keys
 
 Parts = Mapping[str, tuple[Any, Any]]  # table -> keys, gradients
@@ -124,8 +124,9 @@ class StepClient(ABC):
             distinct: of `parts`, see `stage_async`.
 
         Raises:
-            TableError: as of `stage_async`; or a gradient of `parts` is not finite (names its
-                key), and nothing is sent. In the future: a staged one is not finite.
+            TableError: as of `stage_async`.
+            NonFiniteError: a gradient of `parts` is not finite (names its key), and nothing is
+                sent. In the future: a staged one is not finite, and nothing is applied.
             ShardError: in the future: a part is lacking, the step was dropped or passed over, or a
                 shard did not answer.
         """
@@ -140,7 +141,7 @@ class StepClient(ABC):
                 try:
                     _native.check_finite(each.keys, 8, each.values, each.dim)
                 except ValueError as error:
-                    raise TableError(f"table {each.table!r}: {error}") from None
+                    raise NonFiniteError(f"table {each.table!r}: {error}") from None
         return self._end_step(head, gradients, checked=parts is not None)
 
     def discard_async(self, series: str, step: int) -> "Future[None]":
@@ -167,7 +168,7 @@ class StepClient(ABC):
 
         def begin_if_finite(found: Tally) -> "Future[None]":
             if not found.finite:
-                raise TableError(
+                raise NonFiniteError(
                     f"step {head.step} of {head.series!r}: gradients that are not finite; "
                     "expected it to be dropped"
                 )

@@ -202,26 +202,30 @@ class Steps:
             return self._obtain(name)
 
     def wants(self, part: Part, owned: Flags) -> bool:
-        """Whether the step is open still in any bucket of this shard."""
-        with self._lock:
-            have = self._series.get(part.series)
-            return have is None or bool((have.progress.open(part.step) & owned).any())
-
-    def stage(self, part: Part, owned: Flags) -> None:
-        """Keep a part, in the place of what was there of it in the same buckets.
+        """Whether the step is open still in any bucket of this shard.
 
         Raises:
             ConflictError: too many steps wait for their commit.
         """
         with self._lock:
+            have = self._series.get(part.series)
+            if have is None:
+                return True
+            if not (have.progress.open(part.step) & owned).any():
+                return False
+            if part.step not in have.staged and len(have.staged) >= _MOST_OPEN:
+                raise ConflictError(
+                    f"Stage of step {part.step} of series {part.series!r}: {len(have.staged)} "
+                    f"steps wait for their commit; expected at most {_MOST_OPEN}"
+                )
+            return True
+
+    def stage(self, part: Part, owned: Flags) -> None:
+        """Keep a part of an open step, in the place of what was there of it in the same buckets."""
+        with self._lock:
             series = self._obtain(part.series)
             if not (series.progress.open(part.step) & owned).any():
                 return
-            if part.step not in series.staged and len(series.staged) >= _MOST_OPEN:
-                raise ConflictError(
-                    f"Stage of step {part.step} of series {part.series!r}: {len(series.staged)} "
-                    f"steps wait for their commit; expected at most {_MOST_OPEN}"
-                )
             before = series.staged.get(part.step, {}).get(part.slot)
             if before is not None and (before.covers & ~part.covers).any():
                 part = part.plus(before.only(~part.covers))

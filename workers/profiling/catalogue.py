@@ -98,6 +98,12 @@ def with_data_sheet(kind: ResourceType) -> ResourceType:
     return completed
 
 
+def computes_in_bf16(kind: ResourceType) -> bool:
+    """Whether a type does, by its name; one that is not in the catalogue is taken to."""
+    entry = load_catalogue().get(kind.name.lower())
+    return entry is None or entry.device != "cuda" or "bf16_flops_per_s" in entry.figures
+
+
 def _figure(value: Mapping[str, Any], sources: Mapping[str, Source]) -> Figure:
     # YAML 1.1 takes 1e9 for text: the conversion makes both spellings numbers.
     return Figure(float(value["value"]), sources[value["source"]], value.get("note", ""))

@@ -31,7 +31,7 @@ from workers.model.entry import job_model
 from workers.model.trace import TracedModel
 from workers.model.whole import job_micro_batches
 from workers.profiling import datasheet
-from workers.profiling.catalogue import with_data_sheet
+from workers.profiling.catalogue import computes_in_bf16, with_data_sheet
 from workers.profiling.look import shares_of
 from workers.profiling.memory import LayerBytes, layer_bytes
 from workers.profiling.peers import Peers
@@ -114,6 +114,11 @@ class Profiler:
         self._here = types[kind]
         self._estimated = [t for t in types.values() if t.name != kind or t.emulated]
         self._log = log
+        if self._job.train.precision == "bf16":
+            unfit = [t for t in self._estimated if not t.emulated and not computes_in_bf16(t)]
+            for one in unfit:
+                self._estimated.remove(one)
+                log(f"{one.name}: does not compute in bf16, so no layer may run there")
         self._stated_rate = bytes_per_s
         wants_gpu = self._here.device == "cuda" and not self._here.emulated
         cuda = wants_gpu and torch.cuda.is_available()

@@ -13,6 +13,7 @@ from heterps.html.palette import Palette
 from heterps.html.parts import bars, section, table, tiles
 from heterps.page.measured import measured
 from heterps.view.decision import types_of
+from heterps.view.failure import kept_model
 from heterps.view.figures import count, duration, money, percent, rate, size
 from heterps.view.metrics import metrics_by_split
 from heterps.view.plan import layers_text
@@ -194,6 +195,7 @@ def _states(job: Job, history: History) -> Markup:
         for (state, at), end in zip(entered, ends, strict=True)
     ]
     parts = [table("States", columns, rows)]
-    if job.output and job.state is State.SUCCEEDED:
-        parts.append(tag("p", f"The model lies in {job.output}", class_="aside"))
+    which = kept_model(job.state is State.SUCCEEDED, job.end_reason)
+    if job.output and which:
+        parts.append(tag("p", f"The {which} lies in {job.output}", class_="aside"))
     return join(*parts)

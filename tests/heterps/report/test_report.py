@@ -271,6 +271,19 @@ def test_the_outcome_has_metrics_and_the_model():
     assert "0.09" in text, "measured throughput over predicted"
 
 
+def test_a_job_that_diverged_says_which_model_it_left_and_what_to_change():
+    job = replace(JOB, state=State.FAILED, end_reason="diverged", reason="step 7: loss nan")
+    text = " ".join(rendered(report.outcome_report(job, None), 200).split())
+    assert "diverged: a loss or gradient was not finite" in text
+    assert "model of before the step that diverged saved in /somewhere/runs" in text
+    (_, logs), (command, what) = report.job_commands(job)
+    assert "wrote" in logs
+    assert command == "heterps submit JOB.yaml"
+    assert "train.clip" in what
+    failed = replace(JOB, state=State.FAILED, end_reason="user_error")
+    assert "/somewhere" not in rendered(report.outcome_report(failed, None))
+
+
 def test_an_infeasible_plan_says_why():
     resources = scheduler.load_resources(PLAN / "resources.yaml")
     workload = scheduler.load_workload(PLAN / "workload.yaml")

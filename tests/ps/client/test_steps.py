@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from ps import Admission, Eviction, LocalShards, ParameterClient, ShardError, TableError
+from ps import Admission, Eviction, LocalShards, ParameterClient, ShardError
+from ps.errors import NonFiniteError
 from tests.ps.engine.test_optimizers import Reference
 
 OPTIMIZERS: list[dict[str, Any]] = [
@@ -154,7 +155,7 @@ def test_a_commit_that_carries_its_part(client: ParameterClient) -> None:
         twin.commit([part], 1.0, 0.5)
     twin.check()
     bad = {tables[0]: (np.uint64([3]), np.float32([[np.nan]]))}
-    with pytest.raises(TableError, match="key 3"):
+    with pytest.raises(NonFiniteError, match="key 3"):
         client.commit_async(series, 9, 1, parts=bad)
     twin.check()
 
@@ -200,7 +201,7 @@ def test_gradients_that_are_not_finite_are_found_and_never_applied(client: Param
         grads[217] = bad
         client.stage_async(series, step, 0, {one: (keys, grads), two: good}).result(20)
         assert not client.tally(series, step, 1).finite
-        with pytest.raises(TableError, match="not finite"):
+        with pytest.raises(NonFiniteError, match="not finite"):
             client.commit_async(series, step, 1).result(20)
         client.discard_async(series, step).result(20)
     for slot in range(2):  # each finite, their sum is not

@@ -249,6 +249,24 @@ def test_shards_with_a_replica_are_killed_between_parts_and_commits(kills: int) 
             filled(shards)
 
 
+def test_a_replica_that_was_restarted_has_the_parts() -> None:
+    with (
+        LocalShards(1, replicas=True) as shards,
+        ParameterClient(shards.addresses, timeout_s=60) as client,
+    ):
+        _make(client, "replica")
+        ones = {"job.a": (KEYS, np.ones((len(KEYS), DIM), np.float32))}
+        client.commit_async(SERIES, 0, 1, parts=ones).result(30)
+        client.stage_async(SERIES, 1, 0, ones).result(30)
+        shards.replicas[0].process.kill()
+        shards.restart_replica(0)
+        filled(shards)
+        _restart(shards, 0)
+        client.commit_async(SERIES, 0, 1, parts=ones).result(30)  # over
+        client.commit_async(SERIES, 1, 1).result(30)
+        assert (client.pull("job.a", KEYS) == -2).all()
+
+
 def _restart(shards: LocalShards, index: int) -> None:
     shards.processes[index].process.kill()
     shards.restart(index)
@@ -356,23 +374,36 @@ def test_a_bad_network_changes_no_step() -> None:
         group.close()
 
 
-def test_a_save_has_whole_steps_alone(tmp_path: Path) -> None:
-    """Staged parts are not in it; loading it brings back how far the series was."""
-    with LocalShards(2) as shards, ParameterClient(shards.addresses, timeout_s=20) as client:
+@pytest.mark.parametrize("again", ["restart", "load"])
+def test_a_save_has_whole_steps_alone(tmp_path: Path, again: str) -> None:
+    """Staged parts are not in it, and how far the series was comes back with the rows."""
+    with LocalShards(2, directory=tmp_path / "ck") as shards:
+        group = Group(shards.addresses)
+        client = group.clients[0]
         _make(client, "none")
-        part = {t: (KEYS, np.ones((len(KEYS), DIM), np.float32)) for t in ("job.a", "job.b")}
-        with stepping(shards.addresses) as group:
-            for number in range(3):
-                _more(group, 2)
-                client.save(tmp_path / str(number))
-        for number in range(3):
-            rows = LocalTable.load_checkpoint(tmp_path / str(number))
-            assert set(rows) == {"job.a", "job.b"}
-        client.load(tmp_path / "1")
-        before = client.pull("job.a", KEYS)
+        part = {t: (KEYS, np.ones((len(KEYS), DIM), np.float32)) for t in group.sums}
+        for _ in range(3):
+            group.step()
+        client.stage_async(SERIES, 3, 0, part).result(20)
+        client.save(tmp_path / "ck")
+        client.commit_async(SERIES, 3, 1).result(20)
+        client.commit_async(SERIES, 4, 1, parts=part).result(20)
+        client.stage_async(SERIES, 5, 0, part).result(20)
+        if again == "restart":
+            _restart(shards, 0)
+            _restart(shards, 1)
+        else:
+            client.load(tmp_path / "ck")
+        group.check()
         assert all(s.staged_bytes == 0 for s in client.stats())
-        client.commit_async(SERIES, group.steps, 1, parts=part).result(20)
-        np.testing.assert_array_equal(client.pull("job.a", KEYS), before - 1)
+        client.commit_async(SERIES, 2, 1, parts=part).result(20)  # over
+        group.check()
+        for step in (3, 5):
+            with pytest.raises(ShardError, match="lacks"):
+                client.commit_async(SERIES, step, 1).result(20)
+        client.commit_async(SERIES, 3, 1, parts=part).result(20)
+        np.testing.assert_array_equal(client.pull("job.a", KEYS), group.sums["job.a"] - 1)
+        group.close()
 
 
 def test_a_step_is_in_a_save_of_all_shards_or_of_none(tmp_path: Path) -> None:

@@ -6,7 +6,13 @@ from urllib.parse import urlsplit
 import pytest
 
 from protos.decision_pb2 import ResourceType
-from workers.profiling.catalogue import RATES, REQUIRED, load_catalogue, with_data_sheet
+from workers.profiling.catalogue import (
+    RATES,
+    REQUIRED,
+    computes_in_bf16,
+    load_catalogue,
+    with_data_sheet,
+)
 
 CATALOGUE = load_catalogue()
 FIGURES = [(n, key, f) for n, kind in CATALOGUE.items() for key, f in kind.figures.items()]
@@ -54,3 +60,9 @@ def test_rates_are_filled_in_by_name_and_nothing_else():
     assert (given.flops_per_s, given.memory_bandwidth) == (1e12, 9.0e11)
     unknown = ResourceType(name="abacus")
     assert with_data_sheet(unknown) == unknown
+
+
+def test_which_types_compute_in_bf16():
+    able = {name: computes_in_bf16(ResourceType(name=name.upper())) for name in CATALOGUE}
+    assert [name for name, does in able.items() if not does] == ["t4", "v100"]
+    assert computes_in_bf16(ResourceType(name="abacus"))

@@ -14,6 +14,7 @@ from protos.decision_pb2 import Resources, Workload
 from protos.job_pb2 import JobSpec
 from protos.node_pb2 import ProfileRequest
 from workers.device.units import one_thread
+from workers.profiling.profiler import Profiler
 
 pytest.importorskip("ps.server")
 
@@ -102,6 +103,35 @@ def check(workload: Workload, batch: int) -> None:
             assert 0 < cost.forward_share < 1
         assert 0 < here.uncertainty < 10
         assert there.uncertainty >= 0.5
+
+
+def test_a_type_that_does_not_compute_in_the_jobs_precision_gets_no_costs(
+    request_file: Path,
+) -> None:
+    request = ProfileRequest.FromString(request_file.read_bytes())
+    request.job.train.precision = "bf16"
+    for name, emulated in (("t4", False), ("v100", True)):
+        request.resources.types.add(name=name, device="cuda", limit=1, emulated=emulated)
+    said: list[str] = []
+    profiler = Profiler(request, "cpu", said.append)
+    assert [kind.name for kind in profiler._estimated] == ["h200", "v100"]
+    assert said == ["t4: does not compute in bf16, so no layer may run there"]
+
+
+def test_a_model_that_is_only_looked_at_tells_its_layers_and_has_no_costs(
+    request_file: Path, tmp_path: Path
+) -> None:
+    request = ProfileRequest.FromString(request_file.read_bytes())
+    request.unmeasured, request.job.train.micro_batches = True, 3
+    asked = tmp_path / "request"
+    asked.write_bytes(request.SerializeToString())
+    found, _ = run(asked, "--type", "cpu")
+    names = ["rows", "small", "large", "head"]
+    assert [(one.name, one.uncut, len(one.cost)) for one in found.layers] == [
+        (name, False, 0) for name in names
+    ]
+    assert found.layers[0].kind == "embedding"
+    assert found.micro_batches == 3
 
 
 def test_every_layer_is_measured_here_and_estimated_elsewhere(alone: Workload) -> None:
