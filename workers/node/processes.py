@@ -89,7 +89,7 @@ class Processes:
         self._lock = threading.Lock()
         self._jobs: OrderedDict[tuple[str, int], Job] = OrderedDict()  # by attempt
         self._over: OrderedDict[str, int] = OrderedDict()  # by job, the last attempt stopped
-        self._forks = ForkServer("workers.stage.__main__", directory, one_thread())
+        self._forks = ForkServer("workers.stage.forked", directory, one_thread())
         self._closed = threading.Event()
         scratch.sweep()
         self._watcher = threading.Thread(target=self._watch, name="watch", daemon=True)
@@ -236,6 +236,7 @@ class Processes:
         with self._lock:
             entry.child = child
             stopped = job.stopped
+        self._changed()
         if stopped:  # between the check and the start
             child.stop(0.5)
             raise ChildError(f"job {request.job_id} was stopped on this node")

@@ -140,6 +140,7 @@ def test_a_stage_is_on_one_host_and_its_neighbour_with_it(service: Service) -> N
     kinds = {kind.name: kind for kind in decision.resources.types}
     assert (kinds["cpu"].limit, kinds["cpu"].units_per_host) == (4, 2)
     assert kinds["cpu-large"].units_per_host == 0
+    wait_until(lambda: len(service.hosts(job)) == 3, "the nodes have told of their workers")
     assert service.hosts(job) == dict.fromkeys(
         ("stage 0 worker 0", "stage 0 worker 1", "stage 1 worker 0"), THERE
     )
