@@ -49,6 +49,58 @@ END: FrameKind.ValueType  # 4
 """this sender has nothing more of the phase named by `phase`"""
 Global___FrameKind: _TypeAlias = FrameKind  # noqa: Y015
 
+class _NoticeKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _NoticeKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_NoticeKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    NOTICE_UNSPECIFIED: _NoticeKind.ValueType  # 0
+    PULLED: _NoticeKind.ValueType  # 1
+    """to a stage's leader: this worker has the rows of the step"""
+    STAGED: _NoticeKind.ValueType  # 2
+    """to a stage's leader: the servers have this worker's part of the step"""
+    REPORTED: _NoticeKind.ValueType  # 3
+    """a stage's leader to the judge, that of the first stage"""
+    JUDGED: _NoticeKind.ValueType  # 4
+    """the judge to the stages' leaders, and these to their workers"""
+    COMMITTED: _NoticeKind.ValueType  # 5
+    """a stage's leader to its workers: the step's rows are in the tables"""
+
+class NoticeKind(_NoticeKind, metaclass=_NoticeKindEnumTypeWrapper): ...
+
+NOTICE_UNSPECIFIED: NoticeKind.ValueType  # 0
+PULLED: NoticeKind.ValueType  # 1
+"""to a stage's leader: this worker has the rows of the step"""
+STAGED: NoticeKind.ValueType  # 2
+"""to a stage's leader: the servers have this worker's part of the step"""
+REPORTED: NoticeKind.ValueType  # 3
+"""a stage's leader to the judge, that of the first stage"""
+JUDGED: NoticeKind.ValueType  # 4
+"""the judge to the stages' leaders, and these to their workers"""
+COMMITTED: NoticeKind.ValueType  # 5
+"""a stage's leader to its workers: the step's rows are in the tables"""
+Global___NoticeKind: _TypeAlias = NoticeKind  # noqa: Y015
+
+class _Outcome:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _OutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Outcome.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    OUTCOME_UNSPECIFIED: _Outcome.ValueType  # 0
+    APPLY: _Outcome.ValueType  # 1
+    SKIP: _Outcome.ValueType  # 2
+    DIVERGED: _Outcome.ValueType  # 3
+
+class Outcome(_Outcome, metaclass=_OutcomeEnumTypeWrapper): ...
+
+OUTCOME_UNSPECIFIED: Outcome.ValueType  # 0
+APPLY: Outcome.ValueType  # 1
+SKIP: Outcome.ValueType  # 2
+DIVERGED: Outcome.ValueType  # 3
+Global___Outcome: _TypeAlias = Outcome  # noqa: Y015
+
 @_typing.final
 class StageWorkers(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
@@ -227,3 +279,67 @@ class JoinReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___JoinReply: _TypeAlias = JoinReply  # noqa: Y015
+
+@_typing.final
+class Notice(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    STAGE_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    SQUARED_NORM_FIELD_NUMBER: _builtins.int
+    FINITE_FIELD_NUMBER: _builtins.int
+    LOSS_FIELD_NUMBER: _builtins.int
+    OUTCOME_FIELD_NUMBER: _builtins.int
+    SCALE_FIELD_NUMBER: _builtins.int
+    kind: Global___NoticeKind.ValueType
+    step: _builtins.int
+    stage: _builtins.int
+    """of the sender, as its rank"""
+    rank: _builtins.int
+    squared_norm: _builtins.float
+    """REPORTED: of the stage's gradient"""
+    finite: _builtins.bool
+    """REPORTED"""
+    loss: _builtins.float
+    """REPORTED, by the last stage"""
+    outcome: Global___Outcome.ValueType
+    """JUDGED"""
+    scale: _builtins.float
+    """JUDGED: by which gradients are multiplied"""
+    def __init__(
+        self,
+        *,
+        kind: Global___NoticeKind.ValueType = ...,
+        step: _builtins.int = ...,
+        stage: _builtins.int = ...,
+        rank: _builtins.int = ...,
+        squared_norm: _builtins.float = ...,
+        finite: _builtins.bool = ...,
+        loss: _builtins.float = ...,
+        outcome: Global___Outcome.ValueType = ...,
+        scale: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finite", b"finite", "kind", b"kind", "loss", b"loss", "outcome", b"outcome", "rank", b"rank", "scale", b"scale", "squared_norm", b"squared_norm", "stage", b"stage", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Notice: _TypeAlias = Notice  # noqa: Y015
+
+@_typing.final
+class NoticeReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NoticeReply: _TypeAlias = NoticeReply  # noqa: Y015

@@ -50,6 +50,11 @@ class StageStub:
                 request_serializer=protos_dot_stage__pb2.JoinRequest.SerializeToString,
                 response_deserializer=protos_dot_stage__pb2.JoinReply.FromString,
                 _registered_method=True)
+        self.Tell = channel.unary_unary(
+                '/heterps.v1.Stage/Tell',
+                request_serializer=protos_dot_stage__pb2.Notice.SerializeToString,
+                response_deserializer=protos_dot_stage__pb2.NoticeReply.FromString,
+                _registered_method=True)
 
 
 class StageServicer:
@@ -77,6 +82,13 @@ class StageServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Tell(self, request, context):
+        """A word between workers of a job about a step; safe to repeat.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_StageServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -94,6 +106,11 @@ def add_StageServicer_to_server(servicer, server):
                     servicer.Join,
                     request_deserializer=protos_dot_stage__pb2.JoinRequest.FromString,
                     response_serializer=protos_dot_stage__pb2.JoinReply.SerializeToString,
+            ),
+            'Tell': grpc.unary_unary_rpc_method_handler(
+                    servicer.Tell,
+                    request_deserializer=protos_dot_stage__pb2.Notice.FromString,
+                    response_serializer=protos_dot_stage__pb2.NoticeReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -178,6 +195,33 @@ class Stage:
             '/heterps.v1.Stage/Join',
             protos_dot_stage__pb2.JoinRequest.SerializeToString,
             protos_dot_stage__pb2.JoinReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Tell(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/heterps.v1.Stage/Tell',
+            protos_dot_stage__pb2.Notice.SerializeToString,
+            protos_dot_stage__pb2.NoticeReply.FromString,
             options,
             channel_credentials,
             insecure,

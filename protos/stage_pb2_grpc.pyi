@@ -39,6 +39,8 @@ class StageStub:
     """One micro-batch's tensors, forward or back."""
     Join: _grpc.UnaryUnaryMultiCallable[_stage_pb2.JoinRequest, _stage_pb2.JoinReply]
     """The rank before in a stage asks where it may connect, to make a ring."""
+    Tell: _grpc.UnaryUnaryMultiCallable[_stage_pb2.Notice, _stage_pb2.NoticeReply]
+    """A word between workers of a job about a step; safe to repeat."""
 
 @_typing.type_check_only
 class StageAsyncStub(StageStub):
@@ -51,6 +53,8 @@ class StageAsyncStub(StageStub):
     """One micro-batch's tensors, forward or back."""
     Join: _aio.UnaryUnaryMultiCallable[_stage_pb2.JoinRequest, _stage_pb2.JoinReply]  # type: ignore[assignment]
     """The rank before in a stage asks where it may connect, to make a ring."""
+    Tell: _aio.UnaryUnaryMultiCallable[_stage_pb2.Notice, _stage_pb2.NoticeReply]  # type: ignore[assignment]
+    """A word between workers of a job about a step; safe to repeat."""
 
 class StageServicer(metaclass=_abc_1.ABCMeta):
     """Compute plane: one worker of one pipeline stage."""
@@ -78,5 +82,13 @@ class StageServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_stage_pb2.JoinReply, _abc.Awaitable[_stage_pb2.JoinReply]]:
         """The rank before in a stage asks where it may connect, to make a ring."""
+
+    @_abc_1.abstractmethod
+    def Tell(
+        self,
+        request: _stage_pb2.Notice,
+        context: _ServicerContext,
+    ) -> _typing.Union[_stage_pb2.NoticeReply, _abc.Awaitable[_stage_pb2.NoticeReply]]:
+        """A word between workers of a job about a step; safe to repeat."""
 
 def add_StageServicer_to_server(servicer: StageServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

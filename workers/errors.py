@@ -10,6 +10,10 @@ class PeerLostError(RuntimeError):
     """A worker that this one exchanges tensors with went away."""
 
 
+class DivergedError(ArithmeticError):
+    """A loss or gradient of training is not finite."""
+
+
 @contextmanager
 def peers_needed() -> Iterator[None]:
     """Where a collective is called; also a decorator of what does.

@@ -162,6 +162,11 @@ class Decision:
         return self.demands.model(workload, resources, cut or None)
 
     @property
+    def aim(self) -> float:
+        """The throughput that it was made for: the floor, and what the executor takes besides."""
+        return self.demands.aim(self.overhead)
+
+    @property
     def slack(self) -> tuple[float, ...]:
         """By stage, the share of the time, 0 to 1, that it waits for the slowest one."""
         slowest = max((stage.busy_s for stage in self.stages), default=0.0)

@@ -25,6 +25,7 @@ class Problem:
         transfer_parallel: _Floats,
         memory: _Floats,
         forward_share: _Floats,
+        held: _Floats,
         most_units: _Floats,
         joined: NDArray[np.bool_],
         cuts: bool,
@@ -37,6 +38,7 @@ class Problem:
         max_price: float,
         batch: float = ...,
         micro_batches: int = ...,
+        staleness: int = ...,
     ) -> None: ...
 
 def split(problem: Problem, assignment: Sequence[int]) -> list[tuple[int, int, int]]: ...
@@ -160,3 +162,30 @@ def simulate(
 def step_bound(
     stages: Sequence[tuple[int, float, float, float, float]], micro_batches: int
 ) -> float: ...
+def step_seconds(
+    stages: Sequence[tuple[int, float, float, float, float]],
+    micro_batches: int,
+    staleness: int,
+    slowest: float,
+) -> float: ...
+
+class StepFound:
+    """A plan by simulated steps."""
+
+    assignment: list[int]  # with the cuts of its stages; empty where no plan was found
+    units: list[int]  # of its stages
+    value: float  # seconds a sample * price an hour
+    tau: float  # seconds a sample
+    bound: float  # no plan has a smaller value; infinite where there is no plan
+
+def solve_steps(
+    problem: Problem,
+    floor: float,
+    starts: Sequence[Sequence[int]],
+    labels: int,
+    all: bool,
+    seconds: float,
+    fixed: bool = ...,
+    incumbent: float = ...,
+    fastest: bool = ...,
+) -> StepFound: ...

@@ -19,6 +19,7 @@ from scheduler.problem.provision import provision
 
 # Integer programming takes seconds a pace; with less there is no point in starting.
 _LONG = 1.0
+_LABELS = 200_000  # ways to cover some layers that a search by simulated steps looks at
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,8 @@ def solve(
     starts = []
     if start is not None and start.assignment:
         starts.append(model.codes(start))
+    if model.steps.simulated:
+        return _by_steps(model, floor, starts, seconds)
     found = _search(model, floor, starts, seconds)
     bound = found.bound * model.samples / 3600
     top = 1 / found.fastest_tau if found.fastest else 0.0
@@ -67,6 +70,44 @@ def solve(
     if plan.cost <= bound * (1 + TOLERANCE):
         return Solution(plan, plan.cost, True, top)
     return Solution(plan, min(bound, plan.cost), False, top)
+
+
+def _by_steps(
+    model: CostModel, floor: float, starts: Sequence[Sequence[int]], seconds: float
+) -> Solution:
+    """The same where what counts is the simulated time of a step.
+
+    First dropping ways to cover some layers that look worse in everything, then none of them.
+    """
+    native, limit = model.native, seconds / 3
+    found = _planner.solve_steps(native, floor, starts, _LABELS, False, limit)
+    bound = found.bound
+    if found.value > bound * (1 + TOLERANCE):
+        more = [*starts, found.assignment] if found.assignment else starts
+        other = _planner.solve_steps(native, floor, more, _LABELS, True, limit)
+        bound = max(bound, other.bound)
+        found = other if other.value < found.value else found
+    fastest = _planner.solve_steps(
+        native,
+        0.0,
+        [found.assignment] if found.assignment else starts,
+        _LABELS // 4,
+        False,
+        limit / 4,
+        fastest=True,
+    )
+    top = 1 / fastest.tau if fastest.assignment else 0.0
+    bound *= model.samples / 3600
+    best = found if found.assignment else fastest
+    if not best.assignment:
+        return Solution(None, bound, math.isinf(bound), top)
+    plan = model.evaluate(best.assignment, best.units, floor)
+    if not plan.feasible:
+        return Solution(plan, bound, math.isinf(bound), max(top, plan.throughput))
+    proven = plan.cost <= bound * (1 + TOLERANCE)
+    return Solution(
+        plan, plan.cost if proven else min(bound, plan.cost), proven, max(top, plan.throughput)
+    )
 
 
 def _search(

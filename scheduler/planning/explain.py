@@ -117,7 +117,7 @@ def _placements(decision: Decision, model: CostModel) -> list[str]:
     if rows:
         # All moves of all stages are provisioned at once.
         assignments = np.array(rows, dtype=np.int32)
-        found = _planner.provision(model.native, assignments, decision.min_throughput)
+        found = _planner.provision(model.native, assignments, decision.aim)
         values, taus = (iter(column.tolist()) for column in found)
     scale = model.samples / 3600
     lines = []
@@ -160,7 +160,7 @@ def _placement(
         clauses.append(_compared(decision, stage, best, model))
     else:
         for move in moves[:_FAILURES]:
-            plan = provision(model, move.assignment, decision.min_throughput)
+            plan = provision(model, move.assignment, decision.aim)
             what = _moved(stage, move, model.workload)
             clauses.append(f"with {what} on {move.type} the plan fails ({plan.reason})")
         if len(moves) > _FAILURES:
@@ -182,7 +182,7 @@ def _compared(decision: Decision, stage: PlanStage, move: _Move, model: CostMode
         text += f"{money_text(move.cost)} instead of {money_text(decision.cost)}"
         text += f" ({change / decision.cost:+.1%})" if decision.cost > 0 else ""
     batch_s = sum(layers[row].cost[move.type].compute_s for row in move.rows)
-    rows, units = _stage_of(move, model)
+    rows, units = _stage_of(move, model, decision.aim)
     why = f"{time_text(batch_s)} a batch there takes {units_text(units, move.type)}"
     others = [layers[row].name for row in rows if row not in move.rows]
     if others:
@@ -190,9 +190,13 @@ def _compared(decision: Decision, stage: PlanStage, move: _Move, model: CostMode
     return f"{text}, {'because its' if change > 0 else 'its'} {why}"
 
 
-def _stage_of(move: _Move, model: CostModel) -> tuple[range, int]:
+def _stage_of(move: _Move, model: CostModel, floor: float) -> tuple[range, int]:
     """The layers of the stage that the first moved layer is in after the move, and its units."""
-    units = _planner.units(model.native, move.assignment, move.tau)
+    if model.steps.simulated:
+        plan = provision(model, move.assignment, floor)
+        units: Sequence[float] = [stage.units for stage in plan.stages]
+    else:
+        units = _planner.units(model.native, move.assignment, move.tau)
     for number, run in zip(units, model.runs(move.assignment), strict=True):
         if move.rows[0] <= run.last:
             return range(run.first, run.last + 1), int(number)

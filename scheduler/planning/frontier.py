@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from scheduler.decision.record import Decision, ParetoPoint
 from scheduler.methods.exact import solve
+from scheduler.planning.executed import executed, fills
 from scheduler.problem.cost import TOLERANCE, CostModel, Plan
 from scheduler.problem.demands import Demands, Pin
 from scheduler.problem.inputs import ResourcesLike, WorkloadLike, as_resources, as_workload
@@ -92,7 +93,12 @@ def frontier(
     search.between(first.plan, search.fastest(first.plan.throughput))
     for floor in at:
         search.cheapest(floor)
-    return _nondominated(search.found)
+    return _nondominated([_as_run(model, one) for one in search.found])
+
+
+def _as_run(model: CostModel, found: _Found) -> _Found:
+    plan = executed(model, found.plan)
+    return _Found(plan, found.proven and (not plan.stages or fills(model, plan)))
 
 
 class _Search:

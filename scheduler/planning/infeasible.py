@@ -33,7 +33,7 @@ def why_no_plan(decision: Decision, fastest: Plan | None = None) -> str:
     Args:
         fastest: the fastest plan within limits and cap, where one was found.
     """
-    floor, cap, top = decision.min_throughput, decision.max_price_per_hour, decision.max_throughput
+    floor, cap, top = decision.aim, decision.max_price_per_hour, decision.max_throughput
     priced = f" for at most {money_text(cap)} an hour" if cap else ""
     needed = _change(decision, "max_price_per_hour")
     if needed is not None and floor <= 0:

@@ -9,6 +9,8 @@ from chassis.near import near_or_all
 from scheduler.decision.provenance import input_hash, versions
 from scheduler.decision.record import Alternative, Decision
 from scheduler.methods.bench import METHODS, Bench, Found, methods_for
+from scheduler.methods.exact import solve
+from scheduler.planning.executed import LADDER, MOST_STALE, executed, fills, holds
 from scheduler.planning.explain import reasons
 from scheduler.planning.frontier import frontier
 from scheduler.planning.infeasible import barred, why_no_plan
@@ -17,7 +19,14 @@ from scheduler.problem.cost import TOLERANCE, CostModel, Plan
 from scheduler.problem.demands import Demands, Pin
 from scheduler.problem.fields import Fields, InputError
 from scheduler.problem.inputs import ResourcesLike, WorkloadLike, as_resources, as_workload
+from scheduler.problem.steps import Steps
 from scheduler.problem.wording import money_text
+from scheduler.problem.workload import Resources, Workload
+
+_TURNS = 8  # plans made anew, as what a plan comes to shows what is missing
+_MOST_PARTS = 64  # micro-batches of a flushed step, where the planner chooses
+_PARTS_S = 0.1  # of the solver, to compare numbers of micro-batches
+_CLOSE = 1.01  # costs so near each other are not worth more micro-batches
 
 
 def plan(
@@ -67,17 +76,16 @@ def plan(
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32:
         raise InputError("", "seed", f"{seed!r}: expected a whole number from 0 to 4294967295")
     finetune = Fields({"finetune": finetune}, "", "", ("finetune",)).number("finetune")
-    model = demands.model(workload, resources)
-    answer = _answer(model, demands, method, seed, finetune)
+    ask = _Question(workload, resources, demands, method, seed, finetune)
+    model, answer = ask.answer()
     if not (answer.feasible or model.cuts) and model.overfull:
         # Memory is in the way, or at least may be.
-        cut = demands.model(workload, resources, cuts=True)
-        other = _answer(cut, demands, method, seed, finetune)
+        cut, other = ask.answer(cuts=True)
         if other.feasible or other.top > answer.top:
             model, answer = cut, other
     decision = _decision(model, demands, seed, answer)
     if pareto:
-        curve = frontier(model, at=[demands.min_throughput] if demands.min_throughput else ())
+        curve = frontier(model, at=[decision.aim] if decision.aim else ())
         decision = replace(decision, pareto=curve)
     return replace(decision, seconds=time.perf_counter() - started)
 
@@ -97,8 +105,114 @@ class _Answer:
         """Whether some plan meets the demands."""
         return any(found.plan.feasible for found in self.results.values())
 
+    def executed(self, model: CostModel, floor: float, method: str) -> "_Answer":
+        """The same with each plan as it runs."""
+        results = {
+            name: replace(found, plan=executed(model, found.plan, floor))
+            for name, found in self.results.items()
+        }
+        chosen = self.chosen if self.bench is None else self.bench.choose(method, results)
+        return replace(self, results=results, chosen=chosen)
 
-def _answer(model: CostModel, demands: Demands, method: str, seed: int, finetune: float) -> _Answer:
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """What is asked, and how."""
+
+    workload: Workload
+    resources: Resources
+    demands: Demands
+    method: str
+    seed: int
+    finetune: float
+
+    def answer(self, cuts: bool | None = None) -> tuple[CostModel, _Answer]:
+        """Plan for what counts: the slowest stage alone, or the simulated time of a step."""
+        steps = Steps.of(self.workload)
+        if not steps.staleness:
+            least = math.inf
+            if steps.simulated and not steps.fixed:
+                steps, least = self._parts(steps, cuts)
+            model, answer = self._settled(steps, cuts)
+            return model, replace(answer, bound=min(answer.bound, least))
+        model, answer = self._settled(steps, cuts)
+        plan = answer.results[answer.chosen].plan
+        if plan.feasible and fills(model, plan):
+            return model, answer
+        # Too few micro-batches for so many units, or too many for their memory: plan with each
+        # plan's own steps.
+        parts = steps.micro_batches if steps.fixed else plan.micro_batches or steps.micro_batches
+        steps = replace(
+            steps,
+            micro_batches=parts,
+            staleness=min(steps.staleness, MOST_STALE),
+            simulated=True,
+        )
+        other_model, other = self._settled(steps, cuts)
+        bound = max(answer.bound, other.bound) if steps.fixed else answer.bound
+        if other.results[other.chosen].plan.rank < plan.rank:
+            model, answer = other_model, other
+        bound = min(bound, answer.results[answer.chosen].plan.cost)
+        return model, replace(answer, bound=bound)
+
+    def _parts(self, steps: Steps, cuts: bool | None) -> tuple[Steps, float]:
+        """The fewest micro-batches a step that cost next to nothing, and a bound for any number."""
+        aim = self.demands.aim(self.workload.overhead)
+        found: list[tuple[float, float, Steps]] = []
+        bound = math.inf
+        for count in sorted({steps.micro_batches, *LADDER}):
+            if count > min(steps.batch, _MOST_PARTS):
+                break
+            model = self._model(replace(steps, micro_batches=count), cuts)
+            if barred(model):
+                return steps, math.inf
+            solution = solve(model, aim, seconds=_PARTS_S)
+            bound = min(bound, solution.lower_bound)
+            feasible = solution.plan is not None and solution.plan.feasible
+            cost = solution.plan.cost if solution.plan and feasible else math.inf
+            found.append((cost, solution.max_throughput, replace(steps, micro_batches=count)))
+        least, top = min(cost for cost, _, _ in found), max(rate for _, rate, _ in found)
+        good = [
+            chosen
+            for cost, rate, chosen in found
+            if (cost <= least * _CLOSE if math.isfinite(least) else rate * _CLOSE >= top)
+        ]
+        return good[0], bound
+
+    def _model(self, steps: Steps, cuts: bool | None) -> CostModel:
+        return self.demands.model(self.workload, self.resources, cuts, steps)
+
+    def _settled(self, steps: Steps, cuts: bool | None) -> tuple[CostModel, _Answer]:
+        """Plan, with as much to spare for memory and floor as what the plan comes to asks for."""
+        allowed = steps
+        if steps.staleness and not steps.simulated:
+            steps = replace(steps, staleness=1)  # the least of weights
+        floor = aim = self.demands.aim(self.workload.overhead)
+        bound = top = 0.0
+        for turn in range(_TURNS):
+            model = self._model(steps, cuts)
+            answer = _answer(model, floor, self.method, self.seed, self.finetune)
+            if steps.staleness is None:
+                break
+            model = self._model(replace(allowed, depth=steps.depth), cuts)
+            answer = answer.executed(model, aim, self.method)
+            if turn == 0:
+                bound, top = answer.bound, answer.top
+            plan = answer.results[answer.chosen].plan
+            answer = replace(answer, bound=min(bound, plan.cost), top=max(top, answer.top))
+            if plan.feasible or not plan.stages:
+                break
+            if not holds(model, plan) and steps.depth < steps.deepest:
+                steps = replace(steps, depth=min(2 * steps.depth, steps.deepest))
+            elif plan.throughput < aim and answer.top > floor and not steps.simulated:
+                # The pipeline does not fill: the slowest stage has to be so much faster.
+                floor = min(floor * aim / plan.throughput * (1 + TOLERANCE), answer.top)
+            else:
+                break
+        return model, answer
+
+
+def _answer(model: CostModel, floor: float, method: str, seed: int, finetune: float) -> _Answer:
     """Run the methods, and choose."""
     names = methods_for(method)
     reason = barred(model)
@@ -108,7 +222,7 @@ def _answer(model: CostModel, demands: Demands, method: str, seed: int, finetune
         nothing = Plan(False, reason, assignment, (), 0, 0.0, 0.0, math.inf)
         chosen = method if method in names else names[0]
         return _Answer(chosen, {chosen: Found(nothing, 0, 0.0)}, math.inf, 0.0, None)
-    bench = Bench(model, demands.min_throughput, seed, finetune=finetune)
+    bench = Bench(model, floor, seed, finetune=finetune)
     results = bench.consider(method)
     chosen = bench.choose(method, results)
     plans = [found.plan for found in results.values()]
@@ -141,6 +255,7 @@ def _decision(model: CostModel, demands: Demands, seed: int, answer: _Answer) ->
         alternatives=tuple(_alternative(name, answer.results[name]) for name in others),
         seed=seed,
         min_throughput=demands.min_throughput,
+        overhead=model.workload.overhead if demands.min_throughput else 0.0,
         max_throughput=answer.top,
         probabilities=bench.probabilities if bench else {},
         values=bench.values if bench else {},
@@ -183,7 +298,17 @@ def _infeasible(
         )
     within = [p for p in found if p.stages and p.price_per_hour <= demands.max_price_per_hour]
     fastest = max(within, key=lambda plan: plan.throughput, default=None)
-    changes = relaxations(model.workload, model.resources, demands, fastest, cuts=model.cuts)
+    asked = replace(demands, min_throughput=decision.aim)
+    changes = relaxations(
+        model.workload, model.resources, asked, fastest, cuts=model.cuts, steps=model.steps
+    )
+    share = 1 - decision.overhead
+    changes = tuple(
+        replace(change, current=change.current * share, needed=change.needed * share)
+        if change.key == "min_throughput" and decision.overhead
+        else change
+        for change in changes
+    )
     decision = replace(decision, relaxations=changes)
     return _because(decision, why_no_plan(decision, fastest))
 

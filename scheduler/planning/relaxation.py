@@ -6,10 +6,12 @@ from dataclasses import dataclass, replace
 
 from scheduler.decision.record import Relaxation
 from scheduler.methods.exact import solve
+from scheduler.planning.executed import executed
 from scheduler.planning.infeasible import barred
 from scheduler.problem.cost import Plan
 from scheduler.problem.demands import Demands
 from scheduler.problem.fields import InputError
+from scheduler.problem.steps import Steps
 from scheduler.problem.workload import MAX_LIMIT, Resources, Workload
 
 _SOLVE_S = 0.2  # of the solver for one problem
@@ -26,6 +28,7 @@ def relaxations(
     fastest: Plan | None = None,
     seconds: float = 2.0,
     cuts: bool | None = None,
+    steps: Steps | None = None,
 ) -> tuple[Relaxation, ...]:
     """Return changes each of which alone makes a plan possible, the cheapest plan first.
 
@@ -37,9 +40,9 @@ def relaxations(
     Args:
         fastest: the fastest plan within limits and cap, where one was found.
         seconds: for all of them.
-        cuts: as of `CostModel`.
+        cuts, steps: as of `CostModel`.
     """
-    search = _Search(workload, resources, demands, fastest, time.monotonic() + seconds, cuts)
+    search = _Search(workload, resources, demands, fastest, time.monotonic() + seconds, cuts, steps)
     found = [change for change in search.all() if change is not None]
     return tuple(sorted(found, key=lambda change: (change.cost, change.key)))
 
@@ -52,6 +55,7 @@ class _Search:
     fastest: Plan | None
     until: float
     cuts: bool | None
+    steps: Steps | None
 
     def all(self) -> Iterator[Relaxation | None]:
         """Every change, the quickest to find first."""
@@ -122,13 +126,14 @@ class _Search:
             return None
         demands = demands or self.demands
         try:
-            model = demands.model(self.workload, resources or self.resources, self.cuts)
+            offer = resources or self.resources
+            model = demands.model(self.workload, offer, self.cuts, self.steps)
         except InputError:  # a layer is pinned to what is excluded
             return None
         if barred(model):
             return None
         solution = solve(model, demands.min_throughput, start=start, seconds=min(_SOLVE_S, left))
-        plan = solution.plan
+        plan = solution.plan and executed(model, solution.plan, demands.min_throughput)
         return plan if plan is not None and plan.feasible else None
 
     def _left(self) -> float:

@@ -24,7 +24,7 @@ from chassis.near import near_or_all
 from scheduler.engine import _planner
 from scheduler.problem.fields import InputError
 from scheduler.problem.mapper import OPTIONAL
-from scheduler.problem.steps import Steps
+from scheduler.problem.steps import Steps, in_flight
 from scheduler.problem.wording import rate_text
 from scheduler.problem.workload import Layer, Resources, Workload, check_together
 
@@ -94,6 +94,10 @@ class Run:
     transfer_serial: float
     transfer_parallel: float
     memory_bytes: float
+    forward_serial: float  # the forward's part of compute
+    forward_parallel: float
+    crossing_serial: float  # that part of the transfer that crosses to the next stage
+    crossing_parallel: float
 
     def compute_s(self, units: float) -> float:
         """CT at `units`."""
@@ -102,6 +106,20 @@ class Run:
     def transfer_s(self, units: float) -> float:
         """DT at `units`."""
         return self.transfer_serial + self.transfer_parallel / units
+
+    def stepped(self, units: int, steps: Steps) -> tuple[int, float, float, float, float]:
+        """The stage as `_planner.simulate` takes it: seconds a micro-batch of a worker, and a step.
+
+        Units beyond the micro-batches of a step have no part in its sums.
+        """
+        size = steps.batch / steps.micro_batches
+        busy = (self.compute_serial * units + self.compute_parallel) * size
+        forward = (self.forward_serial * units + self.forward_parallel) * size
+        cross = (self.crossing_serial * units + self.crossing_parallel) * size
+        serial = self.transfer_serial - self.crossing_serial
+        parallel = self.transfer_parallel - self.crossing_parallel
+        sync = serial + parallel / min(units, steps.micro_batches)
+        return units, forward, max(0.0, busy - forward), cross, max(0.0, sync) * steps.batch
 
     def busy_s(self, limit: int) -> Floats:
         """ET at 1 .. `limit` units, never increasing."""
@@ -121,6 +139,7 @@ class CostModel:
         max_price_per_hour: dollars an hour that no plan may exceed.
         cuts: whether neighbouring stages may be on one type, where together they exceed its
             memory. By default they may if the workload says what its layers' memory is made of.
+        steps: how it is trained, by default as `Steps.of` the workload.
 
     An assignment is a type index a layer. With cuts the index of a type plus the number of types
     stands for the type, too, so that stages side by side can be told apart; without such a sign a
@@ -138,6 +157,7 @@ class CostModel:
         exclude: Sequence[str] = (),
         max_price_per_hour: float = math.inf,
         cuts: bool | None = None,
+        steps: Steps | None = None,
     ) -> None:
         check_together(workload, resources)
         self.workload = workload
@@ -150,7 +170,7 @@ class CostModel:
         self.limit = np.array([kind.limit for kind in resources.types])
         self.capacity = np.array([kind.memory_bytes for kind in resources.types])
         self.samples = workload.samples
-        self.steps = Steps.of(workload)
+        self.steps = steps or Steps.of(workload)
         self.ps_core_s = workload.ps_core_s
         self.ps_type = self.types.index(workload.ps_type) if workload.ps_type else 0
 
@@ -196,18 +216,15 @@ class CostModel:
 
     def _weigh(self) -> None:
         """Put together the memory of layers that say what it is made of."""
-        steps = self.steps
+        self.held = np.zeros(self.memory.shape)
         for row, layer in enumerate(self.workload.layers):
             if said_of_memory(layer):
-                self.memory[row] = (
-                    layer.weight_bytes * steps.copies
-                    + layer.optimizer_bytes
-                    + layer.activation_bytes * steps.samples_in_flight
-                )
-        for number, kind in enumerate(self.resources.types):
-            if kind.is_cpu:
-                share = kind.units_per_host or kind.limit
-                self.memory[0, number] += self.workload.data_bytes / share
+                size = self.steps.batch / self.steps.micro_batches
+                self.held[row] = layer.activation_bytes * size
+                self.memory[row] = _kept_bytes(layer, self.steps, self.steps.samples_in_flight)
+        shares = [k.units_per_host or k.limit if k.is_cpu else np.inf for k in self.resources.types]
+        self.data_bytes = self.workload.data_bytes / np.array(shares, dtype=float)
+        self.memory[0] += self.data_bytes
 
     def _exclude(self, exclude: Sequence[str]) -> None:
         for name in exclude:
@@ -252,6 +269,7 @@ class CostModel:
             self.transfer_parallel,
             self.memory,
             self.forward_share,
+            self.held,
             self.most_units,
             self.joined,
             self.cuts,
@@ -262,6 +280,9 @@ class CostModel:
             self.ps_core_s,
             self.ps_type,
             self.max_price,
+            self.steps.batch,
+            self.steps.micro_batches if self.steps.simulated else 0,
+            self.steps.staleness or 0,
         )
 
     @property
@@ -286,19 +307,36 @@ class CostModel:
             self.sync_serial,
             self.sync_parallel,
             self.memory,
+            self.compute_serial * self.forward_share,
+            self.compute_parallel * self.forward_share,
         )
         sums = [np.add.reduceat(term[rows, kinds], starts).tolist() for term in terms]
         lasts = [*(starts[1:] - 1).tolist(), self.num_layers - 1]
         runs = []
         for n, (first, last) in enumerate(zip(starts.tolist(), lasts, strict=True)):
             kind = int(kinds[first])
-            compute_serial, compute_parallel, serial, parallel, memory = (each[n] for each in sums)
-            if last < self.num_layers - 1:
-                serial += float(self.transfer_serial[last, kind])
-                parallel += float(self.transfer_parallel[last, kind])
-            runs.append(
-                Run(first, last, kind, compute_serial, compute_parallel, serial, parallel, memory)
+            compute, compute_parallel, serial, parallel, memory, *forward = (
+                each[n] for each in sums
             )
+            crossing = crossing_parallel = 0.0
+            if last < self.num_layers - 1:
+                crossing = float(self.transfer_serial[last, kind])
+                crossing_parallel = float(self.transfer_parallel[last, kind])
+            run = Run(
+                first,
+                last,
+                kind,
+                compute,
+                compute_parallel,
+                serial + crossing,
+                parallel + crossing_parallel,
+                memory,
+                forward_serial=forward[0],
+                forward_parallel=forward[1],
+                crossing_serial=crossing,
+                crossing_parallel=crossing_parallel,
+            )
+            runs.append(run)
         return runs
 
     @property
@@ -349,15 +387,63 @@ class CostModel:
                 return f"{stages} stages on {name}, limit {self.limit[kind]} units"
         return ""
 
-    def evaluate(self, assignment: Sequence[int], units: Sequence[int], floor: float = 0.0) -> Plan:
-        """Price an assignment (type index per layer) with given units, one number a stage."""
+    def step_s(
+        self, runs: Sequence[Run], units: Sequence[int], steps: Steps, slowest: float
+    ) -> float:
+        """Simulated seconds of a step, no stage of which takes over `slowest` s a sample."""
+        stages = [run.stepped(number, steps) for run, number in zip(runs, units, strict=True)]
+        least = slowest * steps.batch
+        return _planner.step_seconds(stages, steps.micro_batches, steps.staleness or 0, least)
+
+    def stage_bytes(self, runs: Sequence[Run], units: Sequence[int], steps: Steps) -> list[float]:
+        """Memory a unit of each stage, with the micro-batches that it has in flight."""
+        found = []
+        for number, run in enumerate(runs):
+            kind = run.type
+            held = in_flight(units, number, steps) * steps.batch / steps.micro_batches
+            total = self.data_bytes[kind] if run.first == 0 else 0.0
+            for layer in self.workload.layers[run.first : run.last + 1]:
+                if said_of_memory(layer):
+                    total += _kept_bytes(layer, steps, held)
+                else:
+                    total += layer.cost[self.types[kind]].memory_bytes
+            found.append(float(total))
+        return found
+
+    def why_overfull(self, runs: Sequence[Run], units: Sequence[int], steps: Steps) -> str:
+        """Say which stage does not hold what it has in flight, or return nothing."""
+        for run, needed in zip(runs, self.stage_bytes(runs, units, steps), strict=True):
+            capacity = self.capacity[run.type]
+            if needed > capacity * (1 + TOLERANCE):
+                first, last = (self.workload.layers[row].name for row in (run.first, run.last))
+                return (
+                    f"layers {first!r} to {last!r} need {needed:.3g} bytes with their "
+                    f"micro-batches in flight, a unit of {self.types[run.type]} has {capacity:.3g}"
+                )
+        return ""
+
+    def evaluate(
+        self,
+        assignment: Sequence[int],
+        units: Sequence[int],
+        floor: float = 0.0,
+        rate: float = math.inf,
+    ) -> Plan:
+        """Price an assignment (type index per layer) with given units, one number a stage.
+
+        Args:
+            rate: samples/s that it does not exceed.
+        """
         runs = self.runs(assignment)
         names = tuple(self.types[r.type] for r in runs for _ in range(r.first, r.last + 1))
         problem = self.why_impossible(assignment, runs)
         if problem:
             return Plan(False, problem, names, (), 0, 0.0, 0.0, math.inf)
         busy = [max(r.compute_s(k), r.transfer_s(k)) for r, k in zip(runs, units, strict=True)]
-        throughput = float(self.throughput(np.array(max(busy)), floor))
+        pace = max([*busy, 1 / rate])
+        if self.steps.simulated:
+            pace = max(pace, self.step_s(runs, units, self.steps, pace) / self.steps.batch)
+        throughput = float(self.throughput(np.array(pace), floor))
         ps_units = int(self.ps_units(np.array(throughput)))
         total = np.zeros(self.num_types)
         for run, number in zip(runs, units, strict=True):
@@ -373,6 +459,8 @@ class CostModel:
         elif throughput < floor:
             reached = rate_text(throughput, down=True)
             problem = f"{reached} samples/s, the floor is {rate_text(floor)}"
+        if self.steps.simulated:
+            problem = self.why_overfull(runs, units, self.steps) or problem
         stages = tuple(
             PlanStage(
                 run.first,
@@ -388,6 +476,12 @@ class CostModel:
         )
         cost = self.samples / throughput / 3600 * price
         return Plan(not problem, problem, names, stages, ps_units, throughput, price, cost)
+
+
+def _kept_bytes(layer: Layer, steps: Steps, samples: float) -> float:
+    """Memory of a layer that has the activations of so many samples."""
+    kept = layer.weight_bytes * steps.copies + layer.optimizer_bytes
+    return kept + layer.activation_bytes * samples
 
 
 def said_of_memory(layer: Layer) -> bool:

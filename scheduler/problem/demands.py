@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from scheduler.problem.cost import CostModel
 from scheduler.problem.fields import InputError
+from scheduler.problem.steps import Steps
 from scheduler.problem.workload import Resources, Workload
 
 Pin = Mapping[str, str] | Sequence[str] | None
@@ -69,21 +70,35 @@ class Demands:
             pin = dict(zip(names, pin, strict=True))
         return cls(floor, cap, dict(pin or {}), tuple(dict.fromkeys(exclude)), hours)
 
+    def aim(self, overhead: float) -> float:
+        """The throughput that a plan is made for, where so much of the time is the executor's."""
+        return self.min_throughput / (1 - overhead)
+
     @property
     def cap(self) -> float:
         """The cap on the price an hour, 0 for none, as messages and files have it."""
         return self.max_price_per_hour if math.isfinite(self.max_price_per_hour) else 0.0
 
     def model(
-        self, workload: Workload, resources: Resources, cuts: bool | None = None
+        self,
+        workload: Workload,
+        resources: Resources,
+        cuts: bool | None = None,
+        steps: Steps | None = None,
     ) -> CostModel:
-        """The cost model under these demands; `cuts` as of `CostModel`.
+        """The cost model under these demands; `cuts` and `steps` as of `CostModel`.
 
         Raises:
             InputError: they do not fit workload and resources.
         """
         return CostModel(
-            workload, resources, self.pin or None, self.excluded, self.max_price_per_hour, cuts
+            workload,
+            resources,
+            self.pin or None,
+            self.excluded,
+            self.max_price_per_hour,
+            cuts,
+            steps,
         )
 
     def to_json(self) -> dict[str, Any]:

@@ -14,6 +14,8 @@ from scheduler.engine import _planner
 from scheduler.problem.cost import CostModel, Plan, Run, time_text
 from scheduler.problem.wording import rate_text
 
+_LABELS = 50_000  # ways to choose the units of some of an assignment's stages that are looked at
+
 
 def provision(model: CostModel, assignment: Sequence[int], floor: float = 0.0) -> Plan:
     """Return the cheapest plan of `assignment` (type index per layer) that reaches `floor`.
@@ -30,6 +32,8 @@ def provision(model: CostModel, assignment: Sequence[int], floor: float = 0.0) -
     ones = [1] * len(runs)
     if model.why_impossible(kinds, runs):
         return model.evaluate(kinds, ones, floor)
+    if model.steps.simulated:
+        return _by_steps(model, kinds, floor)
     _, taus = _planner.provision(model.native, np.array([kinds], dtype=np.int32), floor)
     if math.isfinite(taus[0]):
         return model.evaluate(kinds, _units(model, kinds, float(taus[0])), floor)
@@ -43,6 +47,26 @@ def provision(model: CostModel, assignment: Sequence[int], floor: float = 0.0) -
         f"the floor is {rate_text(floor)}: " + _why_no_faster(model, kinds, runs, fastest)
     )
     return replace(plan, feasible=False, reason=reason)
+
+
+def _by_steps(model: CostModel, assignment: Sequence[int], floor: float) -> Plan:
+    """The same where what counts is the simulated time of a step."""
+    found = _planner.solve_steps(model.native, floor, [assignment], _LABELS, True, math.inf, True)
+    if not found.assignment:
+        found = _planner.solve_steps(
+            model.native, 0.0, [assignment], _LABELS, False, math.inf, True, fastest=True
+        )
+    if not found.assignment:
+        slow = model.evaluate(assignment, [1] * len(model.runs(assignment)), floor)
+        return Plan(False, slow.reason, slow.assignment, (), 0, 0.0, 0.0, math.inf)
+    plan = model.evaluate(assignment, found.units, floor)
+    if plan.feasible or plan.throughput >= floor:
+        return plan
+    reason = (
+        f"reaches at most {rate_text(plan.throughput, down=True)} samples/s, the floor is "
+        f"{rate_text(floor)}"
+    )
+    return replace(plan, reason=reason)
 
 
 def _units(model: CostModel, assignment: Sequence[int], tau: float) -> list[int]:

@@ -7,7 +7,7 @@ micro-batches of S + 1 steps, S being the staleness.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from scheduler.problem.workload import Workload
 
@@ -16,19 +16,32 @@ from scheduler.problem.workload import Workload
 class Steps:
     """What is said of steps; nothing where `staleness` is None.
 
-    A step has `batch` samples in `micro_batches` parts, and lacks `staleness` updates.
+    A step has `batch` samples in `micro_batches` parts, which the workload has `fixed` or the plan
+    chooses, and lacks `staleness` updates; before a plan is, the most that it may. Where they are
+    `simulated`, what counts is a step's simulated time, not the slowest stage alone. `depth` is
+    the number of micro-batches in flight by whose activations memory is judged before the units of
+    a plan are known.
     """
 
     staleness: int | None
     micro_batches: int
     batch: int
+    fixed: bool = True
+    simulated: bool = False
+    depth: int = 1
 
     @classmethod
     def of(cls, workload: Workload) -> "Steps":
         """Those of a workload; micro-batches that it leaves open have the reference size."""
         batch = workload.batch or workload.reference_batch
         parts = workload.micro_batches or math.ceil(batch / workload.reference_batch)
-        return cls(workload.staleness, min(parts, batch), batch)
+        return cls(
+            workload.staleness,
+            min(parts, batch),
+            batch,
+            fixed=workload.micro_batches > 0,
+            simulated=workload.staleness == 0,
+        )
 
     @property
     def copies(self) -> int:
@@ -37,15 +50,16 @@ class Steps:
 
     @property
     def samples_in_flight(self) -> float:
-        """Samples whose activations a stage keeps in any case: a micro-batch."""
-        return self.batch / self.micro_batches
+        """Samples whose activations a stage keeps before its units are known."""
+        return self.batch / self.micro_batches * self.depth
 
-    def chosen(self, micro_batches: int, staleness: int | None) -> "Steps":
-        """The same with these."""
-        return replace(self, micro_batches=micro_batches, staleness=staleness)
+    @property
+    def deepest(self) -> int:
+        """The most micro-batches that may ever be in flight."""
+        return self.micro_batches * ((self.staleness or 0) + 1)
 
 
-def in_flight(units: Sequence[int], stage: int, micro_batches: int, staleness: int) -> int:
+def in_flight(units: Sequence[int], stage: int, steps: Steps) -> int:
     """Return how many micro-batches a worker of a stage keeps at most, by the stages' units."""
     bound = 2 * math.ceil(sum(units[stage:]) / units[stage])
-    return min(bound, math.ceil(micro_batches / units[stage]) * (staleness + 1))
+    return min(bound, math.ceil(steps.micro_batches / units[stage]) * ((steps.staleness or 0) + 1))

@@ -2,8 +2,8 @@
 
 What is changed, and nothing else:
 
-- **Computation.** A stage's busy seconds are spent computing, so measured over predicted CT scales
-  `compute_s` of each of its layers on its type.
+- **Computation.** A stage's busy seconds, in which it waits for nobody, over its predicted CT scale
+  `compute_s` of each of its layers on its type: each stage by its own ratio.
 - **Communication** is not measured by itself; the pipeline's pace bounds it. No stage communicates
   longer than the pace, so a longer DT is scaled down to it. Where the plan's slowest stage was to
   be bound by communication and no stage's computing explains the pace, that stage's DT is the

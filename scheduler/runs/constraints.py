@@ -41,11 +41,8 @@ def of_job(workload: Workload, job: JobSpec, nodes: Sequence[NodeStatus]) -> Con
         )
     elif found.micro_batches and not job.schedule.given.layers:
         notes.append(_fixed(found.micro_batches))
-    most = train.staleness
+    most = 0 if train.split_experts else train.staleness  # workers in lockstep end each step
     found.staleness = min(most, found.staleness) if found.HasField("staleness") else most
-    if train.precision == "fp16" and len(found.layers) > 1:
-        for layer in found.layers[:-1]:
-            layer.uncut, layer.shares = True, "train.precision is fp16, which takes one stage"
     if train.split_experts and not all(node.plain_collectives for node in nodes):
         split = [layer for layer in found.layers if layer.kind == "moe"]
         for layer in split:

@@ -4,18 +4,17 @@ Parameters, their gradients' sums and optimizer state stay float32; what autocas
 bits crosses stages as it is. Micikevicius et al., "Mixed precision training" (arXiv 1710.03740).
 """
 
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
-from torch import Tensor
 
 _DTYPES = {"": None, "fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class PrecisionError(ValueError):
-    """A precision that this plan or device cannot compute in."""
+    """A precision that this device cannot compute in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,26 +30,18 @@ class Precision:
     device: str
 
     @staticmethod
-    def of(name: str, device: torch.device, stages: int = 1) -> "Precision":
+    def of(name: str, device: torch.device) -> "Precision":
         """The precision of that name, as in job files.
 
         Args:
             name: fp32 | bf16 | fp16; empty for fp32.
             device: of the stage.
-            stages: of the plan.
 
         Raises:
-            PrecisionError: no such name, fp16 over several stages, or a device without it.
+            PrecisionError: no such name, or a device without it.
         """
         if name not in _DTYPES:
             raise PrecisionError(f"train.precision: got {name!r}, expected one of fp32, bf16, fp16")
-        if name == "fp16" and stages > 1:
-            # Whether a step is skipped must be the same everywhere, and the first stage's gradients
-            # are the last to be known.
-            raise PrecisionError(
-                f"train.precision: got 'fp16' with a plan of {stages} stages, expected bf16 or "
-                "fp32, or a plan of one stage (schedule.pin)"
-            )
         if name == "bf16" and device.type == "cuda":
             with torch.cuda.device(device):
                 if not torch.cuda.is_bf16_supported(including_emulation=False):
@@ -78,28 +69,17 @@ class LossScale:
 
     Halved after a step whose gradients were not finite, which is skipped; doubled after `interval`
     good ones in a row. `torch.amp.GradScaler` does this for one optimizer; here the gradients of
-    all workers of a stage count, and those of embedding rows, too.
+    all stages count, and those of embedding rows, too.
 
     Attributes:
         value: the factor.
     """
 
+    LEAST: ClassVar[float] = 2.0**-16  # where a gradient that is not finite never will be
+
     value: float = 2.0**16
     interval: int = 2000
     _good: int = 0
-
-    def unscale(self, gradients: Sequence[Tensor]) -> Tensor:
-        """Divide gradients by the factor in place.
-
-        Returns:
-            float32 []: 1 if one is not finite, else 0.
-        """
-        some = [gradient for gradient in gradients if gradient.numel()]
-        if not some:
-            return torch.zeros(())
-        largest = torch.nn.utils.get_total_norm(some, norm_type=float("inf"))
-        torch._foreach_mul_(some, 1.0 / self.value)
-        return (~largest.isfinite()).float()
 
     def update(self, finite: bool) -> None:
         """Take in how a step went."""

@@ -19,11 +19,17 @@ class Inbox:
     def __init__(self, stop: threading.Event) -> None:
         self._stop = stop
         self._ready = threading.Condition()
+        self._closed = False
         self._training: dict[FrameId, Frame] = {}
         self._evaluation: dict[str, deque[Frame]] = defaultdict(deque)
         self._ended: dict[str, set[int]] = defaultdict(set)
         # Told of each frame of training before it can be taken.
         self.on_arrival: Callable[[Frame], None] | None = None
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the process was asked to end, or this was closed."""
+        return self._stop.is_set() or self._closed
 
     def put(self, frame: Frame) -> None:
         """Add a frame; holds the sender of evaluation frames while too many wait."""
@@ -35,7 +41,7 @@ class Inbox:
                 self._training[frame.id] = frame
             else:
                 queue = self._evaluation[frame.id.phase]
-                while len(queue) >= _MAX_EVALUATION_FRAMES and not self._stop.is_set():
+                while len(queue) >= _MAX_EVALUATION_FRAMES and not self.stopped:
                     self._ready.wait(0.2)
                 queue.append(frame)
             self._ready.notify_all()
@@ -49,6 +55,10 @@ class Inbox:
     def has(self, frame: FrameId) -> bool:
         """Whether that frame of training is here."""
         return frame in self._training
+
+    def peek(self, frame: FrameId) -> Frame | None:
+        """That frame of training, if it is here."""
+        return self._training.get(frame)
 
     def take(self, frame: FrameId) -> Frame:
         """Wait for a frame of training and take it."""
@@ -69,14 +79,24 @@ class Inbox:
             self._ready.notify_all()
             return frame
 
+    def close(self) -> None:
+        """Have nobody wait any longer."""
+        self._closed = True
+        self.wake()
+
+    def wake(self) -> None:
+        """Have those who wait look at their conditions again."""
+        with self._ready:
+            self._ready.notify_all()
+
     def wait(self, condition: Callable[[], bool]) -> None:
         """Wait until `condition` holds.
 
         Raises:
-            Stopped: the process was asked to end first.
+            Stopped: the process was asked to end first, or this was closed.
         """
         with self._ready:
             while not condition():
-                if self._stop.is_set():
+                if self.stopped:
                     raise Stopped("stopped")
                 self._ready.wait(0.2)

@@ -39,10 +39,6 @@ class Place:
         """Whether this worker speaks for the job: rank 0 of the last stage."""
         return self.in_last_stage and self.rank == 0
 
-    def own(self, micro_batches: int) -> range:
-        """Which of a step's micro-batches this worker computes."""
-        return range(self.rank, micro_batches, self.width)
-
 
 @dataclass(frozen=True, slots=True)
 class Links:

@@ -19,6 +19,7 @@ from chassis.servers import Server
 from protos import codec, stage_pb2, stage_pb2_grpc
 from workers.links.frames import FORWARD, Frame, FrameId
 from workers.links.inbox import Inbox
+from workers.links.notices import NoticeBoard
 from workers.links.ring_port import RingPort
 
 SERVICE = "heterps.v1.Stage"
@@ -27,14 +28,18 @@ _MAX_OUTSTANDING = 8
 
 
 class StageService(stage_pb2_grpc.StageServicer):
-    """Receives the topology once, and from then on frames.
+    """Receives the topology once, and from then on frames and notices.
 
     Args:
         port: where the worker before this one connects; None: there is no other in the stage.
+
+    Attributes:
+        board: where what other workers tell is kept.
     """
 
     def __init__(self, inbox: Inbox, port: RingPort | None = None) -> None:
         self.inbox = inbox
+        self.board = NoticeBoard(inbox.wake)
         self.port = port
         self.topology: stage_pb2.Topology | None = None
         self.started = threading.Event()
@@ -79,6 +84,13 @@ class StageService(stage_pb2_grpc.StageServicer):
             return self.port.admit(request)
         except ValueError as error:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+
+    def Tell(  # noqa: N802
+        self, request: stage_pb2.Notice, context: grpc.ServicerContext
+    ) -> stage_pb2.NoticeReply:
+        """Take a notice."""
+        self.board.put(request)
+        return stage_pb2.NoticeReply()
 
     def serve(self, bind: str, threads: int) -> Server:
         """A started server of this service."""

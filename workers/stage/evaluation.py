@@ -1,7 +1,7 @@
 """Held-out splits through the stages: forward alone, as it was trained, then scores and labels."""
 
-import threading
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -12,10 +12,25 @@ from workers.learning.losses import held_out
 from workers.links.frames import EVALUATE, FrameId
 from workers.links.pipeline import Links, Place
 from workers.stage.layers import StageLayers
+from workers.stage.rows import StageRows
 from workers.stage.source import evaluation_batches
 
 _BATCH = 2048
 Batches = Iterator[tuple[int, Mapping[str, Tensor]]]  # number and tensors of each
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What came of a held-out split in the last stage; elsewhere it is empty.
+
+    Attributes:
+        scores, labels: of all samples [n].
+        first: scores of the first batch, at the worker that computed it.
+    """
+
+    scores: Tensor
+    labels: Tensor
+    first: Tensor | None
 
 
 class Evaluation:
@@ -30,27 +45,28 @@ class Evaluation:
         self,
         job: JobSpec,
         layers: StageLayers,
+        rows: StageRows,
         place: Place,
         links: Links,
         template: Mapping[str, Tensor] | None,
-        stop: threading.Event,
     ) -> None:
         self._job = job
         self._layers = layers
+        self._rows = rows
         self._place = place
         self._links = links
         self._template = template
-        self._stop = stop
 
-    def run(self, split: Split) -> tuple[Tensor, Tensor]:
-        """Predict a split; in the last stage all scores and labels [n], else empty."""
+    def run(self, split: Split) -> Measured:
+        """Predict a split."""
         layers, after = self._layers, self._links.after
         layers.graph.module.eval()
         scores: list[Tensor] = []
         labels: list[Tensor] = []
+        first: Tensor | None = None
         with torch.no_grad():
             for number, tensors in self._rounds(self._batches(split)):
-                layers.rows.bind(layers.rows.pull([tensors], learning=False), 0)
+                self._rows.bind(self._rows.pull([tensors], learning=False), 0)
                 uploads = {n: layers.staging.upload(tensors[n]) for n in layers.graph.inputs}
                 outputs = layers.run({name: upload.here() for name, upload in uploads.items()})
                 if number is None:
@@ -63,13 +79,14 @@ class Evaluation:
                     score, label = held_out(self._job.train.loss, prediction, tensors["label"])
                     scores.append(score)
                     labels.append(label)
+                    first = score if number == 0 else first
+        empty = [torch.empty(0)]
         if after is not None:
             after.end(split)
-            return torch.empty(0), torch.empty(0)
-        empty = [torch.empty(0)]
+            return Measured(empty[0], empty[0], None)
         mine = torch.stack([torch.cat(scores or empty), torch.cat(labels or empty)], dim=1)
         both = layers.group.gather(mine)
-        return both[:, 0], both[:, 1]
+        return Measured(both[:, 0], both[:, 1], first)
 
     def _rounds(self, batches: Batches) -> Iterator[tuple[int | None, Mapping[str, Tensor]]]:
         """The batches; in lockstep further ones without a number, until all workers are done."""
@@ -91,12 +108,18 @@ class Evaluation:
                 _size(self._job),
                 place.rank,
                 place.width,
-                self._stop.is_set,
+                lambda: self._links.inbox.stopped,
             )
             return
         inbox = self._links.inbox
         while (frame := inbox.next_evaluation(split, place.width_before)) is not None:
             yield frame.id.micro_batch, frame.tensors
+
+
+def first_batch(job: JobSpec, split: Split, workers: int) -> Mapping[str, Tensor] | None:
+    """The first batch of a split, as the first of so many workers reads it; None: it is empty."""
+    batches = evaluation_batches(job, split, _size(job), 0, workers, lambda: False)
+    return next((tensors for _, tensors in batches), None)
 
 
 def _size(job: JobSpec) -> int:

@@ -1,23 +1,32 @@
-"""One worker of one pipeline stage: forward, backward, reduce, step, push; then evaluate.
+"""One worker of one pipeline stage: forward, backward, the ends of steps; then evaluate.
 
-In a step, micro-batch m is computed by worker m mod k of a stage of k workers, so stages of
-different widths stand side by side. A worker prefers a gradient that has arrived over a new
-forward (1F1B) and takes both in the order of their micro-batches, which fixes every sum.
-Each micro-batch's loss is weighted by its share of the step, so that the summed gradient is
-that of the whole batch however it was spread. A step ends when all its gradients are applied.
+Which micro-batches a worker computes follows from a counter that runs on over steps
+(`workers/stage/schedule.py`). A worker prefers a gradient that has arrived over a new forward
+(1F1B) and takes both in the order of their micro-batches, which fixes every sum. Each micro-batch's
+loss is weighted by its share of the step, so that the summed gradient is that of the whole batch
+however it was spread.
 
-Workers that share out experts compute in lockstep: in a step all forwards come first, and in
-evaluation a worker without a batch computes one for the others' sake.
+With a staleness of S the forwards of step t may begin once the updates of the steps before t-S are
+applied, so that the steps after one that is not over fill the pipeline. They compute on weights of
+their own (`workers/stage/versions.py`). With S = 0 a step begins when the one before it is over.
+
+A worker of stage s has at most 2⌈(k_s + k_(s+1) + … + k_n) / k_s⌉ micro-batches between forward and
+backward, k being the stages' widths: where stages are equally fast in all, half of them are on
+their way through the stages and back, and as many wait where workers meet out of turn. So many
+activations take memory; the last stage holds those of one.
+
+Workers that share out experts compute in lockstep: in a step all forwards come first, and may all
+be in flight, steps follow one another (S = 0), and in evaluation a worker without a batch computes
+one for the others' sake.
 
 Nothing here waits for a GPU within a step: inputs are on their way before they are needed
-(`workers/stage/micro_batch.py`), what leaves is copied and sent behind, and a step's loss is read
-when the next one is under way.
+(`workers/stage/micro_batch.py`), what leaves is copied and sent behind, and a step's end has a
+thread of its own (`workers/stage/ending.py`).
 """
 
-import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -27,54 +36,62 @@ from chassis.tracing import span
 from protos.job_pb2 import JobSpec
 from protos.stage_pb2 import FrameKind
 from workers.data.reader import Split
-from workers.device.copies import Download, Upload
+from workers.device.copies import Upload
+from workers.errors import DivergedError
 from workers.learning.losses import loss_function
 from workers.links.frames import BACKWARD, FORWARD, FrameId
 from workers.links.pipeline import Links, Place
 from workers.stage.busy import BusyClock
-from workers.stage.evaluation import Evaluation
+from workers.stage.ending import Ending
+from workers.stage.evaluation import Evaluation, Measured
 from workers.stage.layers import StageLayers
 from workers.stage.micro_batch import Arrivals, MicroBatch
 from workers.stage.progress import Progress
-from workers.stage.rows import PulledRows
-from workers.stage.schedule import Schedule
+from workers.stage.rows import PulledRows, StageRows
+from workers.stage.schedule import MicroBatchSpec, Schedule
 from workers.stage.source import StepInput, TrainingSource
-from workers.stage.update import Update
+from workers.stage.versions import Versions
 
 TRAIN = "train"
 _DRAIN = "drain"
-
-
-@dataclass(frozen=True, slots=True)
-class _InFlight:
-    """A micro-batch whose backward is still to come."""
-
-    number: int  # among this worker's
-    inputs: dict[str, Tensor]
-    outputs: dict[str, Tensor]
-    auxiliary: Tensor | None
 
 
 @dataclass(slots=True)
 class _Step:
     """A step of this worker under way.
 
-    Args:
-        given: its micro-batches in the first stage; elsewhere they arrive.
-
     Attributes:
+        own: the micro-batches that it computes.
+        given: their inputs in the first stage; elsewhere they arrive.
         rows: whose gradients it collects.
-        in_flight: in the order of their forwards.
         forward: micro-batches whose forward is done.
         backward: micro-batches whose backward is done.
+        loss: of them, float64 [].
     """
 
     number: int
-    given: StepInput | None
+    own: tuple[MicroBatchSpec, ...]
+    loss: Tensor
+    given: StepInput | None = None
     rows: list[PulledRows] = field(default_factory=list)
-    in_flight: deque[_InFlight] = field(default_factory=deque)
     forward: int = 0
     backward: int = 0
+
+    @property
+    def to_forward(self) -> bool:
+        """Whether forwards are still to come."""
+        return self.forward < len(self.own)
+
+
+@dataclass(frozen=True, slots=True)
+class _InFlight:
+    """A micro-batch whose backward is still to come."""
+
+    step: _Step
+    spec: MicroBatchSpec
+    inputs: dict[str, Tensor]
+    outputs: dict[str, Tensor]
+    auxiliary: Tensor | None
 
 
 class StageExecutor:
@@ -82,9 +99,12 @@ class StageExecutor:
 
     Args:
         layers: of the stage.
+        rows: of their embeddings.
         place: which worker this is.
         links: to the neighbouring stages.
-        update: of the stage's dense parameters.
+        versions: of the stage's weights.
+        ending: of its steps.
+        staleness: updates that a step lacks.
         lockstep: whether the workers of the stage share out experts.
     """
 
@@ -92,64 +112,74 @@ class StageExecutor:
         self,
         job: JobSpec,
         layers: StageLayers,
+        rows: StageRows,
         place: Place,
         links: Links,
         schedule: Schedule,
-        update: Update,
-        stop: threading.Event,
+        versions: Versions,
+        ending: Ending,
+        staleness: int,
         *,
         lockstep: bool = False,
     ) -> None:
         self.progress = Progress()
         self._job = job
         self._layers = layers
+        self._rows = rows
         self._place = place
         self._links = links
         self._inbox = links.inbox
         self._schedule = schedule
-        self._share = 1.0 / schedule.micro_batches  # of the step's loss that a micro-batch is
-        self._update = update
-        self._stop = stop
+        self._versions = versions
+        self._ending = ending
+        self._staleness = staleness
         self._lockstep = lockstep
-        self._own = place.own(schedule.micro_batches)
         # Stages in lockstep may want all of a step's micro-batches before they return any.
-        ahead = len(place.widths) - place.stage + 1
-        self._depth = len(self._own) if job.train.split_experts else ahead
+        self._depth = schedule.micro_batches if schedule.lockstep else depth(place)
         # What this worker computes with; labels travel on from host to host.
         self._needed = (*layers.graph.inputs, *(("label",) if links.after is None else ()))
-        self._arrivals = Arrivals(links.inbox, layers.staging, self.upload, layers.rows)
+        self._arrivals = Arrivals(links.inbox, layers.staging, self.upload, rows)
+        self._source: TrainingSource | None = None
+        self._opened = 0  # steps begun
+        self._open: deque[_Step] = deque()  # with micro-batches to come
+        self._in_flight: deque[_InFlight] = deque()  # in the order of their forwards
         self._template: dict[str, Tensor] | None = None  # a micro-batch, for the others' sake
-        self._losses: deque[Download] = deque()
         self._busy = BusyClock(layers.device)
         self._loss = loss_function(job.train.loss)
-        self._auxiliary = [m for m in layers.graph.module.modules() if hasattr(m, "aux_loss")]
+        self._auxiliary: list[torch.nn.Module] | None = None
 
     def train(self, source: TrainingSource | None) -> None:
-        """Run all steps; on return every gradient of this worker has been applied."""
+        """Run all steps; on return every gradient of this worker has been applied.
+
+        Raises:
+            DivergedError: a loss or gradient is not finite. What was applied until then stays.
+        """
         self._layers.graph.module.train()
+        self._source = source
         self.progress.phase = TRAIN
         self.progress.began = time.perf_counter()
-        inputs = iter(source) if source is not None else None
-        while (step := self._next_step(inputs)) is not None:
-            with span("step", step=step.number, rank=self._place.rank):
-                loss = self._run(step)
-            self.progress.step = step.number + 1
-            self.progress.samples = self.progress.step * self._schedule.samples_per_step
+        try:
+            while self.progress.step < self._schedule.steps:
+                action = self._next()
+                with self._busy.handling():
+                    action()
+            self._ending.flush()
+        except DivergedError:
+            self._ending.abandon(
+                min(self.progress.step + self._staleness + 1, self._schedule.steps)
+            )
+            self._versions.use(max(0, self.progress.step - 1))  # the newest
+            raise
+        finally:
             self.progress.busy_s = self._busy.seconds()
-            if self._links.after is None:
-                self._losses.append(self._layers.staging.download([loss]))
-                self._read_losses(behind=1)
-        self._read_losses(behind=0)
-        self._layers.rows.flush()
-        self.progress.busy_s = self._busy.seconds()
-        self.progress.ended = time.perf_counter()
-        self._end(TRAIN)
+            self.progress.ended = time.perf_counter()
+        self._layers.group.barrier()  # the leader's commits are others', too
 
-    def evaluate(self, split: Split) -> tuple[Tensor, Tensor]:
-        """Predict a held-out split; in the last stage all scores and labels [n], else empty."""
+    def evaluate(self, split: Split) -> Measured:
+        """Predict a held-out split."""
         self.progress.phase = split
         evaluation = Evaluation(
-            self._job, self._layers, self._place, self._links, self._template, self._stop
+            self._job, self._layers, self._rows, self._place, self._links, self._template
         )
         return evaluation.run(split)
 
@@ -165,127 +195,150 @@ class StageExecutor:
         """Begin to bring to the device what this worker computes with."""
         return {name: self._layers.staging.upload(tensors[name]) for name in self._needed}
 
+    def own(self, step: int) -> tuple[MicroBatchSpec, ...]:
+        """The micro-batches of a step that this worker computes."""
+        return self._schedule.own(step, self._place.rank, self._place.width)
+
     def _end(self, phase: str) -> None:
         """Say that nothing more of a phase comes, once all workers of the stage are here."""
         self._layers.group.barrier()
         if self._links.after is not None:
             self._links.after.end(phase)
 
-    def _next_step(self, inputs: Iterator[StepInput] | None) -> _Step | None:
-        number = self.progress.step
-        if inputs is not None:
-            given = next(inputs, None)
-            if given is None:
-                return None
-            return _Step(number, given, rows=[given.rows] if given.rows is not None else [])
-        first = self._frame(FORWARD, number, 0)
-        ended = self._place.width_before
-        self._inbox.wait(lambda: self._inbox.has(first) or self._inbox.ended(TRAIN, ended))
-        return _Step(number, None) if self._inbox.has(first) else None
+    def _next(self) -> Callable[[], None]:
+        """Wait until there is something to do; what is to be done first."""
+        found: list[Callable[[], None]] = []
 
-    def _frame(self, kind: FrameKind.ValueType, step: int, number: int) -> FrameId:
-        """The frame of this worker's `number`-th micro-batch."""
-        return FrameId(kind, TRAIN, step, self._own[number])
+        def look() -> bool:
+            action = self._possible()
+            if action is not None:
+                found.append(action)
+            return bool(found)
 
-    def _run(self, step: _Step) -> Tensor:
-        """Take a step; the loss of all workers of the stage."""
-        loss = torch.zeros((), dtype=torch.float64, device=self._layers.device)
-        while step.backward < len(self._own):
-            if self._links.after is None:
-                loss = loss + self._forward_backward(step)
-            elif self._next_is_backward(step):
-                self._backward(step)
-            else:
-                self._forward(step)
-        with self._busy.running():
-            loss, counts = self._update.apply(step.number, loss, step.rows)
-        self._layers.rows.push(step.number, step.rows if counts else [])
-        return loss
+        self._inbox.wait(look)
+        return found[0]
 
-    def _read_losses(self, behind: int) -> None:
-        """Take in the losses of all steps but the last `behind`."""
-        while len(self._losses) > behind:
-            read = self._losses.popleft()
-            self.progress.losses.append(read.wait()[0].item())
-            read.release()
+    def _possible(self) -> Callable[[], None] | None:
+        self._ending.check()
+        self._open_steps()
+        if self._ending.ready:
+            return self._update
+        if self._open and self._open[0].backward == len(self._open[0].own):
+            return self._close
+        if self._in_flight and self._backward_possible(self._in_flight[0]):
+            return self._backward
+        if self._forward_possible():
+            return self._forward if self._links.after is not None else self._forward_backward
+        return None
 
-    def _next_is_backward(self, step: _Step) -> bool:
-        """Wait until there is something to compute; whether that is a backward."""
-        if self._lockstep:  # the same order on all workers, whatever arrives first
-            return step.forward == len(self._own)
-        may_go = step.forward < len(self._own) and step.forward - step.backward < self._depth
+    def _open_steps(self) -> None:
+        """Open steps up to the first whose forwards are not done, as far as weights are there."""
+        may_open = min(self._schedule.steps, self.progress.step + self._staleness + 1)
+        while self._opened < may_open and not (self._open and self._open[-1].to_forward):
+            zero = torch.zeros((), dtype=torch.float64, device=self._layers.device)
+            self._open.append(_Step(self._opened, self.own(self._opened), zero))
+            self._opened += 1
 
-        def gradient_here() -> bool:
-            return step.backward < step.forward and self._inbox.has(
-                self._frame(BACKWARD, step.number, step.backward)
-            )
+    def _backward_possible(self, flight: _InFlight) -> bool:
+        if self._lockstep and flight.step.to_forward:
+            return False  # the same order on all workers, whatever arrives first
+        return self._inbox.has(self._frame(BACKWARD, flight.step, flight.spec))
 
-        def input_here() -> bool:
-            return may_go and (
-                step.given is not None
-                or self._inbox.has(self._frame(FORWARD, step.number, step.forward))
-            )
+    def _forward_possible(self) -> bool:
+        if not self._open or not self._open[-1].to_forward or len(self._in_flight) >= self._depth:
+            return False
+        step = self._open[-1]
+        if self._source is not None:
+            return step.given is not None or self._source.ready
+        return self._arrivals.has(self._frame(FORWARD, step, step.own[step.forward]))
 
-        self._inbox.wait(lambda: gradient_here() or input_here())
-        return gradient_here()
+    @staticmethod
+    def _frame(kind: FrameKind.ValueType, step: _Step, spec: MicroBatchSpec) -> FrameId:
+        return FrameId(kind, TRAIN, step.number, spec.number)
 
     def _next_input(self, step: _Step) -> MicroBatch:
-        """The micro-batch whose forward is next, its rows bound."""
-        if step.given is not None:
+        """The micro-batch whose forward is next, its rows and its version of weights in place."""
+        if self._source is not None:
+            if step.given is None:
+                step.given = self._source.take()
+                step.rows += [step.given.rows] if step.given.rows is not None else []
             batch = step.given.micro_batches[step.forward]
         else:
-            batch = self._arrivals.micro_batch(self._frame(FORWARD, step.number, step.forward))
-            if batch.rows is not None:
-                step.rows.append(batch.rows)
-        self._layers.rows.bind(batch.rows, batch.position)
+            batch = self._arrivals.micro_batch(self._frame(FORWARD, step, step.own[step.forward]))
+            step.rows += [batch.rows] if batch.rows is not None else []
+        self._rows.bind(batch.rows, batch.position)
+        self._versions.use(step.number)
         if self._lockstep and self._template is None:
             self._template = {name: tensor.detach() for name, tensor in batch.tensors.items()}
         return batch
 
-    def _forward(self, step: _Step) -> None:
+    def _forward(self) -> None:
         assert self._links.after is not None
+        step = self._open[-1]
+        spec = step.own[step.forward]
         batch = self._next_input(step)
         tensors = batch.on_device()
         with self._busy.running():
-            outputs = self._layers.run(tensors)
+            outputs = self._layers.train(tensors, step.number, spec.index)
         self._links.after.send(
-            self._frame(FORWARD, step.number, step.forward),
-            self._layers.leaving(outputs, batch.tensors),
+            self._frame(FORWARD, step, spec), self._layers.leaving(outputs, batch.tensors)
         )
-        step.in_flight.append(_InFlight(step.forward, tensors, outputs, self._auxiliary_loss()))
+        self._in_flight.append(_InFlight(step, spec, tensors, outputs, self._auxiliary_loss()))
         step.forward += 1
 
-    def _backward(self, step: _Step) -> None:
-        flight = step.in_flight.popleft()
-        gradients = self._arrivals.gradients(self._frame(BACKWARD, step.number, flight.number))
+    def _backward(self) -> None:
+        flight = self._in_flight.popleft()
+        step = flight.step
+        gradients = self._arrivals.gradients(self._frame(BACKWARD, step, flight.spec))
         roots, grads = _roots(flight.outputs, gradients)
+        self._versions.use(step.number)
         with self._busy.running():
             if flight.auxiliary is not None and flight.auxiliary.requires_grad:
                 roots.append(flight.auxiliary)
-                grads.append(torch.full_like(flight.auxiliary, self._share))
+                share = flight.spec.weight * self._ending.loss_scale(step.number)
+                grads.append(torch.full_like(flight.auxiliary, share))
             if roots:
                 torch.autograd.backward(roots, grads)
-        self._return_gradients(step, flight.number, flight.inputs)
+        self._return_gradients(step, flight.spec, flight.inputs)
         step.backward += 1
 
-    def _forward_backward(self, step: _Step) -> Tensor:
-        """Forward and backward of the last stage; the micro-batch's part of the loss."""
+    def _forward_backward(self) -> None:
+        """Forward and backward of the last stage."""
+        step = self._open[-1]
+        spec = step.own[step.forward]
         tensors = self._next_input(step).on_device()
         with self._busy.running():
-            outputs = self._layers.run(tensors)
+            outputs = self._layers.train(tensors, step.number, spec.index)
             prediction = _wide(next(iter(outputs.values())))
-            loss = self._loss(prediction, tensors["label"]) * self._share
+            loss = self._loss(prediction, tensors["label"]) * spec.weight
             auxiliary = self._auxiliary_loss()
-            whole = loss if auxiliary is None else loss + auxiliary * self._share
-            if self._update.loss_scale is not None:
-                whole = whole * self._update.loss_scale.value
-            whole.backward()
-        self._return_gradients(step, step.forward, tensors)
+            whole = loss if auxiliary is None else loss + auxiliary * spec.weight
+            (whole * self._ending.loss_scale(step.number)).backward()
+            step.loss = step.loss + loss.detach().double()
+        self._return_gradients(step, spec, tensors)
         step.forward += 1
         step.backward += 1
-        return loss.detach().double()
 
-    def _return_gradients(self, step: _Step, number: int, inputs: Mapping[str, Tensor]) -> None:
+    def _close(self) -> None:
+        """All that this worker has to give to the oldest open step is there."""
+        step = self._open.popleft()
+        with self._busy.running():
+            self._ending.begin(step.number, step.loss, step.rows)
+
+    def _update(self) -> None:
+        """Apply the step whose verdict is here."""
+        number = self.progress.step
+        with span("update", step=number, rank=self._place.rank), self._busy.running():
+            loss = self._ending.apply()
+        if self._links.after is None:
+            self.progress.losses.append(loss)
+        self.progress.step = number + 1
+        self.progress.samples += self._schedule.samples(number)
+        self.progress.busy_s = self._busy.seconds()
+
+    def _return_gradients(
+        self, step: _Step, spec: MicroBatchSpec, inputs: Mapping[str, Tensor]
+    ) -> None:
         if self._links.before is None:
             return
         grads = {
@@ -293,11 +346,19 @@ class StageExecutor:
             for name, tensor in inputs.items()
             if tensor.requires_grad
         }
-        self._links.before.send(self._frame(BACKWARD, step.number, number), grads)
+        self._links.before.send(self._frame(BACKWARD, step, spec), grads)
 
     def _auxiliary_loss(self) -> Tensor | None:
+        if self._auxiliary is None:  # some have it from their first forward on
+            modules = self._layers.graph.module.modules()
+            self._auxiliary = [m for m in modules if hasattr(m, "aux_loss")]
         losses = [m.aux_loss for m in self._auxiliary if isinstance(m.aux_loss, Tensor)]
         return sum(losses[1:], losses[0]) if losses else None
+
+
+def depth(place: Place) -> int:
+    """Micro-batches that a worker may have between forward and backward."""
+    return 2 * -(-sum(place.widths[place.stage :]) // place.width)
 
 
 def _roots(

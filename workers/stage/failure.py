@@ -8,12 +8,13 @@ from chassis.channels import RpcError
 from chassis.exits import is_out_of_memory
 from protos.scheduler_pb2 import (
     END_CONNECTION_LOST,
+    END_DIVERGED,
     END_OUT_OF_MEMORY,
     END_USER_ERROR,
     EndReason,
 )
 from ps.errors import ShardError
-from workers.errors import PeerLostError
+from workers.errors import DivergedError, PeerLostError
 
 _AWAY = (
     grpc.StatusCode.UNAVAILABLE,
@@ -24,6 +25,8 @@ _AWAY = (
 
 def end_reason_of(error: BaseException) -> EndReason.ValueType:
     """The reason that a job ends for when this error ends one of its workers."""
+    if isinstance(error, DivergedError):
+        return END_DIVERGED
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return END_OUT_OF_MEMORY
     if isinstance(error, RuntimeError) and is_out_of_memory(str(error)):

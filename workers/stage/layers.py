@@ -9,8 +9,9 @@ from torch import Tensor
 from workers.device.copies import Staging
 from workers.learning.precision import Precision
 from workers.links.all_reduce import StageGroup
+from workers.model.randomness import Randomness
+from workers.model.statistics import RunningStatistics
 from workers.model.trace import StageGraph
-from workers.stage.rows import StageRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,22 +20,29 @@ class StageLayers:
 
     Args:
         graph: the layers, on the device.
-        rows: their embeddings'.
         group: the workers of the stage.
         device: that they compute on.
         staging: to and from the device.
         precision: of forward passes.
+        randomness: that they draw from in training.
+        statistics: that they change in training.
     """
 
     graph: StageGraph
-    rows: StageRows
     group: StageGroup
     device: torch.device
     staging: Staging
     precision: Precision
+    randomness: Randomness
+    statistics: RunningStatistics
+
+    def train(self, tensors: Mapping[str, Tensor], step: int, index: int) -> dict[str, Tensor]:
+        """The same as `run`, for micro-batch `index` of a step."""
+        with self.randomness.drawing(step, index), self.statistics.counting(step, index):
+            return self.run(tensors)
 
     def run(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Outputs of inputs on the device, whose rows are bound."""
+        """Outputs of inputs on the device, whose embeddings' rows are bound."""
         with self.precision.computing():
             results = self.graph.module(*(tensors[name] for name in self.graph.inputs))
         return dict(zip(self.graph.outputs, results, strict=True))

@@ -59,18 +59,26 @@ class Arrivals:
         self._begun: dict[FrameId, dict[str, Upload]] = {}
         inbox.on_arrival = self._arrived
 
+    def has(self, frame: FrameId) -> bool:
+        """Whether a forward frame and its rows are here."""
+        came = self._inbox.peek(frame)
+        if came is None:
+            return False
+        self._rows.pull_ahead(came)  # it may have come before we were there to be told
+        return self._rows.have_arrived(frame)
+
     def micro_batch(self, frame: FrameId) -> MicroBatch:
-        """Wait for a forward frame, and take it with its rows."""
+        """Take a forward frame that is here with its rows."""
         came = self._inbox.take(frame)
         return MicroBatch(
             came.tensors,
-            rows=self._rows.arrived(came),
+            rows=self._rows.arrived(frame),
             uploads=self._uploads(came),
             wants_gradient=came.wants_gradient,
         )
 
     def gradients(self, frame: FrameId) -> dict[str, Tensor]:
-        """Wait for a backward frame; its gradients on the device."""
+        """Take a backward frame; its gradients on the device."""
         uploads = self._uploads(self._inbox.take(frame))
         return {name: upload.here() for name, upload in uploads.items()}
 

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 
 import torch
 
+from protos.job_pb2 import JobSpec
 from protos.naming import table_prefix
 from protos.node_pb2 import LaunchRequest
 from protos.stage_pb2 import StageWorkers, Topology
 from ps import ParameterClient
-from workers.data import Dataset
+from workers.data import Dataset, GlobalBatches
+from workers.data.check import check_all
 from workers.device.copies import staging_for
 from workers.device.units import VISIBLE
 from workers.learning.precision import Precision
@@ -22,19 +24,27 @@ from workers.links.all_reduce import (
     processes_allowed,
 )
 from workers.links.inbox import Inbox
+from workers.links.notices import NoticeBoard, Notices
 from workers.links.outbox import Outbox
 from workers.links.pipeline import Links, Place
 from workers.links.ring_port import RingPort, join_stage
 from workers.links.transport import Neighbours
-from workers.model.entry import job_model
+from workers.model.entry import ModelError, job_model
+from workers.model.randomness import Randomness
+from workers.model.statistics import RunningStatistics
 from workers.model.trace import LayerInfo, StageGraph, TracedModel
+from workers.model.whole import check_smallest, job_micro_batches
+from workers.stage.commits import RowCommits
+from workers.stage.ending import Ending
 from workers.stage.executor import StageExecutor
 from workers.stage.experts import split_experts
 from workers.stage.layers import StageLayers
 from workers.stage.rows import StageRows
 from workers.stage.schedule import Schedule
-from workers.stage.staleness import StalenessBound
+from workers.stage.staleness import RowOrder
 from workers.stage.update import Update
+from workers.stage.verdict import LossScales
+from workers.stage.versions import Versions
 
 _log = logging.getLogger("heterps.stage")
 _SILENCE_S = 30.0  # how long a shard may not answer
@@ -48,6 +58,8 @@ class Share:
     Args:
         layers: of the whole model.
         graph: the stage's, on the host.
+        fixed: whether the job, not the plan, fixes the number of micro-batches.
+        staleness: updates that a step lacks.
     """
 
     launch: LaunchRequest
@@ -56,8 +68,10 @@ class Share:
     precision: Precision
     layers: tuple[LayerInfo, ...]
     graph: StageGraph
-    dataset: Dataset
+    batches: GlobalBatches
     schedule: Schedule
+    fixed: bool
+    staleness: int
 
     @property
     def tables(self) -> str:
@@ -75,10 +89,28 @@ class Share:
         job, plan = launch.job, launch.stages[launch.index]
         place = Place(launch.index, launch.rank, tuple(stage.units for stage in launch.stages))
         device = _device(launch)
-        precision = Precision.of(job.train.precision, device, stages=len(launch.stages))
+        precision = Precision.of(job.train.precision, device)
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         traced = TracedModel(job_model(job))
-        dataset = Dataset.of(job, "train")
+        names = [layer.name for layer in traced.layers]
+        if names != list(launch.layers):
+            raise ModelError(
+                f"{job.model.entry}: its layers are {', '.join(names)}; expected those that were "
+                f"planned, {', '.join(launch.layers)}"
+            )
+        if place.stage == place.rank == 0:  # held-out splits, too, before anything is trained
+            check_all(job)
+        batches = GlobalBatches.of(job, Dataset.of(job, "train"))
+        fixed = job_micro_batches(job.train, traced.model)
+        schedule = Schedule(
+            batches.steps,
+            batches.samples,
+            fixed or micro_batches_of(launch),
+            lockstep=place.widths if job.train.split_experts else (),
+        )
+        if batches.steps and not schedule.lockstep:
+            last = min(batches.steps_per_epoch or batches.steps, batches.steps) - 1
+            check_smallest(traced.model, batches.samples(last) // schedule.count(last))
         return Share(
             launch,
             place,
@@ -86,9 +118,25 @@ class Share:
             precision,
             traced.layers,
             traced.stage(plan.first, plan.last),
-            dataset,
-            Schedule.of(job, dataset, place.widths),
+            batches,
+            schedule,
+            fixed > 0,
+            staleness_of(launch),
         )
+
+
+def micro_batches_of(launch: LaunchRequest) -> int:
+    """Micro-batches of a step by the plan, where it says none enough to have all workers busy."""
+    widths = [stage.units for stage in launch.stages]
+    few = widths[0] if len(widths) == 1 else max(4, *widths)
+    return launch.micro_batches or few
+
+
+def staleness_of(launch: LaunchRequest) -> int:
+    """Updates that a step lacks: the plan's, else the job's; none where experts are split."""
+    if launch.job.train.split_experts:
+        return 0
+    return launch.staleness if launch.HasField("staleness") else launch.job.train.staleness
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +147,18 @@ class Parts:
     links: Links
     group: StageGroup
     rows: StageRows
+    commits: RowCommits
+    ending: Ending
+    notices: Notices
     executor: StageExecutor
 
     def close(self) -> None:
         """Leave the others."""
+        self.links.inbox.close()
+        self.ending.close()
+        self.commits.close()
         self.rows.close()
+        self.notices.close()
         self.links.close()
         self.client.close()
         self.group.close()
@@ -113,6 +168,7 @@ def build(
     share: Share,
     topology: Topology,
     inbox: Inbox,
+    board: NoticeBoard,
     port: RingPort | None,
     rendezvous: Rendezvous | None,
     stop: threading.Event,
@@ -121,6 +177,7 @@ def build(
 
     Args:
         inbox: where frames for this worker arrive.
+        board: where notices do.
         port: where the worker before this one in the stage connects; None: it is alone.
         rendezvous: rank 0's own; None elsewhere.
     """
@@ -142,14 +199,99 @@ def build(
     split = split_experts(module, group) if job.train.split_experts else []
     if split:
         _log.info("experts of %s are split over %d workers", ", ".join(split), group.size)
-    bound = StalenessBound(job.train.staleness, stop, ordered=place.stage == 0)
-    rows = StageRows(module, share.graph.lookups, client, bound, staging, share.tables, job.servers)
-    layers = StageLayers(share.graph, rows, group, device, staging, share.precision)
-    update = Update(job, module, group, share.schedule.steps, share.precision)
-    executor = StageExecutor(
-        job, layers, place, links, share.schedule, update, stop, lockstep=bool(split)
+    notices = Notices(
+        (place.stage, place.rank), [stage.addresses for stage in topology.stages], board
     )
-    return Parts(client, links, group, rows, executor)
+    return assemble(
+        job,
+        place,
+        StageLayers(
+            share.graph,
+            group,
+            device,
+            staging,
+            share.precision,
+            Randomness(module, job.train.seed, fixed=share.fixed),
+            RunningStatistics(module, place.width),
+        ),
+        links,
+        notices,
+        client,
+        share.schedule,
+        share.staleness,
+        share.tables,
+        lockstep=bool(split),
+    )
+
+
+def assemble(
+    job: JobSpec,
+    place: Place,
+    layers: StageLayers,
+    links: Links,
+    notices: Notices,
+    client: ParameterClient,
+    schedule: Schedule,
+    staleness: int,
+    tables: str,
+    *,
+    lockstep: bool = False,
+) -> Parts:
+    """The parts of a connected worker, its layers on their device.
+
+    Args:
+        staleness: updates that a step lacks.
+        tables: what the names of the job's tables begin with.
+        lockstep: whether the workers of the stage share out experts.
+    """
+    graph, inbox = layers.graph, links.inbox
+    rows = StageRows(
+        graph.module,
+        graph.lookups,
+        client,
+        RowOrder(place, schedule, staleness, notices, inbox),
+        lambda step: len(schedule.own(step, place.rank, place.width)),
+        layers.staging,
+        tables,
+        job.servers,
+    )
+    notices.board.on_notice = rows.pull_waiting
+    commits = RowCommits(
+        rows,
+        client,
+        layers.staging,
+        tables,
+        f"{tables}{place.stage}",
+        place.rank,
+        place.width,
+        measured=job.train.clip > 0,
+    )
+    versions = Versions(graph.module, staleness)
+    ending = Ending(
+        job,
+        place,
+        Update(job, graph.module, layers.group, layers.statistics, schedule, versions),
+        commits,
+        LossScales(layers.precision.loss_scale(), staleness),
+        notices,
+        inbox,
+        schedule.steps,
+        staleness,
+        at_once=layers.device.type == "cpu",
+    )
+    executor = StageExecutor(
+        job,
+        layers,
+        rows,
+        place,
+        links,
+        schedule,
+        versions,
+        ending,
+        staleness,
+        lockstep=lockstep,
+    )
+    return Parts(client, links, layers.group, rows, commits, ending, notices, executor)
 
 
 def _group(

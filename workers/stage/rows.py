@@ -1,12 +1,12 @@
-"""Embedding rows of a stage: pulled ahead of need, their gradients pushed behind.
+"""Embedding rows of a stage, pulled ahead of need; in which order is `RowOrder`'s.
 
-Staleness S bounds how many steps a pulled row may lag: the rows of step t are pulled after the
-pushes of step t-1-S have been acknowledged. Where one worker reads its own batches, a push is
-moreover held until the rows of S steps ahead have been pulled, so that which pushes a pull has
-seen does not depend on timing and a run can be repeated exactly.
+The first stage's rows of a step are pulled together, later stages' as each micro-batch arrives.
+What they collect goes back by `workers/stage/commits.py`.
 """
 
-from collections.abc import Mapping, Sequence
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from protos.job_pb2 import ServerSpec
 from ps import ParameterClient
 from ps.engine import _native as native
-from workers.device.copies import Download, Staging, Upload
+from workers.device.copies import Staging, Upload
 from workers.embedding.sparse import SparseEmbedding, bind_rows, tables_of
 from workers.links.frames import Frame, FrameId
 from workers.model.lookups import Lookup, Sources, embedding_at, keys_of, sources_by_table
-from workers.stage.staleness import StalenessBound
+from workers.stage.staleness import RowOrder
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +46,6 @@ class PulledRows:
         return [leaf.grad for leaf in self.leaves.values() if leaf.grad is not None]
 
 
-@dataclass(frozen=True, slots=True)
-class _Push:
-    """Gradients of one table's rows, on the way to the host."""
-
-    table: str
-    keys: list[NDArray[np.uint64]]
-    gradients: Download
-
-
 class StageRows:
     """The sparse embeddings of one stage and their tables.
 
@@ -62,6 +53,8 @@ class StageRows:
         module: the stage's module.
         lookups: of its embeddings, in the order of its forward.
         staging: to and from the stage's device.
+        order: of its pulls among the commits.
+        share: how many micro-batches of a step are this worker's.
         namespace: begins the tables' names on the servers.
         servers: what the job says of them.
     """
@@ -71,7 +64,8 @@ class StageRows:
         module: nn.Module,
         lookups: Sequence[Lookup],
         client: ParameterClient,
-        bound: StalenessBound,
+        order: RowOrder,
+        share: Callable[[int], int],
         staging: Staging,
         namespace: str,
         servers: ServerSpec,
@@ -81,15 +75,17 @@ class StageRows:
             layer = embedding_at(module, lookup.embedding)
             layer.remote = True
             self.layers[lookup.embedding] = layer
-        self.bound = bound
+        self.order = order
         self._client = client
         self._namespace = namespace
+        self._share = share
         self._staging = staging
-        self._pushing = ThreadPoolExecutor(1, thread_name_prefix="push")
         self._pulling = ThreadPoolExecutor(max(1, len(self.layers)), thread_name_prefix="pull")
         self._arriving = ThreadPoolExecutor(1, thread_name_prefix="arriving")
+        self._lock = threading.Lock()
+        self._waiting: dict[FrameId, Frame] = {}  # whose rows must not be pulled yet
         self._ahead: dict[FrameId, Future[PulledRows | None]] = {}
-        self._pushes: list[Future[None]] = []
+        self._arrived: Counter[int] = Counter()  # micro-batches of a step that have their rows
         self.tables = tables_of(self.layers.values())
         self._sources = sources_by_table(module, lookups)
         self._users = {
@@ -135,16 +131,30 @@ class StageRows:
         return PulledRows(keys, rows, inverse, learning)
 
     def pull_ahead(self, frame: Frame) -> None:
-        """Begin to pull the rows of a micro-batch that has just arrived."""
-        if self.layers:
-            self._ahead[frame.id] = self._arriving.submit(self._pull_arrived, frame)
-
-    def arrived(self, frame: Frame) -> PulledRows | None:
-        """The rows of an arrived micro-batch: those begun by `pull_ahead`, else pulled now."""
+        """Pull the rows of a micro-batch that has arrived, as soon as that may be."""
         if not self.layers:
-            return None
-        future = self._ahead.pop(frame.id, None)
-        return future.result() if future is not None else self._pull_arrived(frame)
+            return
+        with self._lock:
+            if frame.id in self._ahead:
+                return
+            self._ahead[frame.id] = Future()
+            self._waiting[frame.id] = frame
+        self.pull_waiting()
+
+    def pull_waiting(self) -> None:
+        """Begin the pulls that have become possible; to be called after each commit."""
+        with self._lock:
+            able = [frame for frame in self._waiting if self.order.may_pull(frame.step)]
+            for frame in able:
+                self._arriving.submit(self._pull_arrived, self._waiting.pop(frame))
+
+    def have_arrived(self, frame: FrameId) -> bool:
+        """Whether the rows of an arrived micro-batch are here."""
+        return not self.layers or ((f := self._ahead.get(frame)) is not None and f.done())
+
+    def arrived(self, frame: FrameId) -> PulledRows | None:
+        """Take the rows of an arrived micro-batch that are here."""
+        return self._ahead.pop(frame).result() if self.layers else None
 
     def bind(self, pulled: PulledRows | None, index: int) -> None:
         """Give the layers their rows for the forward of the `index`-th micro-batch pulled."""
@@ -154,34 +164,10 @@ class StageRows:
             positions = pulled.inverse[sources][index].here()
             bind_rows(self._users[table], pulled.leaf(table), positions)
 
-    def push(self, step: int, pulled: Sequence[PulledRows]) -> None:
-        """Push what the rows collected in `step`, in the background."""
-        collected = self._collect(pulled)
-        self.bound.before_push(step)
-        self._pushes = [f for f in self._pushes if not _finished(f)]
-        self._pushes.append(self._pushing.submit(self._push_now, step, collected))
-        if self.bound.staleness == 0:
-            self.flush()
-
-    def flush(self) -> None:
-        """Wait until everything pushed has been applied."""
-        for future in self._pushes:
-            future.result()
-        self._pushes.clear()
-
-    def close(self) -> None:
-        """Stop the pulling and pushing threads."""
-        self._arriving.shutdown(wait=False, cancel_futures=True)
-        self._pulling.shutdown(wait=False, cancel_futures=True)
-        self._pushing.shutdown(wait=False, cancel_futures=True)
-
-    def _pull_arrived(self, frame: Frame) -> PulledRows | None:
-        self.bound.before_pull(frame.id.step)
-        return self.pull([frame.tensors], learning=True)
-
-    def _collect(self, blocks: Sequence[PulledRows]) -> list[_Push]:
-        """Begin to copy back what the rows collected."""
-        pushes = []
+    def collected(
+        self, blocks: Sequence[PulledRows]
+    ) -> Iterator[tuple[str, list[NDArray[np.uint64]], list[Tensor]]]:
+        """What some rows have collected, by table: of each block keys [U], gradients [U, dim]."""
         for table, sources in self._sources.items():
             pairs = [
                 (block.keys[sources], leaf.grad)
@@ -189,29 +175,21 @@ class StageRows:
                 if (leaf := block.leaves.get(table)) is not None and leaf.grad is not None
             ]
             if pairs:
-                keys, gradients = zip(*pairs, strict=True)
-                pushes.append(_Push(table, list(keys), self._staging.download(gradients)))
-        return pushes
+                yield table, [keys for keys, _ in pairs], [gradient for _, gradient in pairs]
 
-    def _push_now(self, step: int, pushes: list[_Push]) -> None:
-        waiting = []
-        for push in pushes:
-            grads = [gradient.numpy() for gradient in push.gradients.wait()]
-            waiting.append(
-                self._client.push_async(
-                    self._namespace + push.table,
-                    push.keys[0] if len(grads) == 1 else np.concatenate(push.keys),
-                    grads[0] if len(grads) == 1 else np.concatenate(grads),
-                )
-            )
-        for future, push in zip(waiting, pushes, strict=True):
-            future.result()
-            push.gradients.release()
-        self.bound.acked(step)
+    def close(self) -> None:
+        """Stop the pulling threads."""
+        self._arriving.shutdown(wait=False, cancel_futures=True)
+        self._pulling.shutdown(wait=False, cancel_futures=True)
 
-
-def _finished(future: "Future[None]") -> bool:
-    if not future.done():
-        return False
-    future.result()
-    return True
+    def _pull_arrived(self, frame: Frame) -> None:
+        step, future = frame.id.step, self._ahead[frame.id]
+        try:
+            future.set_result(self.pull([frame.tensors], learning=True))
+        except BaseException as error:
+            future.set_exception(error)
+        self._arrived[step] += 1
+        if self._arrived[step] == self._share(step):
+            del self._arrived[step]
+            self.order.pulled(step)
+        self.order.wake()

@@ -1,54 +1,84 @@
-"""How far the rows of a step may lag behind."""
+"""Which updates the rows of step t have seen: with a staleness of S those of steps 0 to t-1-S.
 
-import threading
-from collections.abc import Callable
-from dataclasses import dataclass, field
+The rows of step t are pulled once the commit of step t-1-S has been acknowledged, and step u is
+committed once every worker of the stage has pulled its rows of step u+S. So what a pull has seen
+depends on no timing, whatever the number of workers.
+"""
 
-from workers.links.inbox import Stopped
+from protos.stage_pb2 import COMMITTED, PULLED, STAGED
+from workers.links.inbox import Inbox
+from workers.links.notices import Notices
+from workers.links.pipeline import Place
+from workers.stage.schedule import Schedule
 
 
-@dataclass(slots=True)
-class StalenessBound:
-    """Which steps' rows have been pulled and which steps' gradients have landed."""
+class RowOrder:
+    """The order of pulls and commits of one stage's rows.
 
-    staleness: int
-    stop: threading.Event
-    ordered: bool
-    _pulled: int = -1
-    _acked: int = -1
-    _last: bool = False
-    _changed: threading.Condition = field(default_factory=threading.Condition)
+    Args:
+        place: of this worker; rank 0 commits.
+        staleness: updates that a step's rows lack.
+        inbox: through which waiting threads are woken, and ended.
+    """
 
-    def before_pull(self, step: int) -> None:
-        """Wait until rows of `step` may be pulled."""
-        self._wait(lambda: self._acked >= step - 1 - self.staleness)
+    def __init__(
+        self, place: Place, schedule: Schedule, staleness: int, notices: Notices, inbox: Inbox
+    ) -> None:
+        self._place = place
+        self._schedule = schedule
+        self._staleness = staleness
+        self._notices = notices
+        self._board = notices.board
+        self._inbox = inbox
+        self._over = False
+        self._leader = (place.stage, 0)
+        self._workers = [(place.stage, rank) for rank in range(place.width)]
+
+    def may_pull(self, step: int) -> bool:
+        """Whether the rows of a step are those that it is to see."""
+        last = step - 1 - self._staleness
+        return last < 0 or self._board.has(COMMITTED, last)
+
+    def wait_to_pull(self, step: int) -> None:
+        """Wait until the rows of a step may be pulled.
+
+        Raises:
+            Stopped: told to end first.
+        """
+        self._inbox.wait(lambda: self.may_pull(step))
 
     def pulled(self, step: int) -> None:
-        """Rows of `step` are here."""
-        with self._changed:
-            self._pulled = max(self._pulled, step)
-            self._changed.notify_all()
+        """This worker has all of its rows of a step."""
+        if step >= self._staleness:  # no commit waits for earlier ones
+            self._notices.tell(self._leader, PULLED, step)
+
+    def staged(self, step: int) -> None:
+        """The servers have this worker's part of a step."""
+        self._notices.tell(self._leader, STAGED, step)
+
+    def wait_for_parts(self, step: int) -> None:
+        """At the leader: wait until the servers have all workers' parts of a step."""
+        self._inbox.wait(lambda: self._board.count(STAGED, step) == self._place.width)
+
+    def wait_to_commit(self, step: int) -> None:
+        """At the leader: wait until no worker has to pull rows that must not see this step."""
+        later = step + self._staleness
+        if later >= self._schedule.steps:
+            return
+        width = self._place.width
+        pulling = sum(self._schedule.computes(later, rank, width) for rank in range(width))
+        self._inbox.wait(lambda: self._over or self._board.count(PULLED, later) >= pulling)
 
     def no_more_pulls(self) -> None:
-        """The last step's rows have been pulled."""
-        with self._changed:
-            self._last = True
-            self._changed.notify_all()
+        """Nobody is to pull rows of a step any more."""
+        self._over = True
+        self._inbox.wake()
 
-    def before_push(self, step: int) -> None:
-        """Wait until gradients of `step` may be pushed."""
-        if self.ordered:
-            self._wait(lambda: self._last or self._pulled >= step + self.staleness)
+    def committed(self, step: int) -> None:
+        """At the leader: the tables have a step, or never will."""
+        for worker in self._workers:
+            self._notices.tell(worker, COMMITTED, step)
 
-    def acked(self, step: int) -> None:
-        """Gradients of `step` have been applied by every shard."""
-        with self._changed:
-            self._acked = max(self._acked, step)
-            self._changed.notify_all()
-
-    def _wait(self, condition: Callable[[], bool]) -> None:
-        with self._changed:
-            while not condition():
-                if self.stop.is_set():
-                    raise Stopped("stopped")
-                self._changed.wait(0.2)
+    def wake(self) -> None:
+        """Have those who wait look again."""
+        self._inbox.wake()

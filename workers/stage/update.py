@@ -1,17 +1,42 @@
-"""The end of a step: gradients summed over the stage's workers, then the dense optimizer."""
+"""A step's gradient of a stage's dense parameters: summed over workers, then the optimizer's."""
 
-import logging
+import math
+from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 from protos.job_pb2 import JobSpec
 from workers.learning.optimizers import make_optimizer, make_schedule
-from workers.learning.precision import LossScale, Precision
+from workers.learning.reduction import reduced_over
 from workers.links.all_reduce import StageGroup
+from workers.links.step_sum import StepSum
+from workers.model.statistics import RunningStatistics
 from workers.moe.gates import Bias
-from workers.stage.rows import PulledRows
+from workers.stage.schedule import Schedule
+from workers.stage.verdict import Report
+from workers.stage.versions import Versions, rekey
 
-_log = logging.getLogger("heterps.stage")
+
+@dataclass(frozen=True, slots=True)
+class Gradient:
+    """A step's gradient, being summed over the stage's workers.
+
+    Args:
+        sums: that are under way.
+        scalars: float64 [3]: loss, workers whose rows' gradients are not finite, squared norm of
+            the gradients that no other worker has.
+        used: float32, for each parameter whose gradient is summed how many workers have one.
+        loads: of gates that a bias balances.
+        statistics: what normalising layers add to their running ones.
+    """
+
+    step: int
+    sums: StepSum
+    scalars: Tensor
+    used: Tensor | None
+    loads: list[Tensor]
+    statistics: list[Tensor]
 
 
 class Update:
@@ -19,70 +44,139 @@ class Update:
 
     Args:
         module: the stage's, on the device.
-        steps: of the whole training, for the learning rate.
-        precision: of forward passes.
-
-    Attributes:
-        loss_scale: by which losses are multiplied before backward; None: not at all.
+        statistics: of its normalising layers.
+        schedule: of the training.
+        versions: of what training changes; the module's are those that all workers begin with.
     """
 
     def __init__(
-        self, job: JobSpec, module: nn.Module, group: StageGroup, steps: int, precision: Precision
+        self,
+        job: JobSpec,
+        module: nn.Module,
+        group: StageGroup,
+        statistics: RunningStatistics,
+        schedule: Schedule,
+        versions: Versions,
     ) -> None:
+        self._statistics = statistics
+        self._schedule = schedule
         self._group = group
-        self._parameters = [p for p in module.parameters() if p.requires_grad]
-        self._optimizer = make_optimizer(job.train.optimizer, self._parameters)
+        self._clip = job.train.clip > 0
+        self._versions = versions
+        parameters = versions.parameters(0)
+        self._optimizer = make_optimizer(job.train.optimizer, parameters)
         self._rate = (
-            make_schedule(job.train.optimizer, self._optimizer, steps)
+            make_schedule(job.train.optimizer, self._optimizer, schedule.steps)
             if self._optimizer is not None
             else None
         )
         self._biased = [m for m in module.modules() if isinstance(m, Bias)]
         for gate in self._biased:  # moves once a step, by what all workers sent
             gate.deferred = True
-        self.loss_scale: LossScale | None = precision.loss_scale()
-        group.share_parameters(self._parameters)
+        group.share_parameters(parameters)
+        versions.open()
 
-    def apply(self, step: int, loss: Tensor, rows: list[PulledRows]) -> tuple[Tensor, bool]:
-        """Take the step, unless a worker's gradients are beyond float16.
+    def gather(self, step: int, loss: Tensor, not_finite: Tensor | None) -> Gradient:
+        """Begin to sum what this worker's share of a step collected, when all of it is there.
 
         Args:
-            step: its number.
-            loss: scalar, this worker's part.
-            rows: whose gradients are divided by the loss scale, too.
-
-        Returns:
-            The loss of all workers, and whether the step counts: else nothing must be pushed.
+            loss: float64 [], this worker's part.
+            not_finite: bool [], whether a gradient of its rows is not; None: there are none.
         """
-        scalars = [loss]
-        if self.loss_scale is not None:
-            scalars.append(self._unscale(self.loss_scale, rows))
-        sums = self._group.sum_gradients(
-            self._parameters, scalars, [gate.pending for gate in self._biased]
-        )
+        own: list[nn.Parameter] = []
+        parameters: list[nn.Parameter] = []
+        for parameter in self._versions.parameters(step):
+            (parameters if reduced_over(parameter) == "replica" else own).append(parameter)
+            if parameter.grad is not None and parameter.grad.is_sparse:
+                parameter.grad = parameter.grad.to_dense()
+        alone = _squared_norm([p.grad for p in own if p.grad is not None])
+        bad = torch.zeros_like(loss) if not_finite is None else not_finite.to(loss)
+        scalars = torch.stack([loss, bad, alone.to(loss)])
+        loads = [gate.pending.clone() for gate in self._biased]
         for gate in self._biased:
-            gate.step()
-        counts = self.loss_scale is None or self._counts(self.loss_scale, step, sums[1])
+            gate.pending.zero_()
+        statistics = self._statistics.take(step, self._schedule.count(step))
+        sums = self._group.begin_sum(step)
+        if self._group.size == 1:
+            return Gradient(step, sums, scalars, None, loads, statistics)
+        used = torch.tensor([p.grad is not None for p in parameters], dtype=torch.float32)
+        used = used.to(loss.device)
+        gradients = []
+        for parameter in parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            gradients.append(parameter.grad)
+        sums.add([*gradients, used, scalars, *loads, *statistics])
+        return Gradient(step, sums, scalars, used, loads, statistics)
+
+    def report(self, gradient: Gradient) -> Report:
+        """Wait for the sums; what is to be said of them. May be called on any thread."""
+        gradient.sums.wait()
+        if gradient.used is not None:
+            unused = (gradient.used == 0).tolist()
+            for parameter, none in zip(self._summed(gradient.step), unused, strict=True):
+                if none:  # on no worker, so that optimizers leave it as it is, as they would alone
+                    parameter.grad = None
+        grads = [p.grad for p in self._summed(gradient.step) if p.grad is not None]
+        loss, bad, alone = gradient.scalars.tolist()
+        if self._clip:
+            squared = _squared_norm(grads).item()
+            finite = math.isfinite(squared)
+        else:
+            squared, finite = 0.0, _all_finite(grads)
+        return Report(squared + alone, finite and bad == 0 and math.isfinite(alone), loss)
+
+    def apply(self, gradient: Gradient, scale: float) -> None:
+        """Take the step.
+
+        Args:
+            scale: by which gradients are multiplied.
+        """
+        self._advance(gradient)
         if self._optimizer is not None:
-            if counts:
-                self._optimizer.step()
-                if self._rate is not None:
-                    self._rate.step()
-            self._optimizer.zero_grad(set_to_none=False)
-        return sums[0], counts
+            grads = [
+                p.grad for p in self._optimizer.param_groups[0]["params"] if p.grad is not None
+            ]
+            if scale != 1.0 and grads:
+                torch._foreach_mul_(grads, scale)
+            self._optimizer.step()
+            if self._rate is not None:
+                self._rate.step()
+            self._optimizer.zero_grad(set_to_none=True)
+        for gate, load in zip(self._biased, gradient.loads, strict=True):
+            gate.pending, kept = load, gate.pending
+            gate.step()
+            gate.pending = kept
 
-    def _unscale(self, scale: LossScale, rows: list[PulledRows]) -> Tensor:
-        """Divide by the loss scale; above 0 if a gradient of this worker is not finite."""
-        gradients = [p.grad for p in self._parameters if p.grad is not None]
-        for block in rows:
-            gradients += block.gradients()
-        return scale.unscale(gradients)
+    def skip(self, gradient: Gradient) -> None:
+        """Take a step that changes nothing."""
+        self._advance(gradient)
+        for parameter in self._versions.parameters(gradient.step):
+            parameter.grad = None
 
-    @staticmethod
-    def _counts(scale: LossScale, step: int, unusable: Tensor) -> bool:
-        """Whether all workers' gradients are finite; the scale follows."""
-        finite = not unusable.item() > 0
-        scale.update(finite)
-        if not finite:
-            _log.info("step %d skipped: beyond float16; the loss scale is %g", step, scale.value)
-        return finite
+    def _advance(self, gradient: Gradient) -> None:
+        self._versions.advance(gradient.step)
+        if self._optimizer is not None:
+            rekey(self._optimizer, self._versions.parameters(gradient.step))
+        self._statistics.apply(gradient.statistics)
+
+    def _summed(self, step: int) -> list[nn.Parameter]:
+        return [p for p in self._versions.parameters(step) if reduced_over(p) == "replica"]
+
+
+def _squared_norm(gradients: list[Tensor]) -> Tensor:
+    """Squared norm [] of some gradients, float64; infinite or NaN where one of them is."""
+    some = [g for g in gradients if g.numel()]
+    if not some:
+        return torch.zeros((), dtype=torch.float64)
+    squared = torch.nn.utils.get_total_norm(some).double().square()
+    if not squared.isfinite() and _all_finite(some):  # beyond float32, and no more than that
+        squared = torch.nn.utils.get_total_norm([g.double() for g in some]).square()
+    return squared
+
+
+def _all_finite(gradients: list[Tensor]) -> bool:
+    some = [g for g in gradients if g.numel()]
+    if not some:
+        return True
+    return bool(torch.nn.utils.get_total_norm(some, norm_type=float("inf")).isfinite())

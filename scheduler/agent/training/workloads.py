@@ -63,6 +63,7 @@ def draw(rng: np.random.Generator, shape: Shape) -> _planner.Problem:
         transfer * b,
         memory,
         np.full(size, 1 / 3),
+        np.zeros(size),
         np.full(size, np.inf),
         np.zeros(layers, dtype=bool),
         False,

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "bindings/bindings.h"
+#include "exact/step_search.h"
 #include "problem/provision.h"
 
 namespace nb = nanobind;
@@ -14,6 +15,9 @@ using namespace nb::literals;
 
 namespace heterps::scheduler {
 namespace {
+
+// Of one assignment among many.
+constexpr StepEffort kEachEffort{1'500, false, 1e9, 6};
 
 using Table = nb::ndarray<const double, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Row = nb::ndarray<const double, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
@@ -39,9 +43,10 @@ std::vector<double> Copied(const Problem& problem, const Row& row) {
 void Fill(Problem* self, const Mask& allowed, const Table& compute_serial,
           const Table& compute_parallel, const Table& sync_serial, const Table& sync_parallel,
           const Table& transfer_serial, const Table& transfer_parallel, const Table& memory,
-          const Table& forward_share, const Table& most_units, const Joined& joined, bool cuts,
-          const Row& price, const Row& limit, const Row& capacity, double samples, double ps_core_s,
-          int ps_type, double max_price, double batch, int micro_batches) {
+          const Table& forward_share, const Table& held, const Table& most_units,
+          const Joined& joined, bool cuts, const Row& price, const Row& limit, const Row& capacity,
+          double samples, double ps_core_s, int ps_type, double max_price, double batch,
+          int micro_batches, int staleness) {
   new (self) Problem();
   self->layers = static_cast<int>(allowed.shape(0));
   self->types = static_cast<int>(allowed.shape(1));
@@ -58,6 +63,7 @@ void Fill(Problem* self, const Mask& allowed, const Table& compute_serial,
   self->transfer_parallel = Copied(*self, transfer_parallel);
   self->memory = Copied(*self, memory);
   self->forward_share = Copied(*self, forward_share);
+  self->held = Copied(*self, held);
   self->most_units = Copied(*self, most_units);
   if (joined.size() != static_cast<size_t>(self->layers) || joined.data()[0]) {
     throw std::invalid_argument("expected joined of shape [layers], the first false");
@@ -73,6 +79,7 @@ void Fill(Problem* self, const Mask& allowed, const Table& compute_serial,
   self->max_price = max_price;
   self->batch = batch;
   self->micro_batches = micro_batches;
+  self->staleness = staleness;
 }
 
 std::vector<std::tuple<int, int, int>> SplitOne(const Problem& problem,
@@ -100,7 +107,12 @@ nb::tuple ProvisionAll(const Problem& problem, const Assignments& assignments, d
     for (size_t n = 0; n < count; ++n) {
       Provisioned found;
       if (Split(problem, assignments.data() + n * problem.layers, &stages)) {
-        found = Provision(problem, stages, floor, incumbent, slack);
+        if (problem.micro_batches) {
+          StepFound steps = SolveSteps(problem, floor, kEachEffort, {}, &stages, incumbent);
+          found = {steps.value, steps.slowest};
+        } else {
+          found = Provision(problem, stages, floor, incumbent, slack);
+        }
       }
       values[n] = found.value;
       taus[n] = found.tau;
@@ -116,9 +128,9 @@ void BindProblem(nb::module_& m) {
   nb::class_<Problem>(m, "Problem", "Layer costs, prices and limits; see scheduler.cost.CostModel.")
       .def("__init__", &Fill, "allowed"_a, "compute_serial"_a, "compute_parallel"_a,
            "sync_serial"_a, "sync_parallel"_a, "transfer_serial"_a, "transfer_parallel"_a,
-           "memory"_a, "forward_share"_a, "most_units"_a, "joined"_a, "cuts"_a, "price"_a,
+           "memory"_a, "forward_share"_a, "held"_a, "most_units"_a, "joined"_a, "cuts"_a, "price"_a,
            "limit"_a, "capacity"_a, "samples"_a, "ps_core_s"_a, "ps_type"_a, "max_price"_a,
-           "batch"_a = 0.0, "micro_batches"_a = 0)
+           "batch"_a = 0.0, "micro_batches"_a = 0, "staleness"_a = 0)
       .def_ro("layers", &Problem::layers)
       .def_ro("types", &Problem::types)
       .def_ro("cuts", &Problem::cuts);

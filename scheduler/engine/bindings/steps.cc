@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "bindings/bindings.h"
+#include "exact/step_search.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -28,6 +29,26 @@ std::vector<StepStage> Made(const Stages& given, int micro_batches) {
   return stages;
 }
 
+StepFound SolveReleased(const Problem& problem, double floor,
+                        const std::vector<std::vector<int32_t>>& starts, size_t labels, bool all,
+                        double seconds, bool fixed, double incumbent, bool fastest) {
+  for (const std::vector<int32_t>& start : starts) {
+    if (start.size() != static_cast<size_t>(problem.layers)) {
+      throw std::invalid_argument("expected starts of one type a layer");
+    }
+  }
+  if (!problem.micro_batches) throw std::invalid_argument("expected a problem with micro-batches");
+  nb::gil_scoped_release release;
+  std::vector<Stage> stages;
+  if (fixed && (starts.size() != 1 || !Split(problem, starts[0].data(), &stages))) {
+    StepFound nothing;
+    nothing.bound = kInf;
+    return nothing;
+  }
+  return SolveSteps(problem, floor, {labels, all, seconds}, starts, fixed ? &stages : nullptr,
+                    incumbent, fastest);
+}
+
 }  // namespace
 
 void BindSteps(nb::module_& m) {
@@ -42,6 +63,26 @@ void BindSteps(nb::module_& m) {
       "stages"_a, "micro_batches"_a, "staleness"_a, "steps"_a,
       "Seconds between the updates of steps on end; a stage is (units, forward s, backward s, "
       "crossing s a micro-batch, sync s a step).");
+  m.def(
+      "step_seconds",
+      [](const Stages& stages, int micro_batches, int staleness, double slowest) {
+        if (staleness < 0) throw std::invalid_argument("expected staleness of at least 0");
+        std::vector<StepStage> made = Made(stages, micro_batches);
+        nb::gil_scoped_release release;
+        return StepSeconds(made, micro_batches, staleness, slowest);
+      },
+      "stages"_a, "micro_batches"_a, "staleness"_a, "slowest"_a,
+      "Seconds a step once the pipeline is as full as it gets, at least `slowest`.");
+  nb::class_<StepFound>(m, "StepFound", "A plan by simulated steps; see exact/step_search.h.")
+      .def_ro("assignment", &StepFound::assignment)
+      .def_ro("units", &StepFound::units)
+      .def_ro("value", &StepFound::value)
+      .def_ro("tau", &StepFound::tau)
+      .def_ro("bound", &StepFound::bound);
+  m.def("solve_steps", &SolveReleased, "problem"_a, "floor"_a, "starts"_a, "labels"_a, "all"_a,
+        "seconds"_a, "fixed"_a = false, "incumbent"_a = kInf, "fastest"_a = false,
+        "Find the least seconds a sample * price an hour by simulated steps; with `fixed` of the "
+        "one start alone, with `fastest` the least seconds a sample.");
   m.def(
       "step_bound",
       [](const Stages& stages, int micro_batches) {

@@ -26,6 +26,7 @@ struct Terms {
   double ts = 0, tp = 0;                  // that transfer
   double fs = 0, fp = 0;                  // the forward's part of CT
   double memory = 0;
+  double held = 0;     // of memory, for each micro-batch in flight
   double most = kInf;  // units that it may have
 
   double Busy(double units) const {
@@ -73,6 +74,7 @@ struct Problem {
   std::vector<double> transfer_serial, transfer_parallel, memory;
   std::vector<uint8_t> allowed;
   std::vector<double> forward_share;  // of compute
+  std::vector<double> held;           // of memory, for each micro-batch in flight
   std::vector<double> most_units;     // of a stage with the layer
   std::vector<uint8_t> joined;        // [layers]: in one stage with the layer before
   // Whether neighbouring stages may be on one type, where together they exceed its memory.
@@ -80,9 +82,10 @@ struct Problem {
   std::vector<double> price, limit, capacity;  // [types]
   double samples = 1, ps_core_s = 0, max_price = kInf;
   int ps_type = 0;
-  // Of a step that is flushed: its samples and micro-batches; 0 where nothing is said of steps.
+  // Of a step: its samples, its micro-batches and the updates that it lacks. Where there are no
+  // micro-batches, what counts is the slowest stage alone.
   double batch = 0;
-  int micro_batches = 0;
+  int micro_batches = 0, staleness = 0;
 
   size_t At(int layer, int type) const { return static_cast<size_t>(layer) * types + type; }
   // Whether a stage may end with `layer`.
@@ -101,10 +104,17 @@ struct Problem {
     terms->ds += sync_serial[at];
     terms->dp += sync_parallel[at];
     terms->memory += memory[at];
+    terms->held += held[at];
     terms->most = std::min(terms->most, most_units[at]);
     bool final = layer == layers - 1;
     terms->ts = final ? 0 : transfer_serial[at];
     terms->tp = final ? 0 : transfer_parallel[at];
+  }
+
+  // Whether neighbours on `type` exceed its memory together, with all that may be in flight.
+  bool Apart(const Terms& one, const Terms& other, int type) const {
+    int more = std::max(0, micro_batches * (staleness + 1) - 1);
+    return one.memory + other.memory + more * (one.held + other.held) > capacity[type];
   }
 
   // Whether the run `terms` on `type` must be cut before `layer`, as it would not fit with the

@@ -9,7 +9,7 @@ void Join(const Problem& problem, std::vector<Stage>* stages) {
   std::vector<Stage> joined;
   for (const Stage& stage : *stages) {
     if (joined.empty() || joined.back().type != stage.type ||
-        joined.back().terms.memory + stage.terms.memory > problem.capacity[stage.type]) {
+        problem.Apart(joined.back().terms, stage.terms, stage.type)) {
       joined.push_back(stage);
       continue;
     }

@@ -7,6 +7,8 @@
 namespace heterps::scheduler {
 namespace {
 
+constexpr double kFull = 0.998;  // of the slowest stage's pace: more a few steps cannot tell
+
 enum class Done : int8_t { kBackward, kReturned, kForward, kCrossed, kSummed };
 
 struct Event {
@@ -187,11 +189,30 @@ int InFlight(const std::vector<StepStage>& stages, size_t stage) {
   return 2 * ((units + own - 1) / own);
 }
 
+double Bytes(const Problem& problem, const Terms& terms, const std::vector<StepStage>& stages,
+             size_t stage) {
+  int own = stages[stage].units;
+  int most = (problem.micro_batches + own - 1) / own * (problem.staleness + 1);
+  return terms.memory + (std::min(InFlight(stages, stage), most) - 1) * terms.held;
+}
+
 std::vector<double> Simulate(const std::vector<StepStage>& stages, int micro_batches, int staleness,
                              int steps) {
   std::vector<double> at = Simulation(stages, micro_batches, staleness, steps).Run();
   std::adjacent_difference(at.begin(), at.end(), at.begin());
   return at;
+}
+
+double StepSeconds(const std::vector<StepStage>& stages, int micro_batches, int staleness,
+                   double slowest) {
+  if (staleness == 0) return std::max(slowest, Simulate(stages, micro_batches, 0, 1)[0]);
+  int units = 0;
+  for (const StepStage& stage : stages) units += stage.units;
+  // Steps to fill the pipeline, and as many again to measure.
+  int count = 4 + 96 / micro_batches + 4 * (units / micro_batches) + 2 * staleness;
+  std::vector<double> seconds = Simulate(stages, micro_batches, staleness, 2 * count);
+  double mean = std::accumulate(seconds.begin() + count, seconds.end(), 0.0) / count;
+  return mean * kFull <= slowest ? slowest : mean;
 }
 
 StepBound StepBound::Before(const StepStage& stage, int micro_batches) const {

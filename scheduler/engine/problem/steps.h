@@ -29,12 +29,23 @@ struct StepStage {
 // What `terms` come to with `units` units; more than there are micro-batches only wait.
 StepStage StageAt(const Problem& problem, const Terms& terms, double units);
 
-// Micro-batches that a worker of `stage` may have between their forward and their backward.
+// Micro-batches that a worker of `stage` may have between their forward and their backward, were
+// there any number of them.
 int InFlight(const std::vector<StepStage>& stages, size_t stage);
+
+// Memory of a unit of a stage of these terms, with what it has in flight; those hold one
+// micro-batch.
+double Bytes(const Problem& problem, const Terms& terms, const std::vector<StepStage>& stages,
+             size_t stage);
 
 // Seconds of each of `steps` steps on end: between the updates.
 std::vector<double> Simulate(const std::vector<StepStage>& stages, int micro_batches, int staleness,
                              int steps);
+
+// Seconds a step once the pipeline is as full as it gets, at least `slowest`: those of its slowest
+// stage.
+double StepSeconds(const std::vector<StepStage>& stages, int micro_batches, int staleness,
+                   double slowest);
 
 // Seconds that a flushed step takes, and no fewer: of the stages from some stage on.
 struct StepBound {

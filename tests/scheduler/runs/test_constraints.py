@@ -5,7 +5,6 @@ import pytest
 from protos.decision_pb2 import Decision, Layer, LayerCost, PlanStage, ResourceType, Workload
 from protos.job_pb2 import JobSpec
 from protos.scheduler_pb2 import NodeStatus
-from scheduler import plan
 from scheduler.runs.constraints import may_depend_on_model, of_job, of_model, shared_cores
 from scheduler.runs.offer import OfferError, given_workload, make_offer
 
@@ -40,16 +39,12 @@ def test_a_job_says_batch_micro_batches_and_staleness() -> None:
     fresher = workload("a")
     fresher.staleness = 0
     assert of_job(fresher, job(), []).workload.staleness == 0
+    assert of_job(workload("a"), job(split_experts=True, staleness=2), []).workload.staleness == 0
 
 
-def test_fp16_is_planned_in_one_stage_and_says_why() -> None:
+def test_fp16_may_be_cut_into_stages() -> None:
     found = of_job(workload("a", "b", "c"), job(precision="fp16"), [])
-    assert [layer.uncut for layer in found.workload.layers] == [True, True, False]
-    offer = {"types": [{"name": "cpu", "price_per_hour": 1.0, "limit": 8, "memory_bytes": 1e9}]}
-    decision = plan(found.workload, offer, method="greedy")
-    said = "'a' to 'c' stay in one stage: train.precision is fp16, which takes one stage."
-    assert said in decision.reasons
-    assert not of_job(workload("a", "b"), job(), []).workload.layers[0].uncut
+    assert [layer.uncut for layer in found.workload.layers] == [False, False, False]
 
 
 def test_experts_that_are_split_are_on_one_host_unless_all_nodes_let_them_cross() -> None:

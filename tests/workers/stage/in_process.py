@@ -1,6 +1,7 @@
 """The workers of a pipeline as threads of one process, with inboxes and tables in memory."""
 
 import threading
+from collections import defaultdict
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -13,33 +14,38 @@ from protos.job_pb2 import JobSpec
 from ps import LocalTable
 from workers.data.columns import Batch
 from workers.device.copies import OnHost
+from workers.errors import DivergedError
 from workers.learning.precision import Precision
 from workers.links.all_reduce import StageGroup
 from workers.links.frames import Frame
-from workers.links.inbox import Inbox
+from workers.links.inbox import Inbox, Stopped
+from workers.links.notices import NoticeBoard
 from workers.links.outbox import Outbox
 from workers.links.pipeline import Links, Place
 from workers.links.ring_port import local_rings
+from workers.model.randomness import Randomness
+from workers.model.statistics import RunningStatistics
 from workers.model.trace import TracedModel
 from workers.stage.executor import StageExecutor
 from workers.stage.layers import StageLayers
+from workers.stage.parts import assemble
 from workers.stage.rows import StageRows
 from workers.stage.schedule import Schedule
 from workers.stage.source import TrainingSource
-from workers.stage.staleness import StalenessBound
-from workers.stage.update import Update
 
 CPU = torch.device("cpu")
 LIMIT_S = 120.0  # only a hang reaches it
 
 
 class Tables:
-    """A parameter client of tables in this process; says what was pulled and pushed, in order."""
+    """A parameter client of tables in this process; says what was pulled and committed."""
 
     def __init__(self):
         self.tables = {}
-        self.calls = []  # ("pull" | "push", table, keys)
+        self.calls = []  # ("pull" | "commit", table, keys)
         self._lock = threading.Lock()
+        self._staged = defaultdict(dict)  # series and step -> slot -> part
+        self._over = set()
 
     def create_table(self, name, *, dim, durability, memory_bytes, **options):
         with self._lock:
@@ -50,13 +56,88 @@ class Tables:
             self.calls.append(("pull", name, keys.tolist()))
             return self.tables[name].pull(keys, read_only)
 
-    def push_async(self, name, keys, grads):
+    def stage_async(self, series, step, slot, parts, *, distinct):
+        for keys, _ in parts.values():
+            assert distinct
+            assert len(np.unique(keys)) == len(keys)
         with self._lock:
-            self.calls.append(("push", name, keys.tolist()))
-            self.tables[name].push(keys, grads)
-        done = Future()
-        done.set_result(None)
-        return done
+            assert (series, step) not in self._over
+            self._staged[series, step][slot] = {
+                name: (keys.copy(), grads.copy()) for name, (keys, grads) in parts.items()
+            }
+        return _done()
+
+    def tally(self, series, step, slots):
+        with self._lock:
+            sums = [grads.astype(np.float64) for _, grads in self._summed(series, step, slots)]
+        squared = sum(float((grads**2).sum()) for grads in sums)
+        return Tally(squared, bool(np.isfinite(squared)))
+
+    def commit_async(self, series, step, slots, *, scale=1.0, rate=1.0, parts=None, distinct=False):
+        if parts is not None:
+            self.stage_async(series, step, 0, parts, distinct=distinct)
+        with self._lock:
+            for (name, keys), grads in self._summed(series, step, slots):
+                self.calls.append(("commit", name, keys.tolist()))
+                self.tables[name].push(keys, np.float32(scale) * grads, rate=rate)
+            self._end(series, step)
+        return _done()
+
+    def discard_async(self, series, step):
+        with self._lock:
+            self._end(series, step)
+        return _done()
+
+    def _summed(self, series, step, slots):
+        """Of every table the gradients of all parts, summed in the order of slots."""
+        staged = self._staged[series, step]
+        assert sorted(staged) == list(range(slots))
+        for name in sorted({name for part in staged.values() for name in part}):
+            pairs = [staged[slot][name] for slot in range(slots) if name in staged[slot]]
+            keys, inverse = np.unique(
+                np.concatenate([keys for keys, _ in pairs]), return_inverse=True
+            )
+            sums = np.zeros((len(keys), pairs[0][1].shape[1]), np.float32)
+            np.add.at(sums, inverse, np.concatenate([grads for _, grads in pairs]))
+            yield (name, keys), sums
+
+    def _end(self, series, step):
+        self._staged.pop((series, step), None)
+        self._over.add((series, step))
+
+
+def _done():
+    done = Future()
+    done.set_result(None)
+    return done
+
+
+@dataclass(frozen=True)
+class Tally:
+    squared_norm: float
+    finite: bool
+
+
+class Told:
+    """Tells the other workers as over the wire, each on its board."""
+
+    def __init__(self, own, boards):
+        self.board = boards[own[0]][own[1]]
+        self._own, self._boards = own, boards
+
+    def tell(self, to, kind, step, **facts):
+        stage, rank = self._own
+        notice = stage_pb2.Notice(kind=kind, step=step, stage=stage, rank=rank, **facts)
+        self._boards[to[0]][to[1]].put(stage_pb2.Notice.FromString(notice.SerializeToString()))
+
+    def check(self):
+        pass
+
+    def flush(self):
+        pass
+
+    def close(self):
+        pass
 
 
 class Peers:
@@ -81,22 +162,16 @@ class Peers:
 
 @dataclass
 class Steps:
-    """A dataset of given batches, each one step: a worker's are those of its micro-batches."""
+    """Global batches that are given."""
 
     steps: list[Batch]
-    micro_batches: int
 
-    def batches(self, batch_size, *, shard, num_shards, **_):
-        for batch in self.steps:
-            size = len(batch.label) // self.micro_batches
-            mine = np.concatenate(
-                [
-                    np.arange(m * size, (m + 1) * size)
-                    for m in range(shard, self.micro_batches, num_shards)
-                ]
-            )
-            assert len(mine) == batch_size
-            yield Batch(*(getattr(batch, name)[mine] for name in Batch.__dataclass_fields__))
+    def samples(self, step):
+        return len(self.steps[step].label)
+
+    def read(self, step, first, last):
+        fields = Batch.__dataclass_fields__
+        return Batch(*(getattr(self.steps[step], name)[first:last] for name in fields))
 
 
 @dataclass
@@ -107,6 +182,7 @@ class Worker:
     module: nn.Module
     rows: StageRows
     executor: StageExecutor
+    diverged: str = ""
 
 
 class Pipeline:
@@ -119,16 +195,26 @@ class Pipeline:
     """
 
     def __init__(
-        self, job: JobSpec, build, cuts, widths, steps, micro_batches, client=None, between=None
+        self,
+        job: JobSpec,
+        build,
+        cuts,
+        widths,
+        steps,
+        micro_batches,
+        client=None,
+        between=None,
+        told=Told,
     ):
         self.client = client or Tables()
         self._job, self._build, self._cuts, self._widths = job, build, cuts, tuple(widths)
         self._between = between or (lambda worker: None)
-        size = len(steps[0].label) // micro_batches
-        self._schedule = Schedule(micro_batches, size, widths[0], len(steps), len(steps))
-        self._dataset = Steps(steps, micro_batches)
+        self._batches = Steps(steps)
+        self._schedule = Schedule(len(steps), self._batches.samples, micro_batches)
         self._stop = threading.Event()
         self._inboxes = [[Inbox(self._stop) for _ in range(width)] for width in widths]
+        self._boards = [[NoticeBoard(inbox.wake) for inbox in some] for some in self._inboxes]
+        self._told = told
         self._rings = [
             local_rings(width, self._stop.is_set) if width > 1 else [None] for width in widths
         ]
@@ -140,7 +226,11 @@ class Pipeline:
         with ThreadPoolExecutor(len(places)) as pool:
             futures = [pool.submit(self._work, *pair) for pair in zip(places, graphs, strict=True)]
             try:
-                workers = [future.result(LIMIT_S) for future in futures]
+                failed = [f.exception(LIMIT_S) for f in futures]
+                for error in failed:
+                    if error is not None and not isinstance(error, Stopped):
+                        raise error  # others were told to stop then
+                workers = [future.result() for future in futures]
             finally:
                 self._stop.set()
                 for ring in (ring for rings in self._rings for ring in rings if ring is not None):
@@ -154,35 +244,50 @@ class Pipeline:
     def _work(self, place, graph):
         try:
             worker = self._made(place, graph)
-            source = None
+            executor, source = worker.executor, None
             if place.stage == 0:
                 source = TrainingSource(
-                    *(self._job, self._dataset, self._schedule, place.rank, worker.rows),
-                    *(self._stop, worker.executor.upload),
+                    *(self._batches, executor.own, self._schedule.steps),
+                    *(self._job.train.staleness, worker.rows),
+                    *(executor.upload, self._inboxes[place.stage][place.rank]),
                 )
-            worker.executor.train(source)
+            try:
+                executor.train(source)
+            except DivergedError as error:
+                worker.diverged = str(error)
             self._between(worker)
-            worker.rows.close()
             return worker
         except BaseException:
             self._stop.set()
             raise
+        finally:
+            self._inboxes[place.stage][place.rank].close()
 
     def _made(self, place, graph):
-        stage, job, staging, precision = place.stage, self._job, OnHost(), Precision.of("", CPU)
-        group = StageGroup(CPU, self._rings[stage][place.rank])
-        bound = StalenessBound(job.train.staleness, self._stop, ordered=stage == 0)
-        rows = StageRows(
-            graph.module, graph.lookups, self.client, bound, staging, "job.", job.servers
-        )
+        stage, rank, staging = place.stage, place.rank, OnHost()
 
         def outbox(other):
             if not 0 <= other < len(self._widths):
                 return None
-            return Outbox(Peers(self._inboxes[other], place.rank), staging)
+            return Outbox(Peers(self._inboxes[other], rank), staging)
 
-        links = Links(self._inboxes[stage][place.rank], outbox(stage - 1), outbox(stage + 1))
-        layers = StageLayers(graph, rows, group, CPU, staging, precision)
-        update = Update(job, graph.module, group, self._schedule.steps, precision)
-        executor = StageExecutor(job, layers, place, links, self._schedule, update, self._stop)
-        return Worker(place, graph.module, rows, executor)
+        parts = assemble(
+            self._job,
+            place,
+            StageLayers(
+                graph,
+                StageGroup(CPU, self._rings[stage][rank]),
+                CPU,
+                staging,
+                Precision.of(self._job.train.precision, CPU),
+                Randomness(graph.module, self._job.train.seed, fixed=True),
+                RunningStatistics(graph.module, place.width),
+            ),
+            Links(self._inboxes[stage][rank], outbox(stage - 1), outbox(stage + 1)),
+            self._told((stage, rank), self._boards),
+            self.client,
+            self._schedule,
+            self._job.train.staleness,
+            "job.",
+        )
+        return Worker(place, graph.module, parts.rows, parts.executor)

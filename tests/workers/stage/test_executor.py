@@ -189,9 +189,9 @@ def test_rows_lag_by_the_staleness_whatever_the_timing(staleness):
     pipeline = Pipeline(job, seeded(Sparse), [3], [1], batches(np.float32), 2)
     pipeline.run()
     calls = [kind for kind, table, _ in pipeline.client.calls if table == "job.one"]
-    pushes = [calls[:at].count("push") for at, kind in enumerate(calls) if kind == "pull"]
-    assert pushes == [max(0, step - staleness) for step in range(STEPS)]
-    assert calls.count("push") == STEPS
+    seen = [calls[:at].count("commit") for at, kind in enumerate(calls) if kind == "pull"]
+    assert seen == [max(0, step - staleness) for step in range(STEPS)]
+    assert calls.count("commit") == STEPS
 
 
 @pytest.mark.parametrize(("cuts", "widths"), [([4], [1]), ([4], [2]), ([1, 4], [2, 3])])
@@ -214,7 +214,8 @@ def test_held_out_samples_are_predicted_once_each(float64, monkeypatch, cuts, wi
     found = {}
 
     def between(worker):
-        found[worker.place.stage, worker.place.rank] = worker.executor.evaluate("valid")
+        one = worker.executor.evaluate("valid")
+        found[worker.place.stage, worker.place.rank] = one.scores, one.labels
         worker.executor.drain()
 
     monkeypatch.setattr(evaluation, "evaluation_batches", given)

@@ -1,4 +1,4 @@
-"""The first stage's source deals each sample of an epoch to one micro-batch of one worker."""
+"""Each sample of a global batch comes to one micro-batch of one worker, whatever the widths."""
 
 import threading
 
@@ -10,27 +10,35 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protos.job_pb2 import JobSpec
-from workers.data import DataError, Dataset
+from workers.data import Dataset, GlobalBatches
 from workers.device.copies import OnHost
-from workers.links.inbox import Stopped
+from workers.links.inbox import Inbox, Stopped
 from workers.stage.schedule import Schedule
 from workers.stage.source import TrainingSource, evaluation_batches
-from workers.stage.staleness import StalenessBound
 
 ROWS = 103
 
 
-class NoRows:
-    """The rows of a stage without embeddings."""
+class Rows:
+    """The rows of a stage; says what was pulled of which step."""
 
-    def __init__(self, stop):
-        self.bound = StalenessBound(0, stop, ordered=True)
+    layers = ("embedding",)
+
+    def __init__(self):
+        self.order = self
         self.pulls = []
+        self._asked = None
+
+    def wait_to_pull(self, step):
+        self._asked = step
 
     def pull(self, micro_batches, *, learning):
-        self.pulls.append((len(micro_batches), learning))
-        step = len(self.pulls) - 1
-        self.bound.acked(step)
+        assert learning
+        self.pulls.append((self._asked, len(micro_batches)))
+        return "rows"
+
+    def pulled(self, step):
+        assert step == self._asked
 
 
 @pytest.fixture
@@ -49,121 +57,107 @@ def job(tmp_path):
     return job
 
 
-def dealt(job, widths, rank, stop=None):
-    """What a worker of the first stage is given, and what was pulled for it."""
-    stop = stop or threading.Event()
-    dataset = Dataset(job.data, "train", job.directory)
-    schedule = Schedule.of(job, dataset, widths)
-    rows, staging = NoRows(stop), OnHost()
+def dealt(job, micro_batches, rank, width, stop=None, rows=None):
+    """The schedule, the rows and the source of a worker of the first stage."""
+    inbox = Inbox(stop or threading.Event())
+    batches = GlobalBatches.of(job, Dataset.of(job, "train"))
+    schedule = Schedule(batches.steps, batches.samples, micro_batches)
+    rows, staging = rows or Rows(), OnHost()
 
     def upload(tensors):
         return {"dense": staging.upload(tensors["dense"])}
 
-    source = TrainingSource(job, dataset, schedule, rank, rows, stop, upload)
-    return schedule, rows, source
+    def own(step):
+        return schedule.own(step, rank, width)
+
+    return schedule, rows, TrainingSource(batches, own, schedule.steps, 0, rows, upload, inbox)
 
 
-@pytest.mark.parametrize("widths", [[1], [2], [3], [2, 1], [1, 3], [3, 2, 1]])
-@pytest.mark.parametrize("micro_batches", [0, 4, 5])
-def test_an_epoch_is_dealt_once_over_workers_and_micro_batches(job, widths, micro_batches):
-    job.train.micro_batches = micro_batches
-    epochs = [[], []]
-    for rank in range(widths[0]):
-        schedule, rows, source = dealt(job, widths, rank)
-        steps = list(source)
-        assert [step.step for step in steps] == list(range(schedule.steps))
-        own = schedule.micro_batches // widths[0]
-        assert rows.pulls == [(own, True)] * schedule.steps
-        for step in steps:
-            assert [batch.position for batch in step.micro_batches] == list(range(own))
-            for batch in step.micro_batches:
-                assert batch.tensors["dense"].shape == (schedule.size, 1)
-                assert batch.tensors["label"].shape == (schedule.size,)
+@pytest.mark.parametrize("width", [1, 2, 3, 30])
+@pytest.mark.parametrize("micro_batches", [1, 4, 5, 40])
+def test_a_global_batch_is_dealt_once_over_workers_and_micro_batches(job, width, micro_batches):
+    batches = GlobalBatches.of(job, Dataset.of(job, "train"))
+    assert batches.steps == 2 * -(-ROWS // 24)
+    steps = [[] for _ in range(batches.steps)]
+    for rank in range(width):
+        schedule, rows, source = dealt(job, micro_batches, rank, width)
+        pulls = []
+        for step in range(schedule.steps):
+            own = schedule.own(step, rank, width)
+            assert bool(own) == schedule.computes(step, rank, width)
+            if not own:
+                continue
+            given = source.take()
+            pulls.append((step, len(own)))
+            assert given.rows == "rows"
+            assert len(given.micro_batches) == len(own)
+            for position, (spec, batch) in enumerate(zip(own, given.micro_batches, strict=True)):
+                assert batch.position == position
+                assert batch.rows == "rows"
                 assert batch.on_device()["dense"] is batch.tensors["dense"]
-                epoch = epochs[step.step // schedule.steps_per_epoch]
-                epoch += batch.tensors["dense"][:, 0].tolist()
-    for epoch in epochs:
-        assert len(epoch) == len(set(epoch))
-        assert set(epoch) <= set(range(ROWS))
-        assert len(epoch) == schedule.steps_per_epoch * schedule.samples_per_step
-        # Less than a step of each worker's share is left over.
-        assert ROWS - len(epoch) < schedule.samples_per_step + widths[0]
-    assert epochs[0] != epochs[1]
-
-
-def test_the_same_seed_deals_the_same(job):
-    job.train.micro_batches = 3
-
-    def order():
-        _, _, source = dealt(job, [1], 0)
-        return [b.tensors["dense"][:, 0].tolist() for step in source for b in step.micro_batches]
-
-    first = order()
-    assert order() == first
-    job.train.seed += 1
-    assert order() != first
-
-
-def test_max_steps_ends_it(job):
-    job.train.max_steps = 3
-    schedule, _, source = dealt(job, [1], 0)
-    assert schedule.steps == len(list(source)) == 3
+                values = batch.tensors["dense"][:, 0].tolist()
+                steps[step] += zip(range(spec.first, spec.last), values, strict=True)
+        assert rows.pulls[: len(pulls)] == pulls
+    for step, dealt_rows in enumerate(steps):
+        batch = batches.read(step).dense[:, 0].tolist()
+        assert sorted(dealt_rows) == list(enumerate(batch))
 
 
 def test_a_stopped_source_gives_nothing_more(job):
     stop = threading.Event()
-    _, _, source = dealt(job, [1], 0, stop)
-    steps = iter(source)
-    next(steps)
+    _, _, source = dealt(job, 2, 0, 1, stop)
+    source.take()
     stop.set()
     with pytest.raises(Stopped):
-        next(steps)
+        [source.take() for _ in range(20)]
 
 
-def test_what_fails_while_reading_ahead_is_raised_where_it_is_used(job, monkeypatch):
-    def fail(self, micro_batches, *, learning):
-        raise OSError("the shard is gone")
+def test_what_fails_while_reading_ahead_is_raised_where_it_is_used(job):
+    class Failing(Rows):
+        def pull(self, micro_batches, *, learning):
+            if self._asked == 1:
+                raise OSError("the shard is gone")
 
-    monkeypatch.setattr(NoRows, "pull", fail)
-    _, rows, source = dealt(job, [1], 0)
+    _, _, source = dealt(job, 2, 0, 1, rows=Failing())
+    source.take()
     with pytest.raises(OSError, match="the shard is gone"):
-        next(iter(source))
-    rows.bound.before_push(10**6)  # nobody waits for pulls that will not come
-
-
-def test_a_split_smaller_than_a_step_is_refused(job):
-    job.train.batch_size = 4 * ROWS
-    with pytest.raises(DataError, match=r"train\.batch_size"):
-        dealt(job, [1], 0)
+        source.take()
 
 
 @given(
-    st.integers(1, 5),
-    st.integers(1, 5),
-    st.integers(0, 9),
-    st.integers(1, 40),
+    st.lists(st.integers(1, 40), min_size=1, max_size=6),
+    st.integers(1, 9),
+    st.lists(st.integers(1, 5), min_size=1, max_size=3),
     st.booleans(),
 )
-def test_a_schedule_spreads_micro_batches_evenly(first, second, wanted, batch_size, shared):
-    job = JobSpec()
-    job.train.micro_batches = wanted
-    job.train.batch_size = batch_size
-    job.train.epochs = 3
-    job.train.split_experts = shared
-
-    class Rows:
-        rows = 1000
-
-        def batches_per_epoch(self, batch_size, num_shards, drop_last):
-            return self.rows // num_shards // batch_size
-
-    schedule = Schedule.of(job, Rows(), [first, second])
-    assert schedule.micro_batches % first == 0
-    assert schedule.micro_batches >= max(wanted, first, second)
-    assert not shared or schedule.micro_batches % second == 0
-    assert schedule.size == max(1, batch_size // schedule.micro_batches)
-    assert schedule.samples_per_worker * first == schedule.samples_per_step
-    assert schedule.steps == 3 * schedule.steps_per_epoch
+def test_a_schedule_deals_every_micro_batch_to_one_worker(samples, micro_batches, widths, together):
+    schedule = Schedule(
+        len(samples), samples.__getitem__, micro_batches, lockstep=widths if together else ()
+    )
+    turn = 0
+    for step, n in enumerate(samples):
+        for width in widths:
+            shares = [schedule.own(step, rank, width) for rank in range(width)]
+            every = sorted((m for share in shares for m in share), key=lambda m: m.index)
+            assert [m.index for m in every] == list(range(schedule.count(step)))
+            assert sum(m.weight for m in every) == pytest.approx(1)
+            for rank, share in enumerate(shares):
+                assert all(m.number % width == rank for m in share)
+            real = [m for m in every if m.weight]
+            assert [m.first for m in real] == [0, *(m.last for m in real[:-1])]
+            assert real[-1].last == n
+            sizes = {m.last - m.first for m in real}
+            assert max(sizes) - min(sizes) <= 1
+            assert all(m.weight == pytest.approx((m.last - m.first) / n) for m in real)
+            if together:
+                assert len({len(share) for share in shares}) == 1
+                assert len(real) == min(schedule.micro_batches, n)
+                assert all(0 <= m.first < m.last <= n for m in every)
+            else:
+                assert every == real
+                assert [m.number for m in every] == list(range(turn, turn + len(every)))
+                assert len(every) == min(micro_batches, n)
+        turn += schedule.count(step)
 
 
 @pytest.mark.parametrize("workers", [1, 3])

@@ -1,4 +1,4 @@
-"""The staleness bound against its definition, for any order of what happens."""
+"""The order of pulls and commits against its definition, for any order of what is told."""
 
 import threading
 
@@ -6,17 +6,30 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.links.inbox import Stopped
-from workers.stage.staleness import StalenessBound
+from protos.stage_pb2 import COMMITTED, PULLED, Notice
+from workers.links.inbox import Inbox, Stopped
+from workers.links.notices import NoticeBoard, Notices
+from workers.links.pipeline import Place
+from workers.stage.schedule import Schedule
+from workers.stage.staleness import RowOrder
 
 LIMIT_S = 60.0  # only a hang reaches it
-EVENTS = st.one_of(
-    st.tuples(st.sampled_from(["pulled", "acked"]), st.integers(0, 6)), st.just(("last", 0))
-)
+STEPS, WIDTH = 6, 2
+
+
+def order_of(staleness, micro_batches=3):
+    """The order of a leader of two workers, which is told of the other."""
+    stop = threading.Event()
+    inbox = Inbox(stop)
+    board = NoticeBoard(inbox.wake)
+    schedule = Schedule(STEPS, lambda step: 8, micro_batches)
+    place = Place(0, 0, (WIDTH,))
+    notices = Notices((0, 0), [["nowhere", "nowhere"]], board)
+    return RowOrder(place, schedule, staleness, notices, inbox), notices, stop
 
 
 def passes(wait, step):
-    """Whether a bound that was told to stop lets through at once, instead of waiting."""
+    """Whether an order that was told to stop lets through at once, instead of waiting."""
     try:
         wait(step)
     except Stopped:
@@ -24,47 +37,76 @@ def passes(wait, step):
     return True
 
 
-@given(st.integers(0, 3), st.booleans(), st.lists(EVENTS, max_size=12))
-def test_lets_through_what_its_definition_allows(staleness, ordered, events):
-    stop = threading.Event()
-    stop.set()
-    bound = StalenessBound(staleness, stop, ordered)
-    pulled, acked, last = {-1}, {-1}, False
-    for kind, step in [("", 0), *events]:
-        if kind == "pulled":
-            bound.pulled(step)
-            pulled.add(step)
-        elif kind == "acked":
-            bound.acked(step)
-            acked.add(step)
-        elif kind == "last":
-            bound.no_more_pulls()
-            last = True
-        for asked in range(12):
-            assert passes(bound.before_pull, asked) == (max(acked) >= asked - 1 - staleness)
-            free = not ordered or last or max(pulled) >= asked + staleness
-            assert passes(bound.before_push, asked) == free
+def tell(order, notices, kind, rank, step):
+    """Worker `rank` tells the leader."""
+    others = Notices((0, rank), [["nowhere"] * WIDTH], notices.board)
+    if rank:
+        others.board.put(_notice(kind, rank, step))
+    else:
+        others.tell((0, 0), kind, step)
 
 
-@pytest.mark.parametrize(
-    ("wait", "event"), [("before_pull", "acked"), ("before_push", "pulled"), ("before_pull", "")]
+def _notice(kind, rank, step):
+    return Notice(kind=kind, step=step, stage=0, rank=rank)
+
+
+@given(
+    st.integers(0, 3),
+    st.integers(1, 3),
+    st.lists(
+        st.tuples(st.sampled_from([PULLED, COMMITTED]), st.integers(0, 1), st.integers(0, 7)),
+        max_size=14,
+    ),
 )
-def test_who_waits_is_woken(wait, event):
-    stop = threading.Event()
-    bound = StalenessBound(0, stop, ordered=True)
+def test_lets_through_what_its_definition_allows(staleness, micro_batches, events):
+    order, notices, stop = order_of(staleness, micro_batches)
+    stop.set()
+    pulled, committed = set(), set()
+    for kind, rank, step in [(None, 0, 0), *events]:
+        if kind == PULLED:
+            tell(order, notices, PULLED, rank, step)
+            pulled.add((rank, step))
+        elif kind == COMMITTED:
+            tell(order, notices, COMMITTED, 0, step)
+            committed.add(step)
+        for asked in range(STEPS):
+            seen = asked - 1 - staleness
+            assert passes(order.wait_to_pull, asked) == (seen < 0 or seen in committed)
+            later = asked + staleness
+            pulling = {rank for rank in range(WIDTH) if _computes(later, rank, micro_batches)}
+            here = {rank for rank, step in pulled if step == later}
+            free = later >= STEPS or len(here) >= len(pulling)
+            assert passes(order.wait_to_commit, asked) == free
+
+
+def _computes(step, rank, micro_batches):
+    return any((step * micro_batches + index) % WIDTH == rank for index in range(micro_batches))
+
+
+@pytest.mark.parametrize("event", ["committed", "stop"])
+def test_who_waits_to_pull_is_woken(event):
+    order, notices, stop = order_of(0)
     ended, through = threading.Event(), []
 
     def work():
-        through.append(passes(getattr(bound, wait), 1))
+        through.append(passes(order.wait_to_pull, 1))
         ended.set()
 
     thread = threading.Thread(target=work)
     thread.start()
     assert not ended.wait(0.05)
-    if event:
-        getattr(bound, event)(1)
+    if event == "committed":
+        tell(order, notices, COMMITTED, 0, 0)
     else:
         stop.set()
     assert ended.wait(LIMIT_S)
     thread.join()
-    assert through == [bool(event)]
+    assert through == [event == "committed"]
+
+
+def test_after_the_last_pull_commits_wait_for_none():
+    order, _, stop = order_of(1)
+    stop.set()
+    assert not passes(order.wait_to_commit, 0)
+    order.no_more_pulls()
+    assert passes(order.wait_to_commit, 0)

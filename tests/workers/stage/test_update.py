@@ -1,5 +1,6 @@
-"""The end of a step: gradients summed over workers, the optimizer, steps that do not count."""
+"""A step's gradient summed over workers, and what becomes of the weights."""
 
+import math
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -10,12 +11,15 @@ from torch import nn
 
 from protos.job_pb2 import JobSpec
 from workers.device.copies import OnHost
-from workers.learning.precision import Precision
 from workers.links.all_reduce import StageGroup
 from workers.links.ring_port import local_rings
+from workers.model.statistics import RunningStatistics
 from workers.moe.layer import MoE
+from workers.stage.commits import not_finite
 from workers.stage.rows import PulledRows
+from workers.stage.schedule import Schedule
 from workers.stage.update import Update
+from workers.stage.versions import Versions
 
 CPU = torch.device("cpu")
 SIZE = 3
@@ -59,21 +63,31 @@ def give(module, value):
         parameter.grad = torch.full_like(parameter, value)
 
 
+def zero(value=0.0):
+    return torch.tensor(value, dtype=torch.float64)
+
+
+def update_of(job, module, group, steps=10, staleness=0):
+    versions = Versions(module, staleness)
+    statistics = RunningStatistics(module, group.size)
+    schedule = Schedule(steps, lambda step: 8, 2)
+    return Update(job, module, group, statistics, schedule, versions), versions
+
+
 def test_all_workers_begin_alike_and_take_the_step_of_the_sum(together):
     def work(group):
         module = layer(seed=group.rank + 1)
-        update = Update(job_of(), module, group, 10, Precision.of("", CPU))
-        assert update.loss_scale is None
+        update, _ = update_of(job_of(), module, group)
         begun = [p.detach().clone() for p in module.parameters()]
         losses = []
         for step in range(2):
             give(module, float(group.rank))
-            loss, counts = update.apply(
-                step, torch.tensor(float(group.rank), dtype=torch.double), []
-            )
-            assert counts
-            losses.append(loss.item())
-            assert all((p.grad == 0).all() for p in module.parameters())
+            gradient = update.gather(step, zero(float(group.rank)), None)
+            report = update.report(gradient)
+            assert report.finite
+            losses.append(report.loss)
+            update.apply(gradient, 1.0)
+            assert all(p.grad is None for p in module.parameters())
         return begun, losses, list(module.parameters())
 
     for begun, losses, ended in together(work):
@@ -82,10 +96,37 @@ def test_all_workers_begin_alike_and_take_the_step_of_the_sum(together):
         assert all((p == 1 - 2 * 0.5 * 3).all() for p in ended)
 
 
+def test_a_parameter_without_a_gradient_on_any_worker_is_left_alone(together):
+    def work(group):
+        module = nn.ModuleList([layer(1), layer(1)])
+        update, _ = update_of(job_of("adam", weight_decay=0.1), module, group)
+        for step in range(2):
+            if group.rank == 1 or step == 0:  # in step 0 all have one for the first layer
+                give(module[0], 1.0)
+            if group.rank == 2 and step == 0:
+                give(module[1], 1.0)
+            gradient = update.gather(step, zero(), None)
+            update.report(gradient)
+            update.apply(gradient, 1.0)
+        return [p.detach().clone() for p in module.parameters()]
+
+    plain = nn.ModuleList([layer(1), layer(1)])
+    optimizer = torch.optim.Adam(plain.parameters(), lr=0.5, weight_decay=0.1)
+    for step, gradient in enumerate((3.0, 1.0)):
+        give(plain[0], gradient)
+        if step == 0:
+            give(plain[1], 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    for ended in together(work):
+        for mine, other in zip(ended, plain.parameters(), strict=True):
+            torch.testing.assert_close(mine, other.detach())
+
+
 def test_one_worker_equals_torch():
     module, plain = layer(1), layer(1)
     job = job_of("adamw", weight_decay=0.1, schedule="cosine", warmup_steps=2)
-    update = Update(job, module, StageGroup(CPU), 6, Precision.of("", CPU))
+    update, _ = update_of(job, module, StageGroup(CPU), 6)
     optimizer = torch.optim.AdamW(plain.parameters(), lr=0.5, weight_decay=0.1)
     for step in range(6):
         warm = (step + 1) / 3
@@ -93,50 +134,91 @@ def test_one_worker_equals_torch():
         optimizer.param_groups[0]["lr"] = 0.5 * (warm if step < 2 else cosine)
         for one in (module, plain):
             give(one, step - 2.5)
-        update.apply(step, torch.zeros(()), [])
+        update.apply(update.gather(step, zero(), None), 1.0)
         optimizer.step()
         for mine, other in zip(module.parameters(), plain.parameters(), strict=True):
             torch.testing.assert_close(mine, other)
 
 
+@pytest.mark.parametrize("staleness", [1, 2])
+@pytest.mark.parametrize("name", ["sgd", "adam"])
+def test_a_step_computes_on_the_weights_that_it_may_and_is_applied_to_the_newest(name, staleness):
+    steps = 7
+    module, plain = layer(1), layer(1)
+    update, versions = update_of(job_of(name), module, StageGroup(CPU), steps, staleness)
+    kinds = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
+    optimizer = kinds[name](plain.parameters(), lr=0.5)
+    history = [[p.detach().clone() for p in plain.parameters()]]
+    for step in range(steps):
+        for ahead in range(staleness, -1, -1):  # steps are open together
+            versions.use(min(step + ahead, steps - 1))
+        for mine, seen in zip(module.parameters(), history[max(0, step - staleness)], strict=True):
+            torch.testing.assert_close(mine.detach(), seen)
+            mine.grad = mine.detach() - step
+        for parameter, seen in zip(
+            plain.parameters(), history[max(0, step - staleness)], strict=True
+        ):
+            parameter.grad = seen - step
+        optimizer.step()
+        update.apply(update.gather(step, zero(), None), 1.0)
+        history.append([p.detach().clone() for p in plain.parameters()])
+        for mine, newest in zip(module.parameters(), history[-1], strict=True):
+            torch.testing.assert_close(mine.detach(), newest)  # what a model is saved of
+
+
+def test_shared_and_frozen_parameters_stay_so_in_every_version():
+    module = nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Linear(2, 2)})
+    module["b"].weight = module["a"].weight
+    module["b"].bias.requires_grad_(False)
+    frozen = module["b"].bias
+    versions = Versions(module, 1)
+    versions.open()
+    first = module["a"].weight
+    versions.use(1)
+    assert module["a"].weight is module["b"].weight is not first
+    assert module["b"].bias is frozen
+    assert len(versions.parameters(1)) == 2
+    versions.use(0)
+    assert module["a"].weight is module["b"].weight is first
+
+
 def rows(gradient):
     leaf = torch.zeros(1, 2, requires_grad=True)
     leaf.grad = torch.full((1, 2), gradient)
-    key = {"sparse": np.zeros(1, np.uint64)}
-    return PulledRows(key, {"t": OnHost().upload(leaf)}, {}, True, {"t": leaf})
+    return PulledRows({}, {"t": OnHost().upload(leaf)}, {}, True, {"t": leaf})
 
 
+@pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan, None])
 @pytest.mark.parametrize("where", ["dense", "rows"])
-def test_a_step_beyond_float16_on_one_worker_counts_on_none(together, where):
+@pytest.mark.parametrize("clip", [0.0, 1.0])
+def test_what_is_not_finite_on_one_worker_is_known_to_all(together, bad, where, clip):
     def work(group):
         module = layer(1)
-        precision = Precision(torch.float16, "cpu")
-        update = Update(job_of(warmup_steps=4), module, group, 10, precision)
-        scale = update.loss_scale
-        first = scale.value
-        counted, pulled = [], []
-        for step in range(3):
-            bad = step == 1 and group.rank == 1
-            give(module, float("inf") if bad and where == "dense" else scale.value)
-            pulled.append(rows(float("inf") if bad and where == "rows" else 2 * scale.value))
-            counted.append(update.apply(step, torch.zeros(()), [pulled[-1]])[1])
-        return counted, scale.value / first, list(module.parameters()), pulled
+        job = job_of()
+        job.train.clip = clip
+        update, _ = update_of(job, module, group)
+        mine = 1e30 if bad is None or group.rank != 1 else bad  # whose square float32 has not
+        give(module, mine if where == "dense" else 1.0)
+        pulled = [rows(mine if where == "rows" else 1.0)]
+        gradient = update.gather(0, zero(), not_finite(pulled))
+        report = update.report(gradient)
+        update.skip(gradient)
+        assert all(p.grad is None for p in module.parameters())
+        return report, list(module.parameters())
 
-    for counted, scale, ended, pulled in together(work):
-        assert counted == [True, False, True]
-        assert scale == 0.5
-        # Two steps of a gradient of 3 at the first two rates of the warm-up, 1/5 and 2/5 of 0.5.
-        for parameter in ended:
-            torch.testing.assert_close(parameter, torch.full_like(parameter, 1 - 3 * (0.1 + 0.2)))
-        for step in (0, 2):  # rows' gradients are as if the loss had not been scaled
-            assert torch.equal(pulled[step].gradients()[0], torch.full((1, 2), 2.0))
+    for report, ended in together(work):
+        assert report.finite == (bad is None)
+        if bad is None and clip:
+            expected = 3 * (3e30 if where == "dense" else 3.0) ** 2
+            assert report.squared_norm == pytest.approx(expected, rel=1e-5)
+        assert all((p == 1).all() for p in ended)
 
 
 def test_a_bias_gate_moves_once_a_step_by_what_all_workers_sent(together):
     def work(group):
         torch.manual_seed(0)
         module = MoE(3, experts=3, k=1, gate="bias", rate=0.25, seed=0)
-        update = Update(job_of(), module, group, 10, Precision.of("", CPU))
+        update, _ = update_of(job_of(), module, group)
         x = torch.randn(
             5 * (group.rank + 1), 3, generator=torch.Generator().manual_seed(group.rank)
         )
@@ -145,7 +227,9 @@ def test_a_bias_gate_moves_once_a_step_by_what_all_workers_sent(together):
             module(part).sum().backward()
         assert torch.equal(module.gate.bias, before)  # not between micro-batches
         loads = module.gate.pending.clone()
-        update.apply(0, torch.zeros(()), [])
+        gradient = update.gather(0, zero(), None)
+        update.report(gradient)
+        update.apply(gradient, 1.0)
         return loads, module.gate.bias - before
 
     results = together(work)
@@ -155,6 +239,9 @@ def test_a_bias_gate_moves_once_a_step_by_what_all_workers_sent(together):
 
 
 def test_a_stage_without_parameters_takes_steps():
-    update = Update(job_of(), nn.ReLU(), StageGroup(CPU), 10, Precision.of("", CPU))
-    loss, counts = update.apply(0, torch.tensor(2.0), [])
-    assert (loss.item(), counts) == (2.0, True)
+    update, _ = update_of(job_of(), nn.ReLU(), StageGroup(CPU), staleness=2)
+    for step in range(4):
+        gradient = update.gather(step, zero(2.0), None)
+        report = update.report(gradient)
+        assert (report.loss, report.finite) == (2.0, True)
+        update.apply(gradient, 1.0)

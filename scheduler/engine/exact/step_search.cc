@@ -1,0 +1,428 @@
+#include "exact/step_search.h"
+
+#include <chrono>
+#include <cmath>
+#include <queue>
+
+#include "problem/chain.h"
+
+namespace heterps::scheduler {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr double kGrid = 1.01;  // between the paces at which earlier layers are priced
+constexpr int kMostPaces = 600;
+constexpr size_t kCompared = 48;     // labels at a place that a new one is compared with
+constexpr double kSame = 1 - 1e-10;  // values closer than this are one
+
+// A possible stage.
+struct Span {
+  int first, last, type;
+  Terms terms;
+};
+
+struct Label {
+  StepBound time;
+  double price = 0;
+  double slowest = 0;  // ET of its slowest stage, s a sample
+  double value = 0;    // no plan that ends this way has a smaller one
+  int32_t parent = -1, span = -1, units = 0;
+  bool dropped = false;
+};
+
+struct Open {
+  double value;
+  int32_t at, label;
+  bool operator<(const Open& other) const {  // the last of std::priority_queue is popped first
+    return value != other.value ? value > other.value : at > other.at;
+  }
+};
+
+class StepSearch {
+ public:
+  StepSearch(const Problem& problem, double floor, StepEffort effort, double incumbent,
+             bool fastest)
+      : problem_(problem),
+        floor_(floor),
+        effort_(effort),
+        fastest_(fastest),
+        types_(problem.types),
+        layers_(problem.layers),
+        ending_(problem.layers + 1),
+        incumbent_(incumbent) {
+    cheapest_ = *std::min_element(problem.price.begin(), problem.price.end());
+    slack_ = floor > 0 ? 1 / (floor * (1 - kTolerance)) : kInf;
+    deadline_ = Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                                   std::chrono::duration<double>(std::min(effort.seconds, 1e6)));
+  }
+
+  void Add(int first, int last, int type, const Terms& terms) {
+    ending_[last + 1].push_back(static_cast<int32_t>(spans_.size()));
+    spans_.push_back({first, last, type, terms});
+  }
+
+  // Every stage that memory and limits allow.
+  void AddAll() {
+    for (int first = 0; first < layers_; ++first) {
+      if (problem_.joined[first]) continue;
+      for (int type = 0; type < types_; ++type) {
+        Terms terms;
+        for (int last = first; last < layers_; ++last) {
+          if (!problem_.allowed[problem_.At(last, type)]) break;
+          problem_.Extend(&terms, last, type);
+          if (terms.memory > problem_.capacity[type]) break;
+          if (problem_.Ends(last)) Add(first, last, type, terms);
+        }
+      }
+    }
+  }
+
+  // Tries given stages with the fewest units at a pace, and with a few more.
+  void Try(const std::vector<Stage>& stages, double tau) {
+    std::vector<double> units;
+    for (const Stage& stage : stages) {
+      double number = stage.terms.Units(tau);
+      if (!(number <= problem_.limit[stage.type])) return;
+      units.push_back(std::min<double>(number, problem_.micro_batches * 4.0));
+    }
+    if (units == tried_) return;
+    tried_ = units;
+    Judge(stages, units);
+  }
+
+  void TryPaces(const std::vector<Stage>& stages) {
+    double high = 0;
+    for (const Stage& stage : stages) high = std::max(high, stage.terms.Busy(1));
+    double step = effort_.plans < 100 ? 1.3 : 1.07;
+    tried_.clear();
+    for (double tau = high; tau > high / 4096; tau /= step) Try(stages, tau);
+  }
+
+  // Shortest paths at many paces, simulated.
+  void TryChain() {
+    double high = 0;
+    for (const Span& span : spans_) high = std::max(high, span.terms.Busy(1));
+    for (double tau = high, n = 0; n < 160; tau /= 1.08, ++n) {
+      Path path = Shortest(problem_, Target(problem_, tau, 0));
+      if (path.price == kInf) break;
+      std::vector<Stage> stages;
+      tried_.clear();
+      if (Split(problem_, path.assignment.data(), &stages)) Try(stages, tau);
+      if (Clock::now() > deadline_) break;
+    }
+  }
+
+  StepFound Run() {
+    Price();
+    labels_.push_back({});
+    used_.assign(types_, 0);
+    open_.push({0, layers_, 0});
+    places_.resize(static_cast<size_t>(layers_ + 1) * (types_ + 1));
+    double rest = kInf;
+    for (int64_t popped = 0; !open_.empty(); ++popped) {
+      Open top = open_.top();
+      if (top.value >= incumbent_ * kSame) break;
+      bool late = ((popped & 63) == 63 || top.at == 0) && Clock::now() > deadline_;
+      if (late || labels_.size() > effort_.labels || finished_ >= effort_.plans) {
+        rest = top.value;
+        break;
+      }
+      open_.pop();
+      if (labels_[top.label].dropped) continue;
+      if (top.at == 0) {
+        Finish(top.label);
+        ++finished_;
+        continue;
+      }
+      for (int32_t span : ending_[top.at]) Lengthen(top.label, span);
+    }
+    found_.bound = std::min({rest, lost_, incumbent_});
+    if (found_.bound == kInf && found_.assignment.empty()) found_.value = kInf;
+    return found_;
+  }
+
+  const StepFound& found() const { return found_; }
+
+ private:
+  // What the layers before each boundary cost at least, at paces from fast to slow.
+  void Price() {
+    double low = kInf, high = 0;
+    for (const Span& span : spans_) {
+      low = std::min(low, Floor(span, problem_.limit[span.type]));
+      high = std::max(high, span.terms.Busy(1));
+    }
+    if (!(low > 0)) low = high * 1e-6;
+    high = std::min(high, slack_);
+    low = std::min(low, high);
+    double count = std::min<double>(kMostPaces, std::ceil(std::log(high / low) / std::log(kGrid)));
+    ratio_ = count > 0 ? std::pow(high / low, 1 / count) : 1;
+    low_ = low;
+    paces_ = static_cast<int>(count) + 1;
+    size_t row = static_cast<size_t>(layers_ + 1) * types_;
+    before_.assign(row * (paces_ + 1), 0);
+    for (int n = 0; n < paces_ && !fastest_; ++n) {
+      // Plans from pace n - 1 to n.
+      double tau = low * std::pow(ratio_, n) * (1 + 1e-12);
+      double least = low * std::pow(ratio_, std::max(n - 1, 0)) * (1 - 1e-12);
+      std::vector<Ways> ways(layers_ + 1);
+      ways[0].cost[0] = 0;
+      for (int end = 1; end <= layers_; ++end) {
+        for (int32_t at : ending_[end]) {
+          const Span& span = spans_[at];
+          const Ways& from = ways[span.first];
+          double cost = from.cost[from.After(span.type, problem_.cuts)];
+          if (cost == kInf) continue;
+          double units = Fewest(span, tau);
+          if (units > problem_.limit[span.type]) continue;
+          ways[end].Offer(cost + units * problem_.price[span.type], span.type, at);
+        }
+      }
+      for (int end = 0; end <= layers_; ++end) {
+        for (int type = 0; type < types_; ++type) {
+          double cost = ways[end].cost[ways[end].After(type, problem_.cuts)];
+          before_[n * row + static_cast<size_t>(end) * types_ + type] = end == 0 ? 0
+                                                                        : cost == kInf
+                                                                            ? kInf
+                                                                            : least * cost;
+        }
+      }
+    }
+    for (size_t at = 0; at < row; ++at) {
+      before_[paces_ * row + at] = fastest_ ? 0 : kInf;
+      if (at < static_cast<size_t>(types_)) before_[paces_ * row + at] = 0;
+      for (int n = paces_ - 1; n >= 0 && !fastest_; --n) {
+        double& mine = before_[n * row + at];
+        mine = std::min(mine, before_[(n + 1) * row + at]);
+      }
+    }
+    // The time that a micro-batch takes at least through the layers before.
+    trip_.assign(layers_ + 1, 0);
+    double size = problem_.batch / problem_.micro_batches;
+    for (int layer = 0; layer < layers_; ++layer) {
+      double least = kInf;
+      for (int type = 0; type < types_; ++type) {
+        size_t at = problem_.At(layer, type);
+        if (problem_.Usable(layer, type)) {
+          least = std::min(least, problem_.compute_serial[at] + problem_.compute_parallel[at]);
+        }
+      }
+      trip_[layer + 1] = trip_[layer] + (least < kInf ? least * size : 0);
+    }
+  }
+
+  // Seconds a sample that a stage takes at least, of which a step has so many in a row.
+  double Floor(const Span& span, double units) const {
+    units = std::min(units, span.terms.most);
+    double busy = span.terms.Busy(units);
+    if (problem_.staleness) return busy;
+    double rounds = std::ceil(problem_.micro_batches / units);
+    return std::max(busy,
+                    (span.terms.cs * units + span.terms.cp) * rounds / problem_.micro_batches);
+  }
+
+  double Fewest(const Span& span, double tau) const {
+    double units = FewestUnits(span.terms, tau);
+    double most = std::min(problem_.limit[span.type], span.terms.most);
+    while (units <= most && Floor(span, units) > tau) ++units;
+    return units <= most ? units : kInf;
+  }
+
+  double Value(double tau, double price) const { return fastest_ ? tau : tau * price; }
+
+  // A bound below every plan that goes on from a label at `at`.
+  double Bound(const Label& label, int at, int type) const {
+    double steps = problem_.staleness + 1.0;
+    double seconds = std::max(label.time.step, label.time.pipeline + trip_[at]) / steps;
+    double tau = std::max(seconds / problem_.batch, label.slowest);
+    if (tau > slack_ * (1 + 1e-12)) return kInf;
+    if (fastest_) return tau;
+    int n = paces_;
+    if (tau <= low_) {
+      n = 0;
+    } else if (ratio_ > 1) {
+      n = std::clamp(static_cast<int>(std::ceil(std::log(tau / low_) / std::log(ratio_) - 1e-6)), 0,
+                     paces_ - 1);
+    } else {
+      n = 0;
+    }
+    size_t row = static_cast<size_t>(layers_ + 1) * types_;
+    double rest = before_[n * row + static_cast<size_t>(at) * types_ + type];
+    // The slowest pace of the grid stands for all that are slower.
+    if (rest == kInf && at > 0 && tau > low_ * std::pow(ratio_, paces_ - 1)) rest = cheapest_ * tau;
+    double ps = problem_.ps_core_s * problem_.price[problem_.ps_type];
+    return (tau * label.price + rest + ps) * (1 - 2 * kTolerance);
+  }
+
+  void Lengthen(int32_t from, int32_t at) {
+    const Span& span = spans_[at];
+    const Label before = labels_[from];
+    int behind = before.span < 0 ? -1 : spans_[before.span].type;
+    if (span.type == behind && !problem_.cuts) return;
+    auto mine = used_.begin() + static_cast<size_t>(from) * types_;
+    const std::vector<int32_t> used(mine, mine + types_);
+    double room = std::min(problem_.limit[span.type] - used[span.type], span.terms.most);
+    // More units than micro-batches under way have nothing to do.
+    room = std::min(room, problem_.micro_batches * (problem_.staleness + 1.0));
+    double price = problem_.price[span.type];
+    for (int units = 1; units <= room; ++units) {
+      Label label;
+      label.price = before.price + units * price;
+      if (label.price > problem_.max_price * (1 + kTolerance)) break;
+      label.slowest = std::max(before.slowest, Floor(span, units));
+      if (label.slowest > slack_ * (1 + 1e-12)) continue;
+      StepStage stage = StageAt(problem_, span.terms, units);
+      label.time = before.time.Before(stage, problem_.micro_batches);
+      label.value = std::max(before.value, Bound(label, span.first, span.type));
+      if (label.value >= incumbent_ * kSame) {
+        // With more units its time falls, but no further than one micro-batch's.
+        if (label.value == kInf || price <= 0 || fastest_) continue;
+        if (label.slowest * label.price >= incumbent_ && label.slowest == before.slowest) break;
+        continue;
+      }
+      label.parent = from;
+      label.span = at;
+      label.units = units;
+      Keep(label, used, span);
+    }
+  }
+
+  void Keep(const Label& label, std::vector<int32_t> used, const Span& span) {
+    used[span.type] += label.units;
+    if (!effort_.all && span.first > 0) {
+      std::vector<int32_t>& here =
+          places_[static_cast<size_t>(span.first) * (types_ + 1) + span.type];
+      size_t first = here.size() > kCompared ? here.size() - kCompared : 0;
+      for (size_t n = first; n < here.size(); ++n) {
+        if (Dominates(here[n], label, used)) {
+          lost_ = std::min(lost_, std::max(label.value, 0.0));
+          return;
+        }
+      }
+      here.push_back(static_cast<int32_t>(labels_.size()));
+    }
+    open_.push({label.value, span.first, static_cast<int32_t>(labels_.size())});
+    labels_.push_back(label);
+    used_.insert(used_.end(), used.begin(), used.end());
+  }
+
+  bool Dominates(int32_t n, const Label& label, const std::vector<int32_t>& used) const {
+    const Label& mine = labels_[n];
+    if (mine.price > label.price || mine.time.trip > label.time.trip ||
+        mine.time.pipeline > label.time.pipeline || mine.time.step > label.time.step ||
+        mine.slowest > label.slowest) {
+      return false;
+    }
+    const int32_t* own = &used_[static_cast<size_t>(n) * types_];
+    for (int type = 0; type < types_; ++type) {
+      if (own[type] > used[type]) return false;
+    }
+    return true;
+  }
+
+  void Finish(int32_t label) {
+    std::vector<Stage> stages;
+    std::vector<double> units;
+    for (; labels_[label].parent >= 0; label = labels_[label].parent) {
+      const Span& span = spans_[labels_[label].span];
+      stages.push_back({span.first, span.last, span.type, span.terms});
+      units.push_back(labels_[label].units);
+    }
+    for (size_t n = 1; problem_.cuts && n < stages.size(); ++n) {
+      const Stage &one = stages[n - 1], &other = stages[n];
+      if (one.type == other.type && !problem_.Apart(one.terms, other.terms, one.type)) {
+        return;  // nothing asks for this cut
+      }
+    }
+    Judge(stages, units);
+  }
+
+  void Judge(const std::vector<Stage>& stages, const std::vector<double>& units) {
+    std::vector<StepStage> made;
+    double price = 0, slowest = 0;
+    double used[kMaxTypes] = {};
+    for (size_t n = 0; n < stages.size(); ++n) {
+      const Stage& stage = stages[n];
+      made.push_back(StageAt(problem_, stage.terms, units[n]));
+      price += units[n] * problem_.price[stage.type];
+      used[stage.type] += units[n];
+      if (units[n] > stage.terms.most) return;
+      slowest = std::max(slowest, stage.terms.Busy(units[n]));
+    }
+    for (size_t n = 0; n < stages.size(); ++n) {
+      double bytes = Bytes(problem_, stages[n].terms, made, n);
+      if (bytes > problem_.capacity[stages[n].type] * (1 + kTolerance)) return;
+    }
+    double tau = slowest;
+    if (Value(tau, price) >= incumbent_) return;
+    tau = std::max(tau, StepSeconds(made, problem_.micro_batches, problem_.staleness,
+                                    slowest * problem_.batch) /
+                            problem_.batch);
+    if (tau > slack_) return;
+    double ps = problem_.PsUnits(problem_.Rate(tau, floor_));
+    used[problem_.ps_type] += ps;
+    price += ps * problem_.price[problem_.ps_type];
+    if (price > problem_.max_price * (1 + kTolerance)) return;
+    for (int type = 0; type < types_; ++type) {
+      if (used[type] > problem_.limit[type]) return;
+    }
+    double value = fastest_ ? tau : price / problem_.Rate(tau, floor_);
+    if (!(value < incumbent_)) return;
+    incumbent_ = value;
+    found_.value = value;
+    found_.tau = tau;
+    found_.slowest = slowest;
+    found_.assignment.assign(layers_, -1);
+    found_.units.clear();
+    int before = -1;
+    for (size_t n = 0; n < stages.size(); ++n) {
+      int code = Code(stages[n].type, before, types_);
+      std::fill(found_.assignment.begin() + stages[n].first,
+                found_.assignment.begin() + stages[n].last + 1, code);
+      found_.units.push_back(static_cast<int32_t>(units[n]));
+      before = code;
+    }
+  }
+
+  const Problem& problem_;
+  double floor_;
+  StepEffort effort_;
+  bool fastest_;
+  int types_, layers_;
+  std::vector<Span> spans_;
+  std::vector<std::vector<int32_t>> ending_;  // spans by the boundary after their last layer
+  std::vector<double> before_;  // [paces + 1, layers + 1, types], for all slower paces, too
+  std::vector<double> trip_;
+  double low_ = 0, ratio_ = 1;
+  int paces_ = 0, finished_ = 0;
+  std::vector<double> tried_;  // units last simulated
+  double cheapest_, slack_, incumbent_, lost_ = kInf;
+  Clock::time_point deadline_;
+  std::vector<Label> labels_;
+  std::vector<int32_t> used_;  // units of each type, [labels, types]
+  std::vector<std::vector<int32_t>> places_;
+  std::priority_queue<Open> open_;
+  StepFound found_;
+};
+
+}  // namespace
+
+StepFound SolveSteps(const Problem& problem, double floor, StepEffort effort,
+                     const std::vector<std::vector<int32_t>>& starts,
+                     const std::vector<Stage>* fixed, double incumbent, bool fastest) {
+  StepSearch search(problem, floor, effort, incumbent, fastest);
+  if (fixed) {
+    for (const Stage& stage : *fixed) search.Add(stage.first, stage.last, stage.type, stage.terms);
+    search.TryPaces(*fixed);
+  } else {
+    search.AddAll();
+    std::vector<Stage> stages;
+    for (const std::vector<int32_t>& start : starts) {
+      if (Split(problem, start.data(), &stages)) search.TryPaces(stages);
+    }
+    search.TryChain();
+  }
+  return search.Run();
+}
+
+}  // namespace heterps::scheduler

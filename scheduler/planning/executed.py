@@ -1,0 +1,90 @@
+"""What a plan comes to once it runs in steps: its micro-batches, its staleness, its throughput.
+
+From one update of staleness on, forwards of later steps fill the pipeline while backwards return,
+as far as the steps that may be under way hold micro-batches enough. The fewest micro-batches and
+the least staleness are chosen with which a simulation of the executor reaches the slowest stage's
+pace; where none does, the plan is priced at what it reaches.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from scheduler.problem.cost import TOLERANCE, CostModel, Plan
+from scheduler.problem.steps import Steps
+
+_FULL = 0.99  # of the slowest stage's pace: the pipeline is filled
+MOST_STALE = 8  # updates; more than that fills nothing, and is paid with memory
+LADDER = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)  # micro-batches a step
+
+
+def executed(model: CostModel, plan: Plan, floor: float = 0.0) -> Plan:
+    """The plan as it runs; it is not feasible where it then misses floor or memory.
+
+    The same plan where nothing is said of steps, or where it has no stages.
+    """
+    if model.steps.staleness is None or not plan.stages:
+        return plan
+    codes, units = model.codes(plan), [stage.units for stage in plan.stages]
+    runs = model.runs(codes)
+    best, rate = None, 0.0
+    for steps in _choices(model.steps):
+        if model.why_overfull(runs, units, steps):
+            continue
+        reached = plan.throughput if steps.simulated else steady_rate(model, plan, steps)
+        if reached > rate * (1 + TOLERANCE):
+            best, rate = steps, reached
+        if rate >= _FULL * plan.throughput and rate >= min(floor, plan.throughput):
+            break
+    found = plan
+    if best is None:
+        best = next(_choices(model.steps))
+        reason = plan.reason or model.why_overfull(runs, units, best)
+        found = replace(plan, feasible=False, reason=reason)
+    elif not best.simulated:
+        found = model.evaluate(codes, units, floor, min(rate, plan.throughput))
+        if not plan.feasible:
+            found = replace(found, feasible=False, reason=plan.reason)
+    kept = model.stage_bytes(runs, units, best)
+    stages = [replace(s, memory_bytes=m) for s, m in zip(found.stages, kept, strict=True)]
+    return replace(
+        found,
+        stages=tuple(stages),
+        micro_batches=best.micro_batches,
+        staleness=best.staleness,
+    )
+
+
+def steady_rate(model: CostModel, plan: Plan, steps: Steps) -> float:
+    """Samples/s of a plan by simulation, once the pipeline is as full as it gets."""
+    runs = model.runs(model.codes(plan))
+    units = [stage.units for stage in plan.stages]
+    slowest = max(stage.busy_s for stage in plan.stages)
+    return steps.batch / model.step_s(runs, units, steps, slowest)
+
+
+def fills(model: CostModel, plan: Plan) -> bool:
+    """Whether a plan as it runs keeps the pace of its slowest stage, or nearly so."""
+    slowest = max(stage.busy_s for stage in plan.stages)
+    return plan.staleness is None or plan.throughput * slowest >= _FULL
+
+
+def holds(model: CostModel, plan: Plan) -> bool:
+    """Whether each stage fits its units' memory with what it has in flight."""
+    if plan.staleness is None:
+        return True
+    steps = replace(model.steps, staleness=plan.staleness, micro_batches=plan.micro_batches)
+    units = [stage.units for stage in plan.stages]
+    return not model.why_overfull(model.runs(model.codes(plan)), units, steps)
+
+
+def _choices(steps: Steps) -> Iterator[Steps]:
+    """Staleness and micro-batches to try, the least first."""
+    if steps.simulated:
+        yield steps
+        return
+    parts = {steps.micro_batches}
+    if not steps.fixed:
+        parts |= {count for count in LADDER if count <= steps.batch}
+    for staleness in range(1, min(steps.staleness or 0, MOST_STALE) + 1):
+        for count in sorted(parts):
+            yield replace(steps, staleness=staleness, micro_batches=count)

@@ -1,0 +1,152 @@
+"""Plans as they run in steps: provisioning, the exact solver and whole decisions."""
+
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scheduler import Decision, load_resources, load_workload, plan
+from scheduler.methods.exact import solve
+from scheduler.planning.executed import steady_rate
+from scheduler.problem.cost import CostModel
+from scheduler.problem.provision import provision
+from scheduler.problem.steps import Steps, in_flight
+from tests.scheduler.instances import EXAMPLE, cost, every_plan, problems, resources, workload
+
+
+def _stepped(drawn: CostModel, staleness: int, micro_batches: int) -> CostModel:
+    work = replace(drawn.workload, staleness=staleness, batch=100, micro_batches=micro_batches)
+    return CostModel(
+        work, drawn.resources, steps=Steps(staleness, micro_batches, 100, simulated=True)
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(problems(layers=4, limit=3), st.integers(0, 1), st.integers(1, 6))
+def test_simulated_steps_are_solved_exactly(
+    drawn: tuple[CostModel, float], staleness: int, micro_batches: int
+) -> None:
+    """Every assignment with every number of units, each simulated."""
+    model, floor = _stepped(drawn[0], staleness, micro_batches), drawn[1] / 4
+    best = np.inf
+    for kinds in product(*(np.flatnonzero(row) for row in model.allowed)):
+        assignment = tuple(int(kind) for kind in kinds)
+        costs = [found.cost for found in every_plan(model, assignment, floor) if found.feasible]
+        least = min(costs, default=np.inf)
+        best = min(best, least)
+        found = provision(model, assignment, floor)
+        assert found.feasible == np.isfinite(least)
+        assert not found.feasible or found.cost == pytest.approx(least, rel=1e-9)
+    solution = solve(model, floor, seconds=10.0)
+    assert solution.lower_bound <= best * (1 + 1e-9)
+    feasible = solution.plan is not None and solution.plan.feasible
+    assert feasible == np.isfinite(best)
+    if feasible and solution.proven:
+        assert solution.plan is not None
+        assert solution.plan.cost == pytest.approx(best, rel=1e-9)
+
+
+def test_a_flushed_step_pays_for_filling_and_rounding() -> None:
+    """A batch of 4 on 3 workers: two rounds of a quarter batch each, of 0.25 s."""
+    model = _stepped(CostModel(*_files({"cpu": cost(1.0)}, cpu=(1.0, 9))), 0, 4)
+    found = model.evaluate((0,), (3,))
+    assert found.throughput == pytest.approx(100 / 0.5)
+
+
+def _files(*rows: dict[str, Any], **types: tuple[float, int]) -> Any:
+    from scheduler.problem.workload import Resources, Workload
+
+    return Workload.parse(workload(*rows)), Resources.parse(resources(**types))
+
+
+_BLOCKS = [{name: cost(0.4 + 0.2 * n)} for n, name in enumerate(("cpu", "t4", "v100", "cpu"))]
+_OFFER = {"cpu": (0.04, 40), "t4": (0.3, 40), "v100": (2.0, 40)}
+
+
+def _decided(**other: Any) -> Decision:
+    floor = other.pop("floor", None)
+    method = other.pop("method", "ppo")
+    return plan(workload(*_BLOCKS, batch=64, **other), resources(**_OFFER), floor, method)
+
+
+@pytest.mark.parametrize("method", ["ppo", "exact", "greedy", "auto"])
+@pytest.mark.parametrize("other", [{"staleness": 0}, {"staleness": 1}, {"staleness": 3}])
+@pytest.mark.parametrize("parts", [0, 4])
+def test_floors_hold_as_simulated(method: str, other: dict[str, int], parts: int) -> None:
+    decision = _decided(**other, micro_batches=parts, floor=90.0, method=method, overhead=0.1)
+    assert decision.feasible
+    assert decision.throughput >= 90.0 / 0.9 * (1 - 1e-9)
+    assert decision.lower_bound <= decision.cost
+    chosen = decision.plan
+    assert chosen.staleness is not None
+    assert chosen.staleness <= other["staleness"]
+    assert chosen.staleness >= min(1, other["staleness"])
+    assert chosen.micro_batches == parts or not parts
+    model = CostModel(*_files(*_BLOCKS, **_OFFER))
+    steps = Steps(chosen.staleness, chosen.micro_batches, 64)
+    assert decision.throughput <= steady_rate(model, chosen, steps) * (1 + 1e-9)
+    assert Decision.from_json(decision.to_json(inputs=True)) == decision
+
+
+def test_micro_batches_fill_the_pipeline() -> None:
+    """With enough of them the plan and its price are those of the slowest stage alone."""
+    decision, simple = (
+        _decided(staleness=2, floor=200.0),
+        plan(workload(*_BLOCKS), resources(**_OFFER), 200.0),
+    )
+    assert decision.cost == pytest.approx(simple.cost, rel=0.02)
+    assert 1 < decision.plan.micro_batches <= 64
+    assert simple.plan.micro_batches == 0
+    assert simple.plan.staleness is None
+
+
+def test_few_micro_batches_want_few_units() -> None:
+    """Units that four micro-batches cannot keep busy are not rented."""
+    work = replace(load_workload(EXAMPLE / "workload.yaml"), staleness=1, micro_batches=4)
+    decision = plan(work, load_resources(EXAMPLE / "resources.yaml"))
+    assert sum(stage.units for stage in decision.stages) <= 8
+    free = plan(replace(work, staleness=None), load_resources(EXAMPLE / "resources.yaml"))
+    assert decision.cost > free.cost
+    assert decision.lower_bound >= free.lower_bound
+
+
+def _heavy(**other: float) -> dict[str, Any]:
+    """Two layers of weights on one type, a unit of which holds 100 bytes."""
+    work = workload({"gpu": cost(1.0)}, {"gpu": cost(1.0)}, ps_type="", batch=8, micro_batches=4)
+    for layer in work["layers"]:
+        layer.update(other)
+    return work
+
+
+def _stages(work: dict[str, Any], units: int = 4) -> list[tuple[int, int]]:
+    decision = plan(work, resources(gpu=(1.0, units)), method="exact")
+    return [(stage.first, stage.last) for stage in decision.stages]
+
+
+def test_memory_counts_versions_and_what_is_in_flight() -> None:
+    # Weights and gradients of both: 4 * 24 bytes; a second version makes it 144.
+    assert _stages(_heavy(weight_bytes=24.0) | {"staleness": 0}) == [(0, 1)]
+    assert _stages(_heavy(weight_bytes=24.0) | {"staleness": 1}) == [(0, 0), (1, 1)]
+    assert _stages(_heavy(weight_bytes=24.0, optimizer_bytes=10.0) | {"staleness": 0}) == [
+        (0, 0),
+        (1, 1),
+    ]
+    # In one stage two micro-batches of two samples are in flight, before a second stage more.
+    assert _stages(_heavy(activation_bytes=12.0) | {"staleness": 0}) == [(0, 1)]
+    assert _stages(_heavy(activation_bytes=13.0) | {"staleness": 0}) == [(0, 1)]
+    split = _heavy(activation_bytes=13.0, weight_bytes=10.0) | {"staleness": 0}
+    assert _stages(split, units=3) == [(0, 0), (1, 1)]
+    four = plan(_heavy(activation_bytes=13.0) | {"staleness": 0}, resources(gpu=(1.0, 4)))
+    assert [stage.units for stage in four.stages] == [4]
+    assert four.stages[0].memory_bytes == pytest.approx(52.0)
+
+
+def test_micro_batches_in_flight() -> None:
+    steps = Steps(0, 12, 12)
+    assert [in_flight((1, 3, 2), stage, steps) for stage in range(3)] == [12, 4, 2]
+    assert in_flight((1, 1), 0, Steps(0, 2, 12)) == 2
+    assert in_flight((1, 1), 0, Steps(1, 2, 12)) == 4

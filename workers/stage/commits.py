@@ -1,0 +1,207 @@
+"""A step's gradients of rows on their way into the tables: workers' parts, then one commit.
+
+Every worker of a stage stages its part with the shards; once the verdict is known, the stage's
+leader commits them together, or drops them. So a row's optimizer steps once a step on the gradient
+of the whole batch. A stage of one worker, whose gradient need not be known before the verdict,
+sends its part with the commit.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ps import ParameterClient
+from ps.engine import _native as native
+from workers.device.copies import Download, Staging
+from workers.stage.rows import PulledRows, StageRows
+from workers.stage.staleness import RowOrder
+
+Part = Mapping[str, tuple[NDArray[np.uint64], NDArray[np.float32]]]  # table -> keys, gradients
+
+
+@dataclass(frozen=True, slots=True)
+class _Collected:
+    """Gradients of one table's rows, on the way to the host."""
+
+    table: str
+    keys: list[NDArray[np.uint64]]
+    gradients: Download
+
+
+class RowCommits:
+    """What becomes of one stage's gradients of rows.
+
+    Args:
+        namespace: begins the tables' names on the servers.
+        series: names the stage's commits on the servers.
+        rank: of this worker; 0 commits.
+        width: workers of the stage.
+        measured: whether the norm of a step's gradient is asked for.
+
+    Raises:
+        Whatever failed in the background: from any method, afterwards.
+    """
+
+    def __init__(
+        self,
+        rows: StageRows,
+        client: ParameterClient,
+        staging: Staging,
+        namespace: str,
+        series: str,
+        rank: int,
+        width: int,
+        *,
+        measured: bool,
+    ) -> None:
+        self._rows = rows
+        self._order: RowOrder = rows.order
+        self._client = client
+        self._staging = staging
+        self._namespace = namespace
+        self._series = series
+        self._rank = rank
+        self._width = width
+        self._alone = width == 1 and not measured
+        self._measured = measured
+        self._sending = ThreadPoolExecutor(1, thread_name_prefix="parts")
+        self._committing = ThreadPoolExecutor(1, thread_name_prefix="commit")
+        self._kept: dict[int, list[_Collected]] = {}  # parts that go with their commit
+        self._begun: list[Future[None]] = []
+
+    @property
+    def any(self) -> bool:
+        """Whether the stage has rows at all."""
+        return bool(self._rows.layers)
+
+    def gather(self, step: int, pulled: Sequence[PulledRows]) -> None:
+        """Take what the rows collected in a step; nothing, where the worker has no part of it."""
+        if not self.any:
+            return
+        collected = [
+            _Collected(table, keys, self._staging.download(gradients))
+            for table, keys, gradients in self._rows.collected(pulled)
+        ]
+        if self._alone:
+            self._kept[step] = collected
+        else:
+            self._do(self._sending, self._stage, step, collected)
+
+    def squared_norm(self, step: int) -> tuple[float, bool]:
+        """At the leader: of all workers' summed gradient, and whether it is finite.
+
+        0 and True where nobody asked for it to be measured.
+        """
+        if not self.any or not self._measured:
+            return 0.0, True
+        self._order.wait_for_parts(step)
+        tally = self._client.tally(self._series, step, self._width)
+        return tally.squared_norm, tally.finite
+
+    def commit(self, step: int, scale: float, rate: float) -> None:
+        """At every worker: a step's verdict was to apply it.
+
+        Args:
+            scale: by which gradients are multiplied.
+            rate: by which learning rates are.
+        """
+        if self.any and self._rank == 0:
+            self._do(self._committing, self._commit, step, scale, rate)
+
+    def discard(self, step: int) -> None:
+        """At every worker: a step does not count."""
+        if self.any and self._rank == 0:
+            self._do(self._committing, self._discard, step)
+
+    def flush(self) -> None:
+        """Wait until everything begun here has been applied."""
+        begun, self._begun = self._begun, []
+        for future in begun:
+            future.result()
+
+    def check(self) -> None:
+        """Raise what failed in the background."""
+        done = [future for future in self._begun if future.done()]
+        self._begun = [future for future in self._begun if future not in done]
+        for future in done:
+            future.result()
+
+    def no_more_pulls(self) -> None:
+        """Training is over: commits wait for no rows to be pulled."""
+        self._order.no_more_pulls()
+
+    def close(self) -> None:
+        """Stop the threads."""
+        self._sending.shutdown(wait=False, cancel_futures=True)
+        self._committing.shutdown(wait=False, cancel_futures=True)
+
+    def _do(self, pool: ThreadPoolExecutor, work: Callable[..., None], *args: object) -> None:
+        self.check()
+        future = pool.submit(work, *args)
+        future.add_done_callback(lambda f: self._order.wake())
+        self._begun.append(future)
+
+    def _stage(self, step: int, collected: list[_Collected]) -> None:
+        part = self._part(collected)
+        self._client.stage_async(self._series, step, self._rank, part, distinct=True).result()
+        self._release(collected)
+        self._order.staged(step)
+
+    def _commit(self, step: int, scale: float, rate: float) -> None:
+        self._order.wait_to_commit(step)
+        if self._alone:
+            collected = self._kept.pop(step)
+            self._client.commit_async(
+                self._series,
+                step,
+                1,
+                scale=scale,
+                rate=rate,
+                parts=self._part(collected),
+                distinct=True,
+            ).result()
+            self._release(collected)
+        else:
+            self._order.wait_for_parts(step)
+            self._client.commit_async(
+                self._series, step, self._width, scale=scale, rate=rate
+            ).result()
+        self._order.committed(step)
+
+    def _discard(self, step: int) -> None:
+        if self._alone:
+            self._release(self._kept.pop(step))
+        else:
+            self._order.wait_for_parts(step)
+            self._client.discard_async(self._series, step).result()
+        self._order.committed(step)
+
+    def _part(self, collected: list[_Collected]) -> Part:
+        part = {}
+        for one in collected:
+            gradients = [gradient.numpy() for gradient in one.gradients.wait()]
+            keys, values = one.keys[0], gradients[0]
+            if len(gradients) > 1:  # rows of several micro-batches, in their order
+                values = np.concatenate(gradients)
+                keys, inverse = native.unique(np.concatenate(one.keys))
+                values = native.segment_sum(inverse, values, len(keys), values.shape[1])
+            part[self._namespace + one.table] = keys, values
+        return part
+
+    @staticmethod
+    def _release(collected: list[_Collected]) -> None:
+        for one in collected:
+            one.gradients.release()
+
+
+def not_finite(pulled: Sequence[PulledRows]) -> Tensor | None:
+    """Bool []: whether a gradient that some rows collected is not; None where there is none."""
+    some = [g for block in pulled for g in block.gradients() if g.numel()]
+    if not some:
+        return None
+    return ~torch.nn.utils.get_total_norm(some, norm_type=float("inf")).isfinite()

@@ -1,0 +1,233 @@
+"""How a step ends: its gradient summed, measured and judged, and then applied.
+
+Sums and what is told of them take a thread of their own, one step after the other, while the worker
+computes the next steps. The judge, the leader of the first stage, hears the leaders of all stages
+and tells them the verdict; they tell their workers (`workers/stage/verdict.py`). Where all that
+counts is in the sums of the only stage, every worker comes to the same verdict by itself.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from protos import stage_pb2
+from protos.job_pb2 import JobSpec
+from protos.stage_pb2 import JUDGED, REPORTED, Notice
+from workers.errors import DivergedError
+from workers.learning.optimizers import rate_factor
+from workers.links.inbox import Inbox
+from workers.links.notices import Address, Notices
+from workers.links.pipeline import Place
+from workers.stage.commits import RowCommits, not_finite
+from workers.stage.rows import PulledRows
+from workers.stage.update import Gradient, Update
+from workers.stage.verdict import LossScales, Outcome, Report, Verdict, judge
+
+_log = logging.getLogger("heterps.stage")
+_JUDGE = (0, 0)
+_ON_WIRE = {
+    Outcome.APPLY: stage_pb2.APPLY,
+    Outcome.SKIP: stage_pb2.SKIP,
+    Outcome.DIVERGED: stage_pb2.DIVERGED,
+}
+_FROM_WIRE = {number: outcome for outcome, number in _ON_WIRE.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    verdict: Verdict
+    loss: float
+
+
+class Ending:
+    """The ends of one worker's steps, in their order.
+
+    Args:
+        update: of the stage's dense parameters.
+        commits: of its rows.
+        scales: of the loss.
+        inbox: through which waiting threads are woken, and ended.
+        steps: of the training, for the rows' learning rates.
+        staleness: updates that a step lacks.
+        at_once: whether a gradient can be read without waiting for a device.
+    """
+
+    def __init__(
+        self,
+        job: JobSpec,
+        place: Place,
+        update: Update,
+        commits: RowCommits,
+        scales: LossScales,
+        notices: Notices,
+        inbox: Inbox,
+        steps: int,
+        staleness: int,
+        *,
+        at_once: bool,
+    ) -> None:
+        self._place = place
+        self._update = update
+        self._commits = commits
+        self._scales = scales
+        self._notices = notices
+        self._inbox = inbox
+        self._clip = job.train.clip
+        self._rows = job.train.rows
+        self._steps = steps
+        self._staleness = staleness
+        tallied = self._clip > 0 and commits.any
+        self._judges = len(place.widths) == 1 and (place.width == 1 or not tallied)
+        self._thread = (
+            None
+            if at_once and place.widths == (1,) and not tallied
+            else ThreadPoolExecutor(1, thread_name_prefix="ending")
+        )
+        self._begun: deque[tuple[Gradient, Future[_Judged]]] = deque()
+        self._next = 0  # step to begin
+        self._applied = 0  # updates that count
+
+    def loss_scale(self, step: int) -> float:
+        """By which the loss of a step under way is multiplied."""
+        return self._scales.of(step)
+
+    def begin(self, step: int, loss: Tensor, rows: list[PulledRows]) -> None:
+        """All that this worker has to give to a step is there.
+
+        Args:
+            loss: float64 [], this worker's part.
+            rows: that collected their gradients.
+        """
+        self._next, self._zero = step + 1, torch.zeros_like(loss)
+        bad = not_finite(rows)
+        self._commits.gather(step, rows)
+        gradient = self._update.gather(step, loss, bad)
+        future: Future[_Judged] = Future()
+        if self._thread is None:
+            future.set_result(self._end(gradient))
+        else:
+            future = self._thread.submit(self._end, gradient)
+            future.add_done_callback(lambda _: self._inbox.wake())
+        self._begun.append((gradient, future))
+
+    @property
+    def ready(self) -> bool:
+        """Whether the verdict on the next step is here."""
+        return bool(self._begun) and self._begun[0][1].done()
+
+    def apply(self) -> float:
+        """Carry out the verdict on the next step; its loss in the last stage.
+
+        Raises:
+            DivergedError: the training is over. The step has changed nothing.
+        """
+        gradient, future = self._begun.popleft()
+        judged, step = future.result(), gradient.step
+        verdict = judged.verdict
+        self._scales.judged(step, verdict.outcome)
+        if verdict.outcome is Outcome.DIVERGED:
+            raise DivergedError(
+                f"step {step}: a loss or gradient is not finite; the model is kept as it was before"
+            )
+        if verdict.outcome is Outcome.APPLY:
+            self._commits.commit(
+                step, verdict.scale, rate_factor(self._rows, self._applied, self._steps)
+            )
+            self._update.apply(gradient, verdict.scale)
+            self._applied += 1
+        else:
+            _log.info("step %d skipped: beyond float16", step)
+            self._commits.discard(step)
+            self._update.skip(gradient)
+        self._notices.board.forget_before(step - self._staleness)
+        return judged.loss
+
+    def check(self) -> None:
+        """Raise what failed in the background."""
+        self._commits.check()
+        self._notices.check()
+
+    def flush(self) -> None:
+        """Wait until all that was applied is in the tables, and known."""
+        self._commits.flush()
+        self._notices.flush()
+
+    def abandon(self, end: int) -> None:
+        """Give up the steps after those applied, as all workers do, once what was applied is kept.
+
+        Args:
+            end: the first step of which no worker can have begun the sums.
+        """
+        for step in range(self._next, end):  # others may have, and wait for ours
+            self._update.gather(step, self._zero, None).sums.wait()
+        self._commits.no_more_pulls()
+        self.flush()
+
+    def close(self) -> None:
+        """Stop the thread."""
+        if self._thread is not None:
+            self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _end(self, gradient: Gradient) -> _Judged:
+        step, report = gradient.step, self._update.report(gradient)
+        if self._place.rank == 0:
+            squared, finite = self._commits.squared_norm(step)
+            report = replace(
+                report,
+                squared_norm=report.squared_norm + squared,
+                finite=report.finite and finite,
+            )
+        if self._judges:
+            return _Judged(self._judge(step, [report]), report.loss)
+        if self._place.rank == 0:
+            self._notices.tell(
+                _JUDGE,
+                REPORTED,
+                step,
+                squared_norm=report.squared_norm,
+                finite=report.finite,
+                loss=report.loss if self._place.in_last_stage else 0.0,
+            )
+            if self._place.stage == 0:
+                self._judge_for_all(step)
+            elif self._place.width > 1:
+                self._tell_workers(self._wait_for_verdict(step))
+        notice = self._wait_for_verdict(step)
+        return _Judged(Verdict(_FROM_WIRE[notice.outcome], notice.scale), report.loss)
+
+    def _judge(self, step: int, reports: Iterable[Report]) -> Verdict:
+        scales = self._scales
+        return judge(reports, self._clip, scales.of(step), scaled=scales.scaled)
+
+    def _judge_for_all(self, step: int) -> None:
+        """At the judge: hear all stages, and tell their leaders and its own stage's workers."""
+        board, stages = self._notices.board, len(self._place.widths)
+        self._inbox.wait(lambda: board.count(REPORTED, step) == stages)
+        reports = [
+            Report(told.squared_norm, told.finite, told.loss)
+            for _, told in sorted(board.of(REPORTED, step).items())
+        ]
+        verdict = self._judge(step, reports)
+        notice = Notice(outcome=_ON_WIRE[verdict.outcome], scale=verdict.scale, step=step)
+        for stage in range(1, stages):
+            self._tell((stage, 0), notice)
+        self._tell_workers(notice)
+        self._tell(_JUDGE, notice)
+
+    def _tell_workers(self, notice: Notice) -> None:
+        for rank in range(1, self._place.width):
+            self._tell((self._place.stage, rank), notice)
+
+    def _tell(self, to: Address, notice: Notice) -> None:
+        self._notices.tell(to, JUDGED, notice.step, outcome=notice.outcome, scale=notice.scale)
+
+    def _wait_for_verdict(self, step: int) -> Notice:
+        board = self._notices.board
+        self._inbox.wait(lambda: board.has(JUDGED, step))
+        (notice,) = board.of(JUDGED, step).values()
+        return notice
