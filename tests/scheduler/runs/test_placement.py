@@ -156,7 +156,9 @@ def test_a_workload_of_other_layers_is_found_before_anything_starts(service: Ser
 
 
 def test_what_the_model_shares_and_sees_whole_is_planned_for(service: Service) -> None:
-    job = service.submit(service.job("tied", tied=True))
+    spec = service.job("tied", tied=True)
+    spec.schedule.min_throughput = 300.0  # one micro-batch a step fills no pipeline
+    job = service.submit(spec)
     wait_until(lambda: service.get(job).state in (STARTING, RUNNING), "it is planned")
     decision = service.decision(job)
     service.stub.CancelJob(JobRequest(job_id=job), timeout=20)
