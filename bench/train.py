@@ -27,7 +27,7 @@ from heterps import Client, Cluster
 from heterps.job.file import load_job
 from heterps.job.prepare import prepare
 from protos.job_pb2 import JobSpec
-from workers.data import Dataset
+from workers.data import Dataset, GlobalBatches
 from workers.embedding.sparse import EmbeddingSpec, SparseEmbedding
 from workers.learning.losses import loss_function
 from workers.learning.optimizers import make_optimizer
@@ -50,7 +50,7 @@ class PlainEmbedding(nn.Module):
         return self.bag(keys.reshape(-1, 1) % ROWS).view(*keys.shape, self.spec.dim)
 
 
-def train_plain(job: JobSpec, steps: int, threads: int) -> float:
+def train_plain(job: JobSpec, threads: int) -> float:
     """Samples a second of one PyTorch process with so many threads."""
     torch.set_num_threads(threads)
     model = job_model(job).train()
@@ -69,21 +69,19 @@ def train_plain(job: JobSpec, steps: int, threads: int) -> float:
     assert dense_optimizer is not None
     loss_of = loss_function(job.train.loss)
     auxiliary = [m for m in model.modules() if hasattr(m, "aux_loss")]
-    dataset = Dataset.of(job, "train")
-    done, samples, began = 0, 0, time.perf_counter()
-    for epoch in range(job.train.epochs):
-        for batch in dataset.batches(job.train.batch_size, seed=job.train.seed, epoch=epoch):
-            tensors = tensors_of(batch)
-            loss = loss_of(model(tensors["sparse"], tensors["dense"]).reshape(-1), tensors["label"])
-            loss = loss + sum(m.aux_loss for m in auxiliary)
-            loss.backward()
-            rows_optimizer.step()
-            dense_optimizer.step()
-            rows_optimizer.zero_grad()
-            dense_optimizer.zero_grad(set_to_none=False)
-            done, samples = done + 1, samples + len(batch.label)
-            if done == steps:
-                return samples / (time.perf_counter() - began)
+    batches = GlobalBatches.of(job, Dataset.of(job, "train"))
+    samples, began = 0, time.perf_counter()
+    for step in range(batches.steps):
+        batch = batches.read(step)
+        tensors = tensors_of(batch)
+        loss = loss_of(model(tensors["sparse"], tensors["dense"]).reshape(-1), tensors["label"])
+        loss = loss + sum(m.aux_loss for m in auxiliary)
+        loss.backward()
+        rows_optimizer.step()
+        dense_optimizer.step()
+        rows_optimizer.zero_grad()
+        dense_optimizer.zero_grad(set_to_none=False)
+        samples += len(batch)
     return samples / (time.perf_counter() - began)
 
 
@@ -112,7 +110,7 @@ def main() -> int:
         with Cluster(Path(folder) / "cluster") as cluster:
             client = Client(cluster.address)
             for number in range(1, arguments.rounds + 1):
-                plain = max(train_plain(job, arguments.steps, t) for t in {1, os.cpu_count() or 1})
+                plain = max(train_plain(job, t) for t in {1, os.cpu_count() or 1})
                 ours, metrics = train_heterps(client, job)
                 rounds.append({"plain": plain, "heterps": ours, "metrics": metrics})
                 print(

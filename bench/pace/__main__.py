@@ -2,11 +2,12 @@
 
     python -m bench.pace --plan 2+5+2+1+2 --micro-batches 24 --staleness 1
     python -m bench.pace                       # 30 drawn plans at staleness 1, and 30 at 0
+    python -m bench.pace --examples            # 20 real jobs, one stage of which computes
 
 `--plan` gives the units of each stage; all stages are then equally busy. Of drawn plans a third
 has stages and units at random, a third comes from `exact` and a third from `ppo`; they have 1 to 6
 stages and 12 units. What is measured is samples a second in steady steps, by the layers' own
-clock, over the decision's throughput. Results go to bench/results/pace.json.
+clock, over the decision's throughput. Results go to bench/results/pace.json and pace_examples.json.
 """
 
 import argparse
@@ -23,6 +24,7 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+from bench.pace.examples import JOBS, Cut, cut_at_random, profiled
 from bench.pace.questions import UNITS, Question, drawn, given, micro_batches_of
 from bench.pace.sleeping import pace_of, write_job
 from bench.pages import RESULTS, machine, versions, write
@@ -30,6 +32,7 @@ from heterps import Client, Cluster
 
 _WARM = 5  # steps until a pipeline is steady, and caches are warm
 _LEAST_STEPS = 10  # that are measured
+_CUTS = 5  # of each real job
 METHODS = ("random", "exact", "ppo")
 BOUNDS = (0.95, 1.1)  # of measured over promised, where a promise is kept
 
@@ -76,15 +79,24 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--staleness", type=int, default=None, help="default: 1, then 0")
     parser.add_argument("--micro-batch-s", type=float, default=0.06, help="of a stage of one unit")
     parser.add_argument("--count", type=int, default=30, help="drawn plans for each staleness")
+    parser.add_argument("--examples", action="store_true", help="real jobs instead")
+    parser.add_argument("--job", action="append", choices=JOBS, help="only these of the real ones")
     parser.add_argument("--seconds", type=float, default=20.0, help="to measure for at least")
     parser.add_argument("--json", type=Path, default=None)
     arguments = parser.parse_args()
-    if not arguments.plan and not arguments.json:
-        arguments.json = RESULTS / "pace.json"
+    if not arguments.plan and not arguments.job and not arguments.json:
+        arguments.json = RESULTS / ("pace_examples.json" if arguments.examples else "pace.json")
     return arguments
 
 
-def _questions(arguments: argparse.Namespace) -> Iterator[Question]:
+def _questions(arguments: argparse.Namespace) -> Iterator[Question | Cut]:
+    if arguments.examples:
+        staleness = 1 if arguments.staleness is None else arguments.staleness
+        for name in arguments.job or JOBS:
+            job = profiled(name)
+            for number in range(_CUTS):
+                yield cut_at_random(number, job, staleness)
+        return
     lags = (1, 0) if arguments.staleness is None else (arguments.staleness,)
     for staleness in lags:
         for text in arguments.plan:
@@ -98,12 +110,16 @@ def _questions(arguments: argparse.Namespace) -> Iterator[Question]:
             yield drawn(number, stages, method, staleness, arguments.micro_batches)
 
 
-def _run(client: Client, folder: Path, question: Question, seconds: float) -> dict[str, Any]:
+def _run(client: Client, folder: Path, question: Question | Cut, seconds: float) -> dict[str, Any]:
     """Run the job of a question; what was promised and what it came to."""
     planned = question.decide()
     measured = max(_LEAST_STEPS, math.ceil(seconds * planned.throughput / question.batch))
     steps = _WARM + measured + 1
-    job_id = client.submit(write_job(folder, question, planned, steps))
+    if isinstance(question, Cut):
+        job = question.job(folder, steps)
+    else:
+        job = write_job(folder, question, planned, steps)
+    job_id = client.submit(job)
     status = client.wait(job_id)
     if status.state != "succeeded":
         raise ValueError(f"{job_id} failed: {status.reason}")

@@ -187,7 +187,7 @@ def _long_enough(question: Question) -> Question:
     return replace(question, seconds=scaled, floor=question.floor / factor)
 
 
-def micro_batches_of(question: Question, found: Decision) -> int:
+def micro_batches_of(question: "Question", found: Decision) -> int:
     """Micro-batches a step: those that the decision chose, or else the job's own."""
     return found.plan.micro_batches or question.micro_batches or 1
 

@@ -97,6 +97,12 @@ class Reading:
             self._wrong(node, path, "a mapping of names to text")
             return
         for name, key, child in self._unique(node, path):
+            if isinstance(child, MappingNode):  # of a name with a dot, as --set writes it
+                nested: dict[str, Any] = {}
+                self._mapping(nested, entry, child, _join(path, name))
+                for rest, value in nested.items():
+                    target[f"{name}.{rest}"] = value
+                continue
             value = self._scalar(entry.fields_by_name["value"], child, _join(path, name))
             self.places[_join(path, name)] = place(key)
             if value is not None:

@@ -155,6 +155,6 @@ def load(path: str | Path) -> nn.Module:
     load_state(model, load_file(folder / "dense.safetensors"))
     tables = LocalTable.load_checkpoint(folder / "tables")
     for layer in model.modules():
-        if isinstance(layer, SparseEmbedding):
-            layer.store = tables[table_prefix(facts["job_id"]) + layer.spec.table]
+        if isinstance(layer, SparseEmbedding):  # without a table where forward does not call it
+            layer.store = tables.get(table_prefix(facts["job_id"]) + layer.spec.table)
     return model.eval()

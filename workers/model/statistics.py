@@ -48,10 +48,16 @@ class _Layer:
         """Share of a new statistic."""
         return float(self.module.momentum or 0.0)
 
-    def _before(self, module: nn.Module, arguments: object) -> None:
+    def _before(self, module: nn.Module, arguments: tuple[Any, ...]) -> None:
         if not module.training:
             return
         norm: Any = self.module
+        if isinstance(norm, _BatchNorm) and arguments and arguments[0].numel() == norm.num_features:
+            raise ModelError(
+                "batch normalisation has one sample, which has no variance; expected micro-batches "
+                "of at least two: train.drop_last: true where an epoch's last batch is so small, "
+                "or fewer train.micro_batches"
+            )
         mean, variance, tracked = norm.running_mean, norm.running_var, norm.num_batches_tracked
         self._kept = mean, variance, tracked, norm.momentum
         norm.running_mean, norm.running_var = torch.zeros_like(mean), torch.zeros_like(variance)

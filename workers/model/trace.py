@@ -25,6 +25,7 @@ from workers.model.state import check_state
 from workers.moe.layer import MoE
 
 INPUTS = ("sparse", "dense", "tokens")
+OWN = "own"  # of a stage's graph, what it shares with the model
 _BEFORE_ALL = -1
 _COMPUTED = ("call_module", "call_function", "call_method")
 _OWN = """, such as
@@ -57,11 +58,33 @@ class StageGraph:
     that no layer has: the first stage's.
     """
 
-    module: fx.GraphModule
+    module: nn.Module
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     lookups: tuple[Lookup, ...]
     uncalled: Mapping[str, Tensor]
+
+
+class StageModule(nn.Module):
+    """A run of layers under the names that they have in the model.
+
+    The graph runs beside it, since a GraphModule has attributes, such as `code`, that layers may be
+    called by.
+
+    Args:
+        graph: whose submodule `OWN` has the layers.
+    """
+
+    def __init__(self, graph: fx.GraphModule) -> None:
+        super().__init__()
+        for name, child in graph.get_submodule(OWN).named_children():
+            self.add_module(name, child)
+        self.__dict__["_graph"] = graph
+
+    def forward(self, *inputs: Tensor) -> object:
+        """The stage's outputs."""
+        graph: fx.GraphModule = self.__dict__["_graph"]
+        return graph(*inputs)
 
 
 class _CalledModules(fx.Tracer):
@@ -132,21 +155,20 @@ class TracedModel:
         for name in inputs:
             copies[by_name[name]] = graph.placeholder(name)
         for index in range(first, last + 1):
-            start = f"_start_{index}"
+            start = f"{OWN}._start_{index}"
             modules[start] = LayerStart(self.layers[index].name)
             graph.call_module(start)
             for node in self._graph.nodes:
                 if node.op in _COMPUTED and self._index[node] == index:
                     for read in node.all_input_nodes:
                         if read.op == "get_attr" and read not in copies:
-                            copies[read] = graph.node_copy(read)
-                            modules[str(read.target)] = self._read(read)
+                            copies[read] = self._placed(graph.node_copy(read), modules)
                     copies[node] = graph.node_copy(node, lambda n: copies[n])
                     if node.op == "call_module":
-                        modules[str(node.target)] = self.model.get_submodule(str(node.target))
+                        self._placed(copies[node], modules)
         names = (self._result().name,) if final else outputs
         graph.output(tuple(copies[by_name[name]] for name in names))
-        module = fx.GraphModule(modules, graph, type(self.model).__name__)
+        module = StageModule(fx.GraphModule(modules, graph, self._where()))
         module.training = self.model.training
         lookups = tuple(lookup for index, lookup in self._lookups if first <= index <= last)
         return StageGraph(module, inputs, names, lookups, {} if first else self._uncalled())
@@ -258,10 +280,16 @@ class TracedModel:
                 f"move it into a child module{_OWN}"
             )
 
-    def _read(self, node: fx.Node) -> Tensor:
-        path, _, name = str(node.target).rpartition(".")
-        tensor: Tensor = getattr(self.model.get_submodule(path), name)
-        return tensor
+    def _placed(self, node: fx.Node, modules: dict[str, nn.Module | Tensor]) -> fx.Node:
+        """A copied node whose target is where the stage has it; that is noted in `modules`."""
+        target = str(node.target)
+        node.target = f"{OWN}.{target}"
+        if node.op == "call_module":
+            modules[node.target] = self.model.get_submodule(target)
+        else:
+            path, _, name = target.rpartition(".")
+            modules[node.target] = getattr(self.model.get_submodule(path), name)
+        return node
 
     def _find_lookups(self, targets: list[str]) -> list[tuple[int, Lookup]]:
         """The lookups with the layers that make them."""

@@ -11,6 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
 from protos.job_pb2 import TrainSpec
+from workers.model.entry import ModelError
 from workers.moe.layer import MoE
 
 SYNC = "sync"
@@ -66,6 +67,26 @@ def job_micro_batches(train: TrainSpec, model: nn.Module) -> int:
 def has_batch_norm(model: nn.Module) -> bool:
     """Whether a layer normalises by the statistics of its micro-batch."""
     return any(isinstance(module, _BatchNorm) for module in model.modules())
+
+
+def check_smallest(model: nn.Module, samples: int) -> None:
+    """Refuse micro-batches that are too small to be normalised, before the first one is.
+
+    Args:
+        samples: of the smallest micro-batch.
+
+    Raises:
+        ModelError: it is a single sample.
+    """
+    if samples > 1:
+        return
+    for name, module in model.named_modules():
+        if isinstance(module, nn.BatchNorm1d):
+            raise ModelError(
+                f"{type(model).__name__}: {name!r} cannot normalise an epoch's last batch, of "
+                "which a micro-batch is a single sample; expected train.drop_last: true, another "
+                "train.batch_size, or fewer train.micro_batches"
+            )
 
 
 def _sees_whole(module: nn.Module) -> bool:

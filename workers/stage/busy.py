@@ -11,21 +11,26 @@ import torch
 class BusyClock:
     """Adds up the time between the beginning and the end of each piece of work.
 
-    A GPU is told its work ahead, so there events in its stream are read once they have come.
+    A GPU is told its work ahead, so there events in its stream are read once they have come. On a
+    CPU a worker's one core does all there is to do, so what it packs, sends and keeps counts, too.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._seconds = 0.0
+        self._inside = False
         self._pending: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
 
     @contextmanager
     def running(self) -> Iterator[None]:
         """Count what is computed inside; what raises is not counted."""
         if self._device.type != "cuda":
-            begin = time.perf_counter()
+            if self._inside:
+                yield
+                return
+            begin, self._inside = time.perf_counter(), True
             yield
-            self._seconds += time.perf_counter() - begin
+            self._seconds, self._inside = self._seconds + time.perf_counter() - begin, False
             return
         first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         stream = torch.cuda.current_stream(self._device)
@@ -33,6 +38,15 @@ class BusyClock:
         yield
         last.record(stream)
         self._pending.append((first, last))
+
+    @contextmanager
+    def handling(self) -> Iterator[None]:
+        """Count all that the worker does inside, where its own core is what computes."""
+        if self._device.type == "cuda":
+            yield
+            return
+        with self.running():
+            yield
 
     def seconds(self) -> float:
         """The sum, of what has ended so far."""

@@ -1,6 +1,7 @@
 """Held-out splits through the stages: forward alone, as it was trained, then scores and labels."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -16,6 +17,20 @@ from workers.stage.source import evaluation_batches
 
 _BATCH = 2048
 Batches = Iterator[tuple[int, Mapping[str, Tensor]]]  # number and tensors of each
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What came of a held-out split in the last stage; elsewhere it is empty.
+
+    Attributes:
+        scores, labels: of all samples [n].
+        first: scores of the first batch, at the worker that computed it.
+    """
+
+    scores: Tensor
+    labels: Tensor
+    first: Tensor | None
 
 
 class Evaluation:
@@ -42,12 +57,13 @@ class Evaluation:
         self._links = links
         self._template = template
 
-    def run(self, split: Split) -> tuple[Tensor, Tensor]:
-        """Predict a split; in the last stage all scores and labels [n], else empty."""
+    def run(self, split: Split) -> Measured:
+        """Predict a split."""
         layers, after = self._layers, self._links.after
         layers.graph.module.eval()
         scores: list[Tensor] = []
         labels: list[Tensor] = []
+        first: Tensor | None = None
         with torch.no_grad():
             for number, tensors in self._rounds(self._batches(split)):
                 self._rows.bind(self._rows.pull([tensors], learning=False), 0)
@@ -63,13 +79,14 @@ class Evaluation:
                     score, label = held_out(self._job.train.loss, prediction, tensors["label"])
                     scores.append(score)
                     labels.append(label)
+                    first = score if number == 0 else first
+        empty = [torch.empty(0)]
         if after is not None:
             after.end(split)
-            return torch.empty(0), torch.empty(0)
-        empty = [torch.empty(0)]
+            return Measured(empty[0], empty[0], None)
         mine = torch.stack([torch.cat(scores or empty), torch.cat(labels or empty)], dim=1)
         both = layers.group.gather(mine)
-        return both[:, 0], both[:, 1]
+        return Measured(both[:, 0], both[:, 1], first)
 
     def _rounds(self, batches: Batches) -> Iterator[tuple[int | None, Mapping[str, Tensor]]]:
         """The batches; in lockstep further ones without a number, until all workers are done."""
@@ -97,6 +114,12 @@ class Evaluation:
         inbox = self._links.inbox
         while (frame := inbox.next_evaluation(split, place.width_before)) is not None:
             yield frame.id.micro_batch, frame.tensors
+
+
+def first_batch(job: JobSpec, split: Split, workers: int) -> Mapping[str, Tensor] | None:
+    """The first batch of a split, as the first of so many workers reads it; None: it is empty."""
+    batches = evaluation_batches(job, split, _size(job), 0, workers, lambda: False)
+    return next((tensors for _, tensors in batches), None)
 
 
 def _size(job: JobSpec) -> int:

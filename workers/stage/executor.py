@@ -43,7 +43,7 @@ from workers.links.frames import BACKWARD, FORWARD, FrameId
 from workers.links.pipeline import Links, Place
 from workers.stage.busy import BusyClock
 from workers.stage.ending import Ending
-from workers.stage.evaluation import Evaluation
+from workers.stage.evaluation import Evaluation, Measured
 from workers.stage.layers import StageLayers
 from workers.stage.micro_batch import Arrivals, MicroBatch
 from workers.stage.progress import Progress
@@ -160,20 +160,23 @@ class StageExecutor:
         self.progress.began = time.perf_counter()
         try:
             while self.progress.step < self._schedule.steps:
-                self._next()()
+                action = self._next()
+                with self._busy.handling():
+                    action()
             self._ending.flush()
         except DivergedError:
             self._ending.abandon(
                 min(self.progress.step + self._staleness + 1, self._schedule.steps)
             )
+            self._versions.use(max(0, self.progress.step - 1))  # the newest
             raise
         finally:
             self.progress.busy_s = self._busy.seconds()
             self.progress.ended = time.perf_counter()
         self._layers.group.barrier()  # the leader's commits are others', too
 
-    def evaluate(self, split: Split) -> tuple[Tensor, Tensor]:
-        """Predict a held-out split; in the last stage all scores and labels [n], else empty."""
+    def evaluate(self, split: Split) -> Measured:
+        """Predict a held-out split."""
         self.progress.phase = split
         evaluation = Evaluation(
             self._job, self._layers, self._rows, self._place, self._links, self._template

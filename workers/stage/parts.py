@@ -13,6 +13,7 @@ from protos.node_pb2 import LaunchRequest
 from protos.stage_pb2 import StageWorkers, Topology
 from ps import ParameterClient
 from workers.data import Dataset, GlobalBatches
+from workers.data.check import check_all
 from workers.device.copies import staging_for
 from workers.device.units import VISIBLE
 from workers.learning.precision import Precision
@@ -28,11 +29,11 @@ from workers.links.outbox import Outbox
 from workers.links.pipeline import Links, Place
 from workers.links.ring_port import RingPort, join_stage
 from workers.links.transport import Neighbours
-from workers.model.entry import job_model
+from workers.model.entry import ModelError, job_model
 from workers.model.randomness import Randomness
 from workers.model.statistics import RunningStatistics
 from workers.model.trace import LayerInfo, StageGraph, TracedModel
-from workers.model.whole import job_micro_batches
+from workers.model.whole import check_smallest, job_micro_batches
 from workers.stage.commits import RowCommits
 from workers.stage.ending import Ending
 from workers.stage.executor import StageExecutor
@@ -91,6 +92,14 @@ class Share:
         precision = Precision.of(job.train.precision, device)
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         traced = TracedModel(job_model(job))
+        names = [layer.name for layer in traced.layers]
+        if names != list(launch.layers):
+            raise ModelError(
+                f"{job.model.entry}: its layers are {', '.join(names)}; expected those that were "
+                f"planned, {', '.join(launch.layers)}"
+            )
+        if place.stage == place.rank == 0:  # held-out splits, too, before anything is trained
+            check_all(job)
         batches = GlobalBatches.of(job, Dataset.of(job, "train"))
         fixed = job_micro_batches(job.train, traced.model)
         schedule = Schedule(
@@ -99,6 +108,9 @@ class Share:
             fixed or micro_batches_of(launch),
             lockstep=place.widths if job.train.split_experts else (),
         )
+        if batches.steps and not schedule.lockstep:
+            last = min(batches.steps_per_epoch or batches.steps, batches.steps) - 1
+            check_smallest(traced.model, batches.samples(last) // schedule.count(last))
         return Share(
             launch,
             place,

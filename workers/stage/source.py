@@ -14,6 +14,7 @@ from torch import Tensor
 from chassis.tracing import span
 from protos.job_pb2 import JobSpec
 from workers.data import Batch, Dataset
+from workers.data.batches import in_order
 from workers.data.reader import Split
 from workers.device.copies import Upload
 from workers.links.inbox import Inbox, Stopped
@@ -130,12 +131,10 @@ def evaluation_batches(
     job: JobSpec, which: Split, size: int, rank: int, workers: int, stopped: Callable[[], bool]
 ) -> Iterator[tuple[int, dict[str, Tensor]]]:
     """This worker's share of a held-out split, every row once: (global index, tensors)."""
-    dataset = Dataset.of(job, which)
-    batches = dataset.batches(size, shard=rank, num_shards=workers, shuffle=False, drop_last=False)
-    for number, batch in enumerate(batches):
+    for number, batch in in_order(Dataset.of(job, which), size, rank, workers):
         if stopped():
             raise Stopped("stopped")
-        yield number * workers + rank, tensors_of(batch)
+        yield number, tensors_of(batch)
 
 
 def tensors_of(batch: Batch) -> dict[str, Tensor]:

@@ -1,7 +1,9 @@
 """One worker of one stage from its start to the saved model."""
 
 import logging
+import math
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 
 from chassis import process
@@ -17,14 +19,15 @@ from workers.links.inbox import Inbox, Stopped
 from workers.links.ring_port import RingPort
 from workers.links.transport import StageService
 from workers.model.saved import KeptModel, SavedModel, saved_model
+from workers.stage.evaluation import Measured
 from workers.stage.experts import whole_state
 from workers.stage.failure import end_reason_of
 from workers.stage.parts import Parts, Share, build
 from workers.stage.reporter import Reporter
+from workers.stage.saved_check import check_saved
 from workers.stage.source import TrainingSource
 
 _log = logging.getLogger("heterps.stage")
-_START_TIMEOUT_S = 120.0
 
 
 class Worker:
@@ -109,26 +112,28 @@ class Worker:
             diverged = error
         saved = saved_model(kept_with(self._launch.output, reporter.scheduler))
         self._write_weights(parts, saved)
-        results = self._evaluate(parts) if diverged is None else {}
+        measured = self._evaluate(parts) if diverged is None else {}
+        results = self._metrics(measured)
         parts.executor.drain()
         if not self._share.place.leads:
             reporter.send("trained")
             return
         output = self._save(parts, saved, results)
         if diverged is None:
+            check_saved(self._share, parts.client, output, measured)
             reporter.send("done", metrics=results, output=output)
         else:
             text = f"{type(diverged).__name__}: {diverged}"
             reporter.send("failed", error=text, end_reason=end_reason_of(diverged), output=output)
 
     def _wait_for_topology(self) -> Topology:
-        waited = 0.0
+        """The scheduler's word, which comes once the last of all workers listens.
+
+        However long that takes: who does not start, and a node that goes away, end this worker too.
+        """
         while not self._service.started.wait(0.1):
-            waited += 0.1
             if self._stop.is_set():
                 raise Stopped("stopped")
-            if waited > _START_TIMEOUT_S:
-                raise TimeoutError(f"no Start within {_START_TIMEOUT_S:.0f} s of being ready")
         assert self._service.topology is not None
         return self._service.topology
 
@@ -148,6 +153,7 @@ class Worker:
         precision = job.train.precision or "fp32"
         _log.info("training %d steps in %s on %s", share.schedule.steps, precision, share.device)
         executor.train(source)
+        share.batches.close()
         _log.info("trained in %.1f s", executor.progress.train_seconds)
 
     def _write_weights(self, parts: Parts, saved: SavedModel | KeptModel) -> None:
@@ -155,23 +161,26 @@ class Worker:
 
         All workers of the stage call it: each has its own experts.
         """
-        state = whole_state(self._share.graph.module, parts.group)
+        state = {**whole_state(self._share.graph.module, parts.group), **self._share.graph.uncalled}
         if self._share.place.rank == 0:
             saved.write_stage(self._share.place.stage, state)
 
-    def _evaluate(self, parts: Parts) -> dict[str, float]:
-        """The metrics of the held-out splits, where this worker leads; else none."""
+    def _evaluate(self, parts: Parts) -> dict[Split, Measured]:
+        """Predict the held-out splits."""
         job = self._launch.job
         splits: list[Split] = []
         if job.data.valid:
             splits.append("valid")
         if job.data.test:
             splits.append("test")
-        results: dict[str, float] = {}
-        for split in splits:
-            scores, labels = parts.executor.evaluate(split)
+        return {split: parts.executor.evaluate(split) for split in splits}
+
+    def _metrics(self, measured: Mapping[Split, Measured]) -> dict[str, float]:
+        """The metrics of the held-out splits, where this worker leads; else none."""
+        loss, results = self._launch.job.train.loss, dict[str, float]()
+        for split, one in measured.items():
             if self._share.place.leads:
-                results |= metrics.measure(job.train.loss, scores.numpy(), labels.numpy(), split)
+                results |= metrics.measure(loss, one.scores.numpy(), one.labels.numpy(), split)
         return results
 
     def _save(self, parts: Parts, saved: SavedModel | KeptModel, results: dict[str, float]) -> str:
@@ -182,7 +191,7 @@ class Worker:
         facts = {
             "job_id": self._launch.job_id,
             "layers": [layer.name for layer in self._share.layers],
-            "metrics": results,
+            "metrics": {k: v if math.isfinite(v) else None for k, v in results.items()},
             "steps": progress.step,
             "samples": progress.samples,
             "train_seconds": progress.train_seconds,

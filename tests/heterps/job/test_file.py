@@ -159,6 +159,14 @@ def test_a_pin_to_an_excluded_type_is_refused(job):
     )
 
 
+def test_a_pin_of_a_layer_with_a_dot(job):
+    assert dict(load_job(job, ["schedule.pin.towers.left=cpu"]).schedule.pin) == {
+        "towers.left": "cpu"
+    }
+    (wrong,) = problems(job, "schedule.pin.towers.left=cqu")
+    assert "schedule.pin.towers.left: got 'cqu', expected a type of" in wrong
+
+
 def test_the_methods_are_the_schedulers():
     assert set(METHODS) <= set(scheduler.METHODS)
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from ps import Admission, Eviction, LocalShards, ParameterClient, ShardError
+from ps import Admission, Eviction, LocalShards, ParameterClient, Segment, ShardError
 from ps.errors import NonFiniteError
 from tests.ps.engine.test_optimizers import Reference
 
@@ -305,13 +305,23 @@ def test_ends_of_a_series_keep_their_order(client: ParameterClient) -> None:
     twin.check()
 
 
-@pytest.mark.parametrize("wire", ["float16", "bfloat16"])
-def test_parts_travel_as_pushes_do(shards: LocalShards, wire: str) -> None:
+@pytest.mark.parametrize(
+    ("wire", "options"),
+    [
+        ("float16", {"optimizer": "adagrad"}),
+        ("bfloat16", {"optimizer": "adam", "dtype": "bfloat16"}),
+        ("float32", {"segments": [Segment(dim=1, optimizer="ftrl"), Segment(dim=2, lazy=1)]}),
+    ],
+    ids=["float16", "bfloat16", "segments"],
+)
+def test_a_part_does_what_a_push_does(
+    shards: LocalShards, wire: str, options: dict[str, Any]
+) -> None:
     keys = np.arange(500, dtype=np.uint64)
     grads = np.random.default_rng(0).normal(size=(500, 3)).astype(np.float32)
     with ParameterClient(shards.addresses, wire=wire, timeout_s=20) as client:
         for name in ("pushed", "staged", "carried"):
-            client.create_table(f"{wire}.{name}", 3, optimizer="adagrad", learning_rate=0.1)
+            client.create_table(f"{wire}.{name}", 3, **options)
         client.push(f"{wire}.pushed", keys, grads)
         client.stage_async(f"{wire}.s", 0, 0, {f"{wire}.staged": (keys, grads)}).result(20)
         client.commit_async(f"{wire}.s", 0, 1).result(20)

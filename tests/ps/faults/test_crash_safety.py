@@ -15,7 +15,6 @@ from ps.shard.directory import ShardDirectory
 from ps.shard.push import take_apart
 from ps.shard.state import ShardState
 from ps.table.spec import make_spec
-from tests.rounds import more
 
 # Kills its own process before the n-th operation on a file below a directory.
 _KILLER = """
@@ -224,7 +223,12 @@ def test_a_save_that_is_killed_anywhere(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("what", "stride"), [("pushes", 5), ("steps", 13), *more(("pushes", 1), ("steps", 1))]
+    ("what", "stride"),
+    [
+        ("pushes", 5),
+        ("steps", 13),
+        *(pytest.param(what, 1, marks=pytest.mark.exhaustive) for what in ("pushes", "steps")),
+    ],
 )
 @pytest.mark.parametrize("sync", ["sync", "lazy"])
 def test_a_shard_that_is_killed_anywhere_loses_nothing_acknowledged(

@@ -11,6 +11,7 @@ import pytest
 
 from protos.job_pb2 import DataSpec, JobSpec
 from workers.data import DataError, Dataset, GlobalBatches
+from workers.data.batches import in_order
 from workers.data.check import check
 
 GOOD: dict[str, Any] = {"label": [0, 1], "origin": ["JFK", "EWR"], "distance": [1.0, 2.0]}
@@ -19,7 +20,7 @@ GOOD: dict[str, Any] = {"label": [0, 1], "origin": ["JFK", "EWR"], "distance": [
 def read(folder: Path, file: str = "a.parquet", **spec: Any) -> Dataset:
     fields: dict[str, Any] = {"label": "label", "sparse": ["origin"], "dense": ["distance"]} | spec
     data = Dataset(DataSpec(path=".", train=file, **fields), "train", folder)
-    list(data.batches(2))
+    list(in_order(data, 2, 0, 1))
     return data
 
 
@@ -112,13 +113,13 @@ def test_formats_and_folders(tmp_path: Path) -> None:
         Dataset(spec, "train", tmp_path)
 
 
-def test_more_batch_than_rows(tmp_path: Path) -> None:
+def test_a_batch_of_more_than_all_rows_is_all_rows_unless_it_is_dropped(tmp_path: Path) -> None:
     write(tmp_path)
     data = read(tmp_path)
-    with pytest.raises(DataError, match=r"train\.batch_size: got 3, expected at most the 2 rows"):
-        data.batches(3)
-    with pytest.raises(ValueError, match="shard 2"):
-        data.batches(1, shard=2, num_shards=2)
+    assert GlobalBatches(data, 3).samples(0) == 2
+    expected = r"train\.batch_size: got 3, expected at most the 2 rows of the split, or drop_last"
+    with pytest.raises(DataError, match=expected):
+        GlobalBatches(data, 3, drop_last=True)
 
 
 ROW = 1 << 15  # in the third block, and the second row group

@@ -15,6 +15,7 @@ import pytest
 
 from protos.job_pb2 import DataSpec
 from workers.data import Dataset, remote
+from workers.data.batches import in_order
 from workers.data.errors import DataError
 
 
@@ -68,8 +69,7 @@ def spec(path: str, train: str = "part-0.csv") -> DataSpec:
 
 def values(data: DataSpec, directory: Path) -> list[float]:
     dataset = Dataset(data, "train", directory)
-    batches = dataset.batches(4, shuffle=False, drop_last=False)
-    return [float(x) for batch in batches for x in batch.dense[:, 0]]
+    return [float(x) for _, batch in in_order(dataset, 4, 0, 1) for x in batch.dense[:, 0]]
 
 
 def test_rows_are_the_same_from_anywhere(site, tmp_path):

@@ -79,7 +79,7 @@ spec = DataSpec(
 dataset = Dataset(spec, "train", given["folder"], **given["options"])
 batches = GlobalBatches(dataset, given["batch"], seed=7, epochs=given["epochs"])
 if given["hurry"]:
-    batches.read(0)
+    batches.read(0, 0, 1)
 print('"begins"', flush=True)
 sys.stdin.readline()
 rows = []
@@ -159,7 +159,8 @@ def expected(folder: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> l
 def test_processes_parse_once_between_them(
     shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: Any, options: Any
 ) -> None:
-    workers = [start(rank, 3, options=options) for rank in range(3)]
+    # All have begun before any goes on: who comes late reads by itself.
+    workers = [start(rank, 3, options=options, hurry=True) for rank in range(3)]
     ready(*workers)
     for worker in workers:
         worker.go()
@@ -183,18 +184,19 @@ def test_processes_parse_once_between_them(
 def test_one_that_parses_and_is_killed_is_replaced(
     shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: Any, options: Any
 ) -> None:
-    slow = start(0, 1, options=options | {"block_rows": 64}, pause=0.05, hurry=True)
-    pattern = "*/*/*.rows" if options else "*/rows.unfinished"
-    wait_until(lambda: any(shared.glob(pattern)))
+    # Slow enough to be in the middle when it is killed, however busy the machine.
+    pause = 0.3 if options else 60
+    slow = start(0, 1, options=options | {"block_rows": 100}, pause=pause, hurry=True)
     other = start(0, 1, options=options)
-    if not options:
-        other.go()
     ready(other)
     if options:
         ready(slow)
         slow.go()
-        other.go()
-        wait_until(lambda: len(list(shared.glob("*/*/*.reader"))) == 2)
+    else:
+        wait_until(lambda: any(shared.glob("*/rows.unfinished")))
+    other.go()
+    readers = 2 if options else 0
+    wait_until(lambda: len(list(shared.glob("*/*/*.reader"))) == readers)
     slow.process.kill()
     assert other.says() == expected(tmp_path, monkeypatch, **options)
     assert other.parsed() > 0
@@ -279,9 +281,15 @@ def test_held_out_splits_are_shared_as_well(
 
     monkeypatch.setattr(Encoder, "encode", counted)
 
+    begun = threading.Barrier(3)  # who comes late reads by itself
+
     def read(rank: int) -> dict[int, list[int]]:
-        data = dataset(tmp_path, **options)
-        return {number: rows_of(batch) for number, batch in in_order(data, 64, rank, 3)}
+        found = {}
+        for number, batch in in_order(dataset(tmp_path, **options), 64, rank, 3):
+            found[number] = rows_of(batch)
+            if number == rank:
+                begun.wait()
+        return found
 
     with ThreadPoolExecutor(3) as pool:
         found = {n: rows for part in pool.map(read, range(3)) for n, rows in part.items()}

@@ -6,7 +6,8 @@ import pyarrow.parquet
 import pytest
 
 from protos.job_pb2 import DataSpec
-from workers.data import DataError, Dataset
+from workers.data import DataError, Dataset, GlobalBatches
+from workers.data.batches import in_order
 from workers.stage.source import tensors_of
 
 ROWS, WIDTH = 40, 5
@@ -32,7 +33,8 @@ def test_what_follows_is_the_label(tmp_path, windows, kind, cache_bytes):
     write(tmp_path / "a.parquet", (windows % 256).tolist(), kind)
     spec = DataSpec(path=".", train="*.parquet", tokens="window")
     read = Dataset(spec, "train", tmp_path, cache_bytes=cache_bytes)
-    batches = [tensors_of(batch) for batch in read.batches(8, seed=1, epoch=2)]
+    read_in_steps = GlobalBatches(read, 8, seed=1)
+    batches = [tensors_of(read_in_steps.read(step)) for step in range(read_in_steps.steps)]
     tokens = np.concatenate([batch["tokens"].numpy() for batch in batches])
     labels = np.concatenate([batch["label"].numpy() for batch in batches])
     assert tokens.dtype == labels.dtype == np.int64
@@ -44,7 +46,7 @@ def test_what_follows_is_the_label(tmp_path, windows, kind, cache_bytes):
 
 def test_a_label_column_leaves_the_tokens_whole(tmp_path, windows):
     write(tmp_path / "a.parquet", windows.tolist(), pa.list_(pa.int32()), y=[0, 1] * (ROWS // 2))
-    batch = next(dataset(tmp_path, label="y").batches(ROWS, shuffle=False))
+    batch = dataset(tmp_path, label="y").encoded()
     assert (batch.tokens == windows).all()
     assert batch.label.tolist() == [0, 1] * (ROWS // 2)
 
@@ -65,7 +67,7 @@ def test_a_label_column_leaves_the_tokens_whole(tmp_path, windows):
 def test_what_does_not_fit_is_named(tmp_path, values, kind, said):
     write(tmp_path / "a.parquet", values, kind)
     with pytest.raises(DataError, match=r"data\.tokens: window") as caught:
-        list(dataset(tmp_path).batches(1))
+        list(in_order(dataset(tmp_path), 1, 0, 1))
     assert said in str(caught.value)
 
 

@@ -1,5 +1,6 @@
 """Copies to a device and back: the same contract on a CPU, through copying streams, on a GPU."""
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -143,3 +144,14 @@ def test_the_clock_counts_what_runs(device):
     first = clock.seconds()
     assert first > 0
     assert clock.seconds() == first
+    with clock.handling():
+        pass
+    assert (clock.seconds() > first) == (device.type == "cpu")
+
+
+def test_what_a_cpu_computes_while_it_handles_counts_once():
+    clock = BusyClock(CPU)
+    begin = time.perf_counter()
+    with clock.handling(), clock.running():
+        time.sleep(0.02)
+    assert 0.02 <= clock.seconds() <= time.perf_counter() - begin

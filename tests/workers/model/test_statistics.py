@@ -20,7 +20,7 @@ class Twice(nn.Module):
         self.norm = nn.BatchNorm1d(3, momentum=momentum, dtype=torch.float64)
 
     def forward(self, x):
-        return self.norm(self.norm(x) * 3 + 1)
+        return self.norm(self.norm(x + 2) * 3 + 1)
 
 
 def model(momentum):
@@ -99,3 +99,11 @@ def test_another_buffer_that_training_changes_is_refused_on_several_workers():
             continue
         with pytest.raises(ModelError, match=r"'0.seen': training changes this buffer in forward"):
             statistics.take(0, 1)
+
+
+def test_one_sample_cannot_be_normalised():
+    module = nn.BatchNorm1d(3)
+    RunningStatistics(module, 1)
+    with pytest.raises(ModelError, match=r"train.drop_last: true"):
+        module(torch.ones(1, 3))
+    module.eval()(torch.ones(1, 3))

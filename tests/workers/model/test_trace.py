@@ -266,7 +266,7 @@ class Nested(nn.Module):
         self.tower = nn.Sequential(SparseEmbedding("a", 4, seed=1), nn.Flatten(1), nn.Linear(12, 8))
         self.users = nn.ModuleDict({"left": SparseEmbedding("b", 4), "right": NestedPair()})
         self.blocks = nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 8)])
-        self.between = nn.Linear(8, 8)
+        self.graph = nn.Linear(8, 8)
         self.item = SparseEmbedding("c", 4, seed=5)
         self.unused = nn.Linear(2, 2)
         self.head = nn.Linear(8, 1)
@@ -275,7 +275,7 @@ class Nested(nn.Module):
         h = self.tower(sparse)
         first, second = sparse[:, :2].chunk(2, dim=1)
         h = h + self.users["right"](sparse[:, ::2], sparse[:, 1]) + self.users["left"](first).sum()
-        h = h + self.item(second).sum() + self.between(h)
+        h = h + self.item(second).sum() + self.graph(h)
         for block in self.blocks:
             h = block(h)
         return self.head(h).squeeze(-1) + self.item(sparse.t()[2]).sum(1)
@@ -286,7 +286,7 @@ def test_embeddings_anywhere_in_the_module_tree():
     traced = TracedModel(model)
     names = [layer.name for layer in traced.layers]
     assert names == [
-        *("tower", "users.right", "users.left", "item", "between", "blocks.0", "blocks.1"),
+        *("tower", "users.right", "users.left", "item", "graph", "blocks.0", "blocks.1"),
         *("head", "item#2"),
     ]
     assert traced.uncut == (False, True, False, True, True, True, True, True, False)

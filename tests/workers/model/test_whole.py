@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 from protos.job_pb2 import TrainSpec
-from workers.model.whole import fixed_micro_batches, job_micro_batches, whole_seeing
+from workers.model.entry import ModelError
+from workers.model.whole import check_smallest, fixed_micro_batches, job_micro_batches, whole_seeing
 from workers.moe.layer import MoE
 
 
@@ -83,3 +84,10 @@ def test_synchronous_batch_norm_sees_a_batch_as_one_micro_batch():
     assert job_micro_batches(train, nn.BatchNorm1d(3)) == 1
     assert job_micro_batches(train, nn.Dropout()) == 4
     assert job_micro_batches(train, nn.Linear(2, 2)) == 0
+
+
+def test_a_micro_batch_of_one_sample_is_refused_where_it_would_be_normalised():
+    check_smallest(nn.Linear(2, 2), 1)
+    check_smallest(nn.Sequential(nn.BatchNorm1d(3)), 2)
+    with pytest.raises(ModelError, match="'0' cannot normalise an epoch's last batch"):
+        check_smallest(nn.Sequential(nn.BatchNorm1d(3)), 1)

@@ -18,7 +18,7 @@ from workers.errors import DivergedError
 from workers.learning.precision import Precision
 from workers.links.all_reduce import StageGroup
 from workers.links.frames import Frame
-from workers.links.inbox import Inbox
+from workers.links.inbox import Inbox, Stopped
 from workers.links.notices import NoticeBoard
 from workers.links.outbox import Outbox
 from workers.links.pipeline import Links, Place
@@ -226,7 +226,11 @@ class Pipeline:
         with ThreadPoolExecutor(len(places)) as pool:
             futures = [pool.submit(self._work, *pair) for pair in zip(places, graphs, strict=True)]
             try:
-                workers = [future.result(LIMIT_S) for future in futures]
+                failed = [f.exception(LIMIT_S) for f in futures]
+                for error in failed:
+                    if error is not None and not isinstance(error, Stopped):
+                        raise error  # others were told to stop then
+                workers = [future.result() for future in futures]
             finally:
                 self._stop.set()
                 for ring in (ring for rings in self._rings for ring in rings if ring is not None):

@@ -214,7 +214,8 @@ def test_held_out_samples_are_predicted_once_each(float64, monkeypatch, cuts, wi
     found = {}
 
     def between(worker):
-        found[worker.place.stage, worker.place.rank] = worker.executor.evaluate("valid")
+        one = worker.executor.evaluate("valid")
+        found[worker.place.stage, worker.place.rank] = one.scores, one.labels
         worker.executor.drain()
 
     monkeypatch.setattr(evaluation, "evaluation_batches", given)

@@ -1,0 +1,230 @@
+"""Real jobs on more units than this machine has: one stage computes, the others sleep.
+
+A job of `examples/` is profiled here, cut into stages at random, and given as many units as let one
+of the stages be the slowest. That one computes, on one unit; every layer of the others sleeps for
+what it was measured to take, and gives zeros of the right shape. So processes, messages, rows and
+sums are those of the real job, and what was promised for it can be held against what it does.
+"""
+
+import math
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from google.protobuf.json_format import MessageToDict
+from torch import Tensor, nn
+
+from bench.pace.questions import TYPES, UNITS
+from bench.pages import ROOT
+from heterps.job.file import load_job
+from heterps.job.prepare import data_path, prepare
+from heterps.profiling.measure import Settings, profile
+from protos.decision_pb2 import Resources
+from protos.job_pb2 import JobSpec
+from scheduler import Workload, plan
+from scheduler.decision.record import Decision
+from workers.data import Dataset, GlobalBatches
+from workers.model.entry import job_model
+from workers.stage.source import tensors_of
+
+JOBS = {
+    "flights": "examples/flights/job.yaml",
+    "kuairand": "examples/kuairand/job.yaml",
+    "ctrdnn": "examples/heterps_paper/ctrdnn.yaml",
+    "moe-lm": "examples/moe_lm/job.yaml",
+}
+_DRAWS = 1000
+_STAGES = (2, 4)
+_MODEL = Path(__file__).with_name("paced_model.py")
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What a module gives: `times` the samples, each of a shape; and takes, `samples_of` times."""
+
+    shape: list[int]
+    times: float
+    samples_of: float
+
+
+@dataclass(frozen=True, slots=True)
+class Profiled:
+    """A job with its costs on a core here, and what its modules give, by name."""
+
+    job: JobSpec
+    workload: Mapping[str, Any]
+    forms: Mapping[str, Form]
+
+    @property
+    def seconds(self) -> tuple[float, ...]:
+        """A sample takes in each layer."""
+        reference = self.workload["reference_batch"]
+        return tuple(
+            layer["cost"]["cpu"]["compute_s"] / reference for layer in self.workload["layers"]
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A profiled job cut into stages with units; `computing` is the stage that does not sleep."""
+
+    name: str
+    of: Profiled
+    cuts: tuple[int, ...]  # the last layer of each stage
+    units: tuple[int, ...]
+    computing: int
+    staleness: int
+    method: str = "exact"
+    seed: int = 0
+    floor: float = 0.0
+
+    @property
+    def batch(self) -> int:
+        """Samples a step."""
+        return int(self.of.workload["batch"])
+
+    @property
+    def micro_batches(self) -> int:
+        """Of a step, as the profile fixes them; 0 where the planner chooses."""
+        return int(self.of.workload.get("micro_batches", 0))
+
+    @property
+    def limits(self) -> dict[str, int]:
+        """Units by type."""
+        return dict(zip(TYPES, self.units, strict=False))
+
+    @property
+    def stage_of(self) -> list[int]:
+        """By layer."""
+        return [int(stage) for stage in np.searchsorted(self.cuts, range(self.cuts[-1] + 1))]
+
+    @property
+    def workload(self) -> dict[str, Any]:
+        """The content of a workload file: every stage on a type of its own."""
+        layers = [
+            {**layer, "cost": {TYPES[stage]: layer["cost"]["cpu"]}}
+            for layer, stage in zip(self.of.workload["layers"], self.stage_of, strict=True)
+        ]
+        given = {**self.of.workload, "layers": layers, "staleness": self.staleness}
+        return given | {"ps_type": "", "ps_core_s": 0.0}
+
+    @property
+    def resources(self) -> dict[str, Any]:
+        """The content of a resources file."""
+        types = [
+            {"name": name, "price_per_hour": 1.0, "limit": k, "memory_bytes": 1e12, "device": "cpu"}
+            for name, k in self.limits.items()
+        ]
+        return {"types": types}
+
+    def decide(self) -> Decision:
+        """What the planner answers."""
+        return plan(self.workload, self.resources, self.floor or None, self.method, self.seed)
+
+    def job(self, folder: Path, steps: int) -> JobSpec:
+        """Write the job's code and the times of its layers."""
+        job = JobSpec()
+        job.CopyFrom(self.of.job)
+        shutil.copytree(
+            job.directory, folder, ignore=lambda at, names: [n for n in names if n[-3:] != ".py"]
+        )
+        shutil.copy(_MODEL, folder / "paced_model.py")
+        (folder / "trace").mkdir()
+        entry, arguments = job.model.entry, MessageToDict(job.model.args)
+        last = self.of.workload["layers"][-1]["name"]
+        job.model.entry = "paced_model.py:build"
+        job.model.args.Clear()
+        job.model.args.update(
+            {
+                "entry": entry,
+                "arguments": arguments,
+                "sleeping": self._sleeping(),
+                "last": last,
+                "rows_of": self.of.forms[last].samples_of,
+                "trace": str(folder / "trace"),
+            }
+        )
+        job.directory, job.output = str(folder), str(folder / "out")
+        job.train.max_steps, job.train.epochs = steps, 1000
+        job.train.staleness, job.train.drop_last = self.staleness, True
+        job.train.micro_batches = self.micro_batches
+        job.servers.shards, job.servers.durability = 1, "none"
+        schedule = job.schedule
+        schedule.Clear()
+        schedule.method, schedule.min_throughput = self.method, self.floor
+        schedule.given.CopyFrom(Workload.parse(self.workload).to_message())
+        schedule.offered.types.extend(Resources(**self.resources).types)
+        return job
+
+    def _sleeping(self) -> dict[str, dict[str, Any]]:
+        """By layer of the stages that sleep: forward and backward seconds a sample, and outputs."""
+        found: dict[str, dict[str, Any]] = {}
+        layers = zip(self.of.workload["layers"], self.of.seconds, self.stage_of, strict=True)
+        for layer, seconds, stage in layers:
+            if stage == self.computing:
+                continue
+            forward = layer["cost"]["cpu"].get("forward_share", 1 / 3)
+            found[layer["name"]] = {
+                "forward": seconds * forward,
+                "backward": seconds * (1 - forward),
+                **asdict(self.of.forms[layer["name"]]),
+            }
+        return found
+
+
+def profiled(name: str) -> Profiled:
+    """Profile a job of `JOBS` on one core."""
+    job = load_job(ROOT / JOBS[name])
+    prepare(job)
+    job.data.path, job.data.prepare = str(data_path(job)), ""
+    job.data.ClearField("valid")
+    job.data.ClearField("test")
+    core = {"name": "cpu", "price_per_hour": 1.0, "limit": 1, "memory_bytes": 1e12, "device": "cpu"}
+    workload = profile(job, Resources(types=[core]), Settings(units=1))
+    return Profiled(job, Workload.from_message(workload).to_json(), _forms(job))
+
+
+def cut_at_random(number: int, of: Profiled, staleness: int) -> Cut:
+    """Stages by seed, one of which is the slowest and has one unit."""
+    rng = np.random.default_rng([number, staleness])
+    layers, seconds = of.workload["layers"], np.array(of.seconds)
+    free = [row for row, layer in enumerate(layers[:-1]) if not layer.get("uncut")]
+    for _ in range(_DRAWS):
+        stages = int(rng.integers(_STAGES[0], min(_STAGES[1], len(free) + 1) + 1))
+        cuts = (*sorted(rng.choice(free, stages - 1, replace=False).tolist()), len(layers) - 1)
+        parts = np.split(seconds, np.array(cuts[:-1]) + 1)
+        taken = np.array([part.sum() for part in parts])
+        computing = int(rng.integers(stages))
+        units = [math.ceil(t / taken[computing]) if t else 1 for t in taken]
+        if sum(units) <= UNITS:
+            cut = Cut(f"{of.job.name}-{number}", of, cuts, tuple(units), computing, staleness)
+            return replace(cut, floor=0.999999 * cut.decide().max_throughput)
+    raise ValueError(f"{of.job.name}: no stages with {UNITS} units in {_DRAWS} draws")
+
+
+def _forms(job: JobSpec) -> dict[str, Form]:
+    """What each module of the model takes and gives, by the first samples of the job."""
+    model = job_model(job).train()
+    batches = GlobalBatches.of(job, Dataset.of(job, "train"))
+    samples = min(16, batches.samples(0))
+    tensors = tensors_of(batches.read(0, 0, samples))
+    found: dict[str, Form] = {}
+
+    def hook(name: str) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
+        def note(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+            if isinstance(output, Tensor) and inputs:
+                taken = inputs[0].shape[0] / samples
+                found[name] = Form(list(output.shape[1:]), output.shape[0] / samples, taken)
+
+        return note
+
+    for name, module in model.named_modules():
+        module.register_forward_hook(hook(name))
+    with torch.no_grad():
+        model(*(tensors[name] for name in signature(model.forward).parameters))
+    return found

@@ -1,0 +1,82 @@
+"""A job's model of which some layers sleep: copied beside the model's own file."""
+
+import importlib.util
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+
+
+class Sleep(torch.autograd.Function):
+    """Zeros after a while; their gradients, after another while, are zeros, too."""
+
+    @staticmethod
+    def forward(ctx, layer, samples, weight, *inputs):
+        ctx.seconds = layer.backward_s * samples
+        ctx.save_for_backward(weight)
+        ctx.inputs = [(x.shape, x.dtype) if x.is_floating_point() else None for x in inputs]
+        time.sleep(layer.forward_s * samples)
+        return torch.zeros(round(samples * layer.times), *layer.shape)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        time.sleep(ctx.seconds)
+        zeros = [torch.zeros(like[0], dtype=like[1]) if like else None for like in ctx.inputs]
+        return None, None, torch.zeros_like(ctx.saved_tensors[0]), *zeros
+
+
+class Sleeping(nn.Module):
+    """Stands for a layer; `samples_of` says how many samples a first input stands for."""
+
+    def __init__(self, forward, backward, shape, times, samples_of):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+        self.forward_s, self.backward_s = forward, backward
+        self.shape, self.times, self.samples_of = [int(n) for n in shape], times, samples_of
+
+    def forward(self, *inputs):
+        samples = inputs[0].shape[0] / self.samples_of
+        return Sleep.apply(self, samples, self.weight, *inputs)
+
+
+class Traced(nn.Module):
+    """The last layer, which writes down when each of its micro-batches begins."""
+
+    def __init__(self, layer, rows_of, trace):
+        super().__init__()
+        self.layer, self.rows_of, self.trace = layer, rows_of, trace
+
+    def forward(self, *inputs):
+        if self.training:
+            rows = round(inputs[0].shape[0] / self.rows_of)
+            with open(os.path.join(self.trace, str(os.getpid())), "a") as file:
+                file.write(f"{time.monotonic()!r} {rows}\n")
+        return self.layer(*inputs)
+
+
+def build(entry, arguments, sleeping, last, rows_of, trace):
+    """Build the model of `entry` and put layers that sleep into the place of some."""
+    file, _, name = entry.rpartition(":")
+    path = Path(__file__).with_name(file)
+    sys.path.insert(0, str(path.parent))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    model = getattr(module, name)(**{key: _whole(value) for key, value in arguments.items()})
+    for layer, own in sleeping.items():
+        _replace(model, layer, Sleeping(**own))
+    _replace(model, last, Traced(model.get_submodule(last), rows_of, trace))
+    return model
+
+
+def _whole(value):
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _replace(model, name, module):
+    parent, _, own = name.rpartition(".")
+    setattr(model.get_submodule(parent), own, module)

@@ -1,0 +1,146 @@
+"""Models of every shape through whole jobs: trained alike on any plan, saved as measured."""
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import heterps
+from heterps import Client, Cluster
+from heterps.job.file import load_job
+from tests.jobs import RESOURCES, write_workload
+
+LAYERS = ("towers.pair", "first", "code", "head")
+MODEL = """
+import torch
+from torch import nn
+
+from heterps import SparseEmbedding
+
+
+class Pair(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.left = SparseEmbedding("rows", 4, optimizer="adam", betas=(0.8, 0.99), seed=1)
+        self.right = SparseEmbedding("rows", 4, optimizer="adam", betas=(0.8, 0.99), seed=1)
+
+    def forward(self, sparse):
+        return torch.cat([self.left(sparse[:, 0]), self.right(sparse[:, 1])], 1)
+
+
+class Drift(nn.Module):
+    step = 0.0
+
+    def __init__(self, rate):
+        super().__init__()
+        self.rate = rate
+
+    def forward(self, x):
+        if self.training:
+            self.step += self.rate
+        return x + self.step
+
+
+class Net(nn.Module):
+    def __init__(self, drift):
+        super().__init__()
+        self.towers = nn.ModuleDict({"pair": Pair()})
+        self.first = nn.Sequential(
+            nn.Linear(9, 16, bias=False), nn.BatchNorm1d(16), nn.GELU(), nn.Dropout(0.2)
+        )
+        self.code = nn.Linear(16, 6, bias=False)
+        self.head = nn.Sequential(nn.Linear(16, 1), Drift(drift))
+        self.idle = nn.Linear(2, 2)
+        self.idle_rows = SparseEmbedding("idle", 4)
+
+    def forward(self, sparse, dense):
+        h = self.first(torch.cat([self.towers["pair"](sparse), dense], 1))
+        return self.head(self.code(h) @ self.code.weight + h).squeeze(1)
+
+
+def build(drift=0.0):
+    return Net(drift)
+"""
+JOB = """\
+name: shapes
+model: {entry: model.py:build}
+data: {train: train.csv, test: test.csv, label: y, dense: [x], sparse: [a, b]}
+train: {epochs: 2, batch_size: 200, staleness: 0, clip: 0.5, rows: {warmup_steps: 3}}
+servers: {shards: 1}
+schedule: {method: greedy, resources: resources.yaml}
+output: out
+"""
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("cluster")
+    with (
+        Cluster(folder, types={"cpu": 4}, emulate=["v100"]) as cluster,
+        Client(cluster.address) as connected,
+    ):
+        yield connected
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    made = tmp_path_factory.mktemp("job")
+    draws = np.random.default_rng(0)
+    for name, rows in (("train", 1010), ("test", 300)):
+        a, b, x = draws.integers(0, 30, rows), draws.integers(0, 20, rows), draws.normal(size=rows)
+        y = ((a % 3 == 0) ^ (x > 0)).astype(int)
+        lines = [f"{y[i]},{x[i]:.4f},{a[i]},{b[i]}" for i in range(rows)]
+        (made / f"{name}.csv").write_text("\n".join(["y,x,a,b", *lines]) + "\n")
+    for name, text in (("model.py", MODEL), ("resources.yaml", RESOURCES), ("job.yaml", JOB)):
+        (made / name).write_text(text)
+    return made
+
+
+def run(client, folder, *overrides, **seconds):
+    workload = write_workload(folder / "workload.yaml", LAYERS, seconds, reference_batch=1024)
+    job = load_job(
+        folder / "job.yaml", [f"output={folder}", f"schedule.workload={workload}", *overrides]
+    )
+    job_id = client.submit(job)
+    status = client.wait(job_id, timeout=300)
+    return status, client.decision_message(job_id)
+
+
+def losses(status):
+    with open(Path(status.output) / "loss.csv") as file:
+        return [float(row["loss"]) for row in csv.DictReader(file)]
+
+
+def test_a_plan_changes_neither_dropout_nor_batch_norm_nor_what_is_shared(client, folder):
+    alone, plan = run(client, folder, cpu=1e-2)
+    assert [stage.units for stage in plan.stages] == [1]
+    spread, plan = run(
+        client,
+        folder,
+        "schedule.min_throughput=60000",
+        *(f"schedule.pin.{name}=cpu" for name in LAYERS[:2]),
+        cpu=dict.fromkeys(LAYERS, 1e3) | dict.fromkeys(LAYERS[:2], 1e-2),
+        v100=1e-3,
+    )
+    assert [(stage.type, stage.units > 1) for stage in plan.stages] == [
+        ("cpu", True),
+        ("v100", False),
+    ]
+    for status in (alone, spread):
+        assert status.state == "succeeded", status.reason
+    assert len(losses(alone)) == 12  # with the last partial batches
+    np.testing.assert_allclose(losses(spread), losses(alone), rtol=1e-5)
+    one, other = (heterps.load(status.output).state_dict() for status in (alone, spread))
+    for name, tensor in one.items():
+        np.testing.assert_allclose(other[name], tensor, rtol=1e-4, atol=1e-5, err_msg=name)
+    assert spread.metrics == pytest.approx(alone.metrics, abs=1e-4)
+
+
+def test_a_model_that_predicts_otherwise_when_loaded_fails_its_job(client, folder):
+    status, _ = run(client, folder, "model.args={drift: 0.01}", cpu=1e-2)
+    assert (status.state, status.end_reason) == ("failed", "user_error")
+    assert "ReloadError" in status.error
+    assert "300 of 300 samples differ" in status.error
+    kept = Path(status.error.split()[1].rstrip(":"))
+    assert heterps.load(kept).head[1].step == 0.0

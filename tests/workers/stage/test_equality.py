@@ -1,0 +1,332 @@
+"""Random plans against one process of plain PyTorch, and against themselves under any timing."""
+
+import random
+import threading
+import time
+from dataclasses import dataclass, replace
+from itertools import chain, pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from protos.job_pb2 import JobSpec
+from ps import LocalTable
+from tests.workers.stage import reference
+from tests.workers.stage.in_process import Pipeline, Tables, Told
+from workers.data.columns import Batch
+from workers.embedding.sparse import SparseEmbedding
+
+KEYS = 11
+DENSE = ("sgd", "momentum", "adagrad", "adam", "adamw")
+ROWS = ("sgd", "momentum", "adagrad", "rowwise_adagrad", "adam", "adamw")
+
+
+class Penalised(nn.Module):
+    """Passes on what it is given, and would have it small."""
+
+    aux_loss = None
+
+    def forward(self, x):
+        self.aux_loss = 0.1 * x.square().mean()
+        return x
+
+
+class Net(nn.Module):
+    """Embeddings at both ends of dense layers; each name is a layer."""
+
+    def __init__(self, first, second):
+        super().__init__()
+        self.first = first
+        self.middle = nn.Linear(6, 4)
+        self.small = Penalised()
+        self.second = second
+        self.top = nn.Linear(4, 1)
+
+    def forward(self, sparse):
+        x = self.small(torch.tanh(self.middle(self.first(sparse).flatten(1))))
+        return self.top(nn.functional.gelu(x + self.second(sparse).sum(1)))
+
+
+LAYERS = 5
+
+
+@dataclass(frozen=True)
+class Case:
+    """A job, its batches and a plan for it."""
+
+    job: JobSpec
+    sizes: tuple[int, ...]  # samples of each step
+    row_optimizer: str
+    row_decay: float
+    cuts: tuple[int, ...]
+    widths: tuple[int, ...]
+    micro_batches: int
+
+    def options(self):
+        options = {"learning_rate": 0.05, "weight_decay": self.row_decay}
+        return {"optimizer": self.row_optimizer, "scale": 1.0, **options}
+
+    def model(self):
+        torch.manual_seed(7)
+        return Net(
+            SparseEmbedding("one", 3, **self.options()), SparseEmbedding("two", 4, **self.options())
+        )
+
+    def batches(self):
+        generator = np.random.default_rng(0)
+        return [
+            Batch(
+                sparse=generator.integers(0, KEYS, (size, 2)),
+                dense=np.empty((size, 0), np.float32),
+                label=generator.integers(0, 2, size).astype(np.float32),
+                tokens=np.empty((size, 0), np.int32),
+            )
+            for size in self.sizes
+        ]
+
+    def pipeline(self, **how):
+        return Pipeline(
+            self.job,
+            self.model,
+            list(self.cuts),
+            list(self.widths),
+            self.batches(),
+            self.micro_batches,
+            **how,
+        )
+
+    def reference(self):
+        model, tables = self.model(), {}
+        for name in ("first", "second"):
+            spec = getattr(model, name).spec
+            table = LocalTable.create(spec.table, **spec.table_options())
+            rows = torch.from_numpy(table.pull(np.arange(KEYS, dtype=np.uint64), True))
+            setattr(model, name, reference.Given())
+            tables[name] = reference.Table(rows, self.row_optimizer, 0.05, self.row_decay)
+
+        def forward(model, batch):
+            out = model(torch.from_numpy(batch.sparse)).reshape(-1)
+            label = torch.from_numpy(batch.label)
+            loss = nn.functional.binary_cross_entropy_with_logits(out, label)
+            return loss, model.small.aux_loss, set(batch.sparse.ravel().tolist())
+
+        return reference.train(model, tables, forward, self.job, self.batches())
+
+
+def job_of(dense="adam", staleness=0, **train):
+    job = JobSpec()
+    job.train.loss = "bce_with_logits"
+    job.train.staleness = staleness
+    job.train.optimizer.name = "sgd" if dense == "momentum" else dense
+    job.train.optimizer.learning_rate = 0.02
+    if dense == "momentum":
+        job.train.optimizer.momentum = 0.9
+    for key, value in train.items():
+        setattr(job.train, key, value)
+    return job
+
+
+@st.composite
+def cases(draw):
+    job = job_of(
+        draw(st.sampled_from(DENSE)), draw(st.integers(0, 2)), clip=draw(st.sampled_from((0, 0.05)))
+    )
+    job.train.optimizer.weight_decay = draw(st.sampled_from((0, 0.01)))
+    for spec in (job.train.optimizer, job.train.rows):
+        spec.schedule = draw(st.sampled_from(("constant", "cosine")))
+        spec.warmup_steps = draw(st.integers(0, 2))
+    stages = draw(st.integers(1, 4))
+    cuts = sorted(draw(st.permutations(range(LAYERS - 1)))[: stages - 1])
+    batch, last = draw(st.integers(1, 20)), draw(st.integers(1, 20))
+    epoch = [batch, batch, min(batch, last)]
+    return Case(
+        job,
+        tuple(epoch + epoch),
+        draw(st.sampled_from(ROWS)),
+        draw(st.sampled_from((0.0, 0.01))),
+        (*cuts, LAYERS - 1),
+        tuple(draw(st.integers(1, 3)) for _ in range(stages)),
+        draw(st.integers(1, 7)),
+    )
+
+
+def check(case, tolerance):
+    expected = case.reference()
+    pipeline = case.pipeline()
+    workers = pipeline.run()
+    state = expected.model.state_dict()
+    seen = set()
+    for worker in chain(*workers):
+        for name, value in worker.module.state_dict().items():
+            torch.testing.assert_close(value, state[name], rtol=tolerance, atol=tolerance)
+            seen.add(name)
+        assert worker.executor.progress.step == len(case.sizes)
+        assert worker.executor.progress.samples == sum(case.sizes)
+    assert seen == state.keys()
+    for worker in workers[-1]:
+        assert worker.executor.progress.losses == pytest.approx(expected.losses, rel=1e-5)
+    keys = np.arange(KEYS, dtype=np.uint64)
+    for name, table in (("first", "job.one"), ("second", "job.two")):
+        rows = torch.from_numpy(pipeline.client.tables[table].pull(keys, True))
+        torch.testing.assert_close(
+            rows, expected.tables[name].values(), rtol=tolerance, atol=tolerance
+        )
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@given(cases())
+def test_any_plan_trains_as_plain_pytorch(case):
+    check(case, 2e-5)
+
+
+@pytest.mark.exhaustive
+@settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+@given(cases())
+def test_many_plans_train_as_plain_pytorch(case):
+    check(case, 2e-5)
+
+
+def wide(staleness=0, *, cuts=(0, 2, 4), widths=(2, 3, 2), **train):
+    """Rows in the first and the last stage, each of several workers."""
+    job = job_of("adam", staleness, **train)
+    return Case(job, (13,) * 30, "adagrad", 0.0, cuts, widths, 5)
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 2])
+def test_losses_of_30_steps_are_those_of_plain_pytorch(staleness):
+    check(wide(staleness, clip=0.3), 1e-4)
+
+
+class Delayed(Tables):
+    """Tables whose answers take their time."""
+
+    def __init__(self, seed):
+        super().__init__()
+        self._random = random.Random(seed)
+
+    def pull_unique(self, *args, **kwargs):
+        self._wait()
+        rows = super().pull_unique(*args, **kwargs)
+        self._wait()
+        return rows
+
+    def stage_async(self, *args, **kwargs):
+        self._wait()
+        return super().stage_async(*args, **kwargs)
+
+    def commit_async(self, *args, **kwargs):
+        self._wait()
+        done = super().commit_async(*args, **kwargs)
+        self._wait()
+        return done
+
+    def _wait(self):
+        time.sleep(self._random.choice((0, 0, 0, 0.002, 0.01)))
+
+
+class Late(Told):
+    """Notices that come late, in any order."""
+
+    random = random.Random(0)  # models must draw from nothing global
+
+    def tell(self, *args, **facts):
+        delay = self.random.choice((0, 0, 0.002, 0.01))
+        threading.Timer(delay, super().tell, args, facts).start()
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 2])
+@pytest.mark.parametrize("widths", [(2, 3, 2), (1, 2, 3), (3, 1, 1)])
+def test_what_is_trained_depends_on_no_timing(staleness, widths):
+    runs = []
+    for seed in range(3):
+        case = replace(wide(staleness, widths=widths), sizes=(13,) * 6)
+        pipeline = case.pipeline(client=Delayed(seed), told=Late if seed else Told)
+        workers = pipeline.run()
+        keys = np.arange(KEYS, dtype=np.uint64)
+        rows = [pipeline.client.tables[name].pull(keys, True) for name in ("job.one", "job.two")]
+        runs.append(
+            (
+                workers[-1][0].executor.progress.losses,
+                [w.module.state_dict() for w in chain(*workers)],
+                rows,
+            )
+        )
+    for one, other in pairwise(runs):
+        assert one[0] == other[0]
+        for first, second in zip(one[1], other[1], strict=True):
+            assert all(torch.equal(first[name], second[name]) for name in first)
+        for first, second in zip(one[2], other[2], strict=True):
+            np.testing.assert_array_equal(first, second)
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 2])
+@pytest.mark.parametrize(("cuts", "widths"), [((4,), (1,)), ((4,), (2,)), ((0, 2, 4), (2, 1, 3))])
+def test_a_training_that_diverges_ends_with_the_state_of_the_step_before(staleness, cuts, widths):
+    at = 4
+    case = replace(wide(staleness, cuts=cuts, widths=widths), sizes=(13,) * 8)
+    batches = case.batches()
+    batches[at].label[7] = np.nan  # as the loss of one sample is
+    expected = replace(case, sizes=case.sizes[:at]).reference()
+    pipeline = case.pipeline()
+    pipeline._batches.steps = batches
+    workers = pipeline.run()
+    state = expected.model.state_dict()
+    for worker in chain(*workers):
+        assert f"step {at}: a loss or gradient is not finite" in worker.diverged
+        assert worker.executor.progress.step == at
+        for name, value in worker.module.state_dict().items():
+            torch.testing.assert_close(value, state[name], rtol=1e-5, atol=1e-5)
+    keys = np.arange(KEYS, dtype=np.uint64)
+    for name, table in (("first", "job.one"), ("second", "job.two")):
+        rows = torch.from_numpy(pipeline.client.tables[table].pull(keys, True))
+        torch.testing.assert_close(rows, expected.tables[name].values(), rtol=1e-5, atol=1e-5)
+
+
+class Spike(nn.Module):
+    """Its gradient is beyond float16 in one forward of one worker."""
+
+    count = 0
+
+    def forward(self, x):
+        self.count += 1
+        if self.count == 8:
+            x = x * 1.0
+            x.register_hook(lambda gradient: gradient * float("inf"))
+        return x
+
+
+class Spiked(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.spike = SparseEmbedding("one", 3, scale=1.0), Spike()
+        self.middle, self.top = nn.Linear(6, 4), nn.Linear(4, 1)
+
+    def forward(self, sparse):
+        return self.top(torch.tanh(self.middle(self.spike(self.first(sparse).flatten(1)))))
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+@pytest.mark.parametrize(
+    ("cuts", "widths"), [((3,), (1,)), ((1, 3), (2, 1)), ((0, 2, 3), (1, 1, 2))]
+)
+def test_a_step_beyond_float16_changes_nothing_anywhere(staleness, cuts, widths):
+    job = job_of("adam", staleness, precision="fp16")
+
+    def build():
+        torch.manual_seed(7)
+        return Spiked()
+
+    batches = Case(job, (12,) * 9, "adagrad", 0.0, cuts, widths, 2).batches()
+    pipeline = Pipeline(job, build, list(cuts), list(widths), batches, 2)
+    workers = pipeline.run()
+    losses = workers[-1][0].executor.progress.losses
+    assert len(losses) == len(batches)
+    assert np.isfinite(losses).all()
+    commits = [table for kind, table, _ in pipeline.client.calls if kind == "commit"]
+    skipped = len(batches) - len(commits)
+    assert skipped == 1  # the spike, and with it no other: each step commits its one table
+    assert not any(worker.diverged for worker in chain(*workers))

@@ -1,0 +1,115 @@
+"""A model that has just been saved is opened again, and must predict as it did in training."""
+
+import inspect
+import json
+import logging
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+
+import torch
+from safetensors.torch import load as load_bytes
+from torch import Tensor, nn
+
+from protos.job_pb2 import JobSpec
+from protos.naming import table_prefix
+from ps.checkpoint.manifest import read_manifest
+from ps.checkpoint.places import open_store
+from ps.checkpoint.tables import chain, load_tables
+from ps.local.table import LocalTable
+from workers.embedding.sparse import RowStore, SparseEmbedding
+from workers.learning.losses import held_out
+from workers.model.entry import job_model
+from workers.model.state import load_state
+from workers.moe.layer import MoE
+
+_log = logging.getLogger("heterps.stage")
+MOST_TABLE_BYTES = 256 << 20  # beyond which rows are asked of the shards that have saved them
+_ROUTED_ELSEWHERE = 0.01  # share of samples that rounding may send to another expert
+
+
+class ReloadError(RuntimeError):
+    """A saved model that does not predict as it was measured."""
+
+
+def reopened(output: str, job: JobSpec, shard_rows: Callable[[str], RowStore]) -> nn.Module:
+    """The model saved at a folder or URL, on the host, in evaluation.
+
+    Its code is taken from where the job has it in this process.
+
+    Args:
+        output: as `finish` of the saved model gave it.
+        shard_rows: rows of a table on the shards, by its full name; asked where tables are large.
+
+    Raises:
+        ModelError, CheckpointError, OSError: it cannot be opened.
+    """
+    store = open_store(output)
+    with store.open("model.json") as stream:
+        job_id = json.loads(stream.read())["job_id"]
+    model = job_model(job)
+    with store.open("dense.safetensors") as stream:
+        load_state(model, load_bytes(stream.read()))
+    layers = [m for m in model.modules() if isinstance(m, SparseEmbedding)]
+    if layers:
+        place = open_store(f"{output}/tables")
+        files = read_manifest(place).files
+        names = {file.table for file in files if file.table}
+        tables: Mapping[str, RowStore]
+        if sum(file.bytes for file in files) <= MOST_TABLE_BYTES:
+            read, _ = load_tables(chain(place), directory=tempfile.gettempdir())
+            tables = {name: LocalTable(table.spec, table.native) for name, table in read.items()}
+        else:
+            tables = {name: shard_rows(name) for name in names}
+        for layer in layers:
+            layer.store = tables.get(table_prefix(job_id) + layer.spec.table)
+    return model.eval()
+
+
+@torch.no_grad()
+def check_predictions(
+    model: nn.Module,
+    loss: str,
+    batch: Mapping[str, Tensor],
+    measured: Tensor,
+    computing: Callable[[], AbstractContextManager[object]],
+    tolerance: float,
+    where: str,
+) -> None:
+    """Hold a model's predictions against those of the same samples in training.
+
+    Args:
+        batch: samples, with their labels.
+        measured: their scores [n], as of `held_out`.
+        computing: the context of a forward, for mixed precision.
+        tolerance: by which scores may differ, absolutely and relative to their size.
+        where: the model is, for the error.
+
+    Raises:
+        ReloadError: they differ; says where and by how much.
+    """
+    arguments = {n: batch[n] for n in inspect.signature(model.forward).parameters}
+
+    def scores() -> Tensor:
+        with computing():
+            prediction: Tensor = model(**arguments)
+        return held_out(loss, prediction.float(), batch["label"])[0]
+
+    found = scores()
+    wrong = ~torch.isclose(found, measured, rtol=tolerance, atol=tolerance, equal_nan=True)
+    allowed = 0.0
+    if any(isinstance(module, MoE) for module in model.modules()):
+        allowed = _ROUTED_ELSEWHERE * len(found)
+    if int(wrong.sum()) <= allowed:
+        return
+    if not torch.equal(scores().nan_to_num(), found.nan_to_num()):
+        _log.warning("predictions of the saved model are random, and so cannot be compared")
+        return
+    row = int(wrong.int().argmax())
+    raise ReloadError(
+        f"{where}: the saved model, loaded again, predicts {float(found[row]):g} for sample {row} "
+        f"of the held-out data where training's own evaluation gave {float(measured[row]):g}; "
+        f"{int(wrong.sum())} of {len(wrong)} samples differ by more than {tolerance:g}. Something "
+        "that predictions depend on is not in the model's state_dict, or is changed by it: keep "
+        "it in parameters, buffers or SparseEmbedding layers"
+    )

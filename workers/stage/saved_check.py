@@ -1,0 +1,57 @@
+"""The last thing that a job does: its saved model, opened again, predicts as it was measured."""
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ps import ParameterClient
+from workers.data.reader import Split
+from workers.learning.precision import Precision
+from workers.model.reloaded import check_predictions, reopened
+from workers.stage.evaluation import Measured, first_batch
+from workers.stage.parts import Share
+
+_TOLERANCE, _TOLERANCE_OF_DEVICES, _TOLERANCE_16_BITS = 1e-3, 1e-2, 5e-2
+
+
+class _ShardRows:
+    """Rows of a table as the shards have them."""
+
+    def __init__(self, client: ParameterClient, table: str) -> None:
+        self._client, self._table = client, table
+
+    def pull(self, keys: NDArray[np.uint64], read_only: bool) -> NDArray[np.float32]:
+        return self._client.pull_unique(self._table, keys, read_only=True)
+
+    def push(self, keys: NDArray[np.uint64], grads: NDArray[np.float32]) -> None:
+        raise NotImplementedError("a saved model is only read")
+
+
+def check_saved(
+    share: Share, client: ParameterClient, output: str, measured: Mapping[Split, Measured]
+) -> None:
+    """Open a model that is saved, and predict the first batch of the held-out data again.
+
+    Called where `measured` has its scores. Without held-out data it is only opened.
+
+    Args:
+        output: where it is.
+
+    Raises:
+        ReloadError: it predicts something else.
+        ModelError, CheckpointError, OSError: it cannot be opened.
+    """
+    job = share.launch.job
+    model = reopened(output, job, lambda table: _ShardRows(client, table))
+    split: Split = "test" if "test" in measured else "valid"
+    if split not in measured or (scores := measured[split].first) is None:
+        return
+    batch = first_batch(job, split, share.place.widths[0])
+    if batch is None:
+        return
+    tolerance = _TOLERANCE if share.device.type == "cpu" else _TOLERANCE_OF_DEVICES
+    if share.precision.dtype is not None:
+        tolerance = _TOLERANCE_16_BITS
+    computing = Precision(share.precision.dtype, "cpu").computing
+    check_predictions(model, job.train.loss, batch, scores, computing, tolerance, output)
