@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import IO, Any, Protocol
 
 from chassis.bounded_log import BoundedLog
 from chassis.files import replace_file
@@ -113,12 +113,35 @@ def module_argv(module: str, *arguments: str) -> list[str]:
     return [sys.executable, "-P", "-m", module, *arguments]
 
 
+class Started(Protocol):
+    """A process of ours, as `subprocess.Popen` has it."""
+
+    pid: int
+    stdin: IO[bytes] | None
+
+    def poll(self) -> int | None:
+        """Its exit code, None while it runs."""
+        ...
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end."""
+        ...
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+        ...
+
+    def kill(self) -> None:
+        """Make it end."""
+        ...
+
+
 @dataclass(slots=True)
 class Child:
-    """A process started by `spawn`."""
+    """A process started by `spawn`, or forked."""
 
     label: str
-    process: "subprocess.Popen[bytes]"
+    process: Started
     log: Path
     ready_file: Path
     facts: dict[str, Any] = field(default_factory=dict)
@@ -205,7 +228,7 @@ def spawn(
         log: where its output goes instead, so that it is bounded.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    ready = directory / f"{_stem(label)}.ready.json"
+    ready = ready_path(directory, label)
     ready.unlink(missing_ok=True)
     path = log.path if log is not None else log_path(directory, label)
     with path.open("ab") as output:
@@ -227,6 +250,11 @@ def inherited() -> dict[str, str]:
     """Our environment, for a process of this project: PYTHONPATH hides none of its packages."""
     path = python_path(os.environ.get("PYTHONPATH"))
     return {**os.environ, **({"PYTHONPATH": path} if path else {})}
+
+
+def ready_path(directory: Path, label: str) -> Path:
+    """Where a child announces itself."""
+    return directory / f"{_stem(label)}.ready.json"
 
 
 def log_path(directory: Path, label: str) -> Path:

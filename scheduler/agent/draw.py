@@ -315,7 +315,9 @@ def best_of(model: CostModel, floor: float, policy: Policy, samples: Samples) ->
     ranked = samples.ranked()[:3]
     plans = [provisioned(model, samples.assignments[n].tolist(), floor) for n in ranked]
     if not plans:
-        plans = [provisioned(model, row.tolist(), floor) for row in samples.assignments[:64]]
+        # The fastest of an assignment takes longer to find where each is simulated.
+        most = 4 if model.steps.simulated else 64
+        plans = [provisioned(model, row.tolist(), floor) for row in samples.assignments[:most]]
         ranked = list(range(len(plans)))
     place = min(range(len(plans)), key=lambda n: plans[n].rank)
     plan = plans[place]

@@ -191,6 +191,7 @@ class CostModel:
         self.sync_serial, self.sync_parallel = sync * (1 - b) / batch, sync * b / batch
         self.transfer_serial = transfer * (1 - b) / batch
         self.transfer_parallel = transfer * b / batch
+        self.transfer_serial += self._between_hosts()
         self.joined = np.array([False, *(layer.uncut for layer in workload.layers[:-1])])
         self.most_units = self._most_units()
         self._weigh()
@@ -199,6 +200,21 @@ class CostModel:
         self._exclude(exclude)
         self._pin(pin)
         self._join()
+
+    def _between_hosts(self) -> Floats:
+        """Seconds a sample that what a stage passes on takes between hosts, there and back, [L, T].
+
+        Stages side by side count as on different hosts where a type's units are on several; the
+        bandwidth is that of one host.
+        """
+        bandwidths = [
+            kind.host_bandwidth_bytes_s if kind.units_per_host else 0.0
+            for kind in self.resources.types
+        ]
+        sent = np.array([[2 * layer.output_bytes] for layer in self.workload.layers])
+        slow = np.array([bandwidth or np.inf for bandwidth in bandwidths])
+        found: Floats = sent / slow
+        return found
 
     def _most_units(self) -> Floats:
         """Units that a stage with the layer may have, [L, T]: those of one host, if it must."""

@@ -14,7 +14,8 @@ from scheduler.engine import _planner
 from scheduler.problem.cost import CostModel, Plan, Run, time_text
 from scheduler.problem.wording import rate_text
 
-_LABELS = 50_000  # ways to choose the units of some of an assignment's stages that are looked at
+# Ways to choose the units of some of an assignment's stages that are looked at, and at first.
+_LABELS, _QUICK = 20_000, 2_000
 
 
 def provision(model: CostModel, assignment: Sequence[int], floor: float = 0.0) -> Plan:
@@ -51,10 +52,15 @@ def provision(model: CostModel, assignment: Sequence[int], floor: float = 0.0) -
 
 def _by_steps(model: CostModel, assignment: Sequence[int], floor: float) -> Plan:
     """The same where what counts is the simulated time of a step."""
-    found = _planner.solve_steps(model.native, floor, [assignment], _LABELS, True, math.inf, True)
+    quick = _planner.solve_steps(model.native, floor, [assignment], _QUICK, False, math.inf, True)
+    found = _planner.solve_steps(
+        model.native, floor, [assignment], _LABELS, True, math.inf, True, quick.value
+    )
+    if not found.assignment:
+        found = quick
     if not found.assignment:
         found = _planner.solve_steps(
-            model.native, 0.0, [assignment], _LABELS, False, math.inf, True, fastest=True
+            model.native, 0.0, [assignment], _QUICK, False, math.inf, True, fastest=True
         )
     if not found.assignment:
         slow = model.evaluate(assignment, [1] * len(model.runs(assignment)), floor)

@@ -56,12 +56,15 @@ def calibrate(
     resources: Resources,
     stages: Sequence[PlanStage],
     measurement: Measurement,
+    filled: float = 1.0,
 ) -> Calibration:
     """Update `workload` by the measurement of a plan that was made from it.
 
     Args:
         stages: the plan's, with the times that `workload` predicted.
         measurement: of as many stages; those with too few windows are left out.
+        filled: the share of the pace that the slowest stage works in that plan; less than 1 where
+            the pipeline fills and drains.
     """
     emulated = {kind.name for kind in resources.types if kind.emulated}
     pace_s = None
@@ -69,12 +72,13 @@ def calibrate(
         pace_s = measurement.pace.seconds
     busy = dict(enumerate(measurement.busy))
     computing = [one.seconds for one in measurement.busy if one.counts]
-    explained = pace_s is not None and max(computing, default=0.0) >= EXPLAINED * pace_s
+    working_s = pace_s * filled if pace_s is not None else None
+    explained = working_s is not None and max(computing, default=0.0) >= EXPLAINED * working_s
     slowest = max(stages, key=lambda stage: stage.busy_s, default=None)
     ratios = tuple(
         StageRatio(
             None if stage.type in emulated else _compute(stage, busy.get(number, Filtered())),
-            _communication(stage, pace_s, stage is slowest and not explained),
+            _communication(stage, working_s, stage is slowest and not explained),
         )
         for number, stage in enumerate(stages)
     )
@@ -99,11 +103,11 @@ def _compute(stage: PlanStage, busy: Filtered) -> float | None:
     return busy.seconds / stage.compute_s
 
 
-def _communication(stage: PlanStage, pace_s: float | None, to_blame: bool) -> float | None:
-    if pace_s is None or stage.transfer_s <= 0:
+def _communication(stage: PlanStage, working_s: float | None, to_blame: bool) -> float | None:
+    if working_s is None or stage.transfer_s <= 0:
         return None
     bound_here = to_blame and stage.transfer_s > stage.compute_s
-    return pace_s / stage.transfer_s if bound_here or stage.transfer_s > pace_s else None
+    return working_s / stage.transfer_s if bound_here or stage.transfer_s > working_s else None
 
 
 def _scale(layers: list[dict[str, LayerCost]], stage: PlanStage, ratio: StageRatio) -> None:

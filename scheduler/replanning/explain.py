@@ -22,7 +22,7 @@ def reasons(
     lines = _learned(decision, calibration, measurement)
     if proposal.overhead > 1 + _UNEQUAL:
         lines.append(
-            f"The pipeline takes {proposal.overhead:.2f} times as long as its slowest stage; the "
+            f"The pipeline takes {proposal.overhead:.2f} times as long as its stages explain; the "
             "same is expected of any other plan."
         )
     lines += _costs(proposal)

@@ -97,7 +97,8 @@ class Proposal:
     Attributes:
         worthwhile: to move pays, or the running plan misses the floor and the other meets it.
         reasons: sentences: what was measured, what it costs to stay, to go and to move.
-        overhead: measured over modelled seconds a sample, at least 1; both costs include it.
+        overhead: measured over modelled seconds a sample, each stage's time being as measured, at
+            least 1; both costs include it.
         current_cost, proposed_cost: dollars; the latter is infinite where no plan was found.
         moving_s, moving_cost: seconds and dollars that moving takes.
         savings: current_cost - proposed_cost, without the cost of moving.

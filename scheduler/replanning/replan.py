@@ -1,15 +1,17 @@
 """Whether the rest of a run is worth moving to another plan.
 
-The remaining samples are planned anew with the figures that were measured. Both plans are priced
-by the same updated cost model, and both are expected to fall behind it as the running one was
-measured to: otherwise any plan on paper would beat any plan that runs. To move, the pipeline is
-drained and saved, and the new workers start and pull; meanwhile the units of both plans are paid.
+The remaining samples are planned anew with the figures that were measured, each stage's its own.
+Both plans are priced by the same updated cost model. What the running one takes beyond that, which
+no stage explains, is the executor's overhead; it is expected of the other plan, too: otherwise any
+plan on paper would beat any plan that runs. To move, the pipeline is drained and saved, and the new
+workers start and pull; meanwhile the units of both plans are paid.
 """
 
 import math
 from dataclasses import replace
 
 from scheduler.decision.record import Decision
+from scheduler.planning.executed import steady_rate
 from scheduler.problem.cost import Plan
 from scheduler.problem.fields import InputError
 from scheduler.problem.workload import Workload
@@ -51,14 +53,17 @@ def propose(
     if not 0 < left < math.inf:
         raise InputError("", "remaining_samples", f"{left!r}: expected a finite number above 0")
     moving, threshold = moving or Moving(), threshold or Threshold()
-    calibration = calibrate(workload, resources, decision.stages, measurement)
+    slowest_s = max(stage.busy_s for stage in decision.stages)
+    filled = min(1.0, decision.throughput * slowest_s)
+    calibration = calibrate(workload, resources, decision.stages, measurement, filled)
     rest = replace(calibration.workload, samples=left)
     current = _running(decision, rest)
-    overhead = 1.0
+    overhead = 1 / (1 - workload.overhead)
     if calibration.pace_s is not None:
         overhead = max(1.0, calibration.pace_s * current.throughput)
     floor = Floor.of(decision.min_throughput, current.throughput / overhead)
-    proposed = _plan(decision, rest, floor.needed * overhead, method)
+    rest = replace(rest, overhead=1 - 1 / overhead)
+    proposed = _plan(decision, rest, floor.needed, method)
     moving_cost = moving.seconds / 3600 * (current.price_per_hour + proposed.plan.price_per_hour)
     current_cost = current.cost * overhead
     proposed_cost = proposed.cost * overhead if proposed.feasible else math.inf
@@ -85,8 +90,14 @@ def propose(
 def _running(decision: Decision, workload: Workload) -> Plan:
     """The running plan by the updated figures; the units it has reserved are paid."""
     assert decision.resources is not None
+    own = decision.plan
+    if own.staleness is not None:
+        workload = replace(workload, micro_batches=own.micro_batches, staleness=own.staleness)
     model = decision.model(workload, decision.resources)
-    found = model.evaluate(model.codes(decision.plan), [stage.units for stage in decision.stages])
+    codes, units = model.codes(own), [stage.units for stage in decision.stages]
+    found = model.evaluate(codes, units)
+    if found.stages and model.steps.staleness:
+        found = model.evaluate(codes, units, rate=steady_rate(model, found, model.steps))
     return replace(
         found,
         ps_units=decision.plan.ps_units,

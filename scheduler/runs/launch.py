@@ -1,10 +1,12 @@
 """Putting a planned job on nodes: shards first, then stage workers, then the word to start."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from chassis.channels import connect
 from protos.decision_pb2 import Decision
@@ -28,9 +30,11 @@ from scheduler.state.endings import Ending
 from scheduler.state.nodes import Nodes
 from scheduler.state.packing import Group
 
+T = TypeVar("T")
 _LAUNCH_TIMEOUT_S = 240.0
 _START_TIMEOUT_S = 20.0
-_PARALLEL = 16
+_BEGIN_TIMEOUT_S = 120.0  # on a host whose cores are all busy with starting
+_PARALLEL = 16  # on each node
 
 
 def groups_of(decision: Decision) -> list[Group]:
@@ -149,8 +153,7 @@ def launch(
             return None
         return _started(process, reply)
 
-    with ThreadPoolExecutor(_PARALLEL) as pool:
-        started = list(pool.map(start, processes))
+    started = _by_node(start, processes)
     if failed:
         raise JobError(failed[0])
     if stop():
@@ -172,17 +175,28 @@ def begin(job_id: str, processes: Sequence[Process], channels: Channels, stop: S
             StageStub(channels.to(worker.address)).Start,
             topology,
             what=f"{worker.label} at {worker.address} ({worker.place}): start",
-            timeout_s=_START_TIMEOUT_S,
+            timeout_s=_BEGIN_TIMEOUT_S,
             retry_s=3.0,
             stop=stop,
         )
 
     try:
-        with ThreadPoolExecutor(_PARALLEL) as pool:
-            list(pool.map(tell, workers))
+        _by_node(tell, workers)
     finally:
         for worker in workers:
             channels.forget(worker.address)
+
+
+def _by_node(work: Callable[[Process], T], processes: Sequence[Process]) -> list[T]:
+    """What `work` gives of each process, a few of each node at a time."""
+    pools: dict[str, ThreadPoolExecutor] = {}
+    with ExitStack() as stack:
+        futures = []
+        for process in processes:
+            if (node := process.node.address) not in pools:
+                pools[node] = stack.enter_context(ThreadPoolExecutor(_PARALLEL))
+            futures.append(pools[node].submit(work, process))
+        return [future.result() for future in futures]
 
 
 def stop_job(

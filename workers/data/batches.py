@@ -58,7 +58,7 @@ class GlobalBatches:
             self.steps = self.steps_per_epoch * epochs
             if max_steps:
                 self.steps = min(self.steps, max_steps)
-        self._epochs = _epochs(dataset, seed, endless=self._rows is None)
+        self._epochs = _epochs(dataset, seed, epochs, endless=self._rows is None)
 
     @staticmethod
     def of(job: JobSpec, dataset: Dataset) -> "GlobalBatches":
@@ -103,7 +103,11 @@ class GlobalBatches:
             raise IndexError(f"rows {first} to {last} of the {samples} of step {step}")
         epoch, place = divmod(step, self.steps_per_epoch) if self.steps_per_epoch else (0, step)
         start = place * self._size
-        return self._epochs.read(epoch, start + first, start + last)
+        found = self._epochs.read(epoch, start + first, start + last)
+        if len(found) != last - first:
+            got, expected = f"{len(found)} rows of step {step}", f"{last - first}, as before"
+            raise DataError(self._dataset.where, "contents", got, expected)
+        return found
 
     def close(self) -> None:
         """Give back what was held for reading."""
@@ -116,7 +120,7 @@ def in_order(dataset: Dataset, size: int, rank: int, workers: int) -> Iterator[t
     Yields:
         Number among all workers' batches, and the batch; the last one may be short.
     """
-    epochs = _epochs(dataset, None, endless=False)
+    epochs = _epochs(dataset, None, 1, endless=False)
     try:
         for number in count(rank, workers):
             batch = epochs.read(0, number * size, (number + 1) * size)
@@ -127,10 +131,10 @@ def in_order(dataset: Dataset, size: int, rank: int, workers: int) -> Iterator[t
         epochs.close()
 
 
-def _epochs(dataset: Dataset, seed: int | None, *, endless: bool) -> Epochs:
+def _epochs(dataset: Dataset, seed: int | None, epochs: int, *, endless: bool) -> Epochs:
     if dataset.is_kept:
         return KeptEpochs(dataset, seed)
-    stream, folder = Stream(dataset, seed, endless), dataset.folder
+    stream, folder = Stream(dataset, seed, epochs, endless), dataset.folder
     if folder is None:
         return StreamedEpochs(stream, OwnWindows(stream))
     return StreamedEpochs(stream, SharedWindows(stream, folder / stream.name))

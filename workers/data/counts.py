@@ -6,13 +6,13 @@ Parquet files say it themselves.
 import hashlib
 import json
 import os
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from chassis.files import replace_file
 from workers.data import files
-from workers.data.remote import cache_folder
+from workers.data.remote import alone, cache_folder
 
 COUNTED_AT_ONCE = 1 << 30  # bytes of text in a split up to which reading is no matter
 _KEPT = 1 << 20  # bytes of text from which on a file is worth an entry
@@ -56,11 +56,18 @@ def counted(path: Path) -> int:
     Raises:
         DataError: it cannot be read.
     """
-    rows = known(path)
-    if rows is None:
-        status = path.stat()
-        rows = files.count(path)
-        keep(path, status, rows)
+    if files.text_bytes(path) < _KEPT:
+        return files.count(path)
+    with ExitStack() as stack:
+        with suppress(OSError):  # the workers of a host want it at once
+            folder = cache_folder()
+            folder.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(alone(folder))
+        rows = known(path)
+        if rows is None:
+            status = path.stat()
+            rows = files.count(path)
+            keep(path, status, rows)
     return rows
 
 

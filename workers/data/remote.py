@@ -68,7 +68,7 @@ def _copy(system: Any, name: str, url: str) -> Path:
     folder = cache_folder() / hashlib.sha256(identity.encode()).hexdigest()[:32]
     target = folder / PurePosixPath(name).name
     folder.mkdir(parents=True, exist_ok=True)
-    with _alone(folder):
+    with alone(folder):
         if not target.exists():
             _make_room(int(size or 0), folder)
             began = time.monotonic()
@@ -96,7 +96,7 @@ def cache_folder() -> Path:
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def alone(folder: Path) -> Iterator[None]:
     """Hold the folder against the other processes of this machine."""
     with (folder / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

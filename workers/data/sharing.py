@@ -181,10 +181,11 @@ class _Parser(threading.Thread):
                     return
                 self._put(name, rows)
                 last = name
-            end = last.number + 1 if last is not None else start.number
-            unfinished = self._folder / "end.unfinished"
-            unfinished.write_text(str(end))
-            unfinished.rename(self._folder / "end")
+            if self._stream.in_order:  # the others know where epochs end
+                end = last.number + 1 if last is not None else start.number
+                unfinished = self._folder / "end.unfinished"
+                unfinished.write_text(str(end))
+                unfinished.rename(self._folder / "end")
         except Exception as error:
             self.error = error
         finally:

@@ -41,29 +41,27 @@ class Stream:
 
     Args:
         seed: of the orders; None for that of the files.
+        epochs: that will be read.
         endless: there is one epoch, in which the files follow each other again and again: of a
             split whose rows nobody has counted.
     """
 
-    def __init__(self, dataset: Dataset, seed: int | None, endless: bool) -> None:
+    def __init__(self, dataset: Dataset, seed: int | None, epochs: int, endless: bool) -> None:
         self.dataset = dataset
         self.window_rows = dataset.window_rows
         self.name = f"windows-{seed}-{endless}-{self.window_rows}"
+        self.in_order = seed is None
         self._seed = seed
+        self._epochs = epochs
         self._endless = endless
 
     def windows(self, start: WindowId) -> Iterator[tuple[WindowId, Batch]]:
-        """The windows from `start` on; behind an epoch's last one follows the next epoch.
-
-        Without a seed there is one epoch alone.
-        """
+        """The windows from `start` on; behind an epoch's last one follows the next epoch."""
         index = start.number
-        for epoch in count(start.epoch):
+        for epoch in range(start.epoch, self._epochs):
             for rows in self._cut(self._epoch(epoch, index * self.window_rows)):
                 yield WindowId(epoch, index), self._shuffled(rows, epoch, index)
                 index += 1
-            if self._seed is None:
-                return
             index = 0
 
     def after(self, name: WindowId) -> WindowId:

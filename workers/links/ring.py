@@ -25,7 +25,7 @@ from workers.links.inbox import Stopped
 
 SEGMENT = 1 << 19  # bytes
 SILENCE_S = 30  # after which a worker that keeps its connection open counts as gone
-_ALIVE_S = 2.0  # between signs of life of a worker that has nothing to send
+_ALIVE_S = 1.0  # between signs of life of a worker that has nothing to send
 _CLOSE_S = 5.0
 _PART, _SUM, _ALIVE, _LEAVE = range(4)
 # Kind, dtype, whether this is the series' last bucket; series, bucket, its bytes, place and length.

@@ -25,7 +25,7 @@ from workers.links.inbox import Stopped
 from workers.links.ring import SILENCE_S, Ring
 
 JOIN_S = 300.0  # within which the worker before must have come
-_CALL_S = 20.0
+_CALL_S = 120.0  # on a host whose cores are all busy with starting
 _RETRY_S = 30.0
 _GREETING_S = 10.0  # whoever says nothing keeps no thread
 _SECRET = 32

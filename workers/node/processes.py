@@ -18,6 +18,7 @@ from pathlib import Path
 from chassis import scratch
 from chassis.bounded_log import BoundedLog
 from chassis.files import replace_file
+from chassis.forking import ForkError, ForkServer
 from chassis.logs import log_scope
 from chassis.process import (
     Child,
@@ -39,6 +40,7 @@ _WATCH_S = 0.1
 _KEPT_JOBS = 100  # ended jobs whose logs stay readable
 _KEPT_ORDERS = 100_000  # jobs of which it is known that they were stopped
 _READ_LIMIT = 1 << 20
+_WORKER = module_argv("workers.stage")
 _log = logging.getLogger("heterps.node")
 
 
@@ -87,6 +89,7 @@ class Processes:
         self._lock = threading.Lock()
         self._jobs: OrderedDict[tuple[str, int], Job] = OrderedDict()  # by attempt
         self._over: OrderedDict[str, int] = OrderedDict()  # by job, the last attempt stopped
+        self._forks = ForkServer("workers.stage.forked", directory, one_thread())
         self._closed = threading.Event()
         scratch.sweep()
         self._watcher = threading.Thread(target=self._watch, name="watch", daemon=True)
@@ -211,6 +214,7 @@ class Processes:
                 if entry.child is not None
             ]
         stop_all(children, grace_s)
+        self._forks.close()
         self._watcher.join(1.0)
         for job in jobs:
             _forget_rows(job)
@@ -228,20 +232,33 @@ class Processes:
         entry.oom_kills = oom_kills()
         if entry.log is None:
             entry.log = BoundedLog(log_path(job.directory, entry.label))
-        child = spawn(
-            entry.label,
-            self._argv(job, entry, bind),
-            directory=job.directory,
-            environment=one_thread() | {scratch.VARIABLE: str(job.scratch)} | self._own_gpu(entry),
-            log=entry.log,
-        )
+        child = self._started(job, entry, bind, entry.log)
         with self._lock:
             entry.child = child
             stopped = job.stopped
+        self._changed()
         if stopped:  # between the check and the start
             child.stop(0.5)
             raise ChildError(f"job {request.job_id} was stopped on this node")
         return child.wait_ready(self._ready_timeout_s, lambda: job.stopped)
+
+    def _started(self, job: Job, entry: Entry, bind: str, log: BoundedLog) -> Child:
+        """The process itself: a worker is forked where that can be."""
+        argv = self._argv(job, entry, bind)
+        environment = one_thread() | {scratch.VARIABLE: str(job.scratch)} | self._own_gpu(entry)
+        if entry.request.role == STAGE:
+            arguments = argv[len(_WORKER) :]
+            try:
+                return self._forks.spawn(
+                    entry.label,
+                    arguments,
+                    directory=job.directory,
+                    environment=environment,
+                    log=log,
+                )
+            except ForkError as error:
+                _log.warning("%s is started by itself: %s", entry.label, error)
+        return spawn(entry.label, argv, directory=job.directory, environment=environment, log=log)
 
     def _own_gpu(self, entry: Entry) -> dict[str, str]:
         """What lets a worker on a GPU see one alone, that no other has where there are enough."""
@@ -263,7 +280,7 @@ class Processes:
             request.job.CopyFrom(self._code.bring(request.job, job.code))
         path.write_bytes(request.SerializeToString())
         entry.launch_file = path
-        return module_argv("workers.stage", "--launch", str(path), "--bind", bind)
+        return [*_WORKER, "--launch", str(path), "--bind", bind]
 
     def _job(self, job_id: str, attempt: int) -> Job:
         key = job_id, attempt

@@ -16,8 +16,8 @@ using namespace nb::literals;
 namespace heterps::scheduler {
 namespace {
 
-// Of one assignment among many.
-constexpr StepEffort kEachEffort{1'500, false, 1e9, 6};
+// Of one assignment among many; steps that are not flushed take longer to simulate.
+constexpr StepEffort kEachFlushed{1'500, false, 1e9, 60}, kEachStale{1'500, false, 1e9, 6};
 
 using Table = nb::ndarray<const double, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Row = nb::ndarray<const double, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
@@ -108,7 +108,8 @@ nb::tuple ProvisionAll(const Problem& problem, const Assignments& assignments, d
       Provisioned found;
       if (Split(problem, assignments.data() + n * problem.layers, &stages)) {
         if (problem.micro_batches) {
-          StepFound steps = SolveSteps(problem, floor, kEachEffort, {}, &stages, incumbent);
+          const StepEffort& effort = problem.staleness ? kEachStale : kEachFlushed;
+          StepFound steps = SolveSteps(problem, floor, effort, {}, &stages, incumbent);
           found = {steps.value, steps.slowest};
         } else {
           found = Provision(problem, stages, floor, incumbent, slack);

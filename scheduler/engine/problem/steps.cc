@@ -24,7 +24,7 @@ struct Event {
 struct Worker {
   bool busy = false;
   int held = 0;
-  int next;  // the micro-batch whose forward is next
+  int next, oldest;  // the micro-batches whose forward and whose backward are next
   double link_free = 0;
   std::priority_queue<int, std::vector<int>, std::greater<>> returned;  // backwards that may run
 };
@@ -44,7 +44,7 @@ class Simulation {
         updated_(steps, 0.0) {
     for (size_t s = 0; s < stages.size(); ++s) {
       depth_.push_back(InFlight(stages, s));
-      for (int w = 0; w < stages[s].units; ++w) workers_[s].push_back({.next = w});
+      for (int w = 0; w < stages[s].units; ++w) workers_[s].push_back({.next = w, .oldest = w});
     }
     std::fill(arrived_[0].begin(), arrived_[0].end(), true);
   }
@@ -137,9 +137,10 @@ class Simulation {
   void Start(int stage, int index) {
     Worker& worker = workers_[stage][index];
     if (worker.busy) return;
-    if (!worker.returned.empty()) {
+    if (!worker.returned.empty() && worker.returned.top() == worker.oldest) {
       int m = worker.returned.top();
       worker.returned.pop();
+      worker.oldest += stages_[stage].units;
       worker.busy = true;
       events_.push({now_ + stages_[stage].backward, Done::kBackward, stage, m});
       return;

@@ -1,12 +1,12 @@
 // Optimizer steps: a discrete-event simulation of the executor, and a bound below what it takes.
 //
 // A step's micro-batches are dealt over the workers of each stage by a counter that runs on over
-// steps. A worker computes one thing at a time: of what has arrived the backward of the earliest
-// micro-batch, else the next forward, unless as many micro-batches as it may hold are between the
-// two. What crosses to the next stage and what comes back for it passes one link of the worker, one
-// after the other. Once the backwards of a step are done, the stage's workers sum its gradients;
-// when all stages have, the step's update is made. The forward of step t waits for update t - 1 -
-// S, S being the staleness.
+// steps. A worker computes one thing at a time: the backward of its earliest micro-batch if that
+// has returned, else the next forward if that has arrived, unless as many micro-batches as it may
+// hold are between the two. What crosses to the next stage and what comes back for it passes one
+// link of the worker, one after the other. Once the backwards of a step are done, the stage's
+// workers sum its gradients; when all stages have, the step's update is made. The forward of step t
+// waits for update t - 1 - S, S being the staleness.
 #pragma once
 
 #include <vector>

@@ -145,6 +145,17 @@ def test_memory_counts_versions_and_what_is_in_flight() -> None:
     assert four.stages[0].memory_bytes == pytest.approx(52.0)
 
 
+def test_what_crosses_hosts_is_priced_at_their_bandwidth() -> None:
+    """10 bytes a sample each way at 1,000 bytes a second: 20 ms."""
+    work = workload({"cpu": cost(0.1)}, {"t4": cost(0.1)})
+    work["layers"][0]["output_bytes"] = 10.0
+    offer = resources(cpu=(1.0, 4), t4=(1.0, 4))
+    near = plan(work, offer)
+    offer["types"][0].update(units_per_host=2, host_bandwidth_bytes_s=1000.0)
+    far = plan(work, offer)
+    assert far.stages[0].transfer_s - near.stages[0].transfer_s == pytest.approx(0.02)
+
+
 def test_micro_batches_in_flight() -> None:
     steps = Steps(0, 12, 12)
     assert [in_flight((1, 3, 2), stage, steps) for stage in range(3)] == [12, 4, 2]

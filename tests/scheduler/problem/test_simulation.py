@@ -18,6 +18,7 @@ def _ticks(stages: Stages, micro_batches: int, staleness: int, steps: int) -> li
     returned: list[dict[int, int]] = [{} for _ in stages]
     held = [[0] * stage[0] for stage in stages]
     next_ = [list(range(stage[0])) for stage in stages]
+    oldest = [list(range(stage[0])) for stage in stages]
     # What a worker, and its link, is doing: end, kind, micro-batch.
     work: dict[tuple[int, int], tuple[int, str, int]] = {}
     link: dict[tuple[int, int], tuple[int, str, int]] = {}
@@ -77,10 +78,11 @@ def _ticks(stages: Stages, micro_batches: int, staleness: int, steps: int) -> li
                 for w in range(units):
                     if (s, w) in work:
                         continue
-                    back = [m for m in returned[s] if m % units == w]
+                    back = [m for m in returned[s] if m == oldest[s][w]]
                     m = next_[s][w]
                     if back:
-                        m = min(back)
+                        m = back[0]
+                        oldest[s][w] += units
                         del returned[s][m]
                         work[s, w] = (now + backward, "backward", m)
                     elif (

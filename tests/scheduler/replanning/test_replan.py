@@ -71,7 +71,7 @@ def test_moving_costs_the_units_of_both_plans() -> None:
     assert propose(decision, measured(decision, 1.0, 10.0), moving=NEXT_RUN).moving_cost == 0.0
 
 
-@settings(max_examples=30)
+@settings(max_examples=30, deadline=None)
 @given(st.floats(0.2, 20.0), st.floats(0.2, 20.0), st.floats(0.0, 8.0), st.floats(0.0, 4.0))
 def test_nothing_is_proposed_that_does_not_pay(
     first: float, second: float, hours: float, margin: float
@@ -178,3 +178,52 @@ def test_bad_arguments_are_refused_by_name() -> None:
         Threshold(margin=math.nan)
     with pytest.raises(InputError, match="method"):
         propose(decision, Measurement(), method="oracle")
+
+
+def stepping(staleness: int, **other: Any) -> Decision:
+    """A plan of two stages of a job that says what a step is."""
+    told = {"batch": 1024, "staleness": staleness, **other}
+    return plan(workload(*LAYERS, samples=1e9, **told), OFFER, 500.0, method="exact")
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 2])
+def test_a_pipeline_that_fills_and_drains_as_predicted_has_no_overhead(staleness: int) -> None:
+    decision = stepping(staleness)
+    assert len(decision.stages) == 2
+    found = propose(decision, measured(decision, 1.0, 1.0, pace=1.0), 1e8)
+    assert found.overhead == pytest.approx(1.0, rel=1e-6)
+    assert found.current.throughput == pytest.approx(decision.throughput)
+    assert not found.worthwhile
+
+
+def test_each_stage_is_corrected_by_its_own_time_and_the_rest_is_overhead() -> None:
+    decision = stepping(0)
+    slower = propose(decision, measured(decision, 1.0, 2.0, pace=0.0), 1e8)
+    pace = decision.throughput / slower.current.throughput  # what the slower stage explains
+    assert pace > 1.01
+    found = propose(decision, measured(decision, 1.0, 2.0, pace=pace), 1e8)
+    assert found.overhead == pytest.approx(1.0, rel=1e-6)
+    again = found.proposed.workload
+    before = decision.workload
+    assert again is not None
+    assert before is not None
+    ratios = [
+        new.cost[kind].compute_s / old.cost[kind].compute_s
+        for new, old, kind in zip(again.layers, before.layers, decision.assignment, strict=True)
+    ]
+    assert ratios == pytest.approx([1.0, 2.0])
+    late = propose(decision, measured(decision, 1.0, 2.0, pace=1.25 * pace), 1e8)
+    assert late.overhead == pytest.approx(1.25, rel=1e-6)
+    assert late.proposed.workload is not None
+    assert late.proposed.workload.overhead == pytest.approx(0.2)
+    if late.proposed.feasible and late.proposed.min_throughput:
+        assert late.proposed.throughput >= late.proposed.min_throughput / 0.8 * (1 - 1e-9)
+
+
+def test_what_a_workload_says_besides_costs_stays() -> None:
+    base = workload(*LAYERS, samples=1e9)
+    base["layers"][0] |= {"output_bytes": 8.0}
+    decision = plan(base, OFFER, method="exact")
+    found = propose(decision, measured(decision, 1.0, 3.0), 1e8)
+    assert found.proposed.workload is not None
+    assert found.proposed.workload.layers[0].output_bytes == 8.0

@@ -140,6 +140,7 @@ def test_a_stage_is_on_one_host_and_its_neighbour_with_it(service: Service) -> N
     kinds = {kind.name: kind for kind in decision.resources.types}
     assert (kinds["cpu"].limit, kinds["cpu"].units_per_host) == (4, 2)
     assert kinds["cpu-large"].units_per_host == 0
+    wait_until(lambda: len(service.hosts(job)) == 3, "the nodes have told of their workers")
     assert service.hosts(job) == dict.fromkeys(
         ("stage 0 worker 0", "stage 0 worker 1", "stage 1 worker 0"), THERE
     )
@@ -155,7 +156,9 @@ def test_a_workload_of_other_layers_is_found_before_anything_starts(service: Ser
 
 
 def test_what_the_model_shares_and_sees_whole_is_planned_for(service: Service) -> None:
-    job = service.submit(service.job("tied", tied=True))
+    spec = service.job("tied", tied=True)
+    spec.schedule.min_throughput = 300.0  # one micro-batch a step fills no pipeline
+    job = service.submit(spec)
     wait_until(lambda: service.get(job).state in (STARTING, RUNNING), "it is planned")
     decision = service.decision(job)
     service.stub.CancelJob(JobRequest(job_id=job), timeout=20)

@@ -1,0 +1,116 @@
+"""Forked processes are as those that are started: their own, watched, ended with their parent."""
+
+import json
+import os
+import signal
+
+import pytest
+
+from chassis.bounded_log import BoundedLog
+from chassis.forking import ForkError, ForkServer
+from tests.pids import alive
+from tests.waiting import wait_until
+
+MODULE = """
+import json, os, random, sys, threading, time
+import numpy
+from chassis.process import announce, lifeline
+LOADED_BY = os.getpid()
+
+def main(argv):
+    given, ready = argv[0], argv[argv.index("--ready-file") + 1]
+    lifeline()
+    print("printed by", given, flush=True)
+    announce(ready, given=given, loaded_by=LOADED_BY, session=os.getsid(0),
+             word=os.environ.get("WORD"), lost=os.environ.get("SERVERS"),
+             drawn=[random.random(), numpy.random.rand()], threads=threading.active_count())
+    if given.isdecimal():
+        return int(given)
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def serve(tmp_path, monkeypatch):
+    """Makes fork servers of a module of this text."""
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    made = []
+
+    def make(text=MODULE):
+        name = f"forked{len(made)}"
+        (tmp_path / f"{name}.py").write_text(text)
+        made.append(ForkServer(name, tmp_path, {"OPENBLAS_NUM_THREADS": "1", "SERVERS": "alone"}))
+        return made[-1]
+
+    yield make
+    for server in made:
+        server.close()
+
+
+def start(server, folder, given, **environment):
+    log = BoundedLog(folder / f"{given}.log")
+    return server.spawn(given, [given], directory=folder, environment=environment, log=log)
+
+
+def ready(child):
+    return child.wait_ready(120)
+
+
+def test_a_forked_process_is_its_own(serve, tmp_path):
+    server = serve()
+    children = [ready(start(server, tmp_path, name, WORD=name)) for name in ("one", "two", "three")]
+    for child in children:
+        facts = child.facts
+        assert facts["pid"] == child.pid == facts["session"]
+        assert (facts["given"], facts["word"], facts["lost"]) == (child.label, child.label, None)
+        assert child.poll() is None
+    assert len({json.dumps(child.facts["drawn"]) for child in children}) == 3
+    assert len({child.facts["drawn"][1] for child in children}) == 3
+    assert len({child.facts["loaded_by"] for child in children}) == 1, "imported once"
+    one, two, three = children
+    one.process.terminate()
+    assert one.process.wait(60) == -signal.SIGTERM
+    os.kill(two.pid, signal.SIGKILL)
+    assert two.process.wait(60) == -signal.SIGKILL
+    three.process.stdin.close()  # as it does when the parent dies
+    assert three.process.wait(60) == 3
+    assert "printed by three" in three.log.read_text()
+    three.stop()
+
+
+def test_exit_codes_are_told_however_soon(serve, tmp_path):
+    server = serve()
+    children = [start(server, tmp_path, str(code)) for code in range(20)]
+    assert [child.process.wait(60) for child in children] == list(range(20))
+
+
+def test_the_end_of_the_server_is_that_of_all_and_the_next_process_has_another(serve, tmp_path):
+    server = serve()
+    child = ready(start(server, tmp_path, "first"))
+    os.kill(child.facts["loaded_by"], signal.SIGKILL)
+    assert child.process.wait(60) == -signal.SIGKILL
+    wait_until(lambda: not alive(child.pid), "the kernel ends it")
+    again = None
+    while again is None:
+        try:
+            again = ready(start(server, tmp_path, "second"))
+        except ForkError:  # asked before its end was seen
+            continue
+    assert again.facts["loaded_by"] != child.facts["loaded_by"]
+    server.close()
+    wait_until(lambda: not alive(again.facts["loaded_by"]), "the server ends")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import threading\nthreading.Timer(60, print).start()",
+        "raise ImportError('nothing of that name')",
+    ],
+    ids=["a thread", "an error"],
+)
+def test_what_cannot_be_forked_is_not(serve, tmp_path, text):
+    server = serve(text)
+    for _ in range(2):
+        with pytest.raises(ForkError, match="fork"):
+            start(server, tmp_path, "none")
