@@ -127,6 +127,8 @@ def _run(client: Client, folder: Path, question: Question | Cut, seconds: float)
     if found.assignment != planned.assignment:
         raise ValueError(f"{job_id} was planned anew, on other types")
     pace = pace_of(folder / "trace", question.batch, steps, _WARM)
+    overhead = found.workload.overhead if found.workload is not None else 0.0
+    promised = found.throughput * (1 - overhead)
     micro_batches = micro_batches_of(question, found)
     size = question.batch / micro_batches
     return {
@@ -137,9 +139,9 @@ def _run(client: Client, folder: Path, question: Question | Cut, seconds: float)
         "micro_batches": micro_batches,
         "units": [stage.units for stage in found.stages],
         "micro_batch_s": [stage.compute_s * stage.units * size for stage in found.stages],
-        "promised": found.throughput,
+        "promised": promised,
         "measured": pace.throughput,
-        "ratio": pace.throughput / found.throughput,
+        "ratio": pace.throughput / promised,
         "steps": pace.steps,
         "seconds": pace.seconds,
         "load": os.getloadavg()[0],

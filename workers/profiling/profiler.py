@@ -39,6 +39,7 @@ from workers.profiling.reading import micro_batches, time_reading
 from workers.profiling.rows import ShardRows
 from workers.profiling.scaling import Scaling, combined, fit_scaling
 from workers.profiling.sizes import MAX_SAMPLES, fixed_size, smallest_worth_having
+from workers.profiling.steps import time_step
 from workers.profiling.timing import LayerTimer, Part, RowPart, first_of, share_of
 
 WARMUP = 2
@@ -162,6 +163,7 @@ class Profiler:
             taken = self._time(timer, peers, batches, together)
             ps_core_s = self._server_seconds(timer, batches, rows)
             works, memories = self._inspect(timer, batches[0], rows)
+            step_s = self._time_step(taken, shards.addresses)
         dense = sum(p.nbytes for own in timer.parameters for p in own)
         bytes_per_s = min(rate, self._stated_rate) if self._stated_rate else rate
         taken = replace(
@@ -180,7 +182,8 @@ class Profiler:
         busy_s = np.median(taken.compute[1], axis=0) @ once
         uncertainty = datasheet.misses(self._here, works, busy_s.tolist())
         uncertainty = max(uncertainty, datasheet.LEAST_UNCERTAINTY)
-        return self._workload(costs, works, memories, ps_core_s, uncertainty)
+        overhead = self._overhead(costs, step_s)
+        return self._workload(costs, works, memories, ps_core_s, uncertainty, overhead)
 
     def _choose_size(self, timer: LayerTimer, batches: list[dict[str, Tensor]]) -> None:
         """Settle the micro-batch where the job leaves it open."""
@@ -238,6 +241,34 @@ class Profiler:
                 rows[units] = rows[units] * row_slowdown
                 compute[units] = compute[1] * slowdown
         return _Taken(compute, rows, reduce_s, 0.0, 0.0, 0)
+
+    def _time_step(self, taken: _Taken, shards: list[str]) -> float:
+        """Seconds of a real step on one worker."""
+        once = float(np.median(taken.compute[1].sum(axis=(1, 2))))
+        micro_batches = -(-self._sizes.step // self._sizes.micro_batch)
+        return time_step(
+            self._job,
+            [layer.name for layer in self._traced.layers],
+            shards,
+            self._batches,
+            micro_batches,
+            max(once, 1e-4) * micro_batches,
+            self._device.type,
+        )
+
+    def _overhead(self, costs: list[LayerCost], step_s: float) -> float:
+        """The share of a step's time that the costs of its layers do not tell."""
+        compute_s = sum(cost.compute_s for cost in costs)
+        told_s = max(compute_s, sum(cost.sync_s for cost in costs)) / self._sizes.of_step
+        if not step_s:
+            return 0.0
+        overhead = max(0.0, 1 - told_s / step_s)
+        each = (step_s - told_s) * self._sizes.of_step
+        self._log(
+            f"a step takes {step_s * 1e3:.2f} ms, its layers {told_s * 1e3:.2f} ms: "
+            f"{each * 1e3:+.2f} ms a micro-batch, {overhead:.1%} besides"
+        )
+        return overhead
 
     def _server_seconds(
         self, timer: LayerTimer, batches: list[dict[str, Tensor]], rows: ShardRows
@@ -335,6 +366,7 @@ class Profiler:
         memories: list[LayerBytes],
         ps_core_s: float,
         uncertainty: float,
+        overhead: float,
     ) -> Workload:
         size, train = self._sizes.micro_batch, self._job.train
         layers = []
@@ -371,6 +403,7 @@ class Profiler:
             micro_batches=self._fixed,
             staleness=train.staleness,
             batch=self._sizes.step,
+            overhead=overhead,
             data_bytes=kept * self._dataset.row_bytes,
         )
 

@@ -61,6 +61,30 @@ def build(**arguments):
 """
 
 
+BOMB = """
+import torch
+from torch import nn
+
+import model
+
+
+class Bomb(nn.Module):
+    count = 0
+
+    def forward(self, x):
+        if not self.training:
+            return x
+        self.count += 1  # four micro-batches a step
+        return x * float("nan") if self.count == 4 * 6 + 3 else x
+
+
+def build(**arguments):
+    made = model.build(**arguments)
+    made.head = nn.Sequential(Bomb(), made.head)
+    return made
+"""
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """The language model with experts, and parts of the library for it."""
@@ -69,6 +93,7 @@ def folder(tmp_path_factory):
     file = made / "moe_lm/job.yaml"
     file.write_text(file.read_text().replace("  prepare: prepare.py:sources\n", ""))
     (made / "moe_lm/spike.py").write_text(SPIKED)
+    (made / "moe_lm/bomb.py").write_text(BOMB)
     library, write = (
         load_entry(f"prepare.py:{name}", EXAMPLE, "data.prepare") for name in ("library", "write")
     )
@@ -225,6 +250,21 @@ def test_fp16_over_two_stages_skips_on_both_alike(folder, client):
     assert str(SPIKE) in skipped[0]
     assert np.isfinite(losses).all()
     assert losses[-1] < 0.8 * losses[0]
+
+
+def test_a_job_that_diverges_says_so_and_keeps_the_model_of_the_step_before(folder, client):
+    job = job_of(
+        folder, "diverging", ("cpu", "cpu", "v100", "v100"), 1, "model.entry=bomb.py:build"
+    )
+    status = client.wait(client.submit(job), timeout=300)
+    assert (status.state, status.end_reason) == ("failed", "diverged"), status.reason
+    assert "step 6: a loss or gradient is not finite" in status.reason
+    assert not status.metrics
+    with open(Path(status.output) / "loss.csv") as file:
+        losses = [float(row["loss"]) for row in csv.DictReader(file)]
+    assert len(losses) == 6
+    assert np.isfinite(losses).all()
+    assert all(p.isfinite().all() for p in heterps.load(status.output).parameters())
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="not two GPUs, or a torch without CUDA")

@@ -1,0 +1,76 @@
+"""Notices between workers: over the wire, repeated, forgotten, and to who is gone."""
+
+import threading
+
+import pytest
+
+from chassis.channels import RpcError
+from protos.stage_pb2 import COMMITTED, JUDGED, PULLED, SKIP
+from workers.links.inbox import Inbox
+from workers.links.notices import Notices
+from workers.links.transport import StageService
+
+LIMIT_S = 60.0  # only a hang reaches it
+
+
+@pytest.fixture
+def pair():
+    """Two workers of one stage, each with a server; their services and notices."""
+    services = [StageService(Inbox(threading.Event())) for _ in range(2)]
+    servers = [service.serve("127.0.0.1:0", threads=2) for service in services]
+    addresses = [[server.address for server in servers]]
+    notices = [Notices((0, r), addresses, service.board) for r, service in enumerate(services)]
+    yield services, servers, notices
+    for one in notices:
+        one.close()
+    for server in servers:
+        server.stop(0.1)
+
+
+def test_a_notice_comes_as_it_was_told_once_however_often(pair):
+    (_, other), _, (teller, _) = pair
+    woken = threading.Event()
+    other.board.on_notice = woken.set
+    for _ in range(3):
+        teller.tell((0, 1), JUDGED, 7, outcome=SKIP, scale=0.25)
+    teller.flush()
+    assert woken.is_set()
+    ((sender, notice),) = other.board.of(JUDGED, 7).items()
+    assert sender == (0, 0)
+    assert (notice.step, notice.outcome, notice.scale) == (7, SKIP, 0.25)
+    assert other.board.count(JUDGED, 7) == 1
+    assert not other.board.has(JUDGED, 6)
+
+
+def test_who_waits_is_woken_by_a_notice_to_itself_as_by_one_of_another(pair):
+    services, _, notices = pair
+    for teller in notices:
+        ended = threading.Event()
+        board, inbox = services[1].board, services[1].inbox
+        step = notices.index(teller)
+
+        def wait(board=board, inbox=inbox, ended=ended, step=step):
+            inbox.wait(lambda: board.has(COMMITTED, step))
+            ended.set()
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        teller.tell((0, 1), COMMITTED, step)
+        assert ended.wait(LIMIT_S)
+        thread.join()
+
+
+def test_what_is_past_is_forgotten(pair):
+    (_, other), _, (_, own) = pair
+    for step in range(4):
+        own.tell((0, 1), PULLED, step)
+    other.board.forget_before(2)
+    assert [other.board.has(PULLED, step) for step in range(4)] == [False, False, True, True]
+
+
+def test_a_notice_that_cannot_be_delivered_is_an_error_of_the_next_call(pair):
+    _, servers, (teller, _) = pair
+    servers[1].stop(0.1)
+    teller.tell((0, 1), PULLED, 1)
+    with pytest.raises(RpcError, match="stage 0 worker 1"):
+        teller.flush()

@@ -1,0 +1,66 @@
+"""Real steps of one worker, beside what its layers take."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from protos.job_pb2 import JobSpec
+from ps import LocalShards
+from workers.data import Dataset, GlobalBatches
+from workers.profiling.steps import time_step
+
+pytest.importorskip("ps.server")
+PAUSE_S = 0.02
+LAYERS = ("rows", "head")
+MODEL = f"""
+import time
+from torch import nn
+from heterps import SparseEmbedding
+
+class Slow(nn.Linear):
+    def forward(self, x):
+        time.sleep({PAUSE_S})
+        return super().forward(x)
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rows = SparseEmbedding("rows", 4)
+        self.head = Slow(4, 1)
+
+    def forward(self, sparse):
+        return self.head(self.rows(sparse).flatten(1)).squeeze(1)
+"""
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> JobSpec:
+    (tmp_path / "model.py").write_text(MODEL)
+    rng = np.random.default_rng(0)
+    columns = {"s": rng.integers(0, 50, 640), "y": rng.integers(0, 2, 640).astype(np.float32)}
+    pq.write_table(pa.table(columns), tmp_path / "train.parquet")
+    job = JobSpec(name="net", directory=str(tmp_path))
+    job.model.entry = "model.py:Net"
+    job.data.path, job.data.train, job.data.label = ".", "train.parquet", "y"
+    job.data.sparse.append("s")
+    job.train.batch_size, job.train.epochs, job.train.loss = 64, 1, "bce_with_logits"
+    job.train.optimizer.name, job.train.optimizer.learning_rate = "sgd", 0.1
+    return job
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_a_step_takes_its_micro_batches_and_more(job: JobSpec, staleness: int) -> None:
+    job.train.staleness = staleness
+    batches = GlobalBatches.of(job, Dataset.of(job, "train"))
+    with LocalShards(1) as shards:
+        assert time_step(job, LAYERS, shards.addresses, batches, 3, 0.1, "cpu") >= 3 * PAUSE_S
+
+
+def test_a_training_of_few_steps_tells_nothing(job: JobSpec) -> None:
+    job.train.max_steps = 3
+    batches = GlobalBatches.of(job, Dataset.of(job, "train"))
+    with LocalShards(1) as shards:
+        assert time_step(job, LAYERS, shards.addresses, batches, 3, 0.1, "cpu") == 0.0

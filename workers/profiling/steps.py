@@ -1,0 +1,102 @@
+"""What a step takes besides its layers: some real ones, of one worker that has the whole model."""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from protos.decision_pb2 import PlanStage
+from protos.job_pb2 import JobSpec
+from protos.node_pb2 import LaunchRequest
+from protos.stage_pb2 import StageWorkers, Topology
+from workers.data import GlobalBatches
+from workers.links.inbox import Inbox
+from workers.links.notices import NoticeBoard
+from workers.profiling.clock import QuietClock
+from workers.stage.executor import StageExecutor
+from workers.stage.parts import Share, build
+from workers.stage.source import TrainingSource
+
+MEASURED_S = 1.5
+_LEAST, _MOST = 8, 60  # steps
+_WARM = 3  # of them, in which what is needed is allocated
+_NAP_S = 0.0005
+
+
+def time_step(
+    job: JobSpec,
+    layers: Sequence[str],
+    shards: list[str],
+    batches: GlobalBatches,
+    micro_batches: int,
+    expected_s: float,
+    device: str,
+) -> float:
+    """Seconds of a step, the median of some; 0 where the training has too few of them.
+
+    Args:
+        layers: names of the model's.
+        shards: addresses, where tables of the job may be made.
+        micro_batches: of a step.
+        expected_s: about how long one takes.
+        device: cpu or cuda.
+    """
+    steps = _WARM + min(max(int(MEASURED_S / expected_s), _LEAST), _MOST)
+    steps = min(steps, batches.steps)
+    if steps < _WARM + 2:
+        return 0.0
+    launch = LaunchRequest(
+        job_id="profile",
+        job=job,
+        stages=[PlanStage(first=0, last=len(layers) - 1, units=1)],
+        layers=layers,
+        devices=[device],
+        micro_batches=micro_batches,
+        staleness=job.train.staleness,
+    )
+    launch.job.train.max_steps = steps
+    share = replace(Share.of(launch), batches=batches)
+    stop = threading.Event()
+    inbox = Inbox(stop)
+    topology = Topology(job_id=launch.job_id, shards=shards, stages=[StageWorkers()])
+    parts = build(share, topology, inbox, NoticeBoard(inbox.wake), None, None, stop)
+    try:
+        source = TrainingSource(
+            batches,
+            parts.executor.own,
+            steps,
+            share.staleness,
+            parts.rows,
+            parts.executor.upload,
+            inbox,
+        )
+        ends = _ends(parts.executor, lambda: parts.executor.train(source))
+    finally:
+        stop.set()
+        inbox.close()
+        parts.close()
+    return float(np.median(np.diff(ends[_WARM:]))) if len(ends) > _WARM + 1 else 0.0
+
+
+def _ends(executor: StageExecutor, train: Callable[[], None]) -> list[float]:
+    """When each step ended, by the clock of this thread, which trains."""
+    ends: list[float] = []
+    over = threading.Event()
+    clock = QuietClock()
+
+    def watch() -> None:
+        while not over.is_set():
+            if executor.progress.step > len(ends):
+                ends.extend([clock.now()] * (executor.progress.step - len(ends)))
+            time.sleep(_NAP_S)
+
+    watcher = threading.Thread(target=watch, name="steps", daemon=True)
+    watcher.start()
+    try:
+        train()
+    finally:
+        over.set()
+        watcher.join()
+    return ends
