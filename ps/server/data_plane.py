@@ -6,6 +6,7 @@ from ps.engine import _native
 from ps.errors import TableError
 from ps.shard.commit import commit_step, stage_part, tally_step
 from ps.shard.push import take_apart
+from ps.shard.stage import carried_part
 from ps.shard.stage import take_apart as take_apart_part
 from ps.shard.state import ShardState, now_s
 from ps.shm.region import Regions
@@ -142,7 +143,6 @@ class DataPlane:
         message: bytes | memoryview = request
         part = None
         if head.HasField("part"):
-            head.part.series, head.part.step = head.series, head.step
             if head.part.covers:
                 raise TableError("Commit: covers is a shard's to say; expected none")
             if head.region:
@@ -152,7 +152,7 @@ class DataPlane:
                 if self._state.journals:  # they need the bytes themselves
                     message = b"".join((payload_prefix(head, size), payload))
             self.bytes_in += len(payload)
-            part = take_apart_part(head.part, payload, message, self._state.buckets)
+            part = carried_part(head, payload, message, self._state.buckets)
         elif payload:
             raise TableError("Commit: a payload without a part")
         applied = commit_step(self._state, head, part, message, now_s())

@@ -25,7 +25,7 @@ def replay(state: ShardState, record: pb.LogRecord, payload: memoryview) -> None
         request, body = unpack(pb.CommitRequest, bytes(payload))
         carried = None
         if request.HasField("part"):
-            carried = stage.take_apart(request.part, body, payload, state.buckets)
+            carried = stage.carried_part(request, body, payload, state.buckets)
         commit_step(state, request, carried, payload, record.time_s, journal=False)
     elif record.kind == "create":
         state.create(pb.TableSpec.FromString(bytes(payload)), journal=False)

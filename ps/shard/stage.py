@@ -102,6 +102,14 @@ def part_of(message: Buffer, owned: Flags | None = None) -> Part:
     return take_apart(head, payload, whole, owned)
 
 
+def carried_part(
+    commit: pb.CommitRequest, payload: memoryview, message: Buffer, owned: Flags
+) -> Part:
+    """The part that a commit carries: its series and step are the commit's."""
+    commit.part.series, commit.part.step = commit.series, commit.step
+    return take_apart(commit.part, payload, message, owned)
+
+
 def take_apart(
     head: pb.StageRequest, payload: memoryview, message: Buffer, owned: Flags | None = None
 ) -> Part:

@@ -84,7 +84,7 @@ def _choices(steps: Steps) -> Iterator[Steps]:
         return
     parts = {steps.micro_batches}
     if not steps.fixed:
-        parts |= {count for count in LADDER if count <= steps.batch}
+        parts |= {min(count, steps.batch) for count in LADDER}
     for staleness in range(1, min(steps.staleness or 0, MOST_STALE) + 1):
         for count in sorted(parts):
             yield replace(steps, staleness=staleness, micro_batches=count)

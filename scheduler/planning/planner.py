@@ -160,9 +160,8 @@ class _Question:
         aim = self.demands.aim(self.workload.overhead)
         found: list[tuple[float, float, Steps]] = []
         bound = math.inf
-        for count in sorted({steps.micro_batches, *LADDER}):
-            if count > min(steps.batch, _MOST_PARTS):
-                break
+        most = min(steps.batch, _MOST_PARTS)
+        for count in sorted({min(count, most) for count in (steps.micro_batches, *LADDER)}):
             model = self._model(replace(steps, micro_batches=count), cuts)
             if barred(model):
                 return steps, math.inf

@@ -13,8 +13,9 @@ using Clock = std::chrono::steady_clock;
 
 constexpr double kGrid = 1.01;  // between the paces at which earlier layers are priced
 constexpr int kMostPaces = 600;
-constexpr size_t kCompared = 48;     // labels at a place that a new one is compared with
-constexpr double kSame = 1 - 1e-10;  // values closer than this are one
+constexpr size_t kMostSpans = 1'000'000;  // priced at all of them
+constexpr size_t kCompared = 48;          // labels at a place that a new one is compared with
+constexpr double kSame = 1 - 1e-10;       // values closer than this are one
 
 // A possible stage.
 struct Span {
@@ -114,6 +115,10 @@ class StepSearch {
   }
 
   StepFound Run() {
+    if (spans_.empty()) {
+      found_.bound = kInf;
+      return found_;
+    }
     Price();
     labels_.push_back({});
     used_.assign(types_, 0);
@@ -155,7 +160,8 @@ class StepSearch {
     if (!(low > 0)) low = high * 1e-6;
     high = std::min(high, slack_);
     low = std::min(low, high);
-    double count = std::min<double>(kMostPaces, std::ceil(std::log(high / low) / std::log(kGrid)));
+    double most = std::clamp<double>(kMostSpans / spans_.size(), 40, kMostPaces);
+    double count = std::min<double>(most, std::ceil(std::log(high / low) / std::log(kGrid)));
     ratio_ = count > 0 ? std::pow(high / low, 1 / count) : 1;
     low_ = low;
     paces_ = static_cast<int>(count) + 1;
@@ -223,7 +229,9 @@ class StepSearch {
 
   double Fewest(const Span& span, double tau) const {
     double units = FewestUnits(span.terms, tau);
-    double most = std::min(problem_.limit[span.type], span.terms.most);
+    // More units than micro-batches under way have nothing to do.
+    double most = std::min({problem_.limit[span.type], span.terms.most,
+                            problem_.micro_batches * (problem_.staleness + 1.0)});
     while (units <= most && Floor(span, units) > tau) ++units;
     return units <= most ? units : kInf;
   }

@@ -312,6 +312,20 @@ def test_a_shard_is_killed_on_each_side_of_a_commit(tmp_path: Path, durability: 
         group.close()
 
 
+@pytest.mark.parametrize("shared_memory", [True, False])
+def test_commits_that_carry_their_part_are_replayed(tmp_path: Path, shared_memory: bool) -> None:
+    with (
+        LocalShards(2, directory=tmp_path) as shards,
+        ParameterClient(shards.addresses, shared_memory=shared_memory) as client,
+    ):
+        _make(client, "log")
+        ones = {"job.a": (KEYS, np.ones((len(KEYS), DIM), np.float32))}
+        for step in range(4):
+            client.commit_async(SERIES, step, 1, parts=ones).result(30)
+            _restart(shards, step % 2)
+            assert (client.pull("job.a", KEYS) == -(step + 1)).all()
+
+
 def test_a_part_that_died_with_its_shard_is_missed() -> None:
     """Without durability rows end with the shard; a commit without its part is refused."""
     with LocalShards(2) as shards, ParameterClient(shards.addresses, timeout_s=10) as client:

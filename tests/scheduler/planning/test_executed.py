@@ -50,6 +50,15 @@ def test_simulated_steps_are_solved_exactly(
         assert solution.plan.cost == pytest.approx(best, rel=1e-9)
 
 
+def test_where_nothing_fits_no_plan_is_found() -> None:
+    """Layers that stay together, each of which fits alone."""
+    work = _heavy(weight_bytes=30.0) | {"staleness": 0}
+    work["layers"][0]["uncut"] = True
+    decision = plan(work, resources(gpu=(1.0, 4)), method="exact")
+    assert not decision.feasible
+    assert "need 120 bytes" in decision.plan.reason
+
+
 def test_a_flushed_step_pays_for_filling_and_rounding() -> None:
     """A batch of 4 on 3 workers: two rounds of a quarter batch each, of 0.25 s."""
     model = _stepped(CostModel(*_files({"cpu": cost(1.0)}, cpu=(1.0, 9))), 0, 4)
