@@ -15,7 +15,7 @@ from workers.links.all_reduce import StageGroup
 from workers.links.ring_port import local_rings
 from workers.model.statistics import RunningStatistics
 from workers.moe.layer import MoE
-from workers.stage.commits import not_finite
+from workers.stage.commits import largest
 from workers.stage.rows import PulledRows
 from workers.stage.schedule import Schedule
 from workers.stage.update import Update
@@ -191,7 +191,7 @@ def rows(gradient):
 @pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan, None])
 @pytest.mark.parametrize("where", ["dense", "rows"])
 @pytest.mark.parametrize("clip", [0.0, 1.0])
-def test_what_is_not_finite_on_one_worker_is_known_to_all(together, bad, where, clip):
+def test_what_is_largest_on_one_worker_is_known_to_all(together, bad, where, clip):
     def work(group):
         module = layer(1)
         job = job_of()
@@ -200,7 +200,7 @@ def test_what_is_not_finite_on_one_worker_is_known_to_all(together, bad, where, 
         mine = 1e30 if bad is None or group.rank != 1 else bad  # whose square float32 has not
         give(module, mine if where == "dense" else 1.0)
         pulled = [rows(mine if where == "rows" else 1.0)]
-        gradient = update.gather(0, zero(), not_finite(pulled))
+        gradient = update.gather(0, zero(), largest(pulled))
         report = update.report(gradient)
         update.skip(gradient)
         assert all(p.grad is None for p in module.parameters())
@@ -212,6 +212,19 @@ def test_what_is_not_finite_on_one_worker_is_known_to_all(together, bad, where, 
             expected = 3 * (3e30 if where == "dense" else 3.0) ** 2
             assert report.squared_norm == pytest.approx(expected, rel=1e-5)
         assert all((p == 1).all() for p in ended)
+
+
+def test_rows_whose_sum_float32_cannot_hold_are_known_before_they_are_applied(together):
+    def work(group):
+        update, _ = update_of(job_of(), layer(1), group)
+        reports = []
+        for step, (size, blocks) in enumerate([(2e38, 1), (1e38, 1), (0.5e38, 3)]):
+            gradient = update.gather(step, zero(), largest([rows(size)] * blocks))
+            reports.append(update.report(gradient).finite)
+            update.skip(gradient)
+        return reports
+
+    assert together(work) == [[False, True, False]] * SIZE
 
 
 def test_a_bias_gate_moves_once_a_step_by_what_all_workers_sent(together):
