@@ -18,7 +18,7 @@ from scheduler.decision.record import Decision
 UNITS = 12
 LEAST_S = 0.05  # a micro-batch in a stage
 TYPES = tuple("abcdef")
-_BATCH = 96  # samples a step, where the planner chooses the micro-batches
+_BATCH = 768  # samples a step, where the planner chooses the micro-batches: all nearly of a size
 _MICRO_BATCHES = 24
 _DRAWS = 200
 _LEAST_UNITS = 9
