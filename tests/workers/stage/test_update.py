@@ -13,6 +13,7 @@ from protos.job_pb2 import JobSpec
 from workers.device.copies import OnHost
 from workers.links.all_reduce import StageGroup
 from workers.links.ring_port import local_rings
+from workers.model.entry import ModelError
 from workers.model.statistics import RunningStatistics
 from workers.moe.layer import MoE
 from workers.stage.commits import largest
@@ -180,6 +181,35 @@ def test_shared_and_frozen_parameters_stay_so_in_every_version():
     assert len(versions.parameters(1)) == 2
     versions.use(0)
     assert module["a"].weight is module["b"].weight is first
+
+
+class Keeping(nn.Module):
+    def __init__(self, keep):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+        self.kept = keep(self.weight)
+
+
+@pytest.mark.parametrize(
+    ("keep", "kept"),
+    [
+        (lambda weight: [weight], lambda module: module.kept[0]),
+        (lambda weight: {"w": [1, weight]}, lambda module: module.kept["w"][1]),
+    ],
+)
+def test_parameters_that_a_module_keeps_in_a_list_are_those_of_the_version(keep, kept):
+    module = Keeping(keep)
+    versions = Versions(module, 1)
+    versions.open()
+    for step in range(4):
+        versions.use(step)
+        assert kept(module) is module.weight is versions.parameters(step)[0]
+
+
+def test_parameters_in_a_tuple_are_refused_where_there_are_versions():
+    with pytest.raises(ModelError, match="Keeping: a tuple in it has parameters"):
+        Versions(Keeping(lambda weight: (weight,)), 1)
+    Versions(Keeping(lambda weight: (weight,)), 0).open()
 
 
 def rows(gradient):
