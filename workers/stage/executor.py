@@ -220,6 +220,7 @@ class StageExecutor:
 
     def _possible(self) -> Callable[[], None] | None:
         self._ending.check()
+        self._layers.group.check()  # one that hangs may never send what this waits for
         self._open_steps()
         if self._ending.ready:
             return self._update
