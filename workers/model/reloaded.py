@@ -18,6 +18,7 @@ from ps.checkpoint.places import open_store
 from ps.checkpoint.tables import chain, load_tables
 from ps.local.table import LocalTable
 from workers.embedding.sparse import RowStore, SparseEmbedding
+from workers.errors import DivergedError
 from workers.learning.losses import held_out
 from workers.model.entry import job_model
 from workers.model.state import load_state
@@ -64,6 +65,17 @@ def reopened(output: str, job: JobSpec, shard_rows: Callable[[str], RowStore]) -
         for layer in layers:
             layer.store = tables.get(table_prefix(job_id) + layer.spec.table)
     return model.eval()
+
+
+def check_finite(model: nn.Module) -> None:
+    """Refuse weights that the last update, after which no loss was seen, has made infinite.
+
+    Raises:
+        DivergedError: names one.
+    """
+    for name, weight in model.named_parameters():
+        if weight.requires_grad and not weight.isfinite().all():
+            raise DivergedError(f"after the last step {name!r} is not finite")
 
 
 @torch.no_grad()

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from ps import ParameterClient
 from workers.data.reader import Split
 from workers.learning.precision import Precision
-from workers.model.reloaded import check_predictions, reopened
+from workers.model.reloaded import check_finite, check_predictions, reopened
 from workers.stage.evaluation import Measured, first_batch
 from workers.stage.parts import Share
 
@@ -39,11 +39,13 @@ def check_saved(
         output: where it is.
 
     Raises:
+        DivergedError: the last update made its weights infinite.
         ReloadError: it predicts something else.
         ModelError, CheckpointError, OSError: it cannot be opened.
     """
     job = share.launch.job
     model = reopened(output, job, lambda table: _ShardRows(client, table))
+    check_finite(model)
     split: Split = "test" if "test" in measured else "valid"
     if split not in measured or (scores := measured[split].first) is None:
         return

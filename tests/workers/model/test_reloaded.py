@@ -1,5 +1,6 @@
 """A saved model is opened again and held against what it predicted in training."""
 
+import math
 import shutil
 from contextlib import nullcontext
 
@@ -7,15 +8,17 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import nn
 
 import heterps
 from protos.job_pb2 import JobSpec
 from protos.naming import table_prefix
 from ps import LocalTable
 from ps.local.table import save_checkpoint
+from workers.errors import DivergedError
 from workers.model import reloaded
 from workers.model.entry import ModelError, job_model
-from workers.model.reloaded import ReloadError, check_predictions, reopened
+from workers.model.reloaded import ReloadError, check_finite, check_predictions, reopened
 from workers.model.saved import SavedModel
 
 MODEL = """
@@ -128,3 +131,14 @@ def test_state_that_is_not_saved_is_found(trained):
     scores += 0.25  # as with an attribute that training has set
     with pytest.raises(ReloadError, match="is not in the model's state_dict"):
         check(trained)
+
+
+def test_weights_that_the_last_update_made_infinite_are_no_success():
+    model = nn.Linear(2, 1)
+    model.register_parameter("mask", nn.Parameter(torch.tensor([-math.inf]), requires_grad=False))
+    check_finite(model)
+    for bad in (math.inf, math.nan):
+        with torch.no_grad():
+            model.bias.fill_(bad)
+        with pytest.raises(DivergedError, match="'bias' is not finite"):
+            check_finite(model)
