@@ -2,7 +2,7 @@
 
 The server is a clean process of one thread, so that forking it is safe: it imports a module, opens
 nothing, and forks whenever it is asked. A child runs the module's `main` as a process of its own
-would, with the environment and the standard streams that the client gave it.
+would, with the environment and the standard streams that the client gave it, and is shown as one.
 """
 
 import contextlib
@@ -23,6 +23,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from chassis import title
 from chassis.bounded_log import BoundedLog
 from chassis.process import (
     LIFELINE,
@@ -35,6 +36,8 @@ from chassis.process import (
 
 _MESSAGE = 1 << 20  # bytes, an environment among them
 _PDEATHSIG = 1
+_NONE = -1  # for a pid: the kernel gave none
+_GRACE_S = 10  # for processes to end after their parent
 # Arrow's allocator would have a thread.
 _ENVIRONMENT = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
 
@@ -164,15 +167,20 @@ class ForkServer:
 
     def close(self) -> None:
         """End the server; what it has forked ends when its standard input does."""
+        self._hang_up()  # first of all: somebody may hold the lock and wait for its answer
         with self._lock:
-            connection, self._connection = self._connection, None
-            if connection is not None:
-                connection.shutdown(socket.SHUT_RDWR)
+            self._connection = None
             if self._process is not None:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     self._process.wait(2.0)
                 self._process.kill()
                 self._process.wait()
+
+    def _hang_up(self) -> None:
+        connection = self._connection
+        if connection is not None:
+            with contextlib.suppress(OSError):  # it is closed already
+                connection.shutdown(socket.SHUT_RDWR)
 
     def _ask(self, message: bytes, descriptors: list[int]) -> int:
         """The pid of a process with these standard streams."""
@@ -185,12 +193,15 @@ class ForkServer:
             socket.send_fds(self._connection, [message], descriptors)
         except OSError as error:
             if error.errno != errno.EMSGSIZE:
+                self._hang_up()  # whatever the matter is, the next one is told by another
                 self._connection = None
             raise ForkError(f"the fork server was not reached: {error}") from None
         pid = self._answers.get()
         if pid is None:
             self._connection = None
             raise ForkError(f"the fork server ended; see {self._log}")
+        if pid == _NONE:
+            raise ForkError(f"no process could be forked; see {self._log}")
         return pid
 
     def _start(self) -> None:
@@ -200,7 +211,8 @@ class ForkServer:
         if self._process is not None:
             self._process.wait()  # it has ended
         self._log.parent.mkdir(parents=True, exist_ok=True)
-        argv = module_argv("chassis.forking", self._module, str(theirs.fileno()))
+        descriptor = str(theirs.fileno())
+        argv = module_argv("chassis.forking", self._module, descriptor, title.ROOM)
         with theirs, self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 argv,
@@ -272,11 +284,12 @@ class _Reaper:
             if self._connection.fileno() not in ready:
                 continue
             message, descriptors, _, _ = socket.recv_fds(self._connection, _MESSAGE, 2)
-            if not message:  # the client is gone: its processes may take their time to end
+            if not message:  # the client is gone: its processes end by themselves, or with us
+                signal.alarm(_GRACE_S)
                 self._reap(0)
                 return None
             told = json.loads(message)
-            pid = os.fork()
+            pid = _forked()
             if pid == 0:
                 self._become(descriptors, told["environment"])
                 arguments: list[str] = told["arguments"]
@@ -322,9 +335,18 @@ class _Reaper:
             numpy.random.seed()  # else all would draw the same
 
 
+def _forked() -> int:
+    """As `os.fork`; `_NONE` where there may be no more processes, or there is no memory."""
+    try:
+        return os.fork()
+    except OSError as error:
+        print(f"no fork: {error}", flush=True)
+        return _NONE
+
+
 def main(argv: Sequence[str]) -> int:
     """The server, and in its children the module's own exit code."""
-    name, descriptor = argv
+    name, descriptor, _ = argv
     module = importlib.import_module(name)
     threads = len(os.listdir("/proc/self/task"))
     if threads > 1:
@@ -336,6 +358,7 @@ def main(argv: Sequence[str]) -> int:
     if arguments is None:
         return 0
     sys.argv = [name, *arguments]
+    title.show(module_argv(module.main.__module__.removesuffix(".__main__"), *arguments))
     code: int = module.main(arguments)
     return code
 

@@ -32,6 +32,7 @@ from heterps import Client, Cluster
 
 _WARM = 5  # steps until a pipeline is steady, and caches are warm
 _LEAST_STEPS = 10  # that are measured
+_STAGES = 6  # of a drawn plan, at most
 _CUTS = 5  # of each real job
 METHODS = ("random", "exact", "ppo")
 BOUNDS = (0.95, 1.1)  # of measured over promised, where a promise is kept
@@ -105,8 +106,8 @@ def _questions(arguments: argparse.Namespace) -> Iterator[Question | Cut]:
         if arguments.plan:
             continue
         for number in range(arguments.count):
-            stages = 1 + number // len(METHODS) % 6
-            method = METHODS[number % len(METHODS)]
+            stages = 1 + number % _STAGES
+            method = METHODS[(number + number // _STAGES) % len(METHODS)]
             yield drawn(number, stages, method, staleness, arguments.micro_batches)
 
 

@@ -18,9 +18,11 @@ from scheduler.decision.record import Decision
 UNITS = 12
 LEAST_S = 0.05  # a micro-batch in a stage
 TYPES = tuple("abcdef")
-_BATCH = 96  # samples a step, where the planner chooses the micro-batches
+_BATCH = 768  # samples a step, where the planner chooses the micro-batches: all nearly of a size
+_MICRO_BATCHES = 24
 _DRAWS = 200
-_LEAST_UNITS = 10
+_LEAST_UNITS = 9
+_FLOORS = 25  # tried for the highest
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +51,15 @@ class Question:
     @property
     def workload(self) -> dict[str, Any]:
         """The content of a workload file."""
+        # Where the planner chooses the micro-batches, it begins with those of the reference batch.
+        reference = self.batch // (self.micro_batches or _MICRO_BATCHES)
         cost = {"sync_s": 0.0, "transfer_s": 0.0, "parallel_compute": 1.0, "parallel_sync": 1.0}
         layers = [
             {
                 "name": f"layer{index}",
                 "kind": "dense",
                 "cost": {
-                    kind: {"compute_s": seconds * self.batch, "memory_bytes": 1e3, **cost}
+                    kind: {"compute_s": seconds * reference, "memory_bytes": 1e3, **cost}
                     for kind, seconds in by_type.items()
                 },
             }
@@ -64,7 +68,7 @@ class Question:
         steps = {"batch": self.batch, "staleness": self.staleness}
         if self.micro_batches:
             steps["micro_batches"] = self.micro_batches
-        head = {"name": self.name, "reference_batch": self.batch, "samples": 1e6}
+        head = {"name": self.name, "reference_batch": reference, "samples": 1e6}
         return {**head, **steps, "layers": layers}
 
     @property
@@ -95,8 +99,14 @@ class Question:
         )
 
     def at_its_best(self) -> "Question":
-        """With the highest floor that a plan meets."""
-        return replace(self, floor=0.999999 * self.decide().max_throughput)
+        """With about the highest floor that a plan meets."""
+        low = self.decide().throughput
+        high = UNITS / sum(min(by_type.values()) for by_type in self.seconds)
+        for floor in np.geomspace(high, low, _FLOORS):
+            question = replace(self, floor=0.999999 * float(floor))
+            if question.decide().feasible:
+                return question
+        return replace(self, floor=0.999999 * low)
 
 
 def given(units: Sequence[int], seconds: float, micro_batches: int, staleness: int) -> Question:

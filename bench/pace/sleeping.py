@@ -15,7 +15,7 @@ from heterps.job.file import load_job
 from protos.job_pb2 import JobSpec
 from scheduler.decision.record import Decision
 
-_ROWS = 4096
+_EPOCH = 16  # steps
 _MODEL = """
 import os
 import time
@@ -93,7 +93,7 @@ def write_job(folder: Path, question: Question, found: Decision, steps: int) -> 
     (folder / "workload.json").write_text(json.dumps(question.workload))
     (folder / "resources.json").write_text(json.dumps(question.resources))
     rng = np.random.default_rng(0)
-    lines = [f"{rng.integers(0, 2)},{rng.normal():.3f}" for _ in range(_ROWS)]
+    lines = [f"{rng.integers(0, 2)},{rng.normal():.3f}" for _ in range(_EPOCH * question.batch)]
     (folder / "train.csv").write_text("\n".join(["y,x", *lines]) + "\n")
     costs = zip(question.seconds, found.assignment, strict=True)
     overrides: dict[str, object] = {

@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -23,10 +25,19 @@ def main(argv):
     print("printed by", given, flush=True)
     announce(ready, given=given, loaded_by=LOADED_BY, session=os.getsid(0),
              word=os.environ.get("WORD"), lost=os.environ.get("SERVERS"),
+             shown=open("/proc/self/cmdline").read().rstrip("\\0").split("\\0"),
              drawn=[random.random(), numpy.random.rand()], threads=threading.active_count())
     if given.isdecimal():
         return int(given)
     time.sleep(600)
+"""
+FULL = """
+real = os.fork
+def fork():
+    if os.path.exists({gate!r}):
+        raise BlockingIOError(11, "no more processes")
+    return real()
+os.fork = fork
 """
 
 
@@ -64,6 +75,8 @@ def test_a_forked_process_is_its_own(serve, tmp_path):
         assert facts["pid"] == child.pid == facts["session"]
         assert (facts["given"], facts["word"], facts["lost"]) == (child.label, child.label, None)
         assert child.poll() is None
+        run = ["-P", "-m", "forked0", child.label, "--ready-file", str(child.ready_file)]
+        assert facts["shown"] == [sys.executable, *run]
     assert len({json.dumps(child.facts["drawn"]) for child in children}) == 3
     assert len({child.facts["drawn"][1] for child in children}) == 3
     assert len({child.facts["loaded_by"] for child in children}) == 1, "imported once"
@@ -99,6 +112,31 @@ def test_the_end_of_the_server_is_that_of_all_and_the_next_process_has_another(s
     assert again.facts["loaded_by"] != child.facts["loaded_by"]
     server.close()
     wait_until(lambda: not alive(again.facts["loaded_by"]), "the server ends")
+
+
+def test_a_fork_that_fails_harms_no_other_process(serve, tmp_path):
+    gate = tmp_path / "full"
+    server = serve(MODULE + FULL.format(gate=str(gate)))
+    first = ready(start(server, tmp_path, "first"))
+    gate.touch()
+    for _ in range(2):
+        with pytest.raises(ForkError, match="no process"):
+            start(server, tmp_path, "none")
+    gate.unlink()
+    second = ready(start(server, tmp_path, "second"))
+    assert second.facts["loaded_by"] == first.facts["loaded_by"]
+    assert first.poll() is None
+    assert "no more processes" in (tmp_path / "fork-server.log").read_text()
+
+
+def test_closing_does_not_wait_for_a_server_that_hangs(serve, tmp_path):
+    server = serve("import time\ntime.sleep(600)")
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(start, server, tmp_path, "none")
+        wait_until((tmp_path / "fork-server.log").exists, "it is started")
+        server.close()
+        with pytest.raises(ForkError):
+            asked.result(60)
 
 
 @pytest.mark.parametrize(

@@ -194,6 +194,11 @@ class StageGroup:
         self._add_up(_bytes(everything))
         return everything.to(values.device)
 
+    def check(self) -> None:
+        """Raise at once where a worker is known to have gone away."""
+        if self._ring is not None:
+            self._ring.check()
+
     def close(self) -> None:
         """Leave the group."""
         if self._ring is not None:

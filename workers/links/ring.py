@@ -214,6 +214,15 @@ class Ring:
                     raise Stopped("stopped")
                 self._changed.wait(0.2)
 
+    def check(self) -> None:
+        """Raise what is known to be wrong: nobody has to wait for a sum to hear of it.
+
+        Raises:
+            PeerLostError, SumError
+        """
+        with self._changed:
+            self._check()
+
     def close(self) -> None:
         """Say goodbye once all is sent that others need; safe to repeat."""
         with self._changed:

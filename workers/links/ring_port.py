@@ -28,6 +28,7 @@ JOIN_S = 300.0  # within which the worker before must have come
 _CALL_S = 120.0  # on a host whose cores are all busy with starting
 _RETRY_S = 30.0
 _GREETING_S = 10.0  # whoever says nothing keeps no thread
+_PAUSE_S = 0.1
 _SECRET = 32
 _BUFFER = 4 << 20  # bytes that the kernel holds of a connection
 _PEER = struct.Struct("3i")  # process, user, group
@@ -39,13 +40,17 @@ class RingPort:
     Args:
         rank: of this worker.
         size: workers of the stage.
-        host: of the stage's server, which has checked that it may listen there.
+        host: of the stage's server.
+
+    Raises:
+        SecurityError: others could reach it, and it would speak in the clear.
     """
 
     def __init__(self, rank: int, size: int, host: str, security: Security | None = None) -> None:
         self.rank = rank
         self.size = size
         self._security = security or Security.from_environment()
+        self._security.require_for(host)
         self._tls = self._security.tls_server()
         self._secret = secrets.token_bytes(_SECRET)
         self._came = threading.Condition()
@@ -132,8 +137,11 @@ class RingPort:
         while True:
             try:
                 connection, _ = listening.accept()
-            except OSError:  # closed
-                return
+            except OSError:
+                if listening.fileno() < 0:  # closed
+                    return
+                time.sleep(_PAUSE_S)  # no descriptor was left, say
+                continue
             threading.Thread(
                 target=self._welcome, args=(connection,), name="ring welcomes", daemon=True
             ).start()

@@ -57,11 +57,13 @@ class StageService(stage_pb2_grpc.StageServicer):
         self, request: stage_pb2.Frame, context: grpc.ServicerContext
     ) -> stage_pb2.FrameReply:
         """Take one frame; the server calls `send`, which spares the payload a parse."""
+        self._refuse_at_end(context)
         self._put(request, memoryview(request.payload))
         return stage_pb2.FrameReply()
 
     def send(self, data: bytes, context: grpc.ServicerContext) -> bytes:
         """Take one frame from its raw bytes."""
+        self._refuse_at_end(context)
         try:
             self._put(*codec.unpack(stage_pb2.Frame, data))
         except (ValueError, KeyError, DecodeError) as error:
@@ -73,6 +75,11 @@ class StageService(stage_pb2_grpc.StageServicer):
             self.inbox.end(head.phase, head.sender)
         else:
             self.inbox.put(Frame.unpack(head, payload))
+
+    def _refuse_at_end(self, context: grpc.ServicerContext) -> None:
+        """Once this worker ends nobody takes what comes; to others it is one that went away."""
+        if self.inbox.stopped:
+            context.abort(grpc.StatusCode.UNAVAILABLE, "this worker is ending")
 
     def Join(  # noqa: N802
         self, request: stage_pb2.JoinRequest, context: grpc.ServicerContext
@@ -89,6 +96,7 @@ class StageService(stage_pb2_grpc.StageServicer):
         self, request: stage_pb2.Notice, context: grpc.ServicerContext
     ) -> stage_pb2.NoticeReply:
         """Take a notice."""
+        self._refuse_at_end(context)
         self.board.put(request)
         return stage_pb2.NoticeReply()
 

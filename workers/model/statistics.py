@@ -105,6 +105,11 @@ class RunningStatistics:
             for name, _ in child.named_buffers(recurse=False)
         }
         self._marks = self._marked()
+        self._copies = {
+            path: buffer.clone()
+            for path, (buffer, _) in self._marks.items()
+            if workers > 1 and buffer is not None
+        }
         self._steps: dict[int, dict[int, list[_Added]]] = {}
 
     @contextmanager
@@ -177,18 +182,30 @@ class RunningStatistics:
     def _numbers(self) -> range:
         return range(len(self._layers))
 
-    def _marked(self) -> dict[str, tuple[int, int]]:
+    def _marked(self) -> dict[str, tuple[Tensor | None, int]]:
+        """The buffers, kept so that no new one can be taken for them, and their versions."""
         marks = {}
         for path, (child, name) in self._others.items():
-            buffer = getattr(child, name)
-            marks[path] = (id(buffer), buffer._version if buffer is not None else 0)
+            buffer: Tensor | None = getattr(child, name)
+            marks[path] = (buffer, buffer._version if buffer is not None else 0)
         return marks
 
     def _check_others(self) -> None:
         if not self._others:
             return
-        marks = self._marked()
-        changed = [path for path, mark in marks.items() if mark != self._marks[path]]
+        changed = [
+            path
+            for path, (buffer, version) in self._marked().items()
+            if buffer is not self._marks[path][0] or version != self._marks[path][1]
+        ]
+        # Changes of `buffer.data` count no version: values are compared, in the first step.
+        copies, self._copies = self._copies, {}
+        changed += [
+            path
+            for path, copy in copies.items()
+            if (buffer := self._marks[path][0]) is not None
+            and not torch.allclose(buffer, copy, rtol=0, atol=0, equal_nan=True)
+        ]
         if changed:
             raise ModelError(
                 f"{changed[0]!r}: training changes this buffer in forward, and each of the stage's "

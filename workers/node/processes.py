@@ -213,7 +213,10 @@ class Processes:
                 for entry in job.entries.values()
                 if entry.child is not None
             ]
+        running = [child for child in children if child.poll() is None]
         stop_all(children, grace_s)
+        for child in running:
+            _end_group(child)
         self._forks.close()
         self._watcher.join(1.0)
         for job in jobs:

@@ -199,9 +199,13 @@ class RowCommits:
             one.gradients.release()
 
 
-def not_finite(pulled: Sequence[PulledRows]) -> Tensor | None:
-    """Bool []: whether a gradient that some rows collected is not; None where there is none."""
-    some = [g for block in pulled for g in block.gradients() if g.numel()]
-    if not some:
+def largest(pulled: Sequence[PulledRows]) -> Tensor | None:
+    """Float64 []: what no row's summed gradient can be beyond; None where rows collected none.
+
+    NaN or infinite where a gradient is. Finite gradients may sum to more than float32 holds.
+    """
+    blocks = [some for block in pulled if (some := [g for g in block.gradients() if g.numel()])]
+    if not blocks:
         return None
-    return ~torch.nn.utils.get_total_norm(some, norm_type=float("inf")).isfinite()
+    norms = [torch.nn.utils.get_total_norm(some, norm_type=float("inf")) for some in blocks]
+    return torch.stack(norms).double().sum()

@@ -23,7 +23,7 @@ from workers.learning.optimizers import rate_factor
 from workers.links.inbox import Inbox
 from workers.links.notices import Address, Notices
 from workers.links.pipeline import Place
-from workers.stage.commits import RowCommits, not_finite
+from workers.stage.commits import RowCommits, largest
 from workers.stage.rows import PulledRows
 from workers.stage.update import Gradient, Update
 from workers.stage.verdict import LossScales, Outcome, Report, Verdict, judge
@@ -104,9 +104,9 @@ class Ending:
             rows: that collected their gradients.
         """
         self._next, self._zero = step + 1, torch.zeros_like(loss)
-        bad = not_finite(rows)
+        of_rows = largest(rows)
         self._commits.gather(step, rows)
-        gradient = self._update.gather(step, loss, bad)
+        gradient = self._update.gather(step, loss, of_rows)
         future: Future[_Judged] = Future()
         if self._thread is None:
             future.set_result(self._end(gradient))
@@ -191,7 +191,7 @@ class Ending:
                 step,
                 squared_norm=report.squared_norm,
                 finite=report.finite,
-                loss=report.loss if self._place.in_last_stage else 0.0,
+                loss=report.loss,
             )
             if self._place.stage == 0:
                 self._judge_for_all(step)

@@ -220,6 +220,7 @@ class StageExecutor:
 
     def _possible(self) -> Callable[[], None] | None:
         self._ending.check()
+        self._layers.group.check()  # one that hangs may never send what this waits for
         self._open_steps()
         if self._ending.ready:
             return self._update
@@ -280,10 +281,12 @@ class StageExecutor:
         tensors = batch.on_device()
         with self._busy.running():
             outputs = self._layers.train(tensors, step.number, spec.index)
+            auxiliary = self._auxiliary_loss()
+            step.loss = step.loss + _nan_unless_finite(auxiliary)
         self._links.after.send(
             self._frame(FORWARD, step, spec), self._layers.leaving(outputs, batch.tensors)
         )
-        self._in_flight.append(_InFlight(step, spec, tensors, outputs, self._auxiliary_loss()))
+        self._in_flight.append(_InFlight(step, spec, tensors, outputs, auxiliary))
         step.forward += 1
 
     def _backward(self) -> None:
@@ -314,7 +317,7 @@ class StageExecutor:
             auxiliary = self._auxiliary_loss()
             whole = loss if auxiliary is None else loss + auxiliary * spec.weight
             (whole * self._ending.loss_scale(step.number)).backward()
-            step.loss = step.loss + loss.detach().double()
+            step.loss = step.loss + loss.detach().double() + _nan_unless_finite(auxiliary)
         self._return_gradients(step, spec, tensors)
         step.forward += 1
         step.backward += 1
@@ -370,6 +373,11 @@ def _roots(
             roots.append(output)
             grads.append(gradients[name])
     return roots, grads
+
+
+def _nan_unless_finite(auxiliary: Tensor | None) -> Tensor | float:
+    """0, added to the loss that is reported, which has no auxiliary ones, so that it tells."""
+    return 0.0 if auxiliary is None else auxiliary.detach().double() * 0.0
 
 
 def _wide(prediction: Tensor) -> Tensor:

@@ -17,6 +17,8 @@ from workers.stage.schedule import Schedule
 from workers.stage.verdict import Report
 from workers.stage.versions import Versions, rekey
 
+_LARGEST = torch.finfo(torch.float32).max
+
 
 @dataclass(frozen=True, slots=True)
 class Gradient:
@@ -24,8 +26,8 @@ class Gradient:
 
     Args:
         sums: that are under way.
-        scalars: float64 [3]: loss, workers whose rows' gradients are not finite, squared norm of
-            the gradients that no other worker has.
+        scalars: float64 [3]: loss, what no row's gradient is beyond, squared norm of the gradients
+            that no other worker has.
         used: float32, for each parameter whose gradient is summed how many workers have one.
         loads: of gates that a bias balances.
         statistics: what normalising layers add to their running ones.
@@ -76,12 +78,12 @@ class Update:
         group.share_parameters(parameters)
         versions.open()
 
-    def gather(self, step: int, loss: Tensor, not_finite: Tensor | None) -> Gradient:
+    def gather(self, step: int, loss: Tensor, largest: Tensor | None) -> Gradient:
         """Begin to sum what this worker's share of a step collected, when all of it is there.
 
         Args:
             loss: float64 [], this worker's part.
-            not_finite: bool [], whether a gradient of its rows is not; None: there are none.
+            largest: float64 [], what no gradient of its rows is beyond; None: there are none.
         """
         own: list[nn.Parameter] = []
         parameters: list[nn.Parameter] = []
@@ -90,8 +92,8 @@ class Update:
             if parameter.grad is not None and parameter.grad.is_sparse:
                 parameter.grad = parameter.grad.to_dense()
         alone = _squared_norm([p.grad for p in own if p.grad is not None])
-        bad = torch.zeros_like(loss) if not_finite is None else not_finite.to(loss)
-        scalars = torch.stack([loss, bad, alone.to(loss)])
+        of_rows = torch.zeros_like(loss) if largest is None else largest.to(loss)
+        scalars = torch.stack([loss, of_rows, alone.to(loss)])
         loads = [gate.pending.clone() for gate in self._biased]
         for gate in self._biased:
             gate.pending.zero_()
@@ -118,13 +120,15 @@ class Update:
                 if none:  # on no worker, so that optimizers leave it as it is, as they would alone
                     parameter.grad = None
         grads = [p.grad for p in self._summed(gradient.step) if p.grad is not None]
-        loss, bad, alone = gradient.scalars.tolist()
+        loss, of_rows, alone = gradient.scalars.tolist()
         if self._clip:
             squared = _squared_norm(grads).item()
             finite = math.isfinite(squared)
         else:
             squared, finite = 0.0, _all_finite(grads)
-        return Report(squared + alone, finite and bad == 0 and math.isfinite(alone), loss)
+        return Report(
+            squared + alone, finite and of_rows <= _LARGEST and math.isfinite(alone), loss
+        )
 
     def apply(self, gradient: Gradient, scale: float) -> None:
         """Take the step.

@@ -30,7 +30,7 @@ class Report:
     Args:
         squared_norm: of its gradient, rows included; 0 where nothing is clipped.
         finite: whether all of the gradient is.
-        loss: of the step, in the last stage; 0 elsewhere.
+        loss: of the step, in the last stage; 0 elsewhere. NaN where an auxiliary one is not finite.
     """
 
     squared_norm: float

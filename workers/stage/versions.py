@@ -10,21 +10,29 @@ again to save memory. Autograd keeps the tensors that it was given, whichever ar
 """
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from workers.model.entry import ModelError
 from workers.moe.gates import Bias
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a module has a tensor; several places may have one and the same."""
+    """Where a tensor is: a module's own, or in a list or mapping that a module keeps."""
 
-    module: nn.Module
-    name: str
+    holder: Any
+    name: Any
+
+    def put(self, tensor: Tensor) -> None:
+        if isinstance(self.holder, nn.Module):
+            setattr(self.holder, self.name, tensor)
+        else:
+            self.holder[self.name] = tensor
 
 
 class Versions:
@@ -33,6 +41,9 @@ class Versions:
     Args:
         module: whose parameters are the first version.
         staleness: updates that a step lacks.
+
+    Raises:
+        ModelError: a parameter is also kept where no other version can be put.
     """
 
     def __init__(self, module: nn.Module, staleness: int) -> None:
@@ -42,6 +53,11 @@ class Versions:
             for name, parameter in child.named_parameters(recurse=False):
                 if parameter.requires_grad:
                     self._places[parameter].append(_Place(child, name))
+        if staleness:
+            for child in module.modules():
+                for tensor, place in _kept_besides(child):
+                    if tensor in self._places:
+                        self._places[tensor].append(place)
         self._first_buffer = len(self._places)
         for child in module.modules():
             if isinstance(child, Bias):  # its bias moves once a step, as a parameter does
@@ -67,7 +83,7 @@ class Versions:
         self._in_place = number
         for tensor, places in zip(self._tensors[number], self._where, strict=True):
             for place in places:
-                setattr(place.module, place.name, tensor)
+                place.put(tensor)
 
     @torch.no_grad()
     def advance(self, step: int) -> None:
@@ -99,3 +115,25 @@ def _copy(tensor: Tensor) -> Tensor:
         copied = nn.Parameter(copied)
         copied.__dict__.update(tensor.__dict__)  # tags
     return copied
+
+
+def _kept_besides(module: nn.Module) -> Iterator[tuple[Tensor, _Place]]:
+    """The parameters that a module keeps in attributes, as in a list that its forward uses."""
+    looked_at = {id(module._parameters)}
+    waiting: list[Any] = [vars(module)]
+    while waiting:
+        holder = waiting.pop()
+        if id(holder) in looked_at:
+            continue
+        looked_at.add(id(holder))
+        for name, value in holder.items() if isinstance(holder, dict) else enumerate(holder):
+            if isinstance(value, dict | list | tuple):
+                waiting.append(value)
+            elif isinstance(value, nn.Parameter):
+                if isinstance(holder, tuple):
+                    raise ModelError(
+                        f"{type(module).__name__}: a tuple in it has parameters, which cannot be "
+                        "exchanged for those of another step; expected a list, an "
+                        "nn.ParameterList, or train.staleness: 0"
+                    )
+                yield value, _Place(holder, name)

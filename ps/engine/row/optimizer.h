@@ -14,7 +14,7 @@ struct Optimizer {
     kMomentum = 1,        // state: velocity[dim]
     kAdagrad = 2,         // state: sum of squares[dim]
     kRowwiseAdagrad = 3,  // state: sum of the squares' means[1]
-    kAdam = 4,  // state: mean[dim], mean of squares[dim], its peak[dim] (amsgrad), steps[1]
+    kAdam = 4,   // state: mean[dim], mean of squares[dim], its peak[dim] (amsgrad), steps[1]
     kFtrl = 5,   // state: sum of squares[dim], learning_rate * z[dim]
     kAdamW = 6,  // state: as of kAdam
   };

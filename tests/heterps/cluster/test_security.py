@@ -407,7 +407,7 @@ def test_every_part_of_a_cluster_speaks_tls_even_sums_among_hosts(tmp_path, monk
             wait_until(trains, "it trains")
             pids = [pid for node in nodes for pid in descendants(node.pid)]
             stages = [
-                [p for p in descendants(n.pid) if "workers.stage" in command(p)] for n in nodes
+                [p for p in descendants(n.pid) if "workers.stage\0" in command(p)] for n in nodes
             ]
             assert [len(found) for found in stages] == [1, 1, 1], "two hosts share the first stage"
             sockets = listening(pids)

@@ -215,13 +215,15 @@ def start_train(heterps, folder, marker, *overrides):
 
 
 def stage_pids(marker):
-    return [pid for pid, text in processes_of(marker) if "workers.stage" in text]
+    return [pid for pid, text in processes_of(marker) if "-m workers.stage " in text]
 
 
 def all_ready(marker):
     """Whether stages and shards have said that they are."""
     texts = [
-        text for _, text in processes_of(marker) if "workers.stage" in text or "ps.server" in text
+        text
+        for _, text in processes_of(marker)
+        if "-m workers.stage " in text or "ps.server" in text
     ]
     files = [re.search(r"--ready-file (\S+)", text) for text in texts]
     return len(texts) >= 2 and all(found and Path(found[1]).exists() for found in files)

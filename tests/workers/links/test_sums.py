@@ -254,6 +254,9 @@ def test_a_worker_that_says_nothing_is_missed(make):
         first.barrier()
     with pytest.raises(PeerLostError):
         second.barrier()
+    for group in (first, second):
+        with pytest.raises(PeerLostError):
+            group.check()  # nobody has to wait for a sum to hear of it
 
 
 def test_waiting_ends_with_the_process(make, stop):

@@ -139,6 +139,18 @@ def test_a_lost_neighbour_is_named(staging):
     outbox.close()
 
 
+def test_a_worker_that_ends_is_one_that_went_away(inbox):
+    box, address = inbox
+    box.close()
+    channel = connect(address)
+    frame = Frame(FrameId(FORWARD, "train", 0, 0), {}).pack(0)
+    for method, message in (("Send", frame), ("Tell", stage_pb2.Notice().SerializeToString())):
+        with pytest.raises(grpc.RpcError) as refused:
+            channel.unary_unary(f"/heterps.v1.Stage/{method}")(message, timeout=30)
+        assert refused.value.code() == grpc.StatusCode.UNAVAILABLE
+    channel.close()
+
+
 def test_a_bad_frame_is_refused(inbox):
     _, address = inbox
     channel = connect(address)

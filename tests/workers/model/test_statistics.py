@@ -101,6 +101,46 @@ def test_another_buffer_that_training_changes_is_refused_on_several_workers():
             statistics.take(0, 1)
 
 
+class Renewing(nn.Module):
+    def __init__(self, change):
+        super().__init__()
+        self.change = change
+        self.register_buffer("seen", torch.ones(2))
+
+    def forward(self, x):
+        self.change(self)
+        return x
+
+
+def _renew(module):
+    module.seen = module.seen * 0.5
+
+
+def _behind_the_version(module):
+    module.seen.data.mul_(0.5)
+
+
+@pytest.mark.parametrize("change", [_renew, _behind_the_version])
+def test_a_buffer_is_found_changed_however_it_is_done(change):
+    module = nn.Sequential(Renewing(change))
+    statistics = RunningStatistics(module, 2)
+    for index in range(2):  # a new tensor may take the place of the first one in memory
+        with statistics.counting(0, index):
+            module(torch.ones(2))
+    with pytest.raises(ModelError, match=r"'0.seen': training changes this buffer"):
+        statistics.take(0, 4)
+
+
+@pytest.mark.parametrize("value", [True, 3, 0.5, float("nan"), float("inf")])
+def test_buffers_that_stay_as_they_are_may_be_anything(value):
+    module = nn.Module()
+    module.register_buffer("kept", torch.tensor([value]))
+    module.register_buffer("none", None)
+    statistics = RunningStatistics(module, 2)
+    for step in range(2):
+        assert statistics.take(step, 1) == []
+
+
 def test_one_sample_cannot_be_normalised():
     module = nn.BatchNorm1d(3)
     RunningStatistics(module, 1)

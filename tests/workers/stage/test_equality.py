@@ -1,5 +1,6 @@
 """Random plans against one process of plain PyTorch, and against themselves under any timing."""
 
+import math
 import random
 import threading
 import time
@@ -330,3 +331,29 @@ def test_a_step_beyond_float16_changes_nothing_anywhere(staleness, cuts, widths)
     skipped = len(batches) - len(commits)
     assert skipped == 1  # the spike, and with it no other: each step commits its one table
     assert not any(worker.diverged for worker in chain(*workers))
+
+
+class Worthless(nn.Module):
+    """Its auxiliary loss, which has no gradient, is a number in its first two forwards alone."""
+
+    count = 0
+
+    def forward(self, x):
+        self.count += 1
+        self.aux_loss = x.detach().new_tensor(0.0 if self.count <= 2 else math.nan)
+        return x
+
+
+@pytest.mark.parametrize(("cuts", "widths"), [((3,), (1,)), ((1, 3), (1, 2)), ((0, 3), (2, 1))])
+def test_an_auxiliary_loss_that_is_not_finite_ends_the_training(cuts, widths):
+    def build():
+        model = Spiked()
+        model.spike = Worthless()
+        return model
+
+    job = job_of("adam")
+    batches = Case(job, (12,) * 4, "adagrad", 0.0, cuts, widths, 2).batches()
+    workers = Pipeline(job, build, list(cuts), list(widths), batches, 2).run()
+    for worker in chain(*workers):
+        assert worker.diverged.startswith("step 1:")
+        assert worker.executor.progress.step == 1

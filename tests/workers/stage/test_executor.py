@@ -1,5 +1,6 @@
 """Workers of one to three stages against plain PyTorch on the same batches."""
 
+import threading
 from itertools import chain
 
 import numpy as np
@@ -11,6 +12,7 @@ from protos.job_pb2 import JobSpec
 from tests.workers.stage.in_process import Pipeline
 from workers.data.columns import Batch
 from workers.embedding.sparse import SparseEmbedding
+from workers.errors import PeerLostError
 from workers.learning.optimizers import make_optimizer, make_schedule
 from workers.stage import evaluation
 
@@ -229,3 +231,24 @@ def test_held_out_samples_are_predicted_once_each(float64, monkeypatch, cuts, wi
             continue
         got = sorted(zip(scored.tolist(), labels.tolist(), strict=True))
         assert np.array(got) == pytest.approx(np.array(expected), abs=1e-6)
+
+
+def test_who_waits_for_input_hears_of_a_worker_that_is_gone():
+    connected, never = threading.Barrier(4), threading.Event()
+
+    class Connected(Pipeline):
+        def _made(self, place, graph):
+            worker = super()._made(place, graph)
+            connected.wait(60)
+            return worker
+
+    pipeline = Connected(job_of(), seeded(Dense), [2, 4], [1, 3], batches(np.float32), 6)
+
+    def read(*_):
+        pipeline._rings[1][1]._hang_up()  # as the kernel does for one that was killed
+        never.wait(60)
+
+    pipeline._batches.read = read
+    with pytest.raises(PeerLostError, match="of the stage"):
+        pipeline.run()
+    never.set()

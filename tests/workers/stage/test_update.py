@@ -13,9 +13,10 @@ from protos.job_pb2 import JobSpec
 from workers.device.copies import OnHost
 from workers.links.all_reduce import StageGroup
 from workers.links.ring_port import local_rings
+from workers.model.entry import ModelError
 from workers.model.statistics import RunningStatistics
 from workers.moe.layer import MoE
-from workers.stage.commits import not_finite
+from workers.stage.commits import largest
 from workers.stage.rows import PulledRows
 from workers.stage.schedule import Schedule
 from workers.stage.update import Update
@@ -182,6 +183,35 @@ def test_shared_and_frozen_parameters_stay_so_in_every_version():
     assert module["a"].weight is module["b"].weight is first
 
 
+class Keeping(nn.Module):
+    def __init__(self, keep):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+        self.kept = keep(self.weight)
+
+
+@pytest.mark.parametrize(
+    ("keep", "kept"),
+    [
+        (lambda weight: [weight], lambda module: module.kept[0]),
+        (lambda weight: {"w": [1, weight]}, lambda module: module.kept["w"][1]),
+    ],
+)
+def test_parameters_that_a_module_keeps_in_a_list_are_those_of_the_version(keep, kept):
+    module = Keeping(keep)
+    versions = Versions(module, 1)
+    versions.open()
+    for step in range(4):
+        versions.use(step)
+        assert kept(module) is module.weight is versions.parameters(step)[0]
+
+
+def test_parameters_in_a_tuple_are_refused_where_there_are_versions():
+    with pytest.raises(ModelError, match="Keeping: a tuple in it has parameters"):
+        Versions(Keeping(lambda weight: (weight,)), 1)
+    Versions(Keeping(lambda weight: (weight,)), 0).open()
+
+
 def rows(gradient):
     leaf = torch.zeros(1, 2, requires_grad=True)
     leaf.grad = torch.full((1, 2), gradient)
@@ -191,7 +221,7 @@ def rows(gradient):
 @pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan, None])
 @pytest.mark.parametrize("where", ["dense", "rows"])
 @pytest.mark.parametrize("clip", [0.0, 1.0])
-def test_what_is_not_finite_on_one_worker_is_known_to_all(together, bad, where, clip):
+def test_what_is_largest_on_one_worker_is_known_to_all(together, bad, where, clip):
     def work(group):
         module = layer(1)
         job = job_of()
@@ -200,7 +230,7 @@ def test_what_is_not_finite_on_one_worker_is_known_to_all(together, bad, where, 
         mine = 1e30 if bad is None or group.rank != 1 else bad  # whose square float32 has not
         give(module, mine if where == "dense" else 1.0)
         pulled = [rows(mine if where == "rows" else 1.0)]
-        gradient = update.gather(0, zero(), not_finite(pulled))
+        gradient = update.gather(0, zero(), largest(pulled))
         report = update.report(gradient)
         update.skip(gradient)
         assert all(p.grad is None for p in module.parameters())
@@ -212,6 +242,19 @@ def test_what_is_not_finite_on_one_worker_is_known_to_all(together, bad, where, 
             expected = 3 * (3e30 if where == "dense" else 3.0) ** 2
             assert report.squared_norm == pytest.approx(expected, rel=1e-5)
         assert all((p == 1).all() for p in ended)
+
+
+def test_rows_whose_sum_float32_cannot_hold_are_known_before_they_are_applied(together):
+    def work(group):
+        update, _ = update_of(job_of(), layer(1), group)
+        reports = []
+        for step, (size, blocks) in enumerate([(2e38, 1), (1e38, 1), (0.5e38, 3)]):
+            gradient = update.gather(step, zero(), largest([rows(size)] * blocks))
+            reports.append(update.report(gradient).finite)
+            update.skip(gradient)
+        return reports
+
+    assert together(work) == [[False, True, False]] * SIZE
 
 
 def test_a_bias_gate_moves_once_a_step_by_what_all_workers_sent(together):
