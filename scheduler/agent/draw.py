@@ -27,6 +27,7 @@ _SHADOWS = (0.0, 0.5, 1.0)  # how far prices are moved to those with shared limi
 _TIGHT = 1  # passes that may be idle besides where shared limits bind
 _NEAR = 3e-3  # a plan so near to the bound is not worth another attempt
 _APART = 3  # layers in which plans revised at one pace differ
+_STEPPED_TRIALS = 3  # times those of a pass, to reach a floor that flushed steps miss
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,12 +223,19 @@ def _revise(
         if any(int((row != other).sum()) < _APART for other in same_pace):
             continue
         turn, shadow = divmod(len(made), 3)[::-1]
-        rate = search.moved(rate, (turn + number) % 3, chance)
+        moved = search.slowed if samples.model.steps.flushed else search.moved
+        rate = moved(rate, (turn + number) % 3, chance)
         priced = shadows[(shadow + number) % len(shadows)]
         made.append(search.pace(samples.model, rate * (1 - 1e-9), priced))
         starts.append(row)
         if len(made) == effort.starts:
             break
+    if samples.model.steps.flushed and made:
+        # Plans that are far from the cheapest lead elsewhere.
+        pace = search.pace(samples.model, search.low * (1 - 1e-9), 0.0)
+        other = network.sample([pace], 1 + effort.starts // 2, _EVEN, seed)
+        starts += list(other)
+        made += [pace] * len(other)
     if made:
         drawn = network.revise(
             made,
@@ -238,6 +246,7 @@ def _revise(
             effort.heat * (number % 2),
             effort.slack[(number + number // 3) % len(effort.slack)] if tight else 1.0,
             seed,
+            samples.floor,
         )
         samples.add(drawn)
 
@@ -252,16 +261,18 @@ def _rescued(
         return False
     starts = network.sample([fastest], effort.starts, 1.3, seed)
     made = [search.pace(model, search.low * (1 - 1e-9), s) for s in _SHADOWS]
+    trials = (_STEPPED_TRIALS if model.steps.flushed else 20) * effort.trials
     for number in range(4):
         drawn = network.revise(
             [made[n % len(made)] for n in range(len(starts))],
             starts,
-            20 * effort.trials,
+            trials,
             effort.windows[number % len(effort.windows)],
             effort.temperature,
             0.0,
             effort.slack[0],
             seed + number,
+            samples.floor,
         )
         samples.add(drawn)
         if samples.ranked():

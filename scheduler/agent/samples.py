@@ -100,6 +100,14 @@ class Search:
         reach = (1.0, 4.0, self._apart)[turn]
         return self.clipped(rate * reach ** float(2 * chance.random() - 1))
 
+    def slowed(self, rate: float, turn: int, chance: np.random.Generator) -> float:
+        """The rate itself, the slowest, or one between or a little above, by turn.
+
+        A flushed step's stages are faster than its pace, by what filling and draining takes.
+        """
+        share = (1.0, 0.0, 1.25 * float(chance.random()))[turn]
+        return self.clipped(self.low * (self.clipped(rate) / self.low) ** share)
+
     def pace(self, model: CostModel, rate: float, shadow: float) -> _planner.Pace:
         """A pace for revising, made once."""
         key = rate, shadow

@@ -148,6 +148,7 @@ class Network:
         heat: float,
         slack: float,
         seed: int,
+        floor: float = ...,
     ) -> NDArray[np.int32]: ...
     def replay(
         self, pace: Pace, assignment: NDArray[np.int32]

@@ -28,7 +28,7 @@ def executed(model: CostModel, plan: Plan, floor: float = 0.0) -> Plan:
     runs = model.runs(codes)
     best, rate = None, 0.0
     for steps in _choices(model.steps):
-        if model.why_overfull(runs, units, steps):
+        if model.footprint.why_overfull(runs, units, steps):
             continue
         reached = plan.throughput if steps.simulated else steady_rate(model, plan, steps)
         if reached > rate * (1 + TOLERANCE):
@@ -38,13 +38,13 @@ def executed(model: CostModel, plan: Plan, floor: float = 0.0) -> Plan:
     found = plan
     if best is None:
         best = next(_choices(model.steps))
-        reason = plan.reason or model.why_overfull(runs, units, best)
+        reason = plan.reason or model.footprint.why_overfull(runs, units, best)
         found = replace(plan, feasible=False, reason=reason)
     elif not best.simulated:
         found = model.evaluate(codes, units, floor, min(rate, plan.throughput))
         if not plan.feasible:
             found = replace(found, feasible=False, reason=plan.reason)
-    kept = model.stage_bytes(runs, units, best)
+    kept = model.footprint.stage_bytes(runs, units, best)
     stages = [replace(s, memory_bytes=m) for s, m in zip(found.stages, kept, strict=True)]
     return replace(
         found,
@@ -74,7 +74,7 @@ def holds(model: CostModel, plan: Plan) -> bool:
         return True
     steps = replace(model.steps, staleness=plan.staleness, micro_batches=plan.micro_batches)
     units = [stage.units for stage in plan.stages]
-    return not model.why_overfull(model.runs(model.codes(plan)), units, steps)
+    return not model.footprint.why_overfull(model.runs(model.codes(plan)), units, steps)
 
 
 def _choices(steps: Steps) -> Iterator[Steps]:

@@ -15,7 +15,7 @@ from scheduler.decision.record import Decision
 from scheduler.engine import _planner
 from scheduler.planning.infeasible import cheapest_change
 from scheduler.planning.together import kept_together
-from scheduler.problem.cost import TOLERANCE, CostModel, PlanStage, time_text
+from scheduler.problem.cost import TOLERANCE, CostModel, PlanStage
 from scheduler.problem.provision import provision
 from scheduler.problem.wording import (
     hours_text,
@@ -23,6 +23,7 @@ from scheduler.problem.wording import (
     money_text,
     rate_text,
     sentence,
+    time_text,
     units_text,
 )
 from scheduler.problem.workload import Resources, Workload

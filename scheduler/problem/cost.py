@@ -23,10 +23,12 @@ from numpy.typing import NDArray
 from chassis.near import near_or_all
 from scheduler.engine import _planner
 from scheduler.problem.fields import InputError
+from scheduler.problem.footprint import Footprint
 from scheduler.problem.mapper import OPTIONAL
-from scheduler.problem.steps import Steps, in_flight
+from scheduler.problem.run import Run
+from scheduler.problem.steps import Steps
 from scheduler.problem.wording import rate_text
-from scheduler.problem.workload import Layer, Resources, Workload, check_together
+from scheduler.problem.workload import Resources, Workload, check_together
 
 Floats = NDArray[np.float64]
 
@@ -80,54 +82,6 @@ class Plan:
     def rank(self) -> tuple[bool, float, float]:
         """Sort key, best first: feasible before not, then cheap, then fast."""
         return (not self.feasible, self.cost if self.feasible else 0.0, -self.throughput)
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """A stage before it has units: serial and parallel seconds a sample."""
-
-    first: int
-    last: int
-    type: int
-    compute_serial: float
-    compute_parallel: float
-    transfer_serial: float
-    transfer_parallel: float
-    memory_bytes: float
-    forward_serial: float  # the forward's part of compute
-    forward_parallel: float
-    crossing_serial: float  # that part of the transfer that crosses to the next stage
-    crossing_parallel: float
-
-    def compute_s(self, units: float) -> float:
-        """CT at `units`."""
-        return self.compute_serial + self.compute_parallel / units
-
-    def transfer_s(self, units: float) -> float:
-        """DT at `units`."""
-        return self.transfer_serial + self.transfer_parallel / units
-
-    def stepped(self, units: int, steps: Steps) -> tuple[int, float, float, float, float]:
-        """The stage as `_planner.simulate` takes it: seconds a micro-batch of a worker, and a step.
-
-        Units beyond the micro-batches of a step have no part in its sums.
-        """
-        size = steps.batch / steps.micro_batches
-        busy = (self.compute_serial * units + self.compute_parallel) * size
-        forward = (self.forward_serial * units + self.forward_parallel) * size
-        cross = (self.crossing_serial * units + self.crossing_parallel) * size
-        serial = self.transfer_serial - self.crossing_serial
-        parallel = self.transfer_parallel - self.crossing_parallel
-        sync = serial + parallel / min(units, steps.micro_batches)
-        return units, forward, max(0.0, busy - forward), cross, max(0.0, sync) * steps.batch
-
-    def busy_s(self, limit: int) -> Floats:
-        """ET at 1 .. `limit` units, never increasing."""
-        units = np.arange(1.0, limit + 1.0)
-        return np.maximum(
-            self.compute_serial + self.compute_parallel / units,
-            self.transfer_serial + self.transfer_parallel / units,
-        )
 
 
 class CostModel:
@@ -194,9 +148,9 @@ class CostModel:
         self.transfer_serial += self._between_hosts()
         self.joined = np.array([False, *(layer.uncut for layer in workload.layers[:-1])])
         self.most_units = self._most_units()
-        self._weigh()
-        told = any(said_of_memory(layer) for layer in workload.layers)
-        self.cuts = told if cuts is None else cuts
+        self.footprint = Footprint(workload, resources, self.steps)
+        self.memory, self.held = self.footprint.weighed(self.memory)
+        self.cuts = self.footprint.itemized if cuts is None else cuts
         self._exclude(exclude)
         self._pin(pin)
         self._join()
@@ -217,10 +171,17 @@ class CostModel:
         return found
 
     def _most_units(self) -> Floats:
-        """Units that a stage with the layer may have, [L, T]: those of one host, if it must."""
-        most = np.full((self.num_layers, self.num_types), np.inf)
+        """Units that a stage with the layer may have, [L, T]: those of one host, if it must.
+
+        Beyond the micro-batches that may be under way they would have nothing to do.
+        """
+        most = np.full(
+            (self.num_layers, self.num_types),
+            self.steps.deepest if self.steps.simulated else np.inf,
+        )
         hosts = [kind.units_per_host or np.inf for kind in self.resources.types]
-        most[[layer.one_host for layer in self.workload.layers]] = hosts
+        one_host = [layer.one_host for layer in self.workload.layers]
+        most[one_host] = np.minimum(most[one_host], hosts)
         return most
 
     def _join(self) -> None:
@@ -229,18 +190,6 @@ class CostModel:
             self.allowed[row] &= self.allowed[row - 1]
         for row in np.flatnonzero(self.joined)[::-1]:
             self.allowed[row - 1] &= self.allowed[row]
-
-    def _weigh(self) -> None:
-        """Put together the memory of layers that say what it is made of."""
-        self.held = np.zeros(self.memory.shape)
-        for row, layer in enumerate(self.workload.layers):
-            if said_of_memory(layer):
-                size = self.steps.batch / self.steps.micro_batches
-                self.held[row] = layer.activation_bytes * size
-                self.memory[row] = _kept_bytes(layer, self.steps, self.steps.samples_in_flight)
-        shares = [k.units_per_host or k.limit if k.is_cpu else np.inf for k in self.resources.types]
-        self.data_bytes = self.workload.data_bytes / np.array(shares, dtype=float)
-        self.memory[0] += self.data_bytes
 
     def _exclude(self, exclude: Sequence[str]) -> None:
         for name in exclude:
@@ -411,33 +360,6 @@ class CostModel:
         least = slowest * steps.batch
         return _planner.step_seconds(stages, steps.micro_batches, steps.staleness or 0, least)
 
-    def stage_bytes(self, runs: Sequence[Run], units: Sequence[int], steps: Steps) -> list[float]:
-        """Memory a unit of each stage, with the micro-batches that it has in flight."""
-        found = []
-        for number, run in enumerate(runs):
-            kind = run.type
-            held = in_flight(units, number, steps) * steps.batch / steps.micro_batches
-            total = self.data_bytes[kind] if run.first == 0 else 0.0
-            for layer in self.workload.layers[run.first : run.last + 1]:
-                if said_of_memory(layer):
-                    total += _kept_bytes(layer, steps, held)
-                else:
-                    total += layer.cost[self.types[kind]].memory_bytes
-            found.append(float(total))
-        return found
-
-    def why_overfull(self, runs: Sequence[Run], units: Sequence[int], steps: Steps) -> str:
-        """Say which stage does not hold what it has in flight, or return nothing."""
-        for run, needed in zip(runs, self.stage_bytes(runs, units, steps), strict=True):
-            capacity = self.capacity[run.type]
-            if needed > capacity * (1 + TOLERANCE):
-                first, last = (self.workload.layers[row].name for row in (run.first, run.last))
-                return (
-                    f"layers {first!r} to {last!r} need {needed:.3g} bytes with their "
-                    f"micro-batches in flight, a unit of {self.types[run.type]} has {capacity:.3g}"
-                )
-        return ""
-
     def evaluate(
         self,
         assignment: Sequence[int],
@@ -476,7 +398,7 @@ class CostModel:
             reached = rate_text(throughput, down=True)
             problem = f"{reached} samples/s, the floor is {rate_text(floor)}"
         if self.steps.simulated:
-            problem = self.why_overfull(runs, units, self.steps) or problem
+            problem = self.footprint.why_overfull(runs, units, self.steps) or problem
         stages = tuple(
             PlanStage(
                 run.first,
@@ -492,22 +414,3 @@ class CostModel:
         )
         cost = self.samples / throughput / 3600 * price
         return Plan(not problem, problem, names, stages, ps_units, throughput, price, cost)
-
-
-def _kept_bytes(layer: Layer, steps: Steps, samples: float) -> float:
-    """Memory of a layer that has the activations of so many samples."""
-    kept = layer.weight_bytes * steps.copies + layer.optimizer_bytes
-    return kept + layer.activation_bytes * samples
-
-
-def said_of_memory(layer: Layer) -> bool:
-    """Whether a layer says what its memory is made of, instead of how much it is in all."""
-    return max(layer.weight_bytes, layer.optimizer_bytes, layer.activation_bytes) > 0
-
-
-def time_text(seconds: float) -> str:
-    """Return a time a person can read, as 3.1 ms."""
-    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-        if seconds >= scale:
-            return f"{seconds / scale:.3g} {unit}"
-    return f"{seconds * 1e9:.3g} ns"

@@ -11,8 +11,9 @@ from dataclasses import replace
 import numpy as np
 
 from scheduler.engine import _planner
-from scheduler.problem.cost import CostModel, Plan, Run, time_text
-from scheduler.problem.wording import rate_text
+from scheduler.problem.cost import CostModel, Plan
+from scheduler.problem.run import Run
+from scheduler.problem.wording import rate_text, time_text
 
 # Ways to choose the units of some of an assignment's stages that are looked at, and at first.
 _LABELS, _QUICK = 20_000, 2_000

@@ -44,6 +44,11 @@ class Steps:
         )
 
     @property
+    def flushed(self) -> bool:
+        """Whether what counts is the simulated time of steps that do not overlap."""
+        return self.simulated and not self.staleness
+
+    @property
     def copies(self) -> int:
         """How many times the size of the weights is kept: versions and the gradient."""
         return 2 if not self.staleness else self.staleness + 2

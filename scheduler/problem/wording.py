@@ -58,3 +58,11 @@ def listed(names: Sequence[str], most: int = 4) -> str:
 def sentence(text: str) -> str:
     """The text with a full stop."""
     return text if text.endswith(".") else text + "."
+
+
+def time_text(seconds: float) -> str:
+    """Return a time a person can read, as 3.1 ms."""
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if seconds >= scale:
+            return f"{seconds / scale:.3g} {unit}"
+    return f"{seconds * 1e9:.3g} ns"

@@ -1,8 +1,8 @@
 """What a proposal says in sentences: what was learned, what each plan costs, and what to do."""
 
 from scheduler.decision.record import Decision
-from scheduler.problem.cost import PlanStage, time_text
-from scheduler.problem.wording import money_text, rate_text, sentence
+from scheduler.problem.cost import PlanStage
+from scheduler.problem.wording import money_text, rate_text, sentence, time_text
 from scheduler.replanning.calibrate import Calibration
 from scheduler.replanning.measure import Measurement
 from scheduler.replanning.proposal import Floor, Proposal, Threshold

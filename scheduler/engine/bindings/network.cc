@@ -67,8 +67,8 @@ auto SampleAll(const Network& network, const std::vector<std::shared_ptr<Pace>>&
 
 auto ReviseAll(const Network& network, const std::vector<std::shared_ptr<Pace>>& paces,
                const nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>& starts,
-               int trials, int window, float temperature, double heat, double slack,
-               uint64_t seed) {
+               int trials, int window, float temperature, double heat, double slack, uint64_t seed,
+               double floor) {
   if (paces.empty() || starts.shape(0) != paces.size()) {
     throw std::invalid_argument("expected an assignment for each pace");
   }
@@ -83,7 +83,7 @@ auto ReviseAll(const Network& network, const std::vector<std::shared_ptr<Pace>>&
       throw std::invalid_argument("expected a type for each layer that may run it");
     }
   }
-  ReviseSettings settings{trials, window, temperature, heat, slack};
+  ReviseSettings settings{trials, window, temperature, heat, slack, floor};
   std::vector<int32_t> found;
   {
     nb::gil_scoped_release release;
@@ -139,8 +139,9 @@ void BindNetwork(nb::module_& m) {
       .def("sample", &SampleAll, "paces"_a, "count"_a, "temperature"_a, "seed"_a,
            "Play `count` episodes at each pace, the first without chance: int32 [n, L].")
       .def("revise", &ReviseAll, "paces"_a, "assignments"_a, "trials"_a, "window"_a,
-           "temperature"_a, "heat"_a, "slack"_a, "seed"_a,
-           "Draw parts of a plan at each pace anew: ever cheaper plans, int32 [n, L].")
+           "temperature"_a, "heat"_a, "slack"_a, "seed"_a, "floor"_a = 0.0,
+           "Draw parts of a plan at each pace anew: ever cheaper plans, int32 [n, L]; those of "
+           "simulated steps reach `floor`.")
       .def("replay", &ReplayOne, "pace"_a, "assignment"_a,
            "What the policy thought of an assignment: chances [L, T], values [L].");
 }

@@ -63,12 +63,14 @@ class Player {
   };
 
   // How they are drawn anew: with `first`, the likeliest types follow the first layer of a window;
-  // with `other`, the first layer of all moves to another type, as drawing what was there before
-  // is a waste. `slack` times the limits may be taken.
+  // with `whole`, the others of a window follow the first where they can; with `other`, the first
+  // layer of all moves to another type, as drawing what was there before is a waste. `slack` times
+  // the limits may be taken.
   struct Manner {
     float temperature;
     bool first, other;
     double slack;
+    bool whole = false;
   };
 
   // Draws the layers of `windows`, in order, anew and keeps the others; whether every layer has a
@@ -85,7 +87,10 @@ class Player {
         episode->Room(mask_.data(), manner.slack);
         bool other = manner.other && at == windows[0].from && !pace_->problem().joined[at];
         if (other) mask_[before[at]] = 0;
-        int type = Draw(*episode, manner.first && at > window.from ? 0 : manner.temperature);
+        bool follows = at > window.from;
+        int type = manner.whole && follows && mask_[episode->assignment().back()]
+                       ? episode->assignment().back()
+                       : Draw(*episode, manner.first && follows ? 0 : manner.temperature);
         if (type < 0) return false;
         episode->Step(type);
       }

@@ -3,6 +3,7 @@
 #include <map>
 
 #include "policy/player.h"
+#include "problem/step_units.h"
 
 namespace heterps::scheduler {
 namespace {
@@ -11,7 +12,11 @@ constexpr double kStages = 0.3;  // share of trials that forget whole stages
 constexpr double kFirst = 0.35;  // share of those where only a window's first layer is drawn warm
 constexpr double kOther = 0.8;   // share of trials whose first layer must move to another type
 constexpr double kEdge = 0.4;  // share of windows that begin where a stage does, or a layer before
-constexpr int kFines = 8;      // trials between changes of the fine
+// Of simulated steps: share of trials where a window goes to one type, drawn so much warmer.
+constexpr double kWhole = 0.4;
+constexpr float kWarmer = 3;
+constexpr int kFines = 8;    // trials between changes of the fine
+constexpr double kHot = 10;  // heats by which a plan is dearer that is all but never taken
 
 // What overdrawing limits costs: more while the plan does, less while it does not.
 class Fines {
@@ -68,14 +73,22 @@ std::vector<Player::Window> Forget(Player* player, const std::vector<int32_t>& n
 
 std::vector<int32_t> ReviseOne(Player* player, const std::shared_ptr<Pace>& pace,
                                const int32_t* assignment, const ReviseSettings& settings) {
-  int layers = pace->problem().layers;
+  const Problem& problem = pace->problem();
+  int layers = problem.layers;
   std::vector<int32_t> found, now(assignment, assignment + layers);
   bool soft = settings.slack > 1, within = false, fits = false;
+  bool stepped = problem.micro_batches > 0 && problem.staleness == 0;
   Fines fines(*pace);
+  StepUnits units(problem, settings.floor);
+  // What is above `most` need not be known.
+  auto price_of = [&](const Episode& episode, double most, bool* fit) {
+    return stepped ? units.Price(episode.assignment(), most, fit)
+                   : episode.Price(fines.each(), fit);
+  };
   auto priced = [&] {
     Episode episode(pace);
     for (int32_t type : now) episode.Step(type);
-    return episode.Price(fines.each(), &within);
+    return price_of(episode, kInf, &within);
   };
   double current = priced();
   double least = within ? current : kInf;
@@ -83,18 +96,21 @@ std::vector<int32_t> ReviseOne(Player* player, const std::shared_ptr<Pace>& pace
     std::vector<Player::Window> windows = Forget(player, now, settings.window);
     bool first = player->Random() < kFirst, other = player->Random() < kOther;
     float warmth = settings.temperature * static_cast<float>(0.4 + 1.2 * player->Random());
+    bool whole = stepped && player->Random() < kWhole;
+    if (whole) warmth *= kWarmer;
     Episode episode(pace);
-    if (!player->Redraw(now.data(), windows, {warmth, first, other, settings.slack}, &episode)) {
+    if (!player->Redraw(now.data(), windows, {warmth, first, other, settings.slack, whole},
+                        &episode)) {
       continue;
     }
-    if (soft && trial % kFines == kFines - 1) {
+    if (soft && !stepped && trial % kFines == kFines - 1) {
       fines.Move(within ? 0.8 : 1.25);
       current = priced();
     }
     if (episode.assignment() == now) continue;
-    double price = episode.Price(fines.each(), &fits);
-    if (!(price < kInf) || (!fits && !soft)) continue;
     double heat = settings.heat * (1 - static_cast<double>(trial) / settings.trials);
+    double price = price_of(episode, current * (1 + kHot * heat), &fits);
+    if (!(price < kInf) || (!fits && !soft && !stepped)) continue;
     bool taken =
         price <= current || (heat > 0 && player->Random() < std::exp((1 - price / current) / heat));
     if (!taken) continue;

@@ -2,17 +2,20 @@
 
 import math
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from bench.scheduler.workloads import problem as generated
 from scheduler import load_resources, load_workload
 from scheduler.agent import draw as agent
 from scheduler.methods.exact import solve
 from scheduler.problem.cost import CostModel
+from scheduler.problem.workload import Resources, Workload
 from tests.scheduler.instances import EXAMPLE, cost, model, problems, resources, workload
 
 FLOOR = 600_000.0
@@ -108,3 +111,41 @@ def test_fine_tuning_never_makes_it_worse(
     assert tuned.evaluations >= plain.evaluations
     assert all(math.isfinite(point.mean_reward) for point in tuned.curve)
     assert not list(tmp_path.glob("SB3*"))  # no logs of the learning are left
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(problems(layers=6), st.sampled_from([1, 4, 16]))
+def test_a_plan_by_simulated_steps_wherever_there_is_one(
+    drawn: tuple[CostModel, float], micro_batches: int
+) -> None:
+    """No further above the cheapest than that of the slowest stage's model."""
+    steady, floor = drawn
+    work = replace(steady.workload, staleness=0, batch=64, micro_batches=micro_batches)
+    problem = CostModel(work, steady.resources)
+    if not problem.usable.any(axis=1).all():
+        return
+    best = solve(problem, floor).plan
+    found = agent.draw(problem, floor).plan
+    assert found.feasible or best is None or not best.feasible
+    if found.feasible:
+        again = [problem.types.index(name) for name in found.assignment]
+        units = [stage.units for stage in found.stages]
+        assert problem.evaluate(again, units, floor).cost == pytest.approx(found.cost)
+        assert best is not None
+        assert found.cost <= best.cost * 1.05
+
+
+def test_plans_by_simulated_steps_repeat_and_are_near_the_cheapest() -> None:
+    for number in (6, 9, 18):  # floors, and limits that several stages share
+        given_ = generated(number, seed=31, layers=(5, 16), types=(2, 6))
+        work = given_.workload | {"staleness": 0, "micro_batches": 16}
+        work["batch"] = work["reference_batch"]
+        problem = CostModel(Workload.parse(work), Resources.parse(given_.resources))
+        best = solve(problem)
+        floor = 0.5 * best.max_throughput
+        least = solve(problem, floor)
+        assert least.plan is not None
+        found = agent.draw(problem, floor)
+        assert found.plan.feasible
+        assert found.plan.cost <= least.plan.cost * 1.02
+        assert found == agent.draw(problem, floor)

@@ -163,3 +163,34 @@ def test_a_process_of_the_job_is_at_home_in_its_folder(tmp_path, brought):
     assert told["cwd"] == str(folder if brought else tmp_path)
     expected = str(tmp_path / "certs/ca.pem") if brought else "certs/ca.pem"
     assert told["ca"] == expected, "files named from where it was started are still found"
+
+
+IN_A_FORK = """
+import json, sys
+from protos.job_pb2 import JobSpec
+from workers.model.code import enter
+from workers.stage import forked
+
+assert {"statistics", "fractions"} <= set(sys.modules), "here early"
+enter(JobSpec(directory=sys.argv[1]))
+import fractions, statistics, sympy.core
+print(json.dumps([statistics.__file__, sympy.core.__file__, fractions.__file__]))
+"""
+
+
+def test_what_workers_share_hides_no_module_of_the_job(tmp_path):
+    (tmp_path / "statistics.py").touch()
+    (tmp_path / "sympy").mkdir()
+    for name in ("__init__", "core"):
+        (tmp_path / "sympy" / f"{name}.py").touch()
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", IN_A_FORK, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    *theirs, fractions = json.loads(done.stdout)
+    assert theirs == [str(tmp_path / "statistics.py"), str(tmp_path / "sympy" / "core.py")]
+    assert not fractions.startswith(str(tmp_path))

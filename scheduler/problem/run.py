@@ -1,0 +1,56 @@
+"""A stage before it has units: serial and parallel seconds a sample."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduler.problem.steps import Steps
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A stage before it has units: serial and parallel seconds a sample."""
+
+    first: int
+    last: int
+    type: int
+    compute_serial: float
+    compute_parallel: float
+    transfer_serial: float
+    transfer_parallel: float
+    memory_bytes: float
+    forward_serial: float  # the forward's part of compute
+    forward_parallel: float
+    crossing_serial: float  # that part of the transfer that crosses to the next stage
+    crossing_parallel: float
+
+    def compute_s(self, units: float) -> float:
+        """CT at `units`."""
+        return self.compute_serial + self.compute_parallel / units
+
+    def transfer_s(self, units: float) -> float:
+        """DT at `units`."""
+        return self.transfer_serial + self.transfer_parallel / units
+
+    def stepped(self, units: int, steps: Steps) -> tuple[int, float, float, float, float]:
+        """The stage as `_planner.simulate` takes it: seconds a micro-batch of a worker, and a step.
+
+        Units beyond the micro-batches of a step have no part in its sums.
+        """
+        size = steps.batch / steps.micro_batches
+        busy = (self.compute_serial * units + self.compute_parallel) * size
+        forward = (self.forward_serial * units + self.forward_parallel) * size
+        cross = (self.crossing_serial * units + self.crossing_parallel) * size
+        serial = self.transfer_serial - self.crossing_serial
+        parallel = self.transfer_parallel - self.crossing_parallel
+        sync = serial + parallel / min(units, steps.micro_batches)
+        return units, forward, max(0.0, busy - forward), cross, max(0.0, sync) * steps.batch
+
+    def busy_s(self, limit: int) -> NDArray[np.float64]:
+        """ET at 1 .. `limit` units, never increasing."""
+        units = np.arange(1.0, limit + 1.0)
+        return np.maximum(
+            self.compute_serial + self.compute_parallel / units,
+            self.transfer_serial + self.transfer_parallel / units,
+        )
