@@ -1,9 +1,10 @@
 """What a plan comes to once it runs in steps: its micro-batches, its staleness, its throughput.
 
 From one update of staleness on, forwards of later steps fill the pipeline while backwards return,
-as far as the steps that may be under way hold micro-batches enough. The fewest micro-batches and
-the least staleness are chosen with which a simulation of the executor reaches the slowest stage's
-pace; where none does, the plan is priced at what it reaches.
+as far as the steps that may be under way hold micro-batches enough. The least staleness and the
+fewest micro-batches are found with which a simulation of the executor reaches the slowest stage's
+pace; of those one size more is taken, so that the ends of steps (sum, verdict, update), which no
+cost tells, find slack. Where nothing reaches that pace, the plan is priced at what it reaches.
 """
 
 from collections.abc import Iterator
@@ -27,13 +28,19 @@ def executed(model: CostModel, plan: Plan, floor: float = 0.0) -> Plan:
     codes, units = model.codes(plan), [stage.units for stage in plan.stages]
     runs = model.runs(codes)
     best, rate = None, 0.0
+    filled = False
     for steps in _choices(model.steps):
+        if filled and best is not None and steps.staleness != best.staleness:
+            break
         if model.footprint.why_overfull(runs, units, steps):
             continue
         reached = plan.throughput if steps.simulated else steady_rate(model, plan, steps)
-        if reached > rate * (1 + TOLERANCE):
+        if reached > rate * (1 + TOLERANCE) or (filled and reached >= rate * (1 - TOLERANCE)):
             best, rate = steps, reached
-        if rate >= _FULL * plan.throughput and rate >= min(floor, plan.throughput):
+        if filled:
+            break
+        filled = rate >= _FULL * plan.throughput and rate >= min(floor, plan.throughput)
+        if filled and sum(units) == 1:
             break
     found = plan
     if best is None:
