@@ -333,7 +333,7 @@ data: {train: train.csv, valid: train.csv, label: y, dense: [x], sparse: [a, b]}
 train: {epochs: 5, batch_size: 256, loss: bce_with_logits}
 servers: {shards: 2}
 schedule:
-  {resources: resources.yaml, workload: workload.yaml, method: exact, min_throughput: 200000,
+  {resources: resources.yaml, workload: workload.yaml, method: exact, min_throughput: 300000,
    pin: {embedding: cpu, tower: cpu, wide: v100}}
 output: output
 """
@@ -341,7 +341,7 @@ output: output
 
 def written(folder):
     write_clicks(folder)
-    seconds = {"cpu": 1e-3, "v100": 1e-3}
+    seconds = {"cpu": 1e-3, "v100": 8e-4}
     write_workload(folder / "workload.yaml", CLICKS_LAYERS, seconds, parallel_compute=1.0)
     path = folder / "job.yaml"
     path.write_text(JOB)
@@ -409,16 +409,19 @@ def test_every_part_of_a_cluster_speaks_tls_even_sums_among_hosts(tmp_path, monk
             stages = [
                 [p for p in descendants(n.pid) if "workers.stage\0" in command(p)] for n in nodes
             ]
-            assert [len(found) for found in stages] == [1, 1, 1], "two hosts share the first stage"
+            assert sorted(len(found) for found in stages[:2]) == [1, 2], (
+                "two hosts share the first stage"
+            )
+            assert len(stages[2]) == 1
             sockets = listening(pids)
-            assert len(sockets) >= 8, "three nodes, two shards, three stage workers"
+            assert len(sockets) >= 9, "three nodes, two shards, four stage workers"
             assert {host for host, _ in sockets} <= {"0100007F", "0200007F"}
             plain = [at for at in sockets if not shows_a_certificate(*at, tmp_path / "certs")]
             assert len(plain) <= 1, "but for the store of torch, on loopback, all speak TLS"
             wide = client.wait(wide, timeout=300)
             assert wide.state == "succeeded", wide.reason
             stages = client.decision_message(wide.job_id).stages
-            assert [(s.type, s.units) for s in stages] == [("cpu", 2), ("v100", 1)]
+            assert [(s.type, s.units) for s in stages] == [("cpu", 3), ("v100", 1)]
 
 
 def shows_a_certificate(host, number, folder):

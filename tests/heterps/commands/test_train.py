@@ -269,8 +269,8 @@ def test_a_killed_shard_fails_the_job_and_is_named(interruptible, tmp_path):
     ("override", "code", "said", "profiled"),
     [
         ("train.epoch=3", 2, "train.epoch", True),
-        ("data.sparse=[a, siet]", 1, "siet", True),
-        ("data.label=site", 1, "site", False),
+        ("data.sparse=[a, siet]", 2, "siet", True),
+        ("data.label=site", 2, "site", False),
         ("schedule.min_throughput=1e12", 5, "1,000,000,000,000", False),
         ("model.entry=broken.py:build", 2, "broken.py", True),
     ],
