@@ -87,7 +87,9 @@ def _run(
     settings: Settings,
     on_line: Callable[[str], None],
 ) -> Workload:
-    with tempfile.TemporaryDirectory(prefix="heterps-profile-") as folder:
+    with tempfile.TemporaryDirectory(
+        prefix="heterps-profile-", ignore_cleanup_errors=True
+    ) as folder:
         asked, result = Path(folder, "request"), Path(folder, "workload")
         asked.write_bytes(request.SerializeToString())
         argv = module_argv(
@@ -96,7 +98,9 @@ def _run(
             *("--units", str(units), "--batch", str(settings.batch)),
             *("--bytes-per-s", str(settings.bytes_per_s)),
         )
-        code, tail = child.follow("profile", argv, on_line, _ONE_THREAD)
+        # What it writes for the measurement lies here, too, and goes even where it is killed.
+        environment = {**_ONE_THREAD, "TMPDIR": folder}
+        code, tail = child.follow("profile", argv, on_line, environment)
         if code != 0 or not result.exists():
             raise HeterpsError(_problem(code, tail))
         return Workload.FromString(result.read_bytes())
