@@ -113,6 +113,7 @@ class ForkServer:
         self._connection: socket.socket | None = None
         self._answers: queue.SimpleQueue[int | None] = queue.SimpleQueue()  # pids; None: it died
         self._useless = False  # it ended before it forked anything
+        self._closed = False
         self._known = threading.Lock()
         self._children: dict[int, Forked] = {}
         self._early: dict[int, int] = {}  # ends that were told of before their process was known
@@ -167,6 +168,7 @@ class ForkServer:
 
     def close(self) -> None:
         """End the server; what it has forked ends when its standard input does."""
+        self._closed = True  # so that one who is starting it hangs up
         self._hang_up()  # first of all: somebody may hold the lock and wait for its answer
         with self._lock:
             self._connection = None
@@ -184,6 +186,8 @@ class ForkServer:
 
     def _ask(self, message: bytes, descriptors: list[int]) -> int:
         """The pid of a process with these standard streams."""
+        if self._closed:
+            raise ForkError("the fork server is closed")
         if self._useless:
             raise ForkError(f"{self._module} cannot be forked; see {self._log}")
         if self._connection is None:
@@ -224,6 +228,8 @@ class ForkServer:
                 start_new_session=True,
             )
         self._connection, self._answers = ours, queue.SimpleQueue()
+        if self._closed:  # while it started, when there was nothing to hang up
+            self._hang_up()
         threading.Thread(
             target=self._listen, args=(ours, self._answers), name="forked", daemon=True
         ).start()

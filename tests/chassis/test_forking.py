@@ -3,7 +3,9 @@
 import json
 import os
 import signal
+import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -129,14 +131,32 @@ def test_a_fork_that_fails_harms_no_other_process(serve, tmp_path):
     assert "no more processes" in (tmp_path / "fork-server.log").read_text()
 
 
-def test_closing_does_not_wait_for_a_server_that_hangs(serve, tmp_path):
+@pytest.mark.parametrize("when", ["before it runs", "once it runs"])
+def test_closing_does_not_wait_for_a_server_that_hangs(serve, tmp_path, monkeypatch, when):
     server = serve("import time\ntime.sleep(600)")
-    with ThreadPoolExecutor(1) as pool:
+    started, closing = threading.Event(), threading.Event()
+    popen = subprocess.Popen
+
+    def start_slowly(*args, **options):
+        started.set()
+        if when == "before it runs":
+            assert closing.wait(60)
+        return popen(*args, **options)
+
+    monkeypatch.setattr("chassis.forking.subprocess.Popen", start_slowly)
+    with ThreadPoolExecutor(2) as pool:
         asked = pool.submit(start, server, tmp_path, "none")
-        wait_until((tmp_path / "fork-server.log").exists, "it is started")
-        server.close()
+        assert started.wait(60)
+        if when == "once it runs":
+            wait_until(lambda: server._connection is not None, "it is started")
+        closed = pool.submit(server.close)
+        wait_until(lambda: server._closed, "it is closed")
+        closing.set()
         with pytest.raises(ForkError):
             asked.result(60)
+        closed.result(60)
+    with pytest.raises(ForkError, match="closed"):
+        start(server, tmp_path, "another")
 
 
 @pytest.mark.parametrize(
