@@ -292,5 +292,7 @@ def test_a_log_that_is_damaged_in_the_middle_is_not_passed_over(tmp_path: Path) 
     data = bytearray(first.read_bytes())
     data[-1] ^= 1
     first.write_bytes(data)
-    with pytest.raises(CheckpointError, match=r"log-00000001: damaged at byte .*1 push whole records"):
+    with pytest.raises(
+        CheckpointError, match=r"log-00000001: damaged at byte .*1 push whole records"
+    ):
         ShardDirectory(ShardState(), tmp_path)
