@@ -58,18 +58,22 @@ ACTS = {f"/heterps.v1.Scheduler/{name}" for name in ("Submit", "CancelJob", "Pla
 NOT_OF_JOBS = {f"/heterps.v1.ParameterServer/{n}" for n in ("Fetch", "Move", "Absorb", "Replicate")}
 
 
+def refusal(method, token):
+    """Why a call is refused; None where it is admitted."""
+    try:
+        ask(method, token)
+    except RefusedError as error:
+        return error
+    return None
+
+
 def may(token):
-    allowed = set()
-    for method in every_method():
-        try:
-            ask(method, token)
-        except RefusedError as error:
-            assert error.code is grpc.StatusCode.PERMISSION_DENIED
-            assert error.reason == ROLE_LACKING
-            assert f"needs the role {REQUIRED[method]}" in error.details
-        else:
-            allowed.add(method)
-    return allowed
+    refused = {method: refusal(method, token) for method in every_method()}
+    for method, why in refused.items():
+        if why is not None:
+            assert (why.code, why.reason) == (grpc.StatusCode.PERMISSION_DENIED, ROLE_LACKING)
+            assert f"needs the role {REQUIRED[method]}" in why.details
+    return {method for method, why in refused.items() if why is None}
 
 
 def test_each_role_may_call_what_it_is_for_and_nothing_else():
