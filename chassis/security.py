@@ -151,7 +151,7 @@ class Security:
 
     @property
     def asked_token(self) -> str | None:
-        """What a server's callers must show; None on plain loopback: a token needs TLS to travel."""
+        """What callers of a server must show; None on plain loopback: it needs TLS to travel."""
         return self.token if self.certificate else None
 
 
