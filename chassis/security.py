@@ -5,16 +5,13 @@ sides read them from files named in the environment (HETERPS_TLS_CERT, HETERPS_T
 HETERPS_TLS_CA, HETERPS_TOKEN_FILE).
 """
 
-import hmac
 import ipaddress
 import os
 import ssl
 import tempfile
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import grpc
@@ -28,8 +25,6 @@ VARIABLES = (CERTIFICATE, KEY, AUTHORITY, TOKEN)
 # The name that every server's certificate is checked for, in place of the host it is called by. All
 # servers of a cluster hold one certificate: what it proves is the cluster, and hosts come and go.
 NAME = "HETERPS_TLS_NAME"
-OpenMethod = Callable[[grpc.ServicerContext], bytes]
-_HEADER = "authorization"
 
 
 class SecurityError(RuntimeError):
@@ -154,56 +149,10 @@ class Security:
             credentials, grpc.access_token_call_credentials(self.token)
         )
 
-    def interceptor(
-        self, open_methods: Mapping[str, OpenMethod] = MappingProxyType({})
-    ) -> grpc.ServerInterceptor | None:
-        """A check of every call's token, or None on plain loopback: a token needs TLS to travel.
-
-        Of a call without the token only the headers are read, whatever its caller sends.
-
-        Args:
-            open_methods: by path, the reply's bytes to a caller without the token.
-        """
-        if not (self.token and self.certificate):
-            return None
-        return _TokenCheck(self.token, open_methods)
-
-
-class _TokenCheck(grpc.ServerInterceptor):
-    def __init__(self, token: str, open_methods: Mapping[str, OpenMethod]) -> None:
-        self._expected = f"Bearer {token}"
-        # A thread of its own: who has a token may keep all others busy for long, and what such
-        # a call has sent meanwhile would be held.
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="no token")
-        self._refuse = self._unread(_unauthenticated)
-        self._open = {path: self._unread(answer) for path, answer in open_methods.items()}
-
-    def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Any],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> Any:
-        for key, value in handler_call_details.invocation_metadata:
-            if key == _HEADER and hmac.compare_digest(str(value).encode(), self._expected.encode()):
-                return continuation(handler_call_details)
-        return self._open.get(handler_call_details.method, self._refuse)
-
-    def _unread(self, answer: OpenMethod) -> Any:
-        """A handler that answers without a request.
-
-        gRPC reads the one request of a unary call before it calls the handler, however large it
-        is; of a stream it reads what the handler asks for, here nothing.
-        """
-
-        def handler(_: object, context: grpc.ServicerContext) -> bytes:
-            return answer(context)
-
-        handler.experimental_thread_pool = self._thread  # type: ignore[attr-defined]
-        return grpc.stream_unary_rpc_method_handler(handler)
-
-
-def _unauthenticated(context: grpc.ServicerContext) -> bytes:
-    context.abort(grpc.StatusCode.UNAUTHENTICATED, "the call's token is missing or wrong")
+    @property
+    def asked_token(self) -> str | None:
+        """What callers of a server must show; None on plain loopback: it needs TLS to travel."""
+        return self.token if self.certificate else None
 
 
 def is_loopback(host: str) -> bool:

@@ -10,6 +10,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from chassis import tracing
+from chassis.callers import Callers, Lookup
 from chassis.channels import CONNECTION_OPTIONS
 from chassis.security import Security
 
@@ -30,7 +31,6 @@ _SERVER_OPTIONS = [
     ("grpc.so_reuseport", 0),  # a port in use is an error, not a silent second listener
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),  # who sends more is cut off
 ]
-_HEALTH_CHECK = f"/{health.SERVICE_NAME}/Check"
 
 
 class BindError(RuntimeError):
@@ -44,7 +44,11 @@ class Server:
         name: the role, for errors.
         bind: host:port, port 0 for any free one.
         threads: how many calls run at once.
+        lookup: who is known by a token, besides those who are to every server.
         most_bytes: of a message that it takes.
+
+    Attributes:
+        callers: tells who makes a call.
     """
 
     def __init__(
@@ -54,6 +58,7 @@ class Server:
         *,
         security: Security | None = None,
         threads: int = 16,
+        lookup: Lookup = lambda token: None,
         most_bytes: int = CONTROL_BYTES,
     ) -> None:
         self._name = name
@@ -61,9 +66,9 @@ class Server:
         self._security = security or Security.from_environment()
         host = bind.rpartition(":")[0]
         self._security.require_for(host)
+        self.callers = Callers(self._security.asked_token, lookup)
         self._health = health.HealthServicer()
-        # Health is asked by container engines that hold no token; they learn the state of all.
-        guard = self._security.interceptor({_HEALTH_CHECK: self._whole_health})
+        guard = self.callers.interceptor(self._whole_health)
         self._server = grpc.server(
             ThreadPoolExecutor(threads, thread_name_prefix=name),
             interceptors=[*([guard] if guard else []), *tracing.interceptors(name)],

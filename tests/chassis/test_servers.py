@@ -28,8 +28,12 @@ class Stage(stage_pb2_grpc.StageServicer):
         return stage_pb2.StartReply()
 
 
-def _sleep(data, context):
-    time.sleep(30)
+SLEEP = b"sleep"  # how a message begins that takes long
+
+
+def _send(data, context):
+    if data.startswith(SLEEP):
+        time.sleep(30)
     return b""
 
 
@@ -39,7 +43,7 @@ def serve(bind="127.0.0.1:0", **options):
         stage_pb2_grpc.add_StageServicer_to_server,
         Stage(),
         "heterps.v1.Stage",
-        raw={"Send": lambda data, context: data[:0], "Sleep": _sleep},
+        raw={"Send": _send},
     )
     server.start()
     return server
@@ -205,7 +209,7 @@ def test_many_without_the_token_at_once_are_not_held(secured, process, monkeypat
     started = process()
     with connect(started.address) as with_token:
         busy = [
-            with_token.unary_unary("/heterps.v1.Stage/Sleep").future(b"", timeout=60)
+            with_token.unary_unary("/heterps.v1.Stage/Sleep").future(SLEEP, timeout=60)
             for _ in range(4)
         ]
         _without_token(monkeypatch, secured, None)
@@ -217,7 +221,7 @@ def test_many_without_the_token_at_once_are_not_held(secured, process, monkeypat
             ]
             codes = {call.code() for call in calls}
         assert codes == {grpc.StatusCode.UNAUTHENTICATED}
-        assert not any(call.done() for call in busy)
+        assert [call.code() for call in busy if call.done()] == []
         assert started.held() < _HELD
         for call in busy:
             call.cancel()
@@ -255,8 +259,8 @@ def test_calls_that_wait_for_a_thread_wait_at_their_callers(process):
     """Of those under way at once a server holds what its threads read, and a little of others."""
     started = process()
     with connect(started.address) as channel:
-        slow = channel.unary_unary("/heterps.v1.Stage/Sleep")
-        calls = [slow.future(bytes(16 << 20), timeout=60) for _ in range(32)]  # 512 MiB
+        slow = channel.unary_unary("/heterps.v1.Stage/Send")
+        calls = [slow.future(SLEEP + bytes(16 << 20), timeout=60) for _ in range(32)]  # 512 MiB
         time.sleep(1)
         assert not all(call.done() for call in calls)
         assert started.held() < 2 * 2 * (16 << 20) + 32 * (1 << 20) + _HELD
