@@ -209,7 +209,7 @@ def test_many_without_the_token_at_once_are_not_held(secured, process, monkeypat
     started = process()
     with connect(started.address) as with_token:
         busy = [
-            with_token.unary_unary("/heterps.v1.Stage/Sleep").future(SLEEP, timeout=60)
+            with_token.unary_unary("/heterps.v1.Stage/Send").future(SLEEP, timeout=60)
             for _ in range(4)
         ]
         _without_token(monkeypatch, secured, None)
