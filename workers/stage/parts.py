@@ -30,10 +30,11 @@ from workers.links.pipeline import Links, Place
 from workers.links.ring_port import RingPort, join_stage
 from workers.links.transport import Neighbours
 from workers.model.entry import ModelError, job_model
+from workers.model.probe import check_parameters, micro_batches_of
 from workers.model.randomness import Randomness
 from workers.model.statistics import RunningStatistics
 from workers.model.trace import LayerInfo, StageGraph, TracedModel
-from workers.model.whole import check_smallest, job_micro_batches
+from workers.model.whole import check_smallest
 from workers.stage.commits import RowCommits
 from workers.stage.ending import Ending
 from workers.stage.executor import StageExecutor
@@ -100,12 +101,13 @@ class Share:
             )
         if place.stage == place.rank == 0:  # held-out splits, too, before anything is trained
             check_all(job)
+            check_parameters(traced, job)
         batches = GlobalBatches.of(job, Dataset.of(job, "train"))
-        fixed = job_micro_batches(job.train, traced.model)
+        fixed = micro_batches_of(job, traced)
         schedule = Schedule(
             batches.steps,
             batches.samples,
-            fixed or micro_batches_of(launch),
+            fixed or planned_micro_batches(launch),
             lockstep=place.widths if job.train.split_experts else (),
         )
         if batches.steps and not schedule.lockstep:
@@ -125,7 +127,7 @@ class Share:
         )
 
 
-def micro_batches_of(launch: LaunchRequest) -> int:
+def planned_micro_batches(launch: LaunchRequest) -> int:
     """Micro-batches of a step by the plan, where it says none enough to have all workers busy."""
     widths = [stage.units for stage in launch.stages]
     few = widths[0] if len(widths) == 1 else max(4, *widths)
