@@ -16,6 +16,7 @@ from workers.data import Dataset, GlobalBatches
 from workers.data.check import check_all
 from workers.device.copies import staging_for
 from workers.device.units import VISIBLE
+from workers.errors import UnfitPlanError
 from workers.learning.precision import Precision
 from workers.links.all_reduce import (
     Rendezvous,
@@ -29,7 +30,7 @@ from workers.links.outbox import Outbox
 from workers.links.pipeline import Links, Place
 from workers.links.ring_port import RingPort, join_stage
 from workers.links.transport import Neighbours
-from workers.model.entry import ModelError, job_model
+from workers.model.entry import job_model
 from workers.model.probe import check_parameters, micro_batches_of
 from workers.model.randomness import Randomness
 from workers.model.statistics import RunningStatistics
@@ -85,6 +86,7 @@ class Share:
 
         Raises:
             ModelError, DataError, PrecisionError: the job does not fit.
+            UnfitPlanError: the plan is one of another model.
             RuntimeError: its GPU is not there.
         """
         job, plan = launch.job, launch.stages[launch.index]
@@ -95,7 +97,7 @@ class Share:
         traced = TracedModel(job_model(job))
         names = [layer.name for layer in traced.layers]
         if names != list(launch.layers):
-            raise ModelError(
+            raise UnfitPlanError(
                 f"{job.model.entry}: its layers are {', '.join(names)}; expected those that were "
                 f"planned, {', '.join(launch.layers)}"
             )
