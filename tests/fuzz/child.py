@@ -1,10 +1,8 @@
 """One target under Atheris: `python -m tests.fuzz.child TARGET SECONDS FOLDER`, of `make fuzz`."""
 
 import contextlib
-import importlib
 import inspect
 import logging
-import resource
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,24 +11,9 @@ from typing import Any
 
 import atheris
 
-from tests.fuzz.targets import TARGETS, Target
+from tests.fuzz.targets import SLOWEST, TARGETS, bound_memory, refusals
 
 LONGEST = 1 << 14  # bytes of an input
-MEMORY = 1 << 30  # bytes that one input may take above what the parser's modules do
-SLOWEST = 10  # s for one input
-
-
-def refusals(target: Target) -> tuple[type[Exception], ...]:
-    """The errors that a target documents."""
-    named = (name.rpartition(".") for name in target.refusals)
-    return tuple(getattr(importlib.import_module(module), name) for module, _, name in named)
-
-
-def bound_memory() -> None:
-    """Have an input that takes much more than what is taken now end in a MemoryError."""
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    most = pages * resource.getpagesize() + MEMORY
-    resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
 
 def functions(holder: object) -> Iterator[FunctionType]:

@@ -6,8 +6,10 @@ takes too long or too much memory, is a finding.
 """
 
 import hashlib
+import importlib
 import itertools
 import json
+import resource
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +19,8 @@ import yaml
 
 Parser = Callable[[bytes], object]
 ROOT = Path(__file__).parents[2]
+SLOWEST = 10  # s for one input
+_MEMORY = 1 << 30  # bytes that one input may take above what was taken before
 _RENEWED = 500  # inputs after which a target with a state of its own begins anew
 
 
@@ -35,6 +39,45 @@ class Target:
     seeds: Callable[[Path], list[bytes]]
     refusals: tuple[str, ...]
     modules: tuple[str, ...]
+
+
+def refusals(target: Target) -> tuple[type[Exception], ...]:
+    """The errors that a target documents."""
+    named = (name.rpartition(".") for name in target.refusals)
+    return tuple(getattr(importlib.import_module(module), name) for module, _, name in named)
+
+
+def bound_memory() -> None:
+    """Have an input that takes much more than what is taken now end in a MemoryError."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    most = pages * resource.getpagesize() + _MEMORY
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+
+# What a text can be made of that no writer of ours makes.
+EXTREMES = [
+    b"",
+    b"\xff\xfe",
+    b"null",
+    b"{}",
+    b"[" * 2000,
+    b'{"a":' * 2000,
+    b"- " * 2000,
+    b"? " * 2000,
+    b"layers: &a [*a]",
+    b"<<: 1",
+    b"? [a]\n: b",
+    b"name: !!timestamp z",
+    b"name: !!bool z",
+    b"name: !!int ''",
+    b"samples: 0x" + b"f" * 9000,
+    b'{"name": "n", "layers": [1], "reference_batch": 1, "samples": 1' + b"0" * 400 + b"}",
+    # Nine to the seventh values, told in 400 bytes.
+    b"layers: [" + b", ".join(
+        b"&%c [%s]" % (name, b", ".join([b"*%c" % (name - 1)] * 9 if name > 97 else [b"x"] * 9))
+        for name in range(97, 105)
+    ) + b"]",
+]  # fmt: skip
 
 
 def _texts(*names: str) -> list[bytes]:
@@ -63,7 +106,7 @@ def _workloads(folder: Path) -> list[bytes]:
     small = made | {"layers": made["layers"][:2], "staleness": 1, "batch": 64}
     # An anchor and two aliases, of which mutations may make many.
     shared = b"layers: [{name: l, kind: k, cost: &c {cpu: *d}}, *c, *c]\nname: &d x\n"
-    return [yaml.safe_dump(small).encode(), json.dumps(small).encode(), shared]
+    return [yaml.safe_dump(small).encode(), json.dumps(small).encode(), shared, *EXTREMES]
 
 
 def _resources(folder: Path) -> Parser:
@@ -90,7 +133,7 @@ def _decisions(folder: Path) -> list[bytes]:
         path = folder / f"{number}.json"
         plan(work, types, min_throughput=floor, method=method).export(path)
         found.append(path.read_bytes())
-    return found
+    return [*found, *EXTREMES]
 
 
 # Job files: what follows a zero byte are values for --set, one a line.
@@ -113,18 +156,12 @@ def _job(folder: Path) -> Parser:
 
 def _jobs(folder: Path) -> list[bytes]:
     flights, moe, paper = _texts("flights/job.yaml", "moe_lm/job.yaml", "heterps_paper/nce.yaml")
-    return [flights, moe, paper, flights + b"\0train.epochs=3\ndata.dense=[a, b]\nname=x"]
+    chosen = flights + b"\0train.epochs=3\ndata.dense=[a, b]\nname=x"
+    nested = b"model: {args: {%s}}" % EXTREMES[-1]
+    return [flights, moe, paper, chosen, nested, *EXTREMES]
 
 
 # Saves: an input is one file of a save whose manifest names it with its size and checksum.
-
-
-def _table(name: str = "rows", dim: int = 3, **options: Any) -> Any:
-    from ps.table.spec import make_spec
-    from ps.table.table import Table
-
-    made = Table.make(make_spec(name, dim, **options), "")
-    return made
 
 
 def _manifest(folder: Path) -> Parser:
@@ -386,7 +423,7 @@ def _feeds(folder: Path) -> list[bytes]:
     bases = (Entry(new_name("base", 1), "save-1", 1),)
     deltas = (Entry(new_name("delta", 2), "save-2", 2),)
     write_feed(open_store(folder), Feed("main", bases, deltas, 7.0))
-    return [(folder / LATEST).read_bytes()]
+    return [(folder / LATEST).read_bytes(), *EXTREMES]
 
 
 def _policy(folder: Path) -> Parser:
@@ -416,7 +453,7 @@ TARGETS = {
     "workload": Target(_workload, _workloads, _INPUT, _SCHEDULER),
     "resources": Target(
         _resources,
-        lambda _: _texts("plan/resources.yaml", "flights/resources.yaml"),
+        lambda _: [*_texts("plan/resources.yaml", "flights/resources.yaml"), *EXTREMES],
         _INPUT,
         (*_SCHEDULER, "heterps.job"),
     ),

@@ -1,4 +1,4 @@
-"""Tests that can fail: each fault of `faults/`, planted in a copy of the tree, fails the test it names.
+"""Tests that can fail: each fault of `faults/`, planted in a copy of the tree, fails its test.
 
 A fault is a patch whose heading says what it breaks and, in a line `Test: path::name`, which quick
 test tells. One that no longer applies is to be planted anew, where the code has gone.
@@ -10,7 +10,6 @@ import re
 import shutil
 import subprocess
 import sys
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -29,7 +28,9 @@ import sys
 sys.meta_path = [f for f in sys.meta_path if type(f).__name__ != "ScikitBuildRedirectingFinder"]
 """
 # A patch that breaks the program everywhere would prove nothing of its test.
-BROKEN = re.compile(r"^E +(\w*\.)*(Syntax|Name|Import|ModuleNotFound|Attribute|Indentation)Error", re.M)
+BROKEN = re.compile(
+    r"^E +(\w*\.)*(Syntax|Name|Import|ModuleNotFound|Attribute|Indentation)Error", re.M
+)
 
 
 def test_of(fault: Path) -> str:
@@ -75,13 +76,6 @@ def run(tree: Path, *tests: str) -> subprocess.CompletedProcess[str]:
         [*command, *tests], cwd=tree, env=env, capture_output=True, text=True, timeout=300,
         check=False,
     )  # fmt: skip
-
-
-@cache
-def tool() -> str:
-    found = shutil.which("patch")
-    assert found is not None, "needs the program patch"
-    return found
 
 
 @pytest.mark.exhaustive
