@@ -33,7 +33,7 @@ BROKEN = re.compile(
 )
 
 
-def test_of(fault: Path) -> str:
+def named_in(fault: Path) -> str:
     """The test that a fault names."""
     found = re.findall(r"^Test: (\S+)$", fault.read_text().partition("\n---")[0], re.M)
     assert len(found) == 1, f"{fault.name}: expected one line 'Test: path::name'"
@@ -80,7 +80,7 @@ def run(tree: Path, *tests: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.exhaustive
 def test_without_a_fault_they_all_pass(tmp_path: Path) -> None:
-    ran = run(copied(tmp_path / "tree"), *sorted({test_of(fault) for fault in FAULTS}))
+    ran = run(copied(tmp_path / "tree"), *sorted({named_in(fault) for fault in FAULTS}))
     assert ran.returncode == 0, ran.stdout[-4000:] + ran.stderr[-2000:]
     assert "skipped" not in ran.stdout.splitlines()[-1]
 
@@ -90,7 +90,7 @@ def test_without_a_fault_they_all_pass(tmp_path: Path) -> None:
 def test_a_fault_fails_its_test(fault: Path, tmp_path: Path) -> None:
     tree = copied(tmp_path / "tree")
     plant(fault, tree)
-    ran = run(tree, test_of(fault))
+    ran = run(tree, named_in(fault))
     told = ran.stdout[-4000:] + ran.stderr[-2000:]
     assert ran.returncode == 1, f"{fault.name}: expected a failure\n{told}"
     assert not BROKEN.search(ran.stdout), f"{fault.name}: breaks more than it should\n{told}"
@@ -105,5 +105,5 @@ def test_every_fault_applies(tmp_path: Path) -> None:
             (tree / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, tree / name)
         plant(fault, tree)
-        path, _, name = test_of(fault).partition("::")
+        path, _, name = named_in(fault).partition("::")
         assert f"def {name.partition('[')[0]}(" in (ROOT / path).read_text(), fault.name
