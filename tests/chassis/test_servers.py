@@ -15,8 +15,8 @@ from protos import stage_pb2, stage_pb2_grpc
 
 
 class Stage(stage_pb2_grpc.StageServicer):
-    def Start(self, request, context):
-        return stage_pb2.StartReply()
+    def Join(self, request, context):
+        return stage_pb2.JoinReply(name="generated")
 
 
 def serve(bind="127.0.0.1:0", **options):
@@ -25,7 +25,7 @@ def serve(bind="127.0.0.1:0", **options):
         stage_pb2_grpc.add_StageServicer_to_server,
         Stage(),
         "heterps.v1.Stage",
-        raw={"Send": lambda data, context: data[:0]},
+        raw={"Start": lambda data, context: data[:0]},
     )
     server.start()
     return server
@@ -53,8 +53,10 @@ def test_health_and_reflection_are_served(server):
 def test_raw_and_generated_methods_share_a_service(server):
     with connect(server.address) as channel:
         stub = stage_pb2_grpc.StageStub(channel)
-        assert stub.Start(stage_pb2.Topology(), timeout=5) == stage_pb2.StartReply()
-        assert stub.Send(stage_pb2.Frame(payload=bytes(6 << 20)), timeout=5) is not None
+        joined = stub.Join(stage_pb2.JoinRequest(), timeout=5)
+        assert joined == stage_pb2.JoinReply(name="generated")
+        large = stage_pb2.Topology(job_id="x" * (6 << 20))
+        assert stub.Start(large, timeout=5) == stage_pb2.StartReply()
 
 
 def test_a_port_in_use_is_an_error_that_names_it(server):
