@@ -9,6 +9,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from chassis import tracing
+from chassis.callers import Callers, Lookup
 from chassis.channels import OPTIONS
 from chassis.security import Security
 
@@ -31,6 +32,10 @@ class Server:
         name: the role, for errors.
         bind: host:port, port 0 for any free one.
         threads: how many calls run at once.
+        lookup: who is known by a token, besides those who are to every server.
+
+    Attributes:
+        callers: tells who makes a call.
     """
 
     def __init__(
@@ -40,13 +45,15 @@ class Server:
         *,
         security: Security | None = None,
         threads: int = 16,
+        lookup: Lookup = lambda token: None,
     ) -> None:
         self._name = name
         self._bind = bind
         self._security = security or Security.from_environment()
         host = bind.rpartition(":")[0]
         self._security.require_for(host)
-        guard = self._security.interceptor()
+        self.callers = Callers(self._security.asked_token, lookup)
+        guard = self.callers.interceptor()
         self._server = grpc.server(
             ThreadPoolExecutor(threads, thread_name_prefix=name),
             interceptors=[*([guard] if guard else []), *tracing.interceptors(name)],
