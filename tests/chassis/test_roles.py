@@ -45,7 +45,7 @@ def test_every_method_has_a_role_and_every_role_a_method_that_is_there():
 JOBS_OWN = {
     "/heterps.v1.Scheduler/Report",
     *(f"/heterps.v1.Artifacts/{name}" for name in ("Has", "Put", "Get", "List", "Remove")),
-    *(f"/heterps.v1.Stage/{name}" for name in ("Start", "Send", "Join", "Tell")),
+    *(f"/heterps.v1.Stage/{name}" for name in ("Start", "Connect", "Join")),
 }
 LOOKS = {
     *(f"/heterps.v1.Scheduler/{name}" for name in ("GetJob", "ListJobs", "WatchJob", "Logs")),
