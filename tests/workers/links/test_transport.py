@@ -1,5 +1,6 @@
 """Frames from an outbox over lines to an inbox, and what happens where a neighbour is lost."""
 
+import ssl
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 from chassis.channels import RpcError
+from heterps.home import certs
 from protos import codec, stage_pb2
 from workers.device.copies import CopyStreams, OnHost
 from workers.links.frames import BACKWARD, EVALUATE, FORWARD, Frame, FrameId
@@ -17,7 +19,7 @@ from workers.links.outbox import Outbox
 from workers.links.transport import Neighbours, StageService
 
 CPU = torch.device("cpu")
-HERE = "127.0.0.1"
+HERE, THERE = "127.0.0.1", "127.0.0.2"  # two hosts, as far as names go
 
 
 @pytest.fixture
@@ -122,6 +124,28 @@ def test_evaluation_frames_come_in_the_order_of_arrival_until_the_end(inbox):
     found = [box.next_evaluation("valid", 1) for _ in range(4)]
     assert [f and f.id.micro_batch for f in found] == [5, 2, 9, None]
     outbox.close()
+
+
+def test_between_hosts_frames_of_any_size_travel_under_tls(tmp_path, monkeypatch):
+    certs.make(tmp_path, [HERE, THERE])
+    for name, value in certs.environment(tmp_path).items():
+        monkeypatch.setenv(name, value)
+    box = Inbox(threading.Event())
+    service = StageService(box)
+    service.serve(f"{THERE}:0")
+    peers = Neighbours([service.address], "the next stage", 0, HERE)
+    outbox = Outbox(peers, OnHost())
+    sizes = (1, 3_000_000, 0, 17, 5_000_000, 2)  # values; some are more than the kernel holds
+    for number, size in enumerate(sizes):
+        values = torch.arange(size, dtype=torch.float32)
+        outbox.send(FrameId(BACKWARD, "train", 0, number), {"x": values})
+    outbox.end("train")
+    assert isinstance(peers._lines[0]._connection, ssl.SSLSocket)
+    for number, size in enumerate(sizes):
+        came = box.take(FrameId(BACKWARD, "train", 0, number)).tensors["x"]
+        assert torch.equal(came, torch.arange(size, dtype=torch.float32))
+    outbox.close()
+    service.stop(0.1)
 
 
 @pytest.mark.parametrize("staging", [OnHost(), CopyStreams(CPU)], ids=["at once", "behind"])
