@@ -9,6 +9,7 @@ the tokens that were made for people.
 import hashlib
 import hmac
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
@@ -22,6 +23,7 @@ _BEARER = "Bearer "
 _OF_JOB = "job"  # how the token of a job begins
 Metadata = Iterable[tuple[str, Any]]
 Lookup = Callable[[str], Caller | None]
+Answer = Callable[[grpc.ServicerContext], bytes]
 
 
 class RefusedError(Exception):
@@ -92,7 +94,7 @@ class Callers:
         Raises:
             RefusedError: nobody who is known, or one whose role does not cover the method.
         """
-        if method.startswith(OPEN):
+        if method == OPEN:
             return ANYBODY
         caller = self.known(_shown(metadata))
         required = REQUIRED.get(method)
@@ -120,9 +122,13 @@ class Callers:
             return False
         return True
 
-    def interceptor(self) -> grpc.ServerInterceptor | None:
-        """What checks every call before a server reads it; None where nobody is asked."""
-        return _Check(self) if self.ask else None
+    def interceptor(self, health: Answer) -> grpc.ServerInterceptor | None:
+        """What checks every call before a server reads it; None where nobody is asked.
+
+        Args:
+            health: of the server; told to anybody.
+        """
+        return _Check(self, health) if self.ask else None
 
     @staticmethod
     def _of_job(shown: str, token: str) -> Caller | None:
@@ -135,8 +141,12 @@ class Callers:
 
 
 class _Check(grpc.ServerInterceptor):
-    def __init__(self, callers: Callers) -> None:
+    def __init__(self, callers: Callers, health: Answer) -> None:
         self._callers = callers
+        # One thread for all that is not read: those who have a token may keep the others busy for
+        # long, and what such a call has sent would be held meanwhile.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="unread")
+        self._health = self._unread(health)
 
     def intercept_service(
         self,
@@ -144,18 +154,30 @@ class _Check(grpc.ServerInterceptor):
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
         details = handler_call_details
+        if details.method == OPEN:
+            return self._health
         try:
             self._callers.admit(details.method, details.invocation_metadata)
         except RefusedError as error:
-            return _refusing(error)
+            return self._unread(_refusing(error))
         return continuation(details)
 
+    def _unread(self, answer: Answer) -> Any:
+        """A handler that answers without the request.
 
-def _refusing(error: RefusedError) -> Any:
-    def answer(request: Any, context: grpc.ServicerContext) -> None:
-        refuse(context, error.code, error.details, error.reason)
+        gRPC reads the one request of a unary call before it calls the handler, however large it
+        is; of a stream it reads what the handler asks for, here nothing.
+        """
 
-    return grpc.unary_unary_rpc_method_handler(answer)
+        def handler(_: object, context: grpc.ServicerContext) -> bytes:
+            return answer(context)
+
+        handler.experimental_thread_pool = self._thread  # type: ignore[attr-defined]
+        return grpc.stream_unary_rpc_method_handler(handler)
+
+
+def _refusing(error: RefusedError) -> Answer:
+    return lambda context: refuse(context, error.code, error.details, error.reason)
 
 
 def _shown(metadata: Metadata) -> str:

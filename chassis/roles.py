@@ -73,7 +73,7 @@ class Caller:
 # Of a server that asks for no token: loopback without TLS is open to its machine's processes.
 ANYBODY: Final = Caller("", Role.CLUSTER)
 # Health is asked by container engines that hold no token; it tells nothing but "serving".
-OPEN: Final = "/grpc.health.v1.Health/"
+OPEN: Final = "/grpc.health.v1.Health/Check"
 
 
 def _methods(service: str, role: Role, names: str) -> dict[str, Role]:
@@ -101,5 +101,6 @@ REQUIRED: Final[Mapping[str, Role]] = MappingProxyType(
     | _methods(_SHARD, Role.JOB, "Pull Push Attach Advance Stage Tally Commit Stats Keys Route")
     | _methods(_SHARD, Role.JOB, "CreateTable DropTables Shrink Cut Save Load")
     | _methods(_SHARD, Role.CLUSTER, "Fetch Move Absorb Replicate")
+    | _methods("grpc.health.v1.Health", Role.READ, "Watch")
     | _methods("grpc.reflection.v1alpha.ServerReflection", Role.READ, "ServerReflectionInfo")
 )

@@ -13,6 +13,7 @@ from collections.abc import Callable
 import grpc
 
 from chassis.channels import RpcError, call, connect
+from chassis.servers import TENSOR_BYTES
 from protos.stage_pb2 import ConnectRequest, JoinReply
 from protos.stage_pb2_grpc import StageStub
 from workers.links.port import CALL_S, Port, reach
@@ -199,10 +200,15 @@ class Lines:
                     if kind == _ASK:
                         connection.sendall(_ANSWER.pack(_OK, 0))
                         continue
-                    message = file.read(length)
-                    if len(message) < length:
-                        return
                     try:
+                        if length > TENSOR_BYTES:
+                            raise Refused(
+                                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                                f"a message of {length} bytes; expected at most {TENSOR_BYTES}",
+                            )
+                        message = file.read(length)
+                        if len(message) < length:
+                            return
                         self._take(kind, message)
                     except Refused as refused:
                         text = str(refused).encode()

@@ -21,6 +21,7 @@ from protos.stage_pb2 import JoinReply
 
 CALL_S = 120.0  # on a host whose cores are all busy with starting
 _GREETING_S = 10.0  # whoever says nothing keeps no thread
+_GREETINGS = 16  # at once: others wait to be taken in
 _PAUSE_S = 0.1
 _SECRET = 32
 _BUFFER = 4 << 20  # bytes that the kernel holds of a connection
@@ -53,6 +54,7 @@ class Port:
         self.host = host
         self._take = take
         self._tls = security.tls_server()
+        self._greetings = threading.Semaphore(_GREETINGS)
         self._secret = secrets.token_bytes(_SECRET)
         family = socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)[0][0]
         far = socket.create_server((host.strip("[]"), 0), family=family)
@@ -85,11 +87,13 @@ class Port:
                     return
                 time.sleep(_PAUSE_S)  # no descriptor was left, say
                 continue
+            self._greetings.acquire()
             threading.Thread(
                 target=self._welcome, args=(connection,), name="port welcomes", daemon=True
             ).start()
 
     def _welcome(self, connection: socket.socket) -> None:
+        until = time.monotonic() + _GREETING_S
         try:
             connection.settimeout(_GREETING_S)
             if connection.family == socket.AF_UNIX:
@@ -104,12 +108,15 @@ class Port:
                 if not more:
                     raise ConnectionError("closed")
                 shown += more
+                connection.settimeout(max(0.01, until - time.monotonic()))
             if not secrets.compare_digest(shown, self._secret):
                 raise PermissionError("a wrong secret")
             connection.settimeout(None)
         except OSError:  # of TLS, too
             connection.close()
             return
+        finally:
+            self._greetings.release()
         self._take(connection)
 
 
