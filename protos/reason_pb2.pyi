@@ -35,6 +35,13 @@ class _ReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Reason.ValueTy
     """the job has not been planned, or could not be"""
     CODE_MISSING: _Reason.ValueType  # 5
     """the code that the job names has not been sent, or has gone"""
+    TOKEN_REFUSED: _Reason.ValueType  # 40
+    """Of a server that asks for tokens.
+    none came, or it is unknown, revoked or expired
+    """
+    ROLE_LACKING: _Reason.ValueType  # 41
+    """the token's role may not do that"""
+    ANOTHER_USERS_JOB: _Reason.ValueType  # 42
     PROCESS_OUT_OF_MEMORY: _Reason.ValueType  # 10
     """Of a node: the process that it started for the call …"""
     PROCESS_CRASHED: _Reason.ValueType  # 11
@@ -60,6 +67,13 @@ NO_DECISION: Reason.ValueType  # 4
 """the job has not been planned, or could not be"""
 CODE_MISSING: Reason.ValueType  # 5
 """the code that the job names has not been sent, or has gone"""
+TOKEN_REFUSED: Reason.ValueType  # 40
+"""Of a server that asks for tokens.
+none came, or it is unknown, revoked or expired
+"""
+ROLE_LACKING: Reason.ValueType  # 41
+"""the token's role may not do that"""
+ANOTHER_USERS_JOB: Reason.ValueType  # 42
 PROCESS_OUT_OF_MEMORY: Reason.ValueType  # 10
 """Of a node: the process that it started for the call …"""
 PROCESS_CRASHED: Reason.ValueType  # 11

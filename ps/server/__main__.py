@@ -19,7 +19,7 @@ from chassis.memory import keep_buffers
 from chassis.metrics import add_metrics_option, serve_metrics
 from chassis.process import announce, install_signals, setup_logging
 from chassis.security import SecurityError
-from chassis.servers import BindError, Server
+from chassis.servers import TENSOR_BYTES, BindError, Server
 from protos.parameter_server_pb2_grpc import add_ParameterServerServicer_to_server
 from protos.scheduler_pb2 import NodeStatus
 from ps.errors import CheckpointError, TableError
@@ -92,7 +92,7 @@ def serve(
         if disk is not None:
             disk.mkdir(parents=True, exist_ok=True)
         service = ParameterService(state, settings.threads)
-        server = Server("ps", settings.bind, threads=settings.threads)
+        server = Server("ps", settings.bind, threads=settings.threads, most_bytes=TENSOR_BYTES)
         server.add(
             add_ParameterServerServicer_to_server,
             service,

@@ -15,6 +15,7 @@ _PERIOD_S = 0.2
 _EXPIRY_S = 60.0
 _CHECK_S = 1.0
 _REST_S = 2.0  # without a push or pull, after which buffers of messages go
+_RELEASE_S = 10.0  # while that lasts: messages that were refused leave buffers too
 _log = logging.getLogger("heterps.ps")
 
 
@@ -37,7 +38,7 @@ class Maintenance:
         self._durable = durable
         self._replicator = replicator
         self._checked = time.monotonic()
-        self._handled, self._since, self._released = 0, time.monotonic(), True
+        self._handled, self._release_at = 0, time.monotonic()
         self._stop = threading.Event()
         self._expired = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="maintenance", daemon=True)
@@ -81,8 +82,9 @@ class Maintenance:
     def _release_idle_buffers(self) -> None:
         counts = [t.native.counters() for t in list(self._state.tables.values())]
         handled = sum(count["pulled"] + count["pushed"] for count in counts)
+        now = time.monotonic()
         if handled != self._handled:
-            self._handled, self._since, self._released = handled, time.monotonic(), False
-        elif not self._released and time.monotonic() - self._since > _REST_S:
+            self._handled, self._release_at = handled, now + _REST_S
+        elif now > self._release_at:
             release_buffers()
-            self._released = True
+            self._release_at = now + _RELEASE_S

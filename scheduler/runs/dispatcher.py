@@ -68,11 +68,11 @@ class Dispatcher:
                 attempt.take_up(record)
             else:
                 attempt.give_up(status.state, record)
-            if context.store.cancelled(status.job_id):
-                attempt.cancel()
+            if (user := context.store.cancelled(status.job_id)) is not None:
+                attempt.cancel(Ending(END_CANCELLED, cancelled_by=user))
         for job_id in context.jobs.queued():
-            if context.store.cancelled(job_id):
-                context.jobs.end(job_id, Ending(END_CANCELLED))
+            if (user := context.store.cancelled(job_id)) is not None:
+                context.jobs.end(job_id, Ending(END_CANCELLED, cancelled_by=user))
         for attempt in self._attempts.values():
             start(attempt)
 
@@ -97,7 +97,7 @@ class Dispatcher:
             parts += [lambda: self._start_next(wanted_types), self._stop_orphans]
         for_each(parts, lambda part: part(), at_once=(StoreError,))
 
-    def cancel(self, job_id: str, timeout_s: float) -> None:
+    def cancel(self, job_id: str, ending: Ending, timeout_s: float) -> None:
         """End a job, whatever it is at; without effect where it has ended.
 
         That it is to end is in Redis when this returns, also where its end takes longer: a
@@ -107,11 +107,11 @@ class Dispatcher:
             StoreError: Redis did not take that; the job is ended as long as this scheduler lives.
         """
         until = time.monotonic() + timeout_s
-        while not self._cancel_queued(job_id):
+        while not self._cancel_queued(job_id, ending):
             attempt = self.get(job_id)
             if attempt is not None:
-                attempt.cancel()
-                self._context.store.put_cancelled(job_id)
+                attempt.cancel(ending)
+                self._context.store.put_cancelled(job_id, ending.cancelled_by)
                 attempt.over.wait(max(0.0, until - time.monotonic()))
             if time.monotonic() >= until:
                 return
@@ -189,13 +189,13 @@ class Dispatcher:
             del self._failed[job_id]
             self._context.jobs.end(job_id, ending_of(error))
 
-    def _cancel_queued(self, job_id: str) -> bool:
+    def _cancel_queued(self, job_id: str, ending: Ending) -> bool:
         """End a job that nothing is done for; False when something is."""
         with self._lock:
             attempt = self._attempts.get(job_id)
             if attempt is not None and not attempt.over.is_set():
                 return False
-            self._context.jobs.end(job_id, Ending(END_CANCELLED))
+            self._context.jobs.end(job_id, ending)
             return self._context.jobs.state(job_id) in TERMINAL
 
     def _give_up_left(self) -> None:
@@ -216,7 +216,8 @@ class Dispatcher:
         return job_id not in self._attempts and self._context.jobs.state(job_id) == status.state
 
     def _attempt(self, status: JobStatus, number: int) -> Attempt:
-        attempt_id = AttemptId(status.job_id, number, self._context.store.term)
+        token = self._context.job_token(status.job_id)
+        attempt_id = AttemptId(status.job_id, number, self._context.store.term, token)
         attempt = Attempt(attempt_id, self._context, status.priority)
         self._attempts[status.job_id] = attempt
         return attempt

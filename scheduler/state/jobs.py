@@ -43,11 +43,11 @@ class Jobs:
         self._statuses = {status.job_id: status for status in store.statuses()}
         self._dirty: set[str] = set()
 
-    def submit(self, job_id: str, spec: JobSpec) -> bool:
-        """Queue a job; False when this very job is known under this id.
+    def submit(self, job_id: str, spec: JobSpec, user: str = "") -> bool:
+        """Queue a job; False when this very job of this user is known under this id.
 
         Raises:
-            DuplicateError: the id stands for a different job.
+            DuplicateError: the id stands for a different job, or another user's.
             StoreError: Redis did not take it.
         """
         status = JobStatus(
@@ -57,17 +57,18 @@ class Jobs:
             submitted_at=time.time(),
             priority=spec.priority,
             retries=spec.retries,
+            submitted_by=user,
         )
         # One at a time, so that memory lists jobs in the order of the queue.
         with self._submitting:
             created = self._store.submit(status, spec)
-            if not created and self._store.spec(job_id) != spec:
+            # Redis may have taken it while its answer was lost: then it is queued all the same.
+            kept = status if created else self._store.status(job_id) or status
+            if not created and (self._store.spec(job_id) != spec or kept.submitted_by != user):
                 raise DuplicateError(
                     f"job {job_id}: submitted before with other content; expected a new id"
                 )
             if created or not self._is_listed(job_id):
-                # Redis may have taken it while its answer was lost: then it is queued all the same.
-                kept = status if created else self._store.status(job_id) or status
                 with self._changed:
                     self._statuses[job_id] = kept
                     self._changed.notify_all()

@@ -16,6 +16,7 @@ from protos.job_pb2 import JobSpec
 from protos.reason_pb2 import STORE_UNREACHABLE
 from protos.scheduler_pb2 import (
     CANCELLED,
+    END_CANCELLED,
     END_LOST_NODE,
     END_SUCCEEDED,
     PROFILING,
@@ -41,6 +42,8 @@ from scheduler.state.store import Store, StoreError
 from tests.cluster import Roles
 from tests.valkey import Valkey
 from tests.waiting import wait_until
+
+CANCELLED_BY_USER = Ending(END_CANCELLED, cancelled_by="ann")
 
 
 @pytest.fixture
@@ -116,7 +119,7 @@ def test_a_cancel_that_redis_did_not_take_is_written_when_it_is_back(
     dispatcher = Dispatcher(context)
     redis.kill()
     with pytest.raises(StoreError):
-        dispatcher.cancel("job", 5.0)
+        dispatcher.cancel("job", CANCELLED_BY_USER, 5.0)
     assert context.jobs.state("job") == CANCELLED
     redis.start()
     assert stored(context) == QUEUED
@@ -132,18 +135,21 @@ def test_a_scheduler_that_takes_over_ends_what_was_cancelled(
     if state != QUEUED:
         context.jobs.change("job", lambda status: setattr(status, "state", state))
     context.store.put_run("job", RunRecord(attempt=1))
-    context.store.put_cancelled("job")
+    context.store.put_cancelled("job", "ann")
     after = another(context)
     Dispatcher(after).resume()
     wait_until(lambda: stored(after) == CANCELLED, "it is ended")
+    status = after.store.status("job")
+    assert status is not None
+    assert status.cancelled_by == "ann"
 
 
 def test_a_cancel_of_a_job_at_work_is_in_redis_before_its_end(context: Context) -> None:
     submitted(context)
     dispatcher, attempt = begun(context)
-    dispatcher.cancel("job", 0.0)  # its thread does not end it: there is none
+    dispatcher.cancel("job", CANCELLED_BY_USER, 0.0)  # its thread does not end it: there is none
     assert attempt.is_cancelled()
-    assert context.store.cancelled("job")
+    assert context.store.cancelled("job") == "ann"
     assert stored(context) == PROFILING
 
 
@@ -162,14 +168,14 @@ def test_a_cancel_while_an_end_waits_for_redis_wins_over_a_retry(
     finishing.start()
     wait_until(lambda: attempt.state is State.STOPPING)
     with pytest.raises(StoreError):
-        dispatcher.cancel("job", 1.0)
+        dispatcher.cancel("job", CANCELLED_BY_USER, 1.0)
     if how == "kill":
         redis.start()
     else:
         redis.go_on()
     finishing.join(60)
     assert attempt.state is State.ENDED
-    dispatcher.cancel("job", 30.0)
+    dispatcher.cancel("job", CANCELLED_BY_USER, 30.0)
     assert stored(context) == CANCELLED
 
 
@@ -181,7 +187,7 @@ def test_a_cancel_just_after_a_retry_is_of_the_job_and_not_of_the_attempt(
     run._finish(attempt, Ending(END_LOST_NODE, "its node went"))
     assert stored(context) == QUEUED
     assert dispatcher.get("job") is attempt  # until the next step
-    dispatcher.cancel("job", 30.0)
+    dispatcher.cancel("job", CANCELLED_BY_USER, 30.0)
     assert stored(context) == CANCELLED
 
 
