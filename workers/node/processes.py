@@ -17,6 +17,7 @@ from pathlib import Path
 
 from chassis import scratch
 from chassis.bounded_log import BoundedLog
+from chassis.exits import DAMAGED
 from chassis.files import replace_file
 from chassis.forking import ForkError, ForkServer
 from chassis.logs import log_scope
@@ -326,6 +327,9 @@ class Processes:
             return False
         if not entry.returns:
             entry.note = "cannot be started again: its rows are lost, as servers.durability is none"
+            return False
+        if code == DAMAGED:
+            entry.note = "was not started again: what it kept is damaged"
             return False
         now = time.monotonic()
         pause = self._rule.pause_before(entry.restarts, now)
