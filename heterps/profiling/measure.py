@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from chassis.exits import TOLD
 from chassis.process import describe_exit, module_argv
 from heterps.errors import HeterpsError
 from heterps.job import child
@@ -111,7 +112,6 @@ def _problem(code: int, tail: list[str]) -> str:
     lines = [line for line in tail if line.strip()]
     if code < 0 or not lines:
         return "\n".join([f"profiling ended {describe_exit(code)}", *lines])
-    kind, colon, text = lines[-1].partition(": ")
-    if colon and kind.isidentifier() and not any("Traceback" in line for line in lines):
-        return f"profiling failed: {text}"
+    if code == TOLD:
+        return f"profiling failed: {lines[-1].partition(': ')[2]}"
     return "\n".join(["profiling failed:", *lines])

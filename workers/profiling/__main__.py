@@ -11,7 +11,7 @@ from types import FrameType
 import torch
 
 from chassis import process
-from chassis.exits import exit_code_of
+from chassis.exits import TOLD, exit_code_of
 from chassis.files import replace_file
 from protos.decision_pb2 import Workload
 from protos.node_pb2 import ProfileRequest
@@ -42,10 +42,11 @@ def main(argv: list[str] | None = None) -> int:
     try:
         workload = look(request.job) if request.unmeasured else _measure(request, options)
     except Exception as error:
-        if not isinstance(error, ValueError):  # those speak of the user's files, not of ours
+        told = isinstance(error, ValueError)  # those speak of the user's files, not of ours
+        if not told:
             traceback.print_exc()
         print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
-        return exit_code_of(end_reason_of(error))
+        return TOLD if told else exit_code_of(end_reason_of(error))
     replace_file(options.result, workload.SerializeToString())
     return 0
 
