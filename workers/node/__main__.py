@@ -57,10 +57,12 @@ from protos.reason_pb2 import (
     PROCESS_CRASHED,
     PROCESS_CUT_OFF,
     PROCESS_OUT_OF_MEMORY,
+    PROCESS_UNFIT,
     REASON_UNSPECIFIED,
 )
 from protos.scheduler_pb2 import (
     END_CONNECTION_LOST,
+    END_INVALID_JOB,
     END_OUT_OF_MEMORY,
     END_WORKER_CRASHED,
     NodeStatus,
@@ -77,6 +79,7 @@ _REASONS = {
     END_OUT_OF_MEMORY: PROCESS_OUT_OF_MEMORY,
     END_WORKER_CRASHED: PROCESS_CRASHED,
     END_CONNECTION_LOST: PROCESS_CUT_OFF,
+    END_INVALID_JOB: PROCESS_UNFIT,
 }
 _SAFE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _log = logging.getLogger("heterps.node")
