@@ -1,5 +1,6 @@
 """One push: its messages to the shards, each applied exactly once."""
 
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -13,9 +14,9 @@ from protos import parameter_server_pb2 as pb
 from protos.codec import payload_prefix, unpack
 from ps.client.futures import combine
 from ps.client.pull import as_shard_error, split
-from ps.client.session import Session, Shard
+from ps.client.session import SILENT, Session, Shard
 from ps.engine import _native
-from ps.errors import StaleRouteError
+from ps.errors import OutcomeUnknownError, ShardError, StaleRouteError
 from ps.shm.blocks import Block, SharedMemory
 from ps.shm.line import BrokenLineError
 from ps.shm.region import aligned
@@ -93,10 +94,12 @@ class Push:
         self._wire = "float32" if head.kind == "assign" else wire
         width = 4 if self._wire == "float32" else 2
         self._row_bytes = 8 + width * head.dim + (8 if usage.values is not None else 0)
+        self._lock = threading.Lock()
         routes = session.routes
         parts = split(session, routes, keys, self._row_bytes)
         first = session.sequences(len(parts))
         head.client, head.epoch = session.client, session.epoch
+        head.made_s = int(time.time())
         head.usage = usage.values is not None
         head.distinct = True
         if self._wire != "float32":
@@ -117,15 +120,33 @@ class Push:
         ]
 
     def run(self) -> None:
-        """Send it; returns once every shard has acknowledged."""
-        self._session.run([partial(self._deliver, m) for m in self._messages])
+        """Send it; returns once every shard has acknowledged.
+
+        Raises:
+            OutcomeUnknownError: one did not answer in time.
+            ShardError: one refused; others may have applied what was theirs.
+        """
+        messages, self._messages = self._messages, []
+        try:
+            self._session.run([partial(self._deliver, m) for m in messages])
+        except ShardError as error:
+            raise self._explained(error) from None
 
     def start(self) -> "Future[None]":
-        """Send it in the background; the caller's arrays are copied first."""
+        """Send it in the background, with the errors of `run`; arrays are copied first."""
+        messages, self._messages = self._messages, []
         works: list[Callable[[], None]] = [
-            partial(self._deliver, m, self._prepare(m)) for m in self._messages
+            partial(self._deliver, m, self._prepare(m)) for m in messages
         ]
-        return combine(self._session.submit(works), lambda _: None)
+
+        def failed(error: BaseException) -> None:
+            raise self._explained(error) if isinstance(error, ShardError) else error
+
+        return combine(self._session.submit(works), lambda _: None, or_else=failed)
+
+    def _explained(self, error: ShardError) -> ShardError:
+        """The error, or one that says what to do where an answer is lacking."""
+        return OutcomeUnknownError(error, self.run) if self._messages else error
 
     def _deliver(self, message: _Message, prepared: _Sent | None = None) -> None:
         what = f"Push of {len(message.keys)} rows to {self._head.table!r}"
@@ -138,9 +159,19 @@ class Push:
             try:
                 self._send(message.shard, sent, what)
             except StaleRouteError as error:
-                if time.monotonic() > limit:
-                    raise as_shard_error(self._session, error) from None
                 left = self._split_anew(self._as_sent(message, sent)) + left
+                if time.monotonic() > limit:
+                    self._keep(left)
+                    raise as_shard_error(self._session, error) from None
+            except ShardError as error:
+                if error.code in SILENT:
+                    self._keep([self._as_sent(message, sent), *left])
+                raise
+
+    def _keep(self, messages: list[_Message]) -> None:
+        """For the next `run`."""
+        with self._lock:
+            self._messages += messages
 
     def _prepare(self, message: _Message) -> _Sent:
         """What to send, without the caller's arrays."""
@@ -237,7 +268,7 @@ class Push:
 
     def _write_shared(self, message: _Message) -> _SharedMessage | None:
         """The message in shared memory; None where there is none."""
-        memory = self._session.memory(self._session.routes)
+        memory = self._session.memory()
         if memory is None:
             return None
         size = len(message.keys) * self._row_bytes
