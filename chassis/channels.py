@@ -4,6 +4,7 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import grpc
@@ -60,6 +61,12 @@ def connect(address: str, security: Security | None = None) -> grpc.Channel:
     """A channel to `host:port`. Create it after forking, never before."""
     channel = (security or Security.from_environment()).channel(address, OPTIONS)
     return tracing.channel(channel, address)
+
+
+def showing(token: str) -> Security:
+    """What the environment names, with another token where one is given."""
+    security = Security.from_environment()
+    return replace(security, token=token) if token else security
 
 
 def connect_async(address: str, security: Security | None = None) -> grpc.aio.Channel:

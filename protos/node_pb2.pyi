@@ -48,11 +48,14 @@ class ProfileRequest(_message.Message):
     TERM_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
     UNMEASURED_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     term: _builtins.int
     attempt: _builtins.int
     unmeasured: _builtins.bool
     """only look at the model: its layers without costs"""
+    token: _builtins.str
+    """as in LaunchRequest"""
     @_builtins.property
     def job(self) -> _job_pb2.JobSpec: ...
     @_builtins.property
@@ -68,10 +71,11 @@ class ProfileRequest(_message.Message):
         term: _builtins.int = ...,
         attempt: _builtins.int = ...,
         unmeasured: _builtins.bool = ...,
+        token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "resources", b"resources"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "job", b"job", "job_id", b"job_id", "resources", b"resources", "term", b"term", "unmeasured", b"unmeasured"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "job", b"job", "job_id", b"job_id", "resources", b"resources", "term", b"term", "token", b"token", "unmeasured", b"unmeasured"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

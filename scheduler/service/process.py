@@ -4,31 +4,44 @@ import logging
 import threading
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import grpc
 
+from chassis.callers import RefusedError, job_token
+from chassis.loops import Loops
 from chassis.metrics import Metrics
+from chassis.roles import Caller
+from chassis.security import Security
 from chassis.servers import Server
+from protos.access_pb2_grpc import add_AccessServicer_to_server
 from protos.artifacts_pb2_grpc import add_ArtifactsServicer_to_server
 from protos.history_pb2_grpc import add_HistoryServicer_to_server
+from protos.reason_pb2 import REASON_UNSPECIFIED
 from protos.scheduler_pb2 import JOB_UNSPECIFIED
 from protos.scheduler_pb2_grpc import add_SchedulerServicer_to_server
 from scheduler.runs.calls import Channels
 from scheduler.runs.context import Context
 from scheduler.runs.dispatcher import Dispatcher
 from scheduler.runs.offer import wanted_types
+from scheduler.service.access import Access
+from scheduler.service.access_service import AccessService
 from scheduler.service.artifacts import CODE_LIMIT_BYTES, LIMIT_BYTES, Artifacts
 from scheduler.service.artifacts_service import ArtifactsService
 from scheduler.service.history_service import HistoryService
 from scheduler.service.scheduler_service import SchedulerService
 from scheduler.service.takeover import gather
+from scheduler.state import history as history_state
+from scheduler.state import leadership
+from scheduler.state import nodes as registry
 from scheduler.state.history import Histories
-from scheduler.state.jobs import Jobs
+from scheduler.state.jobs import FLUSH_S, Jobs
 from scheduler.state.leadership import Leadership
 from scheduler.state.nodes import LEASE_S, Nodes
 from scheduler.state.store import TERMINAL, Store, StoreError
+from scheduler.state.tokens import Tokens
 
 _THREADS = 160
 _STEP_S = 0.1
@@ -73,7 +86,7 @@ class SchedulerProcess:
         self._lease_s = lease_s
         self._stop = threading.Event()
         self._hand_over = hand_over
-        self._threads: list[threading.Thread] = []
+        self._loops = Loops()
 
     def start(self, lost: Callable[[], None]) -> str:
         """Serve; the address for others.
@@ -85,20 +98,41 @@ class SchedulerProcess:
         self._store.ping()
         self._leadership = Leadership(self._store, f"scheduler {uuid.uuid4().hex[:8]}")
         self._leadership.acquire()
-        self._begin("leadership", lambda: self._leadership.keep(self._stop, lost))
+        self._lost = lost
+        self._begin("leadership", self._lead, leadership.RENEW_S)
         try:
             return self._serve()
         except BaseException:
             self._stop.set()
+            self._loops.close()
             self._leadership.release()
             raise
 
     def _serve(self) -> str:
-        histories = Histories(self._store)
+        histories = self._histories = Histories(self._store)
         jobs = Jobs(self._store, histories.enter)
         nodes = self._nodes = Nodes(self._store, self._lease_s)
         self._channels = Channels()
-        server = self._server = Server("scheduler", self._bind, threads=_THREADS)
+        tokens = Tokens(self._store)
+        security = Security.from_environment()
+        server = self._server = Server(
+            "scheduler",
+            self._bind,
+            security=security,
+            threads=_THREADS,
+            lookup=lambda shown: self._known(tokens, shown),
+        )
+        access = Access(server.callers, jobs.get)
+
+        def token_of(job_id: str) -> str:
+            status = jobs.get(job_id)
+            if security.asked_token is None or status is None:
+                return ""
+            return job_token(security.asked_token, status.submitted_by, job_id)
+
+        server.add(
+            add_AccessServicer_to_server, AccessService(tokens, server.callers), "heterps.v1.Access"
+        )
         # The address is known once it listens, and calls come in at once: one waits in between.
         deferred = _Deferred()
         server.add(add_SchedulerServicer_to_server, deferred, "heterps.v1.Scheduler")
@@ -107,23 +141,27 @@ class SchedulerProcess:
             return jobs.state(job_id) in (*TERMINAL, JOB_UNSPECIFIED)
 
         artifacts = Artifacts(self._directory, is_over, *self._limits)
-        files = ArtifactsService(artifacts, is_over)
+        files = ArtifactsService(artifacts, is_over, access)
         server.add(add_ArtifactsServicer_to_server, files, "heterps.v1.Artifacts")
-        history = HistoryService(
-            histories, lambda job_id: jobs.get(job_id) is not None, self._shards
-        )
+        history = HistoryService(histories, access, self._shards, token_of)
         server.add(add_HistoryServicer_to_server, history, "heterps.v1.History")
         address = server.start()
+        self._loops.changed = self._tell_health
         if self._advertise:
             address = f"{self._advertise}:{address.rpartition(':')[2]}"
-        context = Context(self._store, jobs, nodes, self._channels, address, self._leadership)
+        context = Context(
+            *(self._store, jobs, nodes, self._channels, address, self._leadership, token_of)
+        )
         self._jobs, self._dispatcher = jobs, Dispatcher(context)
         gather(self._store, nodes, self._channels, address)
         self._dispatcher.resume()
-        deferred.open(SchedulerService(context, self._dispatcher, self._stop, artifacts, histories))
-        self._begin("flush", lambda: jobs.flush_loop(self._stop))
-        self._begin("history", lambda: histories.flush_loop(self._stop))
-        self._begin("dispatch", self._dispatch)
+        deferred.open(
+            SchedulerService(context, self._dispatcher, self._stop, artifacts, histories, access)
+        )
+        self._begin("jobs", jobs.flush, FLUSH_S)
+        self._begin("nodes", nodes.flush, registry.FLUSH_S)
+        self._begin("history", histories.flush, history_state.FLUSH_S)
+        self._begin("dispatch", lambda: self._dispatcher.step(wanted_types), _STEP_S)
         return address
 
     def stop(self) -> None:
@@ -132,14 +170,26 @@ class SchedulerProcess:
         self._dispatcher.close(_CLOSE_WAIT_S, hand_over=hand_over)
         self._stop.set()
         self._server.stop(1.0)
-        for thread in self._threads:
-            thread.join(5.0)
-        self._jobs.flush_all()
+        self._loops.close()
+        for flush in (self._jobs.flush, self._nodes.flush, self._histories.flush):
+            with suppress(StoreError):
+                flush()
         self._leadership.release()
         self._channels.close()
         self._store.close()
         if self._temporary is not None:
             self._temporary.cleanup()
+
+    def _known(self, tokens: Tokens, shown: str) -> Caller | None:
+        """Who holds a token that was made; nobody is told so who leads no more, as far as we know.
+
+        Raises:
+            RefusedError: it may have been made or revoked by another scheduler.
+        """
+        if not self._leadership.is_certain():
+            text = "this scheduler is not known to lead; say it again"
+            raise RefusedError(grpc.StatusCode.UNAVAILABLE, text, REASON_UNSPECIFIED)
+        return tokens.find(shown)
 
     def _shards(self, job_id: str) -> list[tuple[str, str]]:
         dispatcher: Dispatcher | None = getattr(self, "_dispatcher", None)  # calls come in at once
@@ -150,20 +200,18 @@ class SchedulerProcess:
         """What it shows to Prometheus, once started."""
         from scheduler.service.metrics import scheduler_metrics
 
-        return scheduler_metrics(self._jobs, self._nodes)
+        return scheduler_metrics(self._jobs, self._nodes, self._loops)
 
-    def _begin(self, name: str, body: Callable[[], None]) -> None:
-        thread = threading.Thread(target=body, name=name, daemon=True)
-        self._threads.append(thread)
-        thread.start()
+    def _begin(self, name: str, step: Callable[[], None], every_s: float) -> None:
+        self._loops.start(name, step, every_s, expected=(StoreError,))
 
-    def _dispatch(self) -> None:
-        while not self._stop.wait(_STEP_S):
-            try:
-                self._dispatcher.step(wanted_types)
-            except StoreError as error:
-                _log.warning("%s", error)
-                self._stop.wait(1.0)
+    def _lead(self) -> None:
+        if not self._leadership.renew():
+            _log.critical("another scheduler has taken over; ending")
+            self._lost()
+
+    def _tell_health(self) -> None:
+        self._server.set_health(serving=not self._loops.failing)
 
 
 class _Deferred:

@@ -1,9 +1,11 @@
 """What the scheduler must not forget, in Redis: jobs, decisions, the queue, logs and leases.
 
 Keys: `heterps:jobs` (ids by submission), `heterps:job:ID` (hash: spec, status, state, decision,
-replan, run, history), `heterps:final:ID` (hash by worker: its last word), `heterps:queue` (list),
-`heterps:log:ID` (hash by process), `heterps:node:ID` (with a time to live), `heterps:nodes` (their
-ids), `heterps:scheduler` (who leads, with a time to live), `heterps:term` (of whoever led last).
+replan, run, history, cancelled), `heterps:final:ID` (hash by worker: its last word),
+`heterps:queue` (list), `heterps:log:ID` (hash by process), `heterps:tokens` (hash by name),
+`heterps:node:ID` (with a time to live), `heterps:nodes` (their ids), `heterps:scheduler` (who
+leads, with a time to live),
+`heterps:term` (of whoever led last).
 """
 
 import threading
@@ -16,6 +18,7 @@ from google.protobuf.message import Message
 from redis.backoff import ExponentialBackoff
 from redis.retry import Retry
 
+from protos.access_pb2 import Token
 from protos.decision_pb2 import Decision
 from protos.history_pb2 import JobHistory
 from protos.job_pb2 import JobSpec
@@ -77,8 +80,8 @@ class Store:
                 **redis_tls.options(url),
                 socket_timeout=timeout_s,
                 socket_connect_timeout=timeout_s,
-                retry=Retry(ExponentialBackoff(cap=0.2, base=0.02), 2),
-                retry_on_error=[redis.ConnectionError],
+                # A connection that broke is tried again; one that does not answer, for no longer.
+                retry=Retry(ExponentialBackoff(cap=0.2, base=0.02), 2, (redis.ConnectionError,)),
                 health_check_interval=15,
             )
         except ValueError as error:
@@ -208,6 +211,15 @@ class Store:
         found = cast(dict[bytes, bytes], self._do("HGETALL", _final(job_id)))
         return [ProgressReport.FromString(data) for data in found.values()]
 
+    def put_cancelled(self, job_id: str, user: str) -> None:
+        """Keep that `user` has cancelled a job, for whoever works on it next."""
+        self._set(_job(job_id), "cancelled", user.encode())
+
+    def cancelled(self, job_id: str) -> str | None:
+        """Who has cancelled a job; None where nobody has."""
+        found = cast(bytes | None, self._do("HGET", _job(job_id), "cancelled"))
+        return None if found is None else found.decode()
+
     def put_history(self, job_id: str, history: bytes) -> None:
         """Keep a job's history, serialised."""
         self._set(_job(job_id), "history", history)
@@ -230,6 +242,21 @@ class Store:
             start, _, data = value.partition(b"\n")
             logs[process.decode()] = (int(start), data)
         return logs
+
+    # Tokens
+
+    def put_token(self, token: Token) -> None:
+        """Keep a token under its name."""
+        self._set(PREFIX + "tokens", token.name, token.SerializeToString())
+
+    def drop_token(self, name: str) -> None:
+        """Forget a token."""
+        self._write(scripts.DROP_FIELD, (PREFIX + "tokens",), (name,))
+
+    def tokens(self) -> list[Token]:
+        """All tokens that are kept."""
+        found = cast(dict[bytes, bytes], self._do("HGETALL", PREFIX + "tokens"))
+        return [Token.FromString(data) for data in found.values()]
 
     # Leases
 

@@ -1,29 +1,16 @@
 """One table says which role each method asks for; a server holds callers to it."""
 
-from importlib import import_module
-from pathlib import Path
-
 import grpc
 import pytest
 
-import protos
 from chassis.callers import Callers, RefusedError, job_token
 from chassis.roles import REQUIRED, Caller, Role
 from protos.reason_pb2 import ROLE_LACKING, TOKEN_REFUSED
+from tests.methods import MAY, every_method
 
 CLUSTER = "the-token-of-a-cluster"
 PEOPLE = {role: f"a-token-that-may-{role}" for role in (Role.READ, Role.SUBMIT, Role.OPERATE)}
 JOB = job_token(CLUSTER, "anna", "job-1")
-
-
-def every_method():
-    """The methods of all services that the proto files declare."""
-    found = set()
-    for path in sorted(Path(protos.__file__).parent.glob("*_pb2.py")):
-        file = import_module(f"protos.{path.stem}").DESCRIPTOR
-        for service in file.services_by_name.values():
-            found |= {f"/{service.full_name}/{method.name}" for method in service.methods}
-    return found
 
 
 def callers():
@@ -39,23 +26,6 @@ def test_every_method_has_a_role_and_every_role_a_method_that_is_there():
     ours = {method for method in REQUIRED if method.startswith("/heterps.")}
     assert ours == every_method()
     assert len(ours) > 45
-
-
-# What each role may call, written down apart from the table.
-JOBS_OWN = {
-    "/heterps.v1.Scheduler/Report",
-    *(f"/heterps.v1.Artifacts/{name}" for name in ("Has", "Put", "Get", "List", "Remove")),
-    *(f"/heterps.v1.Stage/{name}" for name in ("Start", "Send", "Join", "Tell")),
-}
-LOOKS = {
-    *(f"/heterps.v1.Scheduler/{name}" for name in ("GetJob", "ListJobs", "WatchJob", "Logs")),
-    *(f"/heterps.v1.Scheduler/{name}" for name in ("GetDecision", "ListDecisions", "GetReplan")),
-    "/heterps.v1.Scheduler/ListNodes",
-    "/heterps.v1.History/GetHistory",
-    "/heterps.v1.Access/WhoAmI",
-}
-ACTS = {f"/heterps.v1.Scheduler/{name}" for name in ("Submit", "CancelJob", "Plan")}
-NOT_OF_JOBS = {f"/heterps.v1.ParameterServer/{n}" for n in ("Fetch", "Move", "Absorb", "Replicate")}
 
 
 def refusal(method, token):
@@ -77,12 +47,9 @@ def may(token):
 
 
 def test_each_role_may_call_what_it_is_for_and_nothing_else():
-    shards = {m for m in every_method() if "ParameterServer" in m} - NOT_OF_JOBS
-    assert may(PEOPLE[Role.READ]) == LOOKS
-    assert may(PEOPLE[Role.SUBMIT]) == LOOKS | ACTS | JOBS_OWN | shards
-    assert may(PEOPLE[Role.OPERATE]) == may(PEOPLE[Role.SUBMIT]) | {"/heterps.v1.Access/ListTokens"}
-    assert may(JOB) == JOBS_OWN | shards
-    assert may(CLUSTER) == every_method()
+    tokens = {**PEOPLE, Role.JOB: JOB, Role.CLUSTER: CLUSTER}
+    for role, token in tokens.items():
+        assert may(token) == MAY[role]
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ import grpc
 from chassis.channels import RpcError
 from chassis.exits import reason_of_exit
 from chassis.lease import Lease
+from chassis.loops import Loops
 from chassis.metrics import add_metrics_option, serve_metrics
 from chassis.process import (
     announce,
@@ -56,10 +57,12 @@ from protos.reason_pb2 import (
     PROCESS_CRASHED,
     PROCESS_CUT_OFF,
     PROCESS_OUT_OF_MEMORY,
+    PROCESS_UNFIT,
     REASON_UNSPECIFIED,
 )
 from protos.scheduler_pb2 import (
     END_CONNECTION_LOST,
+    END_INVALID_JOB,
     END_OUT_OF_MEMORY,
     END_WORKER_CRASHED,
     NodeStatus,
@@ -76,6 +79,7 @@ _REASONS = {
     END_OUT_OF_MEMORY: PROCESS_OUT_OF_MEMORY,
     END_WORKER_CRASHED: PROCESS_CRASHED,
     END_CONNECTION_LOST: PROCESS_CUT_OFF,
+    END_INVALID_JOB: PROCESS_UNFIT,
 }
 _SAFE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _log = logging.getLogger("heterps.node")
@@ -142,6 +146,8 @@ class NodeService(NodeServicer):
         self._obey(request.term, context)
         _check_id(request.job_id, "job_id", context)
         directory = self._processes.job_directory(request.job_id, request.attempt)
+        token = request.token
+        request.ClearField("token")  # it goes into a file of its own
         with tempfile.TemporaryDirectory(dir=directory, prefix="profile-") as work:
             asked, result = Path(work, "request"), Path(work, "workload")
             try:
@@ -156,7 +162,9 @@ class NodeService(NodeServicer):
             left = context.time_remaining()
             deadline = min(_PROFILE_TIMEOUT_S, left if left is not None else _PROFILE_TIMEOUT_S)
             try:
-                child = self._processes.helper(request.job_id, request.attempt, "profile", argv)
+                child = self._processes.helper(
+                    request.job_id, request.attempt, token, "profile", argv
+                )
             except (LaunchError, OSError) as error:
                 context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
             code = wait_for(child, deadline, lambda: self._stop.is_set() or not context.is_active())
@@ -269,6 +277,7 @@ def _run(options: argparse.Namespace, stop: threading.Event) -> None:
     hardware = find_hardware(options.type, device, options.emulate)
     host = options.advertise or options.bind.rpartition(":")[0]
     lease: Lease | None = None
+    loops = Loops()
 
     def changed() -> None:
         if lease is not None:
@@ -285,6 +294,7 @@ def _run(options: argparse.Namespace, stop: threading.Event) -> None:
         processes = Processes(
             *(directory.resolve(), host, options.ready_timeout, changed),
             code=code,
+            loops=loops,
             gpus=gpus_of(hardware.units, os.environ) if on_gpus else (),
         )
         stack.callback(processes.close, _GRACE_S)
@@ -315,9 +325,16 @@ def _run(options: argparse.Namespace, stop: threading.Event) -> None:
         if options.metrics:
             from workers.node.metrics import node_metrics
 
-            facts["metrics"], close = serve_metrics(options.metrics, node_metrics(service.status))
+            facts["metrics"], close = serve_metrics(
+                options.metrics, node_metrics(service.status, loops)
+            )
             stack.callback(close)
-        lease = Lease(options.scheduler, service.status, answered=lambda r: service.heard(r.term))
+        loops.changed = lambda: server.set_health(serving=not loops.failing)
+        lease = Lease(
+            *(options.scheduler, service.status),
+            answered=lambda reply: service.heard(reply.term),
+            loops=loops,
+        )
         lease.start(options.wait, stop.is_set)
         stack.callback(lease.close)  # first of all: nobody is to see the children end
         _log.info(

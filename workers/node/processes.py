@@ -17,9 +17,11 @@ from pathlib import Path
 
 from chassis import scratch
 from chassis.bounded_log import BoundedLog
+from chassis.exits import DAMAGED
 from chassis.files import replace_file
 from chassis.forking import ForkError, ForkServer
 from chassis.logs import log_scope
+from chassis.loops import Loops, for_each
 from chassis.process import (
     Child,
     ChildError,
@@ -67,6 +69,7 @@ class Processes:
         rule: for shards that die.
         code: where the code that jobs bring is fetched; without it they must be on a shared disk.
         gpus: that workers get one of each, as CUDA_VISIBLE_DEVICES names them.
+        loops: of the process, that the watcher is to be one of.
     """
 
     def __init__(
@@ -78,6 +81,7 @@ class Processes:
         rule: RestartRule | None = None,
         code: CodeCache | None = None,
         gpus: Sequence[str] = (),
+        loops: Loops | None = None,
     ) -> None:
         self._directory = directory
         self._host = host
@@ -92,8 +96,7 @@ class Processes:
         self._forks = ForkServer("workers.stage.forked", directory, one_thread())
         self._closed = threading.Event()
         scratch.sweep()
-        self._watcher = threading.Thread(target=self._watch, name="watch", daemon=True)
-        self._watcher.start()
+        self._watcher = (loops or Loops()).start("watch", self._watch, _WATCH_S)
 
     def launch(self, request: LaunchRequest) -> LaunchReply:
         """Start a process and wait until it listens; the same id again answers with the first.
@@ -103,7 +106,8 @@ class Processes:
                 this node.
         """
         with self._lock:
-            job = self._job(request.job_id, request.attempt)
+            job = self._job(request.job_id, request.attempt, request.token)
+            request.ClearField("token")  # its processes find it elsewhere
             entry = job.entries.get(request.process_id)
             is_first = entry is None
             if entry is None:
@@ -138,7 +142,7 @@ class Processes:
             if path is not None:
                 replace_file(path, entry.request.SerializeToString())
 
-    def helper(self, job_id: str, attempt: int, label: str, argv: list[str]) -> Child:
+    def helper(self, job_id: str, attempt: int, token: str, label: str, argv: list[str]) -> Child:
         """Start a process that only works for this node, such as the profiler's.
 
         Raises:
@@ -149,8 +153,8 @@ class Processes:
         directory = self._directory / job_id
         log = BoundedLog(log_path(directory, label))
         with self._lock:
-            shared = self._job(job_id, attempt).scratch
-        environment = one_thread() | {scratch.VARIABLE: str(shared)}
+            job = self._job(job_id, attempt, token)
+        environment = one_thread() | job.environment()
         return spawn(label, argv, directory=directory, environment=environment, log=log)
 
     def job_directory(self, job_id: str, attempt: int) -> Path:
@@ -218,7 +222,7 @@ class Processes:
         for child in running:
             _end_group(child)
         self._forks.close()
-        self._watcher.join(1.0)
+        self._watcher.close(1.0)
         for job in jobs:
             _forget_rows(job)
 
@@ -248,7 +252,7 @@ class Processes:
     def _started(self, job: Job, entry: Entry, bind: str, log: BoundedLog) -> Child:
         """The process itself: a worker is forked where that can be."""
         argv = self._argv(job, entry, bind)
-        environment = one_thread() | {scratch.VARIABLE: str(job.scratch)} | self._own_gpu(entry)
+        environment = one_thread() | job.environment() | self._own_gpu(entry)
         if entry.request.role == STAGE:
             arguments = argv[len(_WORKER) :]
             try:
@@ -285,7 +289,7 @@ class Processes:
         entry.launch_file = path
         return [*_WORKER, "--launch", str(path), "--bind", bind]
 
-    def _job(self, job_id: str, attempt: int) -> Job:
+    def _job(self, job_id: str, attempt: int, token: str = "") -> Job:
         key = job_id, attempt
         if key not in self._jobs:
             folder = self._directory / job_id
@@ -296,23 +300,26 @@ class Processes:
             ended = [name for name, job in self._jobs.items() if job.stopped]
             for name in ended[: max(0, len(ended) - _KEPT_JOBS)]:
                 shutil.rmtree(self._jobs.pop(name).directory, ignore_errors=True)
-        return self._jobs[key]
+        job = self._jobs[key]
+        job.token = job.token or token
+        return job
 
     def _watch(self) -> None:
         """Notice ends at once: a job whose process died is told to its owner within a second."""
-        while not self._closed.wait(_WATCH_S):
-            with self._lock:
-                pairs = [(j, e) for j in self._jobs.values() for e in j.entries.values()]
-            for job, entry in pairs:
-                if entry.child is None or entry.ended is not None or entry.starter is not None:
-                    continue
-                code = entry.child.poll()
-                with log_scope(job=entry.request.job_id):
-                    if code is not None and not self._revive(job, entry, code):
-                        killed = code == -signal.SIGKILL and not job.stopped
-                        entry.out_of_memory = killed and oom_kills() > entry.oom_kills
-                        entry.ended = code
-                        self._changed()
+        with self._lock:
+            pairs = [(j, e) for j in self._jobs.values() for e in j.entries.values()]
+        for_each(pairs, lambda pair: self._look(*pair))
+
+    def _look(self, job: Job, entry: Entry) -> None:
+        if entry.child is None or entry.ended is not None or entry.starter is not None:
+            return
+        code = entry.child.poll()
+        with log_scope(job=entry.request.job_id):
+            if code is not None and not self._revive(job, entry, code):
+                killed = code == -signal.SIGKILL and not job.stopped
+                entry.out_of_memory = killed and oom_kills() > entry.oom_kills
+                entry.ended = code
+                self._changed()
 
     def _revive(self, job: Job, entry: Entry, code: int) -> bool:
         """Have a process that ended started again, where that may be."""
@@ -320,6 +327,9 @@ class Processes:
             return False
         if not entry.returns:
             entry.note = "cannot be started again: its rows are lost, as servers.durability is none"
+            return False
+        if code == DAMAGED:
+            entry.note = "was not started again: what it kept is damaged"
             return False
         now = time.monotonic()
         pause = self._rule.pause_before(entry.restarts, now)
