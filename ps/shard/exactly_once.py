@@ -114,18 +114,23 @@ class ExactlyOnce:
         if finished is not None:
             finished.wait()
 
-    def forget(self, time_s: int) -> list[str]:
+    def forget(self, time_s: int, client: str = "") -> list[str]:
         """Forget clients that have been silent for `FORGET_S`; their names.
 
         Their readers' positions stay.
+
+        Args:
+            time_s: Unix time.
+            client: only this one; all unless given.
         """
         with self._lock:
-            active = {push.client for push in self._in_flight}
+            asked = [client] if client else list(self._newest)
             names = {
-                client
-                for client, newest in self._newest.items()
-                if newest.heard_s + FORGET_S <= time_s and client not in active
+                name
+                for name in asked
+                if name in self._newest and self._newest[name].heard_s + FORGET_S <= time_s
             }
+            names -= {push.client for push in self._in_flight} if names else set()
             if names:
                 kept = _native.Window()
                 kept.merge([window for window in self._window.export() if window[0] not in names])

@@ -158,6 +158,8 @@ class ShardState:
         Raises:
             OutdatedError, ConflictError: it cannot be told, or its client has begun anew.
         """
+        if not journal:  # whoever made the change had forgotten its client by then
+            self.pushes.forget(time_s, push.id.client)
         while True:
             with self.gate.passing(push.id):
                 # By another routing it may have been applied before the routing changed.

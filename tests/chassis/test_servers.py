@@ -29,8 +29,6 @@ class Stage(stage_pb2_grpc.StageServicer):
 
 
 SLEEP = b"sleep"  # how a message begins that takes long
-
-
 WRONG = b"\xff\xff\xff"  # no message
 
 
@@ -278,8 +276,8 @@ def test_calls_that_wait_for_a_thread_wait_at_their_callers(process):
 @pytest.mark.parametrize(
     ("method", "code"),
     [
-        ("Send", grpc.StatusCode.INVALID_ARGUMENT),
         ("Start", grpc.StatusCode.INVALID_ARGUMENT),
+        ("Join", grpc.StatusCode.INVALID_ARGUMENT),
         ("Nothing", grpc.StatusCode.UNIMPLEMENTED),
     ],
 )

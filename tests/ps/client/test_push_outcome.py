@@ -130,6 +130,21 @@ def test_a_refusal_is_no_unknown_outcome(pair: LocalShards) -> None:
         assert not isinstance(caught.value, OutcomeUnknownError)
 
 
+def test_what_was_refused_is_sent_again_too(pair: LocalShards) -> None:
+    """A push that is run again, as an exchange of geo mode is, succeeds once all of it has."""
+    with ParameterClient(pair.addresses) as client:
+        client.create_table("t", 2, **TABLE)
+        push = client._push("t", KEYS, ONES.copy())
+        client.drop_tables("t")
+        for _ in range(2):
+            with pytest.raises(ShardError, match="does not exist"):
+                push.run()
+        client.create_table("t", 2, **TABLE)
+        push.run()
+        push.run()
+        assert (client.pull("t", KEYS) == 1).all()
+
+
 # Float16 ends at 65504.
 
 

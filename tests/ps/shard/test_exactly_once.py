@@ -251,6 +251,22 @@ def test_a_push_that_comes_after_its_client_was_forgotten_is_refused(state: Shar
     assert _value(state) == 2
 
 
+def test_who_repeats_changes_forgets_as_whoever_made_them(state: ShardState) -> None:
+    """A log, or a replica: an epoch that begins anew is none that is over."""
+    table, day = state.find("t", 1), 1_700_000_000
+    later = day + FORGET_S
+    changes = [(_push("a", 7, 0), day), (_push("a", 7, 0), later), (_push("b", 7, 0), later)]
+    for push, time_s in changes:
+        state.pushes.forget(time_s)
+        assert state.push(table, push, time_s)
+    repeated = ShardState()
+    repeated.create(table.spec)
+    for push, time_s in changes:
+        assert repeated.push(repeated.find("t", 1), push, time_s, journal=False)
+    assert repeated.pushes.windows() == state.pushes.windows()
+    assert _value(repeated) == _value(state) == 3
+
+
 @pytest.mark.parametrize("off_s", [-LATE_S - 1, LATE_S + 1])
 def test_an_old_push_that_is_remembered_was_applied(state: ShardState, off_s: int) -> None:
     """Clocks that differ by half a day could hide how old one is: they are told."""
