@@ -21,6 +21,7 @@ from typing import NoReturn
 
 import grpc
 
+from chassis import written
 from chassis.channels import RpcError
 from chassis.exits import reason_of_exit
 from chassis.lease import Lease
@@ -289,6 +290,7 @@ def _run(options: argparse.Namespace, stop: threading.Event) -> None:
                 tempfile.TemporaryDirectory(prefix="heterps-node-", ignore_cleanup_errors=True)
             )
         )
+        written.claim(directory)
         code = CodeCache(directory.resolve() / ".code", options.scheduler)  # no job has that id
         on_gpus = device == "cuda" and not options.emulate
         processes = Processes(

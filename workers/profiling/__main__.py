@@ -11,7 +11,7 @@ from types import FrameType
 import torch
 
 from chassis import process
-from chassis.exits import exit_code_of
+from chassis.exits import TOLD, exit_code_of
 from chassis.files import replace_file
 from protos.decision_pb2 import Workload
 from protos.node_pb2 import ProfileRequest
@@ -48,10 +48,12 @@ def main(argv: list[str] | None = None) -> int:
     except _Ended:
         raise
     except (Exception, SystemExit) as error:  # the job's code may end the process, or try to
-        if not isinstance(error, ValueError):  # those speak of the user's files, not of ours
+        plain = isinstance(error, ValueError)  # those speak of the user's files, not of ours
+        if not plain:
             traceback.print_exc()
         print(told(error), file=sys.stderr, flush=True)
-        return exit_code_of(end_reason_of(error, request.job))
+        code = exit_code_of(end_reason_of(error, request.job))
+        return TOLD if plain and code == 1 else code
     replace_file(options.result, workload.SerializeToString())
     return 0
 
