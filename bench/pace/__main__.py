@@ -30,8 +30,9 @@ from bench.pace.sleeping import pace_of, write_job
 from bench.pages import RESULTS, machine, versions, write
 from heterps import Client, Cluster
 
-_WARM = 5  # steps until a pipeline is steady, and caches are warm
-_LEAST_STEPS = 10  # that are measured
+# Steps until a pipeline is steady and caches are warm; flushed steps are all alike.
+_WARM, _WARM_FLUSHED = 5, 2
+_LEAST_STEPS, _LEAST_FLUSHED = 10, 4  # that are measured
 _STAGES = 6  # of a drawn plan, at most
 _CUTS = 5  # of each real job
 METHODS = ("random", "exact", "ppo")
@@ -114,8 +115,11 @@ def _questions(arguments: argparse.Namespace) -> Iterator[Question | Cut]:
 def _run(client: Client, folder: Path, question: Question | Cut, seconds: float) -> dict[str, Any]:
     """Run the job of a question; what was promised and what it came to."""
     planned = question.decide()
-    measured = max(_LEAST_STEPS, math.ceil(seconds * planned.throughput / question.batch))
-    steps = _WARM + measured + 1
+    flushed = question.staleness == 0
+    warm = _WARM_FLUSHED if flushed else _WARM
+    least = _LEAST_FLUSHED if flushed else _LEAST_STEPS
+    measured = max(least, math.ceil(seconds * planned.throughput / question.batch))
+    steps = warm + measured + 1
     if isinstance(question, Cut):
         job = question.job(folder, steps)
     else:
@@ -127,7 +131,7 @@ def _run(client: Client, folder: Path, question: Question | Cut, seconds: float)
     found = client.decision(job_id)
     if found.assignment != planned.assignment:
         raise ValueError(f"{job_id} was planned anew, on other types")
-    pace = pace_of(folder / "trace", question.batch, steps, _WARM)
+    pace = pace_of(folder / "trace", question.batch, steps, warm)
     overhead = found.workload.overhead if found.workload is not None else 0.0
     promised = found.throughput * (1 - overhead)
     micro_batches = micro_batches_of(question, found)
