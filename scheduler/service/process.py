@@ -11,7 +11,7 @@ import grpc
 
 from chassis.callers import RefusedError, job_token
 from chassis.metrics import Metrics
-from chassis.roles import Caller
+from chassis.roles import GRANTED, Caller
 from chassis.security import Security
 from chassis.servers import Server
 from protos.access_pb2_grpc import add_AccessServicer_to_server
@@ -191,6 +191,14 @@ class SchedulerProcess:
         from scheduler.service.metrics import scheduler_metrics
 
         return scheduler_metrics(self._jobs, self._nodes)
+
+    def admits_to_metrics(self, shown: str) -> bool:
+        """Whether a token that was made shows all jobs, of which the metrics tell."""
+        try:
+            caller = self._server.callers.known(shown)
+        except RefusedError:
+            return False
+        return caller.role in GRANTED and caller.sees_all
 
     def _begin(self, name: str, body: Callable[[], None]) -> None:
         thread = threading.Thread(target=body, name=name, daemon=True)

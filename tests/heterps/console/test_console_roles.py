@@ -34,7 +34,7 @@ def submit(cluster, token, job_id):
         SchedulerStub(channel).Submit(request, timeout=10)
 
 
-def sign_in(shown, token, source=""):
+def sign_in(shown, token):
     key = re.search(r'name="form_key" value="([0-9a-f]{64})"', shown.ask("/login").text)[1]
     return shown.ask("/login", "POST", {"form_key": key, "token": token})
 
@@ -93,8 +93,7 @@ def test_each_visitor_sees_what_their_token_may(cluster):
 
 def test_tokens_that_open_nothing_count_as_wrong_until_the_sender_waits(cluster):
     _, shown = cluster
-    found = [
-        shown.ask("/", authorization=f"Bearer heterps_{number:043}").status for number in range(9)
-    ]
+    wrong = (f"Bearer heterps_{number:043}" for number in range(9))
+    found = [shown.ask("/", authorization=one).status for one in wrong]
     assert set(found) == {401, 429}
     assert found[-1] == 429
