@@ -5,6 +5,7 @@ import grpc
 from protos.reason_pb2 import (
     MEMORY_NOT_ATTACHED,
     REASON_UNSPECIFIED,
+    REPLICA_BEHIND,
     WHOLE_SAVE_NEEDED,
     Reason,
 )
@@ -31,7 +32,23 @@ class NotAttachedError(TableError):
 
 
 class ConflictError(RuntimeError):
-    """A request that does not go with the state of the shard that it meets."""
+    """A request that does not go with the state of the shard that it meets.
+
+    Attributes:
+        reason: what a shard tells its caller besides the status.
+    """
+
+    reason: Reason.ValueType = REASON_UNSPECIFIED
+
+
+class LacksChangesError(ConflictError):
+    """A replica lacks changes of its primary's: it must have the whole state first."""
+
+    reason = REPLICA_BEHIND
+
+
+class NoRoomError(RuntimeError):
+    """A disk has no room for a change, or for a base; nothing was changed."""
 
 
 class OutdatedError(RuntimeError):
@@ -56,6 +73,10 @@ class DeltaError(CheckpointError):
     """A delta cannot build on that save: a whole checkpoint must be saved first."""
 
     reason = WHOLE_SAVE_NEEDED
+
+
+class DamageError(CheckpointError):
+    """What a shard kept of itself is damaged: it does not start with less than it acknowledged."""
 
 
 class ShardError(RuntimeError):

@@ -6,8 +6,10 @@ import time
 
 from chassis.memory import release_buffers
 from protos.parameter_server_pb2 import ShrinkRequest
+from ps.engine import _native
 from ps.errors import CheckpointError
 from ps.shard.directory import ShardDirectory
+from ps.shard.ending import end_process
 from ps.shard.replica import Replicator
 from ps.shard.state import ShardState, now_s
 
@@ -53,6 +55,8 @@ class Maintenance:
         while not self._stop.wait(_PERIOD_S):
             try:
                 self._round()
+            except _native.BrokenError as error:
+                end_process(f"maintenance: {error}")
             except (CheckpointError, OSError, RuntimeError, TimeoutError) as error:
                 _log.warning("maintenance: %s; it is tried again", error)
 

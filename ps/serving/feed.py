@@ -117,7 +117,7 @@ def read_feed(store: Store) -> Feed | None:
                 return _parse(json.loads(stream.read()))
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, CheckpointError) as error:
+        except (OSError, ValueError, RecursionError, CheckpointError) as error:
             # Some remote file systems do not replace a file in one step.
             if attempt == _ATTEMPTS - 1:
                 raise CheckpointError(f"{path}: {error}") from None

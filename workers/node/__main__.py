@@ -21,10 +21,12 @@ from typing import NoReturn
 
 import grpc
 
+from chassis import written
 from chassis.channels import RpcError
 from chassis.exits import reason_of_exit
 from chassis.files import read_regular
 from chassis.lease import Lease
+from chassis.loops import Loops
 from chassis.metrics import add_metrics_option, serve_metrics
 from chassis.process import (
     announce,
@@ -57,10 +59,12 @@ from protos.reason_pb2 import (
     PROCESS_CRASHED,
     PROCESS_CUT_OFF,
     PROCESS_OUT_OF_MEMORY,
+    PROCESS_UNFIT,
     REASON_UNSPECIFIED,
 )
 from protos.scheduler_pb2 import (
     END_CONNECTION_LOST,
+    END_INVALID_JOB,
     END_OUT_OF_MEMORY,
     END_WORKER_CRASHED,
     NodeStatus,
@@ -79,6 +83,7 @@ _REASONS = {
     END_OUT_OF_MEMORY: PROCESS_OUT_OF_MEMORY,
     END_WORKER_CRASHED: PROCESS_CRASHED,
     END_CONNECTION_LOST: PROCESS_CUT_OFF,
+    END_INVALID_JOB: PROCESS_UNFIT,
 }
 _SAFE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _log = logging.getLogger("heterps.node")
@@ -284,6 +289,7 @@ def _run(options: argparse.Namespace, stop: threading.Event, users: Users | None
     hardware = find_hardware(options.type, device, options.emulate)
     host = options.advertise or options.bind.rpartition(":")[0]
     lease: Lease | None = None
+    loops = Loops()
 
     def changed() -> None:
         if lease is not None:
@@ -295,11 +301,13 @@ def _run(options: argparse.Namespace, stop: threading.Event, users: Users | None
                 tempfile.TemporaryDirectory(prefix="heterps-node-", ignore_cleanup_errors=True)
             )
         )
+        written.claim(directory)
         code = CodeCache(directory.resolve() / ".code", options.scheduler)  # no job has that id
         on_gpus = device == "cuda" and not options.emulate
         processes = Processes(
             *(directory.resolve(), host, options.ready_timeout, changed),
             code=code,
+            loops=loops,
             gpus=gpus_of(hardware.units, os.environ) if on_gpus else (),
             users=users,
         )
@@ -331,9 +339,16 @@ def _run(options: argparse.Namespace, stop: threading.Event, users: Users | None
         if options.metrics:
             from workers.node.metrics import node_metrics
 
-            facts["metrics"], close = serve_metrics(options.metrics, node_metrics(service.status))
+            facts["metrics"], close = serve_metrics(
+                options.metrics, node_metrics(service.status, loops)
+            )
             stack.callback(close)
-        lease = Lease(options.scheduler, service.status, answered=lambda r: service.heard(r.term))
+        loops.changed = lambda: server.set_health(serving=not loops.failing)
+        lease = Lease(
+            *(options.scheduler, service.status),
+            answered=lambda reply: service.heard(reply.term),
+            loops=loops,
+        )
         lease.start(options.wait, stop.is_set)
         stack.callback(lease.close)  # first of all: nobody is to see the children end
         _log.info(

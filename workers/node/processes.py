@@ -17,9 +17,11 @@ from pathlib import Path
 
 from chassis import scratch
 from chassis.bounded_log import BoundedLog
+from chassis.exits import DAMAGED
 from chassis.files import replace_file
 from chassis.forking import ForkError, ForkServer
 from chassis.logs import log_scope
+from chassis.loops import Loops, for_each
 from chassis.process import (
     Child,
     ChildError,
@@ -69,6 +71,7 @@ class Processes:
         code: where the code that jobs bring is fetched; without it they must be on a shared disk.
         gpus: that workers get one of each, as CUDA_VISIBLE_DEVICES names them.
         users: that jobs run as, each as one of its own; without, all as the node's.
+        loops: of the process, that the watcher is to be one of.
     """
 
     def __init__(
@@ -81,6 +84,7 @@ class Processes:
         code: CodeCache | None = None,
         gpus: Sequence[str] = (),
         users: Users | None = None,
+        loops: Loops | None = None,
     ) -> None:
         self._directory = directory
         self._host = host
@@ -98,8 +102,7 @@ class Processes:
         self._forks = ForkServer("workers.stage.forked", directory, one_thread())
         self._closed = threading.Event()
         scratch.sweep()
-        self._watcher = threading.Thread(target=self._watch, name="watch", daemon=True)
-        self._watcher.start()
+        self._watcher = (loops or Loops()).start("watch", self._watch, _WATCH_S)
 
     def launch(self, request: LaunchRequest) -> LaunchReply:
         """Start a process and wait until it listens; the same id again answers with the first.
@@ -243,7 +246,7 @@ class Processes:
         for child in running:
             _end_group(child)
         self._forks.close()
-        self._watcher.join(1.0)
+        self._watcher.close(1.0)
         for job in jobs:
             self._forget(job)
 
@@ -377,19 +380,20 @@ class Processes:
 
     def _watch(self) -> None:
         """Notice ends at once: a job whose process died is told to its owner within a second."""
-        while not self._closed.wait(_WATCH_S):
-            with self._lock:
-                pairs = [(j, e) for j in self._jobs.values() for e in j.entries.values()]
-            for job, entry in pairs:
-                if entry.child is None or entry.ended is not None or entry.starter is not None:
-                    continue
-                code = entry.child.poll()
-                with log_scope(job=entry.request.job_id):
-                    if code is not None and not self._revive(job, entry, code):
-                        killed = code == -signal.SIGKILL and not job.stopped
-                        entry.out_of_memory = killed and oom_kills() > entry.oom_kills
-                        entry.ended = code
-                        self._changed()
+        with self._lock:
+            pairs = [(j, e) for j in self._jobs.values() for e in j.entries.values()]
+        for_each(pairs, lambda pair: self._look(*pair))
+
+    def _look(self, job: Job, entry: Entry) -> None:
+        if entry.child is None or entry.ended is not None or entry.starter is not None:
+            return
+        code = entry.child.poll()
+        with log_scope(job=entry.request.job_id):
+            if code is not None and not self._revive(job, entry, code):
+                killed = code == -signal.SIGKILL and not job.stopped
+                entry.out_of_memory = killed and oom_kills() > entry.oom_kills
+                entry.ended = code
+                self._changed()
 
     def _revive(self, job: Job, entry: Entry, code: int) -> bool:
         """Have a process that ended started again, where that may be."""
@@ -397,6 +401,9 @@ class Processes:
             return False
         if not entry.returns:
             entry.note = "cannot be started again: its rows are lost, as servers.durability is none"
+            return False
+        if code == DAMAGED:
+            entry.note = "was not started again: what it kept is damaged"
             return False
         now = time.monotonic()
         pause = self._rule.pause_before(entry.restarts, now)

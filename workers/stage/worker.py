@@ -21,7 +21,7 @@ from workers.links.transport import StageService
 from workers.model.saved import KeptModel, SavedModel, saved_model
 from workers.stage.evaluation import Measured
 from workers.stage.experts import whole_state
-from workers.stage.failure import end_reason_of
+from workers.stage.failure import end_reason_of, told
 from workers.stage.parts import Parts, Share, build
 from workers.stage.reporter import Reporter
 from workers.stage.saved_check import check_saved
@@ -51,7 +51,7 @@ class Worker:
         host = bind.rpartition(":")[0]
         self._port = RingPort(place.rank, place.width, host) if place.width > 1 else None
         self._service = StageService(self._inbox, self._port)
-        self._server = self._service.serve(bind, threads=8 + 8 * place.width_before)
+        self._service.serve(bind)
         hosts_store = place.width > 1 and place.rank == 0
         self._rendezvous = Rendezvous(host) if hosts_store else None
 
@@ -63,7 +63,7 @@ class Worker:
         """
         process.announce(
             ready_file,
-            address=self._server.address,
+            address=self._service.address,
             rendezvous=self._rendezvous.address if self._rendezvous else "",
         )
         topology = self._wait_for_topology()
@@ -91,17 +91,17 @@ class Worker:
             self._run(parts, reporter)
         except Stopped:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             if not self._stop.is_set():
-                text = f"{type(error).__name__}: {error}"
-                reporter.send("failed", error=text, end_reason=end_reason_of(error))
+                reason = end_reason_of(error, self._launch.job)
+                reporter.send("failed", error=told(error), end_reason=reason)
             raise
         finally:
             reporter.close()
             self._inbox.close()
             if parts is not None:
                 parts.close()
-            self._server.stop(0.5)
+            self._service.stop(0.5)
 
     def _run(self, parts: Parts, reporter: Reporter) -> None:
         """Train, evaluate and save; of a training that diverged, save what was good."""
@@ -123,8 +123,8 @@ class Worker:
             check_saved(self._share, parts.client, output, measured)
             reporter.send("done", metrics=results, output=output)
         else:
-            text = f"{type(diverged).__name__}: {diverged}"
-            reporter.send("failed", error=text, end_reason=end_reason_of(diverged), output=output)
+            reason = end_reason_of(diverged)
+            reporter.send("failed", error=told(diverged), end_reason=reason, output=output)
 
     def _wait_for_topology(self) -> Topology:
         """The scheduler's word, which comes once the last of all workers listens.
