@@ -106,6 +106,7 @@ def processes_of(user):
     return found
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(PYTHON is None, reason="no Python here that any user may run")
 def test_jobs_run_as_users_of_their_own_and_reach_neither_each_other_nor_the_node():
     python, packages = PYTHON
