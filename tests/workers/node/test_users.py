@@ -131,7 +131,9 @@ def test_jobs_run_as_users_of_their_own_and_reach_neither_each_other_nor_the_nod
                 node.wait_ready(120)
                 with Client(cluster.scheduler.address) as client:
                     first = client.submit(written(folder / "one", pause_s=0.5, epochs=50))
-                    wait_until(lambda: trains(client, first), "it trains")
+                    wait_until(
+                        lambda: trains(client, first), lambda: client.status(first), timeout_s=300
+                    )
                     home = folder / "node" / first / "home"
                     others = [home, home / "token", folder / "node", folder / "node" / first]
                     own = [*cluster.files.values(), f"/proc/{node.pid}/environ"]
