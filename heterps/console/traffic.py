@@ -86,7 +86,9 @@ class Traffic:
             channel.close()
 
     def _ask(self, pool: ThreadPoolExecutor) -> None:
-        running = [job.job_id for job in self.client.jobs() if job.state is State.RUNNING]
+        running = [
+            job.job_id for job in self.client.jobs(unended=True) if job.state is State.RUNNING
+        ]
         places = {job_id: list(self.client.history(job_id).shards) for job_id in running}
         needed = {(one.address, one.token) for found in places.values() for one in found}
         for place in [known for known in self._channels if known not in needed]:
