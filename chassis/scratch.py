@@ -1,4 +1,6 @@
-"""The folder that the processes of a job on one host share, and that goes when the job does.
+"""Folders of this user that go with who uses them, however that ends.
+
+One is shared by the processes of a job on one host, and goes when the job does.
 
 A node names it in its children's environment and removes it at the job's end. Each process that
 uses it holds a lock in it, so that of several nodes on a host the last one removes it, and a node
@@ -9,8 +11,10 @@ nobody else may look in.
 import fcntl
 import logging
 import os
+import secrets
 import shutil
 import socket
+import stat
 import tempfile
 import time
 from collections.abc import Callable
@@ -43,6 +47,25 @@ def own() -> Path | None:
     return folder
 
 
+def temporary(kind: str) -> Path:
+    """A new folder of this process's; to be removed by `discard`, or, was it killed, by a `sweep`.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    folder = _root() / f"{kind}-{secrets.token_hex(4)}"
+    _hold(folder)
+    return folder
+
+
+def discard(folder: Path) -> None:
+    """Remove a folder of `temporary`'s; safe to repeat."""
+    held = _held.pop(folder, None)
+    if held is not None:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(held)
+
+
 def once(path: Path, make: Callable[[Path], None]) -> None:
     """Have a file written by one of the processes that want it, while the others wait.
 
@@ -66,6 +89,23 @@ def once(path: Path, make: Callable[[Path], None]) -> None:
                 os.replace(unfinished, path)
             finally:
                 unfinished.unlink(missing_ok=True)
+
+
+def own_alone(folder: Path) -> Path:
+    """Make a folder of this user alone, or see that it is one; its path.
+
+    For folders of a name that others can guess, where others can write: who made it first may read
+    and change what is in it.
+
+    Raises:
+        PermissionError: it is another's, others may look into it, or it is a link.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = folder.lstat()
+    private = stat.S_ISDIR(status.st_mode) and not status.st_mode & 0o077
+    if status.st_uid != os.getuid() or not private:
+        raise PermissionError(f"{folder}: expected a folder that is this user's alone")
+    return folder
 
 
 def try_lock(descriptor: int) -> bool:
@@ -102,10 +142,7 @@ def _hold(folder: Path) -> None:
     if held is not None and _is_there(folder, held):
         return
     if folder.parent == _root():
-        folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = folder.parent.lstat()
-        if status.st_uid != os.getuid() or status.st_mode & 0o077:
-            raise PermissionError(f"{folder.parent}: expected a folder that is this user's alone")
+        own_alone(folder.parent)
     while True:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with suppress(FileNotFoundError):  # somebody swept it between two lines

@@ -27,6 +27,8 @@ class _ReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Reason.ValueTy
     """the shard does not know the shared memory that the request names"""
     WHOLE_SAVE_NEEDED: _Reason.ValueType  # 2
     """a delta cannot build on that save"""
+    PARTS_MISSING: _Reason.ValueType  # 7
+    """a step is to end, and not all of its parts are there"""
     REPLICA_BEHIND: _Reason.ValueType  # 6
     """a replica must have the whole state before it can take a change"""
     STORE_UNREACHABLE: _Reason.ValueType  # 3
@@ -50,6 +52,8 @@ class _ReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Reason.ValueTy
     """… was killed by a signal"""
     PROCESS_CUT_OFF: _Reason.ValueType  # 12
     """… lost the connection to another one"""
+    PROCESS_UNFIT: _Reason.ValueType  # 13
+    """… found that what it was to do does not fit the job"""
 
 class Reason(_Reason, metaclass=_ReasonEnumTypeWrapper):
     """Why a server refused a call, where the caller acts on it and the status does not tell. It travels
@@ -61,6 +65,8 @@ MEMORY_NOT_ATTACHED: Reason.ValueType  # 1
 """the shard does not know the shared memory that the request names"""
 WHOLE_SAVE_NEEDED: Reason.ValueType  # 2
 """a delta cannot build on that save"""
+PARTS_MISSING: Reason.ValueType  # 7
+"""a step is to end, and not all of its parts are there"""
 REPLICA_BEHIND: Reason.ValueType  # 6
 """a replica must have the whole state before it can take a change"""
 STORE_UNREACHABLE: Reason.ValueType  # 3
@@ -84,4 +90,6 @@ PROCESS_CRASHED: Reason.ValueType  # 11
 """… was killed by a signal"""
 PROCESS_CUT_OFF: Reason.ValueType  # 12
 """… lost the connection to another one"""
+PROCESS_UNFIT: Reason.ValueType  # 13
+"""… found that what it was to do does not fit the job"""
 Global___Reason: _TypeAlias = Reason  # noqa: Y015

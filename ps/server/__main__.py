@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from chassis import written
 from chassis.channels import RpcError
 from chassis.exits import DAMAGED
 from chassis.lease import Lease
@@ -93,7 +94,7 @@ def serve(
         disk = settings.disk or settings.data
         state = ShardState(str(disk) if disk else "")
         if disk is not None:
-            disk.mkdir(parents=True, exist_ok=True)
+            written.claim(disk)
         service = ParameterService(state, settings.threads)
         server = Server("ps", settings.bind, threads=settings.threads, most_bytes=TENSOR_BYTES)
         server.add(
@@ -114,10 +115,10 @@ def serve(
         if durable is not None:
             service.log_bytes = lambda: durable.log.bytes
         ends.callback(Maintenance(state, durable, replicator).close)
+        service.unix.start()  # first: who calls by gRPC is told of it
+        ends.callback(service.unix.close, 5.0)
         address = server.start()
         ends.callback(server.stop, 5.0)
-        service.unix.start()
-        ends.callback(service.unix.close, 5.0)
         metrics = ""
         if settings.metrics:
             metrics, close = serve_metrics(settings.metrics, service.metrics.metrics)

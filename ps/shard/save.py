@@ -5,13 +5,16 @@ import secrets
 import time
 from collections import deque
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from chassis import written
 from protos import parameter_server_pb2 as pb
 from ps.checkpoint.manifest import MODES
 from ps.checkpoint.places import open_store
+from ps.checkpoint.store import LocalStore
 from ps.checkpoint.tables import (
     begin_snapshots,
     chain,
@@ -137,6 +140,8 @@ class Saver:
             generations = cut.marks
             store = open_store(directory)
             try:
+                if isinstance(store, LocalStore):
+                    written.claim(Path(request.directory))
                 files = write_tables(
                     store, folder, cut.tables, cut.snapshots, request.shard, request.shards
                 )

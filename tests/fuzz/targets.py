@@ -10,16 +10,17 @@ import importlib
 import itertools
 import json
 import resource
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import yaml
 
 Parser = Callable[[bytes], object]
 ROOT = Path(__file__).parents[2]
-SLOWEST = 10  # s for one input
+SLOWEST = 10  # s of a processor for one input
 _MEMORY = 1 << 30  # bytes that one input may take above what was taken before
 _RENEWED = 500  # inputs after which a target with a state of its own begins anew
 
@@ -317,14 +318,36 @@ def _frames(folder: Path) -> list[bytes]:
     ]
 
 
+def _state(folder: Path) -> Any:
+    """A shard's, with two tables."""
+    from ps.shard.state import ShardState
+    from ps.table.spec import make_spec
+
+    state = ShardState(str(folder))
+    for name, dim in (("rows", 3), ("wide", 5)):
+        state.create(make_spec(name, dim, optimizer="sgd", learning_rate=0.1), journal=False)
+    return state
+
+
+def _survive() -> None:
+    """Have an error raised where a shard would end itself: its own fault, never a caller's."""
+
+    def ended(reason: str, *_: object) -> NoReturn:
+        raise AssertionError(f"the shard ended itself: {reason}")
+
+    for name, module in list(sys.modules.items()):
+        if name.startswith("ps.") and hasattr(module, "end_process"):
+            module.end_process = ended  # type: ignore[attr-defined]
+
+
 def _shard(folder: Path) -> Parser:
     """One call of a shard's data plane; the first byte is the method."""
     import grpc
 
     from ps.server.service import ParameterService
-    from ps.shard.state import ShardState
     from ps.shm.line import RefusedError
-    from ps.table.spec import make_spec
+
+    _survive()
 
     class Context:
         def set_trailing_metadata(self, metadata: Any, /) -> None:
@@ -336,10 +359,7 @@ def _shard(folder: Path) -> Parser:
             raise RefusedError(code, details)
 
     def begun() -> ParameterService:
-        state = ShardState(str(folder))
-        for name, dim in (("rows", 3), ("wide", 5)):
-            state.create(make_spec(name, dim, optimizer="sgd", learning_rate=0.1), journal=False)
-        return ParameterService(state)
+        return ParameterService(_state(folder))
 
     served, inputs = begun(), itertools.count(1)
 
@@ -378,6 +398,49 @@ def _calls(folder: Path) -> list[bytes]:
         ),
         b"\5" + pb.KeysRequest(table="rows", limit=4).SerializeToString(),
     ]
+
+
+# Records of a log or of a primary, repeated; the first byte is the kind.
+
+_KINDS = ("push", "stage", "commit", "create", "drop", "shrink", "absorb", "route", "state", "none")
+
+
+def _replay(folder: Path) -> Parser:
+    from protos.parameter_server_pb2 import LogRecord
+    from ps.shard.replay import replay
+
+    def parse(data: bytes) -> object:
+        state = _state(folder)
+        kind = _KINDS[data[0] % len(_KINDS)] if data else ""
+        replay(state, LogRecord(kind=kind, time_s=5), memoryview(data)[1:])
+        return state.summary(windows=True)
+
+    return parse
+
+
+def _records(folder: Path) -> list[bytes]:
+    from protos import parameter_server_pb2 as pb
+    from ps.table.buckets import default_route
+    from ps.table.spec import make_spec
+
+    calls = _calls(folder)
+    state = _state(folder)
+    routing = pb.Routing(version=1, shards=["a:1"], bucket=default_route(1).tolist())
+    snapshot = state.tables["rows"].native.snapshot(
+        since=0, values=False, min_score=0.0, buckets=None
+    )
+    block = snapshot.next() or b""
+    snapshot.close()
+    messages = {
+        "create": pb.TableSpec.SerializeToString(make_spec("new", 2)),
+        "drop": b"rows",
+        "shrink": pb.ShrinkRequest(table="rows", step=1).SerializeToString(),
+        "absorb": pb.StateBlock(name="rows", payload=block).SerializeToString(),
+        "route": pb.RouteRequest(install=routing).SerializeToString(),
+        "state": state.summary(windows=True).SerializeToString(),
+    }
+    named = [bytes([_KINDS.index(kind)]) + message for kind, message in messages.items()]
+    return [b"\0" + calls[2][1:], b"\1" + calls[4][1:], b"\2" + calls[7][1:], *named]
 
 
 # What else arrives from elsewhere: a job's code, a feed of weights, a policy.
@@ -502,6 +565,15 @@ TARGETS = {
         _calls,
         ("ps.shm.line.RefusedError",),
         ("ps.server", "ps.shard", "ps.table", "protos.codec"),
+    ),
+    "replay": Target(
+        _replay,
+        _records,
+        (
+            *("builtins.ValueError", "builtins.KeyError", "google.protobuf.message.DecodeError"),
+            *("ps.errors.ConflictError", "ps.errors.StaleRouteError", "ps.errors.OutdatedError"),
+        ),
+        ("ps.shard", "ps.table", "protos.codec"),
     ),
     "archive": Target(
         _archive, _archives, ("workers.model.unpack.ArchiveError",), ("workers.model.unpack",)
