@@ -168,14 +168,18 @@ class Soak(Closing):
 
 
 def _of_tables(part: Tables) -> dict[str, tuple[int, Callable[[], None]]]:
-    return {
+    deeds = {
         "kill shard": (6, part.kill_shard),
         "kill client": (6, part.kill_client),
-        "kill saver": (4, part.kill_saver),
         "pause shard": (2, part.pause_shard),
-        "pause saver": (1, part.pause_saver),
-        "reshard": (2, part.reshard),
     }
+    if part.saved:
+        deeds |= {
+            "kill saver": (4, part.kill_saver),
+            "pause saver": (1, part.pause_saver),
+            "reshard": (2, part.reshard),
+        }
+    return deeds
 
 
 def _of_jobs(part: Jobs) -> dict[str, tuple[int, Callable[[], None]]]:
@@ -226,12 +230,17 @@ def soak(
 
 def _nothing_left(tag: str, temporary: Path, shared: set[str]) -> None:
     until = time.monotonic() + _END_S
-    while left := _processes(tag) + sorted(map(str, temporary.iterdir())):
+    while left := _processes(tag) + [str(path) for path in temporary.iterdir() if not _stays(path)]:
         if time.monotonic() > until:
             raise Breach(f"left behind: {left}")
         time.sleep(0.2)
     if more := {name for name in _shared_memory() - shared if "heterps" in name}:
         raise Breach(f"left in shared memory: {sorted(more)}")
+
+
+def _stays(path: Path) -> bool:
+    """Whether it is meant to: this user's cache of data, and PyTorch's own folder."""
+    return path.name.startswith((f"heterps-{os.getuid()}-", "torchinductor"))
 
 
 def _processes(tag: str) -> list[str]:

@@ -140,8 +140,6 @@ class Tables(Closing):
 
     def kill_saver(self) -> None:
         """In whatever it does; what was saved last must load."""
-        if not self._savers:
-            return
         index = self._chance.randrange(len(self._savers))
         saver = self._savers[index]
         time.sleep(self._chance.uniform(0, 0.5))
@@ -152,15 +150,12 @@ class Tables(Closing):
 
     def pause_saver(self) -> None:
         """Another overtakes it."""
-        if self._savers:
-            self._pause(self._chance.choice(self._savers).process.pid)
-            self.figures.count(self.figures.pauses, "saver")
-            self.check_saved()
+        self._pause(self._chance.choice(self._savers).process.pid)
+        self.figures.count(self.figures.pauses, "saver")
+        self.check_saved()
 
     def reshard(self) -> None:
         """To two or three shards, perhaps while one dies."""
-        if self._replicated:
-            return
         where = self._chance.choice([self._all[:2], self._all, self._all[1:]])
         dies = self._chance.random() < 0.4
         if dies:
@@ -208,6 +203,11 @@ class Tables(Closing):
                 raise Breach(f"{self._directory.name}: table {table!r}: {wrong}")
         self.figures.saves = sum(self._newest(saver) + 1 for saver in self._savers)
         self._clients = [self._start(c.what, next(self._seeds)) for c in self._clients]
+
+    @property
+    def saved(self) -> bool:
+        """Whether there are savers."""
+        return bool(self._savers)
 
     @property
     def accounts(self) -> dict[str, Account]:
