@@ -154,7 +154,7 @@ def test_each_role_at_each_method_of_a_scheduler_a_node_and_a_shard(secured):
         for method in every_method()
         if method.split("/")[1].removeprefix("heterps.v1.") in services
     }
-    assert len(by_method) == len(every_method()) - 4, "all but those of stages"
+    assert len(by_method) == len(every_method()) - 3, "all but those of stages"
     wrong = []
     for role, token in (*made.items(), ("gone", gone), ("none", None)):
         for address in servers:
