@@ -46,7 +46,7 @@ from scheduler.service.artifacts import CODE_NAME, Artifacts, MissingError
 from scheduler.service.readers import Readers
 from scheduler.state.endings import Ending
 from scheduler.state.history import Histories
-from scheduler.state.jobs import DuplicateError
+from scheduler.state.jobs import DuplicateError, Page
 from scheduler.state.store import TERMINAL, StoreError
 
 _CANCEL_WAIT_S = 15.0
@@ -83,6 +83,7 @@ class SchedulerService(SchedulerServicer):
         self._dispatcher = dispatcher
         self._histories = histories
         self._stop = stop
+        self._submitting = threading.Lock()
         self._readers = Readers(stop, access.callers)
 
     def Submit(self, request: SubmitRequest, context: grpc.ServicerContext) -> SubmitReply:  # noqa: N802
@@ -102,9 +103,12 @@ class SchedulerService(SchedulerServicer):
                 CODE_MISSING,
             )
         try:
-            if digest and self._jobs.get(job_id) is None:  # first, so that it is there to stay
-                self._artifacts.name(job_id, CODE_NAME, digest)
-            created = self._jobs.submit(job_id, request.job, user)
+            with self._submitting:
+                if self._jobs.get(job_id) is None:
+                    self._artifacts.begin(job_id)
+                    if digest:  # first, so that it is there to stay
+                        self._artifacts.name(job_id, CODE_NAME, digest)
+                created = self._jobs.submit(job_id, request.job, user)
         except DuplicateError as error:
             context.abort(grpc.StatusCode.ALREADY_EXISTS, str(error))
         except MissingError as error:
@@ -127,9 +131,11 @@ class SchedulerService(SchedulerServicer):
         return status
 
     def ListJobs(self, request: ListJobsRequest, context: grpc.ServicerContext) -> ListJobsReply:  # noqa: N802
-        """The jobs that the caller may see in the order of submission, without their specs."""
-        caller = self._access.callers.of(context)
-        return ListJobsReply(jobs=self._access.seen(self._jobs.all(), caller))
+        """A page of the jobs that the caller may see, without their specs."""
+        page = self._page(context, request.limit, request.before, request.unended)
+        return ListJobsReply(
+            jobs=page.jobs, next=page.next, total=page.total, total_unended=page.total_unended
+        )
 
     def WatchJob(  # noqa: N802
         self, request: JobRequest, context: grpc.ServicerContext
@@ -199,16 +205,17 @@ class SchedulerService(SchedulerServicer):
     def ListDecisions(  # noqa: N802
         self, request: ListDecisionsRequest, context: grpc.ServicerContext
     ) -> ListDecisionsReply:
-        """The decisions of the latest jobs, without what only one at a time is looked at for."""
-        caller = self._access.callers.of(context)
-        limit = request.limit if caller.sees_all else 0
+        """The decisions of a page of jobs, without what only one at a time is looked at for."""
+        page = self._page(context, request.limit, request.before)
         try:
-            found = self._store.decisions(limit)
+            found = self._store.decisions([status.job_id for status in page.jobs])
         except StoreError as error:
             _unavailable(context, error)
-        seen = [one for one in found if caller.sees(one[0].job_id, one[0].submitted_by)]
-        reply = ListDecisionsReply()
-        for status, decision in seen[-request.limit :]:
+        reply = ListDecisionsReply(next=page.next)
+        for status in page.jobs:
+            decision = found.get(status.job_id)
+            if decision is None:
+                continue
             for name in _BULKY:
                 decision.ClearField(name)
             reply.decisions.append(
@@ -220,6 +227,14 @@ class SchedulerService(SchedulerServicer):
                 )
             )
         return reply
+
+    def _page(
+        self, context: grpc.ServicerContext, limit: int, before: str, unended: bool = False
+    ) -> Page:
+        caller = self._access.callers.of(context)
+        return self._jobs.page(
+            lambda status: caller.sees(status.job_id, status.submitted_by), limit, before, unended
+        )
 
     def Plan(self, request: PlanRequest, context: grpc.ServicerContext) -> Decision:  # noqa: N802
         """Plan a workload without running it."""
