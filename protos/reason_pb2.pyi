@@ -27,6 +27,10 @@ class _ReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Reason.ValueTy
     """the shard does not know the shared memory that the request names"""
     WHOLE_SAVE_NEEDED: _Reason.ValueType  # 2
     """a delta cannot build on that save"""
+    SAVE_REPLACED: _Reason.ValueType  # 6
+    """another save lies there than the one that was named"""
+    HOLD_ENDED: _Reason.ValueType  # 7
+    """the cut was given up, as nobody was heard of"""
     STORE_UNREACHABLE: _Reason.ValueType  # 3
     """Of a scheduler.
     it answers, its Redis does not
@@ -52,6 +56,10 @@ MEMORY_NOT_ATTACHED: Reason.ValueType  # 1
 """the shard does not know the shared memory that the request names"""
 WHOLE_SAVE_NEEDED: Reason.ValueType  # 2
 """a delta cannot build on that save"""
+SAVE_REPLACED: Reason.ValueType  # 6
+"""another save lies there than the one that was named"""
+HOLD_ENDED: Reason.ValueType  # 7
+"""the cut was given up, as nobody was heard of"""
 STORE_UNREACHABLE: Reason.ValueType  # 3
 """Of a scheduler.
 it answers, its Redis does not

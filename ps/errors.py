@@ -3,8 +3,10 @@
 import grpc
 
 from protos.reason_pb2 import (
+    HOLD_ENDED,
     MEMORY_NOT_ATTACHED,
     REASON_UNSPECIFIED,
+    SAVE_REPLACED,
     WHOLE_SAVE_NEEDED,
     Reason,
 )
@@ -56,6 +58,18 @@ class DeltaError(CheckpointError):
     """A delta cannot build on that save: a whole checkpoint must be saved first."""
 
     reason = WHOLE_SAVE_NEEDED
+
+
+class ReplacedError(CheckpointError):
+    """Another save lies there than the one that was begun with."""
+
+    reason = SAVE_REPLACED
+
+
+class HoldEndedError(CheckpointError):
+    """Whoever held pushes back was not heard of for too long, so the shard has let them go on."""
+
+    reason = HOLD_ENDED
 
 
 class ShardError(RuntimeError):

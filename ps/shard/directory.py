@@ -9,7 +9,7 @@ import threading
 import time
 from pathlib import Path
 
-from ps.checkpoint.manifest import is_checkpoint
+from ps.checkpoint.manifest import begin_save, is_checkpoint
 from ps.checkpoint.store import LocalStore
 from ps.checkpoint.tables import begin_snapshots, chain, load_tables, write_alone
 from ps.shard import log
@@ -66,6 +66,7 @@ class ShardDirectory:
         """Write a new base and drop the logs before it."""
         state = self._state
         with self._folding, state.files.closed(_TURN_S):
+            switch = begin_save(self._store)
             with state.gate.closed():
                 with state.lock:
                     kept = {n: t for n, t in state.tables.items() if t.spec.durability}
@@ -75,7 +76,7 @@ class ShardDirectory:
                 self.log.append("state", now_s(), state.summary(windows=False).SerializeToString())
                 for part in state.staged_for("log"):
                     self.log.append("stage", now_s(), part.message)
-            self._base_bytes = write_alone(self._store, kept, snapshots, applied, number)
+            self._base_bytes = write_alone(switch, kept, snapshots, applied, number)
             self.log.remove_before(number)
             self._folded = time.monotonic()
             self._pushed = sum(t.native.counters()["pushed"] for t in kept.values())
