@@ -4,6 +4,7 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import grpc
@@ -17,16 +18,20 @@ from protos.reason_pb2 import REASON_UNSPECIFIED, Reason
 
 R = TypeVar("R")
 
-# Measured on loopback: large frames and look-ahead keep 1-16 MiB messages near the ceiling.
-OPTIONS: list[tuple[str, Any]] = [
-    ("grpc.max_receive_message_length", -1),
+# Of a connection, at both ends.
+CONNECTION_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_send_message_length", -1),
-    ("grpc.http2.lookahead_bytes", 16 << 20),
     ("grpc.http2.max_frame_size", 1 << 20),
     ("grpc.keepalive_time_ms", 60_000),
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
+]
+# Measured on loopback: large frames and look-ahead keep 1-16 MiB messages near the ceiling.
+OPTIONS: list[tuple[str, Any]] = [
+    *CONNECTION_OPTIONS,
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.http2.lookahead_bytes", 16 << 20),
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
@@ -56,6 +61,12 @@ def connect(address: str, security: Security | None = None) -> grpc.Channel:
     """A channel to `host:port`. Create it after forking, never before."""
     channel = (security or Security.from_environment()).channel(address, OPTIONS)
     return tracing.channel(channel, address)
+
+
+def showing(token: str) -> Security:
+    """What the environment names, with another token where one is given."""
+    security = Security.from_environment()
+    return replace(security, token=token) if token else security
 
 
 def connect_async(address: str, security: Security | None = None) -> grpc.aio.Channel:

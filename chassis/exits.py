@@ -13,6 +13,7 @@ from protos.scheduler_pb2 import (
 # Of sysexits.h those that come closest: EX_OSERR and EX_TEMPFAIL. All else is 1.
 _CODES = {END_OUT_OF_MEMORY: 71, END_CONNECTION_LOST: 75}
 _REASONS = {code: reason for reason, code in _CODES.items()}
+DAMAGED = 65  # EX_DATAERR: what it kept is damaged; to start it again gives the same
 _SHELL_KILLED = 137  # how a shell reports a child that the kernel killed
 _MEMORY = re.compile(
     r"\bMemoryError\b|out of memory|OutOfMemoryError|std::bad_alloc|cannot allocate memory"

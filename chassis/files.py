@@ -49,7 +49,16 @@ def replace_file(
 
 def sync_folder(folder: Path) -> None:
     """Wait until the names in a folder would outlast a loss of power."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    _sync(folder, os.O_DIRECTORY)
+
+
+def sync_file(path: Path) -> None:
+    """Wait until what others have written to a file would outlast a loss of power."""
+    _sync(path)
+
+
+def _sync(path: Path, flags: int = 0) -> None:
+    descriptor = os.open(path, os.O_RDONLY | flags)
     try:
         os.fsync(descriptor)
     finally:

@@ -5,7 +5,6 @@ sides read them from files named in the environment (HETERPS_TLS_CERT, HETERPS_T
 HETERPS_TLS_CA, HETERPS_TOKEN_FILE).
 """
 
-import hmac
 import ipaddress
 import os
 import ssl
@@ -26,9 +25,6 @@ VARIABLES = (CERTIFICATE, KEY, AUTHORITY, TOKEN)
 # The name that every server's certificate is checked for, in place of the host it is called by. All
 # servers of a cluster hold one certificate: what it proves is the cluster, and hosts come and go.
 NAME = "HETERPS_TLS_NAME"
-_HEADER = "authorization"
-# Health is asked by container engines that hold no token; it tells nothing but "serving".
-_OPEN_METHODS = ("/grpc.health.v1.Health/",)
 
 
 class SecurityError(RuntimeError):
@@ -153,32 +149,10 @@ class Security:
             credentials, grpc.access_token_call_credentials(self.token)
         )
 
-    def interceptor(self) -> grpc.ServerInterceptor | None:
-        """A check of every call's token, or None on plain loopback: a token needs TLS to travel."""
-        return _TokenCheck(self.token) if self.token and self.certificate else None
-
-
-class _TokenCheck(grpc.ServerInterceptor):
-    def __init__(self, token: str) -> None:
-        self._expected = f"Bearer {token}"
-        self._refuse: Any = grpc.unary_unary_rpc_method_handler(_unauthenticated)
-
-    def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Any],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> Any:
-        method = handler_call_details.method
-        if method.startswith(_OPEN_METHODS):
-            return continuation(handler_call_details)
-        for key, value in handler_call_details.invocation_metadata:
-            if key == _HEADER and hmac.compare_digest(str(value), self._expected):
-                return continuation(handler_call_details)
-        return self._refuse
-
-
-def _unauthenticated(request: Any, context: grpc.ServicerContext) -> None:
-    context.abort(grpc.StatusCode.UNAUTHENTICATED, "the call's token is missing or wrong")
+    @property
+    def asked_token(self) -> str | None:
+        """What callers of a server must show; None on plain loopback: it needs TLS to travel."""
+        return self.token if self.certificate else None
 
 
 def is_loopback(host: str) -> bool:

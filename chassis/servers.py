@@ -1,5 +1,6 @@
 """Serving: one gRPC server shape for every role, with health, reflection and bind rules."""
 
+import resource
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -9,14 +10,26 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from chassis import tracing
-from chassis.channels import OPTIONS
+from chassis.callers import Callers, Lookup
+from chassis.channels import CONNECTION_OPTIONS
 from chassis.security import Security
 
 RawHandler = Callable[[bytes, grpc.ServicerContext], bytes]
+# Of one message. Larger ones are refused by the length before them.
+CONTROL_BYTES = 64 << 20
+TENSOR_BYTES = 1 << 30
+_STREAMS = 128  # calls of one connection at once; a client keeps others back
+_STREAM_BYTES = 1 << 20  # of a call that no thread has begun to read
+_CONNECTIONS = 4096
+_FILES = 1 << 16
 _SERVER_OPTIONS = [
-    *OPTIONS,
+    *CONNECTION_OPTIONS,
+    ("grpc.http2.lookahead_bytes", _STREAM_BYTES),
+    ("grpc.http2.bdp_probe", 0),  # it would make that more
+    ("grpc.max_concurrent_streams", _STREAMS),
+    ("grpc.server_handshake_timeout_ms", 20_000),
     ("grpc.so_reuseport", 0),  # a port in use is an error, not a silent second listener
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),  # who sends more is cut off
 ]
 
 
@@ -31,6 +44,11 @@ class Server:
         name: the role, for errors.
         bind: host:port, port 0 for any free one.
         threads: how many calls run at once.
+        lookup: who is known by a token, besides those who are to every server.
+        most_bytes: of a message that it takes.
+
+    Attributes:
+        callers: tells who makes a call.
     """
 
     def __init__(
@@ -40,19 +58,26 @@ class Server:
         *,
         security: Security | None = None,
         threads: int = 16,
+        lookup: Lookup = lambda token: None,
+        most_bytes: int = CONTROL_BYTES,
     ) -> None:
         self._name = name
         self._bind = bind
         self._security = security or Security.from_environment()
         host = bind.rpartition(":")[0]
         self._security.require_for(host)
-        guard = self._security.interceptor()
+        self.callers = Callers(self._security.asked_token, lookup)
+        self._health = health.HealthServicer()
+        guard = self.callers.interceptor(self._whole_health)
         self._server = grpc.server(
             ThreadPoolExecutor(threads, thread_name_prefix=name),
             interceptors=[*([guard] if guard else []), *tracing.interceptors(name)],
-            options=_SERVER_OPTIONS,
+            options=[
+                *_SERVER_OPTIONS,
+                ("grpc.max_receive_message_length", most_bytes),
+                ("grpc.max_allowed_incoming_connections", _most_connections()),
+            ],
         )
-        self._health = health.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         self._services = [reflection.SERVICE_NAME, health.SERVICE_NAME]
         self.address = ""
@@ -108,7 +133,20 @@ class Server:
         self.address = f"{host}:{port}"
         return self.address
 
+    def _whole_health(self, context: grpc.ServicerContext) -> bytes:
+        reply = self._health.Check(health_pb2.HealthCheckRequest(), context)
+        return reply.SerializeToString()
+
     def stop(self, grace_s: float = 1.0) -> None:
         """Refuse new calls, let the running ones end within `grace_s`."""
         self._health.enter_graceful_shutdown()
         self._server.stop(grace_s).wait(grace_s + 1.0)
+
+
+def _most_connections() -> int:
+    """Half of the files that this process may have open, so that a crowd leaves some for others."""
+    files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files < _FILES:
+        files = _FILES if most == resource.RLIM_INFINITY else min(most, _FILES)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, most))
+    return min(_CONNECTIONS, files // 2)

@@ -39,6 +39,7 @@ _COMMANDS = {
     "context": ("context", "Name clusters, and choose the one that commands use."),
     "completion": ("completion", "Print the script that completes commands in a shell."),
     "certs": ("certs", "Make TLS certificates and a token, for more than one machine."),
+    "token": ("token", "Let people in by tokens of their own, with roles, and out again."),
 }
 PROGRAM = "heterps"
 

@@ -37,6 +37,10 @@ class UnreachableError(HeterpsError):
     exit_code = UNREACHABLE
 
 
+class ForbiddenError(HeterpsError):
+    """The token's role may not do that, or the job is another user's."""
+
+
 class UnknownJobError(HeterpsError):
     """No job of this id, or several that it may stand for."""
 

@@ -48,11 +48,14 @@ class ProfileRequest(_message.Message):
     TERM_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
     UNMEASURED_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     term: _builtins.int
     attempt: _builtins.int
     unmeasured: _builtins.bool
     """only look at the model: its layers without costs"""
+    token: _builtins.str
+    """as in LaunchRequest"""
     @_builtins.property
     def job(self) -> _job_pb2.JobSpec: ...
     @_builtins.property
@@ -68,10 +71,11 @@ class ProfileRequest(_message.Message):
         term: _builtins.int = ...,
         attempt: _builtins.int = ...,
         unmeasured: _builtins.bool = ...,
+        token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "resources", b"resources"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "job", b"job", "job_id", b"job_id", "resources", b"resources", "term", b"term", "unmeasured", b"unmeasured"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "job", b"job", "job_id", b"job_id", "resources", b"resources", "term", b"term", "token", b"token", "unmeasured", b"unmeasured"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -116,6 +120,7 @@ class LaunchRequest(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     MICRO_BATCHES_FIELD_NUMBER: _builtins.int
     STALENESS_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
     process_id: _builtins.str
     """launching the same id twice answers with the first"""
     job_id: _builtins.str
@@ -135,6 +140,8 @@ class LaunchRequest(_message.Message):
     """a step, by the plan; 0: it does not say"""
     staleness: _builtins.int
     """updates that a step lacks, by the plan; absent: by the job"""
+    token: _builtins.str
+    """the job's own, for its processes; empty: that of the node"""
     @_builtins.property
     def job(self) -> _job_pb2.JobSpec: ...
     @_builtins.property
@@ -165,10 +172,11 @@ class LaunchRequest(_message.Message):
         attempt: _builtins.int = ...,
         micro_batches: _builtins.int = ...,
         staleness: _builtins.int | None = ...,
+        token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_staleness", b"_staleness", "job", b"job", "staleness", b"staleness"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_staleness", b"_staleness", "attempt", b"attempt", "devices", b"devices", "index", b"index", "job", b"job", "job_id", b"job_id", "layers", b"layers", "micro_batches", b"micro_batches", "output", b"output", "process_id", b"process_id", "rank", b"rank", "role", b"role", "scheduler", b"scheduler", "stages", b"stages", "staleness", b"staleness", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_staleness", b"_staleness", "attempt", b"attempt", "devices", b"devices", "index", b"index", "job", b"job", "job_id", b"job_id", "layers", b"layers", "micro_batches", b"micro_batches", "output", b"output", "process_id", b"process_id", "rank", b"rank", "role", b"role", "scheduler", b"scheduler", "stages", b"stages", "staleness", b"staleness", "term", b"term", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__staleness: _TypeAlias = _typing.Literal["staleness"]  # noqa: Y015
     _WhichOneofArgType__staleness: _TypeAlias = _typing.Literal["_staleness", b"_staleness"]  # noqa: Y015

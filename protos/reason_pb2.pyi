@@ -27,10 +27,15 @@ class _ReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Reason.ValueTy
     """the shard does not know the shared memory that the request names"""
     WHOLE_SAVE_NEEDED: _Reason.ValueType  # 2
     """a delta cannot build on that save"""
+<<<<<<< HEAD
     SAVE_REPLACED: _Reason.ValueType  # 6
     """another save lies there than the one that was named"""
     HOLD_ENDED: _Reason.ValueType  # 7
     """the cut was given up, as nobody was heard of"""
+=======
+    REPLICA_BEHIND: _Reason.ValueType  # 6
+    """a replica must have the whole state before it can take a change"""
+>>>>>>> main
     STORE_UNREACHABLE: _Reason.ValueType  # 3
     """Of a scheduler.
     it answers, its Redis does not
@@ -39,6 +44,13 @@ class _ReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Reason.ValueTy
     """the job has not been planned, or could not be"""
     CODE_MISSING: _Reason.ValueType  # 5
     """the code that the job names has not been sent, or has gone"""
+    TOKEN_REFUSED: _Reason.ValueType  # 40
+    """Of a server that asks for tokens.
+    none came, or it is unknown, revoked or expired
+    """
+    ROLE_LACKING: _Reason.ValueType  # 41
+    """the token's role may not do that"""
+    ANOTHER_USERS_JOB: _Reason.ValueType  # 42
     PROCESS_OUT_OF_MEMORY: _Reason.ValueType  # 10
     """Of a node: the process that it started for the call …"""
     PROCESS_CRASHED: _Reason.ValueType  # 11
@@ -56,10 +68,15 @@ MEMORY_NOT_ATTACHED: Reason.ValueType  # 1
 """the shard does not know the shared memory that the request names"""
 WHOLE_SAVE_NEEDED: Reason.ValueType  # 2
 """a delta cannot build on that save"""
+<<<<<<< HEAD
 SAVE_REPLACED: Reason.ValueType  # 6
 """another save lies there than the one that was named"""
 HOLD_ENDED: Reason.ValueType  # 7
 """the cut was given up, as nobody was heard of"""
+=======
+REPLICA_BEHIND: Reason.ValueType  # 6
+"""a replica must have the whole state before it can take a change"""
+>>>>>>> main
 STORE_UNREACHABLE: Reason.ValueType  # 3
 """Of a scheduler.
 it answers, its Redis does not
@@ -68,6 +85,13 @@ NO_DECISION: Reason.ValueType  # 4
 """the job has not been planned, or could not be"""
 CODE_MISSING: Reason.ValueType  # 5
 """the code that the job names has not been sent, or has gone"""
+TOKEN_REFUSED: Reason.ValueType  # 40
+"""Of a server that asks for tokens.
+none came, or it is unknown, revoked or expired
+"""
+ROLE_LACKING: Reason.ValueType  # 41
+"""the token's role may not do that"""
+ANOTHER_USERS_JOB: Reason.ValueType  # 42
 PROCESS_OUT_OF_MEMORY: Reason.ValueType  # 10
 """Of a node: the process that it started for the call …"""
 PROCESS_CRASHED: Reason.ValueType  # 11

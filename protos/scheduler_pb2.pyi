@@ -270,6 +270,8 @@ class JobStatus(_message.Message):
     PRIORITY_FIELD_NUMBER: _builtins.int
     RETRIES_FIELD_NUMBER: _builtins.int
     BEGAN_AT_FIELD_NUMBER: _builtins.int
+    SUBMITTED_BY_FIELD_NUMBER: _builtins.int
+    CANCELLED_BY_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     name: _builtins.str
     state: Global___JobState.ValueType
@@ -303,6 +305,10 @@ class JobStatus(_message.Message):
     """that the job allows"""
     began_at: _builtins.float
     """it left the queue for the first time"""
+    submitted_by: _builtins.str
+    """the user whose token that was; empty where none is asked for"""
+    cancelled_by: _builtins.str
+    """as submitted_by, of a job that ended cancelled"""
     @_builtins.property
     def metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]: ...
     @_builtins.property
@@ -339,10 +345,12 @@ class JobStatus(_message.Message):
         priority: _builtins.int = ...,
         retries: _builtins.int = ...,
         began_at: _builtins.float = ...,
+        submitted_by: _builtins.str = ...,
+        cancelled_by: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["job", b"job"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "attempts", b"attempts", "began_at", b"began_at", "end_reason", b"end_reason", "ended_at", b"ended_at", "error", b"error", "job", b"job", "job_id", b"job_id", "last_lines", b"last_lines", "loss", b"loss", "metrics", b"metrics", "name", b"name", "output", b"output", "phase", b"phase", "priority", b"priority", "process", b"process", "reason", b"reason", "retries", b"retries", "samples", b"samples", "samples_per_s", b"samples_per_s", "started_at", b"started_at", "state", b"state", "step", b"step", "submitted_at", b"submitted_at", "total_steps", b"total_steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "attempts", b"attempts", "began_at", b"began_at", "cancelled_by", b"cancelled_by", "end_reason", b"end_reason", "ended_at", b"ended_at", "error", b"error", "job", b"job", "job_id", b"job_id", "last_lines", b"last_lines", "loss", b"loss", "metrics", b"metrics", "name", b"name", "output", b"output", "phase", b"phase", "priority", b"priority", "process", b"process", "reason", b"reason", "retries", b"retries", "samples", b"samples", "samples_per_s", b"samples_per_s", "started_at", b"started_at", "state", b"state", "step", b"step", "submitted_at", b"submitted_at", "submitted_by", b"submitted_by", "total_steps", b"total_steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

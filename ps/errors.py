@@ -6,7 +6,11 @@ from protos.reason_pb2 import (
     HOLD_ENDED,
     MEMORY_NOT_ATTACHED,
     REASON_UNSPECIFIED,
+<<<<<<< HEAD
     SAVE_REPLACED,
+=======
+    REPLICA_BEHIND,
+>>>>>>> main
     WHOLE_SAVE_NEEDED,
     Reason,
 )
@@ -33,7 +37,23 @@ class NotAttachedError(TableError):
 
 
 class ConflictError(RuntimeError):
-    """A request that does not go with the state of the shard that it meets."""
+    """A request that does not go with the state of the shard that it meets.
+
+    Attributes:
+        reason: what a shard tells its caller besides the status.
+    """
+
+    reason: Reason.ValueType = REASON_UNSPECIFIED
+
+
+class LacksChangesError(ConflictError):
+    """A replica lacks changes of its primary's: it must have the whole state first."""
+
+    reason = REPLICA_BEHIND
+
+
+class NoRoomError(RuntimeError):
+    """A disk has no room for a change, or for a base; nothing was changed."""
 
 
 class OutdatedError(RuntimeError):
@@ -60,6 +80,7 @@ class DeltaError(CheckpointError):
     reason = WHOLE_SAVE_NEEDED
 
 
+<<<<<<< HEAD
 class ReplacedError(CheckpointError):
     """Another save lies there than the one that was begun with."""
 
@@ -70,6 +91,10 @@ class HoldEndedError(CheckpointError):
     """Whoever held pushes back was not heard of for too long, so the shard has let them go on."""
 
     reason = HOLD_ENDED
+=======
+class DamageError(CheckpointError):
+    """What a shard kept of itself is damaged: it does not start with less than it acknowledged."""
+>>>>>>> main
 
 
 class ShardError(RuntimeError):

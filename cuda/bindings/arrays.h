@@ -22,10 +22,11 @@ namespace heterps {
 using Input = nb::ndarray<nb::ro>;
 using Output = nb::ndarray<>;
 
+// The lowest capability of a device that the kernels are built for, major * 10 + minor; 0: none.
 #ifdef HETERPS_WITH_CUDA
-constexpr bool kHasCuda = true;
+constexpr int kCudaCapability = HETERPS_CUDA_CAPABILITY;
 #else
-constexpr bool kHasCuda = false;
+constexpr int kCudaCapability = 0;
 #endif
 
 inline std::string join(std::initializer_list<int64_t> shape) {
@@ -78,7 +79,7 @@ auto data(const Array& array) {
 inline bool is_cuda(const Input& array) {
   if (array.device_type() == nb::device::cpu::value) return false;
   if (array.device_type() == nb::device::cuda::value) {
-    if constexpr (kHasCuda) return true;
+    if constexpr (kCudaCapability > 0) return true;
     throw nb::value_error(
         "this build has no CUDA kernels: reinstall where nvcc and an NVIDIA GPU are present, or "
         "with HETERPS_CUDA=ON");

@@ -4,7 +4,7 @@
 NB_MODULE(_ops, m) {
   nb::set_leak_warnings(false);  // what lives until exit is not a leak
   m.doc() = "Native ops (see workers/ops, which registers them with torch)";
-  m.attr("has_cuda") = heterps::kHasCuda;
+  m.attr("cuda_capability") = heterps::kCudaCapability;
   heterps::bind_route(m);
   heterps::bind_gather(m);
   heterps::bind_grouped_ffn(m);

@@ -68,6 +68,7 @@ void update(const PoolShape& shape, const RowOptimizer& optimizer, int64_t id, c
             T* table, Sum<T>* state) {
   using S = Sum<T>;
   const int64_t dim = shape.dim;
+  if (dim == 0) return;  // no mean of no squares
   const S rate = static_cast<S>(optimizer.rate), epsilon = static_cast<S>(optimizer.epsilon);
   T* w = table + id * dim;
   S divisor = 1;

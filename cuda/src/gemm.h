@@ -132,8 +132,9 @@ inline void pack(int64_t depth, int64_t columns, const Matrix<T>& b, S* panel) {
     }
     return;
   }
-  // Transposes squares of 8: both sides move in whole cache lines.
-  constexpr int kSquare = 8;
+  // Transposes squares, of 8 where a panel is as wide: both sides move in whole cache lines.
+  constexpr int kSquare = kWide < 8 ? kWide : 8;
+  static_assert(kWide % kSquare == 0);
   int64_t k = 0;
   for (; columns == kWide && k + kSquare <= depth; k += kSquare) {
     for (int j0 = 0; j0 < kWide; j0 += kSquare) {

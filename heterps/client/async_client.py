@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
 from heterps.client import calls, steps
-from heterps.client.records import Job, JobDecision, LogText, Node
+from heterps.client.records import Identity, Job, JobDecision, LogText, Node, Token
 from heterps.client.transport import ASYNC, Transport
 from heterps.home.target import Target
 from protos import scheduler_pb2 as pb
@@ -128,6 +128,22 @@ class AsyncClient:
             *(max_price_per_hour, finish_by, pareto, finetune),
         )
         return await self._transport.call(call)
+
+    async def who(self) -> Identity:
+        """Who we are to the scheduler: the user and role of our token."""
+        return await self._transport.call(calls.who())
+
+    async def create_token(self, name: str, role: str, expires_s: float = 0.0) -> Token:
+        """Make a token; see `Client.create_token`."""
+        return await self._transport.call(calls.create_token(name, role, expires_s))
+
+    async def tokens(self) -> list[Token]:
+        """The tokens by name, without their secrets."""
+        return await self._transport.call(calls.tokens())
+
+    async def revoke_token(self, name: str) -> bool:
+        """Make a token open nothing from now on; see `Client.revoke_token`."""
+        return await self._transport.call(calls.revoke_token(name))
 
     async def ping(self) -> None:
         """Check that a scheduler answers."""

@@ -16,8 +16,9 @@ from google.protobuf.message import Message
 from chassis.channels import RpcError, status_of
 from chassis.near import nearest
 from chassis.refusal import reason_of
-from heterps.client.records import Job, JobDecision, Node
+from heterps.client.records import Identity, Job, JobDecision, Node, Token
 from heterps.errors import (
+    ForbiddenError,
     HeterpsError,
     MissingCodeError,
     NoDecisionError,
@@ -25,6 +26,7 @@ from heterps.errors import (
     UnreachableError,
 )
 from heterps.home.target import Target
+from protos import access_pb2 as access_pb
 from protos import artifacts_pb2 as files_pb
 from protos import scheduler_pb2 as pb
 from protos.history_pb2 import JobHistory
@@ -50,7 +52,7 @@ class Call(Generic[R]):
     """One call.
 
     Attributes:
-        method: of the Scheduler service, or of Artifacts or History with that in front.
+        method: of the Scheduler service, or of Access, Artifacts or History with that in front.
         request: its message.
         what: the purpose, for errors.
         read: the answer from the reply.
@@ -154,6 +156,37 @@ def history(job_id: str) -> Call[JobHistory]:
     return Call("History.GetHistory", request, f"history of {job_id}", lambda r: r, job_id)
 
 
+def who() -> Call[Identity]:
+    """Who the caller is to the scheduler."""
+    return Call("Access.WhoAmI", access_pb.WhoAmIRequest(), "ask who we are", Identity.of)
+
+
+def create_token(name: str, role: str, expires_s: float) -> Call[Token]:
+    """Make a token."""
+    request = access_pb.CreateTokenRequest(name=name, role=role, expires_s=expires_s)
+
+    def read(reply: access_pb.CreateTokenReply) -> Token:
+        return Token.of(reply.token, reply.secret)
+
+    return Call("Access.CreateToken", request, f"create token {name}", read)
+
+
+def tokens() -> Call[list[Token]]:
+    """The tokens by name."""
+
+    def read(reply: access_pb.ListTokensReply) -> list[Token]:
+        return [Token.of(one) for one in reply.tokens]
+
+    return Call("Access.ListTokens", access_pb.ListTokensRequest(), "list tokens", read)
+
+
+def revoke_token(name: str) -> Call[bool]:
+    """Make a token open nothing from now on."""
+    request = access_pb.RevokeTokenRequest(name=name)
+    what = f"revoke token {name}"
+    return Call("Access.RevokeToken", request, what, lambda r: bool(r.revoked))
+
+
 def nodes() -> Call[list[Node]]:
     """The nodes and standing shards that are alive."""
 
@@ -234,6 +267,11 @@ def explain(target: Target, error: RpcError, job_id: str = "") -> HeterpsError:
     if error.code is grpc.StatusCode.UNAUTHENTICATED:
         return HeterpsError(
             f"the scheduler at {target} refuses us: {error.details}.\n{target.refused_hint}"
+        )
+    if error.code is grpc.StatusCode.PERMISSION_DENIED:
+        return ForbiddenError(
+            f"the scheduler at {target} forbids it: {error.details}.\n"
+            "Ask whoever runs the cluster for a token that may: `heterps token create --help`."
         )
     if error.reason == CODE_MISSING:
         return MissingCodeError(error.details)

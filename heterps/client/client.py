@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from chassis.closing import Closing
 from heterps.client import calls, steps
-from heterps.client.records import Job, JobDecision, LogText, Node
+from heterps.client.records import Identity, Job, JobDecision, LogText, Node, Token
 from heterps.client.transport import BLOCKING, Transport, iterate, run
 from heterps.home.target import Target
 from protos import scheduler_pb2 as pb
@@ -196,6 +196,31 @@ class Client(Closing):
             *(max_price_per_hour, finish_by, pareto, finetune),
         )
         return run(self._transport.call(call))
+
+    def who(self) -> Identity:
+        """Who we are to the scheduler: the user and role of our token."""
+        return run(self._transport.call(calls.who()))
+
+    def create_token(self, name: str, role: str, expires_s: float = 0.0) -> Token:
+        """Make a token, with the cluster's own; its `secret` is told this once.
+
+        Args:
+            name: the user of the jobs that are submitted with it; unique.
+            role: read, submit or operate.
+            expires_s: how long it is good for; 0 for ever.
+        """
+        return run(self._transport.call(calls.create_token(name, role, expires_s)))
+
+    def tokens(self) -> list[Token]:
+        """The tokens by name, without their secrets."""
+        return run(self._transport.call(calls.tokens()))
+
+    def revoke_token(self, name: str) -> bool:
+        """Make a token open nothing from now on; False when there is none of that name.
+
+        Streams that it holds open end within seconds; its user's jobs run on.
+        """
+        return run(self._transport.call(calls.revoke_token(name)))
 
     def ping(self) -> None:
         """Check that a scheduler answers."""

@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from google.protobuf.message import Message
 
+from protos import access_pb2 as access_pb
 from protos import scheduler_pb2 as pb
 
 if TYPE_CHECKING:
@@ -74,6 +75,8 @@ class Job:
     retries: int = 0
     priority: int = 0
     began_at: float = 0.0  # it left the queue for the first time
+    submitted_by: str = ""  # the user; empty where nobody is asked for a token
+    cancelled_by: str = ""
 
     @classmethod
     def of(cls, status: pb.JobStatus) -> "Job":
@@ -135,6 +138,41 @@ class Node:
         """Read a message."""
         processes = tuple(_read(Process, one) for one in status.processes)
         return _read(cls, status, kind=status.kind or "node", processes=processes)
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who a client is to its scheduler; `user` is empty where nobody is asked for a token."""
+
+    user: str
+    role: str
+
+    @classmethod
+    def of(cls, message: access_pb.Identity) -> "Identity":
+        """Read a message."""
+        return _read(cls, message)
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A token that opens a cluster, in the words of its `role`.
+
+    Attributes:
+        expires_at: seconds since the epoch; 0 for never.
+        secret: what is shown to be let in; empty unless it was made by this very call.
+    """
+
+    name: str
+    role: str
+    created_at: float
+    created_by: str
+    expires_at: float
+    secret: str = field(default="", repr=False)
+
+    @classmethod
+    def of(cls, message: access_pb.Token, secret: str = "") -> "Token":
+        """Read a message."""
+        return _read(cls, message, secret=secret)
 
 
 @dataclass(frozen=True, slots=True)

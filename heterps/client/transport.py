@@ -21,6 +21,7 @@ from heterps.client import calls
 from heterps.client.calls import Call
 from heterps.errors import FetchError
 from heterps.home.target import Target
+from protos.access_pb2_grpc import AccessStub
 from protos.artifacts_pb2 import GetArtifactRequest
 from protos.artifacts_pb2_grpc import ArtifactsStub
 from protos.history_pb2_grpc import HistoryStub
@@ -96,6 +97,7 @@ class Transport:
         self._artifacts: Any = ArtifactsStub(self.channel)
         self._services: dict[str, Any] = {
             "": SchedulerStub(self.channel),
+            "Access": AccessStub(self.channel),
             "Artifacts": self._artifacts,
             "History": HistoryStub(self.channel),
         }

@@ -71,7 +71,8 @@ class Switch:
 
         Raises:
             ReplacedError: another writer was faster; nothing was changed.
-            CheckpointError: another one keeps the place locked; nothing was changed.
+            CheckpointError: it cannot be written, or another one keeps the place locked; nothing
+                was changed.
             OSError: whether it was replaced is not known.
         """
         path = f"{self.store.url}/{self.name}"
@@ -82,7 +83,12 @@ class Switch:
         with self.store.alone() as alone:
             self.check()
             entries = tuple(entry for entry in self.store.entries() if is_entry(entry))
-            self.store.replace(self.name, content)
+            try:
+                self.store.replace(self.name, content)
+            except OSError as error:
+                if alone and read_small(self.store, self.name, self.most) == self.seen:
+                    raise CheckpointError(f"{path}: {error.strerror or error}") from None
+                raise
             if not alone and read_small(self.store, self.name, self.most) != content:
                 raise OSError(f"{path}: another one was written at the same time")
         return Behind(entries, alone)

@@ -26,6 +26,12 @@ class Window:
 class ForgottenError(ValueError):
     """A table has evicted more rows since a save than it can name."""
 
+class DiskFullError(RuntimeError):
+    """Rows beyond a table's memory find no room on the disk; nothing was changed."""
+
+class BrokenError(RuntimeError):
+    """A change of a table began and could not be finished: the table is no longer whole."""
+
 class Snapshot:
     """Rows as they were at a cut, in blocks, while the table goes on changing."""
 
@@ -75,7 +81,19 @@ class Table:
         step: int,
         usage: _Buffer | None,
         distinct: bool = False,
-    ) -> None: ...
+        turn: int = 0,
+    ) -> None:
+        """Raises DiskFullError, unless it has a turn, and BrokenError.
+
+        Args:
+            turn: of `take_turn`; each row sees pushes that have one in the order of these.
+        """
+
+    def take_turn(self) -> int:
+        """A place in the order of pushes. A push with it must follow, since later ones wait."""
+
+    def check_room(self) -> None:
+        """Raises DiskFullError while memory is over its limit and rows cannot go to disk."""
     def snapshot(
         self, since: int, values: bool, min_score: float, buckets: _Buffer | None
     ) -> Snapshot:

@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 
 from chassis.closing import Closing
+from chassis.exits import DAMAGED
 from chassis.process import Child, ChildError, module_argv, spawn, stop_all
 from ps.checkpoint.manifest import is_checkpoint
 from ps.checkpoint.store import LocalStore
@@ -29,7 +30,7 @@ class LocalShards(Closing):
         data: where each shard keeps what survives it, for tables with a durability, and the rows
             that do not fit memory; a temporary directory unless given.
         replicas: give each shard a second process that is told every change.
-        supervised: start a shard that dies again.
+        supervised: start a shard that dies again, unless what it kept is damaged.
         options: more arguments of `heterps ps`.
     """
 
@@ -154,12 +155,15 @@ class LocalShards(Closing):
                 (self._children, self.restart),
             ):
                 for index, child in enumerate(list(children)):
-                    if child.poll() is None or self._closing.is_set():
+                    if child.poll() in (None, DAMAGED) or self._closing.is_set():
                         continue
                     try:
                         restart(index)
                     except ChildError as error:
-                        _log.warning("%s; it is tried again", error)
+                        if error.exit_code == DAMAGED:
+                            _log.error("%s; it stays down", error)
+                        else:
+                            _log.warning("%s; it is tried again", error)
 
     def _spawn(
         self, index: int, shards: int, bind: str, *, fresh: bool = False, save: str = ""

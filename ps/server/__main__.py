@@ -13,16 +13,17 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from chassis.channels import RpcError
+from chassis.exits import DAMAGED
 from chassis.lease import Lease
 from chassis.logs import log_fields
 from chassis.memory import keep_buffers
 from chassis.metrics import add_metrics_option, serve_metrics
 from chassis.process import announce, install_signals, setup_logging
 from chassis.security import SecurityError
-from chassis.servers import BindError, Server
+from chassis.servers import TENSOR_BYTES, BindError, Server
 from protos.parameter_server_pb2_grpc import add_ParameterServerServicer_to_server
 from protos.scheduler_pb2 import NodeStatus
-from ps.errors import CheckpointError, TableError
+from ps.errors import CheckpointError, DamageError, NoRoomError, TableError
 from ps.server.maintenance import Maintenance
 from ps.server.service import ParameterService
 from ps.shard.directory import ShardDirectory
@@ -48,6 +49,7 @@ class Settings:
         data: a directory of this shard alone: what survives it, and rows that do not fit memory.
         disk: another directory for the latter.
         sync: wait for the disk before a push is acknowledged.
+        accept_loss: where `data` is damaged, begin with what is whole, and keep the rest aside.
         fold_s: how old the base of tables with durability=checkpoint may be.
         replica: another shard's address, to be told every change.
         threads: how many calls are handled at once.
@@ -64,6 +66,7 @@ class Settings:
     data: Path | None = None
     disk: Path | None = None
     sync: bool = False
+    accept_loss: bool = False
     fold_s: float = 300.0
     replica: str = ""
     threads: int = 16
@@ -94,7 +97,7 @@ def serve(
         if disk is not None:
             disk.mkdir(parents=True, exist_ok=True)
         service = ParameterService(state, settings.threads)
-        server = Server("ps", settings.bind, threads=settings.threads)
+        server = Server("ps", settings.bind, threads=settings.threads, most_bytes=TENSOR_BYTES)
         server.add(
             add_ParameterServerServicer_to_server,
             service,
@@ -142,7 +145,11 @@ def _recover(
     durable, replicator, recovered = None, None, False
     if settings.data is not None:
         durable = ShardDirectory(
-            state, settings.data, sync=settings.sync, interval_s=settings.fold_s
+            state,
+            settings.data,
+            sync=settings.sync,
+            interval_s=settings.fold_s,
+            accept_loss=settings.accept_loss,
         )
         ends.callback(durable.close)
         recovered = durable.recovered
@@ -188,6 +195,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--sync", action="store_true", help="acknowledge a push once the disk has it"
     )
     parser.add_argument(
+        "--accept-loss",
+        action="store_true",
+        help="start although DIR is damaged, without what cannot be read; the files are kept",
+    )
+    parser.add_argument(
         "--fold",
         type=float,
         default=300.0,
@@ -216,7 +228,18 @@ def main(argv: Sequence[str] | None = None) -> int:
             stop,
             lambda address, metrics: announce(options.ready_file, address=address, metrics=metrics),
         )
-    except (BindError, SecurityError, CheckpointError, TableError, RpcError, OSError) as error:
+    except DamageError as error:
+        _log.error("%s", error)
+        return DAMAGED
+    except (
+        BindError,
+        SecurityError,
+        CheckpointError,
+        TableError,
+        NoRoomError,
+        RpcError,
+        OSError,
+    ) as error:
         _log.error("%s", error)
         return 1
     return 0

@@ -95,7 +95,9 @@ class DataPlane:
             payload = self.regions.view(head.region, head.region_at, payload_size(head))
             if table.journaled:  # the journal needs the bytes themselves
                 head.region, head.region_at = "", 0
-                message = payload_prefix(head, len(payload)) + bytes(payload)
+                prefix = payload_prefix(head, len(payload))
+                message = b"".join((prefix, payload))
+                payload = memoryview(message)[len(prefix) :]  # what is kept is what is applied
         self.bytes_in += len(payload)
         push = take_apart(head, payload, message)
         applied = self._state.push(table, push, now_s())

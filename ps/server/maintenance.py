@@ -6,8 +6,10 @@ import time
 
 from chassis.memory import release_buffers
 from protos.parameter_server_pb2 import ShrinkRequest
+from ps.engine import _native
 from ps.errors import CheckpointError
 from ps.shard.directory import ShardDirectory
+from ps.shard.ending import end_process
 from ps.shard.replica import Replicator
 from ps.shard.state import ShardState, now_s
 
@@ -15,6 +17,7 @@ _PERIOD_S = 0.2
 _EXPIRY_S = 60.0
 _CHECK_S = 1.0
 _REST_S = 2.0  # without a push or pull, after which buffers of messages go
+_RELEASE_S = 10.0  # while that lasts: messages that were refused leave buffers too
 _log = logging.getLogger("heterps.ps")
 
 
@@ -37,7 +40,7 @@ class Maintenance:
         self._durable = durable
         self._replicator = replicator
         self._checked = time.monotonic()
-        self._handled, self._since, self._released = 0, time.monotonic(), True
+        self._handled, self._release_at = 0, time.monotonic()
         self._stop = threading.Event()
         self._expired = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="maintenance", daemon=True)
@@ -52,6 +55,8 @@ class Maintenance:
         while not self._stop.wait(_PERIOD_S):
             try:
                 self._round()
+            except _native.BrokenError as error:
+                end_process(f"maintenance: {error}")
             except (CheckpointError, OSError, RuntimeError, TimeoutError) as error:
                 _log.warning("maintenance: %s; it is tried again", error)
 
@@ -81,8 +86,9 @@ class Maintenance:
     def _release_idle_buffers(self) -> None:
         counts = [t.native.counters() for t in list(self._state.tables.values())]
         handled = sum(count["pulled"] + count["pushed"] for count in counts)
+        now = time.monotonic()
         if handled != self._handled:
-            self._handled, self._since, self._released = handled, time.monotonic(), False
-        elif not self._released and time.monotonic() - self._since > _REST_S:
+            self._handled, self._release_at = handled, now + _REST_S
+        elif now > self._release_at:
             release_buffers()
-            self._released = True
+            self._release_at = now + _RELEASE_S

@@ -15,9 +15,11 @@ from protos import parameter_server_pb2 as pb
 from protos.codec import pack
 from protos.parameter_server_pb2_grpc import ParameterServerServicer
 from protos.reason_pb2 import REASON_UNSPECIFIED
+from ps.engine import _native
 from ps.errors import (
     CheckpointError,
     ConflictError,
+    NoRoomError,
     OutdatedError,
     StaleRouteError,
     TableError,
@@ -25,6 +27,7 @@ from ps.errors import (
 from ps.server.clocks import Clocks
 from ps.server.data_plane import DataPlane
 from ps.server.metrics import ShardMetrics
+from ps.shard.ending import end_process
 from ps.shard.replica import Standby
 from ps.shard.reshard import Mover
 from ps.shard.save import Saver
@@ -43,6 +46,8 @@ _CODES: list[tuple[type[BaseException], grpc.StatusCode]] = [
     (TableError, grpc.StatusCode.INVALID_ARGUMENT),
     (TimeoutError, grpc.StatusCode.UNAVAILABLE),
     (MemoryError, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (NoRoomError, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (_native.DiskFullError, grpc.StatusCode.RESOURCE_EXHAUSTED),
 ]
 R = TypeVar("R")
 
@@ -292,6 +297,8 @@ class ParameterService(ParameterServerServicer):
         try:
             with self.metrics.call(method):
                 return work()
+        except _native.BrokenError as error:
+            end_process(f"{method}: {error}")
         except Exception as error:
             text = str(error.args[0]) if isinstance(error, KeyError) else str(error)
             code = next((c for kind, c in _CODES if isinstance(error, kind)), None)
@@ -301,7 +308,8 @@ class ParameterService(ParameterServerServicer):
             elif isinstance(error, MemoryError):
                 text = "the shard has no memory left for this"
             reason = REASON_UNSPECIFIED
-            if isinstance(error, CheckpointError | TableError):  # others' reasons are texts
+            # Others' reasons are texts.
+            if isinstance(error, CheckpointError | ConflictError | TableError):
                 reason = error.reason
         return refuse(context, code, text[:2000], reason)
 

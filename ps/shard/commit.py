@@ -1,7 +1,7 @@
 """A step summed up over its slots, and applied: each touched row steps once."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from zlib import crc32
 
@@ -12,6 +12,7 @@ from protos import parameter_server_pb2 as pb
 from protos.naming import without_prefix
 from ps.engine import _native
 from ps.errors import ConflictError, TableError
+from ps.shard.ending import end_process
 from ps.shard.journal import Buffer
 from ps.shard.stage import MOST_SLOTS, Part, Series, TableRows, check_names
 from ps.shard.state import ShardState, filling_journals
@@ -54,6 +55,39 @@ class _KeptSums:
 
     of: tuple[int, int, int, bytes]
     sums: _StepSums
+
+
+@dataclass(slots=True)
+class _Update:
+    """What a step does to one table."""
+
+    table: Table
+    sums: _TableSums
+    turn: int = 0
+
+    def push(
+        self,
+        keys: Buffer | NDArray[np.uint64],
+        values: Buffer | NDArray[np.float32],
+        rate: float,
+        step: int,
+        time_s: int,
+    ) -> None:
+        """Apply gradients; what is random about it follows from table, key and step."""
+        name = without_prefix(self.sums.table).encode()
+        self.table.native.push(
+            keys,
+            self.sums.key_bytes,
+            values,
+            kind="",
+            rate=rate,
+            nonce=crc32(name) << 32 ^ step & 0xFFFFFFFF,
+            time_s=time_s & 0xFFFFFFFF,
+            step=step & 0xFFFFFFFF,
+            usage=None,
+            distinct=True,
+            turn=self.turn,
+        )
 
 
 @filling_journals
@@ -149,12 +183,10 @@ def commit_step(
                 else:
                     sums = _sums_of(state, series, step, request.slots, buckets)
                 sums = _scaled(what, sums, request.scale)
+            updates = _updates(state, sums, strict=journal)
             if journal:
-                for each in sums.tables if sums else ():
-                    state.find(each.table, each.dim)
-                state.journal_step("commit", message, parts.values(), time_s)
-            if sums is not None:
-                _apply(state.tables, sums, step, request.rate, time_s)
+                _journal(state, message, parts.values(), time_s, updates)
+            _apply(updates, step, request.rate, time_s)
             state.steps.close(series, step, state.buckets, parts.values(), committed=not drop)
     return True
 
@@ -237,23 +269,57 @@ def _scaled(what: str, sums: _StepSums, scale: float) -> _StepSums:
     return _StepSums(tuple(tables), squares)
 
 
-def _apply(
-    tables: Mapping[str, Table], sums: _StepSums, step: int, rate: float, time_s: int
+def _updates(state: ShardState, sums: _StepSums | None, *, strict: bool) -> list[_Update]:
+    """What a step does to tables here: those of one journal together, in the order of journals.
+
+    So no two steps wait for each other's turns.
+
+    Args:
+        state: of the shard.
+        sums: None for a step that is dropped.
+        strict: all of its tables must be here; else it is a journal's, which has only its own.
+
+    Raises:
+        TableError, KeyError: one is not here, or has another dim.
+        DiskFullError: one has no room.
+    """
+    order = {durability: number for number, durability in enumerate(state.journals)}
+    updates = []
+    for each in sums.tables if sums else ():
+        if strict or each.table in state.tables:
+            table = state.find(each.table, each.dim)
+            table.native.check_room()
+            updates.append(_Update(table, each))
+    return sorted(updates, key=lambda update: order.get(update.table.spec.durability, -1))
+
+
+def _journal(
+    state: ShardState,
+    message: Buffer,
+    parts: Iterable[Part],
+    time_s: int,
+    updates: Sequence[_Update],
 ) -> None:
-    """Let each row step once; what is random about it follows from table, key and step."""
-    for each in sums.tables:
-        table = tables.get(each.table)
-        if table is None:  # a journal has only tables of its own
-            continue
-        table.native.push(
-            each.keys,
-            each.key_bytes,
-            each.values,
-            kind="",
-            rate=rate,
-            nonce=crc32(without_prefix(each.table).encode()) << 32 ^ step & 0xFFFFFFFF,
-            time_s=time_s & 0xFFFFFFFF,
-            step=step & 0xFFFFFFFF,
-            usage=None,
-            distinct=True,
-        )
+    """Tell the journals of a step; each update has its turn then."""
+
+    def place(durability: str) -> None:
+        for update in updates:
+            if update.table.spec.durability == durability:
+                update.turn = update.table.native.take_turn()
+
+    try:
+        state.journal_step("commit", message, parts, time_s, place)
+    except BaseException:
+        for update in updates:
+            if update.turn:
+                update.push(b"", b"", 1.0, 0, 0)  # others wait for it
+        raise
+
+
+def _apply(updates: Sequence[_Update], step: int, rate: float, time_s: int) -> None:
+    """Let each row step once."""
+    try:
+        for update in updates:
+            update.push(update.sums.keys, update.sums.values, rate, step, time_s)
+    except BaseException as error:
+        end_process(f"step {step} began and cannot be finished: {error}")

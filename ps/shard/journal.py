@@ -1,8 +1,16 @@
 """What a shard hands each push to before it is applied: a log, a replica."""
 
+from collections.abc import Callable
 from typing import Protocol
 
 Buffer = bytes | memoryview
+# Called once a change has its place among all others, and before a later one has: whoever keeps
+# the order of changes takes a turn here.
+Place = Callable[[], None]
+
+
+def nowhere() -> None:
+    """Of a change that may be made beside others."""
 
 
 class BehindError(RuntimeError):
@@ -12,12 +20,16 @@ class BehindError(RuntimeError):
 class Journal(Protocol):
     """Takes every change before it is acknowledged."""
 
-    def append(self, kind: str, time_s: int, payload: Buffer) -> None:
+    def append(self, kind: str, time_s: int, payload: Buffer, place: Place = nowhere) -> None:
         """Keep a change; returns once it is safe.
 
         Raises:
             BehindError: `renew` first.
         """
+        ...
+
+    def fall_behind(self) -> None:
+        """It has taken a change that was not made: it must take the whole state before others."""
         ...
 
     def renew(self, *, closed: bool = False, behind: bool = False) -> None:

@@ -1,38 +1,41 @@
-"""The write-ahead log of a shard: every change, before it is acknowledged.
+"""The write-ahead log of a shard: every change, before it is acknowledged."""
 
-A record: CRC-32 of what follows (uint32), its length (uint64), then a heterps.v1.LogRecord. A
-record that was cut short by a crash was never acknowledged, and ends the log.
-"""
-
+import errno
 import logging
 import os
-import struct
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from zlib import crc32
 
-from google.protobuf.message import DecodeError
-
 from chassis.files import sync_folder
-from protos.codec import payload_prefix, unpack
+from protos.codec import payload_prefix
 from protos.parameter_server_pb2 import LogRecord
-from ps.errors import CheckpointError
-from ps.shard.journal import Buffer
+from ps.errors import NoRoomError
+from ps.shard import logfile
+from ps.shard.ending import end_process
+from ps.shard.journal import BehindError, Buffer, Place, nowhere
 
-_HEAD = struct.Struct("<IQ")
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _log = logging.getLogger("heterps.ps")
 
 
 class Log:
-    """Appends to `directory`/log-NUMBER; thread-safe.
+    """Appends to `directory`/log-NUMBER, a new file; thread-safe.
+
+    A mark follows each record: with `sync` once the disk has it, before the change is
+    acknowledged; else at once, since what the kernel has outlives the process.
 
     Args:
         directory: of the shard.
-        number: of the first file; one that is there already is continued.
+        number: of the first file.
+        before: bytes of the file before it that count.
+        older: bytes of all files before it.
         sync: wait for the disk before a change is acknowledged. Without it what is acknowledged
             survives the death of the process, but not that of the machine.
-        fold: makes a base that holds the whole state.
+        fold: makes a base that holds the whole state; told whether the gates are closed already.
     """
 
     def __init__(
@@ -40,130 +43,161 @@ class Log:
         directory: Path,
         number: int,
         *,
+        before: int = 0,
+        older: int = 0,
         sync: bool = False,
-        fold: Callable[[], None] = lambda: None,
+        fold: Callable[[bool], None] = lambda closed: None,
     ) -> None:
         self._directory = directory
         self._fold = fold
         self._sync = sync
         self._write = threading.Lock()
-        self._flush = threading.Lock()
-        self.number = number
-        self._file = self._open(number)
-        self._end = os.fstat(self._file).st_size
-        self._safe = self._end
+        self._flush = threading.Lock()  # taken first where both are
+        self._behind = False
+        self._older = older
+        self._end = self._safe = 0
+        self._begin(number, before)
 
     @property
     def bytes(self) -> int:
-        """Size of the file in use."""
-        return self._end
+        """Size of the files that no base has taken in."""
+        return self._older + self._end
 
-    def append(self, kind: str, time_s: int, payload: Buffer) -> None:
-        """See ps.shard.journal.Journal."""
-        prefix = payload_prefix(LogRecord(kind=kind, time_s=time_s), len(payload))
-        body = memoryview(payload).cast("B")
-        checksum = crc32(body, crc32(prefix))
-        size = len(prefix) + len(body)
-        parts = [memoryview(_HEAD.pack(checksum, size) + prefix), body]
+    def append(self, kind: str, time_s: int, payload: Buffer, place: Place = nowhere) -> None:
+        """See ps.shard.journal.Journal.
+
+        Raises:
+            NoRoomError: the disk has none.
+            OSError: it cannot be written.
+        """
+        record = _Record.of(kind, time_s, payload)
         with self._write:
-            before = self._end
-            try:
-                _write_all(self._file, parts)
-            except OSError:
-                os.ftruncate(self._file, before)  # a half record would end the log
-                raise
-            self._end = end = before + _HEAD.size + size
-            file = self._file
+            if self._behind:
+                raise BehindError("the log lacks what was before this change")
+            self._put(record)
+            place()
+            end = self._end
         if self._sync:
             with self._flush:  # one wait serves all that were written before it
-                if self._safe < end and file == self._file:
-                    reached = self._end
-                    os.fdatasync(file)
-                    self._safe = reached
+                if self._safe < end:
+                    self._wait_for_disk()
+
+    def fall_behind(self) -> None:
+        """See ps.shard.journal.Journal."""
+        self._behind = True
 
     def renew(self, *, closed: bool = False, behind: bool = False) -> None:
-        """See ps.shard.journal.Journal; a log is never behind."""
-        del closed
-        if not behind:
-            self._fold()
+        """See ps.shard.journal.Journal."""
+        if self._behind or not behind:
+            self._behind = True  # until a base has it
+            self._fold(closed)
+            self._behind = False
 
-    def rotate(self) -> int:
-        """Go on in a new file; its number. No append may be under way."""
-        with self._write, self._flush:
+    def rotate(self, opening: Iterable[tuple[str, int, Buffer]]) -> int:
+        """Go on in a new file; its number. No append may be under way.
+
+        Args:
+            opening: kind, time and payload of what the file begins with.
+        """
+        with self._flush, self._write:
             if self._sync:
-                os.fdatasync(self._file)
-            file = self._open(self.number + 1)
-            os.close(self._file)
-            self._file, self._end, self._safe = file, 0, 0
-            self.number += 1
+                self._sync_file()
+            file, ended = self._file, self._end
+            self._begin(self.number + 1, ended)
+            self._older += ended
+            os.close(file)
+            for kind, time_s, payload in opening:
+                self._put(_Record.of(kind, time_s, payload))
+            self._sync_file()  # a base will go on from it
+            self._safe = self._end
             return self.number
 
     def remove_before(self, number: int) -> None:
         """Remove the files that a base has taken in."""
-        for path, found in files(self._directory):
+        for path, found in logfile.paths(self._directory):
             if found < number:
                 path.unlink(missing_ok=True)
+        self._older = 0
 
     def close(self) -> None:
         """Close the file."""
         os.close(self._file)
 
-    def _open(self, number: int) -> int:
-        path = self._directory / f"log-{number:08d}"
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        sync_folder(self._directory)
-        return file
+    def _begin(self, number: int, before: int) -> None:
+        """Begin a file; its header is on the disk before anything follows."""
+        header = logfile.new_header(number, before)
+        path = self._directory / logfile.name_of(number)
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            _write_all(file, [header.pack()], 0)
+            os.fsync(file)
+            sync_folder(self._directory)
+        except BaseException:
+            os.close(file)
+            path.unlink(missing_ok=True)
+            raise
+        self._file, self.number, self._salt = file, number, header.salt
+        self._end = self._safe = logfile.HEADER_BYTES
+
+    def _put(self, record: "_Record") -> None:
+        """Write a frame, and where nobody waits for the disk its mark, at the end of the file."""
+        at = self._end
+        safe = self._safe if self._sync else at
+        head = logfile.pack_head(self._salt, at, safe, record.size, record.checksum)
+        parts = [head, *record.parts, bytes(logfile.padding_of(record.size))]
+        end = at + sum(map(len, parts))
+        if not self._sync:
+            parts.append(logfile.pack_head(self._salt, end, end))
+            end += logfile.HEAD_BYTES
+        try:
+            _write_all(self._file, parts, at)
+        except OSError as error:
+            with suppress(OSError):  # the next one is written over it
+                os.ftruncate(self._file, at)
+            if error.errno in _FULL:
+                raise NoRoomError(
+                    f"{self._directory}: {error.strerror}: the log cannot take this change"
+                ) from None
+            raise
+        self._end = end
+
+    def _wait_for_disk(self) -> None:
+        reached = self._end
+        self._sync_file()
+        self._safe = reached
+        with self._write, suppress(OSError):  # the next head says so too
+            mark = logfile.pack_head(self._salt, self._end, reached)
+            _write_all(self._file, [mark], self._end)
+            self._end += logfile.HEAD_BYTES
+
+    def _sync_file(self) -> None:
+        try:
+            os.fdatasync(self._file)
+        except OSError as error:
+            # The kernel forgets what it could not write: another try would succeed without it.
+            end_process(f"{self._directory}: the disk did not take the log: {error.strerror}")
 
 
-def files(directory: Path) -> list[tuple[Path, int]]:
-    """The log files there are, oldest first, with their numbers."""
-    found = []
-    for path in directory.glob("log-*"):
-        number = path.name.removeprefix("log-")
-        if number.isdigit():
-            found.append((path, int(number)))
-    return sorted(found, key=lambda pair: pair[1])
+@dataclass(frozen=True, slots=True)
+class _Record:
+    """A record's bytes, their number, and their CRC-32."""
+
+    parts: tuple[Buffer, Buffer]
+    size: int
+    checksum: int
+
+    @classmethod
+    def of(cls, kind: str, time_s: int, payload: Buffer) -> "_Record":
+        prefix = payload_prefix(LogRecord(kind=kind, time_s=time_s), len(payload))
+        body = memoryview(payload).cast("B")
+        return cls((prefix, body), len(prefix) + len(body), crc32(body, crc32(prefix)))
 
 
-def read(path: Path, *, last: bool) -> Iterator[tuple[LogRecord, memoryview]]:
-    """The records of a file, with their payloads.
-
-    Args:
-        path: of the file.
-        last: nothing was written after this file: a record that is cut short is cut off.
-
-    Raises:
-        CheckpointError: a record is damaged, and it is not the end of the last file.
-    """
-    good = 0
-    with path.open("rb") as stream:
-        while True:
-            head = stream.read(_HEAD.size)
-            if not head:
-                return
-            body = b""
-            if len(head) == _HEAD.size:
-                checksum, size = _HEAD.unpack(head)
-                left = os.fstat(stream.fileno()).st_size - stream.tell()
-                body = stream.read(size) if size <= left else b""
-            if not body or crc32(body) != checksum:
-                break
-            try:
-                record, payload = unpack(LogRecord, body)
-            except DecodeError:
-                break
-            yield record, payload
-            good = stream.tell()
-    if not last:
-        raise CheckpointError(f"{path}: damaged at byte {good}, and later logs go on from it")
-    _log.warning("%s: cut off after byte %d: its last record was never finished", path, good)
-    os.truncate(path, good)
-
-
-def _write_all(file: int, parts: list[memoryview]) -> None:
-    views = [part for part in parts if len(part)]
+def _write_all(file: int, parts: Iterable[Buffer], offset: int) -> None:
+    views = [memoryview(part) for part in parts if len(part)]
     while views:
-        done = os.writev(file, views)
+        done = os.pwritev(file, views, offset)
+        offset += done
         while views and done >= len(views[0]):
             done -= len(views.pop(0))
         if done:

@@ -17,11 +17,12 @@ from chassis.channels import RpcError, call, connect
 from protos import parameter_server_pb2 as pb
 from protos.codec import pack, unpack
 from protos.parameter_server_pb2_grpc import ParameterServerStub
+from protos.reason_pb2 import REPLICA_BEHIND
 from ps.checkpoint.tables import begin_snapshots
-from ps.errors import ConflictError, TableError
+from ps.errors import ConflictError, LacksChangesError, TableError
 from ps.shard import transfer
 from ps.shard.exactly_once import ExactlyOnce
-from ps.shard.journal import BehindError, Buffer
+from ps.shard.journal import BehindError, Buffer, Place, nowhere
 from ps.shard.replay import replay
 from ps.shard.stage import Steps
 from ps.shard.state import ShardState
@@ -57,9 +58,16 @@ class Replicator:
         self.recovered = self._recover()
         state.journals["replica"] = self
 
-    def append(self, kind: str, time_s: int, payload: Buffer) -> None:
-        """See ps.shard.journal.Journal."""
+    def append(self, kind: str, time_s: int, payload: Buffer, place: Place = nowhere) -> None:
+        """See ps.shard.journal.Journal.
+
+        Raises:
+            ConflictError: another shard has taken this one's place there.
+            TimeoutError: it does not answer.
+        """
         with self._lock:
+            if self._behind:
+                raise BehindError(f"replica {self._address} lacks what was before this change")
             # A number is used once: whether a record without an answer was taken is not known.
             self._number += 1
             record = pb.LogRecord(kind=kind, time_s=time_s, of=self._primary, number=self._number)
@@ -72,10 +80,17 @@ class Replicator:
                     retry_s=self._patience_s,
                 )
             except RpcError as error:
-                if error.code is grpc.StatusCode.FAILED_PRECONDITION:
+                if error.reason == REPLICA_BEHIND:
                     self._behind = True
                     raise BehindError(str(error)) from None
+                if error.code is grpc.StatusCode.FAILED_PRECONDITION:
+                    raise ConflictError(f"the replica refuses this change: {error}") from None
                 raise TimeoutError(f"the replica does not answer: {error}") from None
+            place()
+
+    def fall_behind(self) -> None:
+        """See ps.shard.journal.Journal."""
+        self._behind = True
 
     def renew(self, *, closed: bool = False, behind: bool = False) -> None:
         """See ps.shard.journal.Journal."""
@@ -135,6 +150,8 @@ class Replicator:
             ).run
             self._behind = False
         except RpcError as error:
+            if error.code is grpc.StatusCode.FAILED_PRECONDITION:
+                raise ConflictError(f"the replica refuses to be filled: {error}") from None
             raise TimeoutError(f"the replica cannot be filled: {error}") from None
         finally:
             for snapshot in snapshots.values():
@@ -192,12 +209,14 @@ class Standby:
         """Apply the primary's next change.
 
         Raises:
-            ConflictError: one is missing: it wants the whole state first.
+            LacksChangesError: one is missing: it wants the whole state first.
+            ConflictError: it follows another shard.
         """
         record, payload = unpack(pb.LogRecord, request)
         with self._lock:
-            if record.of != self._primary or record.number > self._number + 1:
-                raise ConflictError("this replica lacks earlier changes; it must be filled")
+            self._check_primary(record.of)
+            if not self._primary or record.number > self._number + 1:
+                raise LacksChangesError("this replica lacks earlier changes; it must be filled")
             applied = record.number == self._number + 1
             if applied:  # else the answer to it was lost
                 replay(self._state, record, payload)
@@ -205,11 +224,16 @@ class Standby:
         return pb.ReplicateReply(applied=applied).SerializeToString()
 
     def absorb(self, first: pb.StateBlock, rest: Iterator[pb.StateBlock]) -> int:
-        """Take the whole state in the place of what is here."""
+        """Take the whole state in the place of what is here.
+
+        Raises:
+            ConflictError: it follows another shard; nothing was replaced.
+        """
         tables, parts = transfer.state_of(rest, self._state.directory)
         pushes = ExactlyOnce()
         pushes.merge(map(AppliedWindow.of, first.window))  # refused before anything is replaced
         with self._lock, self._state.gate.closed(), self._state.lock:
+            self._check_primary(first.of)
             self._state.tables = tables
             self._state.pushes = pushes
             self._state.steps = Steps()
@@ -241,3 +265,14 @@ class Standby:
             finally:
                 for snapshot in snapshots.values():
                     snapshot.close()
+
+    def _check_primary(self, primary: str) -> None:
+        """Refuse a shard whose place another has taken.
+
+        Raises:
+            ConflictError: it is not the one that this replica follows.
+        """
+        if self._primary and primary != self._primary:
+            raise ConflictError(
+                "this replica follows another shard, which has taken over what it had"
+            )

@@ -4,7 +4,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
-from functools import wraps
+from functools import partial, wraps
 from typing import Concatenate, ParamSpec, TypeVar
 from uuid import uuid4
 from zlib import crc32
@@ -16,8 +16,9 @@ from chassis.near import did_you_mean
 from protos import parameter_server_pb2 as pb
 from ps.engine import _native
 from ps.errors import ConflictError, StaleRouteError, TableError
+from ps.shard.ending import end_process
 from ps.shard.exactly_once import ExactlyOnce, Seen
-from ps.shard.journal import BehindError, Buffer, Journal
+from ps.shard.journal import BehindError, Buffer, Journal, Place, nowhere
 from ps.shard.push import ReceivedPush
 from ps.shard.stage import Part, Steps, durabilities_of, part_of
 from ps.table.applied import Applied, AppliedWindow
@@ -55,7 +56,8 @@ class ShardState:
     """The tables of one shard, and which pushes they have had.
 
     Whatever changes rows goes through the gate; `time_s` and the message alone determine what a
-    change does, so that a log or a replica that repeats them ends in the same state.
+    change does, and rows see changes in the order in which a journal has them, so that a log or a
+    replica that repeats them ends in the same state.
     """
 
     def __init__(self, directory: str = "") -> None:
@@ -292,21 +294,43 @@ class ShardState:
             journal.renew()
 
     def journal_step(
-        self, kind: str, message: Buffer, parts: Iterable[Part], time_s: int | None = None
+        self,
+        kind: str,
+        message: Buffer,
+        parts: Iterable[Part],
+        time_s: int | None = None,
+        place: Callable[[str], None] = lambda durability: None,
     ) -> None:
-        """Tell the journals that keep one of the tables; of a step without any, all."""
+        """Tell the journals that keep one of the tables; of a step without any, all.
+
+        Args:
+            place: called with each durability as its journal has taken the message, see `Place`.
+        """
         if not self.journals:
             return
         concerned = durabilities_of(parts, self._durabilities())
-        for durability in list(self.journals):
-            if concerned is None or durability in concerned:
-                self._journal(kind, message, time_s, only=durability)
+        told: list[Journal] = []
+        try:
+            for durability, journal in list(self.journals.items()):
+                if concerned is None or durability in concerned:
+                    self._journal(kind, message, time_s, durability, partial(place, durability))
+                    told.append(journal)
+        except BaseException:
+            for journal in told:
+                journal.fall_behind()
+            raise
 
     def _apply(self, table: Table, push: ReceivedPush, time_s: int, journal: bool) -> None:
-        head = push.head
+        head, turn = push.head, 0
+
+        def place() -> None:
+            nonlocal turn
+            turn = table.native.take_turn()
+
         try:
             if journal and table.journaled:
-                self._journal("push", push.message, time_s, only=table.spec.durability)
+                table.native.check_room()
+                self._journal("push", push.message, time_s, table.spec.durability, place)
             table.native.push(
                 push.keys,
                 head.key_bytes or 8,
@@ -318,8 +342,11 @@ class ShardState:
                 step=head.step & 0xFFFFFFFF,
                 usage=push.usage,
                 distinct=head.distinct,
+                turn=turn,
             )
-        except BaseException:
+        except BaseException as error:
+            if turn or isinstance(error, _native.BrokenError):
+                end_process(f"a push to table {head.table!r} began and cannot be finished: {error}")
             self.pushes.abort(push.id)
             raise
         self.pushes.commit(push.id, push.end, head.position)
@@ -328,11 +355,16 @@ class ShardState:
         return {name: table.spec.durability for name, table in list(self.tables.items())}
 
     def _journal(
-        self, kind: str, payload: Buffer, time_s: int | None = None, only: str = ""
+        self,
+        kind: str,
+        payload: Buffer,
+        time_s: int | None = None,
+        only: str = "",
+        place: Place = nowhere,
     ) -> None:
         for durability, journal in self.journals.items():
             if not only or durability == only:
-                journal.append(kind, now_s() if time_s is None else time_s, payload)
+                journal.append(kind, now_s() if time_s is None else time_s, payload, place)
 
 
 def now_s() -> int:

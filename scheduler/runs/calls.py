@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import grpc
 
-from chassis.channels import RETRIED, RpcError, connect, status_of
+from chassis.channels import RETRIED, RpcError, connect, showing, status_of
 from chassis.refusal import reason_of
 from protos.node_pb2_grpc import NodeStub
 from protos.reason_pb2 import REASON_UNSPECIFIED, Reason
@@ -54,11 +54,15 @@ class Channels:
         """The node daemon at `address`."""
         return NodeStub(self.to(address))
 
-    def to(self, address: str) -> grpc.Channel:
-        """The channel to `address`."""
+    def to(self, address: str, token: str = "") -> grpc.Channel:
+        """The channel to `address`.
+
+        Args:
+            token: what to show there; empty for the cluster's.
+        """
         with self._lock:
             if address not in self._channels:
-                self._channels[address] = connect(address)
+                self._channels[address] = connect(address, showing(token))
             return self._channels[address]
 
     def forget(self, address: str) -> None:

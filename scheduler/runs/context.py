@@ -1,5 +1,6 @@
 """What an attempt works with."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from scheduler.runs.calls import Channels
@@ -11,7 +12,11 @@ from scheduler.state.store import Store
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """The scheduler's other parts and its address."""
+    """The scheduler's other parts and its address.
+
+    Attributes:
+        job_token: the token of a job's own processes; empty where nobody is asked for one.
+    """
 
     store: Store
     jobs: Jobs
@@ -19,3 +24,4 @@ class Context:
     channels: Channels
     address: str
     leadership: Leadership
+    job_token: Callable[[str], str] = lambda job_id: ""

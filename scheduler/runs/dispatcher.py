@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 from protos.job_pb2 import JobSpec
 from protos.scheduler_pb2 import (
-    END_CANCELLED,
     END_DEADLINE,
     END_SCHEDULER_LOST,
     QUEUED,
@@ -78,12 +77,10 @@ class Dispatcher:
             self._start_next(wanted_types)
             self._stop_orphans()
 
-    def cancel_queued(self, job_id: str) -> bool:
+    def cancel_queued(self, job_id: str, ending: Ending) -> bool:
         """Cancel a job that nothing is done for yet; False when something is, or it has ended."""
         with self._lock:
-            return job_id not in self._attempts and self._context.jobs.end(
-                job_id, Ending(END_CANCELLED)
-            )
+            return job_id not in self._attempts and self._context.jobs.end(job_id, ending)
 
     def close(self, timeout_s: float, *, hand_over: bool) -> None:
         """End every attempt.
@@ -133,7 +130,8 @@ class Dispatcher:
             return
 
     def _attempt(self, status: JobStatus, number: int) -> Attempt:
-        attempt_id = AttemptId(status.job_id, number, self._context.store.term)
+        token = self._context.job_token(status.job_id)
+        attempt_id = AttemptId(status.job_id, number, self._context.store.term, token)
         attempt = Attempt(attempt_id, self._context, status.priority)
         self._attempts[status.job_id] = attempt
         return attempt

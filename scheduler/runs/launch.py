@@ -120,6 +120,7 @@ def launch(
         output=output_of(attempt.job_id, job, scheduler),
         micro_batches=decision.micro_batches,
         staleness=decision.staleness if decision.HasField("staleness") else None,
+        token=attempt.token,
     )
 
     # What the job left open is settled now: every process reads the same.
@@ -161,18 +162,18 @@ def launch(
     return [process for process in started if process is not None]
 
 
-def begin(job_id: str, processes: Sequence[Process], channels: Channels, stop: Stop) -> None:
+def begin(attempt: AttemptId, processes: Sequence[Process], channels: Channels, stop: Stop) -> None:
     """Tell every stage worker where the others are: training begins.
 
     Raises:
         CallError, Interrupted
     """
-    topology = topology_of(job_id, processes)
+    topology = topology_of(attempt.job_id, processes)
     workers = [process for process in processes if process.role == STAGE]
 
     def tell(worker: Process) -> None:
         call(
-            StageStub(channels.to(worker.address)).Start,
+            StageStub(channels.to(worker.address, attempt.token)).Start,
             topology,
             what=f"{worker.label} at {worker.address} ({worker.place}): start",
             timeout_s=_BEGIN_TIMEOUT_S,

@@ -153,6 +153,7 @@ def look(
         job=job,
         term=attempt.term,
         attempt=attempt.number,
+        token=attempt.token,
         unmeasured=True,
     )
     found: Workload = call(
@@ -191,6 +192,7 @@ def profile(
                 resources=offer.resources,
                 term=attempt.term,
                 attempt=attempt.number,
+                token=attempt.token,
             ),
             what=f"node {node.node_id} ({node.type} at {node.address}): profile",
             timeout_s=_PROFILE_TIMEOUT_S,

@@ -238,7 +238,7 @@ class Preparation:
         attempt.persist(lambda: context.store.put_run(attempt.id.job_id, record))
         follower = attempt.follower = attempt.new_follower()
         try:
-            begin(attempt.id.job_id, attempt.processes, context.channels, self._stop)
+            begin(attempt.id, attempt.processes, context.channels, self._stop)
         except CallError as error:
             told = Ending(END_LOST_NODE, str(error), error=first_line(str(error)))
             found = follower.diagnose(self._stop, told).ending

@@ -1,6 +1,6 @@
 """What nodes know an attempt at a job by, and one of its processes."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
 from protos.scheduler_pb2 import NodeStatus, PlacedProcess
 from scheduler.state import nodes as registry
@@ -8,11 +8,16 @@ from scheduler.state import nodes as registry
 
 @dataclass(frozen=True, slots=True)
 class AttemptId:
-    """One attempt at a job: nodes take each attempt once, and orders of the latest term alone."""
+    """One attempt at a job: nodes take each attempt once, and orders of the latest term alone.
+
+    Attributes:
+        token: that its processes hold and ask for; empty: that of their nodes.
+    """
 
     job_id: str
     number: int
     term: int
+    token: str = field(default="", repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -149,6 +149,15 @@ class Artifacts:
         with self._lock:
             return dict(sorted(self._jobs.get(job_id, {}).items()))
 
+    def jobs_of(self, digest: str) -> list[str]:
+        """The jobs that have content among their files."""
+        with self._lock:
+            return [
+                job_id
+                for job_id, files in self._jobs.items()
+                if any(kept.digest == digest for kept in files.values())
+            ]
+
     def open(self, digest: str = "", job_id: str = "", name: str = "") -> tuple[BinaryIO, Kept]:
         """Content for reading: by its digest, or a job's file.
 

@@ -8,6 +8,7 @@ from typing import NoReturn
 
 import grpc
 
+from chassis.roles import Role
 from protos.artifacts_pb2 import (
     Artifact,
     ArtifactChunk,
@@ -22,6 +23,7 @@ from protos.artifacts_pb2 import (
     RemoveArtifactsRequest,
 )
 from protos.artifacts_pb2_grpc import ArtifactsServicer
+from scheduler.service.access import Access, refuse_job
 from scheduler.service.artifacts import (
     ArtifactError,
     Artifacts,
@@ -41,11 +43,15 @@ class ArtifactsService(ArtifactsServicer):
     Args:
         artifacts: what is kept.
         is_over: whether a job has ended or is unknown: it gets no more files.
+        access: whose jobs a caller may see.
     """
 
-    def __init__(self, artifacts: Artifacts, is_over: Callable[[str], bool]) -> None:
+    def __init__(
+        self, artifacts: Artifacts, is_over: Callable[[str], bool], access: Access
+    ) -> None:
         self._artifacts = artifacts
         self._is_over = is_over
+        self._access = access
         self._transfers = threading.BoundedSemaphore(_MAX_TRANSFERS)
 
     def Has(self, request: HasRequest, context: grpc.ServicerContext) -> HasReply:  # noqa: N802
@@ -57,6 +63,10 @@ class ArtifactsService(ArtifactsServicer):
         """Keep content, and name it where it is a job's."""
         first = next(request_iterator, PutChunk())
         header = first.header
+        if header.job_id:
+            self._access.require(header.job_id, context)
+        elif (caller := self._access.callers.of(context)).role is Role.JOB:
+            refuse_job("code of a job to come", caller, context)
         with self._transfer(context), _refusing(context):
             if header.job_id:
                 check_name(header.name)
@@ -75,6 +85,7 @@ class ArtifactsService(ArtifactsServicer):
             def chunks() -> Iterator[bytes]:
                 yield first.data
                 for chunk in request_iterator:
+                    self._access.callers.of(context)  # its token may have been revoked since
                     yield chunk.data
 
             created = self._artifacts.receive(header.digest, header.bytes, chunks())
@@ -86,18 +97,24 @@ class ArtifactsService(ArtifactsServicer):
         self, request: GetArtifactRequest, context: grpc.ServicerContext
     ) -> Iterator[ArtifactChunk]:
         """Content by its digest, or a job's file by its name."""
+        if request.digest:
+            self._require_one_of(self._artifacts.jobs_of(request.digest), request.digest, context)
+        else:
+            self._access.require(request.job_id, context)
         with self._transfer(context), _refusing(context):
             stream, kept = self._artifacts.open(request.digest, request.job_id, request.name)
             with stream:
                 stream.seek(min(request.offset, kept.bytes))
                 yield ArtifactChunk(bytes=kept.bytes, digest=kept.digest)
                 while (data := stream.read(_CHUNK_BYTES)) and context.is_active():
+                    self._access.callers.of(context)
                     yield ArtifactChunk(data=data)
 
     def List(  # noqa: N802
         self, request: ListArtifactsRequest, context: grpc.ServicerContext
     ) -> ListArtifactsReply:
         """A job's files by name."""
+        self._access.require(request.job_id, context)
         files = self._artifacts.files(request.job_id)
         return ListArtifactsReply(
             files=[Artifact(name=n, digest=k.digest, bytes=k.bytes) for n, k in files.items()]
@@ -107,11 +124,20 @@ class ArtifactsService(ArtifactsServicer):
         self, request: RemoveArtifactsRequest, context: grpc.ServicerContext
     ) -> RemoveArtifactsReply:
         """Remove a job's files while it runs."""
+        self._access.require(request.job_id, context)
         with _refusing(context):
             removed = 0
             if not self._is_over(request.job_id):
                 removed = self._artifacts.remove(request.job_id, request.name)
         return RemoveArtifactsReply(removed=removed)
+
+    def _require_one_of(
+        self, job_ids: list[str], digest: str, context: grpc.ServicerContext
+    ) -> None:
+        """The call's end where content is of no job that the caller may see."""
+        caller = self._access.callers.of(context)
+        if not self._access.sees_any(job_ids, caller):
+            refuse_job(f"content {digest[:80]!r}", caller, context)
 
     @contextmanager
     def _transfer(self, context: grpc.ServicerContext) -> Iterator[None]:

@@ -5,10 +5,12 @@ from collections.abc import Callable, Sequence
 import grpc
 
 from chassis.refusal import refuse
+from chassis.roles import Role
 from protos.history_pb2 import JobHistory, ShardPlace
 from protos.history_pb2_grpc import HistoryServicer
 from protos.reason_pb2 import STORE_UNREACHABLE
 from protos.scheduler_pb2 import JobRequest
+from scheduler.service.access import Access
 from scheduler.state.history import Histories
 from scheduler.state.store import StoreError
 
@@ -17,30 +19,35 @@ class HistoryService(HistoryServicer):
     """Answers with a history.
 
     Args:
-        knows: whether there is such a job.
+        access: whose jobs a caller may see.
         shards: label and address of the shards that a job runs on.
+        job_token: the token that those of them ask for that are its own; empty where none is.
     """
 
     def __init__(
         self,
         histories: Histories,
-        knows: Callable[[str], bool],
+        access: Access,
         shards: Callable[[str], Sequence[tuple[str, str]]],
+        job_token: Callable[[str], str],
     ) -> None:
         self._histories = histories
-        self._knows = knows
+        self._access = access
         self._shards = shards
+        self._job_token = job_token
 
     def GetHistory(self, request: JobRequest, context: grpc.ServicerContext) -> JobHistory:  # noqa: N802
         """A job's history."""
         job_id = request.job_id
-        if not self._knows(job_id):
-            context.abort(grpc.StatusCode.NOT_FOUND, f"job {job_id!r}: unknown")
+        self._access.job(job_id, context)
         try:
             found = self._histories.get(job_id)
         except StoreError as error:
             refuse(context, grpc.StatusCode.UNAVAILABLE, str(error), STORE_UNREACHABLE)
+        acts = self._access.callers.of(context).role.covers(Role.JOB)
+        token = self._job_token(job_id) if acts else ""
         found.shards.extend(
-            ShardPlace(label=label, address=address) for label, address in self._shards(job_id)
+            ShardPlace(label=label, address=address, token=token)
+            for label, address in self._shards(job_id)
         )
         return found

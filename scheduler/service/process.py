@@ -9,16 +9,23 @@ from tempfile import TemporaryDirectory
 
 import grpc
 
+from chassis.callers import RefusedError, job_token
 from chassis.metrics import Metrics
+from chassis.roles import Caller
+from chassis.security import Security
 from chassis.servers import Server
+from protos.access_pb2_grpc import add_AccessServicer_to_server
 from protos.artifacts_pb2_grpc import add_ArtifactsServicer_to_server
 from protos.history_pb2_grpc import add_HistoryServicer_to_server
+from protos.reason_pb2 import REASON_UNSPECIFIED
 from protos.scheduler_pb2 import JOB_UNSPECIFIED
 from protos.scheduler_pb2_grpc import add_SchedulerServicer_to_server
 from scheduler.runs.calls import Channels
 from scheduler.runs.context import Context
 from scheduler.runs.dispatcher import Dispatcher
 from scheduler.runs.offer import wanted_types
+from scheduler.service.access import Access
+from scheduler.service.access_service import AccessService
 from scheduler.service.artifacts import CODE_LIMIT_BYTES, LIMIT_BYTES, Artifacts
 from scheduler.service.artifacts_service import ArtifactsService
 from scheduler.service.history_service import HistoryService
@@ -29,6 +36,7 @@ from scheduler.state.jobs import Jobs
 from scheduler.state.leadership import Leadership
 from scheduler.state.nodes import LEASE_S, Nodes
 from scheduler.state.store import TERMINAL, Store, StoreError
+from scheduler.state.tokens import Tokens
 
 _THREADS = 160
 _STEP_S = 0.1
@@ -98,7 +106,26 @@ class SchedulerProcess:
         jobs = Jobs(self._store, histories.enter)
         nodes = self._nodes = Nodes(self._store, self._lease_s)
         self._channels = Channels()
-        server = self._server = Server("scheduler", self._bind, threads=_THREADS)
+        tokens = Tokens(self._store)
+        security = Security.from_environment()
+        server = self._server = Server(
+            "scheduler",
+            self._bind,
+            security=security,
+            threads=_THREADS,
+            lookup=lambda shown: self._known(tokens, shown),
+        )
+        access = Access(server.callers, jobs.get)
+
+        def token_of(job_id: str) -> str:
+            status = jobs.get(job_id)
+            if security.asked_token is None or status is None:
+                return ""
+            return job_token(security.asked_token, status.submitted_by, job_id)
+
+        server.add(
+            add_AccessServicer_to_server, AccessService(tokens, server.callers), "heterps.v1.Access"
+        )
         # The address is known once it listens, and calls come in at once: one waits in between.
         deferred = _Deferred()
         server.add(add_SchedulerServicer_to_server, deferred, "heterps.v1.Scheduler")
@@ -107,20 +134,22 @@ class SchedulerProcess:
             return jobs.state(job_id) in (*TERMINAL, JOB_UNSPECIFIED)
 
         artifacts = Artifacts(self._directory, is_over, *self._limits)
-        files = ArtifactsService(artifacts, is_over)
+        files = ArtifactsService(artifacts, is_over, access)
         server.add(add_ArtifactsServicer_to_server, files, "heterps.v1.Artifacts")
-        history = HistoryService(
-            histories, lambda job_id: jobs.get(job_id) is not None, self._shards
-        )
+        history = HistoryService(histories, access, self._shards, token_of)
         server.add(add_HistoryServicer_to_server, history, "heterps.v1.History")
         address = server.start()
         if self._advertise:
             address = f"{self._advertise}:{address.rpartition(':')[2]}"
-        context = Context(self._store, jobs, nodes, self._channels, address, self._leadership)
+        context = Context(
+            *(self._store, jobs, nodes, self._channels, address, self._leadership, token_of)
+        )
         self._jobs, self._dispatcher = jobs, Dispatcher(context)
         gather(self._store, nodes, self._channels, address)
         self._dispatcher.resume()
-        deferred.open(SchedulerService(context, self._dispatcher, self._stop, artifacts, histories))
+        deferred.open(
+            SchedulerService(context, self._dispatcher, self._stop, artifacts, histories, access)
+        )
         self._begin("flush", lambda: jobs.flush_loop(self._stop))
         self._begin("history", lambda: histories.flush_loop(self._stop))
         self._begin("dispatch", self._dispatch)
@@ -140,6 +169,17 @@ class SchedulerProcess:
         self._store.close()
         if self._temporary is not None:
             self._temporary.cleanup()
+
+    def _known(self, tokens: Tokens, shown: str) -> Caller | None:
+        """Who holds a token that was made; nobody is told so who leads no more, as far as we know.
+
+        Raises:
+            RefusedError: it may have been made or revoked by another scheduler.
+        """
+        if not self._leadership.is_certain():
+            text = "this scheduler is not known to lead; say it again"
+            raise RefusedError(grpc.StatusCode.UNAVAILABLE, text, REASON_UNSPECIFIED)
+        return tokens.find(shown)
 
     def _shards(self, job_id: str) -> list[tuple[str, str]]:
         dispatcher: Dispatcher | None = getattr(self, "_dispatcher", None)  # calls come in at once

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 
 import grpc
 
+from chassis.callers import Callers
+
 _MOST = 128  # each holds a thread for as long as it stays
 
 
@@ -15,10 +17,12 @@ class Readers:
 
     Args:
         stop: set when the scheduler ends: then all have to go.
+        callers: who they are: one whose token is revoked has to go as well.
     """
 
-    def __init__(self, stop: threading.Event) -> None:
+    def __init__(self, stop: threading.Event, callers: Callers) -> None:
         self._stop = stop
+        self._callers = callers
         self._places = threading.BoundedSemaphore(_MOST)
 
     @contextmanager
@@ -30,7 +34,14 @@ class Readers:
                 f"{_MOST} readers follow jobs already; try again later",
             )
         try:
-            yield lambda: self._stop.is_set() or not context.is_active()
+            yield (
+                lambda: (
+                    self._stop.is_set()
+                    or not context.is_active()
+                    or not self._callers.still(context)
+                )
+            )
+            self._callers.of(context)  # one whose token was revoked is told
         finally:
             self._places.release()
 

@@ -9,9 +9,11 @@ from typing import Final, NoReturn
 import grpc
 
 from chassis.refusal import refuse
+from chassis.roles import Role
 from protos.decision_pb2 import Decision
 from protos.reason_pb2 import CODE_MISSING, NO_DECISION, STORE_UNREACHABLE
 from protos.scheduler_pb2 import (
+    END_CANCELLED,
     HeartbeatReply,
     HeartbeatRequest,
     JobDecision,
@@ -39,8 +41,10 @@ from scheduler.runs.attempt import Attempt
 from scheduler.runs.context import Context
 from scheduler.runs.dispatcher import Dispatcher
 from scheduler.runs.logs import stream
+from scheduler.service.access import Access
 from scheduler.service.artifacts import CODE_NAME, Artifacts, MissingError
 from scheduler.service.readers import Readers
+from scheduler.state.endings import Ending
 from scheduler.state.history import Histories
 from scheduler.state.jobs import DuplicateError
 from scheduler.state.store import TERMINAL, StoreError
@@ -70,17 +74,20 @@ class SchedulerService(SchedulerServicer):
         stop: threading.Event,
         artifacts: Artifacts,
         histories: Histories,
+        access: Access,
     ) -> None:
         self._artifacts = artifacts
+        self._access = access
         self._store, self._jobs, self._nodes = parts.store, parts.jobs, parts.nodes
         self._leadership = parts.leadership
         self._dispatcher = dispatcher
         self._histories = histories
         self._stop = stop
-        self._readers = Readers(stop)
+        self._readers = Readers(stop, access.callers)
 
     def Submit(self, request: SubmitRequest, context: grpc.ServicerContext) -> SubmitReply:  # noqa: N802
-        """Queue a job."""
+        """Queue a job, as one of the caller's user."""
+        user = self._access.callers.of(context).user
         job_id = request.job_id or f"job-{uuid.uuid4().hex[:12]}"
         if not _JOB_ID.fullmatch(job_id):
             _refuse(context, f"job_id: {job_id!r}: expected 1 to 64 letters, digits and . _ -")
@@ -97,7 +104,7 @@ class SchedulerService(SchedulerServicer):
         try:
             if digest and self._jobs.get(job_id) is None:  # first, so that it is there to stay
                 self._artifacts.name(job_id, CODE_NAME, digest)
-            created = self._jobs.submit(job_id, request.job)
+            created = self._jobs.submit(job_id, request.job, user)
         except DuplicateError as error:
             context.abort(grpc.StatusCode.ALREADY_EXISTS, str(error))
         except MissingError as error:
@@ -115,11 +122,14 @@ class SchedulerService(SchedulerServicer):
             _unavailable(context, error)
         if spec is not None:
             status.job.CopyFrom(spec)
+            if not self._access.callers.of(context).role.covers(Role.SUBMIT):
+                status.job.ClearField("code_digest")  # who knows it may submit a job with that code
         return status
 
     def ListJobs(self, request: ListJobsRequest, context: grpc.ServicerContext) -> ListJobsReply:  # noqa: N802
-        """All jobs in the order of submission, without their specs."""
-        return ListJobsReply(jobs=self._jobs.all())
+        """The jobs that the caller may see in the order of submission, without their specs."""
+        caller = self._access.callers.of(context)
+        return ListJobsReply(jobs=self._access.seen(self._jobs.all(), caller))
 
     def WatchJob(  # noqa: N802
         self, request: JobRequest, context: grpc.ServicerContext
@@ -135,10 +145,12 @@ class SchedulerService(SchedulerServicer):
         job_id = request.job_id
         self._status_of(job_id, context)
         self._require_leadership(context)
-        if not self._dispatcher.cancel_queued(job_id):
+        user = self._access.callers.of(context).user
+        ending = Ending(END_CANCELLED, cancelled_by=user)
+        if not self._dispatcher.cancel_queued(job_id, ending):
             attempt = self._dispatcher.get(job_id)
             if attempt is not None:
-                attempt.cancel()
+                attempt.cancel(ending)
                 attempt.over.wait(_CANCEL_WAIT_S)
         return self._status_of(job_id, context)
 
@@ -184,12 +196,15 @@ class SchedulerService(SchedulerServicer):
         self, request: ListDecisionsRequest, context: grpc.ServicerContext
     ) -> ListDecisionsReply:
         """The decisions of the latest jobs, without what only one at a time is looked at for."""
+        caller = self._access.callers.of(context)
+        limit = request.limit if caller.sees_all else 0
         try:
-            found = self._store.decisions(request.limit)
+            found = self._store.decisions(limit)
         except StoreError as error:
             _unavailable(context, error)
+        seen = [one for one in found if caller.sees(one[0].job_id, one[0].submitted_by)]
         reply = ListDecisionsReply()
-        for status, decision in found:
+        for status, decision in seen[-request.limit :]:
             for name in _BULKY:
                 decision.ClearField(name)
             reply.decisions.append(
@@ -237,8 +252,17 @@ class SchedulerService(SchedulerServicer):
         return record
 
     def ListNodes(self, request: ListNodesRequest, context: grpc.ServicerContext) -> ListNodesReply:  # noqa: N802
-        """Live nodes and standing shards, with the units that jobs hold."""
-        return ListNodesReply(nodes=self._nodes.listed())
+        """Live nodes and standing shards, with the units that jobs hold.
+
+        Of processes, those of jobs that the caller may see.
+        """
+        caller = self._access.callers.of(context)
+        nodes = self._nodes.listed()
+        for node in nodes if not caller.sees_all else ():
+            seen = [p for p in node.processes if self._access.sees_any([p.job_id], caller)]
+            del node.processes[:]
+            node.processes.extend(seen)
+        return ListNodesReply(nodes=nodes)
 
     def Heartbeat(self, request: HeartbeatRequest, context: grpc.ServicerContext) -> HeartbeatReply:  # noqa: N802
         """Renew a lease, or end it."""
@@ -256,6 +280,7 @@ class SchedulerService(SchedulerServicer):
 
     def Report(self, request: ProgressReport, context: grpc.ServicerContext) -> ReportReply:  # noqa: N802
         """Take in a worker's progress; `stop` once its job is over."""
+        self._access.require(request.job_id, context)
         self._require_leadership(context)
         attempt = self._dispatcher.get(request.job_id)
         if attempt is not None:
@@ -272,10 +297,7 @@ class SchedulerService(SchedulerServicer):
             )
 
     def _status_of(self, job_id: str, context: grpc.ServicerContext) -> JobStatus:
-        status = self._jobs.get(job_id)
-        if status is None:
-            context.abort(grpc.StatusCode.NOT_FOUND, f"job {job_id!r}: unknown")
-        return status
+        return self._access.job(job_id, context)
 
     def _end_of_stream(self, job_id: str, context: grpc.ServicerContext) -> None:
         """A stream that ends before its job says why."""

@@ -48,6 +48,7 @@ class Ending:
         process: which process broke, for people.
         error: what broke it, in one line.
         last_lines: of that process's log.
+        cancelled_by: the user who cancelled the job.
     """
 
     reason: "EndReason.ValueType"
@@ -55,6 +56,7 @@ class Ending:
     process: str = ""
     error: str = ""
     last_lines: str = ""
+    cancelled_by: str = ""
 
     @property
     def state(self) -> "JobState.ValueType":
@@ -66,6 +68,7 @@ class Ending:
         status.end_reason, status.reason = self.reason, self.text
         status.process, status.error = self.process, self.error
         status.last_lines = self.last_lines
+        status.cancelled_by = self.cancelled_by
 
 
 def may_retry(status: JobStatus, ending: Ending) -> bool:

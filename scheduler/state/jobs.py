@@ -42,11 +42,11 @@ class Jobs:
         self._statuses = {status.job_id: status for status in store.statuses()}
         self._dirty: set[str] = set()
 
-    def submit(self, job_id: str, spec: JobSpec) -> bool:
-        """Queue a job; False when this very job is known under this id.
+    def submit(self, job_id: str, spec: JobSpec, user: str = "") -> bool:
+        """Queue a job; False when this very job of this user is known under this id.
 
         Raises:
-            DuplicateError: the id stands for a different job.
+            DuplicateError: the id stands for a different job, or another user's.
             StoreError: Redis did not take it.
         """
         status = JobStatus(
@@ -56,6 +56,7 @@ class Jobs:
             submitted_at=time.time(),
             priority=spec.priority,
             retries=spec.retries,
+            submitted_by=user,
         )
         # One at a time, so that memory lists jobs in the order of the queue.
         with self._submitting:
@@ -65,7 +66,8 @@ class Jobs:
                     self._statuses[job_id] = status
                     self._changed.notify_all()
                 self._entered(job_id, QUEUED)
-        if not created and self._store.spec(job_id) != spec:
+        same = created or (self._store.spec(job_id) == spec and self._user_of(job_id) == user)
+        if not same:
             raise DuplicateError(
                 f"job {job_id}: submitted before with other content; expected a new id"
             )
@@ -239,6 +241,11 @@ class Jobs:
             dirty = sorted(self._dirty)
         for job_id in dirty:
             self.flush(job_id)
+
+    def _user_of(self, job_id: str) -> str:
+        with self._changed:
+            status = self._statuses.get(job_id)
+            return status.submitted_by if status is not None else ""
 
     def _copy(self, job_id: str) -> JobStatus | None:
         status = self._statuses.get(job_id)

@@ -48,6 +48,7 @@ return 1
 """
 )
 SET_FIELD = _FENCE + "return redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])"
+DROP_FIELD = _FENCE + "return redis.call('HDEL', KEYS[1], ARGV[1])"
 PUT_NODE = (
     _FENCE
     + """

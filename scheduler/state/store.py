@@ -2,8 +2,9 @@
 
 Keys: `heterps:jobs` (ids by submission), `heterps:job:ID` (hash: spec, status, state, decision,
 replan, run, history), `heterps:final:ID` (hash by worker: its last word), `heterps:queue` (list),
-`heterps:log:ID` (hash by process), `heterps:node:ID` (with a time to live), `heterps:nodes` (their
-ids), `heterps:scheduler` (who leads, with a time to live), `heterps:term` (of whoever led last).
+`heterps:log:ID` (hash by process), `heterps:tokens` (hash by name), `heterps:node:ID` (with a time
+to live), `heterps:nodes` (their ids), `heterps:scheduler` (who leads, with a time to live),
+`heterps:term` (of whoever led last).
 """
 
 import threading
@@ -16,6 +17,7 @@ from google.protobuf.message import Message
 from redis.backoff import ExponentialBackoff
 from redis.retry import Retry
 
+from protos.access_pb2 import Token
 from protos.decision_pb2 import Decision
 from protos.history_pb2 import JobHistory
 from protos.job_pb2 import JobSpec
@@ -230,6 +232,21 @@ class Store:
             start, _, data = value.partition(b"\n")
             logs[process.decode()] = (int(start), data)
         return logs
+
+    # Tokens
+
+    def put_token(self, token: Token) -> None:
+        """Keep a token under its name."""
+        self._set(PREFIX + "tokens", token.name, token.SerializeToString())
+
+    def drop_token(self, name: str) -> None:
+        """Forget a token."""
+        self._write(scripts.DROP_FIELD, (PREFIX + "tokens",), (name,))
+
+    def tokens(self) -> list[Token]:
+        """All tokens that are kept."""
+        found = cast(dict[bytes, bytes], self._do("HGETALL", PREFIX + "tokens"))
+        return [Token.FromString(data) for data in found.values()]
 
     # Leases
 

@@ -110,6 +110,16 @@ def test_embedding_update_equals_a_dense_step(device: str, rule: Any) -> None:
             torch.testing.assert_close(state, sums, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("rule", ["sgd", "adagrad", "rowwise_adagrad"])
+def test_rows_without_width_leave_a_state_of_numbers(device: str, rule: Any) -> None:
+    table, ids, offsets, _, direction = case((4, 0, [2, 1]), device)
+    sizes = {"sgd": None, "adagrad": table.shape, "rowwise_adagrad": table.shape[:1]}
+    size = sizes[rule]
+    state = None if size is None else torch.full(size, 0.1, device=device)
+    ops.embedding_update(table, state, direction, ids, offsets, rule=rule, rate=0.5)
+    assert state is None or (state == 0.1).all()
+
+
 def test_embedding_gives_equal_bits_for_any_threads(device: str) -> None:
     table, ids, offsets, weights, direction = case((50, 65, [700, 0, 900]), device)
     threads = torch.get_num_threads()
@@ -131,11 +141,11 @@ def test_embedding_gives_equal_bits_for_any_threads(device: str) -> None:
         torch.set_num_threads(threads)
 
 
-def test_embedding_opcheck(device: str) -> None:
-    table, ids, offsets, weights, direction = case((5, 3, [2, 0, 4]), device)
+def test_embedding_opcheck(native_device: str) -> None:
+    table, ids, offsets, weights, direction = case((5, 3, [2, 0, 4]), native_device)
     torch.library.opcheck(embedding._pool, (table, ids, offsets, weights))
     torch.library.opcheck(embedding._segments, (direction, ids, offsets, None, 5))
-    state = torch.zeros(5, device=device)
+    state = torch.zeros(5, device=native_device)
     step = (table, state, direction, ids, offsets, weights, "rowwise_adagrad", 0.1, 1e-8)
     torch.library.opcheck(embedding._update, step)
 

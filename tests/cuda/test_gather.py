@@ -85,8 +85,8 @@ def test_gather_gradients(device: str, tokens: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_opcheck(device: str, dtype: torch.dtype) -> None:
-    routing, x, rows, weights = gather_case(5, 3, 2, 4, dtype, device, True)
+def test_opcheck(native_device: str, dtype: torch.dtype) -> None:
+    routing, x, rows, weights = gather_case(5, 3, 2, 4, dtype, native_device, True)
     weights = weights.to(module._weights_dtype(rows))
     index = (routing.inverse, routing.order, routing.k)
     for tensor in (x, rows, weights):

@@ -159,8 +159,8 @@ def test_gradients_of_some_inputs(device: str, wanted: tuple[bool, ...]) -> None
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_opcheck(device: str, dtype: torch.dtype) -> None:
-    inputs = case([2, 0, 3], 4, 6, "swiglu", dtype, device)
+def test_opcheck(native_device: str, dtype: torch.dtype) -> None:
+    inputs = case([2, 0, 3], 4, 6, "swiglu", dtype, native_device)
     torch.library.opcheck(module._grouped_ffn, (*inputs, "swiglu", True))
     plain = [tensor.detach() for tensor in inputs]
     torch.library.opcheck(module._grouped_ffn, (*plain, "swiglu", False))
@@ -180,8 +180,8 @@ def test_compiles_as_one_graph(device: str) -> None:
     assert torch.equal(got, want)
 
 
-def test_equal_bits_on_every_run_and_number_of_threads(device: str) -> None:
-    rows, offsets, w1, w2 = case(GROUPS[-1], 33, 300, "swiglu", device=device)
+def test_equal_bits_on_every_run_and_number_of_threads(native_device: str) -> None:
+    rows, offsets, w1, w2 = case(GROUPS[-1], 33, 300, "swiglu", device=native_device)
 
     def run() -> tuple[Tensor, ...]:
         out = ops.grouped_ffn(rows, offsets, w1, w2, "swiglu")

@@ -42,8 +42,8 @@ def test_quantize_rows(device: str) -> None:
         assert ops.dequantize_rows(*ops.quantize_rows(empty)).shape == empty.shape
 
 
-def test_quantize_opcheck_and_refusals(device: str) -> None:
-    x = torch.randn(3, 5, device=device)
+def test_quantize_opcheck_and_refusals(native_device: str) -> None:
+    x = torch.randn(3, 5, device=native_device)
     for form in quantize.FORMATS:
         torch.library.opcheck(quantize._quantize_rows, (x, form))
         torch.library.opcheck(quantize._dequantize_rows, quantize._quantize_rows(x, form))

@@ -89,8 +89,8 @@ def test_limited_drops_later_tokens() -> None:
     assert routing.inverse.tolist() == [0, 3, 1, 2, -1, 4]
 
 
-def test_opcheck(device: str) -> None:
-    torch.library.opcheck(_route, (random_logits(5, 3, seed=0).to(device), 2))
+def test_opcheck(native_device: str) -> None:
+    torch.library.opcheck(_route, (random_logits(5, 3, seed=0).to(native_device), 2))
 
 
 def test_equal_bits_on_every_run(device: str) -> None:

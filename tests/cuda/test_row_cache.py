@@ -40,18 +40,20 @@ class Plain:
 
 @pytest.mark.parametrize("policy", ["lru", "lfu"])
 @pytest.mark.parametrize(("capacity", "ways"), [(1, 1), (12, 4), (64, 32)])
-def test_row_cache_keeps_its_rules(device: str, policy: Any, capacity: int, ways: int) -> None:
-    cache = RowCache(capacity, 2, ways=ways, policy=policy, device=device)
+def test_row_cache_keeps_its_rules(
+    native_device: str, policy: Any, capacity: int, ways: int
+) -> None:
+    cache = RowCache(capacity, 2, ways=ways, policy=policy, device=native_device)
     plain, generator = Plain(cache), torch.Generator().manual_seed(capacity)
     for _ in range(30):
         cache.advance()
         keys = (torch.randn(20, generator=generator) * 20).long().unique()
-        slots = cache.find(keys.to(device)).cpu()
+        slots = cache.find(keys.to(native_device)).cpu()
         assert slots.tolist() == [plain.find(key) for key in keys.tolist()]
         missing = keys[slots < 0]
         sets = torch.empty_like(missing)
         _ops.row_cache_set(missing, cache.sets, sets)
-        admitted = cache.admit(missing.to(device))
+        admitted = cache.admit(missing.to(native_device))
         before = {slot: entry[0] for slot, entry in plain.slots.items()}
         pairs = zip(missing.tolist(), sets.tolist(), strict=True)
         expected = [plain.admit(key, first * ways) for key, first in pairs]

@@ -28,6 +28,7 @@ JOIN_S = 300.0  # within which the worker before must have come
 _CALL_S = 120.0  # on a host whose cores are all busy with starting
 _RETRY_S = 30.0
 _GREETING_S = 10.0  # whoever says nothing keeps no thread
+_GREETINGS = 16  # at once: others wait to be taken in
 _PAUSE_S = 0.1
 _SECRET = 32
 _BUFFER = 4 << 20  # bytes that the kernel holds of a connection
@@ -53,6 +54,7 @@ class RingPort:
         self._security.require_for(host)
         self._tls = self._security.tls_server()
         self._secret = secrets.token_bytes(_SECRET)
+        self._greetings = threading.Semaphore(_GREETINGS)
         self._came = threading.Condition()
         self._connection: socket.socket | None = None
         family = socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)[0][0]
@@ -142,11 +144,13 @@ class RingPort:
                     return
                 time.sleep(_PAUSE_S)  # no descriptor was left, say
                 continue
+            self._greetings.acquire()
             threading.Thread(
                 target=self._welcome, args=(connection,), name="ring welcomes", daemon=True
             ).start()
 
     def _welcome(self, connection: socket.socket) -> None:
+        until = time.monotonic() + _GREETING_S
         try:
             connection.settimeout(_GREETING_S)
             if connection.family == socket.AF_UNIX:
@@ -161,6 +165,7 @@ class RingPort:
                 if not more:
                     raise ConnectionError("closed")
                 shown += more
+                connection.settimeout(max(0.01, until - time.monotonic()))
             if not secrets.compare_digest(shown, self._secret):
                 raise PermissionError("a wrong secret")
             with self._came:
@@ -170,6 +175,8 @@ class RingPort:
                 self._came.notify_all()
         except OSError:  # of TLS, too
             connection.close()
+        finally:
+            self._greetings.release()
 
     def _connected(self, reply: JoinReply, host: str) -> socket.socket:
         if reply.name and host == self._reply.address.rpartition(":")[0]:

@@ -15,7 +15,7 @@ import torch
 from google.protobuf.message import DecodeError
 
 from chassis.channels import RpcError, connect, status_of
-from chassis.servers import Server
+from chassis.servers import TENSOR_BYTES, Server
 from protos import codec, stage_pb2, stage_pb2_grpc
 from workers.links.frames import FORWARD, Frame, FrameId
 from workers.links.inbox import Inbox
@@ -102,7 +102,7 @@ class StageService(stage_pb2_grpc.StageServicer):
 
     def serve(self, bind: str, threads: int) -> Server:
         """A started server of this service."""
-        server = Server("stage", bind, threads=threads)
+        server = Server("stage", bind, threads=threads, most_bytes=TENSOR_BYTES)
         server.add(
             stage_pb2_grpc.add_StageServicer_to_server,
             self,

@@ -142,6 +142,8 @@ class NodeService(NodeServicer):
         self._obey(request.term, context)
         _check_id(request.job_id, "job_id", context)
         directory = self._processes.job_directory(request.job_id, request.attempt)
+        token = request.token
+        request.ClearField("token")  # it goes into a file of its own
         with tempfile.TemporaryDirectory(dir=directory, prefix="profile-") as work:
             asked, result = Path(work, "request"), Path(work, "workload")
             try:
@@ -156,7 +158,9 @@ class NodeService(NodeServicer):
             left = context.time_remaining()
             deadline = min(_PROFILE_TIMEOUT_S, left if left is not None else _PROFILE_TIMEOUT_S)
             try:
-                child = self._processes.helper(request.job_id, request.attempt, "profile", argv)
+                child = self._processes.helper(
+                    request.job_id, request.attempt, token, "profile", argv
+                )
             except (LaunchError, OSError) as error:
                 context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
             code = wait_for(child, deadline, lambda: self._stop.is_set() or not context.is_active())

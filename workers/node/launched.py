@@ -4,8 +4,11 @@ import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from chassis import scratch
 from chassis.bounded_log import BoundedLog
+from chassis.files import replace_file
 from chassis.process import Child, last_lines
+from chassis.security import TOKEN
 from protos.node_pb2 import SHARD, STAGE, LaunchReply, LaunchRequest
 from protos.scheduler_pb2 import ProcessStatus
 from workers.node.restart import keeps_rows
@@ -79,10 +82,12 @@ class Job:
 
     Attributes:
         scratch: what its processes on this host share, under whichever node.
+        token: that its processes hold in place of the node's; empty: that one.
     """
 
     directory: Path
     scratch: Path
+    token: str = ""
     entries: dict[str, Entry] = field(default_factory=dict)
     stopping: threading.Event = field(default_factory=threading.Event)
 
@@ -100,6 +105,16 @@ class Job:
     def code(self) -> Path:
         """The code that it brought, while it runs."""
         return self.directory / "code"
+
+    def environment(self) -> dict[str, str]:
+        """What its processes find: what they share, and their token, in a file for them alone."""
+        found = {scratch.VARIABLE: str(self.scratch)}
+        if self.token:
+            path = self.directory / "token"
+            self.directory.mkdir(parents=True, exist_ok=True)
+            replace_file(path, self.token, private=True)
+            found[TOKEN] = str(path)
+        return found
 
 
 def label_of(request: LaunchRequest) -> str:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from chassis import scratch
 from chassis.bounded_log import BoundedLog
+from chassis.exits import DAMAGED
 from chassis.files import replace_file
 from chassis.forking import ForkError, ForkServer
 from chassis.logs import log_scope
@@ -103,7 +104,8 @@ class Processes:
                 this node.
         """
         with self._lock:
-            job = self._job(request.job_id, request.attempt)
+            job = self._job(request.job_id, request.attempt, request.token)
+            request.ClearField("token")  # its processes find it elsewhere
             entry = job.entries.get(request.process_id)
             is_first = entry is None
             if entry is None:
@@ -138,7 +140,7 @@ class Processes:
             if path is not None:
                 replace_file(path, entry.request.SerializeToString())
 
-    def helper(self, job_id: str, attempt: int, label: str, argv: list[str]) -> Child:
+    def helper(self, job_id: str, attempt: int, token: str, label: str, argv: list[str]) -> Child:
         """Start a process that only works for this node, such as the profiler's.
 
         Raises:
@@ -149,8 +151,8 @@ class Processes:
         directory = self._directory / job_id
         log = BoundedLog(log_path(directory, label))
         with self._lock:
-            shared = self._job(job_id, attempt).scratch
-        environment = one_thread() | {scratch.VARIABLE: str(shared)}
+            job = self._job(job_id, attempt, token)
+        environment = one_thread() | job.environment()
         return spawn(label, argv, directory=directory, environment=environment, log=log)
 
     def job_directory(self, job_id: str, attempt: int) -> Path:
@@ -248,7 +250,7 @@ class Processes:
     def _started(self, job: Job, entry: Entry, bind: str, log: BoundedLog) -> Child:
         """The process itself: a worker is forked where that can be."""
         argv = self._argv(job, entry, bind)
-        environment = one_thread() | {scratch.VARIABLE: str(job.scratch)} | self._own_gpu(entry)
+        environment = one_thread() | job.environment() | self._own_gpu(entry)
         if entry.request.role == STAGE:
             arguments = argv[len(_WORKER) :]
             try:
@@ -285,7 +287,7 @@ class Processes:
         entry.launch_file = path
         return [*_WORKER, "--launch", str(path), "--bind", bind]
 
-    def _job(self, job_id: str, attempt: int) -> Job:
+    def _job(self, job_id: str, attempt: int, token: str = "") -> Job:
         key = job_id, attempt
         if key not in self._jobs:
             folder = self._directory / job_id
@@ -296,7 +298,9 @@ class Processes:
             ended = [name for name, job in self._jobs.items() if job.stopped]
             for name in ended[: max(0, len(ended) - _KEPT_JOBS)]:
                 shutil.rmtree(self._jobs.pop(name).directory, ignore_errors=True)
-        return self._jobs[key]
+        job = self._jobs[key]
+        job.token = job.token or token
+        return job
 
     def _watch(self) -> None:
         """Notice ends at once: a job whose process died is told to its owner within a second."""
@@ -320,6 +324,9 @@ class Processes:
             return False
         if not entry.returns:
             entry.note = "cannot be started again: its rows are lost, as servers.durability is none"
+            return False
+        if code == DAMAGED:
+            entry.note = "was not started again: what it kept is damaged"
             return False
         now = time.monotonic()
         pause = self._rule.pause_before(entry.restarts, now)

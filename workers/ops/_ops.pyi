@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-has_cuda: bool
+cuda_capability: int
 
 def route_workspace(pairs: int, experts: int) -> int: ...
 def route(

@@ -157,7 +157,9 @@ def _update_torch(
     step = rows
     if state is not None:
         squares = rows.square()
-        state[distinct] += squares.mean(dim=1) if rule == "rowwise_adagrad" else squares
+        if rule == "rowwise_adagrad":
+            squares = squares.sum(dim=1) / max(table.shape[1], 1)
+        state[distinct] += squares
         divisor = state[distinct].sqrt() + epsilon
         step = rows / (divisor.unsqueeze(1) if rule == "rowwise_adagrad" else divisor)
     table[distinct] = (table[distinct].to(sums) - rate * step).to(table.dtype)

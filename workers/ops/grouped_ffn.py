@@ -45,6 +45,11 @@ def backend_for(rows: Tensor, w1: Tensor, w2: Tensor) -> str:
             raise ValueError(
                 f"HETERPS_GROUPED_FFN={wanted}: expected one of {', '.join(BACKENDS)}, or unset"
             )
+        if wanted == "native" and not native_for(rows):
+            raise ValueError(
+                f"HETERPS_GROUPED_FFN=native: no kernels here for {rows.dtype} on {rows.device}: "
+                "expected loop, or unset"
+            )
         return wanted
     if rows.is_cuda and rows.dtype == torch.bfloat16 and _grouped_mm() is not None:
         aligned = all(size % 8 == 0 for size in (*w1.shape[1:], *w2.shape[1:]))

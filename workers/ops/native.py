@@ -1,9 +1,10 @@
 """What the ops share: which tensors the native kernels take, and how they are handed over.
 
 Where each op runs: CPU and CUDA float16, bfloat16, float32 and float64 in native code (sums of the
-16-bit types in float32). Anything else (CUDA tensors where `_ops` was built without CUDA) takes the
-equivalent made of torch's own operators; `native_for` says which. To build the kernels, install
-where nvcc and an NVIDIA GPU are present, or with the CMake option HETERPS_CUDA=ON.
+16-bit types in float32). Anything else (CUDA tensors where `_ops` was built without CUDA, or of a
+GPU older than it was built for) takes the equivalent made of torch's own operators; `native_for`
+says which. To build the kernels, install where nvcc and an NVIDIA GPU are present, or with the
+CMake option HETERPS_CUDA=ON.
 """
 
 import torch
@@ -12,12 +13,21 @@ from torch import Tensor
 from workers.ops import _ops
 
 KERNEL_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-_DEVICES = ("cpu", "cuda") if _ops.has_cuda else ("cpu",)
 
 
 def native_for(tensor: Tensor) -> bool:
     """Whether a native kernel serves this tensor's device and dtype."""
-    return tensor.device.type in _DEVICES and tensor.dtype in KERNEL_DTYPES
+    if tensor.dtype not in KERNEL_DTYPES:
+        return False
+    if tensor.device.type != "cuda":
+        return tensor.device.type == "cpu"
+    # Without an image for it a launch fails; from the lowest capability on there is one.
+    return bool(_ops.cuda_capability) and _capability(tensor.device) >= _ops.cuda_capability
+
+
+def _capability(device: torch.device) -> int:
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
 
 
 def native(tensor: Tensor) -> Tensor:

@@ -151,7 +151,7 @@ void TablePrefetch(Table& self, nb::handle keys_object, size_t key_bytes) {
 
 void TablePush(Table& self, nb::handle keys_object, size_t key_bytes, nb::handle values_object,
                const std::string& kind, double rate, uint64_t nonce, uint32_t time_s, uint32_t step,
-               nb::object usage_object, bool distinct) {
+               nb::object usage_object, bool distinct, uint64_t turn) {
   View keys(keys_object), values(values_object);
   const size_t n = keys.Count(CheckKeyBytes(key_bytes), "keys");
   values.Expect(n * self.dim() * sizeof(float), "gradients");
@@ -172,6 +172,7 @@ void TablePush(Table& self, nb::handle keys_object, size_t key_bytes, nb::handle
   batch.time_s = time_s;
   batch.step = step;
   batch.distinct = distinct;
+  batch.turn = turn;
   nb::gil_scoped_release released;
   self.Push(keys.data(), n, key_bytes, batch);
 }
@@ -258,6 +259,8 @@ nb::dict TableCounters(const Table& self) {
 
 void BindTable(nb::module_& m) {
   nb::exception<Forgotten>(m, "ForgottenError", PyExc_ValueError);
+  nb::exception<DiskFull>(m, "DiskFullError", PyExc_RuntimeError);
+  nb::exception<Broken>(m, "BrokenError", PyExc_RuntimeError);
   nb::class_<Snapshot>(m, "Snapshot")
       .def_prop_ro("cut", &Snapshot::cut)
       .def("next", &Snapshot::Next)
@@ -273,7 +276,9 @@ void BindTable(nb::module_& m) {
            "route"_a.none() = nb::none(), "shard"_a = 0)
       .def("prefetch", &TablePrefetch, "keys"_a, "key_bytes"_a)
       .def("push", &TablePush, "keys"_a, "key_bytes"_a, "values"_a, "kind"_a, "rate"_a, "nonce"_a,
-           "time_s"_a, "step"_a, "usage"_a.none(), "distinct"_a = false)
+           "time_s"_a, "step"_a, "usage"_a.none(), "distinct"_a = false, "turn"_a = 0)
+      .def("take_turn", &Table::TakeTurn)
+      .def("check_room", &Table::CheckRoom, nb::call_guard<nb::gil_scoped_release>())
       .def("snapshot", &NewSnapshot, "since"_a, "values"_a, "min_score"_a, "buckets"_a.none(),
            nb::keep_alive<0, 1>())
       .def("absorb", &TableAbsorb, "block"_a, "wanted"_a.none())
@@ -289,7 +294,15 @@ void BindTable(nb::module_& m) {
            nb::call_guard<nb::gil_scoped_release>())
       .def("demote", &Table::Demote, nb::call_guard<nb::gil_scoped_release>())
       .def(
-          "keys", [](const Table& self, size_t limit) { return ToArray(self.Keys(limit)); },
+          "keys",
+          [](const Table& self, size_t limit) {
+            std::vector<uint64_t> keys;
+            {
+              nb::gil_scoped_release released;
+              keys = self.Keys(limit);
+            }
+            return ToArray(std::move(keys));
+          },
           "limit"_a)
       .def("counters", &TableCounters)
       .def_prop_ro("dim", &Table::dim)

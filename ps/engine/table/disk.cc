@@ -52,22 +52,40 @@ void DiskFile::Write(const void* data, size_t size, uint64_t offset) {
   while (size > 0) {
     const ssize_t done = ::pwrite(fd_, from, size, static_cast<off_t>(offset));
     if (done < 0 && errno == EINTR) continue;
-    if (done <= 0) Fail("a row cannot be written to disk");
+    if (done <= 0) throw Broken(std::string("a row cannot be written to disk: ") + strerror(errno));
     from += done, size -= static_cast<size_t>(done), offset += static_cast<uint64_t>(done);
   }
+}
+
+uint64_t DiskFile::Reserve(size_t bytes) {
+  std::lock_guard lock(reserving_);
+  const uint64_t offset = end_.load(std::memory_order_relaxed);
+  const int error = ::posix_fallocate(fd_, static_cast<off_t>(offset), static_cast<off_t>(bytes));
+  if (error == ENOSPC || error == EDQUOT || error == EFBIG) {
+    set_full(true);
+    throw DiskFull(std::string("no room for rows on disk: ") + std::strerror(error));
+  }
+  if (error != 0 && error != EINVAL && error != EOPNOTSUPP) {  // else it cannot be reserved
+    errno = error;
+    Fail("room for rows on disk cannot be reserved");
+  }
+  set_full(false);
+  end_.store(offset + bytes, std::memory_order_relaxed);
+  return offset;
 }
 
 DiskRows::DiskRows(DiskFile& file, size_t body_bytes)
     : file_(file), record_bytes_((sizeof(Head) + body_bytes + 7) / 8 * 8) {}
 
 uint32_t DiskRows::Take() {
-  ++size_;
   if (!free_.empty()) {
     const uint32_t slot = free_.back();
     free_.pop_back();
+    ++size_;
     return slot;
   }
   if (end_ % kExtent == 0) extents_.push_back(file_.Reserve(kExtent * record_bytes_));
+  ++size_;
   return end_++;
 }
 

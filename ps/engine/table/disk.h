@@ -4,10 +4,24 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <mutex>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
 namespace heterps::ps {
+
+// The disk has no room for more rows.
+class DiskFull : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// A change of a table began and could not be finished: the table is no longer whole.
+class Broken : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
 
 // The file of a table. It has no name, so it ends with the process: what must survive is in
 // checkpoints and logs. Thread-safe.
@@ -20,14 +34,21 @@ class DiskFile {
   DiskFile& operator=(const DiskFile&) = delete;
 
   bool usable() const { return fd_ >= 0; }
-  uint64_t Reserve(size_t bytes) { return end_.fetch_add(bytes, std::memory_order_relaxed); }
+  // Room at the end of the file, on the disk too: what is written there later finds it. Throws
+  // DiskFull.
+  uint64_t Reserve(size_t bytes);
+  // Whether the last Reserve found no room.
+  bool full() const { return full_.load(std::memory_order_relaxed); }
+  void set_full(bool full) { full_.store(full, std::memory_order_relaxed); }
   void Read(void* to, size_t size, uint64_t offset) const;
-  void Write(const void* from, size_t size, uint64_t offset);
+  void Write(const void* from, size_t size, uint64_t offset);  // Throws Broken.
   uint64_t bytes() const { return end_.load(std::memory_order_relaxed); }
 
  private:
   int fd_ = -1;
+  std::mutex reserving_;
   std::atomic<uint64_t> end_{0};
+  std::atomic<bool> full_{false};
 };
 
 // One sub-table's records in it, grouped into extents, so that neighbours are written and read
@@ -46,7 +67,7 @@ class DiskRows {
   size_t size() const { return size_; }
   uint32_t end() const { return end_; }
 
-  // A slot to write; lowest first, so that batches lie together.
+  // A slot to write; lowest first, so that batches lie together. Throws DiskFull.
   uint32_t Take();
   void Remove(uint32_t slot);
   // Between Take or Remove and this, the lowest free slot may not be known.

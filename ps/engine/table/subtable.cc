@@ -200,9 +200,9 @@ void Subtable::Keys(size_t limit, std::vector<uint64_t>* out) {
       if (rows.generation(slot) != 0) out->push_back(rows.key(slot));
     }
   }
-  if (out->size() >= limit || disk_.size() == 0) return;
-  ForEachPlace([&](uint64_t key, uint32_t place) {
-    if (KindOf(place) == kDisk && out->size() < limit) out->push_back(key);
+  ForEachOnDisk([&](uint64_t key, uint32_t) {
+    if (out->size() < limit) out->push_back(key);
+    return out->size() < limit;
   });
 }
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <condition_variable>
 #include <cstdint>
 #include <cstring>
 #include <deque>
@@ -47,6 +48,7 @@ struct PushBatch {
   float rate = 1;
   bool distinct = false;  // no key comes twice
   uint64_t nonce = 0;     // of the push: all that is random about it follows from this
+  uint64_t turn = 0;      // see Table::TakeTurn; 0: beside all others
   uint32_t time_s = 0;
   uint32_t step = 0;
 };
@@ -67,11 +69,13 @@ class alignas(64) Subtable {
            double max_load);
 
   mutable std::mutex mutex;
+  std::condition_variable passed;  // the turn has gone on
+  uint64_t turn = 1;               // the push that comes next, of those that have one
 
   void Pull(const Item* items, size_t n, const PullBatch& batch);
   void Push(const Item* items, size_t n, const PushBatch& batch);
 
-  // Moves the coldest rows to disk until memory is within `bytes`.
+  // Moves the coldest rows to disk until memory is within `bytes`. Throws DiskFull.
   void Demote(size_t bytes);
   // Applies the eviction rules but max_rows; returns the number of keys removed. No snapshot may
   // be under way.
@@ -135,6 +139,9 @@ class alignas(64) Subtable {
   void Grow();
   template <typename Visit>
   void ForEachPlace(Visit visit);
+  // Until `visit` says false.
+  template <typename Visit>
+  void ForEachOnDisk(Visit visit);
 
   uint32_t Create(uint64_t key, uint64_t hash, bool full);
   // The row for a push, made or fetched where need be; kNone when the key is not admitted.
@@ -167,7 +174,8 @@ class alignas(64) Subtable {
   Record Take(char* record) const;
   void WriteRecord(char* to, uint64_t key, uint32_t generation, bool full, const Usage& usage,
                    const char* row) const;
-  void Relieve();
+  void Relieve();  // Throws DiskFull.
+  void RelieveIfRoom();
   // Moves rows together, so that memory their neighbours have left can go.
   void Compact(uint32_t kind);
 
@@ -213,6 +221,14 @@ void Subtable::ForEachPlace(Visit visit) {
       if (rows.generation(slot) != 0) visit(rows.key(slot), PlaceFor(kind, slot));
     }
   }
+  ForEachOnDisk([&](uint64_t key, uint32_t place) {
+    visit(key, place);
+    return true;
+  });
+}
+
+template <typename Visit>
+void Subtable::ForEachOnDisk(Visit visit) {
   std::vector<char> records;
   for (uint32_t first = 0; first < disk_.end();) {
     const uint32_t count = std::min(DiskRows::Together(first), disk_.end() - first);
@@ -221,7 +237,7 @@ void Subtable::ForEachPlace(Visit visit) {
     for (uint32_t i = 0; i < count; ++i) {
       DiskRows::Head head;
       std::memcpy(&head, &records[i * disk_.record_bytes()], sizeof(head));
-      if (head.generation != 0) visit(head.key, PlaceFor(kDisk, first + i));
+      if (head.generation != 0 && !visit(head.key, PlaceFor(kDisk, first + i))) return;
     }
     first += count;
   }

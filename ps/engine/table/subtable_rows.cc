@@ -26,7 +26,7 @@ void Subtable::Pull(const Item* items, size_t n, const PullBatch& batch) {
   const size_t most = options_.tiered() ? kChunk : n;
   for (size_t begin = 0; begin < n; begin += most) {
     PullChunk(items + begin, std::min(most, n - begin), batch);
-    Relieve();
+    RelieveIfRoom();
   }
 }
 
@@ -179,7 +179,7 @@ void Subtable::PushChunk(const Entry* entries, size_t n, const PushBatch& batch)
     const uint32_t place = FindPlace(key, hash);
     if (KindOf(place) == kNarrow) Widen(key, hash, place);
   }
-  Relieve();
+  RelieveIfRoom();
 }
 
 }  // namespace heterps::ps

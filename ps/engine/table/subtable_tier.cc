@@ -64,28 +64,49 @@ void Subtable::Relieve() {
   }
 }
 
+// A batch that has begun is finished in memory; the next one that makes rows is refused.
+void Subtable::RelieveIfRoom() {
+  try {
+    Relieve();
+  } catch (const DiskFull&) {
+  }
+}
+
 // Clock: a row that has been used since the hand last passed gets another round, the more the
-// oftener it was used.
+// oftener it was used. A row leaves memory once the disk has it.
 void Subtable::Demote(size_t bytes) {
   const size_t used = live_bytes();
   if (!options_.tiered() || used <= bytes) return;
   disk_.SortFree();
   const size_t size = disk_.record_bytes();
-  std::vector<char> run;  // records of consecutive slots
-  uint32_t first = 0, count = 0;
+  std::vector<char> run;          // records of consecutive slots
+  std::vector<uint32_t> leaving;  // where their rows are
+  uint32_t first = 0, kind = kFull;
   const auto flush = [&] {
-    if (count) disk_.WriteMany(first, count, run.data());
+    if (leaving.empty()) return;
+    disk_.WriteMany(first, static_cast<uint32_t>(leaving.size()), run.data());
+    Pool& rows = pools_[kind];
+    for (size_t i = 0; i < leaving.size(); ++i) {
+      const uint64_t key = rows.key(leaving[i]);
+      Replace(Mix(key), PlaceFor(kind, leaving[i]),
+              PlaceFor(kDisk, first + static_cast<uint32_t>(i)));
+      rows.Remove(leaving[i]);
+      ++counters_.demoted;
+    }
     run.clear();
-    count = 0;
+    leaving.clear();
   };
   size_t freed = 0;
-  for (const uint32_t kind : {kFull, kNarrow}) {
+  for (kind = kFull;; kind = kNarrow) {
     Pool& rows = pools_[kind];
     const size_t per_row = rows.row_bytes() + sizeof(uint64_t) + sizeof(uint32_t) + 1;
     // Heat halves at each pass, so nine passes reach every row.
     for (size_t left = size_t{rows.end()} * 9; left > 0 && used - freed > bytes; --left) {
       uint32_t& hand = hands_[kind];
-      if (hand >= rows.end()) hand = 0;
+      if (hand >= rows.end()) {
+        flush();  // else the hand would meet what is leaving
+        hand = 0;
+      }
       const uint32_t from = hand++;
       if (rows.generation(from) == 0) continue;
       uint8_t& heat = rows.heat(from);
@@ -95,21 +116,25 @@ void Subtable::Demote(size_t bytes) {
       }
       const uint32_t place = PlaceFor(kind, from);
       SaveBefore(place);
-      const uint64_t key = rows.key(from);
-      const uint32_t to = disk_.Take();
+      uint32_t to;
+      try {
+        to = disk_.Take();
+      } catch (const DiskFull&) {
+        flush();
+        throw;
+      }
+      const auto count = static_cast<uint32_t>(leaving.size());
       if (count && (to != first + count || DiskRows::Together(first) <= count)) flush();
-      if (count == 0) first = to;
-      run.resize((count + 1) * size);
-      WriteRecord(&run[count * size], key, Moved(rows.generation(from)), kind == kFull,
-                  usage_ ? rows.usage(from) : Usage{}, rows.row(from));
-      ++count;
-      Replace(Mix(key), place, PlaceFor(kDisk, to));
-      rows.Remove(from);
-      ++counters_.demoted;
+      if (leaving.empty()) first = to;
+      run.resize((leaving.size() + 1) * size);
+      WriteRecord(&run[leaving.size() * size], rows.key(from), Moved(rows.generation(from)),
+                  kind == kFull, usage_ ? rows.usage(from) : Usage{}, rows.row(from));
+      leaving.push_back(from);
       freed = std::min(used, freed + per_row);
     }
+    flush();
+    if (kind == kNarrow) break;
   }
-  flush();
   if (static_cast<double>(this->bytes()) >
       kSlack * static_cast<double>(options_.memory_bytes) / kSubtables) {
     for (const uint32_t kind : {kCounted, kNarrow, kFull}) Compact(kind);

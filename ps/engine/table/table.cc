@@ -115,7 +115,8 @@ Table::Grouped Table::GroupOf(const Range& range, const Mine& mine) {
 }
 
 template <typename Work>
-size_t Table::ForItems(const Range& whole, const Mine& mine, bool together, Work work) {
+size_t Table::ForItems(const Range& whole, const Mine& mine, bool together, uint64_t turn,
+                       Work work) {
   const size_t n = whole.end;
   const bool parallel = n >= kParallelFrom;
   const auto for_each = [parallel](size_t count, const auto& task) {
@@ -132,12 +133,21 @@ size_t Table::ForItems(const Range& whole, const Mine& mine, bool together, Work
   });
   // All of a sub-table at once: the pages of its rows and of its index are found again soon.
   for_each(kSubtables, [&](size_t s) {
+    Subtable& sub = *subtables_[s];
     std::unique_lock<std::mutex> lock;
+    if (turn) {
+      lock = std::unique_lock(sub.mutex);
+      sub.passed.wait(lock, [&] { return sub.turn == turn; });
+    }
     for (const Grouped& range : grouped) {
       const size_t begin = range.begin[s], count = range.begin[s + 1] - begin;
       if (count == 0) continue;
-      if (!lock) lock = std::unique_lock(subtables_[s]->mutex);
-      work(*subtables_[s], &range.items[begin], count);
+      if (!lock) lock = std::unique_lock(sub.mutex);
+      work(sub, &range.items[begin], count);
+    }
+    if (turn) {
+      ++sub.turn;
+      sub.passed.notify_all();
     }
   });
   size_t total = 0;
@@ -148,17 +158,33 @@ size_t Table::ForItems(const Range& whole, const Mine& mine, bool together, Work
 size_t Table::Pull(const void* keys, size_t n, size_t key_bytes, const PullBatch& batch) {
   if (n == 0) return 0;
   const size_t taken = ForItems(
-      {keys, key_bytes, 0, n}, batch.mine, false,
+      {keys, key_bytes, 0, n}, batch.mine, false, 0,
       [&](Subtable& sub, const Item* items, size_t count) { sub.Pull(items, count, batch); });
   if (batch.copy) pulled_.fetch_add(taken, std::memory_order_relaxed);
   return taken;
 }
 
 void Table::Push(const void* keys, size_t n, size_t key_bytes, const PushBatch& batch) {
-  if (n == 0) return;
-  ForItems({keys, key_bytes, 0, n}, {}, !batch.distinct,
-           [&](Subtable& sub, const Item* items, size_t count) { sub.Push(items, count, batch); });
+  if (n == 0 && !batch.turn) return;
+  if (!batch.turn) CheckRoom();  // else it has been
+  std::atomic<bool> begun{false};
+  try {
+    ForItems({keys, key_bytes, 0, n}, {}, !batch.distinct, batch.turn,
+             [&](Subtable& sub, const Item* items, size_t count) {
+               begun.store(true, std::memory_order_relaxed);
+               sub.Push(items, count, batch);
+             });
+  } catch (const std::exception& error) {
+    if (begun) throw Broken(error.what());
+    throw;
+  }
   pushed_.fetch_add(n, std::memory_order_relaxed);
+}
+
+void Table::CheckRoom() {
+  if (!file_.full()) return;
+  Demote();
+  file_.set_full(false);
 }
 
 void Table::Demote() {

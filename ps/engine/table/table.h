@@ -31,9 +31,15 @@ class Table {
   // `key_bytes` is 8 or 4. A key without a row reads its first value; none is made. Returns how
   // many keys are those of `batch.route`.
   size_t Pull(const void* keys, size_t n, size_t key_bytes, const PullBatch& batch);
-  // Sums the gradients of equal keys and applies the optimizer once to each.
+  // A place in the order of pushes: each row sees those that have one in this order, however they
+  // come. Whoever takes it must Push with it: later ones wait.
+  uint64_t TakeTurn() { return turns_.fetch_add(1, std::memory_order_relaxed) + 1; }
+  // Sums the gradients of equal keys and applies the optimizer once to each. What it throws
+  // but Broken has changed nothing.
   void Push(const void* keys, size_t n, size_t key_bytes, const PushBatch& batch);
 
+  // Throws DiskFull while memory is over its limit and rows cannot go to disk.
+  void CheckRoom();
   void Demote();
   uint64_t Shrink(uint32_t time_s, uint32_t step, bool decay);
   void Erase(const Buckets& buckets);
@@ -73,16 +79,17 @@ class Table {
   template <typename Key>
   static Grouped GroupOf(const Range& range, const Mine& mine);
   // Calls work(sub-table, items, their number) for all keys meant; returns how many these are.
-  // Sub-tables come side by side, and the items of one in several calls unless `together`.
+  // Sub-tables come side by side, each at its turn if there is one, and the items of one in several
+  // calls unless `together`.
   template <typename Work>
-  size_t ForItems(const Range& whole, const Mine& mine, bool together, Work work);
+  size_t ForItems(const Range& whole, const Mine& mine, bool together, uint64_t turn, Work work);
 
   Options options_;
   // Apart, so that an index that has grown leaves its place to others, not holes among the rows.
   Arena rows_{true}, indices_{false};
   DiskFile file_;
   std::array<std::unique_ptr<Subtable>, kSubtables> subtables_;
-  std::atomic<uint64_t> pulled_{0}, pushed_{0};
+  std::atomic<uint64_t> pulled_{0}, pushed_{0}, turns_{0};
   uint32_t generation_ = 1;
   bool snapshotting_ = false;
   size_t scanning_ = 0;  // sub-table that Next is at

@@ -21,6 +21,7 @@ from protos.artifacts_pb2 import (
 )
 from protos.artifacts_pb2_grpc import ArtifactsStub, add_ArtifactsServicer_to_server
 from scheduler.service import artifacts as module
+from scheduler.service.access import Access
 from scheduler.service.artifacts import ArtifactError, Artifacts, FullError, MissingError
 from scheduler.service.artifacts_service import ArtifactsService
 
@@ -127,9 +128,9 @@ def test_content_that_no_job_names_goes_after_a_while(tmp_path, monkeypatch):
 def service(tmp_path: Path) -> Iterator[tuple[ArtifactsStub, Artifacts]]:
     kept = Artifacts(tmp_path / "kept", is_over, code_limit_bytes=3 << 20)
     server = Server("scheduler")
-    server.add(
-        add_ArtifactsServicer_to_server, ArtifactsService(kept, is_over), "heterps.v1.Artifacts"
-    )
+    access = Access(server.callers, lambda job_id: None)
+    files = ArtifactsService(kept, is_over, access)
+    server.add(add_ArtifactsServicer_to_server, files, "heterps.v1.Artifacts")
     server.start()
     with connect(server.address) as channel:
         yield ArtifactsStub(channel), kept

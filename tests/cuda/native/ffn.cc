@@ -1,0 +1,134 @@
+// grouped_ffn on arrays that end where their memory does, compared with loops in double. To be
+// built with a sanitizer, for one instruction set: the portable one is what no machine that has
+// another chooses by itself.
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "arrays.h"
+#include "heterps/grouped_ffn.h"
+
+namespace {
+
+using namespace heterps;
+
+template <typename T>
+double number(T value) {
+  return static_cast<double>(static_cast<Sum<T>>(value));
+}
+
+double logistic(double x) { return 1 / (1 + std::exp(-x)); }
+
+// {activation, its derivative}
+std::pair<double, double> activated(Activation kind, double x) {
+  const double below = 0.5 * std::erfc(-x * std::sqrt(0.5));
+  const double density = std::exp(-0.5 * x * x) / std::sqrt(2 * std::acos(-1.0));
+  const double gate = logistic(x);
+  switch (kind) {
+    case Activation::kGelu:
+      return {x * below, below + x * density};
+    case Activation::kRelu:
+      return {std::max(x, 0.0), x > 0};
+    default:
+      return {x * gate, gate * (1 + x * (1 - gate))};
+  }
+}
+
+template <typename T>
+void near(const std::vector<T>& got, const std::vector<double>& wanted, double tolerance,
+          const char* what) {
+  double most = 1;
+  for (double value : wanted) most = std::max(most, std::fabs(value));
+  for (size_t i = 0; i < got.size(); ++i) {
+    expect(std::fabs(number(got[i]) - wanted[i]) <= tolerance * most, what);
+  }
+}
+
+template <typename T>
+void ffn(DType dtype, Activation kind, const std::vector<int64_t>& counts, int64_t dim,
+         int64_t hidden, double tolerance) {
+  const auto offsets = offsets_of(counts);
+  const int64_t rows = offsets.back(), groups = static_cast<int64_t>(counts.size());
+  const FfnShape shape{rows, groups, dim, hidden, kind};
+  const int64_t inner = shape.inner();
+  const auto x = random<T>(rows * dim), grad = random<T>(rows * dim);
+  const auto w1 = random<T>(groups * dim * inner, 1 / std::sqrt(dim));
+  const auto w2 = random<T>(groups * hidden * dim, 1 / std::sqrt(hidden));
+  std::vector<T> pre(rows * inner), act(rows * hidden), out(rows * dim), kept(rows * dim);
+  const FfnArrays arrays{x.data(),   offsets.data(), w1.data(),  w2.data(),
+                         pre.data(), act.data(),     kept.data()};
+  FfnArrays lean = arrays;
+  lean.pre = lean.act = nullptr, lean.out = out.data();
+  grouped_ffn_cpu(shape, dtype, lean, 1);
+  grouped_ffn_cpu(shape, dtype, arrays, 1);
+  std::vector<T> grad_pre(rows * inner), grad_rows(rows * dim), grad_w1(w1.size()),
+      grad_w2(w2.size());
+  grouped_ffn_backward_cpu(
+      shape, dtype, arrays,
+      {grad.data(), grad_pre.data(), grad_rows.data(), grad_w1.data(), grad_w2.data()}, 1);
+
+  std::vector<double> y(rows * dim, 0.0), dx(rows * dim, 0.0), dw1(w1.size(), 0.0),
+      dw2(w2.size(), 0.0);
+  for (int64_t e = 0; e < groups; ++e) {
+    const T* a = w1.data() + e * dim * inner;
+    const T* b = w2.data() + e * hidden * dim;
+    for (int64_t r = offsets[e]; r < offsets[e + 1]; ++r) {
+      std::vector<double> u(inner, 0.0), du(inner, 0.0);
+      for (int64_t d = 0; d < dim; ++d) {
+        for (int64_t h = 0; h < inner; ++h)
+          u[h] += number(x[r * dim + d]) * number(a[d * inner + h]);
+      }
+      for (int64_t h = 0; h < hidden; ++h) {
+        const auto [value, slope] = activated(kind, u[h]);
+        const double up = inner > hidden ? u[hidden + h] : 1.0;
+        double back = 0;
+        for (int64_t d = 0; d < dim; ++d) {
+          y[r * dim + d] += value * up * number(b[h * dim + d]);
+          back += number(grad[r * dim + d]) * number(b[h * dim + d]);
+          dw2[(e * hidden + h) * dim + d] += value * up * number(grad[r * dim + d]);
+        }
+        du[h] = back * slope * up;
+        if (inner > hidden) du[hidden + h] = back * value;
+      }
+      for (int64_t d = 0; d < dim; ++d) {
+        for (int64_t h = 0; h < inner; ++h) {
+          dx[r * dim + d] += du[h] * number(a[d * inner + h]);
+          dw1[(e * dim + d) * inner + h] += du[h] * number(x[r * dim + d]);
+        }
+      }
+    }
+  }
+  near(out, y, tolerance, "grouped_ffn: out");
+  near(kept, y, tolerance, "grouped_ffn: out beside what backward needs");
+  near(grad_rows, dx, tolerance, "grouped_ffn: the gradient of rows");
+  near(grad_w1, dw1, tolerance, "grouped_ffn: the gradient of w1");
+  near(grad_w2, dw2, tolerance, "grouped_ffn: the gradient of w2");
+}
+
+template <typename T>
+void all_of(DType dtype, double tolerance) {
+  using enum Activation;
+  for (Activation kind : {kGelu, kRelu, kSilu, kSwiglu}) {
+    ffn<T>(dtype, kind, {3, 0, 21}, 7, 13, tolerance);
+  }
+  ffn<T>(dtype, kRelu, {0}, 3, 5, tolerance);
+  // Few rows and many, widths around those of panels and squares, and deeper than a panel.
+  for (int64_t width : {1, 4, 8, 12, 16, 20, 33}) {
+    ffn<T>(dtype, kSilu, {17, 2}, width, 8, tolerance);
+    ffn<T>(dtype, kSilu, {17, 2}, 8, width, tolerance);
+  }
+  ffn<T>(dtype, kRelu, {40}, 264, 12, tolerance);
+  ffn<T>(dtype, kRelu, {5, 270}, 12, 24, tolerance);
+}
+
+}  // namespace
+
+int main() {
+  all_of<double>(DType::kFloat64, 1e-12);
+  all_of<float>(DType::kFloat32, 1e-5);
+  all_of<Float16>(DType::kFloat16, 1e-2);
+  all_of<BFloat16>(DType::kBFloat16, 6e-2);
+  return 0;
+}
