@@ -1,16 +1,12 @@
 """What can go wrong with tables, shards and checkpoints."""
 
 import grpc
-
 from protos.reason_pb2 import (
     HOLD_ENDED,
     MEMORY_NOT_ATTACHED,
     REASON_UNSPECIFIED,
-<<<<<<< HEAD
-    SAVE_REPLACED,
-=======
     REPLICA_BEHIND,
->>>>>>> main
+    SAVE_REPLACED,
     WHOLE_SAVE_NEEDED,
     Reason,
 )
@@ -80,7 +76,6 @@ class DeltaError(CheckpointError):
     reason = WHOLE_SAVE_NEEDED
 
 
-<<<<<<< HEAD
 class ReplacedError(CheckpointError):
     """Another save lies there than the one that was begun with."""
 
@@ -91,10 +86,10 @@ class HoldEndedError(CheckpointError):
     """Whoever held pushes back was not heard of for too long, so the shard has let them go on."""
 
     reason = HOLD_ENDED
-=======
+
+
 class DamageError(CheckpointError):
     """What a shard kept of itself is damaged: it does not start with less than it acknowledged."""
->>>>>>> main
 
 
 class ShardError(RuntimeError):
