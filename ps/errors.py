@@ -1,6 +1,7 @@
 """What can go wrong with tables, shards and checkpoints."""
 
 import grpc
+
 from protos.reason_pb2 import (
     HOLD_ENDED,
     MEMORY_NOT_ATTACHED,
