@@ -2,12 +2,12 @@
 
 import logging
 import random
-import threading
 from collections.abc import Callable
 
 import grpc
 
 from chassis.channels import RpcError, call, connect
+from chassis.loops import Loop, Loops
 from protos.scheduler_pb2 import HeartbeatReply, HeartbeatRequest, NodeStatus
 from protos.scheduler_pb2_grpc import SchedulerStub
 
@@ -25,6 +25,7 @@ class Lease:
         status: what to tell it; called on the lease's thread, must be quick.
         interval_s: seconds between renewals.
         answered: called with each answer; quick as well.
+        loops: of the process, that the thread is to be one of.
     """
 
     def __init__(
@@ -33,6 +34,7 @@ class Lease:
         status: Callable[[], NodeStatus],
         interval_s: float = INTERVAL_S,
         answered: Callable[[HeartbeatReply], object] = lambda reply: None,
+        loops: Loops | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._status = status
@@ -41,9 +43,10 @@ class Lease:
         self._wanted = scheduler
         self._channel: grpc.Channel = connect(scheduler)
         self._stub = SchedulerStub(self._channel)
-        self._wake = threading.Event()
-        self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._loop, name="lease", daemon=True)
+        self._loops = loops or Loops()
+        self._loop: Loop | None = None
+        self._pause_s = interval_s
+        self._is_away = self._is_closed = False
 
     def start(self, wait_s: float = 10.0, stop: Callable[[], bool] | None = None) -> None:
         """Take the lease, waiting up to `wait_s` for the scheduler; then keep renewing it.
@@ -52,11 +55,12 @@ class Lease:
             RpcError: no scheduler answered, or it refused.
         """
         self._beat(retry_s=wait_s, stop=stop)
-        self._thread.start()
+        self._loop = self._loops.start("lease", self._renew, self._interval)
 
     def kick(self) -> None:
         """Renew now: something worth knowing has changed."""
-        self._wake.set()
+        if self._loop is not None:
+            self._loop.kick()
 
     def move(self, scheduler: str) -> None:
         """Renew with another scheduler from the next time on."""
@@ -65,12 +69,11 @@ class Lease:
 
     def close(self) -> None:
         """Give the lease back, if the scheduler can be reached; safe to repeat."""
-        if self._closed.is_set():
+        if self._is_closed:
             return
-        self._closed.set()
-        self._wake.set()
-        if self._thread.is_alive():
-            self._thread.join(_TIMEOUT_S)
+        self._is_closed = True
+        if self._loop is not None:
+            self._loop.close(_TIMEOUT_S)
         try:
             self._beat(leaving=True, timeout_s=1.0)
         except RpcError as error:
@@ -95,25 +98,22 @@ class Lease:
         )
         self._answered(reply)
 
-    def _loop(self) -> None:
-        pause, away = self._interval, False
-        while True:
-            self._wake.wait(pause)
-            self._wake.clear()
-            if self._closed.is_set():
-                return
-            if self._wanted != self._scheduler:
-                _log.info("scheduler %s takes over from %s", self._wanted, self._scheduler)
-                self._channel.close()  # nobody else calls through it
-                self._scheduler, self._channel = self._wanted, connect(self._wanted)
-                self._stub = SchedulerStub(self._channel)
-            try:
-                self._beat()
-                if away:
-                    _log.info("scheduler %s is back", self._scheduler)
-                pause, away = self._interval, False
-            except RpcError as error:
-                if not away:
-                    _log.warning("%s; trying on", error)
-                away = True
-                pause = min(pause * 1.5, _MAX_PAUSE_S) * random.uniform(0.5, 1.0)
+    def _renew(self) -> float:
+        """Renew once; seconds until the next time."""
+        if self._wanted != self._scheduler:
+            _log.info("scheduler %s takes over from %s", self._wanted, self._scheduler)
+            self._channel.close()  # nobody else calls through it
+            self._scheduler, self._channel = self._wanted, connect(self._wanted)
+            self._stub = SchedulerStub(self._channel)
+        try:
+            self._beat()
+        except RpcError as error:
+            if not self._is_away:
+                _log.warning("%s; trying on", error)
+            self._is_away = True
+            self._pause_s = min(self._pause_s * 1.5, _MAX_PAUSE_S) * random.uniform(0.5, 1.0)
+            return self._pause_s
+        if self._is_away:
+            _log.info("scheduler %s is back", self._scheduler)
+        self._pause_s, self._is_away = self._interval, False
+        return self._pause_s

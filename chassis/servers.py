@@ -127,11 +127,15 @@ class Server:
                 "not this machine's; expected a free host:port (port 0 picks one)"
             )
         self._server.start()
-        for service in self._services:
-            self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
-        self._health.set("", health_pb2.HealthCheckResponse.SERVING)
+        self.set_health(serving=True)
         self.address = f"{host}:{port}"
         return self.address
+
+    def set_health(self, *, serving: bool) -> None:
+        """What the health service answers: whether the process does its work."""
+        status = health_pb2.HealthCheckResponse
+        for service in ("", *self._services):
+            self._health.set(service, status.SERVING if serving else status.NOT_SERVING)
 
     def _whole_health(self, context: grpc.ServicerContext) -> bytes:
         reply = self._health.Check(health_pb2.HealthCheckRequest(), context)

@@ -25,19 +25,19 @@ _sym_db = _symbol_database.Default()
 from protos import tensor_pb2 as protos_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12protos/stage.proto\x12\nheterps.v1\x1a\x13protos/tensor.proto\"5\n\x0cStageWorkers\x12\x11\n\taddresses\x18\x01 \x03(\t\x12\x12\n\nrendezvous\x18\x02 \x01(\t\"T\n\x08Topology\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12(\n\x06stages\x18\x02 \x03(\x0b\x32\x18.heterps.v1.StageWorkers\x12\x0e\n\x06shards\x18\x03 \x03(\t\"\x0c\n\nStartReply\"\xb4\x01\n\x05\x46rame\x12#\n\x04kind\x18\x01 \x01(\x0e\x32\x15.heterps.v1.FrameKind\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x13\n\x0bmicro_batch\x18\x03 \x01(\r\x12\x0e\n\x06sender\x18\x04 \x01(\r\x12\r\n\x05phase\x18\x05 \x01(\t\x12\'\n\x07tensors\x18\x08 \x03(\x0b\x32\x16.heterps.v1.TensorSpec\x12\x0f\n\x07payload\x18\x0f \x01(\x0cJ\x04\x08\x06\x10\x07J\x04\x08\x07\x10\x08\"\x0c\n\nFrameReply\")\n\x0bJoinRequest\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0c\n\x04size\x18\x02 \x01(\r\":\n\tJoinReply\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0e\n\x06secret\x18\x03 \x01(\x0c\"\xc2\x01\n\x06Notice\x12$\n\x04kind\x18\x01 \x01(\x0e\x32\x16.heterps.v1.NoticeKind\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\r\n\x05stage\x18\x03 \x01(\r\x12\x0c\n\x04rank\x18\x04 \x01(\r\x12\x14\n\x0csquared_norm\x18\x05 \x01(\x01\x12\x0e\n\x06\x66inite\x18\x06 \x01(\x08\x12\x0c\n\x04loss\x18\x07 \x01(\x01\x12$\n\x07outcome\x18\x08 \x01(\x0e\x32\x13.heterps.v1.Outcome\x12\r\n\x05scale\x18\t \x01(\x01\"\r\n\x0bNoticeReply*T\n\tFrameKind\x12\x15\n\x11\x46RAME_UNSPECIFIED\x10\x00\x12\x0b\n\x07\x46ORWARD\x10\x01\x12\x0c\n\x08\x42\x41\x43KWARD\x10\x02\x12\x0c\n\x08\x45VALUATE\x10\x03\x12\x07\n\x03\x45ND\x10\x04*e\n\nNoticeKind\x12\x16\n\x12NOTICE_UNSPECIFIED\x10\x00\x12\n\n\x06PULLED\x10\x01\x12\n\n\x06STAGED\x10\x02\x12\x0c\n\x08REPORTED\x10\x03\x12\n\n\x06JUDGED\x10\x04\x12\r\n\tCOMMITTED\x10\x05*E\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\t\n\x05\x41PPLY\x10\x01\x12\x08\n\x04SKIP\x10\x02\x12\x0c\n\x08\x44IVERGED\x10\x03\x32\xde\x01\n\x05Stage\x12\x35\n\x05Start\x12\x14.heterps.v1.Topology\x1a\x16.heterps.v1.StartReply\x12\x31\n\x04Send\x12\x11.heterps.v1.Frame\x1a\x16.heterps.v1.FrameReply\x12\x36\n\x04Join\x12\x17.heterps.v1.JoinRequest\x1a\x15.heterps.v1.JoinReply\x12\x33\n\x04Tell\x12\x12.heterps.v1.Notice\x1a\x17.heterps.v1.NoticeReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12protos/stage.proto\x12\nheterps.v1\x1a\x13protos/tensor.proto\"5\n\x0cStageWorkers\x12\x11\n\taddresses\x18\x01 \x03(\t\x12\x12\n\nrendezvous\x18\x02 \x01(\t\"T\n\x08Topology\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12(\n\x06stages\x18\x02 \x03(\x0b\x32\x18.heterps.v1.StageWorkers\x12\x0e\n\x06shards\x18\x03 \x03(\t\"\x0c\n\nStartReply\"\xb4\x01\n\x05\x46rame\x12#\n\x04kind\x18\x01 \x01(\x0e\x32\x15.heterps.v1.FrameKind\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x13\n\x0bmicro_batch\x18\x03 \x01(\r\x12\x0e\n\x06sender\x18\x04 \x01(\r\x12\r\n\x05phase\x18\x05 \x01(\t\x12\'\n\x07tensors\x18\x08 \x03(\x0b\x32\x16.heterps.v1.TensorSpec\x12\x0f\n\x07payload\x18\x0f \x01(\x0cJ\x04\x08\x06\x10\x07J\x04\x08\x07\x10\x08\")\n\x0bJoinRequest\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0c\n\x04size\x18\x02 \x01(\r\"\x10\n\x0e\x43onnectRequest\":\n\tJoinReply\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0e\n\x06secret\x18\x03 \x01(\x0c\"\xc2\x01\n\x06Notice\x12$\n\x04kind\x18\x01 \x01(\x0e\x32\x16.heterps.v1.NoticeKind\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\r\n\x05stage\x18\x03 \x01(\r\x12\x0c\n\x04rank\x18\x04 \x01(\r\x12\x14\n\x0csquared_norm\x18\x05 \x01(\x01\x12\x0e\n\x06\x66inite\x18\x06 \x01(\x08\x12\x0c\n\x04loss\x18\x07 \x01(\x01\x12$\n\x07outcome\x18\x08 \x01(\x0e\x32\x13.heterps.v1.Outcome\x12\r\n\x05scale\x18\t \x01(\x01*T\n\tFrameKind\x12\x15\n\x11\x46RAME_UNSPECIFIED\x10\x00\x12\x0b\n\x07\x46ORWARD\x10\x01\x12\x0c\n\x08\x42\x41\x43KWARD\x10\x02\x12\x0c\n\x08\x45VALUATE\x10\x03\x12\x07\n\x03\x45ND\x10\x04*e\n\nNoticeKind\x12\x16\n\x12NOTICE_UNSPECIFIED\x10\x00\x12\n\n\x06PULLED\x10\x01\x12\n\n\x06STAGED\x10\x02\x12\x0c\n\x08REPORTED\x10\x03\x12\n\n\x06JUDGED\x10\x04\x12\r\n\tCOMMITTED\x10\x05*E\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\t\n\x05\x41PPLY\x10\x01\x12\x08\n\x04SKIP\x10\x02\x12\x0c\n\x08\x44IVERGED\x10\x03\x32\xb4\x01\n\x05Stage\x12\x35\n\x05Start\x12\x14.heterps.v1.Topology\x1a\x16.heterps.v1.StartReply\x12\x36\n\x04Join\x12\x17.heterps.v1.JoinRequest\x1a\x15.heterps.v1.JoinReply\x12<\n\x07\x43onnect\x12\x1a.heterps.v1.ConnectRequest\x1a\x15.heterps.v1.JoinReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.stage_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FRAMEKIND']._serialized_start=722
-  _globals['_FRAMEKIND']._serialized_end=806
-  _globals['_NOTICEKIND']._serialized_start=808
-  _globals['_NOTICEKIND']._serialized_end=909
-  _globals['_OUTCOME']._serialized_start=911
-  _globals['_OUTCOME']._serialized_end=980
+  _globals['_FRAMEKIND']._serialized_start=711
+  _globals['_FRAMEKIND']._serialized_end=795
+  _globals['_NOTICEKIND']._serialized_start=797
+  _globals['_NOTICEKIND']._serialized_end=898
+  _globals['_OUTCOME']._serialized_start=900
+  _globals['_OUTCOME']._serialized_end=969
   _globals['_STAGEWORKERS']._serialized_start=55
   _globals['_STAGEWORKERS']._serialized_end=108
   _globals['_TOPOLOGY']._serialized_start=110
@@ -46,16 +46,14 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STARTREPLY']._serialized_end=208
   _globals['_FRAME']._serialized_start=211
   _globals['_FRAME']._serialized_end=391
-  _globals['_FRAMEREPLY']._serialized_start=393
-  _globals['_FRAMEREPLY']._serialized_end=405
-  _globals['_JOINREQUEST']._serialized_start=407
-  _globals['_JOINREQUEST']._serialized_end=448
-  _globals['_JOINREPLY']._serialized_start=450
-  _globals['_JOINREPLY']._serialized_end=508
-  _globals['_NOTICE']._serialized_start=511
-  _globals['_NOTICE']._serialized_end=705
-  _globals['_NOTICEREPLY']._serialized_start=707
-  _globals['_NOTICEREPLY']._serialized_end=720
-  _globals['_STAGE']._serialized_start=983
-  _globals['_STAGE']._serialized_end=1205
+  _globals['_JOINREQUEST']._serialized_start=393
+  _globals['_JOINREQUEST']._serialized_end=434
+  _globals['_CONNECTREQUEST']._serialized_start=436
+  _globals['_CONNECTREQUEST']._serialized_end=452
+  _globals['_JOINREPLY']._serialized_start=454
+  _globals['_JOINREPLY']._serialized_end=512
+  _globals['_NOTICE']._serialized_start=515
+  _globals['_NOTICE']._serialized_end=709
+  _globals['_STAGE']._serialized_start=972
+  _globals['_STAGE']._serialized_end=1152
 # @@protoc_insertion_point(module_scope)

@@ -175,6 +175,8 @@ Global___StartReply: _TypeAlias = StartReply  # noqa: Y015
 
 @_typing.final
 class Frame(_message.Message):
+    """One micro-batch's tensors, forward or back."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     KIND_FIELD_NUMBER: _builtins.int
@@ -214,21 +216,6 @@ class Frame(_message.Message):
 Global___Frame: _TypeAlias = Frame  # noqa: Y015
 
 @_typing.final
-class FrameReply(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    def __init__(
-        self,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___FrameReply: _TypeAlias = FrameReply  # noqa: Y015
-
-@_typing.final
 class JoinRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -251,6 +238,21 @@ class JoinRequest(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___JoinRequest: _TypeAlias = JoinRequest  # noqa: Y015
+
+@_typing.final
+class ConnectRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ConnectRequest: _TypeAlias = ConnectRequest  # noqa: Y015
 
 @_typing.final
 class JoinReply(_message.Message):
@@ -282,6 +284,8 @@ Global___JoinReply: _TypeAlias = JoinReply  # noqa: Y015
 
 @_typing.final
 class Notice(_message.Message):
+    """A word between workers of a job about a step; safe to repeat."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     KIND_FIELD_NUMBER: _builtins.int
@@ -328,18 +332,3 @@ class Notice(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Notice: _TypeAlias = Notice  # noqa: Y015
-
-@_typing.final
-class NoticeReply(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    def __init__(
-        self,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___NoticeReply: _TypeAlias = NoticeReply  # noqa: Y015

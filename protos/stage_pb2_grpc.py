@@ -40,20 +40,15 @@ class StageStub:
                 request_serializer=protos_dot_stage__pb2.Topology.SerializeToString,
                 response_deserializer=protos_dot_stage__pb2.StartReply.FromString,
                 _registered_method=True)
-        self.Send = channel.unary_unary(
-                '/heterps.v1.Stage/Send',
-                request_serializer=protos_dot_stage__pb2.Frame.SerializeToString,
-                response_deserializer=protos_dot_stage__pb2.FrameReply.FromString,
-                _registered_method=True)
         self.Join = channel.unary_unary(
                 '/heterps.v1.Stage/Join',
                 request_serializer=protos_dot_stage__pb2.JoinRequest.SerializeToString,
                 response_deserializer=protos_dot_stage__pb2.JoinReply.FromString,
                 _registered_method=True)
-        self.Tell = channel.unary_unary(
-                '/heterps.v1.Stage/Tell',
-                request_serializer=protos_dot_stage__pb2.Notice.SerializeToString,
-                response_deserializer=protos_dot_stage__pb2.NoticeReply.FromString,
+        self.Connect = channel.unary_unary(
+                '/heterps.v1.Stage/Connect',
+                request_serializer=protos_dot_stage__pb2.ConnectRequest.SerializeToString,
+                response_deserializer=protos_dot_stage__pb2.JoinReply.FromString,
                 _registered_method=True)
 
 
@@ -68,13 +63,6 @@ class StageServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Send(self, request, context):
-        """One micro-batch's tensors, forward or back.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def Join(self, request, context):
         """The rank before in a stage asks where it may connect, to make a ring.
         """
@@ -82,8 +70,8 @@ class StageServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Tell(self, request, context):
-        """A word between workers of a job about a step; safe to repeat.
+    def Connect(self, request, context):
+        """Another worker of the job asks where it may connect, to send frames and notices.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -97,20 +85,15 @@ def add_StageServicer_to_server(servicer, server):
                     request_deserializer=protos_dot_stage__pb2.Topology.FromString,
                     response_serializer=protos_dot_stage__pb2.StartReply.SerializeToString,
             ),
-            'Send': grpc.unary_unary_rpc_method_handler(
-                    servicer.Send,
-                    request_deserializer=protos_dot_stage__pb2.Frame.FromString,
-                    response_serializer=protos_dot_stage__pb2.FrameReply.SerializeToString,
-            ),
             'Join': grpc.unary_unary_rpc_method_handler(
                     servicer.Join,
                     request_deserializer=protos_dot_stage__pb2.JoinRequest.FromString,
                     response_serializer=protos_dot_stage__pb2.JoinReply.SerializeToString,
             ),
-            'Tell': grpc.unary_unary_rpc_method_handler(
-                    servicer.Tell,
-                    request_deserializer=protos_dot_stage__pb2.Notice.FromString,
-                    response_serializer=protos_dot_stage__pb2.NoticeReply.SerializeToString,
+            'Connect': grpc.unary_unary_rpc_method_handler(
+                    servicer.Connect,
+                    request_deserializer=protos_dot_stage__pb2.ConnectRequest.FromString,
+                    response_serializer=protos_dot_stage__pb2.JoinReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -152,33 +135,6 @@ class Stage:
             _registered_method=True)
 
     @staticmethod
-    def Send(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/heterps.v1.Stage/Send',
-            protos_dot_stage__pb2.Frame.SerializeToString,
-            protos_dot_stage__pb2.FrameReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
     def Join(request,
             target,
             options=(),
@@ -206,7 +162,7 @@ class Stage:
             _registered_method=True)
 
     @staticmethod
-    def Tell(request,
+    def Connect(request,
             target,
             options=(),
             channel_credentials=None,
@@ -219,9 +175,9 @@ class Stage:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/heterps.v1.Stage/Tell',
-            protos_dot_stage__pb2.Notice.SerializeToString,
-            protos_dot_stage__pb2.NoticeReply.FromString,
+            '/heterps.v1.Stage/Connect',
+            protos_dot_stage__pb2.ConnectRequest.SerializeToString,
+            protos_dot_stage__pb2.JoinReply.FromString,
             options,
             channel_credentials,
             insecure,

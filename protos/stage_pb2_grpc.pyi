@@ -35,12 +35,10 @@ class StageStub:
     def __new__(cls, channel: _aio.Channel) -> StageAsyncStub: ...
     Start: _grpc.UnaryUnaryMultiCallable[_stage_pb2.Topology, _stage_pb2.StartReply]
     """Every worker of the job listens and every address is known: begin."""
-    Send: _grpc.UnaryUnaryMultiCallable[_stage_pb2.Frame, _stage_pb2.FrameReply]
-    """One micro-batch's tensors, forward or back."""
     Join: _grpc.UnaryUnaryMultiCallable[_stage_pb2.JoinRequest, _stage_pb2.JoinReply]
     """The rank before in a stage asks where it may connect, to make a ring."""
-    Tell: _grpc.UnaryUnaryMultiCallable[_stage_pb2.Notice, _stage_pb2.NoticeReply]
-    """A word between workers of a job about a step; safe to repeat."""
+    Connect: _grpc.UnaryUnaryMultiCallable[_stage_pb2.ConnectRequest, _stage_pb2.JoinReply]
+    """Another worker of the job asks where it may connect, to send frames and notices."""
 
 @_typing.type_check_only
 class StageAsyncStub(StageStub):
@@ -49,12 +47,10 @@ class StageAsyncStub(StageStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Start: _aio.UnaryUnaryMultiCallable[_stage_pb2.Topology, _stage_pb2.StartReply]  # type: ignore[assignment]
     """Every worker of the job listens and every address is known: begin."""
-    Send: _aio.UnaryUnaryMultiCallable[_stage_pb2.Frame, _stage_pb2.FrameReply]  # type: ignore[assignment]
-    """One micro-batch's tensors, forward or back."""
     Join: _aio.UnaryUnaryMultiCallable[_stage_pb2.JoinRequest, _stage_pb2.JoinReply]  # type: ignore[assignment]
     """The rank before in a stage asks where it may connect, to make a ring."""
-    Tell: _aio.UnaryUnaryMultiCallable[_stage_pb2.Notice, _stage_pb2.NoticeReply]  # type: ignore[assignment]
-    """A word between workers of a job about a step; safe to repeat."""
+    Connect: _aio.UnaryUnaryMultiCallable[_stage_pb2.ConnectRequest, _stage_pb2.JoinReply]  # type: ignore[assignment]
+    """Another worker of the job asks where it may connect, to send frames and notices."""
 
 class StageServicer(metaclass=_abc_1.ABCMeta):
     """Compute plane: one worker of one pipeline stage."""
@@ -68,14 +64,6 @@ class StageServicer(metaclass=_abc_1.ABCMeta):
         """Every worker of the job listens and every address is known: begin."""
 
     @_abc_1.abstractmethod
-    def Send(
-        self,
-        request: _stage_pb2.Frame,
-        context: _ServicerContext,
-    ) -> _typing.Union[_stage_pb2.FrameReply, _abc.Awaitable[_stage_pb2.FrameReply]]:
-        """One micro-batch's tensors, forward or back."""
-
-    @_abc_1.abstractmethod
     def Join(
         self,
         request: _stage_pb2.JoinRequest,
@@ -84,11 +72,11 @@ class StageServicer(metaclass=_abc_1.ABCMeta):
         """The rank before in a stage asks where it may connect, to make a ring."""
 
     @_abc_1.abstractmethod
-    def Tell(
+    def Connect(
         self,
-        request: _stage_pb2.Notice,
+        request: _stage_pb2.ConnectRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_stage_pb2.NoticeReply, _abc.Awaitable[_stage_pb2.NoticeReply]]:
-        """A word between workers of a job about a step; safe to repeat."""
+    ) -> _typing.Union[_stage_pb2.JoinReply, _abc.Awaitable[_stage_pb2.JoinReply]]:
+        """Another worker of the job asks where it may connect, to send frames and notices."""
 
 def add_StageServicer_to_server(servicer: StageServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -44,6 +44,7 @@ CALL_S = 10.0
 _CANCEL_S = 30.0  # it answers when the job's processes are stopped
 _PLAN_S = 600.0
 _SUBMIT_RETRY_S = 5.0
+_CANCEL_RETRY_S = 10.0  # for a Redis that is away for a moment, too
 _AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
@@ -112,7 +113,8 @@ def jobs(timeout_s: float) -> Call[list[Job]]:
 def cancel(job_id: str) -> Call[Job]:
     """Ask a job to end."""
     request = pb.JobRequest(job_id=job_id)
-    return Call("CancelJob", request, f"cancel {job_id}", Job.of, job_id, _CANCEL_S)
+    what = f"cancel {job_id}"
+    return Call("CancelJob", request, what, Job.of, job_id, _CANCEL_S, _CANCEL_RETRY_S)
 
 
 def decision_message(job_id: str) -> "Call[DecisionMessage]":

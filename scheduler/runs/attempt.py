@@ -1,9 +1,11 @@
 """One attempt at a job: who it is, the states it goes through, what it has on the nodes."""
 
+import logging
 import threading
 import time
 from collections.abc import Callable
 from enum import Enum, auto
+from typing import TypeVar
 
 from protos import scheduler_pb2 as pb
 from protos.decision_pb2 import Decision
@@ -17,8 +19,10 @@ from scheduler.runs.processes import AttemptId, Process
 from scheduler.state.endings import Ending
 from scheduler.state.store import DeposedError, StoreError, TransitionError
 
+R = TypeVar("R")
+_PAUSE_S = 1.0
+_log = logging.getLogger("heterps.runner")
 FINAL_PHASES = frozenset(("trained", "done", "failed"))
-_KEEP_TRYING_S = 60.0
 
 
 class State(Enum):
@@ -71,7 +75,9 @@ class Attempt:
 
     Attributes:
         over: set once it is ENDED or HANDED_OVER.
-        waits_for_units: while it is PROFILING or PLANNING, for other jobs to give some back.
+        waits_for_units: while it is PROFILING or PLANNING, for other jobs to give some back or
+            for nodes to come back.
+        waits_for_nodes: it is nodes that it waits for, so it keeps no job behind it waiting.
         may_run_unseen: whether nodes may have been asked to start it without our knowing.
         decision: empty until there is a plan.
         processes: of the job, once they are placed.
@@ -86,6 +92,7 @@ class Attempt:
         self.logs = JobLogs(attempt_id, context.store, context.channels)
         self.over = threading.Event()
         self.waits_for_units = False
+        self.waits_for_nodes = False
         self.may_run_unseen = False
         self.decision = Decision()
         self.processes: list[Process] = []
@@ -236,24 +243,20 @@ class Attempt:
         """Write the decision, waiting for a Redis that is away."""
         self.persist(lambda: self.context.store.put_decision(self.id.job_id, decision))
 
-    def persist(self, write: Callable[[], None]) -> None:
-        """Write, waiting for a Redis that is away.
+    def persist(self, action: Callable[[], R]) -> R:
+        """Write to Redis, or read from it, waiting for one that is away.
 
         Raises:
-            StoreError: it stays away.
             Interrupted: the job is cancelled, or another scheduler has taken over.
         """
-        until = time.monotonic() + _KEEP_TRYING_S
         while True:
             try:
-                write()
-                return
+                return action()
             except DeposedError:
                 raise Interrupted from None
-            except StoreError:
-                if time.monotonic() > until:
-                    raise
-            if self._cancelled.wait(1.0):
+            except StoreError as error:
+                _log.warning("job %s: %s; trying on", self.id.job_id, error)
+            if self._cancelled.wait(_PAUSE_S):
                 raise Interrupted
 
     def _check(self, state: State) -> None:

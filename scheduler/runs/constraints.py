@@ -94,6 +94,8 @@ def may_depend_on_model(decision: Decision) -> bool:
 def shared_cores(decision: Decision, nodes: Sequence[NodeStatus]) -> list[str]:
     """A sentence for each host that declares more units than it has cores, of types in the plan."""
     used = {stage.type for stage in decision.stages}
+    if decision.ps_units:
+        used.add(decision.workload.ps_type)
     units: Counter[str] = Counter()
     cores: dict[str, int] = {}
     for node in nodes:

@@ -51,9 +51,31 @@ def groups_of(decision: Decision) -> list[Group]:
     ]
 
 
-def shards_of(decision: Decision, standing: Sequence[NodeStatus]) -> list[str]:
-    """The types of the units that the decision's shards take; none where shards stand."""
-    return [] if standing else [decision.workload.ps_type] * decision.ps_units
+def shards_of(
+    decision: Decision, count: int, standing: Sequence[NodeStatus]
+) -> tuple[list[Group], list[str]]:
+    """The units that the decision's shards take; none where shards stand.
+
+    Args:
+        count: of shards; 0 for one a unit.
+
+    Returns:
+        Groups of units, each of one shard's host; then the types of units that may be anywhere.
+    """
+    if standing:
+        return [], []
+    kind = decision.workload.ps_type
+    shares = _shares(count, decision.ps_units)
+    return (
+        [Group(kind, share, one_host=True) for share in shares if share > 1],
+        [kind for share in shares if share == 1],
+    )
+
+
+def _shares(count: int, units: int) -> list[int]:
+    """How many of the units each shard has, the most first; shards beyond share those."""
+    homes = min(count or units, units)
+    return [units // homes + (index < units % homes) for index in range(homes)]
 
 
 def place(
@@ -61,17 +83,19 @@ def place(
     job: JobSpec,
     decision: Decision,
     units: Sequence[NodeStatus],
+    standing: Sequence[NodeStatus],
     nodes: Nodes,
 ) -> list[Process]:
     """Give every process of the job a node.
 
     Args:
         units: the node of each reserved unit: the stages' in order, then the shards'.
+        standing: the shards that stand; without any the job gets its own.
 
     Raises:
         JobError: there are fewer standing shards than the job asks for, or no node at all.
     """
-    processes = _place_shards(attempt, job, decision, units, nodes)
+    processes = _place_shards(attempt, job, decision, units, standing, nodes)
     position = 0
     for index, stage in enumerate(decision.stages):
         for rank in range(stage.units):
@@ -271,9 +295,13 @@ def output_of(job_id: str, job: JobSpec, scheduler: str) -> str:
 
 
 def _place_shards(
-    attempt: AttemptId, job: JobSpec, decision: Decision, units: Sequence[NodeStatus], nodes: Nodes
+    attempt: AttemptId,
+    job: JobSpec,
+    decision: Decision,
+    units: Sequence[NodeStatus],
+    standing: Sequence[NodeStatus],
+    nodes: Nodes,
 ) -> list[Process]:
-    standing = nodes.live(registry.SHARD)
     count = job.servers.shards
     if standing:
         count = count or len(standing)
@@ -283,14 +311,18 @@ def _place_shards(
                 "expected at most as many"
             )
             raise JobError(Ending(END_INVALID_JOB, text, error=text))
-        homes: Sequence[NodeStatus] = standing
+        homes = list(standing)
         if job.servers.durability == "none":
             homes = [_keeping_nothing(status) for status in standing]
     else:
-        count = count or max(1, decision.ps_units)
         # The shards' own units come behind the stages'; a plan without any still needs a home.
-        stage_units = sum(stage.units for stage in decision.stages)
-        homes = units[stage_units:] or [_home(decision, nodes)]
+        position = sum(stage.units for stage in decision.stages)
+        homes = []
+        for share in _shares(count, decision.ps_units):
+            homes.append(units[position])
+            position += share
+        homes = homes or [_home(decision, nodes)]
+        count = count or len(homes)
     return [
         Process(
             process_id=_process_id(attempt, f"shard-{index}"),

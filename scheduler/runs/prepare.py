@@ -24,7 +24,15 @@ from scheduler.runs.calls import CallError, Interrupted, in_background
 from scheduler.runs.constraints import may_depend_on_model, of_job, of_model, shared_cores
 from scheduler.runs.failures import JobError
 from scheduler.runs.launch import begin, groups_of, launch, place, shards_of
-from scheduler.runs.offer import Offer, given_workload, look, make_offer, profile, profiling_types
+from scheduler.runs.offer import (
+    AbsentError,
+    Offer,
+    given_workload,
+    look,
+    make_offer,
+    profile,
+    profiling_types,
+)
 from scheduler.state import nodes as registry
 from scheduler.state.endings import Ending, first_line
 from scheduler.state.packing import Group
@@ -45,6 +53,8 @@ class Preparation:
         self._context = attempt.context
         self._stop = attempt.is_cancelled
         self._may_reserve = may_reserve
+        self._told = ""  # what it waits for
+        self._planned_for: dict[str, str] = {}  # kind by id, of the nodes and shards alive then
 
     def run(self) -> None:
         """Do it all.
@@ -54,7 +64,7 @@ class Preparation:
             Interrupted: it was cancelled.
         """
         context, attempt = self._context, self._attempt
-        spec = context.store.spec(attempt.id.job_id)
+        spec = attempt.persist(lambda: context.store.spec(attempt.id.job_id))
         if spec is None:
             text = "its specification is gone from Redis"
             raise JobError(Ending(END_INTERNAL, text, error=text))
@@ -63,8 +73,7 @@ class Preparation:
         attempt.persist(lambda: context.jobs.write(attempt.id.job_id))
         if attempt.id.number > 1:
             self._await_nodes()
-        live = context.nodes.live(registry.NODE)
-        offer = make_offer(spec, live)
+        offer, live = self._offer(spec)
         if offer.note:
             _log.info("job %s: %s", attempt.id.job_id, offer.note)
         given = bool(spec.schedule.given.layers)
@@ -80,18 +89,20 @@ class Preparation:
                 decision = self._plan(spec, full.workload, offer)
             constrained = full
         attempt.decision = self._keep(decision, offer, [*constrained.notes])
-        units = self._reserve(decision)
+        units, standing = self._reserve(spec, decision)
         attempt.enter(State.STARTING)
-        self._launch(spec, decision, units)
+        self._launch(spec, decision, units, standing)
         attempt.enter(State.RUNNING)
 
     def _await_nodes(self) -> None:
         """Give nodes of the attempt before, which may be starting again, a while to come back."""
         nodes = self._context.nodes
-        before = self._context.store.decision(self._attempt.id.job_id)
+        store, job_id = self._context.store, self._attempt.id.job_id
+        before = self._attempt.persist(lambda: store.decision(job_id))
         if before is None:
             return
-        counts = _counted(groups_of(before), shards_of(before, nodes.live(registry.SHARD)))
+        shards, singles = shards_of(before, 0, nodes.live(registry.SHARD))
+        counts = _counted([*groups_of(before), *shards], singles)
         until = time.monotonic() + _RETURN_S
 
         def back() -> bool:
@@ -99,11 +110,26 @@ class Preparation:
             there = all(alive.get(kind, 0) >= count for kind, count in counts.items())
             return there or time.monotonic() > until
 
-        if back():
-            return
-        self._attempt.set_reason("waits for nodes that have gone to come back")
-        self._wait_for(back)
-        self._attempt.set_reason("")
+        text = "waits for nodes that have gone to come back"
+        self._wait_for(lambda: back() or self._lacks(text, nodes_too=False))
+
+    def _offer(self, spec: JobSpec) -> tuple[Offer, list[NodeStatus]]:
+        """What the job can be planned on, and the live nodes; waits until there is something."""
+        nodes = self._context.nodes
+        found: list[tuple[Offer, list[NodeStatus]]] = []
+
+        def ready() -> bool:
+            live = nodes.live(registry.NODE)
+            try:
+                found.append((make_offer(spec, live), live))
+            except AbsentError as error:
+                return self._lacks(f"waits: {error}")
+            return True
+
+        self._wait_for(ready)
+        alive = [*found[0][1], *nodes.live(registry.SHARD)]
+        self._planned_for = {status.node_id: status.kind for status in alive}
+        return found[0]
 
     def _profile(self, spec: JobSpec, offer: Offer) -> Workload:
         """Measure on one free unit of each type that is to be measured."""
@@ -158,11 +184,32 @@ class Preparation:
             raise JobError(Ending(END_INFEASIBLE_PLAN, text, error=first_line(reason)))
         return decision
 
-    def _reserve(self, decision: Decision) -> list[NodeStatus]:
-        standing = self._context.nodes.live(registry.SHARD)
-        return self._wait_for_units(
-            self._attempt.id.job_id, groups_of(decision), shards_of(decision, standing)
-        )
+    def _reserve(
+        self, spec: JobSpec, decision: Decision
+    ) -> tuple[list[NodeStatus], list[NodeStatus]]:
+        """The units of the plan, and the standing shards where it uses those."""
+        nodes, owner = self._context.nodes, self._attempt.id.job_id
+        while True:
+            standing = self._standing(spec)
+            shards, singles = shards_of(decision, spec.servers.shards, standing)
+            units = self._wait_for_units(owner, [*groups_of(decision), *shards], singles)
+            if all(nodes.get(shard.node_id) for shard in standing):
+                return units, standing
+            nodes.release(owner)  # one went while others were waited for
+
+    def _standing(self, spec: JobSpec) -> list[NodeStatus]:
+        """The standing shards, waiting for those that were there when the job was planned."""
+        found: list[NodeStatus] = []
+
+        def ready() -> bool:
+            found[:] = self._context.nodes.live(registry.SHARD)
+            gone = self._gone(registry.SHARD)
+            if gone and len(found) < max(1, spec.servers.shards):
+                return self._lacks(f"waits for standing shards to come back: {', '.join(gone)}")
+            return True
+
+        self._wait_for(ready)
+        return found
 
     def _wait_for_units(
         self, owner: str, groups: list[Group], singles: list[str]
@@ -170,10 +217,8 @@ class Preparation:
         """Reserve units, waiting for other jobs to give some back."""
         nodes = self._context.nodes
         got: list[NodeStatus] = []
-        told = False
 
         def ready() -> bool:
-            nonlocal told
             may = self._may_reserve(self._attempt)
             placed = nodes.reserve(owner, groups, singles) if may else None
             if placed is not None:
@@ -181,28 +226,38 @@ class Preparation:
                 return True
             counts, alive = _counted(groups, singles), nodes.units()
             needs = ", ".join(f"{count} {kind}" for kind, count in counts.items())
-            for kind, count in counts.items():
-                if alive.get(kind, 0) < count:
-                    text = (
-                        f"the plan needs {needs}, but only {alive.get(kind, 0)} units of "
-                        f"{kind} are alive now: a node has gone since it was made"
-                    )
-                    raise JobError(Ending(END_NO_CAPACITY, text, error=text))
-            if not nodes.could_reserve(groups):
-                text = (
-                    f"the plan needs {needs}, and a stage of it that splits its experts to be on "
-                    "one host; no host that is alive now has so many units"
-                )
+            few = [kind for kind, count in counts.items() if alive.get(kind, 0) < count]
+            if not few and nodes.could_reserve(groups, singles):
+                return self._lacks(f"waits for {needs} to become free", nodes_too=False)
+            there = ", ".join(f"{alive.get(kind, 0)} {kind}" for kind in counts)
+            together = [f"{group.units} {group.type}" for group in groups if group.one_host]
+            text = f"the plan needs {needs}, and {there} are alive"
+            if together and not few:
+                text = f"the plan needs {' and '.join(together)} on one host, and none has so many"
+            gone = self._gone(registry.NODE)
+            if not gone:
                 raise JobError(Ending(END_NO_CAPACITY, text, error=text))
-            if not told:
-                told = True
-                self._attempt.set_reason(f"waits for {needs} to become free")
-            return False
+            return self._lacks(f"{text}: waits for {', '.join(gone)} to come back, or for others")
 
         self._wait_for(ready)
-        if told:
-            self._attempt.set_reason("")
         return got
+
+    def _gone(self, kind: str) -> list[str]:
+        """Nodes, or standing shards, that were alive when the job was planned and are not."""
+        alive = {status.node_id for status in self._context.nodes.live(kind)}
+        return sorted(i for i, one in self._planned_for.items() if one == kind and i not in alive)
+
+    def _lacks(self, text: str, *, nodes_too: bool = True) -> bool:
+        """Tell what is waited for; False.
+
+        Args:
+            nodes_too: nodes are, and not only units that other jobs hold.
+        """
+        self._attempt.waits_for_nodes = nodes_too
+        if text != self._told:
+            self._told = text
+            self._attempt.set_reason(text)
+        return False
 
     def _wait_for(self, ready: Callable[[], bool]) -> None:
         """Wait for nodes to change until they are as needed."""
@@ -211,13 +266,22 @@ class Preparation:
             if not self._context.nodes.wait_for(ready, self._stop):
                 raise Interrupted
         finally:
-            self._attempt.waits_for_units = False
+            self._attempt.waits_for_units = self._attempt.waits_for_nodes = False
+        if self._told:
+            self._told = ""
+            self._attempt.set_reason("")
 
-    def _launch(self, spec: JobSpec, decision: Decision, units: list[NodeStatus]) -> None:
+    def _launch(
+        self,
+        spec: JobSpec,
+        decision: Decision,
+        units: list[NodeStatus],
+        standing: list[NodeStatus],
+    ) -> None:
         """Start all processes, and give the word to train."""
         context, attempt = self._context, self._attempt
         starting = time.monotonic()
-        attempt.processes = place(attempt.id, spec, decision, units, context.nodes)
+        attempt.processes = place(attempt.id, spec, decision, units, standing, context.nodes)
         attempt.processes = launch(
             attempt.id,
             spec,

@@ -14,8 +14,9 @@ from scheduler.runs.failures import JobError, ending_of
 from scheduler.runs.prepare import Preparation
 from scheduler.runs.watch import watch
 from scheduler.state.endings import Ending
-from scheduler.state.store import DeposedError, StoreError
+from scheduler.state.store import DeposedError, StoreError, TransitionError
 
+_PAUSE_S = 1.0
 _log = logging.getLogger("heterps.runner")
 
 
@@ -33,7 +34,12 @@ def start(attempt: Attempt, may_reserve: Callable[[Attempt], bool] = lambda atte
 def _run(attempt: Attempt, may_reserve: Callable[[Attempt], bool]) -> None:
     with log_scope(job=attempt.id.job_id):
         ending = _ending(attempt, may_reserve)
-        _finish(attempt, ending)
+        try:
+            _finish(attempt, ending)
+        except Exception:
+            _log.exception("job %s: its end is not written", attempt.id.job_id)
+            time.sleep(_PAUSE_S)
+            attempt.move(State.HANDED_OVER)  # to the dispatcher, which gives it up
 
 
 def _ending(attempt: Attempt, may_reserve: Callable[[Attempt], bool]) -> Ending:
@@ -91,9 +97,9 @@ def _end(attempt: Attempt, ending: Ending) -> bool:
         Whether it is written; otherwise that is another scheduler's.
     """
     job_id, jobs = attempt.id.job_id, attempt.context.jobs
-    if attempt.is_cancelled() and ending.reason != END_SUCCEEDED:
-        ending = attempt.ending
     while not attempt.is_handed_over:
+        if attempt.is_cancelled() and ending.reason != END_SUCCEEDED:
+            ending = attempt.ending  # asked each time: it may have come while Redis was away
         try:
             if not jobs.retry(job_id, ending):
                 jobs.end(job_id, ending)
@@ -102,5 +108,9 @@ def _end(attempt: Attempt, ending: Ending) -> bool:
             return False
         except StoreError as error:
             _log.warning("job %s: %s; trying on", job_id, error)
-            time.sleep(1.0)
+            time.sleep(_PAUSE_S)
+        except TransitionError as error:  # a Redis that lost its data: nothing to start over from
+            _log.error("%s", error)
+            jobs.end(job_id, ending)
+            return True
     return False

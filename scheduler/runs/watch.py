@@ -66,7 +66,6 @@ class Watch:
                 self._consider()
             except Exception:  # the job goes on whatever becomes of advice about it
                 _log.exception("job %s: considering another plan", self._job_id)
-                return
             took_s = time.monotonic() - began
             wait_s = max(min(2 * wait_s, MOST_S), _IDLE * took_s)
 

@@ -3,6 +3,8 @@
 from collections import Counter
 from collections.abc import Iterator
 
+from chassis import loops
+from chassis.loops import Loops
 from chassis.metrics import Family, Metrics, Sample
 from protos.scheduler_pb2 import QUEUED, RUNNING, JobState
 from scheduler.state.jobs import Jobs
@@ -22,10 +24,11 @@ FAMILIES = (_JOBS, _QUEUE, _NODES, _UNITS, _USED, _STEPS, _RATE, _LOSS)
 _STATES = tuple(value for value in JobState.values() if value != JobState.JOB_UNSPECIFIED)
 
 
-def scheduler_metrics(jobs: Jobs, nodes: Nodes) -> Metrics:
+def scheduler_metrics(jobs: Jobs, nodes: Nodes, at_work: Loops) -> Metrics:
     """The scheduler's metrics, read from what it holds in memory."""
     metrics = Metrics()
     metrics.collect(FAMILIES, lambda: _samples(jobs, nodes))
+    metrics.collect(loops.FAMILIES, at_work.samples)
     return metrics
 
 

@@ -4,12 +4,14 @@ import logging
 import threading
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import grpc
 
 from chassis.callers import RefusedError, job_token
+from chassis.loops import Loops
 from chassis.metrics import Metrics
 from chassis.roles import Caller
 from chassis.security import Security
@@ -31,8 +33,11 @@ from scheduler.service.artifacts_service import ArtifactsService
 from scheduler.service.history_service import HistoryService
 from scheduler.service.scheduler_service import SchedulerService
 from scheduler.service.takeover import gather
+from scheduler.state import history as history_state
+from scheduler.state import leadership
+from scheduler.state import nodes as registry
 from scheduler.state.history import Histories
-from scheduler.state.jobs import Jobs
+from scheduler.state.jobs import FLUSH_S, Jobs
 from scheduler.state.leadership import Leadership
 from scheduler.state.nodes import LEASE_S, Nodes
 from scheduler.state.store import TERMINAL, Store, StoreError
@@ -81,7 +86,7 @@ class SchedulerProcess:
         self._lease_s = lease_s
         self._stop = threading.Event()
         self._hand_over = hand_over
-        self._threads: list[threading.Thread] = []
+        self._loops = Loops()
 
     def start(self, lost: Callable[[], None]) -> str:
         """Serve; the address for others.
@@ -93,16 +98,18 @@ class SchedulerProcess:
         self._store.ping()
         self._leadership = Leadership(self._store, f"scheduler {uuid.uuid4().hex[:8]}")
         self._leadership.acquire()
-        self._begin("leadership", lambda: self._leadership.keep(self._stop, lost))
+        self._lost = lost
+        self._begin("leadership", self._lead, leadership.RENEW_S)
         try:
             return self._serve()
         except BaseException:
             self._stop.set()
+            self._loops.close()
             self._leadership.release()
             raise
 
     def _serve(self) -> str:
-        histories = Histories(self._store)
+        histories = self._histories = Histories(self._store)
         jobs = Jobs(self._store, histories.enter)
         nodes = self._nodes = Nodes(self._store, self._lease_s)
         self._channels = Channels()
@@ -139,6 +146,7 @@ class SchedulerProcess:
         history = HistoryService(histories, access, self._shards, token_of)
         server.add(add_HistoryServicer_to_server, history, "heterps.v1.History")
         address = server.start()
+        self._loops.changed = self._tell_health
         if self._advertise:
             address = f"{self._advertise}:{address.rpartition(':')[2]}"
         context = Context(
@@ -150,9 +158,10 @@ class SchedulerProcess:
         deferred.open(
             SchedulerService(context, self._dispatcher, self._stop, artifacts, histories, access)
         )
-        self._begin("flush", lambda: jobs.flush_loop(self._stop))
-        self._begin("history", lambda: histories.flush_loop(self._stop))
-        self._begin("dispatch", self._dispatch)
+        self._begin("jobs", jobs.flush, FLUSH_S)
+        self._begin("nodes", nodes.flush, registry.FLUSH_S)
+        self._begin("history", histories.flush, history_state.FLUSH_S)
+        self._begin("dispatch", lambda: self._dispatcher.step(wanted_types), _STEP_S)
         return address
 
     def stop(self) -> None:
@@ -161,9 +170,10 @@ class SchedulerProcess:
         self._dispatcher.close(_CLOSE_WAIT_S, hand_over=hand_over)
         self._stop.set()
         self._server.stop(1.0)
-        for thread in self._threads:
-            thread.join(5.0)
-        self._jobs.flush_all()
+        self._loops.close()
+        for flush in (self._jobs.flush, self._nodes.flush, self._histories.flush):
+            with suppress(StoreError):
+                flush()
         self._leadership.release()
         self._channels.close()
         self._store.close()
@@ -190,20 +200,18 @@ class SchedulerProcess:
         """What it shows to Prometheus, once started."""
         from scheduler.service.metrics import scheduler_metrics
 
-        return scheduler_metrics(self._jobs, self._nodes)
+        return scheduler_metrics(self._jobs, self._nodes, self._loops)
 
-    def _begin(self, name: str, body: Callable[[], None]) -> None:
-        thread = threading.Thread(target=body, name=name, daemon=True)
-        self._threads.append(thread)
-        thread.start()
+    def _begin(self, name: str, step: Callable[[], None], every_s: float) -> None:
+        self._loops.start(name, step, every_s, expected=(StoreError,))
 
-    def _dispatch(self) -> None:
-        while not self._stop.wait(_STEP_S):
-            try:
-                self._dispatcher.step(wanted_types)
-            except StoreError as error:
-                _log.warning("%s", error)
-                self._stop.wait(1.0)
+    def _lead(self) -> None:
+        if not self._leadership.renew():
+            _log.critical("another scheduler has taken over; ending")
+            self._lost()
+
+    def _tell_health(self) -> None:
+        self._server.set_health(serving=not self._loops.failing)
 
 
 class _Deferred:

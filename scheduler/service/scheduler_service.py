@@ -49,7 +49,7 @@ from scheduler.state.history import Histories
 from scheduler.state.jobs import DuplicateError
 from scheduler.state.store import TERMINAL, StoreError
 
-_CANCEL_WAIT_S = 20.0
+_CANCEL_WAIT_S = 15.0
 # What makes a decision large: kilobytes a layer, where its figures are a few hundred bytes.
 _BULKY: Final = (
     "workload",
@@ -141,17 +141,21 @@ class SchedulerService(SchedulerServicer):
         self._end_of_stream(request.job_id, context)
 
     def CancelJob(self, request: JobRequest, context: grpc.ServicerContext) -> JobStatus:  # noqa: N802
-        """Stop a job; answers when its processes are stopped. A job that has ended stays so."""
+        """Stop a job; answers when its processes are stopped. A job that has ended stays so.
+
+        Where that takes long it answers before, and where Redis does not take it with UNAVAILABLE.
+        """
         job_id = request.job_id
         self._status_of(job_id, context)
         self._require_leadership(context)
         user = self._access.callers.of(context).user
-        ending = Ending(END_CANCELLED, cancelled_by=user)
-        if not self._dispatcher.cancel_queued(job_id, ending):
-            attempt = self._dispatcher.get(job_id)
-            if attempt is not None:
-                attempt.cancel(ending)
-                attempt.over.wait(_CANCEL_WAIT_S)
+        try:
+            ending = Ending(END_CANCELLED, cancelled_by=user)
+            self._dispatcher.cancel(job_id, ending, _CANCEL_WAIT_S)
+        except StoreError as error:
+            text = f"job {job_id}: it is being ended, but a scheduler started after this one "
+            details = f"{text}would not know: {error}; cancel it again"
+            refuse(context, grpc.StatusCode.UNAVAILABLE, details, STORE_UNREACHABLE)
         return self._status_of(job_id, context)
 
     def Logs(self, request: LogsRequest, context: grpc.ServicerContext) -> Iterator[LogChunk]:  # noqa: N802

@@ -5,7 +5,6 @@ taken from then on, so that a curve spans the whole run evenly in a bounded numb
 in memory, and in Redis every few seconds.
 """
 
-import logging
 import threading
 import time
 
@@ -15,8 +14,7 @@ from scheduler.state.store import TERMINAL, Store, StoreError
 
 MOST_POINTS = 512  # of a stage
 _MOST_JOBS = 64  # in memory; others are read from Redis
-_FLUSH_S = 5.0
-_log = logging.getLogger("heterps.history")
+FLUSH_S = 5.0
 
 
 class Histories:
@@ -69,27 +67,25 @@ class Histories:
         return self._store.history(job_id) or JobHistory()
 
     def flush(self) -> None:
-        """Write what has changed; what Redis does not take is written later."""
+        """Write what has changed; what is not written stays for the next time.
+
+        Raises:
+            StoreError: Redis does not take it.
+        """
         with self._lock:
             changed = {j: self._jobs[j].SerializeToString() for j in self._dirty if j in self._jobs}
             self._dirty.clear()
         for job_id, data in changed.items():
             try:
                 self._store.put_history(job_id, data)
-            except StoreError as error:
-                _log.warning("job %s: its history is written later: %s", job_id, error)
+            except Exception:
                 with self._lock:
-                    self._dirty.add(job_id)
+                    self._dirty |= changed.keys()  # to write one twice does no harm
+                raise
         with self._lock:
             clean = [j for j in self._jobs if j not in self._dirty and _has_ended(self._jobs[j])]
             for job_id in clean[: max(0, len(self._jobs) - _MOST_JOBS)]:
                 del self._jobs[job_id]
-
-    def flush_loop(self, stop: threading.Event) -> None:
-        """Write now and then, until `stop`, and once more after it."""
-        while not stop.wait(_FLUSH_S):
-            self.flush()
-        self.flush()
 
     def _of(self, job_id: str) -> JobHistory:
         """A job's history, taken up where a scheduler before this one left it."""

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
+from chassis.loops import for_each
 from protos.job_pb2 import JobSpec
 from protos.scheduler_pb2 import QUEUED, EndReason, JobState, JobStatus
 from scheduler.state.endings import Ending, may_retry, start_over
@@ -12,7 +13,7 @@ from scheduler.state.store import TERMINAL, Store, StoreError, TransitionError
 
 _log = logging.getLogger("heterps.jobs")
 _WATCH_INTERVAL_S = 0.1  # at most ten updates a second to each watcher
-_FLUSH_INTERVAL_S = 0.5
+FLUSH_S = 0.5
 
 
 class DuplicateError(ValueError):
@@ -61,16 +62,17 @@ class Jobs:
         # One at a time, so that memory lists jobs in the order of the queue.
         with self._submitting:
             created = self._store.submit(status, spec)
-            if created:
+            # Redis may have taken it while its answer was lost: then it is queued all the same.
+            kept = status if created else self._store.status(job_id) or status
+            if not created and (self._store.spec(job_id) != spec or kept.submitted_by != user):
+                raise DuplicateError(
+                    f"job {job_id}: submitted before with other content; expected a new id"
+                )
+            if created or not self._is_listed(job_id):
                 with self._changed:
-                    self._statuses[job_id] = status
+                    self._statuses[job_id] = kept
                     self._changed.notify_all()
                 self._entered(job_id, QUEUED)
-        same = created or (self._store.spec(job_id) == spec and self._user_of(job_id) == user)
-        if not same:
-            raise DuplicateError(
-                f"job {job_id}: submitted before with other content; expected a new id"
-            )
         return created
 
     def get(self, job_id: str) -> JobStatus | None:
@@ -134,7 +136,10 @@ class Jobs:
         if current.state != before:
             _log.info("job %s: %s", job_id, JobState.Name(current.state))
             self._entered(job_id, current.state)
-            self.flush(job_id)
+            try:
+                self._write_if_possible(job_id)
+            except StoreError as error:
+                _log.warning("%s; job %s is written later", error, job_id)
         return True
 
     def set_reason(self, job_id: str, text: str) -> None:
@@ -161,6 +166,7 @@ class Jobs:
 
         Raises:
             StoreError: Redis did not take it; nothing has changed.
+            TransitionError: Redis does not know the job.
         """
         with self._changed:
             current = self._copy(job_id)
@@ -204,16 +210,9 @@ class Jobs:
         """Write one job's status now.
 
         Raises:
-            StoreError: Redis did not take it.
+            StoreError: Redis did not take it; it is written later.
+            TransitionError: Redis does not know the job, or knows it to be further.
         """
-        with self._writing:
-            with self._changed:
-                status = self._copy(job_id)
-            if status is not None:
-                self._store.update(status)
-
-    def flush(self, job_id: str) -> None:
-        """Write one job's status; what fails is written later."""
         with self._writing:  # two writers must not overtake each other
             with self._changed:
                 status = self._copy(job_id)
@@ -222,30 +221,32 @@ class Jobs:
                 return
             try:
                 self._store.update(status)
-            except TransitionError as error:
-                _log.error("%s", error)
-            except StoreError as error:
-                _log.warning("%s; job %s is written later", error, job_id)
+            except TransitionError:
+                raise
+            except Exception:
                 with self._changed:
                     self._dirty.add(job_id)
+                raise
 
-    def flush_loop(self, stop: threading.Event) -> None:
-        """Write progress now and then, until `stop`, and once more after it."""
-        while not stop.wait(_FLUSH_INTERVAL_S):
-            self.flush_all()
-        self.flush_all()
+    def flush(self) -> None:
+        """Write every status that has changed.
 
-    def flush_all(self) -> None:
-        """Write every status that has changed."""
+        Raises:
+            StoreError: Redis did not take them; they are written later.
+        """
         with self._changed:
             dirty = sorted(self._dirty)
-        for job_id in dirty:
-            self.flush(job_id)
+        for_each(dirty, self._write_if_possible, at_once=(StoreError,))
 
-    def _user_of(self, job_id: str) -> str:
+    def _write_if_possible(self, job_id: str) -> None:
+        try:
+            self.write(job_id)
+        except TransitionError as error:
+            _log.error("%s", error)
+
+    def _is_listed(self, job_id: str) -> bool:
         with self._changed:
-            status = self._statuses.get(job_id)
-            return status.submitted_by if status is not None else ""
+            return job_id in self._statuses
 
     def _copy(self, job_id: str) -> JobStatus | None:
         status = self._statuses.get(job_id)

@@ -1,14 +1,14 @@
 """Being the one scheduler that works on a Redis: the right to schedule, and its loss."""
 
 import logging
-import threading
 import time
 from collections.abc import Callable
 
-from scheduler.state.store import Store, StoreError
+from scheduler.state.store import TIMEOUT_S, Store, StoreError
 
 HOLD_S = 5.0
-_RENEW_S = 1.0
+RENEW_S = 1.0
+_AWAY_S = TIMEOUT_S + 2 * RENEW_S  # from one failed renewal to the next at most
 _log = logging.getLogger("heterps.leadership")
 
 
@@ -57,22 +57,22 @@ class Leadership:
                 )
             time.sleep(0.2)
 
-    def keep(self, stop: threading.Event, lost: Callable[[], None]) -> None:
-        """Renew the right until `stop`; call `lost` once another scheduler has it."""
-        while not stop.wait(_RENEW_S):
-            asked = time.monotonic()
-            try:
-                if not self.lost.is_set() and self._store.renew(self._holder, self._hold_s):
-                    self._renewed = asked
-                    continue
-            except StoreError as error:
-                _log.warning("%s", error)
-                self._failed = time.monotonic()
-                continue
-            _log.critical("another scheduler has taken over; ending")
-            self.lost.set()
-            lost()
-            return
+    def renew(self) -> bool:
+        """Renew the right; False once another scheduler has it. To be called every `RENEW_S`.
+
+        Raises:
+            StoreError: nobody knows.
+        """
+        asked = time.monotonic()
+        try:
+            if not self.lost.is_set() and self._store.renew(self._holder, self._hold_s):
+                self._renewed = asked
+                return True
+        except StoreError:
+            self._failed = time.monotonic()
+            raise
+        self.lost.set()
+        return False
 
     def is_certain(self) -> bool:
         """Whether no other scheduler can have taken over, as far as can be known.
@@ -81,8 +81,8 @@ class Leadership:
         take over, so then it stays True.
         """
         now = time.monotonic()
-        asked = max(self._renewed, self._failed)
-        return not self.lost.is_set() and now - asked < self._hold_s
+        recent = now - self._renewed < self._hold_s or now - self._failed < _AWAY_S
+        return recent and not self.lost.is_set()
 
     def confirm(self) -> bool:
         """Wait until it is known whether another scheduler has taken over; False when one has."""

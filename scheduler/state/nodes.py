@@ -9,12 +9,13 @@ from dataclasses import dataclass
 
 from protos.scheduler_pb2 import NodeStatus
 from scheduler.state.packing import Group, pack
-from scheduler.state.store import Store, StoreError
+from scheduler.state.store import Store
 
 LEASE_S = 5.0
 NODE, SHARD = "node", "shard"
 _FIND_S = 5.0  # a node that lost its scheduler asks again at least this often
 _SLEPT_S = 2.0
+FLUSH_S = 0.5
 _log = logging.getLogger("heterps.nodes")
 
 
@@ -39,6 +40,7 @@ class Nodes:
         self._leases: dict[str, _Lease] = {}
         self._taken: dict[str, Counter[str]] = {}  # owner -> node id -> units
         self._gone: dict[str, str] = {}  # how nodes ended, by id
+        self._unwritten: dict[str, NodeStatus | None] = {}  # by node id; None: it has left
         self.changed = threading.Condition()
         self._checked = time.monotonic()  # when leases were checked last, which is often
         self._expected = {status.node_id for status, _ in store.known_nodes()}
@@ -52,11 +54,8 @@ class Nodes:
             if status.node_id not in self._leases:
                 _log.info("%s", _describe(status, "joins"))
             self._leases[status.node_id] = _Lease(status, time.monotonic() + self.lease_s)
+            self._unwritten[status.node_id] = status
             self.changed.notify_all()
-        try:
-            self._store.put_node(status, self.lease_s)
-        except StoreError as error:
-            _log.warning("%s", error)
 
     def presume(self, status: NodeStatus) -> None:
         """Take a node for alive until it had time to find this scheduler.
@@ -96,12 +95,29 @@ class Nodes:
         with self.changed:
             if self._leases.pop(status.node_id, None) is not None:
                 self._gone[status.node_id] = "was stopped"
+            self._unwritten[status.node_id] = None
             self.changed.notify_all()
         _log.info("%s", _describe(status, "leaves"))
+
+    def flush(self) -> None:
+        """Copy to Redis what nodes have said: a heartbeat does not wait for it.
+
+        Raises:
+            StoreError: Redis did not take it; it is written later.
+        """
+        with self.changed:
+            unwritten, self._unwritten = self._unwritten, {}
+            live = {status.node_id for status in self._live(None)}
         try:
-            self._store.drop_node(status.node_id)
-        except StoreError as error:
-            _log.warning("%s", error)
+            for node_id, status in list(unwritten.items()):
+                if status is None:
+                    self._store.drop_node(node_id)
+                elif node_id in live:  # an outage may have been longer than its lease
+                    self._store.put_node(status, self.lease_s)
+                del unwritten[node_id]
+        finally:
+            with self.changed:
+                self._unwritten = unwritten | self._unwritten
 
     def live(self, kind: str | None = None) -> list[NodeStatus]:
         """Nodes with a valid lease, by id."""
@@ -152,24 +168,18 @@ class Nodes:
         with self.changed:
             nodes = [s for s in self._live(NODE) if not self._leases[s.node_id].presumed]
             free = Counter({s.node_id: s.units - self._used(s.node_id) for s in nodes})
-            placed = pack(groups, nodes, free)
+            placed = _placed(groups, singles, nodes, free)
             if placed is None:
                 return None
-            for kind in singles:
-                fitting = [s for s in nodes if s.type == kind and free[s.node_id] > 0]
-                if not fitting:
-                    return None
-                best = max(fitting, key=lambda s: free[s.node_id])
-                free[best.node_id] -= 1
-                placed.append(best)
             taken = self._taken.setdefault(owner, Counter())
             taken.update(s.node_id for s in placed)
             return placed
 
-    def could_reserve(self, groups: Sequence[Group]) -> bool:
-        """Whether the live nodes would have units for all groups if no job held any."""
+    def could_reserve(self, groups: Sequence[Group], singles: Sequence[str] = ()) -> bool:
+        """Whether the live nodes would have all these units if no job held any."""
         nodes = self.live(NODE)
-        return pack(groups, nodes, Counter({s.node_id: s.units for s in nodes})) is not None
+        units = Counter({s.node_id: s.units for s in nodes})
+        return _placed(groups, singles, nodes, units) is not None
 
     def restore(self, owner: str, node_ids: Sequence[str]) -> None:
         """Take the units again that `owner` held under another scheduler."""
@@ -210,6 +220,26 @@ class Nodes:
 
     def _used(self, node_id: str) -> int:
         return sum(taken[node_id] for taken in self._taken.values())
+
+
+def _placed(
+    groups: Sequence[Group],
+    singles: Sequence[str],
+    nodes: Sequence[NodeStatus],
+    free: Counter[str],
+) -> list[NodeStatus] | None:
+    """The node of each unit; those taken are subtracted from `free`. None: there are too few."""
+    placed = pack(groups, nodes, free)
+    if placed is None:
+        return None
+    for kind in singles:
+        fitting = [s for s in nodes if s.type == kind and free[s.node_id] > 0]
+        if not fitting:
+            return None
+        best = max(fitting, key=lambda s: free[s.node_id])
+        free[best.node_id] -= 1
+        placed.append(best)
+    return placed
 
 
 def _describe(status: NodeStatus, what: str) -> str:

@@ -1,9 +1,10 @@
 """What the scheduler must not forget, in Redis: jobs, decisions, the queue, logs and leases.
 
 Keys: `heterps:jobs` (ids by submission), `heterps:job:ID` (hash: spec, status, state, decision,
-replan, run, history), `heterps:final:ID` (hash by worker: its last word), `heterps:queue` (list),
-`heterps:log:ID` (hash by process), `heterps:tokens` (hash by name), `heterps:node:ID` (with a time
-to live), `heterps:nodes` (their ids), `heterps:scheduler` (who leads, with a time to live),
+replan, run, history, cancelled), `heterps:final:ID` (hash by worker: its last word),
+`heterps:queue` (list), `heterps:log:ID` (hash by process), `heterps:tokens` (hash by name),
+`heterps:node:ID` (with a time to live), `heterps:nodes` (their ids), `heterps:scheduler` (who
+leads, with a time to live),
 `heterps:term` (of whoever led last).
 """
 
@@ -79,8 +80,8 @@ class Store:
                 **redis_tls.options(url),
                 socket_timeout=timeout_s,
                 socket_connect_timeout=timeout_s,
-                retry=Retry(ExponentialBackoff(cap=0.2, base=0.02), 2),
-                retry_on_error=[redis.ConnectionError],
+                # A connection that broke is tried again; one that does not answer, for no longer.
+                retry=Retry(ExponentialBackoff(cap=0.2, base=0.02), 2, (redis.ConnectionError,)),
                 health_check_interval=15,
             )
         except ValueError as error:
@@ -209,6 +210,15 @@ class Store:
         """The last words of a job's workers so far."""
         found = cast(dict[bytes, bytes], self._do("HGETALL", _final(job_id)))
         return [ProgressReport.FromString(data) for data in found.values()]
+
+    def put_cancelled(self, job_id: str, user: str) -> None:
+        """Keep that `user` has cancelled a job, for whoever works on it next."""
+        self._set(_job(job_id), "cancelled", user.encode())
+
+    def cancelled(self, job_id: str) -> str | None:
+        """Who has cancelled a job; None where nobody has."""
+        found = cast(bytes | None, self._do("HGET", _job(job_id), "cancelled"))
+        return None if found is None else found.decode()
 
     def put_history(self, job_id: str, history: bytes) -> None:
         """Keep a job's history, serialised."""

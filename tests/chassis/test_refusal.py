@@ -17,7 +17,7 @@ class Stage(stage_pb2_grpc.StageServicer):
     def Start(self, request: stage_pb2.Topology, context: grpc.ServicerContext) -> None:
         refuse(context, grpc.StatusCode.FAILED_PRECONDITION, "no – for a reason", WHOLE_SAVE_NEEDED)
 
-    def Send(self, request: stage_pb2.Frame, context: grpc.ServicerContext) -> None:
+    def Connect(self, request: stage_pb2.ConnectRequest, context: grpc.ServicerContext) -> None:
         context.set_trailing_metadata((("heterps-reason", "OF_A_LATER_VERSION"), ("other", "x")))
         context.abort(grpc.StatusCode.ABORTED, "no")
 
@@ -54,7 +54,7 @@ def test_no_reason_or_one_that_is_not_known(address: str) -> None:
     with connect(address) as channel:
         stub = stage_pb2_grpc.StageStub(channel)
         with pytest.raises(RpcError) as caught:
-            call(stub.Send, stage_pb2.Frame(), what="stage", timeout_s=5)
+            call(stub.Connect, stage_pb2.ConnectRequest(), what="stage", timeout_s=5)
         assert caught.value.reason == REASON_UNSPECIFIED
         with pytest.raises(RpcError) as caught:
             call(stub.Join, stage_pb2.JoinRequest(), what="stage", timeout_s=5)

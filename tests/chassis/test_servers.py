@@ -24,8 +24,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Stage(stage_pb2_grpc.StageServicer):
-    def Start(self, request, context):
-        return stage_pb2.StartReply()
+    def Join(self, request, context):
+        return stage_pb2.JoinReply(name="generated")
 
 
 SLEEP = b"sleep"  # how a message begins that takes long
@@ -43,7 +43,7 @@ def serve(bind="127.0.0.1:0", **options):
         stage_pb2_grpc.add_StageServicer_to_server,
         Stage(),
         "heterps.v1.Stage",
-        raw={"Send": _send},
+        raw={"Start": _send},
     )
     server.start()
     return server
@@ -71,8 +71,10 @@ def test_health_and_reflection_are_served(server):
 def test_raw_and_generated_methods_share_a_service(server):
     with connect(server.address) as channel:
         stub = stage_pb2_grpc.StageStub(channel)
-        assert stub.Start(stage_pb2.Topology(), timeout=5) == stage_pb2.StartReply()
-        assert stub.Send(stage_pb2.Frame(payload=bytes(6 << 20)), timeout=5) is not None
+        joined = stub.Join(stage_pb2.JoinRequest(), timeout=5)
+        assert joined == stage_pb2.JoinReply(name="generated")
+        large = stage_pb2.Topology(job_id="x" * (6 << 20))
+        assert stub.Start(large, timeout=5) == stage_pb2.StartReply()
 
 
 def test_a_port_in_use_is_an_error_that_names_it(server):
@@ -197,7 +199,7 @@ def _without_token(monkeypatch, folder, token):
 def test_what_comes_without_the_token_is_not_read(secured, process, monkeypatch, token):
     started = process()
     _without_token(monkeypatch, secured, token)
-    for method in ("Send", "Start", "Nothing"):
+    for method in ("Start", "Join", "Nothing"):
         with connect(started.address) as channel, pytest.raises(grpc.RpcError) as caught:
             channel.unary_unary(f"/heterps.v1.Stage/{method}")(bytes(_SENT), timeout=60)
         assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
@@ -209,14 +211,14 @@ def test_many_without_the_token_at_once_are_not_held(secured, process, monkeypat
     started = process()
     with connect(started.address) as with_token:
         busy = [
-            with_token.unary_unary("/heterps.v1.Stage/Send").future(SLEEP, timeout=60)
+            with_token.unary_unary("/heterps.v1.Stage/Start").future(SLEEP, timeout=60)
             for _ in range(4)
         ]
         _without_token(monkeypatch, secured, None)
         body = bytes(16 << 20)
         with connect(started.address) as channel:
             calls = [
-                channel.unary_unary("/heterps.v1.Stage/Send").future(body, timeout=60)
+                channel.unary_unary("/heterps.v1.Stage/Start").future(body, timeout=60)
                 for _ in range(100)
             ]
             codes = {call.code() for call in calls}
@@ -250,7 +252,7 @@ def test_health_is_told_without_the_token_and_unread(secured, process, monkeypat
 def test_a_message_beyond_the_limit_is_refused_by_its_length(process):
     started = process()
     with connect(started.address) as channel, pytest.raises(grpc.RpcError) as caught:
-        channel.unary_unary("/heterps.v1.Stage/Send")(bytes(_SENT), timeout=60)
+        channel.unary_unary("/heterps.v1.Stage/Start")(bytes(_SENT), timeout=60)
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert started.held() < _HELD
 
@@ -259,7 +261,7 @@ def test_calls_that_wait_for_a_thread_wait_at_their_callers(process):
     """Of those under way at once a server holds what its threads read, and a little of others."""
     started = process()
     with connect(started.address) as channel:
-        slow = channel.unary_unary("/heterps.v1.Stage/Send")
+        slow = channel.unary_unary("/heterps.v1.Stage/Start")
         calls = [slow.future(SLEEP + bytes(16 << 20), timeout=60) for _ in range(32)]  # 512 MiB
         time.sleep(1)
         assert not all(call.done() for call in calls)

@@ -5,19 +5,13 @@ worker's notice to itself takes no network.
 """
 
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import grpc
-
-from chassis.channels import RpcError, connect, status_of
-from protos import stage_pb2
 from protos.stage_pb2 import Notice, NoticeKind
+from workers.links.line import NOTICE, Line
 
 Address = tuple[int, int]  # stage and rank
-
-_TIMEOUT_S = 120.0
 
 
 class NoticeBoard:
@@ -76,17 +70,17 @@ class Notices:
 
     def __init__(self, own: Address, stages: Sequence[Sequence[str]], board: NoticeBoard) -> None:
         self.board = board
-        self._own = own
+        self._own = stage, rank = own
         self._stages = stages
+        self._here = stages[stage][rank].rpartition(":")[0]
         self._lock = threading.Lock()
-        self._channels: dict[Address, tuple[grpc.Channel, Any]] = {}
-        self._outstanding: deque[tuple[Address, Any]] = deque()
+        self._lines: dict[Address, Line] = {}
 
     def tell(self, to: Address, kind: NoticeKind.ValueType, step: int, **facts: Any) -> None:
         """Tell a worker about a step.
 
         Raises:
-            RpcError: an earlier notice could not be delivered.
+            RpcError: it cannot be reached, or an earlier notice could not be delivered.
         """
         stage, rank = self._own
         notice = Notice(kind=kind, step=step, stage=stage, rank=rank, **facts)
@@ -94,17 +88,10 @@ class Notices:
             self.board.put(notice)
             return
         with self._lock:
-            self._settle()
-            if to not in self._channels:
-                channel = connect(self._stages[to[0]][to[1]])
-                method = channel.unary_unary(
-                    "/heterps.v1.Stage/Tell",
-                    request_serializer=Notice.SerializeToString,
-                    response_deserializer=stage_pb2.NoticeReply.FromString,
-                )
-                self._channels[to] = channel, method
-            future = self._channels[to][1].future(notice, timeout=_TIMEOUT_S)
-            self._outstanding.append((to, future))
+            if to not in self._lines:
+                address = self._stages[to[0]][to[1]]
+                self._lines[to] = Line(address, f"stage {to[0]} worker {to[1]}", self._here)
+            self._lines[to].send(NOTICE, notice.SerializeToString())
 
     def check(self) -> None:
         """Raise what could not be delivered.
@@ -112,8 +99,8 @@ class Notices:
         Raises:
             RpcError: that.
         """
-        with self._lock:
-            self._settle()
+        for line in list(self._lines.values()):
+            line.check()
 
     def flush(self) -> None:
         """Wait until all that was told has arrived.
@@ -122,19 +109,11 @@ class Notices:
             RpcError: something could not be delivered.
         """
         with self._lock:
-            self._settle(all_=True)
+            for line in self._lines.values():
+                line.flush()
 
     def close(self) -> None:
-        """Close the channels."""
+        """Hang up."""
         with self._lock:
-            for channel, _ in self._channels.values():
-                channel.close()
-
-    def _settle(self, all_: bool = False) -> None:
-        while self._outstanding and (all_ or self._outstanding[0][1].done()):
-            (stage, rank), future = self._outstanding.popleft()
-            try:
-                future.result()
-            except grpc.RpcError as error:
-                code, details = status_of(error)
-                raise RpcError(f"stage {stage} worker {rank}", code, details) from None
+            for line in self._lines.values():
+                line.close()

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from workers.errors import PeerLostError
 from workers.links.inbox import Stopped
+from workers.links.writer import Writer
 
 SEGMENT = 1 << 19  # bytes
 SILENCE_S = 30  # after which a worker that keeps its connection open counts as gone
@@ -34,7 +35,6 @@ _DTYPES = (
     *(torch.float32, torch.float64, torch.float16, torch.bfloat16),
     *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8),
 )
-_JOINED = 1 << 14  # bytes of a payload up to which head and payload are one write
 
 
 class SumError(RuntimeError):
@@ -159,15 +159,15 @@ class Ring:
         self._lost: Exception | None = None
         self._closing = False
         self._buffers: queue.SimpleQueue[Tensor] = queue.SimpleQueue()
-        self._outgoing: queue.SimpleQueue[_Message | None] = queue.SimpleQueue()
         before.setblocking(False)
         after.setblocking(True)
-        self._threads = [
-            threading.Thread(target=work, name=f"ring {name}", daemon=True)
-            for name, work in (("receives", self._receive), ("sends", self._send))
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._writer = Writer(
+            *(after, "ring sends", self._send_failed),
+            alive=_word(_ALIVE).head(),
+            alive_s=_ALIVE_S,
+        )
+        self._receiver = threading.Thread(target=self._receive, name="ring receives", daemon=True)
+        self._receiver.start()
 
     @torch.inference_mode()
     def begin(self, id_: BucketId, values: Tensor, *, last: bool) -> Bucket:
@@ -229,11 +229,10 @@ class Ring:
             already, self._closing = self._closing, True
         if already:
             return
-        self._outgoing.put(_word(_LEAVE, self.rank))
-        self._outgoing.put(None)
-        self._threads[1].join(_CLOSE_S)
+        self._send(_word(_LEAVE, self.rank))
+        self._writer.close(_CLOSE_S)
         self._hang_up()
-        self._threads[0].join(_CLOSE_S)
+        self._receiver.join(_CLOSE_S)
         self._before.close()
         self._after.close()
 
@@ -252,7 +251,7 @@ class Ring:
             if first:
                 self._lost = error
             self._changed.notify_all()
-        self._outgoing.put(None)
+        self._writer.close()
         self._hang_up()
         if first and self.on_loss is not None:
             self.on_loss()
@@ -268,7 +267,7 @@ class Ring:
         with self._changed:
             bucket.sending += 1
         payload = bucket.bytes[offset : offset + length]
-        self._outgoing.put(_Message(kind, bucket.id, bucket.shape, offset, payload, bucket))
+        self._send(_Message(kind, bucket.id, bucket.shape, offset, payload, bucket))
 
     def _have(self, bucket: Bucket) -> None:
         """Note that one more segment is the sum."""
@@ -295,7 +294,7 @@ class Ring:
             self._have(bucket)
         else:
             torch.add(came, own, out=came)
-            self._outgoing.put(message)
+            self._send(message)
 
     def _mismatch(self, bucket: Bucket, shape: _Shape) -> SumError:
         error = SumError(
@@ -346,7 +345,7 @@ class Ring:
         if doomed:
             self._lose(PeerLostError(f"worker {rank} of the stage has left"))
         elif rank != (self.rank + 1) % self.size:
-            self._outgoing.put(_word(_LEAVE, rank))
+            self._send(_word(_LEAVE, rank))
 
     def _take(
         self,
@@ -402,37 +401,27 @@ class Ring:
             silent = 0
             view = view[count:]
 
-    def _send(self) -> None:
-        """The thread that sends to the next rank."""
-        alive = _word(_ALIVE)
-        while True:
-            try:
-                message = self._outgoing.get(timeout=_ALIVE_S)
-            except queue.Empty:
-                message = alive
-            if message is None:
-                return
-            try:
-                self._write(message.head(), _memory(message.payload))
-            except OSError as error:
-                if message.kind in (_PART, _SUM):
-                    after = (self.rank + 1) % self.size
-                    self._lose(PeerLostError(f"worker {after} of the stage: {error}"))
-                # A word may come too late for one that left; if it died, the ring tells.
-                return
-            if message.of is None:
-                self._release(message)
-                continue
-            with self._changed:
-                message.of.sending -= 1
-                self._settle(message.of)
+    def _send(self, message: _Message) -> None:
+        """Send to the next rank."""
+        self._writer.send(
+            message.head(),
+            _memory(message.payload),
+            lambda: self._sent(message),
+            # A word may come too late for one that left; if it died, the ring tells.
+            needed=message.kind in (_PART, _SUM),
+        )
 
-    def _write(self, head: bytes, payload: memoryview) -> None:
-        if len(payload) <= _JOINED:
-            self._after.sendall(head + payload)
-        else:
-            self._after.sendall(head)
-            self._after.sendall(payload)
+    def _sent(self, message: _Message) -> None:
+        if message.of is None:
+            self._release(message)
+            return
+        with self._changed:
+            message.of.sending -= 1
+            self._settle(message.of)
+
+    def _send_failed(self, error: OSError) -> None:
+        after = (self.rank + 1) % self.size
+        self._lose(PeerLostError(f"worker {after} of the stage: {error}"))
 
 
 def _memory(values: Tensor) -> memoryview:

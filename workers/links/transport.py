@@ -6,25 +6,24 @@ one it needs, so the order of computation, and with it every sum, is fixed by th
 
 import threading
 import time
-from collections import deque
 from collections.abc import Sequence
-from typing import Any
 
 import grpc
 import torch
 from google.protobuf.message import DecodeError
 
-from chassis.channels import RpcError, connect, status_of
-from chassis.servers import TENSOR_BYTES, Server
+from chassis.servers import Server
 from protos import codec, stage_pb2, stage_pb2_grpc
 from workers.links.frames import FORWARD, Frame, FrameId
 from workers.links.inbox import Inbox
+from workers.links.line import FRAME, Line, Lines, Refused
 from workers.links.notices import NoticeBoard
 from workers.links.ring_port import RingPort
 
 SERVICE = "heterps.v1.Stage"
-SEND_TIMEOUT_S = 120.0
-_MAX_OUTSTANDING = 8
+_LOOPBACK = "127.0.0.1"
+_THREADS = 4
+_ENDING = "this worker is ending"
 
 
 class StageService(stage_pb2_grpc.StageServicer):
@@ -43,6 +42,13 @@ class StageService(stage_pb2_grpc.StageServicer):
         self.port = port
         self.topology: stage_pb2.Topology | None = None
         self.started = threading.Event()
+        self._lines: Lines | None = None
+        self._server: Server | None = None
+
+    @property
+    def address(self) -> str:
+        """Where it is served."""
+        return self._server.address if self._server is not None else ""
 
     def Start(  # noqa: N802
         self, request: stage_pb2.Topology, context: grpc.ServicerContext
@@ -53,33 +59,13 @@ class StageService(stage_pb2_grpc.StageServicer):
             self.started.set()
         return stage_pb2.StartReply()
 
-    def Send(  # noqa: N802
-        self, request: stage_pb2.Frame, context: grpc.ServicerContext
-    ) -> stage_pb2.FrameReply:
-        """Take one frame; the server calls `send`, which spares the payload a parse."""
-        self._refuse_at_end(context)
-        self._put(request, memoryview(request.payload))
-        return stage_pb2.FrameReply()
-
-    def send(self, data: bytes, context: grpc.ServicerContext) -> bytes:
-        """Take one frame from its raw bytes."""
-        self._refuse_at_end(context)
-        try:
-            self._put(*codec.unpack(stage_pb2.Frame, data))
-        except (ValueError, KeyError, DecodeError) as error:
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"bad frame: {error}")
-        return b""
-
-    def _put(self, head: stage_pb2.Frame, payload: memoryview) -> None:
-        if head.kind == stage_pb2.END:
-            self.inbox.end(head.phase, head.sender)
-        else:
-            self.inbox.put(Frame.unpack(head, payload))
-
-    def _refuse_at_end(self, context: grpc.ServicerContext) -> None:
-        """Once this worker ends nobody takes what comes; to others it is one that went away."""
-        if self.inbox.stopped:
-            context.abort(grpc.StatusCode.UNAVAILABLE, "this worker is ending")
+    def Connect(  # noqa: N802
+        self, request: stage_pb2.ConnectRequest, context: grpc.ServicerContext
+    ) -> stage_pb2.JoinReply:
+        """Tell another worker of the job where it may connect."""
+        if self._lines is None or self.inbox.stopped:
+            context.abort(grpc.StatusCode.UNAVAILABLE, _ENDING)
+        return self._lines.reply
 
     def Join(  # noqa: N802
         self, request: stage_pb2.JoinRequest, context: grpc.ServicerContext
@@ -92,37 +78,61 @@ class StageService(stage_pb2_grpc.StageServicer):
         except ValueError as error:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
 
-    def Tell(  # noqa: N802
-        self, request: stage_pb2.Notice, context: grpc.ServicerContext
-    ) -> stage_pb2.NoticeReply:
-        """Take a notice."""
-        self._refuse_at_end(context)
-        self.board.put(request)
-        return stage_pb2.NoticeReply()
+    def take(self, kind: int, message: bytes) -> None:
+        """Take a frame or notice.
 
-    def serve(self, bind: str, threads: int) -> Server:
-        """A started server of this service."""
-        server = Server("stage", bind, threads=threads, most_bytes=TENSOR_BYTES)
-        server.add(
-            stage_pb2_grpc.add_StageServicer_to_server,
-            self,
-            SERVICE,
-            raw={"Send": self.send},
-        )
-        server.start()
-        return server
+        Raises:
+            Refused: it is none, or this worker ends: to others it is one that went away.
+        """
+        if self.inbox.stopped:
+            raise Refused(grpc.StatusCode.UNAVAILABLE, _ENDING)
+        try:
+            if kind == FRAME:
+                self._take_frame(*codec.unpack(stage_pb2.Frame, message))
+            else:
+                self.board.put(stage_pb2.Notice.FromString(message))
+        except (ValueError, KeyError, DecodeError) as error:
+            raise Refused(
+                grpc.StatusCode.INVALID_ARGUMENT, f"bad frame or notice: {error}"
+            ) from None
+
+    def _take_frame(self, head: stage_pb2.Frame, payload: memoryview) -> None:
+        if head.kind == stage_pb2.END:
+            self.inbox.end(head.phase, head.sender)
+        else:
+            self.inbox.put(Frame.unpack(head, payload))
+
+    def serve(self, bind: str) -> None:
+        """Listen on host:port."""
+        self._lines = Lines(bind.rpartition(":")[0], self.take)
+        self._server = Server("stage", bind, threads=_THREADS)
+        self._server.add(stage_pb2_grpc.add_StageServicer_to_server, self, SERVICE)
+        self._server.start()
+
+    def stop(self, grace_s: float) -> None:
+        """Take nothing more."""
+        if self._lines is not None:
+            self._lines.close()
+        if self._server is not None:
+            self._server.stop(grace_s)
 
 
 class Neighbours:
-    """The workers of one adjacent stage, micro-batch m going to worker m mod their number."""
+    """The workers of one adjacent stage, micro-batch m going to worker m mod their number.
 
-    def __init__(self, addresses: Sequence[str], label: str, rank: int) -> None:
-        self._width = len(addresses)
-        self._label = label
+    Args:
+        addresses: of their stage services, by rank.
+        label: their stage, for errors.
+        rank: of this worker in its stage.
+        here: its host, as others call it.
+    """
+
+    def __init__(self, addresses: Sequence[str], label: str, rank: int, here: str) -> None:
         self._rank = rank
-        self._channels = [connect(address) for address in addresses]
-        self._send: list[Any] = [c.unary_unary(f"/{SERVICE}/Send") for c in self._channels]
-        self._outstanding: deque[tuple[int, Any]] = deque()
+        self._lines = [
+            Line(address, f"{label} worker {target}", here)
+            for target, address in enumerate(addresses)
+        ]
 
     def send(self, frame: Frame) -> None:
         """Send one micro-batch without waiting for its arrival.
@@ -130,47 +140,32 @@ class Neighbours:
         Raises:
             RpcError: an earlier frame could not be delivered.
         """
-        self._submit(frame.id.micro_batch % self._width, frame.pack(self._rank))
+        self._lines[frame.id.micro_batch % len(self._lines)].send(FRAME, frame.pack(self._rank))
 
     def end(self, phase: str) -> None:
-        """Tell every worker that nothing more of `phase` comes from here."""
-        self.flush()
+        """Tell every worker that nothing more of `phase` comes from here; it has arrived then."""
         head = stage_pb2.Frame(kind=stage_pb2.END, phase=phase, sender=self._rank)
-        for target in range(self._width):
-            self._submit(target, head.SerializeToString())
+        for line in self._lines:
+            line.send(FRAME, head.SerializeToString())
         self.flush()
 
     def flush(self) -> None:
         """Wait until everything sent has arrived."""
-        while self._outstanding:
-            self._settle()
+        for line in self._lines:
+            line.flush()
 
     def close(self) -> None:
-        """Close the channels."""
-        for channel in self._channels:
-            channel.close()
-
-    def _submit(self, target: int, data: bytes) -> None:
-        while len(self._outstanding) >= _MAX_OUTSTANDING:
-            self._settle()
-        future = self._send[target].future(data, timeout=SEND_TIMEOUT_S)
-        self._outstanding.append((target, future))
-
-    def _settle(self) -> None:
-        target, future = self._outstanding.popleft()
-        try:
-            future.result()
-        except grpc.RpcError as error:
-            code, details = status_of(error)
-            raise RpcError(f"{self._label} worker {target}", code, details) from None
+        """Hang up."""
+        for line in self._lines:
+            line.close()
 
 
 def measure_rate(size: int = 4 << 20, seconds: float = 0.3) -> float:
     """Bytes a second that one worker can pass to another on this host, codec included."""
     stop = threading.Event()
     service = StageService(Inbox(stop))
-    server = service.serve("127.0.0.1:0", threads=4)
-    peer = Neighbours([server.address], "rate probe", 0)
+    service.serve(f"{_LOOPBACK}:0")
+    peer = Neighbours([service.address], "rate probe", 0, _LOOPBACK)
     frame = Frame(FrameId(FORWARD, "rate", 0, 0), {"x": torch.ones(size // 4)})
     try:
         peer.send(frame)
@@ -183,4 +178,4 @@ def measure_rate(size: int = 4 << 20, seconds: float = 0.3) -> float:
         return sent / (time.perf_counter() - begin)
     finally:
         peer.close()
-        server.stop(0.1)
+        service.stop(0.1)

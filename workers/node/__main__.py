@@ -24,6 +24,7 @@ import grpc
 from chassis.channels import RpcError
 from chassis.exits import reason_of_exit
 from chassis.lease import Lease
+from chassis.loops import Loops
 from chassis.metrics import add_metrics_option, serve_metrics
 from chassis.process import (
     announce,
@@ -273,6 +274,7 @@ def _run(options: argparse.Namespace, stop: threading.Event) -> None:
     hardware = find_hardware(options.type, device, options.emulate)
     host = options.advertise or options.bind.rpartition(":")[0]
     lease: Lease | None = None
+    loops = Loops()
 
     def changed() -> None:
         if lease is not None:
@@ -289,6 +291,7 @@ def _run(options: argparse.Namespace, stop: threading.Event) -> None:
         processes = Processes(
             *(directory.resolve(), host, options.ready_timeout, changed),
             code=code,
+            loops=loops,
             gpus=gpus_of(hardware.units, os.environ) if on_gpus else (),
         )
         stack.callback(processes.close, _GRACE_S)
@@ -319,9 +322,16 @@ def _run(options: argparse.Namespace, stop: threading.Event) -> None:
         if options.metrics:
             from workers.node.metrics import node_metrics
 
-            facts["metrics"], close = serve_metrics(options.metrics, node_metrics(service.status))
+            facts["metrics"], close = serve_metrics(
+                options.metrics, node_metrics(service.status, loops)
+            )
             stack.callback(close)
-        lease = Lease(options.scheduler, service.status, answered=lambda r: service.heard(r.term))
+        loops.changed = lambda: server.set_health(serving=not loops.failing)
+        lease = Lease(
+            *(options.scheduler, service.status),
+            answered=lambda reply: service.heard(reply.term),
+            loops=loops,
+        )
         lease.start(options.wait, stop.is_set)
         stack.callback(lease.close)  # first of all: nobody is to see the children end
         _log.info(

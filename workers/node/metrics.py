@@ -3,6 +3,8 @@
 from collections import Counter
 from collections.abc import Callable, Iterator
 
+from chassis import loops
+from chassis.loops import Loops
 from chassis.metrics import Family, Metrics, Sample
 from protos.scheduler_pb2 import NodeStatus
 
@@ -15,10 +17,11 @@ FAMILIES = (_UNITS, _USED, _PROCESSES)
 _ROLES = ("shard", "stage")
 
 
-def node_metrics(status: Callable[[], NodeStatus]) -> Metrics:
+def node_metrics(status: Callable[[], NodeStatus], at_work: Loops) -> Metrics:
     """A node's metrics, read from its status."""
     metrics = Metrics()
     metrics.collect(FAMILIES, lambda: _samples(status()))
+    metrics.collect(loops.FAMILIES, at_work.samples)
     return metrics
 
 

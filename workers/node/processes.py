@@ -21,6 +21,7 @@ from chassis.exits import DAMAGED
 from chassis.files import replace_file
 from chassis.forking import ForkError, ForkServer
 from chassis.logs import log_scope
+from chassis.loops import Loops, for_each
 from chassis.process import (
     Child,
     ChildError,
@@ -68,6 +69,7 @@ class Processes:
         rule: for shards that die.
         code: where the code that jobs bring is fetched; without it they must be on a shared disk.
         gpus: that workers get one of each, as CUDA_VISIBLE_DEVICES names them.
+        loops: of the process, that the watcher is to be one of.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class Processes:
         rule: RestartRule | None = None,
         code: CodeCache | None = None,
         gpus: Sequence[str] = (),
+        loops: Loops | None = None,
     ) -> None:
         self._directory = directory
         self._host = host
@@ -93,8 +96,7 @@ class Processes:
         self._forks = ForkServer("workers.stage.forked", directory, one_thread())
         self._closed = threading.Event()
         scratch.sweep()
-        self._watcher = threading.Thread(target=self._watch, name="watch", daemon=True)
-        self._watcher.start()
+        self._watcher = (loops or Loops()).start("watch", self._watch, _WATCH_S)
 
     def launch(self, request: LaunchRequest) -> LaunchReply:
         """Start a process and wait until it listens; the same id again answers with the first.
@@ -220,7 +222,7 @@ class Processes:
         for child in running:
             _end_group(child)
         self._forks.close()
-        self._watcher.join(1.0)
+        self._watcher.close(1.0)
         for job in jobs:
             _forget_rows(job)
 
@@ -304,19 +306,20 @@ class Processes:
 
     def _watch(self) -> None:
         """Notice ends at once: a job whose process died is told to its owner within a second."""
-        while not self._closed.wait(_WATCH_S):
-            with self._lock:
-                pairs = [(j, e) for j in self._jobs.values() for e in j.entries.values()]
-            for job, entry in pairs:
-                if entry.child is None or entry.ended is not None or entry.starter is not None:
-                    continue
-                code = entry.child.poll()
-                with log_scope(job=entry.request.job_id):
-                    if code is not None and not self._revive(job, entry, code):
-                        killed = code == -signal.SIGKILL and not job.stopped
-                        entry.out_of_memory = killed and oom_kills() > entry.oom_kills
-                        entry.ended = code
-                        self._changed()
+        with self._lock:
+            pairs = [(j, e) for j in self._jobs.values() for e in j.entries.values()]
+        for_each(pairs, lambda pair: self._look(*pair))
+
+    def _look(self, job: Job, entry: Entry) -> None:
+        if entry.child is None or entry.ended is not None or entry.starter is not None:
+            return
+        code = entry.child.poll()
+        with log_scope(job=entry.request.job_id):
+            if code is not None and not self._revive(job, entry, code):
+                killed = code == -signal.SIGKILL and not job.stopped
+                entry.out_of_memory = killed and oom_kills() > entry.oom_kills
+                entry.ended = code
+                self._changed()
 
     def _revive(self, job: Job, entry: Entry, code: int) -> bool:
         """Have a process that ended started again, where that may be."""

@@ -214,10 +214,10 @@ class Ending:
         ]
         verdict = self._judge(step, reports)
         notice = Notice(outcome=_ON_WIRE[verdict.outcome], scale=verdict.scale, step=step)
+        self._tell_workers(notice)  # who begin the next step
+        self._tell(_JUDGE, notice)
         for stage in range(1, stages):
             self._tell((stage, 0), notice)
-        self._tell_workers(notice)
-        self._tell(_JUDGE, notice)
 
     def _tell_workers(self, notice: Notice) -> None:
         for rank in range(1, self._place.width):

@@ -185,12 +185,13 @@ def build(
     durable = job.servers.durability not in ("", "none")
     client = ParameterClient(list(topology.shards), timeout_s=_OUTAGE_S if durable else _SILENCE_S)
     staging = staging_for(device)
+    here = topology.stages[place.stage].addresses[place.rank].rpartition(":")[0]
 
     def outbox(stage: int) -> Outbox | None:
         if not 0 <= stage < len(topology.stages):
             return None
         addresses = topology.stages[stage].addresses
-        return Outbox(Neighbours(addresses, f"stage {stage}", place.rank), staging)
+        return Outbox(Neighbours(addresses, f"stage {stage}", place.rank, here), staging)
 
     links = Links(inbox, outbox(place.stage - 1), outbox(place.stage + 1))
     own = topology.stages[place.stage]

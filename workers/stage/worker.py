@@ -51,7 +51,7 @@ class Worker:
         host = bind.rpartition(":")[0]
         self._port = RingPort(place.rank, place.width, host) if place.width > 1 else None
         self._service = StageService(self._inbox, self._port)
-        self._server = self._service.serve(bind, threads=8 + 8 * place.width_before)
+        self._service.serve(bind)
         hosts_store = place.width > 1 and place.rank == 0
         self._rendezvous = Rendezvous(host) if hosts_store else None
 
@@ -63,7 +63,7 @@ class Worker:
         """
         process.announce(
             ready_file,
-            address=self._server.address,
+            address=self._service.address,
             rendezvous=self._rendezvous.address if self._rendezvous else "",
         )
         topology = self._wait_for_topology()
@@ -101,7 +101,7 @@ class Worker:
             self._inbox.close()
             if parts is not None:
                 parts.close()
-            self._server.stop(0.5)
+            self._service.stop(0.5)
 
     def _run(self, parts: Parts, reporter: Reporter) -> None:
         """Train, evaluate and save; of a training that diverged, save what was good."""

@@ -15,20 +15,21 @@ LIMIT_S = 60.0  # only a hang reaches it
 
 @pytest.fixture
 def pair():
-    """Two workers of one stage, each with a server; their services and notices."""
+    """Two workers of one stage, each served; their services and notices."""
     services = [StageService(Inbox(threading.Event())) for _ in range(2)]
-    servers = [service.serve("127.0.0.1:0", threads=2) for service in services]
-    addresses = [[server.address for server in servers]]
+    for service in services:
+        service.serve("127.0.0.1:0")
+    addresses = [[service.address for service in services]]
     notices = [Notices((0, r), addresses, service.board) for r, service in enumerate(services)]
-    yield services, servers, notices
+    yield services, notices
     for one in notices:
         one.close()
-    for server in servers:
-        server.stop(0.1)
+    for service in services:
+        service.stop(0.1)
 
 
 def test_a_notice_comes_as_it_was_told_once_however_often(pair):
-    (_, other), _, (teller, _) = pair
+    (_, other), (teller, _) = pair
     woken = threading.Event()
     other.board.on_notice = woken.set
     for _ in range(3):
@@ -43,7 +44,7 @@ def test_a_notice_comes_as_it_was_told_once_however_often(pair):
 
 
 def test_who_waits_is_woken_by_a_notice_to_itself_as_by_one_of_another(pair):
-    services, _, notices = pair
+    services, notices = pair
     for teller in notices:
         ended = threading.Event()
         board, inbox = services[1].board, services[1].inbox
@@ -61,7 +62,7 @@ def test_who_waits_is_woken_by_a_notice_to_itself_as_by_one_of_another(pair):
 
 
 def test_what_is_past_is_forgotten(pair):
-    (_, other), _, (_, own) = pair
+    (_, other), (_, own) = pair
     for step in range(4):
         own.tell((0, 1), PULLED, step)
     other.board.forget_before(2)
@@ -69,8 +70,10 @@ def test_what_is_past_is_forgotten(pair):
 
 
 def test_a_notice_that_cannot_be_delivered_is_an_error_of_the_next_call(pair):
-    _, servers, (teller, _) = pair
-    servers[1].stop(0.1)
+    services, (teller, _) = pair
+    teller.tell((0, 1), PULLED, 0)
+    teller.flush()
+    services[1].stop(0.1)
     teller.tell((0, 1), PULLED, 1)
     with pytest.raises(RpcError, match="stage 0 worker 1"):
         teller.flush()

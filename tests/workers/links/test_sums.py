@@ -249,7 +249,7 @@ def test_all_leave_after_a_last_meeting(make):
 
 def test_a_worker_that_says_nothing_is_missed(make):
     (first, second) = make(2, silence_s=1)
-    second._ring._outgoing.put(None)  # its thread that sends is no more
+    second._ring._writer.close()  # it sends no sign of life any more
     with pytest.raises(PeerLostError, match="worker 1 of the stage: no sign of life for 1 s"):
         first.barrier()
     with pytest.raises(PeerLostError):
@@ -285,11 +285,10 @@ class Workers:
     def __init__(self, hosts):
         self.stop = threading.Event()
         self.ports = [RingPort(rank, len(hosts), host) for rank, host in enumerate(hosts)]
-        self.servers = [
-            StageService(Inbox(self.stop), port).serve(f"{host}:0", threads=4)
-            for port, host in zip(self.ports, hosts, strict=True)
-        ]
-        self.addresses = [server.address for server in self.servers]
+        self.services = [StageService(Inbox(self.stop), port) for port in self.ports]
+        for service, host in zip(self.services, hosts, strict=True):
+            service.serve(f"{host}:0")
+        self.addresses = [service.address for service in self.services]
 
     def groups(self):
         def join(port):
@@ -301,8 +300,8 @@ class Workers:
         self.stop.set()
         for port in self.ports:
             port.close()
-        for server in self.servers:
-            server.stop(0.1)
+        for service in self.services:
+            service.stop(0.1)
 
 
 @pytest.fixture
@@ -377,7 +376,8 @@ def test_a_worker_of_another_place_is_refused(workers):
     with connect(started.addresses[0]) as channel, pytest.raises(grpc.RpcError) as caught:
         StageStub(channel).Join(JoinRequest(rank=2, size=3), timeout=10)
     assert "expected worker 1 of 2" in caught.value.details()
-    alone = StageService(Inbox(threading.Event())).serve(f"{HERE}:0", threads=1)
+    alone = StageService(Inbox(threading.Event()))
+    alone.serve(f"{HERE}:0")
     with pytest.raises(RpcError, match="alone in its stage"):
         join_stage(started.ports[0], [HERE, alone.address], lambda: False)
     alone.stop(0.1)

@@ -1,5 +1,6 @@
-"""Frames from an outbox over gRPC to an inbox, and what happens where a neighbour is lost."""
+"""Frames from an outbox over lines to an inbox, and what happens where a neighbour is lost."""
 
+import ssl
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -7,24 +8,28 @@ import grpc
 import pytest
 import torch
 
-from chassis.channels import RpcError, connect
+from chassis.channels import RpcError
+from heterps.home import certs
 from protos import codec, stage_pb2
 from workers.device.copies import CopyStreams, OnHost
 from workers.links.frames import BACKWARD, EVALUATE, FORWARD, Frame, FrameId
 from workers.links.inbox import Inbox, Stopped
+from workers.links.line import FRAME, NOTICE, Line
 from workers.links.outbox import Outbox
 from workers.links.transport import Neighbours, StageService
 
 CPU = torch.device("cpu")
+HERE, THERE = "127.0.0.1", "127.0.0.2"  # two hosts, as far as names go
 
 
 @pytest.fixture
 def inbox():
     """An inbox that is served, and its address."""
     box = Inbox(threading.Event())
-    server = StageService(box).serve("127.0.0.1:0", threads=4)
-    yield box, server.address
-    server.stop(0.1)
+    service = StageService(box)
+    service.serve("127.0.0.1:0")
+    yield box, service.address
+    service.stop(0.1)
 
 
 @pytest.mark.parametrize("staging", [OnHost(), CopyStreams(CPU)], ids=["at once", "behind"])
@@ -32,7 +37,7 @@ def test_16_bit_values_cross_stages_as_they_are(inbox, staging):
     box, address = inbox
     heard = []
     box.on_arrival = lambda frame: heard.append((frame.id.kind, frame.id.micro_batch))
-    outbox = Outbox(Neighbours([address], "the next stage", 0), staging)
+    outbox = Outbox(Neighbours([address], "the next stage", 0, HERE), staging)
     generator = torch.Generator().manual_seed(0)
     sent = []
 
@@ -71,7 +76,7 @@ def frames(count, phase="train", step=0):
 
 def test_frames_are_taken_by_name_in_any_order(inbox):
     box, address = inbox
-    outbox = Outbox(Neighbours([address], "the next stage", 0), OnHost())
+    outbox = Outbox(Neighbours([address], "the next stage", 0, HERE), OnHost())
     sent = frames(20)
     for name, tensors in sent:
         outbox.send(name, tensors)
@@ -86,9 +91,11 @@ def test_frames_are_taken_by_name_in_any_order(inbox):
 def test_micro_batches_go_to_their_workers_and_ends_to_all():
     stop = threading.Event()
     boxes = [Inbox(stop) for _ in range(3)]
-    servers = [StageService(box).serve("127.0.0.1:0", threads=2) for box in boxes]
+    services = [StageService(box) for box in boxes]
+    for service in services:
+        service.serve("127.0.0.1:0")
     senders = [
-        Outbox(Neighbours([s.address for s in servers], "the next stage", rank), OnHost())
+        Outbox(Neighbours([s.address for s in services], "the next stage", rank, HERE), OnHost())
         for rank in range(2)
     ]
     names = [name for name, _ in frames(9)]
@@ -102,13 +109,13 @@ def test_micro_batches_go_to_their_workers_and_ends_to_all():
         assert [n.micro_batch for n in names if box.has(n)] == [index, index + 3, index + 6]
     for closing in senders:
         closing.close()
-    for server in servers:
-        server.stop(0.1)
+    for service in services:
+        service.stop(0.1)
 
 
 def test_evaluation_frames_come_in_the_order_of_arrival_until_the_end(inbox):
     box, address = inbox
-    peers = Neighbours([address], "the next stage", 0)
+    peers = Neighbours([address], "the next stage", 0, HERE)
     outbox = Outbox(peers, OnHost())
     for number in (5, 2, 9):
         outbox.send(FrameId(EVALUATE, "valid", 0, number), {"x": torch.zeros(1)})
@@ -119,15 +126,38 @@ def test_evaluation_frames_come_in_the_order_of_arrival_until_the_end(inbox):
     outbox.close()
 
 
+def test_between_hosts_frames_of_any_size_travel_under_tls(tmp_path, monkeypatch):
+    certs.make(tmp_path, [HERE, THERE])
+    for name, value in certs.environment(tmp_path).items():
+        monkeypatch.setenv(name, value)
+    box = Inbox(threading.Event())
+    service = StageService(box)
+    service.serve(f"{THERE}:0")
+    peers = Neighbours([service.address], "the next stage", 0, HERE)
+    outbox = Outbox(peers, OnHost())
+    sizes = (1, 3_000_000, 0, 17, 5_000_000, 2)  # values; some are more than the kernel holds
+    for number, size in enumerate(sizes):
+        values = torch.arange(size, dtype=torch.float32)
+        outbox.send(FrameId(BACKWARD, "train", 0, number), {"x": values})
+    outbox.end("train")
+    assert isinstance(peers._lines[0]._connection, ssl.SSLSocket)
+    for number, size in enumerate(sizes):
+        came = box.take(FrameId(BACKWARD, "train", 0, number)).tensors["x"]
+        assert torch.equal(came, torch.arange(size, dtype=torch.float32))
+    outbox.close()
+    service.stop(0.1)
+
+
 @pytest.mark.parametrize("staging", [OnHost(), CopyStreams(CPU)], ids=["at once", "behind"])
 def test_a_lost_neighbour_is_named(staging):
     box = Inbox(threading.Event())
-    server = StageService(box).serve("127.0.0.1:0", threads=2)
-    outbox = Outbox(Neighbours([server.address], "stage 1", 0), staging)
+    service = StageService(box)
+    service.serve("127.0.0.1:0")
+    outbox = Outbox(Neighbours([service.address], "stage 1", 0, HERE), staging)
     (name, tensors), *_ = frames(1)
     outbox.send(name, tensors)
     assert box.take(name)
-    server.stop(0.0)
+    service.stop(0.0)
 
     def send_more():
         for name, tensors in frames(100, step=1):
@@ -139,28 +169,34 @@ def test_a_lost_neighbour_is_named(staging):
     outbox.close()
 
 
+def deliver(line, frame):
+    line.send(FRAME, frame)
+    line.flush()
+
+
 def test_a_worker_that_ends_is_one_that_went_away(inbox):
     box, address = inbox
+    before = Line(address, "stage 1 worker 0", HERE)
+    before.send(NOTICE, stage_pb2.Notice().SerializeToString())
+    before.flush()
     box.close()
-    channel = connect(address)
     frame = Frame(FrameId(FORWARD, "train", 0, 0), {}).pack(0)
-    for method, message in (("Send", frame), ("Tell", stage_pb2.Notice().SerializeToString())):
-        with pytest.raises(grpc.RpcError) as refused:
-            channel.unary_unary(f"/heterps.v1.Stage/{method}")(message, timeout=30)
-        assert refused.value.code() == grpc.StatusCode.UNAVAILABLE
-    channel.close()
+    for line in (before, Line(address, "stage 1 worker 0", HERE, retry_s=0.0)):
+        with pytest.raises(RpcError, match="stage 1 worker 0: this worker is ending") as refused:
+            deliver(line, frame)
+        assert refused.value.code == grpc.StatusCode.UNAVAILABLE
+        line.close()
 
 
 def test_a_bad_frame_is_refused(inbox):
     _, address = inbox
-    channel = connect(address)
-    send = channel.unary_unary("/heterps.v1.Stage/Send")
     for head in (stage_pb2.Frame(), stage_pb2.Frame(kind=77)):
-        with pytest.raises(grpc.RpcError) as refused:
-            send(codec.pack(head), timeout=30)
-        assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-        assert "kind: expected FORWARD, BACKWARD or EVALUATE" in refused.value.details()
-    channel.close()
+        line = Line(address, "stage 1 worker 0", HERE)
+        with pytest.raises(RpcError) as refused:
+            deliver(line, codec.pack(head))
+        assert refused.value.code == grpc.StatusCode.INVALID_ARGUMENT
+        assert "kind: expected FORWARD, BACKWARD or EVALUATE" in refused.value.details
+        line.close()
 
 
 def test_who_waits_is_told_to_stop():

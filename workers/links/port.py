@@ -1,0 +1,160 @@
+"""Where the workers of a job connect: gRPC introduces, sockets of our own carry.
+
+A worker asks another, over its stage service with TLS and token, where it may connect: a Unix
+socket for workers of its host and user, a port for others, which speaks TLS where the servers do.
+Whoever connects shows the secret that the answer held. A call of gRPC's takes some ten times as
+long as a message here, on a core that has other things to do.
+"""
+
+import contextlib
+import os
+import secrets
+import socket
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+from chassis.security import Security
+from protos.stage_pb2 import JoinReply
+
+CALL_S = 120.0  # on a host whose cores are all busy with starting
+_GREETING_S = 10.0  # whoever says nothing keeps no thread
+_GREETINGS = 16  # at once: others wait to be taken in
+_PAUSE_S = 0.1
+_SECRET = 32
+_BUFFER = 4 << 20  # bytes that the kernel holds of a connection
+_PEER = struct.Struct("3i")  # process, user, group
+
+
+class Port:
+    """Takes in those who show the secret.
+
+    Args:
+        host: of the worker's server.
+        take: called with each connection, by a thread of its own; closes what it refuses.
+
+    Attributes:
+        host: as given.
+        reply: where and how others connect.
+
+    Raises:
+        SecurityError: others could reach it, and it would speak in the clear.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        take: Callable[[socket.socket], object],
+        security: Security | None = None,
+    ) -> None:
+        security = security or Security.from_environment()
+        security.require_for(host)
+        self.host = host
+        self._take = take
+        self._tls = security.tls_server()
+        self._greetings = threading.Semaphore(_GREETINGS)
+        self._secret = secrets.token_bytes(_SECRET)
+        family = socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)[0][0]
+        far = socket.create_server((host.strip("[]"), 0), family=family)
+        self._listening = [far]
+        self.reply = JoinReply(address=f"{host}:{far.getsockname()[1]}", secret=self._secret)
+        if sys.platform == "linux":  # the sockets are abstract: no file outlives the worker
+            near = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            near.bind(f"\0heterps-stage-{secrets.token_hex(16)}")
+            near.listen()
+            self._listening.append(near)
+            self.reply.name = near.getsockname()[1:].decode()
+        for listening in self._listening:
+            threading.Thread(
+                target=self._accept, args=(listening,), name="port accepts", daemon=True
+            ).start()
+
+    def close(self) -> None:
+        """Take nobody in any more; safe to repeat."""
+        for listening in self._listening:
+            with contextlib.suppress(OSError):
+                listening.shutdown(socket.SHUT_RDWR)  # wakes `accept`
+            listening.close()
+
+    def _accept(self, listening: socket.socket) -> None:
+        while True:
+            try:
+                connection, _ = listening.accept()
+            except OSError:
+                if listening.fileno() < 0:  # closed
+                    return
+                time.sleep(_PAUSE_S)  # no descriptor was left, say
+                continue
+            self._greetings.acquire()
+            threading.Thread(
+                target=self._welcome, args=(connection,), name="port welcomes", daemon=True
+            ).start()
+
+    def _welcome(self, connection: socket.socket) -> None:
+        until = time.monotonic() + _GREETING_S
+        try:
+            connection.settimeout(_GREETING_S)
+            if connection.family == socket.AF_UNIX:
+                peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+                if _PEER.unpack(peer)[1] != os.geteuid():
+                    raise PermissionError("another user")
+            elif self._tls is not None:
+                connection = self._tls.wrap_socket(connection, server_side=True)
+            shown = b""
+            while len(shown) < _SECRET:
+                more = connection.recv(_SECRET - len(shown))
+                if not more:
+                    raise ConnectionError("closed")
+                shown += more
+                connection.settimeout(max(0.01, until - time.monotonic()))
+            if not secrets.compare_digest(shown, self._secret):
+                raise PermissionError("a wrong secret")
+            connection.settimeout(None)
+        except OSError:  # of TLS, too
+            connection.close()
+            return
+        finally:
+            self._greetings.release()
+        self._take(connection)
+
+
+def reach(
+    reply: JoinReply, host: str, here: str, security: Security | None = None
+) -> socket.socket:
+    """A connection to the port of another worker.
+
+    Args:
+        reply: what that worker answered.
+        host: of it, as others call it.
+        here: the same of this worker; what stays on a host takes the Unix socket.
+
+    Raises:
+        OSError: it cannot be reached.
+    """
+    security = security or Security.from_environment()
+    if reply.name and host == here:
+        near = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            near.connect(f"\0{reply.name}")
+            return _greeted(near, reply.secret)
+        except OSError:  # the same name, yet another host
+            near.close()
+    port = int(reply.address.rpartition(":")[2])
+    far = socket.create_connection((host.strip("[]"), port), CALL_S)
+    try:
+        far.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        context = security.tls_client()
+        if context is not None:
+            far = context.wrap_socket(far, server_hostname=security.name or host.strip("[]"))
+        return _greeted(far, reply.secret)
+    except BaseException:
+        far.close()
+        raise
+
+
+def _greeted(connection: socket.socket, secret: bytes) -> socket.socket:
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
+    connection.sendall(secret)
+    return connection
