@@ -135,19 +135,27 @@ class LocalStore:
 
     @contextmanager
     def alone(self) -> Iterator[bool]:
-        """See Store. The kernel lets go of it when its holder dies, however that dies."""
+        """See Store. The kernel lets go of the lock when its holder dies, however that dies."""
         self._root.mkdir(parents=True, exist_ok=True)
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-        with open(os.open(self._root / _LOCK, flags, 0o666), "rb+") as lock:
-            locked = self._lock(lock.fileno())
-            try:
-                yield locked
-            finally:
-                if locked:  # a child that was forked meanwhile has it open too
-                    fcntl.flock(lock, fcntl.LOCK_UN)
-
-    def _lock(self, descriptor: int) -> bool:
+        lock = self._root / _LOCK
         limit = time.monotonic() + _LOCK_S
+        while True:
+            descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            try:
+                locked = self._lock(descriptor, limit)
+                if not _is_at(descriptor, lock):  # whoever had it before has removed it
+                    continue
+                try:
+                    yield locked
+                    return
+                finally:
+                    lock.unlink(missing_ok=True)
+                    if locked:  # a child that was forked meanwhile has it open too
+                        fcntl.flock(descriptor, fcntl.LOCK_UN)
+            finally:
+                os.close(descriptor)
+
+    def _lock(self, descriptor: int, limit: float) -> bool:
         while True:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -163,3 +171,11 @@ class LocalStore:
                 if error.errno in _NO_LOCKS:
                     return False
                 raise
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    """Whether a path still names the file that is open."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False

@@ -165,14 +165,18 @@ class LocalTable:
         self._table = found._table
 
     @staticmethod
-    def load_checkpoint(directory: str | Path) -> "dict[str, LocalTable]":
+    def load_checkpoint(directory: str | Path, *, save: str = "") -> "dict[str, LocalTable]":
         """All tables of a checkpoint, written by however many shards.
+
+        Args:
+            directory: path or URL.
+            save: the checksum of the save that it must be, as `heterps ps save --json` tells it.
 
         Raises:
             CheckpointError: naming the file, what is wrong and what was expected.
         """
         tables, _ = read_save(
-            directory, lambda links: load_tables(links, directory=tempfile.gettempdir())
+            directory, lambda links: load_tables(links, directory=tempfile.gettempdir()), save
         )
         return {name: LocalTable(table.spec, table.native) for name, table in tables.items()}
 

@@ -239,12 +239,16 @@ def test_pushes_go_on_when_whoever_holds_them_back_does_not(
 
 
 def _stopped_as_it_writes(writer: "subprocess.Popen[str]", place: Path, folders: str) -> Path:
-    """Stop a process once a new folder is there; which its shards go on to fill."""
+    """Stop a process once its shards write into a new folder, which they go on to fill."""
     before = set(place.glob(folders))
-    wait_until(lambda: set(place.glob(folders)) - before, "it writes", pause_s=0.0005)
+
+    def begun() -> list[Path]:
+        new = set(place.glob(folders)) - before
+        return [folder for folder in new if len(list(folder.rglob("*.t.rows"))) == 2]
+
+    (folder,) = wait_until(begun, "both shards write", pause_s=0.0005)
     stop(writer.pid)
-    (new,) = set(place.glob(folders)) - before
-    return new
+    return folder
 
 
 def _are_written(folder: Path, files: str) -> bool:
@@ -295,7 +299,7 @@ def test_a_writer_that_is_stopped_as_it_replaces_keeps_nothing_but_the_lock(
         client.save(place)
         _write(client, 2)
         locked = (
-            f"import fcntl\nlock = open({str(place / '.lock')!r}, 'rb+')\n"
+            f"import fcntl\nlock = open({str(place / '.lock')!r}, 'ab')\n"
             "fcntl.flock(lock, fcntl.LOCK_EX)\nprint('locked', flush=True)\ntime.sleep(600)\n"
         )
         with _process(_CHILD + locked, saving, place) as holder:
@@ -367,3 +371,25 @@ def test_a_delta_whose_parent_goes_meanwhile_is_refused(
         with pytest.raises(CheckpointError, match="another save has been made there meanwhile"):
             client.save(tmp_path / "delta", mode="delta", since=tmp_path / "base")
         assert not list((tmp_path / "delta").glob("save-*"))
+
+
+_COUNT = """
+import sys
+from pathlib import Path
+from ps.checkpoint.store import LocalStore
+
+store, count = LocalStore(Path(sys.argv[1])), Path(sys.argv[1]) / "count"
+for _ in range(int(sys.argv[2])):
+    with store.alone() as alone:
+        assert alone
+        count.write_text(str(int(count.read_text()) + 1))
+"""
+
+
+def test_only_one_is_alone_at_a_time(tmp_path: Path) -> None:
+    (tmp_path / "count").write_text("0")
+    argv = [sys.executable, "-c", _COUNT, str(tmp_path), "300"]
+    processes = [subprocess.Popen(argv) for _ in range(3)]
+    assert [process.wait() for process in processes] == [0, 0, 0]
+    assert (tmp_path / "count").read_text() == "900"
+    assert os.listdir(tmp_path) == ["count"]
