@@ -13,6 +13,7 @@ from chassis import tracing
 from chassis.callers import Callers, Lookup
 from chassis.channels import CONNECTION_OPTIONS
 from chassis.security import Security
+from chassis.streams import ParsedLate
 
 RawHandler = Callable[[bytes, grpc.ServicerContext], bytes]
 # Of one message. Larger ones are refused by the length before them.
@@ -71,7 +72,11 @@ class Server:
         guard = self.callers.interceptor(self._whole_health)
         self._server = grpc.server(
             ThreadPoolExecutor(threads, thread_name_prefix=name),
-            interceptors=[*([guard] if guard else []), *tracing.interceptors(name)],
+            interceptors=[
+                *([guard] if guard else []),
+                *tracing.interceptors(name),
+                ParsedLate(),
+            ],
             options=[
                 *_SERVER_OPTIONS,
                 ("grpc.max_receive_message_length", most_bytes),
