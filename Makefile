@@ -17,11 +17,13 @@ WORKERS ?= $(shell expr $$(nproc 2>/dev/null || echo 2) + 1)
 # Tests start hundreds of processes: without its bytecode kept, each would compile us again.
 unexport PYTHONDONTWRITEBYTECODE
 
+# Seconds that `make fuzz` spends on each of what parses bytes.
+FUZZ    ?= 60
 # How many times as long `make soak` goes on as `make test-all`.
 SOAK    ?= 10
 PYTEST  := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help setup run test test-all soak test-containers check format protos bench bench-moe bench-plan bench-ps clean
+.PHONY: help setup run test test-all soak fuzz test-containers check format protos bench bench-moe bench-plan bench-ps clean
 
 help: ## show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -51,6 +53,10 @@ test-all: $(DEV) ## run all tests, with whole sweeps, sanitizers and long rounds
 
 soak: $(DEV) ## kill and disturb processes SOAK times as long as test-all does
 	@HETERPS_SOAK=$(SOAK) $(PYTEST) -m soak
+
+fuzz: $(DEV) ## feed what parses bytes with mutations, FUZZ seconds each; findings go to tests/fuzz/findings
+	@$(INSTALL) "what fuzzing needs" --group fuzz
+	@$(BIN)/python -m tests.fuzz.run --seconds $(FUZZ)
 
 test-containers: $(DEV) ## run the deployment in containers, as root, on Debian or Ubuntu
 	@tests/deploy/install-engine.sh

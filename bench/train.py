@@ -28,11 +28,11 @@ from heterps.job.file import load_job
 from heterps.job.prepare import prepare
 from protos.job_pb2 import JobSpec
 from workers.data import Dataset, GlobalBatches
+from workers.data.tensors import tensors_of
 from workers.embedding.sparse import EmbeddingSpec, SparseEmbedding
 from workers.learning.losses import loss_function
 from workers.learning.optimizers import make_optimizer
 from workers.model.entry import job_model
-from workers.stage.source import tensors_of
 
 ROWS = 1 << 20
 

@@ -4,16 +4,18 @@ import re
 
 from protos.scheduler_pb2 import (
     END_CONNECTION_LOST,
+    END_INVALID_JOB,
     END_OUT_OF_MEMORY,
     END_USER_ERROR,
     END_WORKER_CRASHED,
     EndReason,
 )
 
-# Of sysexits.h those that come closest: EX_OSERR and EX_TEMPFAIL. All else is 1.
-_CODES = {END_OUT_OF_MEMORY: 71, END_CONNECTION_LOST: 75}
+# Of sysexits.h those that come closest: EX_OSERR, EX_TEMPFAIL and EX_CONFIG. All else is 1.
+_CODES = {END_OUT_OF_MEMORY: 71, END_CONNECTION_LOST: 75, END_INVALID_JOB: 78}
 _REASONS = {code: reason for reason, code in _CODES.items()}
 DAMAGED = 65  # EX_DATAERR: what it kept is damaged; to start it again gives the same
+TOLD = 64  # EX_USAGE: what is wrong lies in the user's files, and the last line says it all
 _SHELL_KILLED = 137  # how a shell reports a child that the kernel killed
 _MEMORY = re.compile(
     r"\bMemoryError\b|out of memory|OutOfMemoryError|std::bad_alloc|cannot allocate memory"

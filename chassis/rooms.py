@@ -48,7 +48,7 @@ def clash(entry: Path, folders: Sequence[Path], needed: Collection[str]) -> str:
             theirs = _found(module, folders)
             if name:
                 theirs = _found(f"{module}.{name}", folders) or theirs
-            if theirs and _in_ours(str(theirs[-1])):
+            if theirs and in_ours(str(theirs[-1])):
                 continue
             room = module.partition(".")[0]
             if room in taken and _means(theirs, module, name):
@@ -86,7 +86,7 @@ def need(rooms: Collection[str]) -> None:
             )
     main = sys.modules.get("__main__")
     script = getattr(main, "__file__", None)
-    if script is not None and not _in_ours(script):
+    if script is not None and not in_ours(script):
         file = Path(script).resolve()
         folders = [Path(sys.path[0] or ".").resolve()]
         if getattr(main, "__spec__", None) is None:  # not run by -m: its folder is searched, too
@@ -144,11 +144,11 @@ sys.meta_path.insert(0, _FINDER)  # before those of editable installs, which kno
 
 
 def _is_ours(module: ModuleType | None) -> bool:
-    return module is not None and _in_ours(getattr(module, "__file__", None) or "")
+    return module is not None and in_ours(getattr(module, "__file__", None) or "")
 
 
 @cache
-def _in_ours(file: str) -> bool:
+def in_ours(file: str) -> bool:
     """Whether a file is of our packages, whatever links lead there."""
     return os.path.realpath(file).startswith(_OURS)
 
@@ -158,7 +158,7 @@ def _asked_by_us() -> bool:
     frame = sys._getframe(2)
     while frame.f_back is not None and frame.f_code.co_filename.startswith("<frozen importlib"):
         frame = frame.f_back
-    return _in_ours(frame.f_code.co_filename)
+    return in_ours(frame.f_code.co_filename)
 
 
 def _holds_python(spec: ModuleSpec) -> bool:

@@ -11,6 +11,7 @@ import logging
 import os
 import shutil
 import socket
+import stat
 import tempfile
 import time
 from collections.abc import Callable
@@ -68,6 +69,23 @@ def once(path: Path, make: Callable[[Path], None]) -> None:
                 unfinished.unlink(missing_ok=True)
 
 
+def own_alone(folder: Path) -> Path:
+    """Make a folder of this user alone, or see that it is one; its path.
+
+    For folders of a name that others can guess, where others can write: who made it first may read
+    and change what is in it.
+
+    Raises:
+        PermissionError: it is another's, others may look into it, or it is a link.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = folder.lstat()
+    private = stat.S_ISDIR(status.st_mode) and not status.st_mode & 0o077
+    if status.st_uid != os.getuid() or not private:
+        raise PermissionError(f"{folder}: expected a folder that is this user's alone")
+    return folder
+
+
 def try_lock(descriptor: int) -> bool:
     """Lock an open file against every other opening of it; whether it was free."""
     try:
@@ -102,10 +120,7 @@ def _hold(folder: Path) -> None:
     if held is not None and _is_there(folder, held):
         return
     if folder.parent == _root():
-        folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = folder.parent.lstat()
-        if status.st_uid != os.getuid() or status.st_mode & 0o077:
-            raise PermissionError(f"{folder.parent}: expected a folder that is this user's alone")
+        own_alone(folder.parent)
     while True:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with suppress(FileNotFoundError):  # somebody swept it between two lines

@@ -21,6 +21,9 @@ PAYLOAD_TAG = (15 << 3) | 2
 ALIGNMENT = 16
 _TAG = bytes([PAYLOAD_TAG])
 _MAX_VARINT = 10
+_DTYPES = {
+    dtype.name: dtype for dtype in map(np.dtype, ("?", *np.typecodes["AllInteger"], *"efdFD"))
+}
 
 
 def varint(value: int) -> bytes:
@@ -103,12 +106,16 @@ def unpack_arrays(
     """Read-only array views into `payload`, by name.
 
     Raises:
-        ValueError: a described array does not lie inside the payload.
+        ValueError: a described array does not lie inside the payload, or is of no numbers.
     """
     arrays: dict[str, NDArray[np.generic]] = {}
     offset = 0
     for spec in specs:
-        dtype = np.dtype(spec.dtype)
+        dtype = _DTYPES.get(spec.dtype)
+        if dtype is None:
+            raise ValueError(
+                f"tensor {spec.name!r}: dtype {spec.dtype[:40]!r}; expected {', '.join(_DTYPES)}"
+            )
         shape = tuple(spec.shape)
         count = int(np.prod(shape, dtype=np.int64))
         offset += -offset % ALIGNMENT

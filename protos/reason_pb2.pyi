@@ -54,6 +54,8 @@ class _ReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Reason.ValueTy
     """… was killed by a signal"""
     PROCESS_CUT_OFF: _Reason.ValueType  # 12
     """… lost the connection to another one"""
+    PROCESS_UNFIT: _Reason.ValueType  # 13
+    """… found that what it was to do does not fit the job"""
 
 class Reason(_Reason, metaclass=_ReasonEnumTypeWrapper):
     """Why a server refused a call, where the caller acts on it and the status does not tell. It travels
@@ -92,4 +94,6 @@ PROCESS_CRASHED: Reason.ValueType  # 11
 """… was killed by a signal"""
 PROCESS_CUT_OFF: Reason.ValueType  # 12
 """… lost the connection to another one"""
+PROCESS_UNFIT: Reason.ValueType  # 13
+"""… found that what it was to do does not fit the job"""
 Global___Reason: _TypeAlias = Reason  # noqa: Y015

@@ -10,6 +10,10 @@ class PeerLostError(RuntimeError):
     """A worker that this one exchanges tensors with went away."""
 
 
+class UnfitPlanError(ValueError):
+    """A plan of other layers than those of the job's model."""
+
+
 class DivergedError(ArithmeticError):
     """A loss or gradient of training is not finite."""
 

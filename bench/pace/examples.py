@@ -29,8 +29,8 @@ from protos.job_pb2 import JobSpec
 from scheduler import Workload, plan
 from scheduler.decision.record import Decision
 from workers.data import Dataset, GlobalBatches
+from workers.data.tensors import tensors_of
 from workers.model.entry import job_model
-from workers.stage.source import tensors_of
 
 JOBS = {
     "flights": "examples/flights/job.yaml",

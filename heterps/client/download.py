@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+from chassis import written
 from chassis.files import replace_file
 from heterps.client.records import Job, State
 from heterps.errors import FetchError
@@ -73,6 +74,7 @@ class Download:
                 f"{folder}: holds {sorted(there)[0]!r}; expected a new or empty folder, or one "
                 f"that an earlier `heterps get {self._job.job_id}` made. Name another with --to DIR"
             )
+        written.claim(folder)
         self._write(METRICS, self._job.to_json())  # first: it says whose folder this is
 
     def wanted(self, files: Sequence[Artifact]) -> list[Artifact]:

@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from chassis import written
 from chassis.closing import Closing
 from chassis.process import (
     Child,
@@ -125,7 +126,7 @@ class Cluster(Closing):
             on_step: told what is being started.
         """
         try:
-            self.directory.mkdir(parents=True, exist_ok=True)
+            written.claim(self.directory)
             self._start(on_step)
         except (ChildError, OSError) as error:
             self.stop()

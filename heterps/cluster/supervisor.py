@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
+from chassis import written
 from chassis.process import (
     Child,
     announce,
@@ -120,7 +121,7 @@ def up(
         where = f" at {there.address}" if there else ""
         raise ClusterError(f"a cluster is up already{where}; end it with `heterps down`")
     directory = local.home() / "cluster"
-    directory.mkdir(parents=True, exist_ok=True)
+    written.claim(directory)
     log, ready = directory / "supervisor.log", directory / "ready.json"
     ready.unlink(missing_ok=True)
     argv = module_argv("heterps.cluster.supervisor", "--directory", str(directory), "--bind", bind)

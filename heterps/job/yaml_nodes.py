@@ -1,11 +1,12 @@
 """YAML as a tree of nodes that know the line they stand on."""
 
-import re
 from pathlib import Path
 from typing import Any
 
 import yaml
 from yaml import MappingNode, Node, ScalarNode
+
+from chassis.yaml_loader import READING_ERRORS, YamlLoader
 
 _SET = "--set "
 _STR = "tag:yaml.org,2002:str"
@@ -15,17 +16,6 @@ NULL = "tag:yaml.org,2002:null"
 
 class YamlError(ValueError):
     """Text that is no YAML, or an override that has no place; names where."""
-
-
-class _Loader(yaml.SafeLoader):
-    """Safe YAML that takes 1e-3 for a number, as everybody but YAML 1.1 does."""
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"),
-    list("-+.0123456789"),
-)
 
 
 def read(path: Path, shown: str) -> MappingNode:
@@ -79,8 +69,15 @@ def override(root: MappingNode, assignment: str) -> None:
 
 
 def pairs(node: MappingNode) -> list[tuple[Node, Node]]:
-    """Keys and values, with merge keys (`<<`) resolved."""
-    _Loader("").flatten_mapping(node)
+    """Keys and values, with merge keys (`<<`) resolved.
+
+    Raises:
+        YamlError: what is to be merged is no mapping.
+    """
+    try:
+        YamlLoader("").flatten_mapping(node)
+    except yaml.MarkedYAMLError as error:
+        raise YamlError(f"{place(node)}: {error.problem}") from None
     return list(node.value)
 
 
@@ -91,8 +88,8 @@ def plain(node: Node) -> Any:
         YamlError: it holds a tag or an alias that has no plain value.
     """
     try:
-        return _Loader("").construct_object(node, deep=True)
-    except (yaml.YAMLError, ValueError, RecursionError, TypeError) as error:
+        return YamlLoader("").construct_object(node, deep=True)
+    except READING_ERRORS as error:
         reason = getattr(error, "problem", None) or str(error)
         raise YamlError(f"{place(node)}: {reason}") from None
 
@@ -115,7 +112,7 @@ def describe(node: Node) -> str:
 
 def _compose(text: str, name: str) -> Node | None:
     try:
-        loader = _Loader(text)
+        loader = YamlLoader(text)
         loader.name = name
         node: Node | None = loader.get_single_node()
     except yaml.MarkedYAMLError as error:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from chassis.exits import TOLD, exit_code_of
 from chassis.process import describe_exit, module_argv
 from heterps.errors import HeterpsError
 from heterps.job import child
@@ -16,6 +17,7 @@ from heterps.profiling.present import is_cpu, present_types
 from protos.decision_pb2 import Resources, Workload
 from protos.job_pb2 import JobSpec
 from protos.node_pb2 import ProfileRequest
+from protos.scheduler_pb2 import END_INVALID_JOB
 
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
@@ -111,7 +113,6 @@ def _problem(code: int, tail: list[str]) -> str:
     lines = [line for line in tail if line.strip()]
     if code < 0 or not lines:
         return "\n".join([f"profiling ended {describe_exit(code)}", *lines])
-    kind, colon, text = lines[-1].partition(": ")
-    if colon and kind.isidentifier() and not any("Traceback" in line for line in lines):
-        return f"profiling failed: {text}"
+    if code in (TOLD, exit_code_of(END_INVALID_JOB)):
+        return f"profiling failed: {lines[-1].partition(': ')[2]}"
     return "\n".join(["profiling failed:", *lines])

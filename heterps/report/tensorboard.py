@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from chassis import written
 from heterps.client.records import Job
 from heterps.errors import HeterpsError
 
@@ -38,7 +39,7 @@ class EventWriter:
                 "`pip install 'heterps[tensorboard]'`"
             ) from None
         try:
-            directory.mkdir(parents=True, exist_ok=True)
+            written.claim(directory)
             self._writer: Any = EventFileWriter(str(directory))
         except OSError as error:
             raise HeterpsError(f"{directory}: cannot be written ({error.strerror})") from None

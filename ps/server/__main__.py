@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from chassis import written
 from chassis.channels import RpcError
 from chassis.exits import DAMAGED
 from chassis.lease import Lease
@@ -95,7 +96,7 @@ def serve(
         disk = settings.disk or settings.data
         state = ShardState(str(disk) if disk else "")
         if disk is not None:
-            disk.mkdir(parents=True, exist_ok=True)
+            written.claim(disk)
         service = ParameterService(state, settings.threads)
         server = Server("ps", settings.bind, threads=settings.threads, most_bytes=TENSOR_BYTES)
         server.add(

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+from chassis import written
 from ps.checkpoint.manifest import MANIFEST, begin_save, is_checkpoint, read_manifest
 from ps.checkpoint.store import LocalStore
 from ps.checkpoint.tables import begin_snapshots, chain, load_tables, write_alone
@@ -58,7 +59,7 @@ class ShardDirectory:
         self._directory = directory
         self._interval_s = interval_s
         self._store = LocalStore(directory / "base")
-        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        written.claim(directory, mode=0o700)
         self._folding = threading.Lock()
         self._base_bytes = 0
         self._folded = time.monotonic()

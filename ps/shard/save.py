@@ -6,10 +6,13 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
+from chassis import written
 from protos import parameter_server_pb2 as pb
 from ps.checkpoint.manifest import MODES
 from ps.checkpoint.places import open_store
+from ps.checkpoint.store import LocalStore
 from ps.checkpoint.tables import begin_snapshots, write_applied, write_tables
 from ps.engine import _native
 from ps.errors import CheckpointError, DeltaError, HoldEndedError, TableError
@@ -132,6 +135,8 @@ class Saver:
             generations = cut.marks
             store = open_store(directory)
             try:
+                if isinstance(store, LocalStore):
+                    written.claim(Path(request.directory))
                 files = write_tables(
                     store, folder, cut.tables, cut.snapshots, request.shard, request.shards
                 )

@@ -31,15 +31,15 @@ def load(path: Path = SHIPPED) -> Policy:
         FileNotFoundError: there is none.
         ValueError: it holds no policy of this version.
     """
-    from safetensors import safe_open
+    from safetensors import SafetensorError, safe_open
 
-    with safe_open(path, "np") as file:
-        note = dict(file.metadata() or {})
-        weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     try:
+        with safe_open(path, "np") as file:
+            note = dict(file.metadata() or {})
+            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         config = json.loads(note["config"])
         network = _planner.Network(weights, config["distances"], config["heads"], config["blocks"])
-    except (KeyError, ValueError) as error:
+    except (SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"{path}: expected a policy of this version: {error}") from error
     return Policy(network, note, path)
 

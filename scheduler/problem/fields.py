@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -10,8 +9,10 @@ from typing import Any, Final
 import yaml
 
 from chassis.near import near_or_all
+from chassis.yaml_loader import READING_ERRORS, YamlLoader
 
 _REQUIRED: Final = object()
+_SHOWN: Final = 200  # characters of a value
 
 
 class InputError(ValueError):
@@ -37,7 +38,9 @@ class Fields:
         self.source = source
         self.path = path
         if not isinstance(value, Mapping):
-            raise InputError(source, path, f"{value!r}: expected a mapping with {', '.join(keys)}")
+            raise InputError(
+                source, path, f"{shown(value)}: expected a mapping with {', '.join(keys)}"
+            )
         for key in value:
             if key not in keys:
                 hint = near_or_all(str(key), keys)
@@ -51,7 +54,7 @@ class Fields:
     def error(self, key: str, expected: str) -> InputError:
         """Return the error that refuses the value of `key`."""
         return InputError(
-            self.source, self.at(key), f"{self._value.get(key)!r}: expected {expected}"
+            self.source, self.at(key), f"{shown(self._value.get(key))}: expected {expected}"
         )
 
     def _get(self, key: str, default: object, expected: str) -> Any:
@@ -85,9 +88,13 @@ class Fields:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.error(key, expected)
         inside = low < value <= high if above else low <= value <= high
-        if not math.isfinite(value) or not inside:
+        try:
+            number = float(value)
+        except OverflowError:  # a whole number beyond all floats
+            raise self.error(key, expected) from None
+        if not math.isfinite(number) or not inside:
             raise self.error(key, expected)
-        return float(value)
+        return number
 
     def integer(self, key: str, low: int, high: int, default: object = _REQUIRED) -> int:
         """Return a whole number in [low, high]; 1e6 is taken as 1000000."""
@@ -128,6 +135,15 @@ class Fields:
         return value
 
 
+def shown(value: object) -> str:
+    """A value as it stands in a message, cut where it is long."""
+    try:
+        text = repr(value)
+    except ValueError:  # a whole number of more digits than Python writes
+        return "a number of thousands of digits"
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+
+
 def unique(names: Sequence[str], source: str, path: str) -> None:
     """Refuse a name that appears twice in the list at `path`."""
     first: dict[str, int] = {}
@@ -138,27 +154,20 @@ def unique(names: Sequence[str], source: str, path: str) -> None:
         first[name] = index
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML that reads 1e-3 as a number (YAML 1.1 takes it for text) and refuses repeated keys."""
+class _Loader(YamlLoader):
+    """YAML that refuses repeated keys."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         _refuse_repeats([self.construct_object(key, deep=True) for key, _ in node.value])
         return super().construct_mapping(node, deep)
 
 
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"),
-    list("-+.0123456789"),
-)
-
-
 def _refuse_repeats(keys: Sequence[object]) -> None:
-    seen: list[object] = []
+    seen: set[object] = set()
     for key in keys:
         if key in seen:
             raise ValueError(f"key {key!r} appears twice in one mapping")
-        seen.append(key)
+        seen.add(key)
 
 
 def _pairs(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -182,6 +191,6 @@ def read_file(path: str | Path) -> object:
         if path.suffix.lower() == ".json":
             return json.loads(text, object_pairs_hook=_pairs)
         return yaml.load(text, Loader=_Loader)
-    except (ValueError, yaml.YAMLError) as error:
+    except READING_ERRORS as error:
         reason = " ".join(str(error).split())
         raise InputError(str(path), "", f"expected JSON or YAML: {reason}") from error

@@ -1,6 +1,11 @@
 """Errors on a job's way, and the ending that goes with each."""
 
-from protos.reason_pb2 import PROCESS_CRASHED, PROCESS_CUT_OFF, PROCESS_OUT_OF_MEMORY
+from protos.reason_pb2 import (
+    PROCESS_CRASHED,
+    PROCESS_CUT_OFF,
+    PROCESS_OUT_OF_MEMORY,
+    PROCESS_UNFIT,
+)
 from protos.scheduler_pb2 import (
     END_CONNECTION_LOST,
     END_INTERNAL,
@@ -22,6 +27,7 @@ _REFUSALS = {
     PROCESS_OUT_OF_MEMORY: END_OUT_OF_MEMORY,
     PROCESS_CRASHED: END_WORKER_CRASHED,
     PROCESS_CUT_OFF: END_CONNECTION_LOST,
+    PROCESS_UNFIT: END_INVALID_JOB,
 }
 
 

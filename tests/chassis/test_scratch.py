@@ -42,6 +42,24 @@ def test_it_is_this_users_alone(folder: Path) -> None:
         assert stat.S_IMODE(path.stat().st_mode) == 0o700
 
 
+def test_a_folder_that_others_can_guess_is_ours_alone_or_refused(tmp_path: Path) -> None:
+    made = scratch.own_alone(tmp_path / "ours")
+    assert made.stat().st_mode & 0o777 == 0o700
+    assert scratch.own_alone(made) == made
+    made.chmod(0o750)
+    (tmp_path / "link").symlink_to(scratch.own_alone(tmp_path / "other"))
+    (tmp_path / "file").touch(mode=0o600)
+    for name in ("ours", "link"):
+        with pytest.raises(PermissionError, match=f"{name}: expected a folder that is this user's"):
+            scratch.own_alone(tmp_path / name)
+    with pytest.raises(FileExistsError):
+        scratch.own_alone(tmp_path / "file")
+    if os.getuid() == 0:
+        os.chown(tmp_path / "other", 12345, 12345)
+        with pytest.raises(PermissionError):
+            scratch.own_alone(tmp_path / "other")
+
+
 def test_without_a_name_or_a_private_place_there_is_none(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

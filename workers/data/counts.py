@@ -43,8 +43,8 @@ def keep(path: Path, status: os.stat_result, rows: int) -> None:
         status: of the file before it was read: what has changed since is not what was counted.
     """
     if files.text_bytes(path) >= _KEPT:
-        place = _place(path)
         with suppress(OSError):
+            place = _place(path)
             place.parent.mkdir(parents=True, exist_ok=True)
             entry = _Entry(status.st_size, status.st_mtime_ns, rows)
             replace_file(place, json.dumps(asdict(entry)))

@@ -17,6 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import Any, cast
 
+from chassis import scratch, written
 from workers.data.errors import DataError
 
 FOLDER, LIMIT = "HETERPS_CACHE", "HETERPS_CACHE_BYTES"
@@ -65,7 +66,9 @@ def _copy(system: Any, name: str, url: str) -> Path:
     size = facts.get("size")
     version = [f"{k}={facts[k]}" for k in sorted(facts, key=str) if str(k).lower() in _VERSION]
     identity = "\n".join([url, name, str(size), *version])
-    folder = cache_folder() / hashlib.sha256(identity.encode()).hexdigest()[:32]
+    cache = cache_folder()
+    written.claim(cache)
+    folder = cache / hashlib.sha256(identity.encode()).hexdigest()[:32]
     target = folder / PurePosixPath(name).name
     folder.mkdir(parents=True, exist_ok=True)
     with alone(folder):
@@ -83,7 +86,12 @@ def _copy(system: Any, name: str, url: str) -> Path:
 
 
 def cache_folder() -> Path:
-    """Where copies are, and what is known of files elsewhere: the first that can be written."""
+    """Where copies are, and what is known of files elsewhere: the first that can be written.
+
+    Raises:
+        PermissionError: that is in the folder for temporary files, where another user made one of
+            its name, and could change what is trained on.
+    """
     named = os.environ.get(FOLDER)
     if named:
         return Path(named).absolute()
@@ -92,7 +100,11 @@ def cache_folder() -> Path:
         home.mkdir(parents=True, exist_ok=True)
         if os.access(home, os.W_OK):
             return home
-    return Path(tempfile.gettempdir(), f"heterps-data-{os.getuid()}")
+    last = Path(tempfile.gettempdir(), f"heterps-data-{os.getuid()}")
+    try:
+        return scratch.own_alone(last)
+    except PermissionError as error:
+        raise PermissionError(f"{error}; name another as {FOLDER}") from None
 
 
 @contextmanager

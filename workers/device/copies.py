@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+_ALIGNMENT = 64  # bytes: torch's own on a CPU
 _LEAST_BYTES = 4096  # of a buffer; sizes are powers of two, so that a few serve all batches
 
 
@@ -81,8 +82,13 @@ class OnHost:
     background = False
 
     def upload(self, tensor: Tensor) -> Upload:
-        """The tensor itself."""
-        return _Here((tensor,))
+        """The tensor itself, or a copy where it does not lie as torch would have it.
+
+        Matrix products may round otherwise in other places of memory, and where a frame or a batch
+        lies depends on chance.
+        """
+        astray = tensor.is_floating_point() and tensor.data_ptr() % _ALIGNMENT
+        return _Here((tensor.clone() if astray else tensor,))
 
     def download(self, tensors: Sequence[Tensor]) -> Download:
         """The tensors themselves, without autograd."""

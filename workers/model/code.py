@@ -133,6 +133,11 @@ class CodeCache:
             path.unlink(missing_ok=True)
 
 
+def code_root(job: JobSpec) -> Path:
+    """The folder that has all of the job's code."""
+    return Path(posixpath.normpath(posixpath.join(job.directory, job.code or ".")))
+
+
 def enter(job: JobSpec) -> None:
     """Make the job's folder this process's own, as if its code had been started there.
 
@@ -140,7 +145,7 @@ def enter(job: JobSpec) -> None:
     that was brought along the folder is also the working directory; processes that this one starts
     still find this project first.
     """
-    root = posixpath.normpath(posixpath.join(job.directory, job.code or "."))
+    root = str(code_root(job))
     for folder in dict.fromkeys((root, job.directory) if job.code_digest else (job.directory,)):
         if folder in sys.path:
             sys.path.remove(folder)

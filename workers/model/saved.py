@@ -22,6 +22,7 @@ from safetensors.torch import load_file, save_file
 from safetensors.torch import save as save_bytes
 from torch import Tensor, nn
 
+from chassis import written
 from chassis.files import replace_file
 from protos.job_pb2 import JobSpec
 from protos.naming import KEPT, table_prefix
@@ -49,7 +50,7 @@ class SavedModel:
     def __init__(self, output: str) -> None:
         self.final = Path(output)
         self.folder = self.final.with_name(self.final.name + ".partial")
-        self.folder.mkdir(parents=True, exist_ok=True)
+        written.claim(self.folder)
 
     @property
     def tables(self) -> str:

@@ -99,6 +99,7 @@ class TracedModel:
         layers: in the order of their calls.
         uncut: for each layer, whether it stays in one stage with the next.
         sharing: why.
+        graph: of the forward, the modules that it calls left whole.
 
     Raises:
         ModelError: the forward cannot be traced or cut; says where and what to change.
@@ -110,16 +111,16 @@ class TracedModel:
         check_state(model)
         check_ties(model)
         check_tables(model)
-        self._graph = self._trace(training=True)
+        self.graph = self._trace(training=True)
         self._check_modes()
         self.layers: tuple[LayerInfo, ...] = ()
         self._index: dict[fx.Node, int] = {}
         self._assign()
-        check_in_place(model, self._graph)
-        targets = [str(n.target) for n in self._graph.nodes if n.op == "call_module"]
+        check_in_place(model, self.graph)
+        targets = [str(n.target) for n in self.graph.nodes if n.op == "call_module"]
         self._modules = [model.get_submodule(target) for target in targets]
         read: list[list[str]] = [[] for _ in self.layers]
-        for node in self._graph.nodes:
+        for node in self.graph.nodes:
             if node.op == "get_attr":
                 for user in node.users:
                     read[self._index[user]].append(str(node.target))
@@ -151,14 +152,14 @@ class TracedModel:
         graph = fx.Graph()
         copies: dict[fx.Node, fx.Node] = {}
         modules: dict[str, nn.Module | Tensor] = {}
-        by_name = {node.name: node for node in self._graph.nodes}
+        by_name = {node.name: node for node in self.graph.nodes}
         for name in inputs:
             copies[by_name[name]] = graph.placeholder(name)
         for index in range(first, last + 1):
             start = f"{OWN}._start_{index}"
             modules[start] = LayerStart(self.layers[index].name)
             graph.call_module(start)
-            for node in self._graph.nodes:
+            for node in self.graph.nodes:
                 if node.op in _COMPUTED and self._index[node] == index:
                     for read in node.all_input_nodes:
                         if read.op == "get_attr" and read not in copies:
@@ -176,7 +177,7 @@ class TracedModel:
     def crossing(self, after: int) -> tuple[str, ...]:
         """Names of the values alive between layer `after` and the next; -1: the inputs used."""
         names = []
-        for node in self._graph.nodes:
+        for node in self.graph.nodes:
             made = _BEFORE_ALL if node.op == "placeholder" else self._index.get(node)
             if made is None or made > after:
                 continue
@@ -227,7 +228,7 @@ class TracedModel:
     def _check_modes(self) -> None:
         """Refuse a forward that is another one in evaluation: there is one trace for both."""
         other = self._trace(training=False)
-        here, there = list(self._graph.nodes), list(other.nodes)
+        here, there = list(self.graph.nodes), list(other.nodes)
         for node, twin in zip(here, there, strict=False):
             if _written(node) != _written(twin):
                 break
@@ -245,7 +246,7 @@ class TracedModel:
     def _assign(self) -> None:
         layers: list[LayerInfo] = []
         calls: Counter[str] = Counter()
-        for node in self._graph.nodes:
+        for node in self.graph.nodes:
             if node.op in ("placeholder", "output", "get_attr"):
                 continue
             if node.op == "call_module":
@@ -264,11 +265,11 @@ class TracedModel:
                 f"{self._where()}: forward calls no child module, so there is no layer"
             )
         self.layers = tuple(layers)
-        for node in self._graph.nodes:
+        for node in self.graph.nodes:
             if node.op == "get_attr":
                 self._check_read(str(node.target), list(calls))
         # What is made of inputs alone is made where it is first needed.
-        for node in reversed(self._graph.nodes):
+        for node in reversed(self.graph.nodes):
             if self._index.get(node) == _BEFORE_ALL:
                 self._index[node] = min((self._use(u) for u in node.users), default=0)
 
@@ -293,8 +294,8 @@ class TracedModel:
 
     def _find_lookups(self, targets: list[str]) -> list[tuple[int, Lookup]]:
         """The lookups with the layers that make them."""
-        lookups = find_lookups(self.model, self._graph, training=True)
-        if lookups != find_lookups(self.model, self._graph, training=False):
+        lookups = find_lookups(self.model, self.graph, training=True)
+        if lookups != find_lookups(self.model, self.graph, training=False):
             raise ModelError(
                 f"{self._where()}: which keys its SparseEmbeddings look up depends on "
                 "self.training; expected the same in evaluation"
@@ -310,7 +311,7 @@ class TracedModel:
         return found
 
     def _result(self) -> fx.Node:
-        output = next(node for node in self._graph.nodes if node.op == "output")
+        output = next(node for node in self.graph.nodes if node.op == "output")
         result = output.args[0]
         if not isinstance(result, fx.Node):
             raise ModelError(f"{self._where()}: forward must return one tensor, the prediction [B]")

@@ -3,7 +3,7 @@
 Wherever there is one, the job fixes the number of micro-batches and the plan does not choose it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import CodeType, FunctionType
 
 from torch import nn
@@ -53,15 +53,19 @@ def fixed_micro_batches(batch_size: int) -> int:
     return max(1, min(_MOST, batch_size // _LEAST_SAMPLES))
 
 
-def job_micro_batches(train: TrainSpec, model: nn.Module) -> int:
-    """Micro-batches of a step as far as the job fixes them; 0: the plan chooses."""
+def job_micro_batches(train: TrainSpec, model: nn.Module, mixes: Callable[[], bool]) -> int:
+    """Micro-batches of a step as far as the job fixes them; 0: the plan chooses.
+
+    Args:
+        mixes: tells whether a forward sees other samples of its micro-batch, which no class or
+            name may say; asked where these say nothing.
+    """
     if train.micro_batches:
         number: int = train.micro_batches
         return number
-    seeing = whole_seeing(model)
     if train.batch_norm == SYNC and has_batch_norm(model):
         return 1
-    return fixed_micro_batches(train.batch_size) if seeing else 0
+    return fixed_micro_batches(train.batch_size) if whole_seeing(model) or mixes() else 0
 
 
 def has_batch_norm(model: nn.Module) -> bool:

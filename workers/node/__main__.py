@@ -21,6 +21,7 @@ from typing import NoReturn
 
 import grpc
 
+from chassis import written
 from chassis.channels import RpcError
 from chassis.exits import reason_of_exit
 from chassis.lease import Lease
@@ -57,10 +58,12 @@ from protos.reason_pb2 import (
     PROCESS_CRASHED,
     PROCESS_CUT_OFF,
     PROCESS_OUT_OF_MEMORY,
+    PROCESS_UNFIT,
     REASON_UNSPECIFIED,
 )
 from protos.scheduler_pb2 import (
     END_CONNECTION_LOST,
+    END_INVALID_JOB,
     END_OUT_OF_MEMORY,
     END_WORKER_CRASHED,
     NodeStatus,
@@ -77,6 +80,7 @@ _REASONS = {
     END_OUT_OF_MEMORY: PROCESS_OUT_OF_MEMORY,
     END_WORKER_CRASHED: PROCESS_CRASHED,
     END_CONNECTION_LOST: PROCESS_CUT_OFF,
+    END_INVALID_JOB: PROCESS_UNFIT,
 }
 _SAFE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _log = logging.getLogger("heterps.node")
@@ -286,6 +290,7 @@ def _run(options: argparse.Namespace, stop: threading.Event) -> None:
                 tempfile.TemporaryDirectory(prefix="heterps-node-", ignore_cleanup_errors=True)
             )
         )
+        written.claim(directory)
         code = CodeCache(directory.resolve() / ".code", options.scheduler)  # no job has that id
         on_gpus = device == "cuda" and not options.emulate
         processes = Processes(

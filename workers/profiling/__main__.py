@@ -11,13 +11,17 @@ from types import FrameType
 import torch
 
 from chassis import process
-from chassis.exits import exit_code_of
+from chassis.exits import TOLD, exit_code_of
 from chassis.files import replace_file
 from protos.decision_pb2 import Workload
 from protos.node_pb2 import ProfileRequest
 from workers.model.code import enter
 from workers.profiling.look import look
-from workers.stage.failure import end_reason_of
+from workers.stage.failure import end_reason_of, told
+
+
+class _Ended(SystemExit):
+    """This process was told to end."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -41,11 +45,15 @@ def main(argv: list[str] | None = None) -> int:
     enter(request.job)
     try:
         workload = look(request.job) if request.unmeasured else _measure(request, options)
-    except Exception as error:
-        if not isinstance(error, ValueError):  # those speak of the user's files, not of ours
+    except _Ended:
+        raise
+    except (Exception, SystemExit) as error:  # the job's code may end the process, or try to
+        plain = isinstance(error, ValueError)  # those speak of the user's files, not of ours
+        if not plain:
             traceback.print_exc()
-        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
-        return exit_code_of(end_reason_of(error))
+        print(told(error), file=sys.stderr, flush=True)
+        code = exit_code_of(end_reason_of(error, request.job))
+        return TOLD if plain and code == 1 else code
     replace_file(options.result, workload.SerializeToString())
     return 0
 
@@ -65,7 +73,7 @@ def _measure(request: ProfileRequest, options: argparse.Namespace) -> Workload:
 
 def _end(number: int, frame: FrameType | None) -> None:
     """End in order: what was started and written for the measurement goes first."""
-    sys.exit(128 + number)
+    raise _Ended(128 + number)
 
 
 def _say(text: str) -> None:

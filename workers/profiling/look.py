@@ -1,13 +1,13 @@
-"""What a model says of its plans without being run: its layers, and what holds them together."""
+"""What a model says of its plans without being measured: its layers and their ties."""
 
 from collections.abc import Sequence
 
 from protos.decision_pb2 import Layer, Workload
 from protos.job_pb2 import JobSpec
 from workers.model.entry import job_model
+from workers.model.probe import check_parameters, micro_batches_of
 from workers.model.sharing import Sharing
 from workers.model.trace import TracedModel
-from workers.model.whole import job_micro_batches
 
 
 def look(job: JobSpec) -> Workload:
@@ -15,8 +15,10 @@ def look(job: JobSpec) -> Workload:
 
     Raises:
         ModelError: the model cannot be built or traced.
+        DataError: the first samples do not fit the job.
     """
     traced = TracedModel(job_model(job))
+    check_parameters(traced, job)
     names = [info.name for info in traced.layers]
     layers = [
         Layer(
@@ -27,9 +29,7 @@ def look(job: JobSpec) -> Workload:
         )
         for index, (info, uncut) in enumerate(zip(traced.layers, traced.uncut, strict=True))
     ]
-    return Workload(
-        name=job.name, layers=layers, micro_batches=job_micro_batches(job.train, traced.model)
-    )
+    return Workload(name=job.name, layers=layers, micro_batches=micro_batches_of(job, traced))
 
 
 def shares_of(sharing: Sequence[Sharing], names: Sequence[str], layer: int) -> str:

@@ -8,7 +8,7 @@ from itertools import islice
 from torch import Tensor
 
 from workers.data import GlobalBatches
-from workers.stage.source import tensors_of
+from workers.data.tensors import tensors_of
 
 _TIMED = 20
 

@@ -12,7 +12,7 @@ from chassis.logs import log_fields
 from protos.node_pb2 import LaunchRequest
 from workers.links.inbox import Stopped
 from workers.model.code import enter
-from workers.stage.failure import end_reason_of
+from workers.stage.failure import end_reason_of, told
 from workers.stage.worker import Worker
 
 _log = logging.getLogger("heterps.stage")
@@ -36,13 +36,13 @@ def main(argv: list[str] | None = None) -> int:
         Worker(launch, arguments.bind, stop, arguments.launch).run(arguments.ready_file)
     except Stopped:
         _log.info("stopped")
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # the job's code may end the process, or try to
         if stop.is_set():
             _log.info("stopped: %s", error)
             return 0
         _log.exception("failed")
-        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
-        return exit_code_of(end_reason_of(error))
+        print(told(error), file=sys.stderr, flush=True)
+        return exit_code_of(end_reason_of(error, launch.job))
     return 0
 
 

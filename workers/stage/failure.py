@@ -1,21 +1,29 @@
 """What a worker takes an error for: its own, of memory, or of another process that went away."""
 
+from pathlib import Path
+from traceback import walk_tb
+
 import grpc
 import torch
 import torch.distributed as dist
 
 from chassis.channels import RpcError
 from chassis.exits import is_out_of_memory
+from chassis.rooms import in_ours
+from protos.job_pb2 import JobSpec
 from protos.scheduler_pb2 import (
     END_CONNECTION_LOST,
     END_DIVERGED,
+    END_INVALID_JOB,
     END_OUT_OF_MEMORY,
     END_USER_ERROR,
     EndReason,
 )
 from ps.errors import ShardError
-from workers.errors import DivergedError, PeerLostError
+from workers.errors import DivergedError, PeerLostError, UnfitPlanError
+from workers.model.code import code_root
 
+_PACKAGES = "/site-packages/"  # may lie in the job's folder, too
 _AWAY = (
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -23,23 +31,47 @@ _AWAY = (
 )
 
 
-def end_reason_of(error: BaseException) -> EndReason.ValueType:
-    """The reason that a job ends for when this error ends one of its workers."""
+def end_reason_of(error: BaseException, job: JobSpec | None = None) -> EndReason.ValueType:
+    """The reason that a job ends for when this error ends one of its workers.
+
+    Args:
+        job: whose code may have raised it: connections that code makes are its own affair.
+    """
     if isinstance(error, DivergedError):
         return END_DIVERGED
+    if isinstance(error, UnfitPlanError):
+        return END_INVALID_JOB
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return END_OUT_OF_MEMORY
     if isinstance(error, RuntimeError) and is_out_of_memory(str(error)):
         return END_OUT_OF_MEMORY
     cause: BaseException | None = error
     while cause is not None:
-        if _is_of_a_connection(cause):
+        if _is_of_a_connection(cause, job):
             return END_CONNECTION_LOST
         cause = cause.__cause__
     return END_USER_ERROR
 
 
-def _is_of_a_connection(error: BaseException) -> bool:
+def told(error: BaseException) -> str:
+    """What is said of an error that ends a worker."""
+    ended = "; the job's code ended the process" if isinstance(error, SystemExit) else ""
+    return f"{type(error).__name__}: {error}{ended}"
+
+
+def _is_of_a_connection(error: BaseException, job: JobSpec | None) -> bool:
     if isinstance(error, RpcError | ShardError):
         return error.code in _AWAY
-    return isinstance(error, PeerLostError | dist.DistError | ConnectionError | TimeoutError)
+    if isinstance(error, PeerLostError | dist.DistError):
+        return True
+    of_a_connection = isinstance(error, ConnectionError | TimeoutError)
+    return of_a_connection and (job is None or not _raised_in(error, code_root(job)))
+
+
+def _raised_in(error: BaseException, folder: Path) -> bool:
+    """Whether code of that folder was under way."""
+    files = {frame.f_code.co_filename for frame, _ in walk_tb(error.__traceback__)}
+    return any(
+        Path(file).is_relative_to(folder) and not in_ours(file) and _PACKAGES not in file
+        for file in files
+    )

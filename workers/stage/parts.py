@@ -16,6 +16,7 @@ from workers.data import Dataset, GlobalBatches
 from workers.data.check import check_all
 from workers.device.copies import staging_for
 from workers.device.units import VISIBLE
+from workers.errors import UnfitPlanError
 from workers.learning.precision import Precision
 from workers.links.all_reduce import (
     Rendezvous,
@@ -29,11 +30,12 @@ from workers.links.outbox import Outbox
 from workers.links.pipeline import Links, Place
 from workers.links.ring_port import RingPort, join_stage
 from workers.links.transport import Neighbours
-from workers.model.entry import ModelError, job_model
+from workers.model.entry import job_model
+from workers.model.probe import check_parameters, micro_batches_of
 from workers.model.randomness import Randomness
 from workers.model.statistics import RunningStatistics
 from workers.model.trace import LayerInfo, StageGraph, TracedModel
-from workers.model.whole import check_smallest, job_micro_batches
+from workers.model.whole import check_smallest
 from workers.stage.commits import RowCommits
 from workers.stage.ending import Ending
 from workers.stage.executor import StageExecutor
@@ -84,6 +86,7 @@ class Share:
 
         Raises:
             ModelError, DataError, PrecisionError: the job does not fit.
+            UnfitPlanError: the plan is one of another model.
             RuntimeError: its GPU is not there.
         """
         job, plan = launch.job, launch.stages[launch.index]
@@ -94,18 +97,19 @@ class Share:
         traced = TracedModel(job_model(job))
         names = [layer.name for layer in traced.layers]
         if names != list(launch.layers):
-            raise ModelError(
+            raise UnfitPlanError(
                 f"{job.model.entry}: its layers are {', '.join(names)}; expected those that were "
                 f"planned, {', '.join(launch.layers)}"
             )
         if place.stage == place.rank == 0:  # held-out splits, too, before anything is trained
             check_all(job)
+            check_parameters(traced, job)
         batches = GlobalBatches.of(job, Dataset.of(job, "train"))
-        fixed = job_micro_batches(job.train, traced.model)
+        fixed = micro_batches_of(job, traced)
         schedule = Schedule(
             batches.steps,
             batches.samples,
-            fixed or micro_batches_of(launch),
+            fixed or planned_micro_batches(launch),
             lockstep=place.widths if job.train.split_experts else (),
         )
         if batches.steps and not schedule.lockstep:
@@ -125,7 +129,7 @@ class Share:
         )
 
 
-def micro_batches_of(launch: LaunchRequest) -> int:
+def planned_micro_batches(launch: LaunchRequest) -> int:
     """Micro-batches of a step by the plan, where it says none enough to have all workers busy."""
     widths = [stage.units for stage in launch.stages]
     few = widths[0] if len(widths) == 1 else max(4, *widths)

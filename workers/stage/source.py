@@ -4,11 +4,8 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
-import torch
 from torch import Tensor
 
 from chassis.tracing import span
@@ -16,6 +13,7 @@ from protos.job_pb2 import JobSpec
 from workers.data import Batch, Dataset
 from workers.data.batches import in_order
 from workers.data.reader import Split
+from workers.data.tensors import tensors_of
 from workers.device.copies import Upload
 from workers.links.inbox import Inbox, Stopped
 from workers.stage.micro_batch import MicroBatch
@@ -135,18 +133,3 @@ def evaluation_batches(
         if stopped():
             raise Stopped("stopped")
         yield number, tensors_of(batch)
-
-
-def tensors_of(batch: Batch) -> dict[str, Tensor]:
-    """A batch by the names that models use, with its label."""
-    return {
-        "sparse": torch.from_numpy(batch.sparse),
-        "dense": torch.from_numpy(batch.dense),
-        "label": _wide(batch.label),
-        "tokens": _wide(batch.tokens),
-    }
-
-
-def _wide(array: npt.NDArray[Any]) -> Tensor:
-    """Token ids as models and losses take them; they are kept at half the size."""
-    return torch.from_numpy(array.astype(np.int64) if array.dtype == np.int32 else array)

@@ -9,30 +9,13 @@ A version is put into the module before each forward and backward: a backward ma
 again to save memory. Autograd keeps the tensors that it was given, whichever are in place since.
 """
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
 
-from workers.model.entry import ModelError
+from workers.model.places import Place, parameter_places
 from workers.moe.gates import Bias
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Where a tensor is: a module's own, or in a list or mapping that a module keeps."""
-
-    holder: Any
-    name: Any
-
-    def put(self, tensor: Tensor) -> None:
-        if isinstance(self.holder, nn.Module):
-            setattr(self.holder, self.name, tensor)
-        else:
-            self.holder[self.name] = tensor
 
 
 class Versions:
@@ -48,20 +31,11 @@ class Versions:
 
     def __init__(self, module: nn.Module, staleness: int) -> None:
         self._count = staleness + 1
-        self._places: dict[Tensor, list[_Place]] = defaultdict(list)
-        for child in module.modules():
-            for name, parameter in child.named_parameters(recurse=False):
-                if parameter.requires_grad:
-                    self._places[parameter].append(_Place(child, name))
-        if staleness:
-            for child in module.modules():
-                for tensor, place in _kept_besides(child):
-                    if tensor in self._places:
-                        self._places[tensor].append(place)
+        self._places = parameter_places(module, besides=staleness > 0)
         self._first_buffer = len(self._places)
         for child in module.modules():
             if isinstance(child, Bias):  # its bias moves once a step, as a parameter does
-                self._places[child.bias].append(_Place(child, "bias"))
+                self._places.setdefault(child.bias, []).append(Place(child, "bias"))
         self._tensors: list[list[Tensor]] = [list(self._places)]
         self._where = list(self._places.values())
         self._in_place = 0
@@ -115,25 +89,3 @@ def _copy(tensor: Tensor) -> Tensor:
         copied = nn.Parameter(copied)
         copied.__dict__.update(tensor.__dict__)  # tags
     return copied
-
-
-def _kept_besides(module: nn.Module) -> Iterator[tuple[Tensor, _Place]]:
-    """The parameters that a module keeps in attributes, as in a list that its forward uses."""
-    looked_at = {id(module._parameters)}
-    waiting: list[Any] = [vars(module)]
-    while waiting:
-        holder = waiting.pop()
-        if id(holder) in looked_at:
-            continue
-        looked_at.add(id(holder))
-        for name, value in holder.items() if isinstance(holder, dict) else enumerate(holder):
-            if isinstance(value, dict | list | tuple):
-                waiting.append(value)
-            elif isinstance(value, nn.Parameter):
-                if isinstance(holder, tuple):
-                    raise ModelError(
-                        f"{type(module).__name__}: a tuple in it has parameters, which cannot be "
-                        "exchanged for those of another step; expected a list, an "
-                        "nn.ParameterList, or train.staleness: 0"
-                    )
-                yield value, _Place(holder, name)

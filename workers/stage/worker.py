@@ -21,7 +21,7 @@ from workers.links.transport import StageService
 from workers.model.saved import KeptModel, SavedModel, saved_model
 from workers.stage.evaluation import Measured
 from workers.stage.experts import whole_state
-from workers.stage.failure import end_reason_of
+from workers.stage.failure import end_reason_of, told
 from workers.stage.parts import Parts, Share, build
 from workers.stage.reporter import Reporter
 from workers.stage.saved_check import check_saved
@@ -91,10 +91,10 @@ class Worker:
             self._run(parts, reporter)
         except Stopped:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             if not self._stop.is_set():
-                text = f"{type(error).__name__}: {error}"
-                reporter.send("failed", error=text, end_reason=end_reason_of(error))
+                reason = end_reason_of(error, self._launch.job)
+                reporter.send("failed", error=told(error), end_reason=reason)
             raise
         finally:
             reporter.close()
@@ -123,8 +123,8 @@ class Worker:
             check_saved(self._share, parts.client, output, measured)
             reporter.send("done", metrics=results, output=output)
         else:
-            text = f"{type(diverged).__name__}: {diverged}"
-            reporter.send("failed", error=text, end_reason=end_reason_of(diverged), output=output)
+            reason = end_reason_of(diverged)
+            reporter.send("failed", error=told(diverged), end_reason=reason, output=output)
 
     def _wait_for_topology(self) -> Topology:
         """The scheduler's word, which comes once the last of all workers listens.

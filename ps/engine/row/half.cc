@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cfloat>
+#include <limits>
 
 namespace heterps::ps {
 namespace {
@@ -10,9 +11,15 @@ typedef uint16_t UnalignedHalf __attribute__((aligned(1), may_alias));
 
 constexpr float kMostScale = 0x1.0204p121f;  // 127 times it is finite
 
+// A NaN among them makes it NaN: such a row must not come back as one of numbers.
 float ScaleOf(const UnalignedFloat* from, size_t n) {
   float highest = 0;
-  for (size_t j = 0; j < n; ++j) highest = std::max(highest, std::fabs(from[j]));
+  bool numbers = true;
+  for (size_t j = 0; j < n; ++j) {
+    highest = std::max(highest, std::fabs(from[j]));
+    numbers &= from[j] == from[j];
+  }
+  if (!numbers) return std::numeric_limits<float>::quiet_NaN();
   const float scale = highest / 127.0f;
   if (scale > kMostScale) return kMostScale;
   return scale >= FLT_MIN ? scale : 0;  // a smaller one has no inverse
@@ -23,7 +30,11 @@ void EncodeBytes(const UnalignedFloat* from, size_t n, void* to, Round round) {
   const float scale = ScaleOf(from, n);
   std::memcpy(to, &scale, sizeof(scale));
   auto* out = static_cast<int8_t*>(to) + sizeof(scale);
-  const float inverse = scale > 0 ? 1.0f / scale : 0.0f;
+  if (!(scale > 0)) {
+    std::memset(out, 0, n);
+    return;
+  }
+  const float inverse = 1.0f / scale;
   for (size_t j = 0; j < n; ++j) {
     out[j] = static_cast<int8_t>(std::clamp(round(from[j] * inverse, j), -127.0f, 127.0f));
   }

@@ -59,6 +59,103 @@ def test_some_things_always_stay(tmp_path):
     assert pack(tmp_path, LIMIT).files == ("model.py", "pkg/in.py")
 
 
+SECRETS = {
+    "id_rsa": "-----BEGIN OPENSSH PRIVATE KEY-----\nb3Bl\n",
+    "deploy/id_ed25519": "x",
+    ".pypirc": "[pypi]\npassword = x\n",
+    "kubeconfig": "x",
+    "cluster.kubeconfig": "x",
+    ".kube/config": "x",
+    ".docker/config.json": "{}",
+    ".env.production": "KEY=x",
+    ".git-credentials": "x",
+    "certs/token": "x",
+    "service-account-prod.json": "{}",
+    # By what they hold, whatever they are called.
+    "deploy/mine": "-----BEGIN RSA PRIVATE KEY-----\nMIIE\n",
+    "notes.txt": "the key\n-----BEGIN EC PRIVATE KEY-----\nMHc\n",
+    "gcp.json": '{"type": "service_account",\n "private_key": "-----BEGIN PRIVATE KEY-----\\nMII"}',
+    "admin.conf": "apiVersion: v1\nclusters: []\nkind: Config\nusers:\n- name: a\n",
+    "admin.json": '{\n "kind": "Config",\n "clusters": [],\n "users": []\n}\n',
+    "login.reg": "PuTTY-User-Key-File-3: ssh-ed25519\n",
+}
+PLAIN = {
+    "id_rsa.pub": "ssh-rsa AAAA",
+    ".env.example": "KEY=",
+    "known.pub": "-----BEGIN PUBLIC KEY-----\nMIIB\n",
+    "ca.crt": "-----BEGIN CERTIFICATE-----\nMIIB\n",
+    "crypto.py": 'KEY = """\n-----BEGIN PRIVATE KEY-----\n"""\n',
+    "service.yaml": "apiVersion: v1\nkind: ConfigMap\nusers: 3\nclusters: 2\n",
+    "tokenizer.json": "{}",
+    "token/vocabulary.txt": "a",
+}
+
+
+def test_secrets_stay_by_name_and_by_content_and_are_told(tmp_path):
+    for name, text in (SECRETS | PLAIN).items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    code = pack(tmp_path, LIMIT)
+    assert set(code.files) == set(PLAIN)
+    told = {line.partition(":")[0] for line in code.left_out}
+    folders = {".kube/config": ".kube/", ".docker/config.json": ".docker/"}
+    assert told == {folders.get(name, name) for name in SECRETS}
+
+
+def test_a_rule_takes_a_secret_along(tmp_path):
+    for name in ("id_rsa", "admin.conf", ".pypirc"):
+        (tmp_path / name).write_text(SECRETS[name])
+    (tmp_path / IGNORE).write_text("!id_rsa\n!admin.conf\n.*\n")
+    code = pack(tmp_path, LIMIT)
+    assert code.files == ("admin.conf", "id_rsa")
+    assert code.left_out == ()  # what the user leaves out needs no telling
+
+
+def test_what_heterps_wrote_stays_however_it_is_called(tmp_path):
+    """A job's code is the same before it ran, after it, and in its middle."""
+    from heterps.client.download import Download
+    from heterps.client.records import Job
+    from protos.job_pb2 import JobSpec
+    from protos.scheduler_pb2 import SUCCEEDED, JobStatus
+    from ps import LocalShards, ParameterClient
+    from scheduler.service.artifacts import Artifacts
+    from workers.model.saved import SavedModel
+
+    write(tmp_path, "model.py", "output/notes.txt", "model.json", "data/manifest.json")
+    before = pack(tmp_path, LIMIT)
+    assert before.files == ("data/manifest.json", "model.json", "model.py", "output/notes.txt")
+
+    model = SavedModel(str(tmp_path / "output/job-1"))
+    (model.folder / "weights").write_bytes(os.urandom(1000))
+    assert pack(tmp_path, LIMIT).content.digest == before.content.digest, "one that is half there"
+    model.finish(JobSpec(), 0, [], {})
+    Download(Job.of(JobStatus(job_id="job-1", state=SUCCEEDED)), tmp_path / "got").open()
+    Artifacts(tmp_path / "kept", lambda job_id: True)
+    with (
+        LocalShards(1, directory=tmp_path / "shards") as shards,
+        ParameterClient(shards.addresses) as client,
+    ):
+        client.create_table("t", dim=2)
+        client.save(tmp_path / "save")
+    assert (tmp_path / "save/manifest.json").is_file()
+    after = pack(tmp_path, LIMIT)
+    assert after.content.digest == before.content.digest
+    (told,) = after.left_out
+    for name in ("output/job-1/", "got/", "kept/", "save/"):
+        assert name in told
+    inside = pack(tmp_path / "output/job-1", LIMIT)
+    assert "model.json" in inside.files, "a folder that is named is taken as it is"
+
+
+def test_a_model_of_before_the_mark_stays_too(tmp_path):
+    write(tmp_path, "model.py")
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old/model.json").write_text('{\n  "format": "heterps-model-1",\n')
+    assert pack(tmp_path, LIMIT).files == ("model.py",)
+    (tmp_path / IGNORE).write_text("!old/\n")
+    assert pack(tmp_path, LIMIT).files == (IGNORE, "model.py", "old/model.json")
+
+
 @pytest.mark.parametrize("name", [IGNORE, ".gitignore"])
 def test_the_rules_are_those_of_git(tmp_path, name):
     write(tmp_path, "model.py", "data/a.csv", "data/keep.csv", "sub/data.csv", "runs/x/y", "a.log")

@@ -1,5 +1,7 @@
 """Weights kept as fewer bits: how they are rounded, and that nothing else loses any."""
 
+import math
+import struct
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ from numpy.typing import NDArray
 
 from ps import LocalTable
 from ps.engine import _native
+from ps.table.spec import make_spec, make_table
 
 Floats = NDArray[np.float32]
 HALF = {"float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -100,6 +103,25 @@ def test_bytes_of_any_size(largest: float) -> None:
     assert got[0, 0] == 0
     # Steps below the least normal float are not told apart.
     np.testing.assert_allclose(got, values, atol=max(largest / 250, 1.5e-36))
+
+
+def test_a_row_of_bytes_that_holds_no_number_never_reads_as_one() -> None:
+    """Such a row can come from elsewhere alone: what is pushed is finite."""
+    made, other = (make_table(make_spec("t", 4, dtype="int8", learning_rate=0.1)) for _ in "ab")
+    key, ones = np.uint64([7]), np.ones((1, 4), np.float32)
+
+    def push(table: _native.Table, kind: str) -> None:
+        table.push(key, 8, ones, kind=kind, rate=1.0, nonce=0, time_s=0, step=0, usage=None)
+
+    push(made, "assign")
+    snapshot = made.snapshot(since=0, values=False, min_score=0.0, buckets=None)
+    block = snapshot.next()
+    assert block is not None
+    scale = block.index(struct.pack("<f", np.float32(1) / np.float32(127)))
+    other.absorb(block[:scale] + struct.pack("<f", math.nan) + block[scale + 4 :], None)
+    assert np.isnan(other.pull(key, False)).all()
+    push(other, "")
+    assert np.isnan(other.pull(key, False)).all()
 
 
 def test_a_row_of_bytes_has_a_scale_for_each_segment() -> None:

@@ -149,3 +149,17 @@ def test_killed_workers_leave_no_more_than_one_part(site, tmp_path):
 def test_what_cannot_be_read_is_named(site, tmp_path, path, train, said):
     with pytest.raises(DataError, match=said):
         Dataset(spec(path.format(url=site.url), train), "train", tmp_path)
+
+
+def test_a_cache_that_another_user_could_have_made_is_refused(monkeypatch, tmp_path):
+    closed = tmp_path / "file"
+    closed.touch()
+    monkeypatch.delenv("HETERPS_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(closed))  # no folder can be made in there
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    found = remote.cache_folder()
+    assert found.parent == tmp_path
+    assert found.stat().st_mode & 0o777 == 0o700
+    found.chmod(0o777)
+    with pytest.raises(PermissionError, match="name another as HETERPS_CACHE"):
+        remote.cache_folder()

@@ -8,7 +8,7 @@ import pytest
 from protos.job_pb2 import DataSpec
 from workers.data import DataError, Dataset, GlobalBatches
 from workers.data.batches import in_order
-from workers.stage.source import tensors_of
+from workers.data.tensors import tensors_of
 
 ROWS, WIDTH = 40, 5
 

@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from torch import nn
 
 from workers.device.copies import Buffers, CopyStreams, OnHost, staging_for
 from workers.stage.busy import BusyClock
@@ -127,6 +128,17 @@ def test_a_cpu_copies_nothing():
     tensor = torch.zeros(3)
     assert staging_for(CPU).upload(tensor).here() is tensor
     assert not staging_for(CPU).background
+
+
+@pytest.mark.parametrize("place", [4, 20, 36, 52])
+def test_a_cpu_computes_the_same_bits_wherever_its_input_came_to_lie(place):
+    generator = torch.Generator().manual_seed(0)
+    values, weight = torch.randn(16, 13, generator=generator), torch.randn(8, 13)
+    memory = torch.empty(values.nbytes + 64, dtype=torch.uint8)
+    came = memory[place : place + values.nbytes].view(torch.float32).view(16, 13)
+    here = staging_for(CPU).upload(came.copy_(values)).here()
+    product = nn.functional.linear
+    assert torch.equal(product(here, weight), product(values, weight))
 
 
 @pytest.mark.parametrize("device", [CPU, GPU])

@@ -7,6 +7,7 @@ import sys
 import torch
 from safetensors.torch import load_file
 
+from chassis.written import MARK
 from protos.job_pb2 import JobSpec
 from workers.model.saved import SavedModel
 
@@ -32,6 +33,6 @@ def test_nothing_stays_of_weights_whose_writer_was_killed(tmp_path):
     model.write_stage(0, {"weight": weight})
     assert model.finish(JobSpec(), 1, [0.5], {"steps": 1}) == str(folder)
     files = {one.name for one in folder.iterdir()}
-    assert files == {"dense.safetensors", "loss.csv", "model.json"}
+    assert files == {MARK, "dense.safetensors", "loss.csv", "model.json"}
     assert torch.equal(load_file(folder / "dense.safetensors")["weight"], weight)
     assert json.loads((folder / "model.json").read_text())["steps"] == 1

@@ -43,6 +43,10 @@ class Plain(nn.Module):
         return x * self.weight
 
 
+def never():
+    return False
+
+
 @pytest.mark.parametrize(
     ("layer", "sees"),
     [
@@ -70,8 +74,9 @@ def test_what_sees_its_micro_batch_whole(layer, sees):
     model = nn.Sequential(nn.Linear(3, 3), layer)
     assert bool(whole_seeing(model)) == sees
     given = TrainSpec(batch_size=1024, micro_batches=7)
-    assert job_micro_batches(given, model) == 7
-    assert job_micro_batches(TrainSpec(batch_size=1024), model) == (4 if sees else 0)
+    assert job_micro_batches(given, model, never) == 7
+    assert job_micro_batches(TrainSpec(batch_size=1024), model, never) == (4 if sees else 0)
+    assert job_micro_batches(TrainSpec(batch_size=1024), model, lambda: True) == 4
 
 
 @pytest.mark.parametrize(("batch", "number"), [(1, 1), (127, 1), (128, 2), (255, 3), (10_000, 4)])
@@ -81,9 +86,9 @@ def test_a_job_that_does_not_say_has_few_micro_batches(batch, number):
 
 def test_synchronous_batch_norm_sees_a_batch_as_one_micro_batch():
     train = TrainSpec(batch_size=1024, batch_norm="sync")
-    assert job_micro_batches(train, nn.BatchNorm1d(3)) == 1
-    assert job_micro_batches(train, nn.Dropout()) == 4
-    assert job_micro_batches(train, nn.Linear(2, 2)) == 0
+    assert job_micro_batches(train, nn.BatchNorm1d(3), never) == 1
+    assert job_micro_batches(train, nn.Dropout(), never) == 4
+    assert job_micro_batches(train, nn.Linear(2, 2), never) == 0
 
 
 def test_a_micro_batch_of_one_sample_is_refused_where_it_would_be_normalised():

@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from hashlib import sha256
 from pathlib import Path
 
 import grpc
@@ -30,8 +31,8 @@ from protos.parameter_server_pb2 import StatsRequest
 from protos.parameter_server_pb2_grpc import ParameterServerStub
 from protos.reason_pb2 import (
     PROCESS_CRASHED,
-    PROCESS_CUT_OFF,
     PROCESS_OUT_OF_MEMORY,
+    PROCESS_UNFIT,
     REASON_UNSPECIFIED,
     Reason,
 )
@@ -156,19 +157,34 @@ def test_a_process_that_cannot_start_is_explained(node: Daemon) -> None:
     assert reason_of(raised.value) == REASON_UNSPECIFIED
 
 
+_OTHER_LAYERS = """
+    from torch import nn
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.top = nn.Linear(1, 1)
+        def forward(self, dense):
+            return self.top(dense)
+    return Net()
+"""
+
+
 @pytest.mark.parametrize(
     ("code", "reason"),
     [
         ("os.kill(os.getpid(), 9)", PROCESS_CRASHED),
         ("raise MemoryError", PROCESS_OUT_OF_MEMORY),
-        ("raise ConnectionResetError", PROCESS_CUT_OFF),
+        ("raise ConnectionResetError", REASON_UNSPECIFIED),  # the job's own connection
+        ("import sys; sys.exit(71)", REASON_UNSPECIFIED),
+        ("import sys; sys.exit(75)", REASON_UNSPECIFIED),
+        (_OTHER_LAYERS, PROCESS_UNFIT),
     ],
 )
 def test_a_process_that_cannot_start_has_a_reason(
     node: Daemon, tmp_path: Path, code: str, reason: Reason.ValueType
 ) -> None:
     (tmp_path / "model.py").write_text(f"import os\n\n\ndef build():\n    {code}\n")
-    job_id = Reason.Name(reason)
+    job_id = f"ends-{sha256(code.encode()).hexdigest()[:8]}"
     request = LaunchRequest(process_id=f"{job_id}.stage", job_id=job_id, role=STAGE, term=node.term)
     request.job.directory, request.job.model.entry = str(tmp_path), "model.py:build"
     request.stages.add(first=0, last=0, type="cpu", units=1)

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from chassis.exits import TOLD
 from protos.decision_pb2 import Resources, Workload
 from protos.job_pb2 import JobSpec
 from protos.node_pb2 import ProfileRequest
@@ -223,7 +224,7 @@ def test_a_type_that_is_not_listed_is_refused(request_file: Path) -> None:
         timeout=60,
         check=False,
     )
-    assert done.returncode == 1
+    assert done.returncode == TOLD
     assert done.stderr.splitlines()[-1] == (
         "ValueError: resources: this node is of type 'abacus'; expected one of cpu, h200"
     )

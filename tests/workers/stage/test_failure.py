@@ -2,6 +2,7 @@
 
 import socket
 import urllib.error
+from pathlib import Path
 
 import grpc
 import pytest
@@ -9,15 +10,18 @@ import torch
 import torch.distributed as dist
 
 from chassis.channels import RpcError
+from protos.job_pb2 import JobSpec
 from protos.scheduler_pb2 import (
     END_CONNECTION_LOST,
+    END_INVALID_JOB,
     END_OUT_OF_MEMORY,
     END_USER_ERROR,
     EndReason,
 )
 from ps.errors import ShardError
 from workers.data.errors import DataError
-from workers.errors import PeerLostError, peers_needed
+from workers.errors import PeerLostError, UnfitPlanError, peers_needed
+from workers.model.entry import ModelError, load_entry
 from workers.stage.failure import end_reason_of
 
 GONE, BAD = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INVALID_ARGUMENT
@@ -48,6 +52,9 @@ def caused(error: Exception, cause: Exception) -> Exception:
             END_CONNECTION_LOST,
         ),
         (urllib.error.URLError(ConnectionRefusedError()), END_USER_ERROR),
+        (SystemExit(71), END_USER_ERROR),
+        (SystemExit(75), END_USER_ERROR),
+        (UnfitPlanError("other layers"), END_INVALID_JOB),
         (MemoryError(), END_OUT_OF_MEMORY),
         (torch.OutOfMemoryError("CUDA"), END_OUT_OF_MEMORY),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory"), END_OUT_OF_MEMORY),
@@ -57,6 +64,28 @@ def caused(error: Exception, cause: Exception) -> Exception:
 )
 def test_the_type_of_an_error_is_its_reason(error: Exception, reason: EndReason.ValueType) -> None:
     assert end_reason_of(error) == reason
+
+
+@pytest.mark.parametrize("error", [ConnectionResetError("x"), TimeoutError("x")], ids=repr)
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_connection_of_the_jobs_own_code_is_none_of_ours(
+    tmp_path: Path, error: Exception, wrapped: bool
+) -> None:
+    (tmp_path / "model.py").write_text("def build(error):\n    raise error\n")
+    entry = load_entry("model.py:build", tmp_path, "model.entry")
+    with pytest.raises(type(error)) as raised:
+        entry(error)
+    found = caused(ModelError("model.entry failed"), raised.value) if wrapped else raised.value
+    assert end_reason_of(found, JobSpec(directory=str(tmp_path))) == END_USER_ERROR
+    assert end_reason_of(found, JobSpec(directory=str(tmp_path / "other"))) == END_CONNECTION_LOST
+
+
+def test_a_peer_that_is_lost_under_the_jobs_code_is_one(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text("def forward(error):\n    raise error\n")
+    entry = load_entry("model.py:forward", tmp_path, "model.entry")
+    with pytest.raises(PeerLostError) as raised:  # as where experts are split
+        entry(PeerLostError("gone"))
+    assert end_reason_of(raised.value, JobSpec(directory=str(tmp_path))) == END_CONNECTION_LOST
 
 
 @pytest.mark.parametrize("lost", [RuntimeError("Connection closed"), dist.DistBackendError("x")])

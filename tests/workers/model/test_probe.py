@@ -1,0 +1,243 @@
+"""What is found out about a model by running it on a few samples, whatever its code calls it."""
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from torch import nn
+
+from protos.job_pb2 import JobSpec
+from workers.embedding.sparse import SparseEmbedding
+from workers.model.entry import ModelError
+from workers.model.probe import check_parameters, micro_batches_of, mixes_samples
+from workers.model.trace import TracedModel
+
+
+@pytest.fixture
+def job(tmp_path):
+    rng = np.random.default_rng(0)
+    columns = {f"d{i}": rng.normal(size=40).astype(np.float32) for i in range(3)}
+    columns |= {f"s{i}": rng.integers(0, 5, 40).astype(str) for i in range(2)}
+    pq.write_table(pa.table({**columns, "label": rng.integers(0, 2, 40)}), tmp_path / "t.parquet")
+    spec = JobSpec(directory=str(tmp_path))
+    spec.data.train, spec.data.label = "t.parquet", "label"
+    spec.data.dense.extend(["d0", "d1", "d2"])
+    spec.data.sparse.extend(["s0", "s1"])
+    spec.train.batch_size, spec.train.staleness = 256, 1
+    return spec
+
+
+class Layer(nn.Module):
+    """Computes what it is given."""
+
+    def __init__(self, compute):
+        super().__init__()
+        self.compute = compute
+
+    def forward(self, x):
+        return self.compute(self, x)
+
+
+class Net(nn.Module):
+    """An embedding, dense layers and one that is given, before and after which something may be."""
+
+    def __init__(self, layer, before=lambda x: x, zeros=False):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = SparseEmbedding("rows", 4, initializer="zeros" if zeros else "uniform")
+        self.bottom = nn.Linear(11, 6)
+        self.layer = layer
+        self.top = nn.Linear(6, 1)
+        self.before = [before]
+        if zeros:
+            nn.init.zeros_(self.top.weight)
+
+    def forward(self, sparse, dense):
+        x = self.bottom(torch.cat([self.embedding(sparse).flatten(1), dense], 1))
+        return self.top(self.layer(self.before[0](torch.relu(x)))).squeeze(-1)
+
+
+def numbered(x):
+    return x + torch.arange(len(x))[:, None]
+
+
+class Contrast(nn.Module):
+    """Products of all pairs of a batch."""
+
+    def forward(self, x):
+        return x + (x @ x.T).softmax(1).diagonal()[:, None]
+
+
+class InTraining(nn.Module):
+    def forward(self, x):
+        return x - x.mean(0) if self.training else x
+
+
+class OwnBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x - x.mean(0)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient - gradient.mean(0)
+
+
+SAME = Layer(lambda self, x: x)
+MIXING = {
+    "mean": Layer(lambda self, x: x - x.mean(0)),
+    "sum": Layer(lambda self, x: x / (1 + x.sum())),
+    "softmax": Layer(lambda self, x: torch.softmax(x, 0)),
+    "largest": Layer(lambda self, x: x / x.amax()),
+    "sorted": Layer(lambda self, x: x.sort(0).values),
+    "rolled": Layer(lambda self, x: x + x.roll(1, 0)),
+    "little": Layer(lambda self, x: x + 1e-5 * x.mean(0)),
+    "number": Layer(lambda self, x: x / len(x)),
+    "sequence": nn.TransformerEncoderLayer(6, 2, 8, dropout=0.0),
+    "places": Layer(lambda self, x: numbered(x)),
+    "own backward": Layer(lambda self, x: OwnBackward.apply(x)),
+    "pairs": Contrast(),
+    "in training": InTraining(),
+    "drawn": Layer(lambda self, x: x * getattr(torch, "ra" + "nd")(len(x), 1)),
+}
+SEPARATE = {
+    "same": SAME,
+    "norm": nn.LayerNorm(6),
+    "attention": nn.Sequential(
+        nn.Unflatten(1, (3, 2)),
+        nn.TransformerEncoderLayer(2, 1, 8, dropout=0.0, batch_first=True),
+        nn.Flatten(),
+    ),
+    "gelu": nn.Sequential(nn.Linear(6, 300), nn.GELU(), nn.Linear(300, 6)),
+    "softmax": nn.Softmax(1),
+    "convolution": nn.Sequential(
+        nn.Unflatten(1, (1, 6)), nn.Conv1d(1, 4, 3, padding=1), nn.Flatten(), nn.Linear(24, 6)
+    ),
+    "unit length": Layer(lambda self, x: nn.functional.normalize(x, dim=1)),
+}
+
+
+@pytest.mark.parametrize("zeros", [False, True])
+@pytest.mark.parametrize("name", MIXING)
+def test_a_layer_that_mixes_samples_has_its_micro_batches_fixed(job, name, zeros):
+    traced = TracedModel(Net(MIXING[name], zeros=zeros))
+    assert mixes_samples(traced, job)
+    assert micro_batches_of(job, traced) == 4
+    job.train.micro_batches = 7
+    assert micro_batches_of(job, traced) == 7
+
+
+@pytest.mark.parametrize("name", SEPARATE)
+def test_layers_that_keep_samples_apart_leave_the_number_to_the_plan(job, name):
+    traced = TracedModel(Net(SEPARATE[name]))
+    assert not mixes_samples(traced, job)
+    assert micro_batches_of(job, traced) == 0
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        lambda x: x - x.mean(0),
+        lambda x: x / x.sum(),
+        lambda x: torch.softmax(x, 0),
+        lambda x: x + (x @ x.T).sum(1, keepdim=True),
+    ],
+)
+def test_operations_between_layers_are_seen_too(job, between):
+    assert mixes_samples(TracedModel(Net(SAME, between)), job)
+    assert not mixes_samples(TracedModel(Net(SAME, lambda x: x / (1 + x.sum(1, True)))), job)
+
+
+def test_a_model_that_cannot_be_tried_is_taken_to_mix_samples(job):
+    def fails(self, x):
+        raise RuntimeError("only on a GPU")
+
+    traced = TracedModel(Net(Layer(fails)))
+    assert mixes_samples(traced, job)
+    check_parameters(traced, job)  # it says so when it is trained
+
+
+def test_a_trial_leaves_nothing_behind(job):
+    layer = Layer(lambda self, x: self.scale(x))
+    layer.scale = nn.Linear(6, 6)
+    layer.register_buffer("calls", torch.zeros(()))
+    layer.register_forward_hook(lambda module, *_: module.calls.add_(1))
+    model = Net(layer)
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    parameters = list(model.parameters())
+    drawn = torch.get_rng_state()
+    traced = TracedModel(model)
+    mixes_samples(traced, job)
+    check_parameters(traced, job)
+    assert torch.equal(torch.get_rng_state(), drawn)
+    assert all(a is b for a, b in zip(model.parameters(), parameters, strict=True))
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    assert model.embedding.store is None
+    assert all(parameter.grad is None for parameter in parameters)
+
+
+def hidden(kind):
+    """A layer that computes with a parameter that it does not have."""
+    weight = nn.Parameter(torch.ones(6))
+    inner = nn.Linear(6, 6)
+    layer = Layer(
+        {
+            "closure": lambda self, x: x * weight,
+            "list": lambda self, x: x * self.kept[0],
+            "module in a list": lambda self, x: self.modules_[0](x),
+            "tensor": lambda self, x: x * self.kept[1],
+        }[kind]
+    )
+    layer.kept = [weight, torch.ones(6, requires_grad=True)]
+    layer.modules_ = [inner]
+    return layer
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+@pytest.mark.parametrize("kind", ["closure", "list", "module in a list", "tensor"])
+def test_what_would_be_neither_trained_nor_saved_is_refused(job, kind, staleness):
+    job.train.staleness = staleness
+    with pytest.raises(ModelError, match=r"'layer' computes with a tensor .* neither trained nor"):
+        check_parameters(TracedModel(Net(hidden(kind))), job)
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_another_layers_parameter_is_refused(job, staleness):
+    job.train.staleness = staleness
+    net = Net(Layer(lambda self, x: x * self.other[0].weight))
+    net.layer.other = [net.top]
+    with pytest.raises(ModelError, match=r"'layer' computes with 'top.weight', which it does not"):
+        check_parameters(TracedModel(net), job)
+
+
+def test_a_closure_over_an_own_parameter_is_refused_where_versions_are_exchanged(job):
+    weight = nn.Parameter(torch.ones(6))
+    layer = Layer(lambda self, x: x * weight)
+    layer.weight = weight
+    traced = TracedModel(Net(layer))
+    with pytest.raises(ModelError, match=r"'layer.weight' by a reference .* train.staleness: 0"):
+        check_parameters(traced, job)
+    job.train.staleness = 0
+    check_parameters(traced, job)
+
+
+def test_what_training_finds_is_not_refused(job):
+    def compute(self, x):
+        fresh = x.detach().requires_grad_()  # as for a penalty of gradients
+        return x * self.listed[0] + fresh * self.frozen
+
+    layer = Layer(compute)
+    layer.weight = nn.Parameter(torch.ones(6))
+    layer.frozen = nn.Parameter(torch.ones(6), requires_grad=False)
+    layer.listed = [layer.weight]
+    for model in (Net(layer), Net(SAME), Net(nn.LayerNorm(6))):
+        check_parameters(TracedModel(model), job)
+
+
+def test_shared_parameters_are_not_refused(job):
+    net = Net(nn.Linear(6, 6))
+    net.layer.weight = nn.Parameter(net.top.weight.detach().expand(6, 6).clone())
+    net.top = nn.Linear(6, 6)
+    net.top.weight = net.layer.weight
+    check_parameters(TracedModel(net), job)

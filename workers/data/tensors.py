@@ -1,0 +1,38 @@
+"""Batches as models take them."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from workers.data.columns import Batch, concatenate
+from workers.data.reader import Dataset
+
+
+def tensors_of(batch: Batch) -> dict[str, Tensor]:
+    """A batch by the names that models use, with its label."""
+    return {
+        "sparse": torch.from_numpy(batch.sparse),
+        "dense": torch.from_numpy(batch.dense),
+        "label": _wide(batch.label),
+        "tokens": _wide(batch.tokens),
+    }
+
+
+def first_samples(dataset: Dataset, count: int) -> Batch:
+    """The first `count` samples of a split, or all where it has fewer."""
+    found = [dataset.nothing]
+    for index in range(len(dataset.units)):
+        for block in dataset.read(index):
+            missing = count - sum(map(len, found))
+            found.append(block.slice(0, missing))
+            if len(block) >= missing:
+                return concatenate(found)
+    return concatenate(found)
+
+
+def _wide(array: npt.NDArray[Any]) -> Tensor:
+    """Token ids as models and losses take them; they are kept at half the size."""
+    return torch.from_numpy(array.astype(np.int64) if array.dtype == np.int32 else array)

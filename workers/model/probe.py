@@ -1,0 +1,279 @@
+"""A model tried on a few samples before it is trained: what no name in its code tells.
+
+Whether its forward sees other samples of its micro-batch, and whether all that it computes with is
+where training finds it. Layers run one after the other on the host, each with parameters of its own
+for the time being: those of a new model may hide what it does, as a last layer of zeros would.
+"""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_flatten, tree_map
+
+from protos.job_pb2 import JobSpec
+from workers.data.reader import Dataset
+from workers.data.tensors import first_samples, tensors_of
+from workers.embedding.sparse import SparseEmbedding
+from workers.model.entry import ModelError
+from workers.model.modes import in_mode
+from workers.model.places import parameter_places
+from workers.model.trace import TracedModel
+from workers.model.whole import job_micro_batches
+
+_PART = 8  # samples
+_SEED = 1
+_NOISE = 0.1  # of a parameter's mean size
+_SMALLEST = 0.1  # size that noise is taken of
+_TOLERANCE = 1e-4  # of the largest prediction: batches of other sizes round otherwise
+_OWN = "    self.weight = nn.Parameter(…)    # or nn.ParameterList([…]), nn.ModuleList([…])"
+_log = logging.getLogger("heterps.stage")
+
+
+def micro_batches_of(job: JobSpec, traced: TracedModel) -> int:
+    """Micro-batches of a step as far as the job fixes them; 0: the plan chooses.
+
+    Raises:
+        DataError: the first samples of the job do not fit it.
+    """
+    return job_micro_batches(job.train, traced.model, lambda: mixes_samples(traced, job))
+
+
+def mixes_samples(traced: TracedModel, job: JobSpec) -> bool:
+    """Whether a prediction depends on the other samples of its micro-batch, or on how many.
+
+    Where the model cannot be tried it is taken to.
+
+    Raises:
+        DataError: the first samples of the job do not fit it.
+    """
+    parts = _parts(job)
+    if not parts:
+        return False
+    first, second, third = parts
+    try:
+        together, other = (_run(traced, _joined(first, part)) for part in (second, third))
+        alone = _run(traced, second)
+    except Exception as error:
+        _log.info("the model could not be tried: %s: %s", type(error).__name__, error)
+        return True
+    samples = len(first["label"])
+    results = together, other, alone
+    if not all(isinstance(r, Tensor) and r.ndim and r.isfinite().all() for r in results):
+        return True
+    if len(together) != 2 * samples or len(alone) != samples:
+        return True
+    # In a batch of the same size a sample's prediction is the same to the bit.
+    if not torch.equal(together[:samples], other[:samples]):
+        return True
+    difference = (together[samples:] - alone).abs().max()
+    return bool(difference > _TOLERANCE * together.abs().max())
+
+
+def check_parameters(traced: TracedModel, job: JobSpec) -> None:
+    """Refuse a model that computes with what training would not find.
+
+    Raises:
+        ModelError: the layer that does, and the remedy.
+        DataError: the first samples of the job do not fit it.
+    """
+    parts = _parts(job)
+    if not parts:
+        return
+    batch = _joined(*parts[:2])
+    # From a staleness of 1 on a step puts the parameters of its version in place.
+    exchanged = job.train.staleness > 0 and not job.train.split_experts
+    try:
+        # What a forward makes anew is none of this: it is another one each time.
+        reached, again = (_reached(traced, batch, exchanged) for _ in range(2))
+    except ModelError:
+        raise
+    except Exception as error:
+        _log.info("the model could not be tried: %s: %s", type(error).__name__, error)
+        return
+    names: dict[Tensor, str] = {p: name for name, p in traced.model.named_parameters()}
+    for layer, tensors in reached.items():
+        own = set(traced.model.get_submodule(layer).parameters())
+        for tensor in tensors:
+            if not any(tensor is found for found in again.get(layer, ())):
+                continue
+            where = f"{type(traced.model).__name__}: {layer!r} computes with"
+            if tensor not in names:
+                raise ModelError(
+                    f"{where} a tensor {list(tensor.shape)} that is to learn and is no parameter "
+                    "of the model, so that it is neither trained nor saved: it is kept in a "
+                    "closure, a plain list or a global; expected a parameter of the module:"
+                    f"\n{_OWN}"
+                )
+            if tensor not in own:
+                raise ModelError(
+                    f"{where} {names[tensor]!r}, which it does not have: a plan may put them into "
+                    "different stages; expected the module that has it to be an attribute of "
+                    "both, or the parameter to be passed through forward"
+                )
+            if exchanged:
+                raise ModelError(
+                    f"{where} {names[tensor]!r} by a reference that cannot be exchanged for the "
+                    "one of another step: a closure has it, say; expected it to be read from the "
+                    "module in forward, as self.weight, or train.staleness: 0"
+                )
+
+
+def _parts(job: JobSpec) -> Sequence[Mapping[str, Tensor]]:
+    """Three batches of as many samples, different ones as far as there are; none without data."""
+    dataset = Dataset.of(job, "train")
+    found = first_samples(dataset, 3 * _PART)
+    if not len(found):
+        return ()
+    size = max(1, min(_PART, len(found) // 3))
+    rows = [np.arange(part * size, (part + 1) * size) % len(found) for part in range(3)]
+    return [tensors_of(found.take(some)) for some in rows]
+
+
+def _joined(*parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+
+def _run(traced: TracedModel, batch: Mapping[str, Tensor]) -> Any:
+    with _tried(traced.model), torch.no_grad():
+        return _Layers(traced, varied=True).run(*_inputs(traced, batch))
+
+
+def _reached(
+    traced: TracedModel, batch: Mapping[str, Tensor], exchanged: bool
+) -> dict[str, list[Tensor]]:
+    """What each layer computes with that would learn, but for what was exchanged and for rows."""
+    with _tried(traced.model) as rows, torch.enable_grad():
+        layers = _Layers(traced, varied=exchanged)
+        layers.run(*_inputs(traced, batch))
+    return {
+        layer: [leaf for leaf in leaves if leaf.data_ptr() not in rows.given]
+        for layer, leaves in layers.reached.items()
+    }
+
+
+def _inputs(traced: TracedModel, batch: Mapping[str, Tensor]) -> list[Tensor]:
+    return [batch[str(n.target)] for n in traced.graph.nodes if n.op == "placeholder"]
+
+
+class _Layers(fx.Interpreter):
+    """Runs a model layer by layer.
+
+    Args:
+        varied: whether layers have other parameters than their own.
+
+    Attributes:
+        reached: by layer, the leaves of its graph that no exchanged parameter is.
+    """
+
+    def __init__(self, traced: TracedModel, *, varied: bool) -> None:
+        super().__init__(traced.model, graph=traced.graph)
+        self.reached: dict[str, list[Tensor]] = {}
+        self._varied = varied
+        self._generator = torch.Generator().manual_seed(_SEED)
+
+    def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a layer on its own."""
+        module = self.fetch_attr(target)
+        with ExitStack() as stack:
+            others = stack.enter_context(self._others(module)) if self._varied else set()
+            result = super().call_module(target, _detached(args), _detached(kwargs))
+            if torch.is_grad_enabled():
+                own = set() if self._varied else set(module.parameters())
+                leaves = [leaf for leaf in _leaves(result) if leaf not in others | own]
+                self.reached.setdefault(str(target), []).extend(leaves)
+        return _detached(result)
+
+    @contextmanager
+    def _others(self, module: nn.Module) -> Iterator[set[Tensor]]:
+        """Have other parameters in a module; these."""
+        places = parameter_places(module, besides=True)
+        others = {parameter: self._varied_from(parameter) for parameter in places}
+        try:
+            for parameter, where in places.items():
+                for place in where:
+                    place.put(others[parameter])
+            yield set(others.values())
+        finally:
+            for parameter, where in places.items():
+                for place in where:
+                    place.put(parameter)
+
+    def _varied_from(self, parameter: Tensor) -> nn.Parameter:
+        values = parameter.detach()
+        size = max(float(values.abs().mean()) if values.numel() else 0.0, _SMALLEST)
+        noise = torch.empty_like(values).uniform_(-1.0, 1.0, generator=self._generator)
+        return nn.Parameter(values + _NOISE * size * noise)
+
+
+class _Rows:
+    """Rows of any key, for embeddings that nothing is bound to.
+
+    Attributes:
+        given: where those that were asked for lie in memory.
+    """
+
+    def __init__(self) -> None:
+        self.given: set[int] = set()
+        self._kept: list[NDArray[np.float32]] = []
+
+    def of(self, dim: int) -> "_RowsOfTable":
+        return _RowsOfTable(self, dim)
+
+    def keep(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
+        self.given.add(rows.ctypes.data)
+        self._kept.append(rows)  # so that nothing else comes to lie there
+        return rows
+
+
+class _RowsOfTable:
+    def __init__(self, rows: _Rows, dim: int) -> None:
+        self._rows, self._dim = rows, dim
+
+    def pull(self, keys: NDArray[np.uint64], read_only: bool) -> NDArray[np.float32]:
+        angles = np.outer(1 + keys % np.uint64(99991), 1 + np.arange(self._dim))
+        return self._rows.keep(np.sin(angles).astype(np.float32))
+
+    def push(self, keys: NDArray[np.uint64], grads: NDArray[np.float32]) -> None:
+        pass
+
+
+@contextmanager
+def _tried(model: nn.Module) -> Iterator[_Rows]:
+    """Have a model as in training, and all as it was afterwards, generators too."""
+    rows = _Rows()
+    with in_mode(model, training=True), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(_SEED)
+        for module in model.modules():
+            if isinstance(module, SparseEmbedding):
+                module.store = rows.of(module.spec.dim)
+                module.remote = False
+                module._bound = None
+        yield rows
+
+
+def _detached(values: Any) -> Any:
+    return tree_map(lambda v: v.detach() if isinstance(v, Tensor) else v, values)
+
+
+def _leaves(result: Any) -> list[Tensor]:
+    """The tensors that autograd would give gradients for."""
+    values = [v for v in tree_flatten(result)[0] if isinstance(v, Tensor)]
+    found = {id(v): v for v in values if v.requires_grad and v.grad_fn is None}
+    waiting: list[Any] = [v.grad_fn for v in values]
+    seen: set[Any] = set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        variable = getattr(node, "variable", None)
+        if isinstance(variable, Tensor):
+            found[id(variable)] = variable
+        waiting.extend(following for following, _ in node.next_functions)
+    return list(found.values())
