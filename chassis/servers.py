@@ -12,8 +12,8 @@ from grpc_reflection.v1alpha import reflection
 from chassis import tracing
 from chassis.callers import Callers, Lookup
 from chassis.channels import CONNECTION_OPTIONS
+from chassis.parsing import ParsingLate
 from chassis.security import Security
-from chassis.streams import ParsedLate
 
 RawHandler = Callable[[bytes, grpc.ServicerContext], bytes]
 # Of one message. Larger ones are refused by the length before them.
@@ -75,7 +75,7 @@ class Server:
             interceptors=[
                 *([guard] if guard else []),
                 *tracing.interceptors(name),
-                ParsedLate(),
+                ParsingLate(),
             ],
             options=[
                 *_SERVER_OPTIONS,

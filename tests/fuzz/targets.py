@@ -188,10 +188,13 @@ def _saved(folder: Path) -> Path:
 
 
 def _manifests(folder: Path) -> list[bytes]:
+    from tests.ps.checkpoint.manifests import sealed
+
     whole = json.loads((_saved(folder) / "manifest.json").read_text())
     parent = {"place": "../a", "id": whole["id"]}
     delta = whole | {"mode": "delta", "parent": parent, "route": [0] * 1024}
-    return [json.dumps(tree).encode() for tree in (whole, delta)]
+    old = {name: value for name, value in delta.items() if name != "sha256"} | {"version": 2}
+    return [sealed(whole), sealed(delta), json.dumps(old).encode()]
 
 
 def _rows(folder: Path) -> Parser:
@@ -209,7 +212,8 @@ def _rows(folder: Path) -> Parser:
         name = f"{place}/shard-00000-of-00001.{table or 'window'}"
         (folder / name).write_bytes(content)
         digest = hashlib.sha256(content).hexdigest()
-        file = File(name, 0, table, 0, len(content), digest)
+        count = int.from_bytes(content[-8:], "little") if table else 0
+        file = File(name, 0, table, count, len(content), digest)
         manifest = Manifest(place, "checkpoint", 1, (file,), {})
         tables, applied = load_tables([(store, manifest)])
         for each in tables.values():
@@ -505,11 +509,12 @@ def _feed(folder: Path) -> Parser:
 
 def _feeds(folder: Path) -> list[bytes]:
     from ps.checkpoint.places import open_store
-    from ps.serving.feed import LATEST, Entry, Feed, new_name, write_feed
+    from ps.serving.feed import LATEST, Entry, Feed, begin_round, new_name, write_feed
 
     bases = (Entry(new_name("base", 1), "save-1", 1),)
     deltas = (Entry(new_name("delta", 2), "save-2", 2),)
-    write_feed(open_store(folder), Feed("main", bases, deltas, 7.0))
+    switch, before = begin_round(open_store(folder))
+    write_feed(switch, Feed("main", bases, deltas, 7.0), before)
     return [(folder / LATEST).read_bytes(), *EXTREMES]
 
 

@@ -320,8 +320,8 @@ def test_streams_of_nonsense(target: Target) -> None:
             absorb(iter(stream), timeout=20)
 
 
-@pytest.mark.parametrize("method", ["Absorb", "Load"])
-def test_streams_that_cannot_be_parsed_are_ended(target: Target, method: str) -> None:
+@pytest.mark.parametrize("method", ["Absorb", "Load", "Cut"])
+def test_calls_that_cannot_be_parsed_are_ended(target: Target, method: str) -> None:
     """More of them than a connection may have at once: none is held."""
     for _ in range(150):
         assert target.refused(method, b"\xff") == BAD
