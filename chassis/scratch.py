@@ -1,4 +1,6 @@
-"""The folder that the processes of a job on one host share, and that goes when the job does.
+"""Folders of this user that go with who uses them, however that ends.
+
+One is shared by the processes of a job on one host, and goes when the job does.
 
 A node names it in its children's environment and removes it at the job's end. Each process that
 uses it holds a lock in it, so that of several nodes on a host the last one removes it, and a node
@@ -9,6 +11,7 @@ nobody else may look in.
 import fcntl
 import logging
 import os
+import secrets
 import shutil
 import socket
 import stat
@@ -42,6 +45,25 @@ def own() -> Path | None:
         _log.warning("no folder to share: %s", error)
         return None
     return folder
+
+
+def temporary(kind: str) -> Path:
+    """A new folder of this process's; to be removed by `discard`, or, was it killed, by a `sweep`.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    folder = _root() / f"{kind}-{secrets.token_hex(4)}"
+    _hold(folder)
+    return folder
+
+
+def discard(folder: Path) -> None:
+    """Remove a folder of `temporary`'s; safe to repeat."""
+    held = _held.pop(folder, None)
+    if held is not None:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(held)
 
 
 def once(path: Path, make: Callable[[Path], None]) -> None:

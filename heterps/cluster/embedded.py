@@ -5,15 +5,13 @@ with Cluster(types={"cpu": 2}, emulate=["t4"]) as cluster:
 """
 
 import os
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from chassis import written
+from chassis import scratch, written
 from chassis.closing import Closing
 from chassis.process import (
     Child,
@@ -64,8 +62,10 @@ class Cluster(Closing):
         devices: Mapping[str, str] | None = None,
     ) -> None:
         self._temporary = directory is None
-        made = tempfile.mkdtemp(prefix="heterps-") if directory is None else directory
-        self.directory = Path(made).absolute()
+        if directory is None:
+            scratch.sweep()  # what killed ones have left
+            directory = scratch.temporary("cluster")
+        self.directory = Path(directory).absolute()
         self.emulated = frozenset(emulate)
         wanted = dict(types) if types is not None else {"cpu": os.cpu_count() or 1}
         self.types = {**wanted, **{name: 1 for name in self.emulated if name not in wanted}}
@@ -166,7 +166,7 @@ class Cluster(Closing):
         if self._redis is not None:
             self._redis.stop()
         if self._temporary:
-            shutil.rmtree(self.directory, ignore_errors=True)
+            scratch.discard(self.directory)
 
     def check(self) -> None:
         """Check that all processes live.

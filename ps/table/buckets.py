@@ -23,9 +23,16 @@ def buckets_of(route: Route, shard: int) -> NDArray[np.uint8]:
 
 
 def as_flags(buckets: "list[int] | NDArray[np.int64]") -> NDArray[np.uint8]:
-    """1 for every bucket named, uint8 [1024]."""
+    """1 for every bucket named, uint8 [1024].
+
+    Raises:
+        TableError: there is no such bucket.
+    """
     flags = np.zeros(_native.BUCKETS, np.uint8)
-    flags[np.asarray(buckets, dtype=np.int64)] = 1
+    named = np.asarray(buckets, dtype=np.int64)
+    if named.size and not (named.min() >= 0 and named.max() < len(flags)):
+        raise TableError(f"buckets {named.min()} to {named.max()}; expected 0 to {len(flags) - 1}")
+    flags[named] = 1
     return flags
 
 

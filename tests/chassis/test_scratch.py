@@ -84,6 +84,26 @@ def test_it_goes_when_its_last_user_has_gone(folder: Path, number: signal.Signal
     assert not folder.exists()
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_temporary_folder_outlives_nobody_but_its_owner(
+    folder: Path, number: signal.Signals
+) -> None:
+    kept = scratch.temporary("cluster")
+    owner = user(folder, "print(scratch.temporary('cluster'), flush=True); input()")
+    (left,) = set(kept.parent.iterdir()) - {kept, folder}
+    (left / "logs").write_text("much")
+    scratch.sweep()
+    assert left.exists()
+    owner.send_signal(number)
+    owner.communicate()
+    scratch.sweep()
+    assert not left.exists()
+    assert kept.exists()
+    scratch.discard(kept)
+    assert not kept.exists()
+    scratch.discard(kept)
+
+
 def test_one_makes_a_file_and_another_takes_the_place_of_one_that_was_killed(folder: Path) -> None:
     code = """
 def make(path):

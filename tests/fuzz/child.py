@@ -63,7 +63,7 @@ def main(name: str, seconds: int, folder: Path) -> None:
     bound_memory()
     flags = {
         "max_total_time": seconds,
-        "timeout": SLOWEST,
+        "timeout": 6 * SLOWEST,
         "max_len": LONGEST,
         "rss_limit_mb": 0,  # the limit of the address space is the one
         "artifact_prefix": f"{folder}/found-",

@@ -38,7 +38,7 @@ def command_of(target: str, seconds: int, folder: Path) -> list[str] | None:
     corpus.mkdir()
     flags = {
         "max_total_time": seconds,
-        "timeout": SLOWEST,
+        "timeout": 6 * SLOWEST,
         "max_len": 1 << 12,
         "print_final_stats": 1,
     }

@@ -20,7 +20,7 @@ import yaml
 
 Parser = Callable[[bytes], object]
 ROOT = Path(__file__).parents[2]
-SLOWEST = 10  # s for one input
+SLOWEST = 10  # s of a processor for one input
 _MEMORY = 1 << 30  # bytes that one input may take above what was taken before
 _RENEWED = 500  # inputs after which a target with a state of its own begins anew
 

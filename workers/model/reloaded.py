@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 
+import numpy as np
 import torch
 from safetensors.torch import load as load_bytes
 from torch import Tensor, nn
@@ -26,6 +27,7 @@ from workers.moe.layer import MoE
 
 _log = logging.getLogger("heterps.stage")
 MOST_TABLE_BYTES = 256 << 20  # beyond which rows are asked of the shards that have saved them
+_ROWS_AT_ONCE = 65536
 _ROUTED_ELSEWHERE = 0.01  # share of samples that rounding may send to another expert
 
 
@@ -70,14 +72,29 @@ def reopened(output: str, job: JobSpec, shard_rows: Callable[[str], RowStore]) -
 
 
 def check_finite(model: nn.Module) -> None:
-    """Refuse weights that the last update, after which no loss was seen, has made infinite.
+    """Refuse what an update has made infinite, after which no loss was seen that had part in it.
+
+    Of the rows all are looked at that the saved model has here.
 
     Raises:
-        DivergedError: names one.
+        DivergedError: names a weight, or a table and a key.
     """
     for name, weight in model.named_parameters():
         if weight.requires_grad and not weight.isfinite().all():
             raise DivergedError(f"after the last step {name!r} is not finite")
+    stores = {m.spec.table: m.store for m in model.modules() if isinstance(m, SparseEmbedding)}
+    for table, store in stores.items():
+        if not isinstance(store, LocalTable):
+            continue
+        keys = store.keys()
+        for first in range(0, len(keys), _ROWS_AT_ONCE):
+            some = keys[first : first + _ROWS_AT_ONCE]
+            wrong = ~np.isfinite(store.pull(some, read_only=True)).all(axis=1)
+            if wrong.any():
+                raise DivergedError(
+                    f"after the last step the row of key {some[wrong.argmax()]} of table {table!r} "
+                    "is not finite"
+                )
 
 
 @torch.no_grad()

@@ -174,6 +174,7 @@ class RowCommits:
         self._order.committed(step)
 
     def _discard(self, step: int) -> None:
+        self._order.wait_to_commit(step)
         if self._alone:
             self._release(self._kept.pop(step))
         else:

@@ -1,8 +1,8 @@
 """Which updates the rows of step t have seen: with a staleness of S those of steps 0 to t-1-S.
 
 The rows of step t are pulled once the commit of step t-1-S has been acknowledged, and step u is
-committed once every worker of the stage has pulled its rows of step u+S. So what a pull has seen
-depends on no timing, whatever the number of workers.
+committed once every worker of the stage has pulled its rows of step u+S and of those before. So
+what a pull has seen depends on no timing, whatever the number of workers.
 """
 
 from protos.stage_pb2 import COMMITTED, PULLED, STAGED
@@ -49,8 +49,7 @@ class RowOrder:
 
     def pulled(self, step: int) -> None:
         """This worker has all of its rows of a step."""
-        if step >= self._staleness:  # no commit waits for earlier ones
-            self._notices.tell(self._leader, PULLED, step)
+        self._notices.tell(self._leader, PULLED, step)
 
     def staged(self, step: int) -> None:
         """The servers have this worker's part of a step."""
@@ -61,13 +60,19 @@ class RowOrder:
         self._inbox.wait(lambda: self._board.count(STAGED, step) == self._place.width)
 
     def wait_to_commit(self, step: int) -> None:
-        """At the leader: wait until no worker has to pull rows that must not see this step."""
-        later = step + self._staleness
-        if later >= self._schedule.steps:
-            return
+        """At the leader: wait until no worker has to pull rows that must not see this step.
+
+        Steps are committed or dropped in order, each after this.
+        """
+        first = step + self._staleness if step else 0
+        for later in range(first, min(step + self._staleness + 1, self._schedule.steps)):
+            self._wait_for_pulls(later)
+
+    def _wait_for_pulls(self, step: int) -> None:
+        """Wait until every worker that computes a part of a step has its rows."""
         width = self._place.width
-        pulling = sum(self._schedule.computes(later, rank, width) for rank in range(width))
-        self._inbox.wait(lambda: self._over or self._board.count(PULLED, later) >= pulling)
+        pulling = sum(self._schedule.computes(step, rank, width) for rank in range(width))
+        self._inbox.wait(lambda: self._over or self._board.count(PULLED, step) >= pulling)
 
     def no_more_pulls(self) -> None:
         """Nobody is to pull rows of a step any more."""

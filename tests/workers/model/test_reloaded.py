@@ -15,6 +15,7 @@ from protos.job_pb2 import JobSpec
 from protos.naming import table_prefix
 from ps import LocalTable
 from ps.local.table import save_checkpoint
+from workers.embedding.sparse import SparseEmbedding
 from workers.errors import DivergedError
 from workers.model import reloaded
 from workers.model.entry import ModelError, job_model
@@ -149,3 +150,15 @@ def test_weights_that_the_last_update_made_infinite_are_no_success():
             model.bias.fill_(bad)
         with pytest.raises(DivergedError, match="'bias' is not finite"):
             check_finite(model)
+
+
+def test_a_row_that_an_update_made_infinite_is_no_success():
+    layer = SparseEmbedding("items", 2, optimizer="sgd", learning_rate=1e30)
+    check_finite(layer)
+    layer.store = LocalTable.create("items", **layer.spec.table_options())
+    keys = np.arange(100_000, dtype=np.uint64)
+    layer.store.push(keys, np.zeros((len(keys), 2), np.float32))
+    check_finite(layer)
+    layer.store.push(keys[-1:], np.full((1, 2), 1e10, np.float32))  # finite, and no later batch's
+    with pytest.raises(DivergedError, match="row of key 99999 of table 'items' is not finite"):
+        check_finite(layer)

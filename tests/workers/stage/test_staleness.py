@@ -72,10 +72,13 @@ def test_lets_through_what_its_definition_allows(staleness, micro_batches, event
         for asked in range(STEPS):
             seen = asked - 1 - staleness
             assert passes(order.wait_to_pull, asked) == (seen < 0 or seen in committed)
-            later = asked + staleness
-            pulling = {rank for rank in range(WIDTH) if _computes(later, rank, micro_batches)}
-            here = {rank for rank, step in pulled if step == later}
-            free = later >= STEPS or len(here) >= len(pulling)
+            # Commits come in order, so that each has but one more step to wait for than the last.
+            first = asked + staleness if asked else 0
+            free = all(
+                len({rank for rank, step in pulled if step == later})
+                >= sum(_computes(later, rank, micro_batches) for rank in range(WIDTH))
+                for later in range(first, min(asked + staleness + 1, STEPS))
+            )
             assert passes(order.wait_to_commit, asked) == free
 
 
@@ -109,4 +112,14 @@ def test_after_the_last_pull_commits_wait_for_none():
     stop.set()
     assert not passes(order.wait_to_commit, 0)
     order.no_more_pulls()
+    assert passes(order.wait_to_commit, 0)
+
+
+def test_no_commit_comes_before_the_pulls_of_the_first_steps():
+    order, notices, stop = order_of(2, micro_batches=1)  # worker 1 computes step 1 alone
+    stop.set()
+    for step in (0, 2):
+        tell(order, notices, PULLED, 0, step)
+    assert not passes(order.wait_to_commit, 0)
+    tell(order, notices, PULLED, 1, 1)
     assert passes(order.wait_to_commit, 0)
