@@ -1,58 +1,75 @@
-"""Requests are parsed by the thread that handles them, and what is no message is refused by it.
+"""Requests that are no message of their method end in a refusal.
 
-gRPC would parse them before that. It then says INTERNAL where the caller was wrong, and holds the
-stream of each such call until its connection ends: over a hundred, and nobody is served on it.
+gRPC's own refusal of them does not end on the server: the call is kept, and counts among those that
+its connection may have at once, for as long as the connection lasts.
 """
 
-from collections.abc import Callable, Iterator
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
 
-Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any] | None"
+_OURS = "/heterps."
+Behavior = Callable[[Any, grpc.ServicerContext], Any]
 
 
-class ParsingLate(grpc.ServerInterceptor):
-    """For all methods that take messages of protobuf."""
+@dataclass(frozen=True, slots=True)
+class _Malformed:
+    text: str
+
+
+class Parsing(grpc.ServerInterceptor):
+    """What parses the requests of our services."""
 
     def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], Handler],
+        continuation: Callable[[grpc.HandlerCallDetails], Any],
         handler_call_details: grpc.HandlerCallDetails,
-    ) -> Handler:
-        """The handler of a call, which takes bytes."""
+    ) -> Any:
+        """The method's handler, with another parser."""
         handler = continuation(handler_call_details)
-        if handler is None or handler.request_deserializer is None:
+        if handler is None or not handler_call_details.method.startswith(_OURS):
             return handler
-        made: Handler = _MAKERS[handler.request_streaming, handler.response_streaming](
-            _parsing(handler), None, handler.response_serializer
-        )
-        return made
+        parse = handler.request_deserializer
+        if parse is None:  # it takes bytes
+            return handler
+        checked = _checked_stream if handler.request_streaming else _checked
+        kinds = {
+            (False, False): (grpc.unary_unary_rpc_method_handler, handler.unary_unary),
+            (False, True): (grpc.unary_stream_rpc_method_handler, handler.unary_stream),
+            (True, False): (grpc.stream_unary_rpc_method_handler, handler.stream_unary),
+            (True, True): (grpc.stream_stream_rpc_method_handler, handler.stream_stream),
+        }
+        make, behavior = kinds[handler.request_streaming, handler.response_streaming]
+        return make(checked(behavior), _parser(parse), handler.response_serializer)
 
 
-def _parsing(handler: Any) -> Callable[[Any, grpc.ServicerContext], Any]:
-    parse = handler.request_deserializer
-    behavior = (
-        handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
-    )
-
-    def of_one(data: bytes, context: grpc.ServicerContext) -> Any:
+def _parser(parse: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    def parser(data: bytes) -> Any:
         try:
-            request = parse(data)
+            return parse(data)
         except DecodeError as error:
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            return _Malformed(str(error))
+
+    return parser
+
+
+def _checked(behavior: Behavior) -> Behavior:
+    def handle(request: Any, context: grpc.ServicerContext) -> Any:
+        if isinstance(request, _Malformed):
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, request.text)
         return behavior(request, context)
 
-    def of_many(stream: Iterator[bytes], context: grpc.ServicerContext) -> Any:
-        return behavior(map(parse, stream), context)  # its loop meets what is no message
-
-    return of_many if handler.request_streaming else of_one
+    return handle
 
 
-_MAKERS: dict[tuple[bool, bool], Callable[..., Any]] = {
-    (False, False): grpc.unary_unary_rpc_method_handler,
-    (False, True): grpc.unary_stream_rpc_method_handler,
-    (True, False): grpc.stream_unary_rpc_method_handler,
-    (True, True): grpc.stream_stream_rpc_method_handler,
-}
+def _checked_stream(behavior: Behavior) -> Behavior:
+    def checked(requests: Iterable[Any]) -> Iterator[Any]:
+        for request in requests:
+            if isinstance(request, _Malformed):
+                raise DecodeError(request.text)
+            yield request
+
+    return lambda requests, context: behavior(checked(requests), context)

@@ -13,6 +13,9 @@ Metadata = tuple[tuple[str, str], ...]
 class Refusing(Protocol):
     """What refusing needs of a call's context; gRPC's has more."""
 
+    def is_active(self) -> bool:
+        """Whether the caller waits for an answer yet."""
+
     def set_trailing_metadata(self, trailing_metadata: Metadata, /) -> None:
         """What `abort` sends besides the status."""
 

@@ -12,7 +12,7 @@ from grpc_reflection.v1alpha import reflection
 from chassis import tracing
 from chassis.callers import Callers, Lookup
 from chassis.channels import CONNECTION_OPTIONS
-from chassis.parsing import ParsingLate
+from chassis.parsing import Parsing
 from chassis.security import Security
 
 RawHandler = Callable[[bytes, grpc.ServicerContext], bytes]
@@ -72,11 +72,7 @@ class Server:
         guard = self.callers.interceptor(self._whole_health)
         self._server = grpc.server(
             ThreadPoolExecutor(threads, thread_name_prefix=name),
-            interceptors=[
-                *([guard] if guard else []),
-                *tracing.interceptors(name),
-                ParsingLate(),
-            ],
+            interceptors=[*([guard] if guard else []), *tracing.interceptors(name), Parsing()],
             options=[
                 *_SERVER_OPTIONS,
                 ("grpc.max_receive_message_length", most_bytes),

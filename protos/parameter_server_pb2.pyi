@@ -510,6 +510,7 @@ class PushRequest(_message.Message):
     FIRST_FIELD_NUMBER: _builtins.int
     PARTS_FIELD_NUMBER: _builtins.int
     DISTINCT_FIELD_NUMBER: _builtins.int
+    MADE_S_FIELD_NUMBER: _builtins.int
     POSITION_FIELD_NUMBER: _builtins.int
     PAYLOAD_FIELD_NUMBER: _builtins.int
     table: _builtins.str
@@ -541,6 +542,8 @@ class PushRequest(_message.Message):
     """so many of them; 0: 1"""
     distinct: _builtins.bool
     """no key comes twice in this message"""
+    made_s: _builtins.int
+    """Unix time at which the client made the push; 0: not said"""
     position: _builtins.str
     """of the client's reader once this push is applied; kept in checkpoints"""
     payload: _builtins.bytes
@@ -566,12 +569,13 @@ class PushRequest(_message.Message):
         first: _builtins.int = ...,
         parts: _builtins.int = ...,
         distinct: _builtins.bool = ...,
+        made_s: _builtins.int = ...,
         position: _builtins.str = ...,
         payload: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_rate", b"_rate", "rate", b"rate"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_rate", b"_rate", "client", b"client", "count", b"count", "dim", b"dim", "distinct", b"distinct", "dtype", b"dtype", "epoch", b"epoch", "first", b"first", "key_bytes", b"key_bytes", "kind", b"kind", "parts", b"parts", "payload", b"payload", "position", b"position", "rate", b"rate", "region", b"region", "region_at", b"region_at", "route", b"route", "sequence", b"sequence", "step", b"step", "table", b"table", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_rate", b"_rate", "client", b"client", "count", b"count", "dim", b"dim", "distinct", b"distinct", "dtype", b"dtype", "epoch", b"epoch", "first", b"first", "key_bytes", b"key_bytes", "kind", b"kind", "made_s", b"made_s", "parts", b"parts", "payload", b"payload", "position", b"position", "rate", b"rate", "region", b"region", "region_at", b"region_at", "route", b"route", "sequence", b"sequence", "step", b"step", "table", b"table", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__rate: _TypeAlias = _typing.Literal["rate"]  # noqa: Y015
     _WhichOneofArgType__rate: _TypeAlias = _typing.Literal["_rate", b"_rate"]  # noqa: Y015
@@ -866,23 +870,16 @@ Global___SeriesState: _TypeAlias = SeriesState  # noqa: Y015
 
 @_typing.final
 class AttachRequest(_message.Message):
-    """Offers a file of this host's shared memory for payloads; refused where it is not the same host."""
+    """Where clients of the same host and user may come, and pass memory for payloads: see ps/shm."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    REGION_FIELD_NUMBER: _builtins.int
-    NONCE_FIELD_NUMBER: _builtins.int
-    region: _builtins.str
-    nonce: _builtins.bytes
     def __init__(
         self,
-        *,
-        region: _builtins.str = ...,
-        nonce: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["nonce", b"nonce", "region", b"region"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -892,24 +889,21 @@ Global___AttachRequest: _TypeAlias = AttachRequest  # noqa: Y015
 class AttachReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    ATTACHED_FIELD_NUMBER: _builtins.int
     SOCKET_FIELD_NUMBER: _builtins.int
     SECRET_FIELD_NUMBER: _builtins.int
-    attached: _builtins.bool
     socket: _builtins.str
-    """abstract Unix socket that Pull and Push may come by; empty: none"""
+    """abstract Unix socket that calls of a step may come by; empty: none"""
     secret: _builtins.bytes
     """to be shown there"""
     def __init__(
         self,
         *,
-        attached: _builtins.bool = ...,
         socket: _builtins.str = ...,
         secret: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "secret", b"secret", "socket", b"socket"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["secret", b"secret", "socket", b"socket"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1230,11 +1224,14 @@ class ClientWindow(_message.Message):
     HIGHEST_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
     BITS_FIELD_NUMBER: _builtins.int
+    HEARD_S_FIELD_NUMBER: _builtins.int
     client: _builtins.str
     epoch: _builtins.int
     highest: _builtins.int
     end: _builtins.int
     bits: _builtins.bytes
+    heard_s: _builtins.int
+    """Unix time of its last push; 0: not known"""
     def __init__(
         self,
         *,
@@ -1243,10 +1240,11 @@ class ClientWindow(_message.Message):
         highest: _builtins.int = ...,
         end: _builtins.int = ...,
         bits: _builtins.bytes = ...,
+        heard_s: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bits", b"bits", "client", b"client", "end", b"end", "epoch", b"epoch", "highest", b"highest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bits", b"bits", "client", b"client", "end", b"end", "epoch", b"epoch", "heard_s", b"heard_s", "highest", b"highest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

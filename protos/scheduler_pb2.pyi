@@ -188,14 +188,29 @@ Global___JobRequest: _TypeAlias = JobRequest  # noqa: Y015
 
 @_typing.final
 class ListJobsRequest(_message.Message):
+    """A page of jobs: the latest `limit` of those submitted before the job `before`."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
+    LIMIT_FIELD_NUMBER: _builtins.int
+    BEFORE_FIELD_NUMBER: _builtins.int
+    UNENDED_FIELD_NUMBER: _builtins.int
+    limit: _builtins.int
+    """at most 200; 0: 200"""
+    before: _builtins.str
+    """a job's id; "": of all. Of one that is not kept any more: none"""
+    unended: _builtins.bool
+    """only those that have not ended"""
     def __init__(
         self,
+        *,
+        limit: _builtins.int = ...,
+        before: _builtins.str = ...,
+        unended: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["before", b"before", "limit", b"limit", "unended", b"unended"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -206,16 +221,30 @@ class ListJobsReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     JOBS_FIELD_NUMBER: _builtins.int
+    NEXT_FIELD_NUMBER: _builtins.int
+    TOTAL_FIELD_NUMBER: _builtins.int
+    TOTAL_UNENDED_FIELD_NUMBER: _builtins.int
+    next: _builtins.str
+    """`before` of the page of older ones; "": there are none"""
+    total: _builtins.int
+    """jobs on all pages"""
+    total_unended: _builtins.int
+    """of those"""
     @_builtins.property
-    def jobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobStatus]: ...
+    def jobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobStatus]:
+        """by submission, the oldest first"""
+
     def __init__(
         self,
         *,
         jobs: _abc.Iterable[Global___JobStatus] | None = ...,
+        next: _builtins.str = ...,
+        total: _builtins.int = ...,
+        total_unended: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["jobs", b"jobs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["jobs", b"jobs", "next", b"next", "total", b"total", "total_unended", b"total_unended"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -396,15 +425,18 @@ class ListDecisionsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     LIMIT_FIELD_NUMBER: _builtins.int
+    BEFORE_FIELD_NUMBER: _builtins.int
     limit: _builtins.int
+    before: _builtins.str
     def __init__(
         self,
         *,
         limit: _builtins.int = ...,
+        before: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["limit", b"limit"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["before", b"before", "limit", b"limit"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -415,16 +447,21 @@ class ListDecisionsReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     DECISIONS_FIELD_NUMBER: _builtins.int
+    NEXT_FIELD_NUMBER: _builtins.int
+    next: _builtins.str
     @_builtins.property
-    def decisions(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobDecision]: ...
+    def decisions(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobDecision]:
+        """of those of the page that have one; the oldest first"""
+
     def __init__(
         self,
         *,
         decisions: _abc.Iterable[Global___JobDecision] | None = ...,
+        next: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decisions", b"decisions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decisions", b"decisions", "next", b"next"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

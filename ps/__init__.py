@@ -22,7 +22,7 @@ __getattr__, __dir__, __all__ = attach(
         "ps.client.dense": ("DenseParameters", "DensePushPull"),
         "ps.client.geo": ("GeoTable",),
         "ps.client.parameter_client": ("ParameterClient",),
-        "ps.errors": ("CheckpointError", "ShardError", "TableError"),
+        "ps.errors": ("CheckpointError", "OutcomeUnknownError", "ShardError", "TableError"),
         "ps.local.shards": ("LocalShards",),
         "ps.local.table": ("LocalTable",),
         "ps.serving.export": ("export_checkpoint",),

@@ -4,6 +4,7 @@ from ps.client.dense import DensePushPull as DensePushPull
 from ps.client.geo import GeoTable as GeoTable
 from ps.client.parameter_client import ParameterClient as ParameterClient
 from ps.errors import CheckpointError as CheckpointError
+from ps.errors import OutcomeUnknownError as OutcomeUnknownError
 from ps.errors import ShardError as ShardError
 from ps.errors import TableError as TableError
 from ps.local.shards import LocalShards as LocalShards
@@ -26,6 +27,7 @@ __all__ = [
     "GeoTable",
     "LocalShards",
     "LocalTable",
+    "OutcomeUnknownError",
     "ParameterClient",
     "Publisher",
     "Score",

@@ -1,5 +1,7 @@
 """What can go wrong with tables, shards and checkpoints."""
 
+from collections.abc import Callable
+
 import grpc
 
 from protos.reason_pb2 import (
@@ -116,3 +118,32 @@ class ShardError(RuntimeError):
         self.address = address
         self.code = code
         self.reason = reason
+
+
+class OutcomeUnknownError(ShardError):
+    """A push that not every shard has answered: whether it was applied there is not known.
+
+    A push of the same gradients would be another one, and apply them twice where this one was.
+    """
+
+    def __init__(self, error: ShardError, retry: Callable[[], None]) -> None:
+        RuntimeError.__init__(
+            self,
+            f"{error}; whether it was applied is not known: this error's retry() sends it again, "
+            "and no row takes it twice",
+        )
+        self.shard = error.shard
+        self.address = error.address
+        self.code = error.code
+        self.reason = error.reason
+        self._retry = retry
+
+    def retry(self) -> None:
+        """Send what was not answered again, as the push that it was; may be repeated.
+
+        Raises:
+            OutcomeUnknownError: not every shard has answered again.
+            ShardError: one refused: OUT_OF_RANGE where it came too late to tell (see
+                `ps.shard.exactly_once.LATE_S`), and was not applied now.
+        """
+        self._retry()

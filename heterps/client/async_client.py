@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
 from heterps.client import calls, steps
-from heterps.client.records import Identity, Job, JobDecision, LogText, Node, Token
+from heterps.client.records import Identity, Job, JobDecision, JobsPage, LogText, Node, Token
 from heterps.client.transport import ASYNC, Transport
 from heterps.home.target import Target
 from protos import scheduler_pb2 as pb
@@ -59,9 +59,19 @@ class AsyncClient:
         """How a job stands."""
         return await self._transport.call(calls.status(job_id))
 
-    async def jobs(self, timeout: float = calls.CALL_S) -> list[Job]:
-        """All jobs in the order of submission."""
-        return await self._transport.call(calls.jobs(timeout))
+    async def jobs(
+        self,
+        limit: int = 0,
+        before: str = "",
+        unended: bool = False,
+        timeout: float = calls.CALL_S,
+    ) -> list[Job]:
+        """The latest jobs in the order of submission; see `Client.jobs`."""
+        return await steps.jobs(self._transport, limit, before, unended, timeout)
+
+    async def jobs_page(self, limit: int = 0, before: str = "") -> JobsPage:
+        """A page of jobs, with how many there are; see `Client.jobs_page`."""
+        return await self._transport.call(calls.jobs_page(limit, before, False, calls.CALL_S))
 
     async def find(self, prefix: str | None = None) -> str:
         """The id of the job that `prefix` begins, of the latest job for None."""
@@ -91,9 +101,9 @@ class AsyncClient:
         """What was decided for a job, and why."""
         return await self._transport.call(calls.decision(job_id))
 
-    async def decisions(self, limit: int = 0) -> list[JobDecision]:
-        """The decisions of the latest `limit` jobs (0: of all), the oldest first."""
-        return await self._transport.call(calls.decisions(limit))
+    async def decisions(self, limit: int = 0, before: str = "") -> list[JobDecision]:
+        """The decisions of the latest `limit` jobs (0: of all) before one, the oldest first."""
+        return await steps.decisions(self._transport, limit, before)
 
     async def replan(self, job_id: str) -> pb.Replan:
         """What a job's run was measured to take so far, and the proposal that stands, if any."""

@@ -16,7 +16,7 @@ from google.protobuf.message import Message
 from chassis.channels import RpcError, status_of
 from chassis.near import nearest
 from chassis.refusal import reason_of
-from heterps.client.records import Identity, Job, JobDecision, Node, Token
+from heterps.client.records import Identity, Job, JobDecision, JobsPage, Node, Token
 from heterps.errors import (
     ForbiddenError,
     HeterpsError,
@@ -101,13 +101,10 @@ def status(job_id: str) -> Call[Job]:
     return Call("GetJob", pb.JobRequest(job_id=job_id), f"job {job_id}", Job.of, job_id)
 
 
-def jobs(timeout_s: float) -> Call[list[Job]]:
-    """All jobs in the order of submission."""
-
-    def read(reply: pb.ListJobsReply) -> list[Job]:
-        return [Job.of(status) for status in reply.jobs]
-
-    return Call("ListJobs", pb.ListJobsRequest(), "list jobs", read, timeout_s=timeout_s)
+def jobs_page(limit: int, before: str, unended: bool, timeout_s: float) -> Call[JobsPage]:
+    """A page of jobs."""
+    request = pb.ListJobsRequest(limit=limit, before=before, unended=unended)
+    return Call("ListJobs", request, "list jobs", JobsPage.of, timeout_s=timeout_s)
 
 
 def cancel(job_id: str) -> Call[Job]:
@@ -132,19 +129,21 @@ def decision(job_id: str) -> "Call[Decision]":
     return Call("GetDecision", request, what, Decision.from_message, job_id)
 
 
-def decisions(limit: int) -> Call[list[JobDecision]]:
-    """The decisions of the latest `limit` jobs."""
+def decisions(limit: int, before: str) -> Call[tuple[list[JobDecision], str]]:
+    """The decisions of a page of jobs, and what the page of older ones is before."""
     from scheduler import Decision
 
-    def read(reply: pb.ListDecisionsReply) -> list[JobDecision]:
-        return [
+    def read(reply: pb.ListDecisionsReply) -> tuple[list[JobDecision], str]:
+        found = [
             JobDecision(
                 one.job_id, one.job_name, one.submitted_at, Decision.from_message(one.decision)
             )
             for one in reply.decisions
         ]
+        return found, reply.next
 
-    return Call("ListDecisions", pb.ListDecisionsRequest(limit=limit), "list decisions", read)
+    request = pb.ListDecisionsRequest(limit=limit, before=before)
+    return Call("ListDecisions", request, "list decisions", read)
 
 
 def replan(job_id: str) -> Call[pb.Replan]:

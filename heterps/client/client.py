@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from chassis.closing import Closing
 from heterps.client import calls, steps
-from heterps.client.records import Identity, Job, JobDecision, LogText, Node, Token
+from heterps.client.records import Identity, Job, JobDecision, JobsPage, LogText, Node, Token
 from heterps.client.transport import BLOCKING, Transport, iterate, run
 from heterps.home.target import Target
 from protos import scheduler_pb2 as pb
@@ -79,13 +79,26 @@ class Client(Closing):
         """How a job stands."""
         return run(self._transport.call(calls.status(job_id)))
 
-    def jobs(self, timeout: float = calls.CALL_S) -> list[Job]:
-        """All jobs in the order of submission.
+    def jobs(
+        self,
+        limit: int = 0,
+        before: str = "",
+        unended: bool = False,
+        timeout: float = calls.CALL_S,
+    ) -> list[Job]:
+        """The latest jobs in the order of submission, fetched a page at a time.
 
         Args:
+            limit: how many; 0 for all that are kept.
+            before: a job's id: only those submitted before it.
+            unended: only those that have not ended.
             timeout: seconds that the scheduler may take to answer.
         """
-        return run(self._transport.call(calls.jobs(timeout)))
+        return run(steps.jobs(self._transport, limit, before, unended, timeout))
+
+    def jobs_page(self, limit: int = 0, before: str = "") -> JobsPage:
+        """A page of jobs, with how many there are; arguments as of `jobs`, 0 for a whole page."""
+        return run(self._transport.call(calls.jobs_page(limit, before, False, calls.CALL_S)))
 
     def find(self, prefix: str | None = None) -> str:
         """The id of the job that `prefix` begins, of the latest job for None.
@@ -147,12 +160,12 @@ class Client(Closing):
         """
         return run(self._transport.call(calls.decision(job_id)))
 
-    def decisions(self, limit: int = 0) -> list[JobDecision]:
-        """The decisions of the latest `limit` jobs (0: of all), the oldest first.
+    def decisions(self, limit: int = 0, before: str = "") -> list[JobDecision]:
+        """The decisions of the latest `limit` jobs (0: of all) before one, the oldest first.
 
         They hold figures and stages; `decision` gives all of one.
         """
-        return run(self._transport.call(calls.decisions(limit)))
+        return run(steps.decisions(self._transport, limit, before))
 
     def replan(self, job_id: str) -> pb.Replan:
         """What a job's run was measured to take so far, and the proposal that stands, if any."""

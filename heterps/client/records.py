@@ -184,6 +184,28 @@ class LogText:
 
 
 @dataclass(frozen=True, slots=True)
+class JobsPage:
+    """Some of the jobs, by submission, the oldest first.
+
+    Attributes:
+        next: `before` of the page of older ones; "" where there are none.
+        total: jobs on all pages.
+        total_unended: of those.
+    """
+
+    jobs: list[Job]
+    next: str
+    total: int
+    total_unended: int
+
+    @classmethod
+    def of(cls, reply: pb.ListJobsReply) -> "JobsPage":
+        """From the scheduler's message."""
+        jobs = [Job.of(status) for status in reply.jobs]
+        return cls(jobs, reply.next, reply.total, reply.total_unended)
+
+
+@dataclass(frozen=True, slots=True)
 class JobDecision:
     """A job's decision in a list: its figures and stages, perhaps without its inputs."""
 

@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 
 from heterps.client import calls
 from heterps.client.download import Download, JobFiles
-from heterps.client.records import Job, LogText, State
+from heterps.client.records import Job, JobDecision, LogText, State
 from heterps.client.retry import PAUSE_S, Retry
 from heterps.client.transport import Transport
 from heterps.errors import (
@@ -32,6 +32,7 @@ from protos.job_pb2 import JobSpec
 from protos.scheduler_pb2 import JobRequest, LogsRequest
 
 _POLL_S = 0.2
+_DECISIONS = 100  # jobs on a page
 
 
 async def submit(
@@ -74,8 +75,36 @@ async def submit(
 
 async def find(transport: Transport, prefix: str | None) -> str:
     """The id of the job that `prefix` begins, of the latest for None."""
-    listed = await transport.call(calls.jobs(calls.CALL_S))
+    limit = 0 if prefix is not None else 1
+    listed = await jobs(transport, limit, "", False, calls.CALL_S)
     return calls.match(prefix, [job.job_id for job in listed])
+
+
+async def jobs(
+    transport: Transport, limit: int, before: str, unended: bool, timeout_s: float
+) -> list[Job]:
+    """The latest `limit` jobs (0: all) before one, page by page."""
+    found: list[Job] = []
+    while True:
+        call = calls.jobs_page(max(0, limit - len(found)), before, unended, timeout_s)
+        page = await transport.call(call)
+        found[:0] = page.jobs
+        before = page.next
+        if not before or (limit and len(found) >= limit):
+            return found
+
+
+async def decisions(transport: Transport, limit: int, before: str = "") -> list[JobDecision]:
+    """The decisions of the latest `limit` jobs (0: of all) before one, page by page."""
+    found: list[JobDecision] = []
+    left = limit
+    while True:
+        most = min(left, _DECISIONS) if limit else _DECISIONS
+        some, before = await transport.call(calls.decisions(most, before))
+        found[:0] = some
+        left -= most
+        if not before or (limit and left <= 0):
+            return found
 
 
 async def watch(transport: Transport, job_id: str) -> AsyncIterator[Job]:

@@ -12,32 +12,45 @@ from heterps.errors import OK, HeterpsError, UnreachableError
 if TYPE_CHECKING:
     from heterps.client.records import LogText
 
+_SHOWN = 50
+
 
 @click.command()
+@click.option(
+    "--last", type=click.IntRange(1), metavar="N", default=_SHOWN, show_default=True, help="Of all."
+)
+@click.option("--before", metavar="JOB", default="", help="Only those submitted before this job.")
 @options.cluster
 @options.as_json
-def jobs(as_json: bool) -> int:
-    """List the jobs, the latest last."""
+def jobs(last: int, before: str, as_json: bool) -> int:
+    """List the latest jobs, the latest last."""
     from heterps import report
     from heterps.client import archive
 
-    found = archive.jobs()
+    found = {job.job_id: job for job in archive.jobs()}
+    border = found[before].submitted_at if before in found else float("inf")
     problem: HeterpsError | None = None
     try:
         with named.client() as client:
-            live = client.jobs()
+            if before and before not in found:
+                border = client.status(before).submitted_at
+            live = client.jobs() if before in found else client.jobs(last + 1, before)
     except UnreachableError as error:
         live, problem = [], error
-    ids = {job.job_id for job in live}
+    found |= {job.job_id: job for job in live}
     listed = sorted(
-        [*(job for job in found if job.job_id not in ids), *live], key=lambda job: job.submitted_at
+        (job for job in found.values() if job.submitted_at < border),
+        key=lambda job: job.submitted_at,
     )
     if not listed and problem is not None:
         raise problem
+    shown = listed[-last:]
     if as_json:
-        options.print_json([job.to_json() for job in listed])
-    elif listed:
-        report.show(report.console(), report.jobs_table(listed))
+        options.print_json([job.to_json() for job in shown])
+    elif shown:
+        report.show(report.console(), report.jobs_table(shown))
+        if len(shown) < len(listed):
+            click.echo(f"older ones: heterps jobs --before {shown[0].job_id}")
     else:
         click.echo("no jobs yet; submit one with `heterps submit JOB.yaml`")
     return OK

@@ -27,21 +27,22 @@ class DecisionCache:
     client: "Client"
     _listed: "dict[str, Decision]" = field(default_factory=dict)
     _listed_at: float = float("-inf")
-    _most: int = 0
+    _asked: tuple[int, str] = (0, "")
     _ended: "OrderedDict[str, Decision]" = field(default_factory=OrderedDict)
     _curves: "OrderedDict[tuple[str, str, float], tuple[ParetoPoint, ...]]" = field(
         default_factory=OrderedDict
     )
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def figures(self, most: int) -> "dict[str, Decision]":
-        """Decisions of the latest `most` jobs by job, without their inputs."""
+    def figures(self, most: int, before: str = "") -> "dict[str, Decision]":
+        """Decisions of the latest `most` jobs, before one, by job, without their inputs."""
         with self._lock:
-            if most <= self._most and time.monotonic() - self._listed_at < _LISTED_S:
+            fresh = time.monotonic() - self._listed_at < _LISTED_S
+            if (most, before) == self._asked and fresh:
                 return self._listed
-        found = {one.job_id: one.decision for one in self.client.decisions(most)}
+        found = {one.job_id: one.decision for one in self.client.decisions(most, before)}
         with self._lock:
-            self._listed, self._listed_at, self._most = found, time.monotonic(), most
+            self._listed, self._listed_at, self._asked = found, time.monotonic(), (most, before)
         return found
 
     def decision(self, job: Job, curve: bool = False) -> "Decision | None":

@@ -40,19 +40,18 @@ def add(app: FastAPI, console: Console) -> None:
 
 def _jobs(app: FastAPI, console: Console) -> None:
     @app.get("/")
-    def jobs(request: Request, page: int = 1) -> HTMLResponse:
-        found = console.client.jobs()[::-1]
-        first = (max(1, page) - 1) * PAGE
-        shown = found[first : first + PAGE]
-        decisions = console.decisions.figures(first + len(shown)) if shown else {}
+    def jobs(request: Request, before: str = "") -> HTMLResponse:
+        page = console.client.jobs_page(PAGE, before)
+        shown = page.jobs[::-1]
+        decisions = console.decisions.figures(PAGE, before) if shown else {}
         return console.page(
             request,
             "jobs.html",
             table=jobs_table(shown, decisions) if shown else None,
-            count=len(found),
-            busy=sum(not job.state.is_final for job in found),
-            newer=max(1, page) - 1,
-            older=max(1, page) + 1 if first + len(shown) < len(found) else 0,
+            count=page.total,
+            busy=page.total_unended,
+            newer=bool(before),
+            older=page.next,
         )
 
     @app.get("/jobs/{job_id}/cancel")
@@ -165,7 +164,7 @@ def _nodes(app: FastAPI, console: Console) -> None:
     def nodes(request: Request) -> HTMLResponse:
         found = console.client.nodes()
         offer, name = None, ""
-        for job in console.client.jobs()[: -PAGE - 1 : -1]:
+        for job in console.client.jobs(PAGE)[::-1]:
             decision = console.decisions.decision(job)
             if decision is not None and decision.resources is not None:
                 offer, name = decision.resources, job.name

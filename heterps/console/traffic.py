@@ -81,7 +81,9 @@ class Traffic:
             client.close()
 
     def _ask(self, pool: ThreadPoolExecutor) -> None:
-        running = [job.job_id for job in self.client.jobs() if job.state is State.RUNNING]
+        running = [
+            job.job_id for job in self.client.jobs(unended=True) if job.state is State.RUNNING
+        ]
         places = {
             job_id: [(one.label, one.address) for one in self.client.history(job_id).shards]
             for job_id in running

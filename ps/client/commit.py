@@ -13,7 +13,7 @@ from ps.client.session import Session
 from ps.client.stage import Gradients, StepRequest, ToEveryShard
 from ps.engine import _native
 from ps.errors import NonFiniteError, TableError
-from ps.table.arrays import as_gradients, as_keys
+from ps.table.arrays import as_gradients, as_keys, check_range
 
 Parts = Mapping[str, tuple[Any, Any]]  # table -> keys, gradients
 
@@ -196,6 +196,7 @@ class StepClient(ABC):
                 if len(unique) < len(flat):
                     floats = _native.segment_sum(inverse, floats, len(unique), dim)
                     flat = unique
+            check_range(table, flat, floats, self._step_wire)
             made.append(Gradients(table, dim, flat, floats))
         return made
 

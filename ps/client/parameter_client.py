@@ -24,7 +24,7 @@ from ps.client.save import save
 from ps.client.session import Session, Shard
 from ps.engine import _native
 from ps.errors import TableError
-from ps.table.arrays import as_gradients, as_keys
+from ps.table.arrays import as_gradients, as_keys, check_range
 from ps.table.rules import WIRE_DTYPES
 from ps.table.spec import make_spec
 from ps.table.usage import Usage
@@ -467,6 +467,8 @@ class ParameterClient(StepClient, Closing):
             _native.check_finite(unique, 8, floats, spec.dim)
         except ValueError as error:
             raise TableError(f"table {table!r}: {error}") from None
+        if kind != "assign":
+            check_range(table, unique, floats, self._wire)
         head = pb.PushRequest(table=table, dim=spec.dim, kind=kind, step=step, position=position)
         if rate is not None:
             head.rate = rate

@@ -16,11 +16,11 @@ from ps.client.futures import combine
 from ps.client.pull_in_place import PullInPlace
 from ps.client.session import Routes, Session, Shard
 from ps.engine import _native
-from ps.errors import ShardError, StaleRouteError
+from ps.errors import ShardError, StaleRouteError, TableError
 from ps.shm.blocks import Block, SharedMemory
 from ps.shm.line import BrokenLineError
 from ps.shm.region import aligned
-from ps.table.arrays import Floats, Keys
+from ps.table.arrays import FLOAT16_END, Floats, Keys
 
 # Larger batches travel as several messages: gRPC is fastest with 1-16 MiB.
 MESSAGE_BYTES = 8 << 20
@@ -205,10 +205,23 @@ class Pull:
     def _finish(self, plan: Plan, parts: Sequence[Part], replies: "list[_Reply]") -> Floats:
         try:
             rows = [(reply.rows, p[2]) for reply, p in zip(replies, parts, strict=True)]
+            if self._wire == "float16":
+                for reply, (_, keys, _) in zip(replies, parts, strict=True):
+                    self._check_range(keys, reply.rows)
             flat = _native.gather(rows, len(plan.keys), plan.inverse, self._dim, self._wire)
             return flat.reshape(*self._shape, self._dim)
         finally:
             self._release()
+
+    def _check_range(self, keys: Keys, rows: memoryview) -> None:
+        weights = np.frombuffer(rows, "<f2").reshape(len(keys), self._dim)
+        beyond = np.abs(weights) >= FLOAT16_END
+        if beyond.any():
+            raise TableError(
+                f"table {self._table!r}, key {keys[beyond.any(axis=1).argmax()]}: a weight of "
+                f"{FLOAT16_END:g} or beyond, which wire='float16' cannot carry; pull with "
+                "wire='bfloat16' or 'float32'"
+            )
 
     def _release(self) -> None:
         while self._lent:
@@ -226,7 +239,7 @@ class Pull:
         )
         what = f"Pull of {len(keys)} rows of {self._table!r}"
         rows_bytes = len(keys) * self._row_bytes
-        memory = None if prefetch else self._session.memory(routes)
+        memory = None if prefetch else self._session.memory()
         if memory is not None:
             block = memory.take(aligned(keys.nbytes) + rows_bytes, (shard.address,))
             if block is not None:

@@ -7,6 +7,7 @@ finds no distinct keys, sorts none by shard, and copies and spreads no rows.
 
 import numpy as np
 
+from chassis import tracing
 from protos import parameter_server_pb2 as pb
 from ps.client.session import Routes, Session, Shard
 from ps.errors import StaleRouteError
@@ -57,8 +58,8 @@ class PullInPlace:
         The caller's keys may change from now on.
         """
         routes = session.routes
-        memory = session.memory(routes)
-        if memory is None or len(keys) == 0:
+        memory = session.memory()
+        if memory is None or len(keys) == 0 or tracing.ON:  # spans follow calls of gRPC only
             return None
         route = routes.route if len(routes.addresses) > 1 else routes.route[:0]
         route_at = aligned(keys.nbytes)
@@ -68,10 +69,6 @@ class PullInPlace:
             return None
         made = cls(session, routes, memory, block, rows_at, len(keys), dim)
         for shard in session.shards_of(routes):
-            line = block.lines[shard.address]
-            if line is None:
-                memory.release(block)
-                return None
             head = pb.PullRequest(
                 table=table,
                 dim=dim,
@@ -84,7 +81,7 @@ class PullInPlace:
                 shards_at=route_at,
                 shard=len(made._sent),
             )
-            made._sent.append((shard, line, head))
+            made._sent.append((shard, block.lines[shard.address], head))
         block.region.view(0, keys.nbytes)[:] = keys.view(np.uint8).data
         block.region.view(route_at, route.nbytes)[:] = route.view(np.uint8).data
         try:

@@ -1,5 +1,6 @@
 """One push: its messages to the shards, each applied exactly once."""
 
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -13,9 +14,9 @@ from protos import parameter_server_pb2 as pb
 from protos.codec import payload_prefix, unpack
 from ps.client.futures import combine
 from ps.client.pull import as_shard_error, split
-from ps.client.session import Session, Shard
+from ps.client.session import SILENT, Session, Shard
 from ps.engine import _native
-from ps.errors import StaleRouteError
+from ps.errors import OutcomeUnknownError, ShardError, StaleRouteError
 from ps.shm.blocks import Block, SharedMemory
 from ps.shm.line import BrokenLineError
 from ps.shm.region import aligned
@@ -93,10 +94,13 @@ class Push:
         self._wire = "float32" if head.kind == "assign" else wire
         width = 4 if self._wire == "float32" else 2
         self._row_bytes = 8 + width * head.dim + (8 if usage.values is not None else 0)
+        self._lock = threading.Lock()
+        self._unknown = False  # whether one may have been applied that was not acknowledged
         routes = session.routes
         parts = split(session, routes, keys, self._row_bytes)
         first = session.sequences(len(parts))
         head.client, head.epoch = session.client, session.epoch
+        head.made_s = int(time.time())
         head.usage = usage.values is not None
         head.distinct = True
         if self._wire != "float32":
@@ -117,30 +121,62 @@ class Push:
         ]
 
     def run(self) -> None:
-        """Send it; returns once every shard has acknowledged."""
-        self._session.run([partial(self._deliver, m) for m in self._messages])
+        """Send it, or what of it was not acknowledged; returns once every shard has acknowledged.
+
+        Raises:
+            OutcomeUnknownError: one did not answer in time.
+            ShardError: one refused; others may have applied what was theirs.
+        """
+        try:
+            self._session.run([partial(self._deliver, m) for m in self._taken()])
+        except ShardError as error:
+            raise self._explained(error) from None
 
     def start(self) -> "Future[None]":
-        """Send it in the background; the caller's arrays are copied first."""
+        """Send it in the background, with the errors of `run`; arrays are copied first."""
         works: list[Callable[[], None]] = [
             partial(self._deliver, m, self._prepare(m)) for m in self._messages
         ]
-        return combine(self._session.submit(works), lambda _: None)
+        self._taken()
+
+        def failed(error: BaseException) -> None:
+            raise self._explained(error) if isinstance(error, ShardError) else error
+
+        return combine(self._session.submit(works), lambda _: None, or_else=failed)
+
+    def _taken(self) -> list[_Message]:
+        """The messages to be sent; `_keep` gives back what was not acknowledged."""
+        messages, self._messages, self._unknown = self._messages, [], False
+        return messages
+
+    def _keep(self, messages: list[_Message], error: BaseException) -> None:
+        with self._lock:
+            self._messages += messages
+            self._unknown |= isinstance(error, ShardError) and error.code in SILENT
+
+    def _explained(self, error: ShardError) -> ShardError:
+        """The error, or one that says what to do where an answer is lacking."""
+        return OutcomeUnknownError(error, self.run) if self._unknown else error
 
     def _deliver(self, message: _Message, prepared: _Sent | None = None) -> None:
         what = f"Push of {len(message.keys)} rows to {self._head.table!r}"
         limit = time.monotonic() + self._session.timeout_s
         left = [message]
         while left:
-            message = left.pop(0)
-            sent = prepared or self._prepare(message)
+            sent = prepared or self._prepare(left[0])
             prepared = None
             try:
-                self._send(message.shard, sent, what)
+                self._send(left[0].shard, sent, what)
+                left.pop(0)
             except StaleRouteError as error:
+                left[:1] = self._split_anew(self._as_sent(left[0], sent))
                 if time.monotonic() > limit:
+                    self._keep(left, error)
                     raise as_shard_error(self._session, error) from None
-                left = self._split_anew(self._as_sent(message, sent)) + left
+            except BaseException as error:
+                left[0] = self._as_sent(left[0], sent)
+                self._keep(left, error)
+                raise
 
     def _prepare(self, message: _Message) -> _Sent:
         """What to send, without the caller's arrays."""
@@ -237,7 +273,7 @@ class Push:
 
     def _write_shared(self, message: _Message) -> _SharedMessage | None:
         """The message in shared memory; None where there is none."""
-        memory = self._session.memory(self._session.routes)
+        memory = self._session.memory()
         if memory is None:
             return None
         size = len(message.keys) * self._row_bytes

@@ -14,11 +14,11 @@ from uuid import uuid4
 import grpc
 from google.protobuf.message import DecodeError
 
+from chassis import tracing
 from chassis.channels import RpcError, call, connect
 from chassis.memory import keep_buffers
 from protos.codec import unpack
 from protos.parameter_server_pb2 import (
-    AttachReply,
     AttachRequest,
     PullReply,
     PullRequest,
@@ -33,7 +33,7 @@ from ps.shm.line import COMMIT, MAX_MESSAGE, PULL, PUSH, STAGE, TALLY, BrokenLin
 from ps.shm.region import Region
 from ps.table.buckets import Route, default_route, route_of
 
-_SILENT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+SILENT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)  # no answer came
 _PATH = "/heterps.v1.ParameterServer/"
 _METHODS = {PULL: "Pull", PUSH: "Push", STAGE: "Stage", TALLY: "Tally", COMMIT: "Commit"}
 
@@ -109,7 +109,7 @@ class Shard:
                 raise StaleRouteError(str(error)) from None
             if error.reason == MEMORY_NOT_ATTACHED:
                 raise BrokenLineError(error.details) from None
-            if error.code in _SILENT:
+            if error.code in SILENT:
                 text = f"did not answer within {limit:g} s ({what}: {error.details})"
             else:
                 text = f"refused {what}: {error.details} ({error.code.name})"
@@ -125,7 +125,8 @@ class Shard:
             line: to this shard.
         """
         methods = self._data[number]
-        if line is None or len(request) > MAX_MESSAGE:
+        # Spans follow calls of gRPC only.
+        if line is None or tracing.ON or len(request) > MAX_MESSAGE:
             return self.call(methods[next(self._turn) % len(methods)], request, what)
         return self.call(partial(line.call, number), request, what)
 
@@ -154,11 +155,18 @@ class Shard:
         for channel in self._channels:
             channel.close()
 
-    def attach(self, region: Region) -> AttachReply:
-        """Offer it shared memory; once, since messages have another way."""
-        request = AttachRequest(region=region.name, nonce=region.nonce)
+    def attach(self, region: Region) -> UnixLine:
+        """Share memory with it; tried once, since messages have another way.
+
+        Raises:
+            ConnectionRefusedError: it is not on this host or of this user, or has enough.
+            OSError, ShardError: it could not be asked.
+        """
         limit = min(1.0, self._timeout_s)
-        return self.call(self.stub.Attach, request, "Attach", limit, patience_s=0.0)
+        reply = self.call(self.stub.Attach, AttachRequest(), "Attach", limit, patience_s=0.0)
+        if not reply.socket:
+            raise ConnectionRefusedError("the shard has no Unix socket")
+        return UnixLine(reply.socket, reply.secret, region)
 
 
 class Session:
@@ -212,11 +220,11 @@ class Session:
                     self._shards[address] = self._make(index, address)
             return [self._shards[address] for address in addresses]
 
-    def memory(self, routes: Routes) -> SharedMemory | None:
-        """What is shared with the shards of a routing that are on this host; None: not wanted."""
+    def memory(self) -> SharedMemory | None:
+        """What is shared with the shards of the present routing; None: not wanted."""
         if not self._shared_memory:
             return None
-        held = self._memory
+        held, routes = self._memory, self.routes
         if held is not None and held[0] == routes.addresses:
             return held[1]
         shards = self.shards_of(routes)

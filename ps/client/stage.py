@@ -177,7 +177,7 @@ class ToEveryShard:
         width = 4 if self._wire == "float32" else 2
         part = head.part if isinstance(head, pb.CommitRequest) else head
         size = sum(len(r.keys) * (8 + r.gradients.dim * width) for r in rows)
-        memory = self._session.memory(routes)
+        memory = self._session.memory()
         block = memory.take(size + 64, (shard.address,)) if memory is not None else None
         if rows and isinstance(part, pb.StageRequest):
             part.dtype = "" if self._wire == "float32" else self._wire

@@ -117,10 +117,10 @@ def serve(
         if durable is not None:
             service.log_bytes = lambda: durable.log.bytes
         ends.callback(Maintenance(state, durable, replicator).close)
+        service.unix.start()  # first: who calls by gRPC is told of it
+        ends.callback(service.unix.close, 5.0)
         address = server.start()
         ends.callback(server.stop, 5.0)
-        service.unix.start()
-        ends.callback(service.unix.close, 5.0)
         metrics = ""
         if settings.metrics:
             metrics, close = serve_metrics(settings.metrics, service.metrics.metrics)

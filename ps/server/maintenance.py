@@ -75,6 +75,9 @@ class Maintenance:
                     _log.info("table %s: evicted %d rows", name, evicted)
         if expire:
             self._expired = time.monotonic()
+            forgotten = self._state.pushes.forget(now_s())
+            if forgotten:
+                _log.info("forgot %d clients that have pushed nothing for long", len(forgotten))
         if self._durable is not None and self._durable.due():
             self._durable.fold()
         if time.monotonic() - self._checked > _CHECK_S:

@@ -72,7 +72,7 @@ class ParameterService(ParameterServerServicer):
         self.clocks = Clocks(max(1, threads // 2))
         self.log_bytes: Callable[[], int] = lambda: 0
         data = (self.pull, self.push, self.stage, self.tally, self.commit)  # PULL, PUSH, ...
-        self.unix = UnixServer(data, self.data.regions.detach)
+        self.unix = UnixServer(data, self.data.regions)
         self._began = time.monotonic()
 
     # Data, raw: the message's bytes in, the reply's bytes out.
@@ -159,14 +159,12 @@ class ParameterService(ParameterServerServicer):
     # Control: ordinary protobuf.
 
     def Attach(self, request: pb.AttachRequest, context: grpc.ServicerContext) -> pb.AttachReply:  # noqa: N802
-        """Share memory with a client of the same host and user."""
-
-        def work() -> pb.AttachReply:
-            if not self.data.regions.attach(request.region, request.nonce):
-                return pb.AttachReply()
-            return pb.AttachReply(attached=True, socket=self.unix.name, secret=self.unix.secret)
-
-        return self._guarded("Attach", context, work)
+        """Where a client of the same host and user may come."""
+        return self._guarded(
+            "Attach",
+            context,
+            lambda: pb.AttachReply(socket=self.unix.name, secret=self.unix.secret),
+        )
 
     def Advance(  # noqa: N802
         self, request: pb.AdvanceRequest, context: grpc.ServicerContext
@@ -296,6 +294,8 @@ class ParameterService(ParameterServerServicer):
         """Run a handler; what it raises becomes a status, and only surprises are logged."""
         try:
             with self.metrics.call(method):
+                if not context.is_active():  # whatever it came by, and however long it has waited
+                    raise TimeoutError("the caller has given up; nothing was begun")
                 return work()
         except _native.BrokenError as error:
             end_process(f"{method}: {error}")

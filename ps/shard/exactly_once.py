@@ -1,7 +1,9 @@
 """Every push exactly once: what has been applied, what is in flight, what comes again."""
 
 import threading
+import time
 from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from protos import parameter_server_pb2 as pb
@@ -9,7 +11,18 @@ from ps.engine import _native
 from ps.errors import ConflictError, OutdatedError
 from ps.table.applied import AppliedWindow, PushId
 
+FORGET_S = 24 * 3600  # without a push, after which a client is forgotten
+LATE_S = FORGET_S // 2  # after which a push that is not known is refused: it might have been
 _NEW, _REPEATED, _TOO_OLD = range(3)  # of the engine's window
+
+
+@dataclass(slots=True)
+class _Newest:
+    """Of a client: its epoch, where its newest push ends, and when the last one came."""
+
+    epoch: int = 0
+    end: int = 0
+    heard_s: int = 0
 
 
 class Seen(Enum):
@@ -31,7 +44,7 @@ class ExactlyOnce:
         self._lock = threading.Lock()
         self._window = _native.Window()
         self._in_flight: dict[PushId, threading.Event] = {}
-        self._ends: dict[str, tuple[int, int]] = {}  # client -> epoch, end of its newest push
+        self._newest: dict[str, _Newest] = {}  # by client
         self._positions: dict[str, pb.Position] = {}  # client -> where its reader was
 
     def begin(self, push: PushId) -> Seen:
@@ -66,16 +79,17 @@ class ExactlyOnce:
             self.abort(push)
         return seen
 
-    def commit(self, push: PushId, end: int, position: str) -> None:
+    def commit(self, push: PushId, end: int, position: str, time_s: int) -> None:
         """It has been applied.
 
         Args:
             push: that was begun.
             end: last sequence of the push that it belongs to.
             position: of the client's reader after it, if it says so.
+            time_s: Unix time.
         """
         with self._lock:
-            self._note_end(push.client, push.epoch, end)
+            self._note(push.client, push.epoch, end, time_s)
             if position:
                 latest = self._positions.get(push.client)
                 if latest is None or (latest.epoch, latest.sequence) < push[1:]:
@@ -100,21 +114,51 @@ class ExactlyOnce:
         if finished is not None:
             finished.wait()
 
+    def forget(self, time_s: int, client: str = "") -> list[str]:
+        """Forget clients that have been silent for `FORGET_S`; their names.
+
+        Their readers' positions stay.
+
+        Args:
+            time_s: Unix time.
+            client: only this one; all unless given.
+        """
+        with self._lock:
+            asked = [client] if client else list(self._newest)
+            names = {
+                name
+                for name in asked
+                if name in self._newest and self._newest[name].heard_s + FORGET_S <= time_s
+            }
+            names -= {push.client for push in self._in_flight} if names else set()
+            if names:
+                kept = _native.Window()
+                kept.merge([window for window in self._window.export() if window[0] not in names])
+                self._window = kept
+                for name in names:
+                    del self._newest[name]
+        return sorted(names)
+
     def windows(self) -> list[AppliedWindow]:
         """What has been applied of each client; no push may be in flight."""
         with self._lock:
-            ends = dict(self._ends)
+            newest = {client: replace(n) for client, n in self._newest.items()}
             windows = self._window.export()
         made = []
         for client, epoch, highest, bits in windows:
-            ended, end = ends.get(client, (epoch, 0))
-            made.append(AppliedWindow(client, epoch, highest, bits, end if ended == epoch else 0))
+            n = newest.get(client, _Newest(epoch))
+            end = n.end if n.epoch == epoch else 0
+            made.append(AppliedWindow(client, epoch, highest, bits, end, n.heard_s))
         return made
 
     def ends(self) -> list[AppliedWindow]:
         """Where the newest push of each client ends, and nothing else."""
         with self._lock:
-            return [AppliedWindow(c, epoch, end=end) for c, (epoch, end) in self._ends.items()]
+            return [
+                AppliedWindow(client, n.epoch, end=n.end, heard_s=n.heard_s)
+                for client, n in self._newest.items()
+                if n.end
+            ]
 
     def merge(self, windows: Iterable[AppliedWindow]) -> None:
         """Add what another shard has applied, or this one in an earlier run."""
@@ -122,9 +166,9 @@ class ExactlyOnce:
         applied = [(w.client, w.epoch, w.highest, w.bits) for w in told if w.bits or w.highest]
         with self._lock:
             self._window.merge(applied)  # refuses bits of another size
-            for window in told:
-                if window.end:
-                    self._note_end(window.client, window.epoch, window.end)
+            for window in told:  # of one that does not say when, it begins to be silent today
+                heard_s = window.heard_s or int(time.time())
+                self._note(window.client, window.epoch, window.end, heard_s)
 
     def positions(self) -> list[pb.Position]:
         """Where the readers of clients were at their newest pushes that say so."""
@@ -139,5 +183,8 @@ class ExactlyOnce:
                     position.SerializeToString()
                 )
 
-    def _note_end(self, client: str, epoch: int, end: int) -> None:
-        self._ends[client] = max(self._ends.get(client, (0, 0)), (epoch, end))
+    def _note(self, client: str, epoch: int, end: int, heard_s: int) -> None:
+        newest = self._newest.setdefault(client, _Newest())
+        if end:
+            newest.epoch, newest.end = max((newest.epoch, newest.end), (epoch, end))
+        newest.heard_s = max(newest.heard_s, heard_s)

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from chassis.near import did_you_mean
 from protos import parameter_server_pb2 as pb
 from ps.engine import _native
-from ps.errors import ConflictError, StaleRouteError, TableError
+from ps.errors import ConflictError, OutdatedError, StaleRouteError, TableError
 from ps.shard.ending import end_process
-from ps.shard.exactly_once import ExactlyOnce, Seen
+from ps.shard.exactly_once import LATE_S, ExactlyOnce, Seen
 from ps.shard.journal import BehindError, Buffer, Journal, Place, nowhere
 from ps.shard.push import ReceivedPush
 from ps.shard.stage import Part, Steps, durabilities_of, part_of
@@ -158,14 +158,26 @@ class ShardState:
         Raises:
             OutdatedError, ConflictError: it cannot be told, or its client has begun anew.
         """
+        if not journal:  # whoever made the change had forgotten its client by then
+            self.pushes.forget(time_s, push.id.client)
         while True:
             with self.gate.passing(push.id):
                 # By another routing it may have been applied before the routing changed.
                 stale = journal and push.head.route != self.route_version
-                seen = self.pushes.look(push.id) if stale else self.pushes.begin(push.id)
+                # Its client may have been forgotten since it was applied.
+                made_s = push.head.made_s or time_s
+                late = journal and abs(time_s - made_s) > LATE_S
+                first = not (stale or late)
+                seen = self.pushes.begin(push.id) if first else self.pushes.look(push.id)
                 if seen is Seen.NEW:
                     if stale:
                         self.check_route(push.head.route)
+                    if late:
+                        raise OutdatedError(
+                            f"Push of client {push.id.client!r}: made {time_s - made_s} s ago by "
+                            f"the clocks of both hosts; expected at most {LATE_S} s between them. "
+                            "Whether it was applied is not known; it was not applied now"
+                        )
                     self._apply(table, push, time_s, journal)
                     return True
             if seen is Seen.APPLIED:
@@ -349,7 +361,7 @@ class ShardState:
                 end_process(f"a push to table {head.table!r} began and cannot be finished: {error}")
             self.pushes.abort(push.id)
             raise
-        self.pushes.commit(push.id, push.end, head.position)
+        self.pushes.commit(push.id, push.end, head.position, time_s)
 
     def _durabilities(self) -> dict[str, str]:
         return {name: table.spec.durability for name, table in list(self.tables.items())}

@@ -15,14 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from chassis import tracing
-from protos.parameter_server_pb2 import AttachReply
 from ps.errors import ShardError
 from ps.shm.line import UnixLine
-from ps.shm.region import Region
+from ps.shm.region import MOST_BYTES, Region
 from ps.table.arrays import Floats
 
-MOST_BYTES = 64 << 20  # of a block
 _LEAST_BYTES = 1 << 20
 _ALL_BYTES = 256 << 20
 _COPIED_BYTES = 256 << 10  # rows up to here are copied: a block is worth more than the copy
@@ -35,27 +32,28 @@ class Block:
 
     Attributes:
         region: the memory.
-        lines: to each of the shards by address; None: over gRPC.
+        lines: to each of the shards by address; they let go of it when these end.
     """
 
     region: Region
-    lines: dict[str, UnixLine | None]
+    lines: dict[str, UnixLine]
 
     def close(self) -> None:
         """It is not used any more."""
         for line in self.lines.values():
-            if line is not None:
-                line.close()
+            line.close()
 
 
 class SharedMemory:
     """Blocks for the messages to the shards of one routing.
 
     Args:
-        attach: by a shard's address, what offers it a block.
+        attach: by a shard's address, what offers it a block. It raises ConnectionRefusedError
+            where it can never have one, being on another host, and other errors of the system or
+            ShardError where it could not be offered.
     """
 
-    def __init__(self, attach: Mapping[str, Callable[[Region], AttachReply]]) -> None:
+    def __init__(self, attach: Mapping[str, Callable[[Region], UnixLine]]) -> None:
         self._attach = dict(attach)
         self._elsewhere: set[str] = set()  # addresses of shards on other hosts
         self._free: list[Block] = []
@@ -70,10 +68,11 @@ class SharedMemory:
     def take(self, size: int, addresses: Sequence[str]) -> Block | None:
         """A block of at least so many bytes that all these shards have.
 
-        It is to be given back, lent or discarded. None where a shard is on another host or no
-        memory is left: the message travels by itself then.
+        It is to be given back, lent or discarded. None where a shard is on another host or of
+        another routing, or no memory is left: the message travels by itself then.
         """
-        if size > MOST_BYTES or not self._elsewhere.isdisjoint(addresses):
+        here = self._attach.keys() - self._elsewhere
+        if size > MOST_BYTES or not here.issuperset(addresses):
             return None
         with self._lock:
             self._collect_returned()
@@ -177,17 +176,16 @@ class SharedMemory:
             for address, attach in self._attach.items():
                 if address in self._elsewhere:
                     continue
-                reply = attach(region)
-                if reply.attached:
-                    made.lines[address] = _line_of(reply, region)
-                else:
+                try:
+                    made.lines[address] = attach(region)
+                except ConnectionRefusedError:
                     self._elsewhere.add(address)
-        except ShardError as error:  # the message itself will say what is wrong
+        except (ShardError, OSError) as error:  # the message itself will say what is wrong
             _log.debug("no shared memory: %s", error)
             made.close()
             return None
         finally:
-            region.unlink()
+            region.close_file()
         return made
 
 
@@ -204,16 +202,6 @@ class _Lease:
 
     def __del__(self) -> None:
         self._returned.append(self._block)  # no lock: this may run anywhere
-
-
-def _line_of(reply: AttachReply, region: Region) -> UnixLine | None:
-    if not reply.socket or tracing.ON:  # spans follow calls of gRPC only
-        return None
-    try:
-        return UnixLine(reply.socket, reply.secret, region.name)  # its end detaches the region
-    except OSError as error:
-        _log.debug("messages go over gRPC: %s", error)
-        return None
 
 
 _all: "weakref.WeakSet[SharedMemory]" = weakref.WeakSet()

@@ -24,6 +24,7 @@ from typing import Any, NoReturn
 import grpc
 
 from chassis.refusal import Metadata, Refusing
+from ps.shm.region import Region, Regions
 
 PULL, PUSH, STAGE, TALLY, COMMIT = range(5)  # the methods
 MAX_MESSAGE = 60_000  # bytes of a head; longer ones go over gRPC
@@ -68,14 +69,12 @@ class UnixServer:
 
     Args:
         handlers: of the methods, in their order. They raise what `abort` of their context raises.
-        ended: told of a connection's end by the name that its client gave.
+        regions: what clients share; a connection's goes with it.
     """
 
-    def __init__(
-        self, handlers: Sequence[Handler], ended: Callable[[str], None] = lambda _: None
-    ) -> None:
+    def __init__(self, handlers: Sequence[Handler], regions: Regions) -> None:
         self._handlers = tuple(handlers)
-        self._ended = ended
+        self._regions = regions
         self.name = ""
         self.secret = secrets.token_bytes(_SECRET)
         self._lock = threading.Lock()
@@ -124,41 +123,50 @@ class UnixServer:
             thread.start()
 
     def _serve(self, connection: socket.socket) -> None:
-        name = None
+        region = None
         try:
             with connection:
-                name = self._welcome(connection)
-                if name is None:
+                region = self._welcome(connection)
+                if region is None:
                     return
                 connection.send(b"\0")
                 while request := connection.recv(MAX_MESSAGE + 2):
-                    connection.send(self._answer(request))
+                    connection.send(self._answer(request, connection))
         except OSError:
             return  # the client has gone
         finally:
             with self._lock:
                 self._connections.pop(connection, None)
-            if name is not None:
-                self._ended(name)
+            if region:
+                self._regions.detach(region)
 
     def _welcome(self, connection: socket.socket) -> str | None:
-        """The name that the client gives; None where it is not one of ours."""
+        """The name of the memory that the client shares, if it does; None: it is not let in."""
         peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
         if _PEER.unpack(peer)[1] != os.geteuid():
             return None
         connection.settimeout(10.0)  # whoever says nothing keeps no thread
-        shown = connection.recv(_SECRET + _MAX_NAME)
+        shown, files, _, _ = socket.recv_fds(
+            connection, _SECRET + _MAX_NAME, 1, socket.MSG_CMSG_CLOEXEC
+        )
         connection.settimeout(None)
-        if not secrets.compare_digest(shown[:_SECRET], self.secret):
-            return None
-        return shown[_SECRET:].decode(errors="replace")
+        try:
+            if not secrets.compare_digest(shown[:_SECRET], self.secret):
+                return None
+            region = shown[_SECRET:].decode(errors="replace")
+            if not files:
+                return ""
+            return region if region and self._regions.attach(region, files[0]) else None
+        finally:
+            for file in files:
+                os.close(file)
 
-    def _answer(self, request: bytes) -> bytes:
+    def _answer(self, request: bytes, connection: socket.socket) -> bytes:
         """A zero and the handler's bytes, or a status that is not zero and what `_encode` tells."""
         try:
             if request[0] >= len(self._handlers) or len(request) > MAX_MESSAGE + 1:
                 raise RefusedError(grpc.StatusCode.UNIMPLEMENTED, "no such method, or too long")
-            return b"\0" + self._handlers[request[0]](request[1:], _Context())
+            return b"\0" + self._handlers[request[0]](request[1:], _Context(connection))
         except RefusedError as error:
             return _encode(error)
         except Exception as error:  # a handler ends in a reply or an abort; this one did not
@@ -167,8 +175,17 @@ class UnixServer:
 
 
 class _Context:
-    def __init__(self) -> None:
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
         self._metadata: Metadata = ()
+
+    def is_active(self) -> bool:
+        try:  # a client sends nothing while it waits for an answer, and hangs up when it gives up
+            return bool(self._connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
 
     def set_trailing_metadata(self, trailing_metadata: Metadata, /) -> None:
         self._metadata = trailing_metadata
@@ -194,19 +211,25 @@ class UnixLine:
     Args:
         name: of the socket.
         secret: of the shard.
-        mine: a name for this connection.
+        region: to be shared with the shard until this is closed.
         timeout_s: to be let in; short, as gRPC is another way.
 
     Raises:
-        OSError: there is no such socket here, it is not for this user, or nobody answers.
+        ConnectionRefusedError: there is no such socket here, or it lets this client not in.
+        OSError: nobody answers.
     """
 
-    def __init__(self, name: str, secret: bytes, mine: str = "", timeout_s: float = 1.0) -> None:
+    def __init__(
+        self, name: str, secret: bytes, region: Region | None = None, timeout_s: float = 1.0
+    ) -> None:
         self._socket = _socket()
         try:
             self._socket.settimeout(timeout_s)
             self._socket.connect(f"\0{name}")
-            self._socket.send(secret + mine.encode())
+            if region is None:
+                self._socket.send(secret)
+            else:
+                socket.send_fds(self._socket, [secret, region.name.encode()], [region.file])
             if self._socket.recv(1) != b"\0":
                 raise ConnectionRefusedError(f"Unix socket {name!r} let this client not in")
         except BaseException:

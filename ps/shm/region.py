@@ -1,101 +1,97 @@
 """Payloads in memory that a client and a shard of one host share.
 
-The client makes a file in /dev/shm, the shard maps it, and messages then carry offsets. A shard
-takes only files of that folder, of that name, of its own user and closed to others, so that a
-request can name no other memory; and it must find a secret in it, so that a file of the same
-name on another host is not mistaken for it.
+It has no name in any file system: the client passes its descriptor through the shard's Unix
+socket, the shard maps it, and messages then carry offsets. So it ends with the processes that use
+it, however they end, and only who was let in there can have a shard map anything. It is sealed
+against shrinking before a shard maps it: to read beyond the end of a mapped file kills the reader.
 """
 
-import contextlib
+import fcntl
 import mmap
 import os
-import re
 import secrets
-import stat
 import threading
-from collections import OrderedDict
+from collections.abc import Callable
 
 from ps.errors import NotAttachedError, TableError
 
-FOLDER = "/dev/shm"
-_NAME = re.compile(r"heterps-[0-9a-f]{32}")
-_NONCE = 32
+MOST_BYTES = 64 << 20
 _LINE = 64  # bytes of the cache
 # All pages at once: a fault for each costs more than the copying.
 _MAPPED = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
-_MOST = 256  # regions a shard keeps mapped; the least recently used goes
+_MOST = 1024  # regions of a shard; further clients send their payloads along
 
 
 def aligned(offset: int) -> int:
     """The next offset in a region at which rows do not begin within a line of the cache."""
-    return offset + -(_NONCE + offset) % _LINE
+    return offset + -offset % _LINE
 
 
 class Region:
-    """The client's side: a block of shared memory of a fixed size."""
+    """The client's side: a block of shared memory of a fixed size.
+
+    Raises:
+        OSError: there is no memory for it, or this system has no such memory.
+    """
 
     def __init__(self, size: int) -> None:
         self.name = f"heterps-{secrets.token_hex(16)}"
-        self.nonce = secrets.token_bytes(_NONCE)
         self.size = size
-        path = f"{FOLDER}/{self.name}"
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-        file = os.open(path, flags, 0o600)
+        create: Callable[[str, int], int] | None = getattr(os, "memfd_create", None)
+        if create is None:
+            raise OSError("memory without a name is a feature of Linux")
+        self._file = create(self.name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
-            os.posix_fallocate(file, 0, _NONCE + size)  # a full /dev/shm fails here, not by SIGBUS
-            self._map = mmap.mmap(file, _NONCE + size, _MAPPED)
+            os.posix_fallocate(self._file, 0, size)  # too little fails here, not by SIGBUS
+            fcntl.fcntl(
+                self._file,
+                fcntl.F_ADD_SEALS,
+                fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL,
+            )
+            self._map = mmap.mmap(self._file, size, _MAPPED)
         except BaseException:
-            os.unlink(path)
+            self.close_file()
             raise
-        finally:
-            os.close(file)
-        self._map[:_NONCE] = self.nonce
-        self._linked = True
+
+    @property
+    def file(self) -> int:
+        """Its descriptor, to be passed to shards, until `close_file`."""
+        return self._file
 
     def view(self, offset: int, size: int) -> memoryview:
         """Some of its bytes."""
-        return memoryview(self._map)[_NONCE + offset : _NONCE + offset + size]
+        return memoryview(self._map)[offset : offset + size]
 
-    def unlink(self) -> None:
-        """Take its name away, once the shard has mapped it: it then ends with its users."""
-        if self._linked:
-            self._linked = False
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(f"{FOLDER}/{self.name}")
+    def close_file(self) -> None:
+        """No further shard is to have it; the memory stays."""
+        os.close(self._file)
 
 
 class Regions:
-    """The shard's side: regions that clients have offered."""
+    """The shard's side: regions that clients have offered, until their connections end."""
 
     def __init__(self) -> None:
-        self._maps: OrderedDict[str, mmap.mmap] = OrderedDict()
+        self._maps: dict[str, mmap.mmap] = {}
         self._lock = threading.Lock()
 
-    def attach(self, name: str, nonce: bytes) -> bool:
-        """Map a region; False where it is not this host's, user's or any at all."""
-        if not _NAME.fullmatch(name) or len(nonce) != _NONCE:
-            return False
+    def __len__(self) -> int:
+        return len(self._maps)
+
+    def attach(self, name: str, file: int) -> bool:
+        """Map a region; False where its owner could shrink it, or it is none, or too many are."""
         try:
-            flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
-            file = os.open(f"{FOLDER}/{name}", flags)
+            if not fcntl.fcntl(file, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
+                return False
+            size = os.fstat(file).st_size
+            if not 0 < size <= MOST_BYTES:
+                return False
+            memory = mmap.mmap(file, size, _MAPPED)
         except OSError:
             return False
-        try:
-            info = os.fstat(file)
-            ours = info.st_uid == os.geteuid() and stat.S_IMODE(info.st_mode) == 0o600
-            if not (ours and stat.S_ISREG(info.st_mode) and info.st_size > _NONCE):
-                return False
-            memory = mmap.mmap(file, info.st_size, _MAPPED)
-        except (OSError, ValueError):
-            return False
-        finally:
-            os.close(file)
-        if not secrets.compare_digest(memory[:_NONCE], nonce):
-            return False
         with self._lock:
+            if name in self._maps or len(self._maps) >= _MOST:
+                return False
             self._maps[name] = memory
-            while len(self._maps) > _MOST:
-                self._maps.popitem(last=False)
         return True
 
     def detach(self, name: str) -> None:
@@ -112,13 +108,10 @@ class Regions:
         """
         with self._lock:
             memory = self._maps.get(name)
-            if memory is not None:
-                self._maps.move_to_end(name)
         if memory is None:
             raise NotAttachedError(f"shared memory {name[:60]!r} is not attached to this shard")
-        if offset + size > len(memory) - _NONCE:
+        if offset + size > len(memory):
             raise TableError(
-                f"shared memory {name!r}: bytes {offset} to {offset + size}; it has "
-                f"{len(memory) - _NONCE}"
+                f"shared memory {name!r}: bytes {offset} to {offset + size}; it has {len(memory)}"
             )
-        return memoryview(memory)[_NONCE + offset : _NONCE + offset + size]
+        return memoryview(memory)[offset : offset + size]

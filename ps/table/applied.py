@@ -36,6 +36,7 @@ class AppliedWindow:
         highest: sequence that was heard of.
         bits: of sequence s, bit s % WINDOW; empty where only `end` is told.
         end: last sequence of its newest push; 0: not known.
+        heard_s: Unix time of its last push; 0: not known.
     """
 
     client: str
@@ -43,11 +44,13 @@ class AppliedWindow:
     highest: int = 0
     bits: bytes = b""
     end: int = 0
+    heard_s: int = 0
 
     @classmethod
     def of(cls, message: pb.ClientWindow) -> "AppliedWindow":
         """As it came over the wire."""
-        return cls(message.client, message.epoch, message.highest, message.bits, message.end)
+        m = message
+        return cls(m.client, m.epoch, m.highest, m.bits, m.end, m.heard_s)
 
     @property
     def message(self) -> pb.ClientWindow:
@@ -58,6 +61,7 @@ class AppliedWindow:
             highest=self.highest,
             bits=self.bits,
             end=self.end,
+            heard_s=self.heard_s,
         )
 
     def sequences(self) -> NDArray[np.int64]:

@@ -5,10 +5,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ps.errors import TableError
+from ps.errors import NonFiniteError, TableError
 
 Keys = NDArray[np.uint64]
 Floats = NDArray[np.float32]
+FLOAT16_END = 65504.0  # what is beyond is carried as this
 
 
 def as_keys(keys: Any) -> tuple[Keys, tuple[int, ...]]:
@@ -49,6 +50,32 @@ def as_gradients(grads: Any, shape: tuple[int, ...], dim: int) -> Floats:
         )
     with np.errstate(over="ignore"):  # float64 beyond float32 becomes infinite and is refused
         return np.ascontiguousarray(array, dtype="<f4").reshape(count, dim)
+
+
+def check_range(table: str, keys: Keys, values: Floats, wire: str) -> None:
+    """Refuse values that a wire of float16 would change to its largest one.
+
+    Args:
+        table: for errors.
+        keys: uint64 [n].
+        values: float32 [n, dim].
+        wire: how they travel; nothing is refused of others than float16.
+
+    Raises:
+        TableError: naming the first such key.
+        NonFiniteError: it is infinite there.
+    """
+    if wire != "float16" or values.size == 0:
+        return
+    if not max(values.max(), -values.min()) >= FLOAT16_END:  # NaN is carried, to be found there
+        return
+    at = int(np.argmax((np.abs(values) >= FLOAT16_END).any(axis=1)))
+    worst = values[at][np.abs(values[at]).argmax()]
+    kind = TableError if np.isfinite(worst) else NonFiniteError
+    raise kind(
+        f"table {table!r}, key {keys[at]}: {worst:g}, which wire='float16' cannot carry; expected "
+        f"values below {FLOAT16_END:g}, or wire='bfloat16' or 'float32'"
+    )
 
 
 def _to_numpy(values: Any) -> NDArray[Any]:

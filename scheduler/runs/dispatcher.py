@@ -47,7 +47,7 @@ class Dispatcher:
         self._lock = threading.Lock()
         self._attempts: dict[str, Attempt] = {}
         self._closed = False
-        self._deadlines: dict[str, float] = {}  # seconds a job may run, 0: any
+        self._deadlines: dict[str, float] = {}  # seconds a job that has begun may run, 0: any
         self._orphans: dict[tuple[str, str], float] = {}  # (node, job) -> when seen or told
         self._failed: Counter[str] = Counter()  # how often each job could not be begun
 
@@ -233,7 +233,10 @@ class Dispatcher:
 
     def _end_late(self) -> None:
         """End the jobs that have run for longer than they may."""
-        for_each(self._context.jobs.begun(), self._end_if_late, at_once=(StoreError,))
+        begun = self._context.jobs.begun()
+        ids = {status.job_id for status in begun}
+        self._deadlines = {job_id: s for job_id, s in self._deadlines.items() if job_id in ids}
+        for_each(begun, self._end_if_late, at_once=(StoreError,))
 
     def _end_if_late(self, status: JobStatus) -> None:
         limit = self._limit(status)

@@ -20,6 +20,7 @@ from chassis.servers import BindError
 from scheduler.service.artifacts import CODE_LIMIT_BYTES, LIMIT_BYTES
 from scheduler.service.process import SchedulerProcess
 from scheduler.state import redis_tls
+from scheduler.state.jobs import KEPT
 from scheduler.state.leadership import HeldError
 from scheduler.state.nodes import LEASE_S
 from scheduler.state.redis_server import EmbeddedRedis, RedisServerError
@@ -56,6 +57,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--artifacts-limit", type=int, default=LIMIT_BYTES, metavar="BYTES")
     parser.add_argument("--code-limit", type=int, default=CODE_LIMIT_BYTES, metavar="BYTES")
+    parser.add_argument(
+        "--keep-jobs",
+        type=int,
+        default=KEPT,
+        metavar="N",
+        help="of the jobs that have ended the latest N are kept, with decision, logs and history; "
+        "default: %(default)s",
+    )
     parser.add_argument("--advertise", default="", metavar="HOST", help="host for others to call")
     parser.add_argument("--lease", type=float, default=LEASE_S, metavar="SECONDS")
     add_metrics_option(parser)
@@ -90,6 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 artifacts=options.artifacts or _artifacts_in(options.directory),
                 artifacts_limit=options.artifacts_limit,
                 code_limit=options.code_limit,
+                keep_jobs=max(0, options.keep_jobs),
             )
             address = scheduler.start(stop.set)
             stack.callback(scheduler.stop)

@@ -37,7 +37,7 @@ from scheduler.state import history as history_state
 from scheduler.state import leadership
 from scheduler.state import nodes as registry
 from scheduler.state.history import Histories
-from scheduler.state.jobs import FLUSH_S, Jobs
+from scheduler.state.jobs import FLUSH_S, KEPT, PRUNE_S, Jobs
 from scheduler.state.leadership import Leadership
 from scheduler.state.nodes import LEASE_S, Nodes
 from scheduler.state.store import TERMINAL, Store, StoreError
@@ -60,6 +60,7 @@ class SchedulerProcess:
         artifacts: folder for the code and the models of jobs; one that ends with us unless given.
         artifacts_limit: bytes of all that.
         code_limit: bytes of the code of one job.
+        keep_jobs: that have ended, the latest.
 
     Raises:
         StoreError, HeldError, BindError, SecurityError: from `start`.
@@ -76,10 +77,12 @@ class SchedulerProcess:
         artifacts: Path | None = None,
         artifacts_limit: int = LIMIT_BYTES,
         code_limit: int = CODE_LIMIT_BYTES,
+        keep_jobs: int = KEPT,
     ) -> None:
         self._temporary = None if artifacts else TemporaryDirectory(prefix="heterps-artifacts-")
         self._directory = artifacts or Path(self._temporary.name if self._temporary else "")
         self._limits = artifacts_limit, code_limit
+        self._keep_jobs = keep_jobs
         self._bind = bind
         self._url = redis_url
         self._advertise = advertise
@@ -160,6 +163,7 @@ class SchedulerProcess:
         )
         self._begin("jobs", jobs.flush, FLUSH_S)
         self._begin("nodes", nodes.flush, registry.FLUSH_S)
+        self._begin("prune", self._prune, PRUNE_S)
         self._begin("history", histories.flush, history_state.FLUSH_S)
         self._begin("dispatch", lambda: self._dispatcher.step(wanted_types), _STEP_S)
         return address
@@ -209,6 +213,12 @@ class SchedulerProcess:
         if not self._leadership.renew():
             _log.critical("another scheduler has taken over; ending")
             self._lost()
+
+    def _prune(self) -> None:
+        gone = self._jobs.prune(self._keep_jobs)
+        self._histories.forget(gone)
+        if gone:
+            _log.info("%d jobs that ended are not kept any more, up to %s", len(gone), gone[-1])
 
     def _tell_health(self) -> None:
         self._server.set_health(serving=not self._loops.failing)

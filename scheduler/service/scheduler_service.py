@@ -46,7 +46,7 @@ from scheduler.service.artifacts import CODE_NAME, Artifacts, MissingError
 from scheduler.service.readers import Readers
 from scheduler.state.endings import Ending
 from scheduler.state.history import Histories
-from scheduler.state.jobs import DuplicateError
+from scheduler.state.jobs import DuplicateError, Page
 from scheduler.state.store import TERMINAL, StoreError
 
 _CANCEL_WAIT_S = 15.0
@@ -127,9 +127,11 @@ class SchedulerService(SchedulerServicer):
         return status
 
     def ListJobs(self, request: ListJobsRequest, context: grpc.ServicerContext) -> ListJobsReply:  # noqa: N802
-        """The jobs that the caller may see in the order of submission, without their specs."""
-        caller = self._access.callers.of(context)
-        return ListJobsReply(jobs=self._access.seen(self._jobs.all(), caller))
+        """A page of the jobs that the caller may see, without their specs."""
+        page = self._page(context, request.limit, request.before, request.unended)
+        return ListJobsReply(
+            jobs=page.jobs, next=page.next, total=page.total, total_unended=page.total_unended
+        )
 
     def WatchJob(  # noqa: N802
         self, request: JobRequest, context: grpc.ServicerContext
@@ -199,16 +201,17 @@ class SchedulerService(SchedulerServicer):
     def ListDecisions(  # noqa: N802
         self, request: ListDecisionsRequest, context: grpc.ServicerContext
     ) -> ListDecisionsReply:
-        """The decisions of the latest jobs, without what only one at a time is looked at for."""
-        caller = self._access.callers.of(context)
-        limit = request.limit if caller.sees_all else 0
+        """The decisions of a page of jobs, without what only one at a time is looked at for."""
+        page = self._page(context, request.limit, request.before)
         try:
-            found = self._store.decisions(limit)
+            found = self._store.decisions([status.job_id for status in page.jobs])
         except StoreError as error:
             _unavailable(context, error)
-        seen = [one for one in found if caller.sees(one[0].job_id, one[0].submitted_by)]
-        reply = ListDecisionsReply()
-        for status, decision in seen[-request.limit :]:
+        reply = ListDecisionsReply(next=page.next)
+        for status in page.jobs:
+            decision = found.get(status.job_id)
+            if decision is None:
+                continue
             for name in _BULKY:
                 decision.ClearField(name)
             reply.decisions.append(
@@ -220,6 +223,14 @@ class SchedulerService(SchedulerServicer):
                 )
             )
         return reply
+
+    def _page(
+        self, context: grpc.ServicerContext, limit: int, before: str, unended: bool = False
+    ) -> Page:
+        caller = self._access.callers.of(context)
+        return self._jobs.page(
+            lambda status: caller.sees(status.job_id, status.submitted_by), limit, before, unended
+        )
 
     def Plan(self, request: PlanRequest, context: grpc.ServicerContext) -> Decision:  # noqa: N802
         """Plan a workload without running it."""

@@ -7,6 +7,7 @@ in memory, and in Redis every few seconds.
 
 import threading
 import time
+from collections.abc import Sequence
 
 from protos.history_pb2 import JobHistory, StageHistory, StagePoint
 from protos.scheduler_pb2 import JobState, ProgressReport
@@ -55,6 +56,13 @@ class Histories:
                 ),
             )
             self._dirty.add(report.job_id)
+
+    def forget(self, job_ids: Sequence[str]) -> None:
+        """Jobs that are not kept any more."""
+        with self._lock:
+            for job_id in job_ids:
+                self._jobs.pop(job_id, None)
+                self._dirty.discard(job_id)
 
     def get(self, job_id: str) -> JobHistory:
         """A copy; empty when nothing is known."""

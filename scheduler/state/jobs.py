@@ -3,7 +3,8 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from chassis.loops import for_each
 from protos.job_pb2 import JobSpec
@@ -14,6 +15,28 @@ from scheduler.state.store import TERMINAL, Store, StoreError, TransitionError
 _log = logging.getLogger("heterps.jobs")
 _WATCH_INTERVAL_S = 0.1  # at most ten updates a second to each watcher
 FLUSH_S = 0.5
+PRUNE_S = 10.0
+PAGE = 200  # jobs at most
+KEPT = 1000  # jobs that have ended; each may have megabytes of logs and history
+_WAITED_FOR_S = 3600.0
+_AT_ONCE = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Some jobs of all that somebody sees.
+
+    Attributes:
+        jobs: by submission, the oldest first; not to be changed.
+        next: `before` of the page of older ones; "" where there are none.
+        total: jobs on all pages.
+        total_unended: of those.
+    """
+
+    jobs: Sequence[JobStatus]
+    next: str
+    total: int
+    total_unended: int
 
 
 class DuplicateError(ValueError):
@@ -80,10 +103,53 @@ class Jobs:
         with self._changed:
             return self._copy(job_id)
 
+    def page(
+        self, sees: Callable[[JobStatus], bool], limit: int, before: str = "", unended: bool = False
+    ) -> "Page":
+        """The latest jobs that somebody sees, or of those submitted before one.
+
+        Args:
+            limit: 0 for as many as a page has.
+            before: a job's id; "" for all.
+            unended: only those that have not ended.
+        """
+        with self._changed:
+            found = [
+                s
+                for s in self._statuses.values()
+                if sees(s) and not (unended and s.state in TERMINAL)
+            ]
+        busy = sum(s.state not in TERMINAL for s in found)
+        end = len(found)
+        if before:
+            end = next((n for n, s in enumerate(found) if s.job_id == before), 0)
+        begin = max(0, end - min(limit or PAGE, PAGE))
+        shown = found[begin:end]  # a change always makes a new message
+        return Page(shown, shown[0].job_id if begin else "", len(found), busy)
+
     def all(self) -> list[JobStatus]:
         """Copies of all statuses in the order of submission."""
         with self._changed:
             return [copy for job_id in self._statuses if (copy := self._copy(job_id))]
+
+    def prune(self, keep: int) -> list[str]:
+        """Forget the jobs that ended, but for the latest `keep`; those that went, some at a time.
+
+        In the order of submission. None goes within an hour of its end: somebody may wait for it.
+
+        Raises:
+            StoreError: Redis is away; what it has still is pruned later.
+        """
+        until = time.time() - _WAITED_FOR_S
+        with self._changed:
+            ended = [s for s in self._statuses.values() if s.state in TERMINAL]
+        old = [s.job_id for s in ended[: max(0, len(ended) - keep)] if s.ended_at < until]
+        gone = [job_id for job_id in old[:_AT_ONCE] if self._store.forget(job_id)]
+        with self._changed:
+            for job_id in gone:
+                self._statuses.pop(job_id, None)
+                self._dirty.discard(job_id)
+        return gone
 
     def queued(self) -> list[str]:
         """Ids of the jobs that wait: higher priorities first, within one first come first."""

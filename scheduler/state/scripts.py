@@ -47,6 +47,16 @@ redis.call('LPUSH', KEYS[2], ARGV[1])
 return 1
 """
 )
+FORGET = (
+    _FENCE
+    + """
+local state = redis.call('HGET', KEYS[1], 'state')
+if state and tonumber(state) < tonumber(ARGV[2]) then return 0 end
+redis.call('DEL', KEYS[1], KEYS[2], KEYS[3])
+redis.call('LREM', KEYS[4], 0, ARGV[1])
+return 1
+"""
+)
 SET_FIELD = _FENCE + "return redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])"
 DROP_FIELD = _FENCE + "return redis.call('HDEL', KEYS[1], ARGV[1])"
 PUT_NODE = (

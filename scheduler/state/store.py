@@ -143,6 +143,11 @@ class Store:
             raise TransitionError(f"job {job_id}: unknown; expected a submitted job")
         return result == 1
 
+    def forget(self, job_id: str) -> bool:
+        """Remove a job that has ended with all that is kept of it; False where it has not."""
+        keys = (_job(job_id), _final(job_id), _log(job_id), PREFIX + "jobs")
+        return self._write(scripts.FORGET, keys, (job_id, SUCCEEDED)) == 1
+
     def statuses(self) -> list[JobStatus]:
         """All jobs in the order of submission, without their specs."""
         ids = [name.decode() for name in self._do("LRANGE", PREFIX + "jobs", 0, -1)]
@@ -168,20 +173,17 @@ class Store:
         """A job's decision; None before there is one."""
         return self._read(job_id, "decision", Decision)
 
-    def decisions(self, limit: int = 0) -> list[tuple[JobStatus, Decision]]:
-        """Those of the latest `limit` jobs (0: of all) that have one, in the order of submission.
-
-        Two round trips, however many there are.
-        """
-        ids = [name.decode() for name in self._do("LRANGE", PREFIX + "jobs", -limit, -1)]
+    def decisions(self, job_ids: Sequence[str]) -> dict[str, Decision]:
+        """Those of these jobs that have one, in one round trip."""
         pipe = self._redis.pipeline(transaction=False)
-        for job_id in ids:
-            pipe.hmget(_job(job_id), "status", "decision")
-        return [
-            (JobStatus.FromString(status), Decision.FromString(decision))
-            for status, decision in self._run(pipe.execute)
-            if status is not None and decision is not None
-        ]
+        for job_id in job_ids:
+            pipe.hget(_job(job_id), "decision")
+        found = self._run(pipe.execute)
+        return {
+            job_id: Decision.FromString(data)
+            for job_id, data in zip(job_ids, found, strict=True)
+            if data is not None
+        }
 
     def put_replan(self, job_id: str, record: Replan) -> None:
         """Keep what a job's run was measured to take, and the proposal that stands."""
@@ -232,11 +234,11 @@ class Store:
 
     def put_log(self, job_id: str, process: str, start: int, data: bytes) -> None:
         """Keep the end of a process's log, which begins `start` bytes into it."""
-        self._set(PREFIX + f"log:{job_id}", process, b"%d\n" % start + data)
+        self._set(_log(job_id), process, b"%d\n" % start + data)
 
     def logs(self, job_id: str) -> dict[str, tuple[int, bytes]]:
         """The kept logs of a job: start and bytes by process."""
-        found = cast(dict[bytes, bytes], self._do("HGETALL", PREFIX + f"log:{job_id}"))
+        found = cast(dict[bytes, bytes], self._do("HGETALL", _log(job_id)))
         logs = {}
         for process, value in found.items():
             start, _, data = value.partition(b"\n")
@@ -348,6 +350,10 @@ def _job(job_id: str) -> str:
 
 def _final(job_id: str) -> str:
     return PREFIX + f"final:{job_id}"
+
+
+def _log(job_id: str) -> str:
+    return PREFIX + f"log:{job_id}"
 
 
 def _node(node_id: str) -> str:

@@ -29,9 +29,12 @@ class Stage(stage_pb2_grpc.StageServicer):
 
 
 SLEEP = b"sleep"  # how a message begins that takes long
+WRONG = b"\xff\xff\xff"  # no message
 
 
 def _send(data, context):
+    if data == WRONG:
+        context.abort(grpc.StatusCode.INVALID_ARGUMENT, "wrong")
     if data.startswith(SLEEP):
         time.sleep(30)
     return b""
@@ -268,6 +271,27 @@ def test_calls_that_wait_for_a_thread_wait_at_their_callers(process):
         assert started.held() < 2 * 2 * (16 << 20) + 32 * (1 << 20) + _HELD
         for call in calls:
             call.cancel()
+
+
+@pytest.mark.parametrize(
+    ("method", "code"),
+    [
+        ("Start", grpc.StatusCode.INVALID_ARGUMENT),
+        ("Join", grpc.StatusCode.INVALID_ARGUMENT),
+        ("Nothing", grpc.StatusCode.UNIMPLEMENTED),
+    ],
+)
+def test_calls_that_were_refused_do_not_count(server, method, code):
+    """More of them than one connection may have at once."""
+    with connect(server.address) as channel:
+        wrong = channel.unary_unary(f"/heterps.v1.Stage/{method}")
+        codes = set()
+        for _ in range(2 * servers._STREAMS):
+            with pytest.raises(grpc.RpcError) as caught:
+                wrong(WRONG, timeout=60)
+            codes.add(caught.value.code())
+        assert codes == {code}
+        stage_pb2_grpc.StageStub(channel).Start(stage_pb2.Topology(), timeout=60)
 
 
 def test_connections_beyond_the_limit_are_closed(monkeypatch):

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from ps import LocalShards, ParameterClient
 from ps.client.pull_in_place import PullInPlace
-from ps.shm.blocks import MOST_BYTES, SharedMemory
+from ps.shm.blocks import SharedMemory
+from ps.shm.region import MOST_BYTES
 from tests.waiting import wait_until
 
 DIM = 8
@@ -37,7 +38,7 @@ def _rows(keys: NDArray[np.int64]) -> NDArray[np.float32]:
 
 def _memory(client: ParameterClient) -> SharedMemory:
     session = client.session()
-    memory = session.memory(session.routes)
+    memory = session.memory()
     assert memory is not None
     return memory
 

@@ -3,8 +3,9 @@
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -241,3 +242,36 @@ def test_a_push_is_known_where_its_rows_have_gone(tmp_path: Path) -> None:
         client.push("t", KEYS, np.full((len(KEYS), 2), -1, np.float32))
         client.save(tmp_path / "ck")
     assert read_checkpoint(tmp_path / "ck").torn == 0
+
+
+@contextmanager
+def _between_split_and_send(client: ParameterClient, act: Callable[[], None]) -> Iterator[None]:
+    """Have something happen once a push has been split by shard and is not yet sent."""
+    session = client.session()
+    numbered = session.sequences
+
+    def numbers(count: int) -> int:
+        act()
+        session.update_routes()
+        client.pull("t", KEYS)  # makes memory for the new shards, and gives it back
+        return numbered(count)
+
+    session.sequences = numbers  # type: ignore[method-assign]
+    yield
+    session.sequences = numbered  # type: ignore[method-assign]
+
+
+def test_a_push_that_was_split_before_its_shard_left_goes_where_its_rows_are() -> None:
+    """Memory is shared with the shards of the new routing by then, and not with that one."""
+    with (
+        LocalShards(3) as shards,
+        ParameterClient(shards.addresses[:2]) as client,
+        ParameterClient(shards.addresses[:2]) as coordinator,
+    ):
+        _make(client)
+        ones = np.full((len(KEYS), 2), -1, np.float32)
+        for kept in (shards.addresses[1:], shards.addresses[:1], shards.addresses):
+            with _between_split_and_send(client, partial(coordinator.reshard, kept)):
+                client.push("t", KEYS, ones)
+            assert client.addresses == list(kept)
+        assert (client.pull("t", KEYS) == 3).all()

@@ -1,5 +1,7 @@
 """Whatever is sent to a shard ends in a reply or a status, and changes no row it should not."""
 
+import fcntl
+import mmap
 import os
 import socket
 import struct
@@ -20,7 +22,8 @@ from protos import parameter_server_pb2 as pb
 from protos.codec import pack
 from ps import LocalShards, LocalTable, ParameterClient
 from ps.engine import _native
-from ps.shm.region import FOLDER, Region
+from ps.shm.line import UnixLine
+from ps.shm.region import MOST_BYTES, Region
 
 PATH = "/heterps.v1.ParameterServer/"
 OPTIONS: dict[str, Any] = {"optimizer": "sgd", "learning_rate": 0.5, "scale": 1.0, "seed": 1}
@@ -459,7 +462,7 @@ def test_mutated_control_leaves_the_tables(target: Target) -> None:
         ("Keys", pb.KeysRequest(table="plain", limit=10)),
         ("Shrink", pb.ShrinkRequest(table="plain", step=7, decay=True)),
         ("Stats", pb.StatsRequest()),
-        ("Attach", pb.AttachRequest(region="heterps-" + "1" * 32, nonce=bytes(32))),
+        ("Attach", pb.AttachRequest()),
         ("Load", pb.LoadRequest(directory="nowhere", shards=1)),
         ("Replicate", pb.LogRecord(kind="drop", of="x", number=2, payload=b"plain")),
     ]
@@ -483,14 +486,12 @@ def test_a_save_still_ends(target: Target, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def region(target: Target) -> Region:
+def region(target: Target) -> Iterator[Region]:
     made = Region(4096)
-    reply = target.call(
-        "Attach", pb.AttachRequest(region=made.name, nonce=made.nonce).SerializeToString()
-    )
-    made.unlink()
-    assert pb.AttachReply.FromString(reply).attached
-    return made
+    told = pb.AttachReply.FromString(target.call("Attach", b""))
+    line = UnixLine(told.socket, told.secret, made)
+    yield made
+    line.close()
 
 
 @pytest.mark.parametrize(
@@ -569,35 +570,56 @@ def test_keys_of_other_shards_are_left_alone(target: Target, region: Region) -> 
         np.testing.assert_array_equal(found, expected)
 
 
-def test_only_regions_of_this_user_are_attached(target: Target) -> None:
-    def attach(name: str, nonce: bytes) -> bool:
-        request = pb.AttachRequest(region=name, nonce=nonce).SerializeToString()
-        return pb.AttachReply.FromString(target.call("Attach", request)).attached
+def _file(size: int, seals: int, flags: int = os.MFD_ALLOW_SEALING) -> int:
+    file = os.memfd_create("made here", flags)
+    os.ftruncate(file, size)
+    if seals:
+        fcntl.fcntl(file, fcntl.F_ADD_SEALS, seals)
+    return file
 
-    made = Region(100)
-    path = Path(FOLDER) / made.name
-    link = Path(FOLDER) / ("heterps-" + os.urandom(16).hex())
-    pipe = Path(FOLDER) / ("heterps-" + os.urandom(16).hex())
-    try:
-        assert not attach(made.name, bytes(32))
-        assert not attach(made.name, made.nonce[:-1])
-        assert not attach(made.name + "\0", made.nonce)
-        assert not attach(f"../shm/{made.name}", made.nonce)
-        assert not attach("", b"")
-        assert not attach("heterps-" + "f" * 32, made.nonce)
-        link.symlink_to(path)
-        assert not attach(link.name, made.nonce)
-        with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(str(pipe))
-            assert not attach(pipe.name, made.nonce)
-        path.chmod(0o644)
-        assert not attach(made.name, made.nonce)
-        path.chmod(0o600)
-        assert attach(made.name, made.nonce)
-    finally:
-        for file in (link, pipe):
-            file.unlink(missing_ok=True)
-        made.unlink()
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda: _file(4096, 0), "unsealed"),
+        (lambda: _file(4096, fcntl.F_SEAL_GROW), "sealed otherwise"),
+        (lambda: _file(4096, 0, 0), "cannot be sealed"),
+        (lambda: _file(0, fcntl.F_SEAL_SHRINK), "empty"),
+        (lambda: _file(MOST_BYTES + 1, fcntl.F_SEAL_SHRINK), "too large"),
+        (lambda: _file(4096, fcntl.F_SEAL_SHRINK), ""),
+        (lambda: os.open("/dev/shm", os.O_TMPFILE | os.O_RDWR), "a file"),
+        (lambda: os.open("/dev/zero", os.O_RDWR), "a device"),
+        (lambda: os.pipe()[0], "a pipe"),
+        (lambda: socket.socket().detach(), "a socket"),
+    ],
+)
+def test_memory_that_its_owner_could_take_away_is_not_mapped(
+    target: Target, make: Callable[[], int], name: str
+) -> None:
+    """To read what was cut off a mapped file would kill the shard."""
+    told = pb.AttachReply.FromString(target.call("Attach", b""))
+    file = make()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+        connection.connect("\0" + told.socket)
+        socket.send_fds(connection, [told.secret, name.encode()], [file])
+        assert connection.recv(10) == b""
+    with suppress(OSError):
+        os.ftruncate(file, 0)
+    os.close(file)
+    target.check()
+
+
+def test_a_region_cannot_be_shrunk(target: Target, region: Region) -> None:
+    """Nor does a hole that its owner makes harm the shard: it reads zeros."""
+    region.view(8, 24)[:] = KEYS[:3].tobytes()
+    head = pb.PullRequest(table="plain", dim=4, count=3, region=region.name, keys_at=8, rows_at=40)
+    with pytest.raises(PermissionError):
+        os.ftruncate(region.file, 16)
+    region._map.madvise(mmap.MADV_REMOVE)
+    target.call("Pull", head.SerializeToString())
+    rows = target.twins["plain"].pull(np.zeros(3, np.uint64))
+    assert bytes(region.view(40, 48)) == rows.tobytes()
+    target.check()
 
 
 def test_the_shard_is_no_http_server(target: Target) -> None:

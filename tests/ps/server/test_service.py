@@ -23,6 +23,9 @@ class Context:
     def set_trailing_metadata(self, trailing_metadata: Metadata, /) -> None:
         self.metadata = trailing_metadata
 
+    def is_active(self) -> bool:
+        return True
+
     def abort(self, code: grpc.StatusCode, details: str) -> NoReturn:
         raise RefusedError(code, details, self.metadata)
 

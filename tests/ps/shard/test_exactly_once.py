@@ -3,17 +3,24 @@
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from protos import parameter_server_pb2 as pb
 from ps.engine import _native
 from ps.errors import ConflictError, OutdatedError
-from ps.shard.exactly_once import ExactlyOnce, Seen
+from ps.server import maintenance
+from ps.shard.exactly_once import FORGET_S, LATE_S, ExactlyOnce, Seen
+from ps.shard.push import ReceivedPush, take_apart
+from ps.shard.state import ShardState, now_s
 from ps.table.applied import AppliedWindow, PushId
+from ps.table.spec import make_spec
+from tests.waiting import wait_until
 
 WIDTH = _native.WINDOW
 PUSHES = st.builds(
@@ -78,7 +85,7 @@ class Model(RuleBasedStateMachine):
         if at >= len(self.in_flight):
             return
         push = self.in_flight.pop(at)
-        self.pushes.commit(push, push.sequence + more, str(push[1:]) if told else "")
+        self.pushes.commit(push, push.sequence + more, str(push[1:]) if told else "", 1)
         end = (push.epoch, push.sequence + more)
         self.ends[push.client] = max(self.ends.get(push.client, end), end)
         if told:
@@ -139,7 +146,7 @@ def test_merging_knows_what_either_knew() -> None:
         for sequence in sequences:
             push = PushId("a", 1, sequence)
             assert pushes.begin(push) is Seen.NEW
-            pushes.commit(push, sequence, "")
+            pushes.commit(push, sequence, "", 1)
     ours.merge(theirs.windows())
     (window,) = ours.windows()
     assert window.sequences().tolist() == [3, 5, WIDTH + 2]
@@ -167,7 +174,7 @@ def test_many_bring_the_same_push() -> None:
                     pushes.abort(push)
                     return "failed"
                 case Seen.NEW:
-                    pushes.commit(push, 1, "")
+                    pushes.commit(push, 1, "", 1)
                     return "applied"
 
     failures = [1, 2]
@@ -175,3 +182,115 @@ def test_many_bring_the_same_push() -> None:
         outcomes = Counter(pool.map(bring, range(8)))
     assert outcomes == {"applied": 1, "failed": 2, "came again": 5}
     pushes.wait(push)  # nothing is in flight
+
+
+def _applied(pushes: ExactlyOnce, client: str, sequence: int, time_s: int) -> None:
+    push = PushId(client, 1, sequence)
+    assert pushes.begin(push) is Seen.NEW
+    pushes.commit(push, sequence, f"{client} at {sequence}", time_s)
+
+
+def test_who_is_silent_for_a_day_is_forgotten() -> None:
+    pushes = ExactlyOnce()
+    _applied(pushes, "early", 1, 1000)
+    _applied(pushes, "late", 1, 1000)
+    _applied(pushes, "late", 2, 1000 + FORGET_S)
+    assert pushes.begin(PushId("early", 1, 7)) is Seen.NEW  # in flight
+    assert pushes.forget(1000 + FORGET_S) == []
+    pushes.abort(PushId("early", 1, 7))
+    assert pushes.forget(999 + FORGET_S) == []
+    assert pushes.forget(1000 + FORGET_S) == ["early"]
+    assert [w.client for w in pushes.windows()] == ["late"]
+    assert [w.client for w in pushes.ends()] == ["late"]
+    assert pushes.look(PushId("late", 1, 1)) is Seen.APPLIED
+    assert pushes.look(PushId("late", 1, 2)) is Seen.APPLIED
+    # A reader's place is a few bytes, and training may rest for longer.
+    assert sorted(p.client for p in pushes.positions()) == ["early", "late"]
+
+
+def test_when_a_client_was_heard_goes_with_its_window() -> None:
+    first, second = ExactlyOnce(), ExactlyOnce()
+    _applied(first, "a", 1, 5000)
+    second.merge([AppliedWindow.of(window.message) for window in first.windows()])
+    assert [w.heard_s for w in second.windows()] == [5000]
+    assert second.forget(5000 + FORGET_S) == ["a"]
+    # Of windows that do not say so, silence begins when they are taken.
+    second.merge([replace(window, heard_s=0) for window in first.windows()])
+    assert second.forget(5000 + FORGET_S) == []
+    assert second.look(PushId("a", 1, 1)) is Seen.APPLIED
+
+
+def _push(client: str, sequence: int, made_s: int) -> ReceivedPush:
+    head = pb.PushRequest(
+        table="t", dim=1, count=1, client=client, epoch=1, sequence=sequence, made_s=made_s
+    )
+    payload = np.array([5], np.uint64).tobytes() + np.array([-1], np.float32).tobytes()
+    return take_apart(head, memoryview(payload), payload)
+
+
+@pytest.fixture
+def state() -> ShardState:
+    made = ShardState()
+    made.create(make_spec("t", 1, optimizer="sgd", learning_rate=1.0, initializer="zeros"))
+    return made
+
+
+def _value(state: ShardState) -> float:
+    return float(state.find("t", 1).native.pull(np.array([5], np.uint64), True)[0, 0])
+
+
+def test_a_push_that_comes_after_its_client_was_forgotten_is_refused(state: ShardState) -> None:
+    """It may have been applied; those that are made later are new."""
+    table, day = state.find("t", 1), 1_700_000_000
+    assert state.push(table, _push("a", 1, day), day)
+    assert state.pushes.forget(day + FORGET_S) == ["a"]
+    with pytest.raises(OutdatedError, match="not known"):
+        state.push(table, _push("a", 1, day), day + FORGET_S)
+    assert _value(state) == 1
+    assert state.push(table, _push("a", 2, day + FORGET_S), day + FORGET_S)
+    assert _value(state) == 2
+
+
+def test_who_repeats_changes_forgets_as_whoever_made_them(state: ShardState) -> None:
+    """A log, or a replica: an epoch that begins anew is none that is over."""
+    table, day = state.find("t", 1), 1_700_000_000
+    later = day + FORGET_S
+    changes = [(_push("a", 7, 0), day), (_push("a", 7, 0), later), (_push("b", 7, 0), later)]
+    for push, time_s in changes:
+        state.pushes.forget(time_s)
+        assert state.push(table, push, time_s)
+    repeated = ShardState()
+    repeated.create(table.spec)
+    for push, time_s in changes:
+        assert repeated.push(repeated.find("t", 1), push, time_s, journal=False)
+    assert repeated.pushes.windows() == state.pushes.windows()
+    assert _value(repeated) == _value(state) == 3
+
+
+@pytest.mark.parametrize("off_s", [-LATE_S - 1, LATE_S + 1])
+def test_an_old_push_that_is_remembered_was_applied(state: ShardState, off_s: int) -> None:
+    """Clocks that differ by half a day could hide how old one is: they are told."""
+    table, now = state.find("t", 1), 1_700_000_000
+    assert state.push(table, _push("a", 1, now), now)
+    assert not state.push(table, _push("a", 1, now), now + off_s)  # came again
+    with pytest.raises(OutdatedError, match="clocks"):
+        state.push(table, _push("a", 2, now), now + off_s)
+    assert state.push(table, _push("a", 2, 0), now)  # of a client that does not say
+    assert _value(state) == 2
+
+
+def test_a_shard_forgets_by_itself(state: ShardState, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that its saves do not grow with every client that ever was."""
+    now = now_s()
+    for i in range(50):
+        assert state.push(state.find("t", 1), _push(f"client {i}", 1, 0), now - FORGET_S - i)
+    assert state.push(state.find("t", 1), _push("alive", 1, 0), now)
+    assert len(state.applied().windows) == 51
+    monkeypatch.setattr(maintenance, "_EXPIRY_S", 0.0)
+    keeper = maintenance.Maintenance(state, None)
+    try:
+        wait_until(lambda: len(state.pushes.windows()) == 1, "they are forgotten")
+    finally:
+        keeper.close()
+    assert [w.client for w in state.applied().windows] == ["alive"]
+    assert _value(state) == 51

@@ -15,7 +15,7 @@ def test_a_fill_that_is_refused_replaces_nothing(bits: bytes) -> None:
     state.create(make_spec("t", 4))
     push = PushId("me", 1, 1)
     state.pushes.begin(push)
-    state.pushes.commit(push, 1, "")
+    state.pushes.commit(push, 1, "", 1)
     before = state.pushes.windows()
     window = pb.ClientWindow(client="other", epoch=1, highest=3, bits=bits)
     first = pb.StateBlock(reset=True, of="primary", number=5, window=[window])

@@ -1,7 +1,5 @@
 """The Unix socket that messages of one host take."""
 
-import os
-import signal
 import socket
 import threading
 import time
@@ -14,9 +12,10 @@ import pytest
 from chassis.refusal import Refusing, reason_of, refuse
 from protos import parameter_server_pb2 as pb
 from protos.reason_pb2 import MEMORY_NOT_ATTACHED, REASON_UNSPECIFIED
-from ps import LocalShards, ParameterClient, ShardError
+from ps import LocalShards, ParameterClient
+from ps.errors import NotAttachedError
 from ps.shm.line import MAX_MESSAGE, BrokenLineError, RefusedError, UnixLine, UnixServer
-from tests.pids import stop
+from ps.shm.region import Region, Regions
 from tests.waiting import wait_until
 
 TABLE = {"optimizer": "sgd", "learning_rate": 1.0, "initializer": "zeros"}
@@ -43,7 +42,7 @@ def _echo(request: bytes, context: Refusing) -> bytes:
 def server() -> Iterator[UnixServer]:
     BEGUN.clear()
     END.clear()
-    made = UnixServer([_echo, lambda request, _: request[::-1]])
+    made = UnixServer([_echo, lambda request, _: request[::-1]], Regions())
     made.start()
     yield made
     END.set()
@@ -133,18 +132,49 @@ def test_the_end_lets_calls_under_way_finish(server: UnixServer) -> None:
         UnixLine(name, server.secret)
 
 
-def test_a_connection_s_end_is_told() -> None:
-    told: list[str] = []
-    server = UnixServer([_echo], told.append)
+def test_memory_is_shared_as_long_as_its_connection() -> None:
+    regions = Regions()
+    server = UnixServer([_echo], regions)
+    server.start()
+    shared = [Region(100) for _ in range(2)]
+    try:
+        lines = [UnixLine(server.name, server.secret, region) for region in shared]
+        with pytest.raises(ConnectionRefusedError):  # of another
+            UnixLine(server.name, server.secret, shared[1])
+        with pytest.raises(OSError):  # noqa: PT011 - whatever the system calls it
+            UnixLine(server.name, bytes(32), Region(100))
+        for region, line, left in zip(shared, lines, (1, 0), strict=True):
+            region.view(10, 3)[:] = b"abc"
+            assert bytes(regions.view(region.name, 10, 3)) == b"abc"
+            line.close()
+            wait_until(lambda left=left: len(regions) == left, "the shard lets go")
+            with pytest.raises(NotAttachedError):
+                regions.view(region.name, 10, 3)
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_call_knows_whether_its_caller_waits_yet(gone: bool) -> None:
+    begun, go, told = threading.Event(), threading.Event(), []
+
+    def tell(request: bytes, context: Refusing) -> bytes:
+        begun.set()
+        assert go.wait(30)
+        told.append(context.is_active())
+        return request
+
+    server = UnixServer([tell], Regions())
     server.start()
     try:
-        lines = [UnixLine(server.name, server.secret, name) for name in ("a", "b")]
-        with pytest.raises(OSError):  # noqa: PT011 - whatever the system calls it
-            UnixLine(server.name, bytes(32), "stranger")
-        lines[1].close()
-        wait_until(lambda: told == ["b"], "the second ends")
-        lines[0].close()
-        wait_until(lambda: told == ["b", "a"], "the first ends")
+        line = UnixLine(server.name, server.secret)
+        line.send(0, b"x", 30)
+        assert begun.wait(30)
+        if gone:
+            line.close()
+        go.set()
+        wait_until(lambda: told, "it is told")
+        assert told == [not gone]
     finally:
         server.close()
 
@@ -158,29 +188,6 @@ def test_no_thread_outlives_its_client(server: UnixServer) -> None:
     for line in lines:
         line.close()
     wait_until(lambda: serving() == 0, "every thread ends")
-
-
-def test_a_stopped_shard_is_not_waited_for() -> None:
-    """Nor is its late answer taken for another's."""
-    with LocalShards(1) as shards, ParameterClient(shards.addresses, timeout_s=2) as client:
-        client.create_table("t", 2, **TABLE)
-        keys = np.arange(300)
-        client.push("t", keys, -np.ones((300, 2), np.float32))
-        assert (client.pull("t", keys) == 1).all()
-        pid = shards.processes[0].pid
-        stop(pid)
-        try:
-            for call in (
-                lambda: client.pull("t", keys),
-                lambda: client.push("t", keys, np.ones((300, 2), np.float32)),
-            ):
-                with pytest.raises(ShardError, match="did not answer"):
-                    call()
-        finally:
-            os.kill(pid, signal.SIGCONT)
-        # The push that was given up may have been applied, once.
-        assert (client.pull("t", keys[::-1]) == client.pull("t", keys)).all()
-        assert set(np.unique(client.pull("t", keys))) <= {0.0, 1.0}
 
 
 def test_a_shard_that_dies_in_the_middle_loses_nothing() -> None:
@@ -218,7 +225,7 @@ def test_forgotten_memory_is_told_by_its_reason() -> None:
         client.create_table("t", 2, **TABLE)
         shard = client.session().shards[0]
         head = pb.PullRequest(table="t", dim=2, count=1, region="heterps-" + "0" * 32)
-        memory = client.session().memory(client.session().routes)
+        memory = client.session().memory()
         assert memory is not None
         block = memory.take(100, (shard.address,))
         assert block is not None

@@ -214,14 +214,14 @@ def test_stages_must_cover_the_layers_with_types_on_offer() -> None:
         Decision.from_json({key: item for key, item in value.items() if key != "method"})
 
 
-def test_the_store_lists_the_latest_decisions_in_order(store: Store) -> None:
-    assert store.decisions() == []
+def test_the_store_gives_the_decisions_of_jobs_in_their_order(store: Store) -> None:
+    assert store.decisions([]) == {}
     for number in range(5):
         status = JobStatus(job_id=f"j{number}", name="clicks", state=QUEUED)
         store.submit(status, JobSpec())
         if number != 2:
             store.put_decision(f"j{number}", replace(FIRST, seed=number).to_message())
-    found = store.decisions()
-    assert [status.job_id for status, _ in found] == ["j0", "j1", "j3", "j4"]
-    assert [decision.seed for _, decision in found] == [0, 1, 3, 4]
-    assert [status.job_id for status, _ in store.decisions(limit=3)] == ["j3", "j4"]
+    found = store.decisions([f"j{number}" for number in range(6)])
+    assert list(found) == ["j0", "j1", "j3", "j4"]
+    assert [decision.seed for decision in found.values()] == [0, 1, 3, 4]
+    assert list(store.decisions(["j2", "j4", "j3"])) == ["j4", "j3"]
