@@ -7,6 +7,7 @@ import grpc
 from protos.reason_pb2 import (
     HOLD_ENDED,
     MEMORY_NOT_ATTACHED,
+    PARTS_MISSING,
     REASON_UNSPECIFIED,
     REPLICA_BEHIND,
     SAVE_REPLACED,
@@ -49,6 +50,12 @@ class LacksChangesError(ConflictError):
     """A replica lacks changes of its primary's: it must have the whole state first."""
 
     reason = REPLICA_BEHIND
+
+
+class PartsMissingError(ConflictError):
+    """A step is to end of which a shard has not all parts, as after a restart without them."""
+
+    reason = PARTS_MISSING
 
 
 class NoRoomError(RuntimeError):
