@@ -342,22 +342,16 @@ def _survive() -> None:
 
 
 def _shard(folder: Path) -> Parser:
-    """One call of a shard's data plane; the first byte is the method."""
+    """One message on a shard's Unix socket; the first byte is the method."""
+    import socket
+
     import grpc
 
     from ps.server.service import ParameterService
-    from ps.shm.line import RefusedError
 
     _survive()
-
-    class Context:
-        def set_trailing_metadata(self, metadata: Any, /) -> None:
-            pass
-
-        def abort(self, code: grpc.StatusCode, details: str) -> None:
-            if code in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN):
-                raise AssertionError(details)
-            raise RefusedError(code, details)
+    mine, _theirs = socket.socketpair()
+    faults = {code.value[0] for code in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN)}
 
     def begun() -> ParameterService:
         return ParameterService(_state(folder))
@@ -368,9 +362,10 @@ def _shard(folder: Path) -> Parser:
         nonlocal served
         if next(inputs) % _RENEWED == 0:
             served = begun()
-        methods = (served.pull, served.push, served.stage, served.tally, served.commit, served.keys)
-        method: Any = methods[data[0] % len(methods)] if data else served.pull
-        return method(data[1:], Context())
+        reply = served.unix._answer(data or b"\0", mine)
+        assert reply[0] not in faults, reply[1:]
+        assert _theirs.fileno() >= 0  # kept open: the client waits
+        return reply
 
     return parse
 
@@ -397,7 +392,6 @@ def _calls(folder: Path) -> list[bytes]:
         + pack(
             pb.CommitRequest(**step, slots=1, scale=1, rate=1, part={"tables": [table]}), keys, rows
         ),
-        b"\5" + pb.KeysRequest(table="rows", limit=4).SerializeToString(),
     ]
 
 
@@ -565,8 +559,8 @@ TARGETS = {
     "shard": Target(
         _shard,
         _calls,
-        ("ps.shm.line.RefusedError",),
-        ("ps.server", "ps.shard", "ps.table", "protos.codec"),
+        (),  # a refusal is an answer
+        ("ps.server", "ps.shm", "ps.shard", "ps.table", "protos.codec"),
     ),
     "replay": Target(
         _replay,
