@@ -227,9 +227,13 @@ class ParameterService(ParameterServerServicer):
         """Write this shard's files."""
         return self._guarded("Save", context, lambda: self.saver.save(request))
 
-    def Load(self, request: pb.LoadRequest, context: grpc.ServicerContext) -> pb.LoadReply:  # noqa: N802
-        """Replace the tables a checkpoint names by their rows there; others stay."""
-        return self._guarded("Load", context, lambda: pb.LoadReply(rows=self.saver.load(request)))
+    def Load(  # noqa: N802
+        self, request_iterator: Iterator[pb.LoadRequest], context: grpc.ServicerContext
+    ) -> Iterator[pb.LoadReply]:
+        """Read a save's rows beside the tables, and put them in their place when told."""
+        replies = self.saver.load(_until_gone(request_iterator))
+        while (reply := self._guarded("Load", context, lambda: next(replies, None))) is not None:
+            yield reply
 
     def Route(self, request: pb.RouteRequest, context: grpc.ServicerContext) -> pb.RouteReply:  # noqa: N802
         """Tell or install the routing."""
@@ -308,6 +312,14 @@ class ParameterService(ParameterServerServicer):
             if isinstance(error, CheckpointError | ConflictError | TableError):
                 reason = error.reason
         return refuse(context, code, text[:2000], reason)
+
+
+def _until_gone(requests: Iterator[R]) -> Iterator[R]:
+    """What a caller sends, until it ends or its connection does."""
+    try:
+        yield from requests
+    except grpc.RpcError:
+        return
 
 
 def _resident_bytes() -> int:

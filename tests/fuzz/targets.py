@@ -188,10 +188,13 @@ def _saved(folder: Path) -> Path:
 
 
 def _manifests(folder: Path) -> list[bytes]:
+    from tests.ps.checkpoint.manifests import sealed
+
     whole = json.loads((_saved(folder) / "manifest.json").read_text())
     parent = {"place": "../a", "id": whole["id"]}
     delta = whole | {"mode": "delta", "parent": parent, "route": [0] * 1024}
-    return [json.dumps(tree).encode() for tree in (whole, delta)]
+    old = {name: value for name, value in delta.items() if name != "sha256"} | {"version": 2}
+    return [sealed(whole), sealed(delta), json.dumps(old).encode()]
 
 
 def _rows(folder: Path) -> Parser:
