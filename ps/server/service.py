@@ -298,7 +298,7 @@ class ParameterService(ParameterServerServicer):
                     raise TimeoutError("the caller has given up; nothing was begun")
                 return work()
         except _native.BrokenError as error:
-            end_process(f"{method}: {error}")
+            end_process("%s: %r", method, error)
         except Exception as error:
             text = str(error.args[0]) if isinstance(error, KeyError) else str(error)
             code = next((c for kind, c in _CODES if isinstance(error, kind)), None)
