@@ -5,12 +5,14 @@ Layout of OUTPUT: `dense.safetensors`, `tables/` (a parameter-server checkpoint)
 it is no model. Where the scheduler keeps it, the same files have the same names there.
 """
 
+import errno
 import json
 import os
 import posixpath
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,8 @@ from workers.model.entry import ModelError, job_model
 from workers.model.state import load_state, single
 
 FORMAT = "heterps-model-1"
+_LEAST_BYTES = 64 << 10  # of a model's small files
+_NO_ANSWER = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)  # file systems that cannot tell
 
 
 def saved_model(output: str) -> "SavedModel | KeptModel":
@@ -45,15 +49,39 @@ class SavedModel:
     def __init__(self, output: str) -> None:
         self.final = Path(output)
         self.folder = self.final.with_name(self.final.name + ".partial")
-        written.claim(self.folder)
 
     @property
     def tables(self) -> str:
         """Where the parameter servers save."""
         return str(self.folder / "tables")
 
+    def require_room(self, size: int) -> None:
+        """See that the disk takes so many bytes more, before they have been computed.
+
+        Raises:
+            OSError: it does not, or cannot be written to.
+        """
+        there = next(folder for folder in self.final.absolute().parents if folder.is_dir())
+        probe = there / f".{self.final.name}.room-{os.getpid()}"
+        try:
+            with probe.open("wb") as stream:
+                os.posix_fallocate(stream.fileno(), 0, max(size, _LEAST_BYTES))
+        except OSError as error:
+            if error.errno not in _NO_ANSWER:
+                told = f"{error.strerror}: a model of {size:,} bytes or more is to be saved there"
+                raise OSError(error.errno, told, str(self.final)) from None
+        finally:
+            with suppress(OSError):
+                probe.unlink(missing_ok=True)
+
+    def abandon(self) -> None:
+        """Leave nothing of a model that will not be finished."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
     def write_stage(self, stage: int, state: Mapping[str, Tensor]) -> None:
         """Write one stage's dense weights."""
+        self.require_room(sum(one.nbytes for one in state.values()))
+        written.claim(self.folder)
         path = self.folder / _part(stage)
         unfinished = Path(f"{path}.tmp")  # one name: what a killed worker left is written over
         save_file(single(state), unfinished)
@@ -63,6 +91,7 @@ class SavedModel:
         self, job: JobSpec, stages: int, losses: Sequence[float], facts: Mapping[str, Any]
     ) -> str:
         """Merge the stages' weights, write the manifest and give the folder its name."""
+        written.claim(self.folder)
         merged: dict[str, Tensor] = {}
         parts = [self.folder / _part(i) for i in range(stages)]
         for part in parts:
@@ -86,6 +115,12 @@ class KeptModel:
 
     def __init__(self, store: Store) -> None:
         self._store = store
+
+    def require_room(self, size: int) -> None:
+        """The scheduler makes room when it is sent."""
+
+    def abandon(self) -> None:
+        """What was sent goes when room is needed."""
 
     @property
     def tables(self) -> str:

@@ -1,5 +1,6 @@
 """What a worker takes an error for: its own, of memory, or of another process that went away."""
 
+import errno
 from pathlib import Path
 from traceback import walk_tb
 
@@ -13,6 +14,7 @@ from chassis.rooms import in_ours
 from protos.job_pb2 import JobSpec
 from protos.scheduler_pb2 import (
     END_CONNECTION_LOST,
+    END_DISK_FULL,
     END_DIVERGED,
     END_INVALID_JOB,
     END_OUT_OF_MEMORY,
@@ -47,6 +49,8 @@ def end_reason_of(error: BaseException, job: JobSpec | None = None) -> EndReason
         return END_OUT_OF_MEMORY
     cause: BaseException | None = error
     while cause is not None:
+        if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
+            return END_DISK_FULL
         if _is_of_a_connection(cause, job):
             return END_CONNECTION_LOST
         cause = cause.__cause__
