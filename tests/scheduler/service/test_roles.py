@@ -1,8 +1,11 @@
 """Tokens with roles, on real servers: each role at each method, users apart, revocation at once."""
 
 import hashlib
+import ssl
 import threading
 import time
+import urllib.error
+import urllib.request
 
 import grpc
 import pytest
@@ -265,6 +268,22 @@ def test_the_figures_of_shards_come_with_a_token_only_for_who_may_act(secured, e
     history = enter("screens", "read", kind=HistoryStub)
     found = history.GetHistory(pb.JobRequest(job_id="of-erin"), timeout=5)
     assert not any(shard.token for shard in found.shards)
+
+
+def test_metrics_open_to_who_may_see_all_jobs(secured):
+    trusted = ssl.create_default_context(cafile=secured.files["HETERPS_TLS_CA"])
+    url = f"https://{secured.scheduler.facts['metrics']}/metrics"
+    opened = {}
+    for role in ("read", "submit", "operate"):
+        secret = secured.create(f"scrapes-{role}", role)
+        asked = urllib.request.Request(url, headers={"Authorization": f"Bearer {secret}"})
+        try:
+            with urllib.request.urlopen(asked, timeout=20, context=trusted) as answer:
+                opened[role] = answer.status
+        except urllib.error.HTTPError as error:
+            opened[role] = error.code
+        secured.revoke(f"scrapes-{role}")
+    assert opened == {"read": 200, "submit": 401, "operate": 200}
 
 
 def test_without_tls_nobody_is_asked_so_no_token_is_made(tmp_path):
