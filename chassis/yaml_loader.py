@@ -7,6 +7,7 @@ import yaml
 from yaml.composer import ComposerError
 
 MOST_VALUES: Final = 250_000  # of a text, each counted as often as an alias stands for it
+DEEPEST: Final = 100  # of values in values
 # What reading may end in: constructors of explicit tags raise whatever they come upon.
 READING_ERRORS: Final = (
     *(yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError),
@@ -18,17 +19,24 @@ class YamlLoader(yaml.SafeLoader):
     """Safe YAML that takes 1e-3 for a number, as everybody but YAML 1.1 does.
 
     Raises:
-        ComposerError: more than `MOST_VALUES`, or an alias inside of what it stands for.
+        ComposerError: more than `MOST_VALUES`, nested beyond `DEEPEST`, or an alias inside of
+            what it stands for.
     """
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self._values: dict[int, int] = {}  # below each node, itself included
+        self._depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         """Read a node and all below it."""
         alias = self.check_event(yaml.AliasEvent)
+        self._depth += 1
+        if self._depth > DEEPEST:
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+            raise ComposerError(None, None, f"values nested beyond {DEEPEST}", mark)
         node: yaml.Node | None = super().compose_node(parent, index)
+        self._depth -= 1
         if node is None:
             return None
         values = self._values.get(id(node))

@@ -27,8 +27,14 @@ class _ReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Reason.ValueTy
     """the shard does not know the shared memory that the request names"""
     WHOLE_SAVE_NEEDED: _Reason.ValueType  # 2
     """a delta cannot build on that save"""
+    PARTS_MISSING: _Reason.ValueType  # 7
+    """a step is to end, and not all of its parts are there"""
     REPLICA_BEHIND: _Reason.ValueType  # 6
     """a replica must have the whole state before it can take a change"""
+    SAVE_REPLACED: _Reason.ValueType  # 20
+    """another save lies there than the one that was named"""
+    HOLD_ENDED: _Reason.ValueType  # 21
+    """the cut was given up, as nobody was heard of"""
     STORE_UNREACHABLE: _Reason.ValueType  # 3
     """Of a scheduler.
     it answers, its Redis does not
@@ -63,8 +69,14 @@ MEMORY_NOT_ATTACHED: Reason.ValueType  # 1
 """the shard does not know the shared memory that the request names"""
 WHOLE_SAVE_NEEDED: Reason.ValueType  # 2
 """a delta cannot build on that save"""
+PARTS_MISSING: Reason.ValueType  # 7
+"""a step is to end, and not all of its parts are there"""
 REPLICA_BEHIND: Reason.ValueType  # 6
 """a replica must have the whole state before it can take a change"""
+SAVE_REPLACED: Reason.ValueType  # 20
+"""another save lies there than the one that was named"""
+HOLD_ENDED: Reason.ValueType  # 21
+"""the cut was given up, as nobody was heard of"""
 STORE_UNREACHABLE: Reason.ValueType  # 3
 """Of a scheduler.
 it answers, its Redis does not

@@ -6,7 +6,8 @@
 
 `--plan` gives the units of each stage; all stages are then equally busy. Of drawn plans a third
 has stages and units at random, a third comes from `exact` and a third from `ppo`; they have 1 to 6
-stages and 12 units. What is measured is samples a second in steady steps, by the layers' own
+stages and 12 units. Before them the end of a step is measured, on one stage of all units, and is in
+their costs. What is measured is samples a second in steady steps, by the layers' own
 clock, over the decision's throughput. Results go to bench/results/pace.json and pace_examples.json.
 """
 
@@ -25,13 +26,23 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from bench.pace.examples import JOBS, Cut, cut_at_random, profiled
-from bench.pace.questions import UNITS, Question, drawn, given, micro_batches_of
+from bench.pace.questions import (
+    LEAST_S,
+    TYPES,
+    UNITS,
+    Question,
+    drawn,
+    given,
+    micro_batches_of,
+)
 from bench.pace.sleeping import pace_of, write_job
 from bench.pages import RESULTS, machine, versions, write
 from heterps import Client, Cluster
 
-_WARM = 5  # steps until a pipeline is steady, and caches are warm
-_LEAST_STEPS = 10  # that are measured
+# Steps until a pipeline is steady and caches are warm; flushed steps are all alike.
+_WARM, _WARM_FLUSHED = 5, 2
+_LEAST_STEPS, _LEAST_FLUSHED = 10, 4  # that are measured
+_END_S = 8.0  # for which the end of a step is measured
 _STAGES = 6  # of a drawn plan, at most
 _CUTS = 5  # of each real job
 METHODS = ("random", "exact", "ppo")
@@ -42,13 +53,13 @@ def main() -> int:
     arguments = _parse()
     results = []
     with tempfile.TemporaryDirectory(prefix="heterps-pace-") as folder:
-        questions = list(_questions(arguments))
-        types = sorted({kind for question in questions for kind in question.limits})
-        devices = dict.fromkeys(types, "cpu")
-        units = dict.fromkeys(types, UNITS)
-        with Cluster(Path(folder, "cluster"), units, types, devices=devices) as cluster:
+        devices = dict.fromkeys(TYPES, "cpu")
+        units = dict.fromkeys(TYPES, UNITS)
+        with Cluster(Path(folder, "cluster"), units, TYPES, devices=devices) as cluster:
             client = Client(cluster.address)
-            for number, question in enumerate(questions):
+            end_s = 0.0 if arguments.examples else _end_of_a_step(client, Path(folder, "end"))
+            print(f"the end of a step takes {UNITS} workers {end_s * 1e3:.1f} ms", flush=True)
+            for number, question in enumerate(_questions(arguments, end_s)):
                 try:
                     run = _run(client, Path(folder, str(number)), question, arguments.seconds)
                 except ValueError as error:
@@ -67,6 +78,7 @@ def main() -> int:
             "date": datetime.date.today().isoformat(),
             "machine": machine(),
             "versions": versions("torch"),
+            "step_end_s": end_s,
             "plans": results,
         }
         write(arguments.json, json.dumps(summary, indent=1) + "\n")
@@ -90,7 +102,14 @@ def _parse() -> argparse.Namespace:
     return arguments
 
 
-def _questions(arguments: argparse.Namespace) -> Iterator[Question | Cut]:
+def _end_of_a_step(client: Client, folder: Path) -> float:
+    """Seconds that a flushed step takes in one stage of all units, beyond what its layers sleep."""
+    question = given([UNITS], LEAST_S / UNITS, UNITS, 0)
+    run = _run(client, folder, question, _END_S)
+    return max(0.0, question.batch * (1 / run["measured"] - 1 / run["promised"]))
+
+
+def _questions(arguments: argparse.Namespace, end_s: float) -> Iterator[Question | Cut]:
     if arguments.examples:
         staleness = 1 if arguments.staleness is None else arguments.staleness
         for name in arguments.job or JOBS:
@@ -102,20 +121,23 @@ def _questions(arguments: argparse.Namespace) -> Iterator[Question | Cut]:
     for staleness in lags:
         for text in arguments.plan:
             units = [int(part) for part in text.split("+")]
-            yield given(units, arguments.micro_batch_s, arguments.micro_batches, staleness)
+            yield given(units, arguments.micro_batch_s, arguments.micro_batches, staleness, end_s)
         if arguments.plan:
             continue
         for number in range(arguments.count):
             stages = 1 + number % _STAGES
             method = METHODS[(number + number // _STAGES) % len(METHODS)]
-            yield drawn(number, stages, method, staleness, arguments.micro_batches)
+            yield drawn(number, stages, method, staleness, arguments.micro_batches, end_s)
 
 
 def _run(client: Client, folder: Path, question: Question | Cut, seconds: float) -> dict[str, Any]:
     """Run the job of a question; what was promised and what it came to."""
     planned = question.decide()
-    measured = max(_LEAST_STEPS, math.ceil(seconds * planned.throughput / question.batch))
-    steps = _WARM + measured + 1
+    flushed = question.staleness == 0
+    warm = _WARM_FLUSHED if flushed else _WARM
+    least = _LEAST_FLUSHED if flushed else _LEAST_STEPS
+    measured = max(least, math.ceil(seconds * planned.throughput / question.batch))
+    steps = warm + measured + 1
     if isinstance(question, Cut):
         job = question.job(folder, steps)
     else:
@@ -127,7 +149,7 @@ def _run(client: Client, folder: Path, question: Question | Cut, seconds: float)
     found = client.decision(job_id)
     if found.assignment != planned.assignment:
         raise ValueError(f"{job_id} was planned anew, on other types")
-    pace = pace_of(folder / "trace", question.batch, steps, _WARM)
+    pace = pace_of(folder / "trace", question.batch, steps, warm)
     overhead = found.workload.overhead if found.workload is not None else 0.0
     promised = found.throughput * (1 - overhead)
     micro_batches = micro_batches_of(question, found)

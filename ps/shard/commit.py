@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from protos import parameter_server_pb2 as pb
 from protos.naming import without_prefix
 from ps.engine import _native
-from ps.errors import ConflictError, TableError
+from ps.errors import ConflictError, PartsMissingError, TableError
 from ps.shard.ending import end_process
 from ps.shard.journal import Buffer
 from ps.shard.stage import MOST_SLOTS, Part, Series, TableRows, check_names
@@ -114,7 +114,7 @@ def tally_step(state: ShardState, request: pb.TallyRequest) -> float:
     """The squared norm of a step's gradients here, summed over slots; not finite if one is not.
 
     Raises:
-        ConflictError: a part is lacking.
+        PartsMissingError: a part is lacking.
     """
     check_names(request.series, request.step)
     _check_slots(request.slots)
@@ -151,7 +151,8 @@ def commit_step(
 
     Raises:
         TableError, KeyError: gradients that are not finite, or of a table that is not here.
-        ConflictError: a part is lacking, or the step has ended otherwise.
+        PartsMissingError: a part is lacking.
+        ConflictError: the step has ended otherwise.
     """
     name, step, drop = request.series, request.step, request.drop
     what = f"Commit of step {step} of series {name[:140]!r}"
@@ -214,14 +215,17 @@ def _check_whole(what: str, parts: Mapping[int, Part], slots: int, buckets: Flag
     """Check that all parts are here, with all keys of some buckets.
 
     Raises:
-        ConflictError: naming the slots whose parts are not.
+        PartsMissingError: naming the slots whose parts are not.
+        ConflictError: naming slots that nobody is to have.
     """
     there = [slot for slot, part in parts.items() if part.covers[buckets].all()]
     lacking = sorted(set(range(slots)) - set(there))
     more = [slot for slot in parts if slot >= slots]
-    if lacking or more:
-        told = f"lacks the parts of slots {lacking[:8]}" if lacking else f"has slots {more[:8]}"
-        raise ConflictError(f"{what} {told}; expected those of slots 0 to {slots - 1}, all staged")
+    expected = f"expected those of slots 0 to {slots - 1}, all staged"
+    if lacking:
+        raise PartsMissingError(f"{what} lacks the parts of slots {lacking[:8]}; {expected}")
+    if more:
+        raise ConflictError(f"{what} has slots {more[:8]}; {expected}")
 
 
 def _sum_up(parts: Mapping[int, Part], buckets: Flags) -> _StepSums:
@@ -322,4 +326,4 @@ def _apply(updates: Sequence[_Update], step: int, rate: float, time_s: int) -> N
         for update in updates:
             update.push(update.sums.keys, update.sums.values, rate, step, time_s)
     except BaseException as error:
-        end_process(f"step {step} began and cannot be finished: {error}")
+        end_process("step %d began and cannot be finished: %r", step, error)

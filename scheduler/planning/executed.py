@@ -3,8 +3,9 @@
 From one update of staleness on, forwards of later steps fill the pipeline while backwards return,
 as far as the steps that may be under way hold micro-batches enough. The least staleness and the
 fewest micro-batches are found with which a simulation of the executor reaches the slowest stage's
-pace; of those one size more is taken, so that the ends of steps (sum, verdict, update), which no
-cost tells, find slack. Where nothing reaches that pace, the plan is priced at what it reaches.
+pace; then the next size that keeps it is taken, so that the ends of steps (sum, verdict, update),
+which no cost tells, find slack. Where nothing reaches that pace, the plan is priced at what it
+reaches.
 """
 
 from collections.abc import Iterator
@@ -35,7 +36,9 @@ def executed(model: CostModel, plan: Plan, floor: float = 0.0) -> Plan:
         if model.footprint.why_overfull(runs, units, steps):
             continue
         reached = plan.throughput if steps.simulated else steady_rate(model, plan, steps)
-        if reached > rate * (1 + TOLERANCE) or (filled and reached >= rate * (1 - TOLERANCE)):
+        if filled and reached < rate * (1 - TOLERANCE):
+            continue  # of a size that does not go with the units; the next may
+        if filled or reached > rate * (1 + TOLERANCE):
             best, rate = steps, reached
         if filled:
             break

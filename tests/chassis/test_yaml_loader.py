@@ -32,3 +32,10 @@ def test_what_aliases_stand_for_is_bounded() -> None:
 def test_what_holds_itself_is_refused(text: str) -> None:
     with pytest.raises(yaml.YAMLError, match="an alias of what it is in"):
         load(text)
+
+
+@pytest.mark.parametrize("opening", ["[", "{a: ", "- ", "? "])
+def test_nesting_is_bounded(opening: str) -> None:
+    with pytest.raises(yaml.YAMLError, match="values nested beyond 100"):
+        load(opening * 5000)
+    load("[" * 90 + "]" * 90)

@@ -2,7 +2,9 @@
 
 Layout of OUTPUT: `dense.safetensors`, `tables/` (a parameter-server checkpoint), `loss.csv`,
 `code/` where the job brought its code, and `model.json`, which is written last: a folder without
-it is no model. Where the scheduler keeps it, the same files have the same names there.
+it is no model. It has the checksum of the tables, so that dense weights of one attempt at a job
+and tables of another are no model either. Where the scheduler keeps it, the same files have the
+same names there.
 """
 
 import errno
@@ -26,27 +28,32 @@ from chassis import written
 from chassis.files import replace_file
 from protos.job_pb2 import JobSpec
 from protos.naming import KEPT, table_prefix
+from ps.checkpoint.manifest import is_checkpoint
 from ps.checkpoint.places import open_store
 from ps.checkpoint.store import Store
+from ps.checkpoint.tables import chain, save_of
+from ps.errors import ReplacedError
 from workers.embedding.sparse import SparseEmbedding
 from workers.model.code import subfolder
 from workers.model.entry import ModelError, job_model
 from workers.model.state import load_state, single
 
 FORMAT = "heterps-model-1"
+_ATTEMPT = ".attempt"  # at the job, that writes the folder
 _LEAST_BYTES = 64 << 10  # of a model's small files
 _NO_ANSWER = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)  # file systems that cannot tell
 
 
-def saved_model(output: str) -> "SavedModel | KeptModel":
+def saved_model(output: str, attempt: int) -> "SavedModel | KeptModel":
     """The model to write at a folder, or with the scheduler."""
-    return KeptModel(open_store(output)) if output.startswith(KEPT) else SavedModel(output)
+    return KeptModel(open_store(output)) if output.startswith(KEPT) else SavedModel(output, attempt)
 
 
 class SavedModel:
     """The folder being written: OUTPUT.partial until it is complete."""
 
-    def __init__(self, output: str) -> None:
+    def __init__(self, output: str, attempt: int = 1) -> None:
+        self._attempt = str(attempt)
         self.final = Path(output)
         self.folder = self.final.with_name(self.final.name + ".partial")
 
@@ -75,13 +82,16 @@ class SavedModel:
                 probe.unlink(missing_ok=True)
 
     def abandon(self) -> None:
-        """Leave nothing of a model that will not be finished."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        """Leave nothing of a model that will not be finished, unless another attempt writes it."""
+        with suppress(OSError):
+            if (self.folder / _ATTEMPT).read_text() == self._attempt:
+                shutil.rmtree(self.folder, ignore_errors=True)
 
     def write_stage(self, stage: int, state: Mapping[str, Tensor]) -> None:
         """Write one stage's dense weights."""
         self.require_room(sum(one.nbytes for one in state.values()))
         written.claim(self.folder)
+        (self.folder / _ATTEMPT).write_text(self._attempt)
         path = self.folder / _part(stage)
         unfinished = Path(f"{path}.tmp")  # one name: what a killed worker left is written over
         save_file(single(state), unfinished)
@@ -105,7 +115,9 @@ class SavedModel:
             ignored = shutil.ignore_patterns("__pycache__")
             shutil.copytree(root, self.folder / "code", ignore=ignored, dirs_exist_ok=True)
         (self.folder / "loss.csv").write_text(_loss_lines(losses))
-        replace_file(self.folder / "model.json", _manifest(job, facts))
+        tables = open_store(self.tables)
+        replace_file(self.folder / "model.json", _manifest(job, facts, tables))
+        (self.folder / _ATTEMPT).unlink(missing_ok=True)
         os.replace(self.folder, self.final)
         return str(self.final)
 
@@ -146,7 +158,8 @@ class KeptModel:
         self._store.write("loss.csv", [_loss_lines(losses).encode()])
         for stage in range(stages):
             self._store.remove(_part(stage))
-        self._store.replace("model.json", _manifest(job, facts).encode())
+        tables = open_store(self.tables)
+        self._store.replace("model.json", _manifest(job, facts, tables).encode())
         return self._store.url
 
 
@@ -159,8 +172,10 @@ def _loss_lines(losses: Sequence[float]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _manifest(job: JobSpec, facts: Mapping[str, Any]) -> str:
+def _manifest(job: JobSpec, facts: Mapping[str, Any], tables: Store) -> str:
     tree = {"format": FORMAT, "job": MessageToDict(job, preserving_proto_field_name=True), **facts}
+    if is_checkpoint(tables):
+        tree["tables"] = save_of(chain(tables))
     return json.dumps(tree, indent=2) + "\n"
 
 
@@ -168,7 +183,9 @@ def load(path: str | Path) -> nn.Module:
     """A saved model, ready to predict in this process: `forward(sparse, dense)`.
 
     Raises:
-        ModelError: the folder is no saved model, or its code has moved.
+        ModelError: the folder is no saved model, its code has moved, or its tables are others than
+            it was saved with.
+        CheckpointError: its tables are damaged.
     """
     from ps import LocalTable
 
@@ -189,7 +206,12 @@ def load(path: str | Path) -> nn.Module:
     finally:
         sys.path.remove(job.directory)
     load_state(model, load_file(folder / "dense.safetensors"))
-    tables = LocalTable.load_checkpoint(folder / "tables")
+    try:
+        tables = LocalTable.load_checkpoint(folder / "tables", save=facts.get("tables", ""))
+    except ReplacedError:
+        raise ModelError(
+            f"{folder / 'tables'}: not the tables that the model was saved with, by model.json"
+        ) from None
     for layer in model.modules():
         if isinstance(layer, SparseEmbedding):  # without a table where forward does not call it
             layer.store = tables.get(table_prefix(facts["job_id"]) + layer.spec.table)

@@ -12,11 +12,13 @@ from chassis.channels import RpcError
 from chassis.exits import is_out_of_memory
 from chassis.rooms import in_ours
 from protos.job_pb2 import JobSpec
+from protos.reason_pb2 import PARTS_MISSING
 from protos.scheduler_pb2 import (
     END_CONNECTION_LOST,
     END_DISK_FULL,
     END_DIVERGED,
     END_INVALID_JOB,
+    END_LOST_SHARD,
     END_OUT_OF_MEMORY,
     END_USER_ERROR,
     EndReason,
@@ -47,6 +49,8 @@ def end_reason_of(error: BaseException, job: JobSpec | None = None) -> EndReason
         return END_OUT_OF_MEMORY
     if isinstance(error, RuntimeError) and is_out_of_memory(str(error)):
         return END_OUT_OF_MEMORY
+    if isinstance(error, ShardError) and error.reason == PARTS_MISSING:
+        return END_LOST_SHARD  # it had them all, was started again, and came back without
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):

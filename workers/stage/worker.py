@@ -105,7 +105,7 @@ class Worker:
 
     def _run(self, parts: Parts, reporter: Reporter) -> None:
         """Train, evaluate and save; of a training that diverged, save what was good."""
-        saved = saved_model(kept_with(self._launch.output, reporter.scheduler))
+        saved = self._saved(reporter)
         if self._share.place.rank == 0:
             weights = self._share.graph.module.state_dict().values()
             # Beside each other for a while: the stages' parts, and the whole.
@@ -115,12 +115,16 @@ class Worker:
             self._train(parts)
         except DivergedError as error:
             diverged = error
-        saved = saved_model(kept_with(self._launch.output, reporter.scheduler))  # it may have moved
+        saved = self._saved(reporter)  # the scheduler may have moved
         try:
             self._evaluate_and_save(parts, reporter, saved, diverged)
         except BaseException:
             saved.abandon()
             raise
+
+    def _saved(self, reporter: Reporter) -> SavedModel | KeptModel:
+        output = kept_with(self._launch.output, reporter.scheduler)
+        return saved_model(output, self._launch.attempt)
 
     def _evaluate_and_save(
         self,

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from protos.reason_pb2 import PARTS_MISSING
 from ps import Admission, Eviction, LocalShards, ParameterClient, Segment, ShardError
 from ps.errors import NonFiniteError
 from tests.ps.engine.test_optimizers import Reference
@@ -171,8 +172,9 @@ def test_what_a_commit_refuses(client: ParameterClient) -> None:
         lambda: client.tally(series, 0, 3),
         lambda: client.commit_async(series, 0, 3).result(20),
     ):
-        with pytest.raises(ShardError, match=r"lacks the parts of slots \[1\]"):
+        with pytest.raises(ShardError, match=r"lacks the parts of slots \[1\]") as raised:
             call()
+        assert raised.value.reason == PARTS_MISSING
     with pytest.raises(ShardError, match=r"has slots \[2\]"):
         client.commit_async(series, 0, 1).result(20)
     with pytest.raises(ShardError, match="lacks"):

@@ -113,6 +113,16 @@ def test_micro_batches_fill_the_pipeline() -> None:
     assert simple.plan.staleness is None
 
 
+def test_the_ends_of_steps_find_slack() -> None:
+    """Six micro-batches, of two steps at once, have twelve units wait for each update; eight go
+    round unevenly."""
+    found = plan(
+        workload({"cpu": cost(1.0)}, batch=768, staleness=1), resources(cpu=(1.0, 12)), 1199.0
+    )
+    assert [stage.units for stage in found.stages] == [12]
+    assert found.plan.micro_batches == 12
+
+
 def test_few_micro_batches_want_few_units() -> None:
     """Units that four micro-batches cannot keep busy are not rented."""
     work = replace(load_workload(EXAMPLE / "workload.yaml"), staleness=1, micro_batches=4)

@@ -7,6 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.engine import _planner
+from scheduler.problem.cost import CostModel
+from scheduler.problem.steps import Steps
+from scheduler.problem.workload import Resources, Workload
+from tests.scheduler.instances import cost, resources, workload
 
 Stages = list[tuple[int, int, int, int, int]]  # units, and whole seconds
 
@@ -163,3 +167,50 @@ def test_one_step_of_staleness_does_not_always_fill(
 ) -> None:
     seconds = _planner.simulate(_even(2, 5, 2, 1, 2), micro_batches, 1, 60)[30:]
     assert least < micro_batches * len(seconds) / sum(seconds) < most
+
+
+_layers = st.lists(
+    st.tuples(
+        st.integers(1, 3),  # seconds of a micro-batch forward; three times as many back
+        st.sampled_from([0, 2, 4]),  # that it crosses to the next stage and back
+        st.sampled_from([0, 6, 12]),  # that the step's sum takes one worker
+        st.integers(1, 3),  # units
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(_layers, st.sampled_from([4, 8, 16]))
+def test_the_price_of_a_flushed_plan_is_what_an_independent_simulation_takes(
+    layers: list[tuple[int, int, int, int]], micro_batches: int
+) -> None:
+    """From the workload on: each layer on a type of its own is a stage. All numbers are exact, as
+    two things that happen at one moment are two orders otherwise."""
+    names = [f"type{n}" for n in range(len(layers))]
+    rows = [
+        {
+            name: cost(
+                4.0 * forward * micro_batches,
+                forward_share=0.25,
+                transfer_s=float(cross * micro_batches),
+                sync_s=float(sync),
+            )
+        }
+        for name, (forward, cross, sync, _) in zip(names, layers, strict=True)
+    ]
+    size = {"batch": 128, "reference_batch": 128, "micro_batches": micro_batches}
+    work = workload(*rows, **size, staleness=0, ps_type="")
+    offer = resources(**dict.fromkeys(names, (1.0, 3)))
+    steps = Steps(0, micro_batches, 128, simulated=True)
+    priced = CostModel(Workload.parse(work), Resources.parse(offer), steps=steps).evaluate(
+        tuple(range(len(layers))), tuple(units for *_, units in layers)
+    )
+    last = len(layers) - 1
+    stages = [
+        (units, forward, 3 * forward, cross if n < last else 0, sync // units)
+        for n, (forward, cross, sync, units) in enumerate(layers)
+    ]
+    step = _ticks(stages, micro_batches, 0, 1)[0]
+    assert step * (1 - 1e-9) <= 128 / priced.throughput <= 1.05 * step

@@ -71,5 +71,7 @@ def test_a_full_disk_is_found_first_and_blamed_and_nothing_is_left(small_disk):
     with pytest.raises(OSError, match="No space left") as full:
         model.finish(JobSpec(), 1, [0.5] * 100_000, {})
     assert end_reason_of(full.value) == END_DISK_FULL
+    SavedModel(str(model.final), attempt=2).abandon()  # the folder is not that one's
+    assert model.folder.is_dir()
     model.abandon()
     assert not list((small_disk / "output").iterdir())

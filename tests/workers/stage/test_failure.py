@@ -11,9 +11,11 @@ import torch.distributed as dist
 
 from chassis.channels import RpcError
 from protos.job_pb2 import JobSpec
+from protos.reason_pb2 import PARTS_MISSING
 from protos.scheduler_pb2 import (
     END_CONNECTION_LOST,
     END_INVALID_JOB,
+    END_LOST_SHARD,
     END_OUT_OF_MEMORY,
     END_USER_ERROR,
     EndReason,
@@ -24,6 +26,7 @@ from workers.errors import PeerLostError, UnfitPlanError, peers_needed
 from workers.model.entry import ModelError, load_entry
 from workers.stage.failure import end_reason_of
 
+FAILED = grpc.StatusCode.FAILED_PRECONDITION
 GONE, BAD = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INVALID_ARGUMENT
 
 
@@ -42,6 +45,11 @@ def caused(error: Exception, cause: Exception) -> Exception:
         (RpcError("stage 1 worker 0", BAD, "bad frame"), END_USER_ERROR),
         (ShardError(0, "h:1", grpc.StatusCode.DEADLINE_EXCEEDED, "silent"), END_CONNECTION_LOST),
         (ShardError(0, "h:1", BAD, "refused"), END_USER_ERROR),
+        (
+            ShardError(0, "h:1", FAILED, "slots 1 are lacking", PARTS_MISSING),
+            END_LOST_SHARD,
+        ),
+        (ShardError(0, "h:1", FAILED, "the step was dropped"), END_USER_ERROR),
         (PeerLostError("gone"), END_CONNECTION_LOST),
         (dist.DistNetworkError("gone"), END_CONNECTION_LOST),
         (BrokenPipeError(), END_CONNECTION_LOST),
