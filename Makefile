@@ -21,6 +21,9 @@ unexport PYTHONDONTWRITEBYTECODE
 FUZZ    ?= 60
 # How many times as long `make soak` goes on as `make test-all`.
 SOAK    ?= 10
+# How long `make soak` goes on after that, and which chances it takes.
+MINUTES ?= 60
+SEED    ?= 1
 PYTEST  := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .PHONY: help setup run test test-all soak fuzz test-containers check format protos bench bench-moe bench-plan bench-ps clean
@@ -51,8 +54,9 @@ test: $(DEV) ## run the tests, on all cores, in some ten minutes on two
 test-all: $(DEV) ## run all tests, with whole sweeps, sanitizers and long rounds of kills
 	@$(PYTEST)
 
-soak: $(DEV) ## kill and disturb processes SOAK times as long as test-all does
+soak: $(DEV) ## kill and disturb processes SOAK times as long as test-all does, then MINUTES of all at once
 	@HETERPS_SOAK=$(SOAK) $(PYTEST) -m soak
+	@$(BIN)/python -m tests.soak.run --minutes $(MINUTES) --seed $(SEED)
 
 fuzz: $(DEV) ## feed what parses bytes with mutations, FUZZ seconds each; findings go to tests/fuzz/findings
 	@$(INSTALL) "what fuzzing needs" --group fuzz

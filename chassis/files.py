@@ -1,6 +1,7 @@
 """Files that appear whole or not at all: written aside, then put in the place of the old one."""
 
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,13 +24,19 @@ def aside(path: Path) -> Iterator[Path]:
 
 
 def replace_file(
-    path: Path, content: bytes | str, *, private: bool = False, durable: bool = False
+    path: Path,
+    content: bytes | str,
+    *,
+    private: bool = False,
+    durable: bool = False,
+    owner: int | None = None,
 ) -> None:
     """Put `content` in the place of a file, in one step; text as UTF-8.
 
     Args:
         private: readable by its owner alone, from the first byte on.
         durable: return once it would outlast a loss of power.
+        owner: number of the user and group to give it to; root alone may.
 
     Raises:
         OSError: it cannot be written; what was there before still is.
@@ -40,11 +47,27 @@ def replace_file(
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
         with open(os.open(unfinished, flags, mode), "wb") as stream:
             stream.write(data)
+            if owner is not None:
+                os.fchown(stream.fileno(), owner, owner)
             if durable:
                 stream.flush()
                 os.fsync(stream.fileno())
     if durable:
         sync_folder(path.parent)
+
+
+def read_regular(path: Path, most_bytes: int) -> bytes:
+    """What a file holds that somebody else has written: through no link, of no pipe or device.
+
+    Raises:
+        OSError: it is none such, is larger, or cannot be read.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with open(descriptor, "rb") as stream:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode) or found.st_size > most_bytes:
+            raise OSError(f"{path}: expected a regular file of at most {most_bytes} bytes")
+        return stream.read(most_bytes)
 
 
 def sync_folder(folder: Path) -> None:

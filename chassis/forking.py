@@ -27,6 +27,7 @@ from chassis import title
 from chassis.bounded_log import BoundedLog
 from chassis.process import (
     LIFELINE,
+    USERS_UMASK,
     Child,
     inherited,
     log_path,
@@ -36,6 +37,7 @@ from chassis.process import (
 
 _MESSAGE = 1 << 20  # bytes, an environment among them
 _PDEATHSIG = 1
+_DUMPABLE = 4
 _NONE = -1  # for a pid: the kernel gave none
 _GRACE_S = 10  # for processes to end after their parent
 # Arrow's allocator would have a thread.
@@ -126,6 +128,7 @@ class ForkServer:
         directory: Path,
         environment: Mapping[str, str],
         log: BoundedLog,
+        user: int | None = None,
     ) -> Child:
         """Start a process that ends with us and announces itself: as `chassis.process.spawn`.
 
@@ -141,6 +144,7 @@ class ForkServer:
         told = {
             "arguments": [*arguments, "--ready-file", str(ready)],
             "environment": {**inherited(), **environment, LIFELINE: "1"},
+            "user": user,
         }
         stdin_read, stdin_write = os.pipe()
         stdout_read, stdout_write = os.pipe()
@@ -297,7 +301,7 @@ class _Reaper:
             told = json.loads(message)
             pid = _forked()
             if pid == 0:
-                self._become(descriptors, told["environment"])
+                self._become(descriptors, told["environment"], told["user"])
                 arguments: list[str] = told["arguments"]
                 return arguments
             for descriptor in descriptors:
@@ -318,10 +322,19 @@ class _Reaper:
         with contextlib.suppress(OSError):  # nobody listens any more: seen at the next turn
             self._connection.send(json.dumps(message).encode())
 
-    def _become(self, descriptors: Sequence[int], environment: Mapping[str, str]) -> None:
+    def _become(
+        self, descriptors: Sequence[int], environment: Mapping[str, str], user: int | None
+    ) -> None:
         """In the child: what a process that is started has."""
         server = os.getppid()
-        ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)
+        prctl = ctypes.CDLL(None).prctl
+        if user is not None:
+            os.setgroups([])
+            os.setresgid(user, user, user)
+            os.setresuid(user, user, user)
+            os.umask(USERS_UMASK)
+            prctl(_DUMPABLE, 1)  # else its own files in /proc would be root's
+        prctl(_PDEATHSIG, signal.SIGKILL)  # last, as it ends with a change of user
         if os.getppid() != server:
             os._exit(1)
         signal.set_wakeup_fd(-1)

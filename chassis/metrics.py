@@ -116,7 +116,9 @@ def add_metrics_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def serve_metrics(bind: str, metrics: Metrics) -> tuple[str, Close]:
+def serve_metrics(
+    bind: str, metrics: Metrics, admits: Callable[[str], bool] = lambda shown: False
+) -> tuple[str, Close]:
     """Serve `/metrics`, by the rules of `chassis/security.py`.
 
     Loopback is open to the machine's own processes. Any other bind demands TLS and a token, and
@@ -125,6 +127,7 @@ def serve_metrics(bind: str, metrics: Metrics) -> tuple[str, Close]:
 
     Args:
         bind: host:port, port 0 for any free one.
+        admits: whether another token opens it as well.
 
     Returns:
         The address with its real port, and what ends it.
@@ -135,7 +138,7 @@ def serve_metrics(bind: str, metrics: Metrics) -> tuple[str, Close]:
     """
     from chassis.metrics_endpoint import Endpoint
 
-    endpoint = Endpoint(bind, metrics.registry)
+    endpoint = Endpoint(bind, metrics.registry, admits)
     return endpoint.address, endpoint.close
 
 

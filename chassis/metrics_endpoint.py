@@ -7,6 +7,7 @@ import socket
 import socketserver
 import ssl
 import threading
+from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -31,14 +32,16 @@ class Endpoint:
         SecurityError, BindError: as `serve_metrics`.
     """
 
-    def __init__(self, bind: str, registry: CollectorRegistry) -> None:
+    def __init__(
+        self, bind: str, registry: CollectorRegistry, admits: Callable[[str], bool]
+    ) -> None:
         host, _, port = bind.rpartition(":")
         security = Security.from_environment()
         security.require_for(host)
         context = _tls(security)
         token = (_own_token() or security.token) if context is not None else None
         try:
-            self._server = _Server(host.strip("[]"), int(port), registry, context, token)
+            self._server = _Server(host.strip("[]"), int(port), registry, context, token, admits)
         except (OSError, ValueError, OverflowError) as error:
             raise BindError(
                 f"--metrics {bind}: cannot listen there: {error}; expected a free host:port of "
@@ -70,10 +73,12 @@ class _Server(ThreadingHTTPServer):
         registry: CollectorRegistry,
         context: ssl.SSLContext | None,
         token: str | None,
+        admits: Callable[[str], bool],
     ) -> None:
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self.registry = registry
         self.expected = f"Bearer {token}".encode() if token is not None else None
+        self.admits = admits
         self._context = context
         super().__init__((host, port), _Handler)
 
@@ -103,8 +108,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         expected = self.server.expected
-        given = self.headers.get("Authorization", "").encode()
-        if expected is not None and not hmac.compare_digest(given, expected):
+        given = self.headers.get("Authorization", "")
+        if not (
+            expected is None
+            or hmac.compare_digest(given.encode(errors="replace"), expected)
+            or self.server.admits(given.removeprefix("Bearer "))
+        ):
             self._answer(HTTPStatus.UNAUTHORIZED, b"the token is missing or wrong\n")
             return
         if self.path.partition("?")[0] != PATH:

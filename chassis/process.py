@@ -16,12 +16,14 @@ from types import FrameType
 from typing import IO, Any, Protocol
 
 from chassis.bounded_log import BoundedLog
-from chassis.files import replace_file
+from chassis.files import read_regular, replace_file
 from chassis.logs import JsonFormatter, log_format, readable
 from chassis.rooms import python_path
 
 LIFELINE = "HETERPS_LIFELINE"
+USERS_UMASK = 0o022  # of processes that run as another user than their parent
 _DRAIN_S = 1.0
+_ANNOUNCED_BYTES = 1 << 20
 _log = logging.getLogger("heterps.process")
 
 
@@ -186,7 +188,12 @@ class Child:
                     f"{self.label} was not ready within {timeout_s:.0f} s\n{last_lines(self.log)}"
                 )
             time.sleep(0.02)
-        self.facts = json.loads(self.ready_file.read_text())
+        try:
+            facts = json.loads(read_regular(self.ready_file, _ANNOUNCED_BYTES))
+        except (OSError, ValueError) as error:
+            self.stop(0.5)
+            raise ChildError(f"{self.label} announced itself wrongly: {error}") from None
+        self.facts = facts
         return self
 
     def stop(self, grace_s: float = 3.0) -> None:
@@ -217,6 +224,7 @@ def spawn(
     directory: Path,
     environment: Mapping[str, str] | None = None,
     log: BoundedLog | None = None,
+    user: int | None = None,
 ) -> Child:
     """Start a process that ends with us and announces itself.
 
@@ -226,6 +234,7 @@ def spawn(
 
     Args:
         log: where its output goes instead, so that it is bounded.
+        user: number of the user and group to run as; root alone may say so.
     """
     directory.mkdir(parents=True, exist_ok=True)
     ready = ready_path(directory, label)
@@ -239,6 +248,10 @@ def spawn(
             stderr=subprocess.STDOUT,
             env={**inherited(), **(environment or {}), LIFELINE: "1"},
             start_new_session=True,
+            user=user,
+            group=user,
+            extra_groups=[] if user is not None else None,
+            umask=USERS_UMASK if user is not None else -1,
         )
     child = Child(label, process, path, ready)
     if log is not None and process.stdout is not None:

@@ -37,6 +37,10 @@ class UnreachableError(HeterpsError):
     exit_code = UNREACHABLE
 
 
+class TokenRefusedError(HeterpsError):
+    """The scheduler knows nobody by our token: it is missing, wrong, revoked or has expired."""
+
+
 class ForbiddenError(HeterpsError):
     """The token's role may not do that, or the job is another user's."""
 

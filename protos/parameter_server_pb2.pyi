@@ -1122,6 +1122,7 @@ class CutRequest(_message.Message):
     """Holds pushes back on this shard until Save takes the cut, or `hold_s` is over. A push that
     another shard has applied in part is let through, so that a cut has all of it or nothing.
     Without `hold_s` it only keeps other saves, folds and moves of this shard from beginning.
+    `renew` only makes what `id` has last so long from now on.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1130,9 +1131,11 @@ class CutRequest(_message.Message):
     HOLD_S_FIELD_NUMBER: _builtins.int
     ADMIT_FIELD_NUMBER: _builtins.int
     ABANDON_FIELD_NUMBER: _builtins.int
+    RENEW_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     hold_s: _builtins.float
     abandon: _builtins.bool
+    renew: _builtins.bool
     @_builtins.property
     def admit(self) -> _containers.RepeatedCompositeFieldContainer[Global___Pushes]: ...
     def __init__(
@@ -1142,10 +1145,11 @@ class CutRequest(_message.Message):
         hold_s: _builtins.float = ...,
         admit: _abc.Iterable[Global___Pushes] | None = ...,
         abandon: _builtins.bool = ...,
+        renew: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandon", b"abandon", "admit", b"admit", "hold_s", b"hold_s", "id", b"id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandon", b"abandon", "admit", b"admit", "hold_s", b"hold_s", "id", b"id", "renew", b"renew"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1432,24 +1436,34 @@ Global___SavedFile: _TypeAlias = SavedFile  # noqa: Y015
 
 @_typing.final
 class LoadRequest(_message.Message):
+    """First what to read, then, once all shards have answered, `cut` alone: put it in use."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     DIRECTORY_FIELD_NUMBER: _builtins.int
     SHARD_FIELD_NUMBER: _builtins.int
     SHARDS_FIELD_NUMBER: _builtins.int
+    SAVE_FIELD_NUMBER: _builtins.int
+    CUT_FIELD_NUMBER: _builtins.int
     directory: _builtins.str
     shard: _builtins.int
     shards: _builtins.int
+    save: _builtins.str
+    """checksum of its manifests; another save is refused"""
+    cut: _builtins.str
+    """of CutRequest, by which pushes are held back; ends with this"""
     def __init__(
         self,
         *,
         directory: _builtins.str = ...,
         shard: _builtins.int = ...,
         shards: _builtins.int = ...,
+        save: _builtins.str = ...,
+        cut: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory", "shard", b"shard", "shards", b"shards"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cut", b"cut", "directory", b"directory", "save", b"save", "shard", b"shard", "shards", b"shards"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1460,15 +1474,19 @@ class LoadReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ROWS_FIELD_NUMBER: _builtins.int
+    ROUTE_FIELD_NUMBER: _builtins.int
     rows: _builtins.int
+    route: _builtins.int
+    """version of the routing by which rows were chosen"""
     def __init__(
         self,
         *,
         rows: _builtins.int = ...,
+        route: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["rows", b"rows"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["route", b"route", "rows", b"rows"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

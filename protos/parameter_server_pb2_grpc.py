@@ -108,7 +108,7 @@ class ParameterServerStub:
                 request_serializer=protos_dot_parameter__server__pb2.SaveRequest.SerializeToString,
                 response_deserializer=protos_dot_parameter__server__pb2.SaveReply.FromString,
                 _registered_method=True)
-        self.Load = channel.unary_unary(
+        self.Load = channel.stream_stream(
                 '/heterps.v1.ParameterServer/Load',
                 request_serializer=protos_dot_parameter__server__pb2.LoadRequest.SerializeToString,
                 response_deserializer=protos_dot_parameter__server__pb2.LoadReply.FromString,
@@ -235,8 +235,10 @@ class ParameterServerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Load(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+    def Load(self, request_iterator, context):
+        """Reads a save beside the tables, answers, and puts it in use when told; else, and when the
+        connection ends, everything stays as it was.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -345,7 +347,7 @@ def add_ParameterServerServicer_to_server(servicer, server):
                     request_deserializer=protos_dot_parameter__server__pb2.SaveRequest.FromString,
                     response_serializer=protos_dot_parameter__server__pb2.SaveReply.SerializeToString,
             ),
-            'Load': grpc.unary_unary_rpc_method_handler(
+            'Load': grpc.stream_stream_rpc_method_handler(
                     servicer.Load,
                     request_deserializer=protos_dot_parameter__server__pb2.LoadRequest.FromString,
                     response_serializer=protos_dot_parameter__server__pb2.LoadReply.SerializeToString,
@@ -769,7 +771,7 @@ class ParameterServer:
             _registered_method=True)
 
     @staticmethod
-    def Load(request,
+    def Load(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -779,8 +781,8 @@ class ParameterServer:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
+        return grpc.experimental.stream_stream(
+            request_iterator,
             target,
             '/heterps.v1.ParameterServer/Load',
             protos_dot_parameter__server__pb2.LoadRequest.SerializeToString,

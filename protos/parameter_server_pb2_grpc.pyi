@@ -55,7 +55,10 @@ class ParameterServerStub:
     Cut: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.CutRequest, _parameter_server_pb2.CutReply]
     """Checkpoints: Cut on every shard, then Save on every shard."""
     Save: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.SaveRequest, _parameter_server_pb2.SaveReply]
-    Load: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.LoadRequest, _parameter_server_pb2.LoadReply]
+    Load: _grpc.StreamStreamMultiCallable[_parameter_server_pb2.LoadRequest, _parameter_server_pb2.LoadReply]
+    """Reads a save beside the tables, answers, and puts it in use when told; else, and when the
+    connection ends, everything stays as it was.
+    """
     Route: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.RouteRequest, _parameter_server_pb2.RouteReply]
     """State from shard to shard: replicas, and buckets that move."""
     Fetch: _grpc.UnaryStreamMultiCallable[_parameter_server_pb2.FetchRequest, _parameter_server_pb2.StateBlock]
@@ -90,7 +93,10 @@ class ParameterServerAsyncStub(ParameterServerStub):
     Cut: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.CutRequest, _parameter_server_pb2.CutReply]  # type: ignore[assignment]
     """Checkpoints: Cut on every shard, then Save on every shard."""
     Save: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.SaveRequest, _parameter_server_pb2.SaveReply]  # type: ignore[assignment]
-    Load: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.LoadRequest, _parameter_server_pb2.LoadReply]  # type: ignore[assignment]
+    Load: _aio.StreamStreamMultiCallable[_parameter_server_pb2.LoadRequest, _parameter_server_pb2.LoadReply]  # type: ignore[assignment]
+    """Reads a save beside the tables, answers, and puts it in use when told; else, and when the
+    connection ends, everything stays as it was.
+    """
     Route: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.RouteRequest, _parameter_server_pb2.RouteReply]  # type: ignore[assignment]
     """State from shard to shard: replicas, and buckets that move."""
     Fetch: _aio.UnaryStreamMultiCallable[_parameter_server_pb2.FetchRequest, _parameter_server_pb2.StateBlock]  # type: ignore[assignment]
@@ -210,9 +216,12 @@ class ParameterServerServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
     def Load(
         self,
-        request: _parameter_server_pb2.LoadRequest,
+        request_iterator: _MaybeAsyncIterator[_parameter_server_pb2.LoadRequest],
         context: _ServicerContext,
-    ) -> _typing.Union[_parameter_server_pb2.LoadReply, _abc.Awaitable[_parameter_server_pb2.LoadReply]]: ...
+    ) -> _typing.Union[_abc.Iterator[_parameter_server_pb2.LoadReply], _abc.AsyncIterator[_parameter_server_pb2.LoadReply]]:
+        """Reads a save beside the tables, answers, and puts it in use when told; else, and when the
+        connection ends, everything stays as it was.
+        """
 
     @_abc_1.abstractmethod
     def Route(

@@ -31,6 +31,10 @@ class _ReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Reason.ValueTy
     """a step is to end, and not all of its parts are there"""
     REPLICA_BEHIND: _Reason.ValueType  # 6
     """a replica must have the whole state before it can take a change"""
+    SAVE_REPLACED: _Reason.ValueType  # 20
+    """another save lies there than the one that was named"""
+    HOLD_ENDED: _Reason.ValueType  # 21
+    """the cut was given up, as nobody was heard of"""
     STORE_UNREACHABLE: _Reason.ValueType  # 3
     """Of a scheduler.
     it answers, its Redis does not
@@ -69,6 +73,10 @@ PARTS_MISSING: Reason.ValueType  # 7
 """a step is to end, and not all of its parts are there"""
 REPLICA_BEHIND: Reason.ValueType  # 6
 """a replica must have the whole state before it can take a change"""
+SAVE_REPLACED: Reason.ValueType  # 20
+"""another save lies there than the one that was named"""
+HOLD_ENDED: Reason.ValueType  # 21
+"""the cut was given up, as nobody was heard of"""
 STORE_UNREACHABLE: Reason.ValueType  # 3
 """Of a scheduler.
 it answers, its Redis does not

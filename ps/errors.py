@@ -5,10 +5,12 @@ from collections.abc import Callable
 import grpc
 
 from protos.reason_pb2 import (
+    HOLD_ENDED,
     MEMORY_NOT_ATTACHED,
     PARTS_MISSING,
     REASON_UNSPECIFIED,
     REPLICA_BEHIND,
+    SAVE_REPLACED,
     WHOLE_SAVE_NEEDED,
     Reason,
 )
@@ -82,6 +84,18 @@ class DeltaError(CheckpointError):
     """A delta cannot build on that save: a whole checkpoint must be saved first."""
 
     reason = WHOLE_SAVE_NEEDED
+
+
+class ReplacedError(CheckpointError):
+    """Another save lies there than the one that was begun with."""
+
+    reason = SAVE_REPLACED
+
+
+class HoldEndedError(CheckpointError):
+    """Whoever held pushes back was not heard of for too long, so the shard has let them go on."""
+
+    reason = HOLD_ENDED
 
 
 class DamageError(CheckpointError):

@@ -45,6 +45,12 @@ class Valkey(Closing):
 
         wait_until(answers, "the server answers")
 
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        assert self._server is not None
+        return self._server.pid
+
     def stop(self) -> None:
         """Have it answer nobody, with its connections open."""
         self._signal(signal.SIGSTOP)

@@ -22,6 +22,7 @@ from heterps.errors import (
     HeterpsError,
     MissingCodeError,
     NoDecisionError,
+    TokenRefusedError,
     UnknownJobError,
     UnreachableError,
 )
@@ -266,7 +267,7 @@ def explain(target: Target, error: RpcError, job_id: str = "") -> HeterpsError:
             f"{target.away_hint}"
         )
     if error.code is grpc.StatusCode.UNAUTHENTICATED:
-        return HeterpsError(
+        return TokenRefusedError(
             f"the scheduler at {target} refuses us: {error.details}.\n{target.refused_hint}"
         )
     if error.code is grpc.StatusCode.PERMISSION_DENIED:

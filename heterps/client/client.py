@@ -44,9 +44,19 @@ class Client(Closing):
     """
 
     def __init__(self, address: str | None = None, context: str | None = None) -> None:
-        self.target = Target.find(address, context)
-        self.address = self.target.address
-        self._transport = Transport(self.target, BLOCKING)
+        self._begin(Target.find(address, context))
+
+    @classmethod
+    def of(cls, target: Target) -> "Client":
+        """A client of a scheduler that was found before."""
+        made = cls.__new__(cls)
+        made._begin(target)
+        return made
+
+    def _begin(self, target: Target) -> None:
+        self.target = target
+        self.address = target.address
+        self._transport = Transport(target, BLOCKING)
 
     def submit(
         self,

@@ -92,7 +92,7 @@ class Transport:
     def __init__(self, target: Target, waiting: Waiting) -> None:
         self._target = target
         self._waiting = waiting
-        self.channel = waiting.connect(target.address, target.security())
+        self.channel = waiting.connect(target.address, target.credentials())
         # The generated stubs serve both kinds of channel.
         self._artifacts: Any = ArtifactsStub(self.channel)
         self._services: dict[str, Any] = {

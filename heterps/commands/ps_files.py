@@ -50,16 +50,16 @@ def save(
     shards: str | None, place: str, mode: str, since: str | None, prefix: str, as_json: bool
 ) -> int:
     """Write a checkpoint to PLACE, a path or URL that all shards see as one."""
-    from ps.checkpoint.tables import read_checkpoint
+    from ps.checkpoint.tables import read_checkpoint, read_save, save_of
 
     began = time.monotonic()
     with _ready(shards) as client:
         client.save(place, mode=mode, since=since, prefix=prefix)
-        made = read_checkpoint(place)
+        made, checksum = read_checkpoint(place), read_save(place, save_of)
     rows, size = sum(f.rows for f in made.files), sum(f.bytes for f in made.files)
     found = {"place": place, "id": made.id, "mode": mode, "rows": rows, "bytes": size}
     if as_json:
-        options.print_json({**found, "tables": sorted(made.tables)})
+        options.print_json({**found, "checksum": checksum, "tables": sorted(made.tables)})
     else:
         click.echo(f"saved {_rows(rows)} ({size:,} bytes) in {_since(began)} to {place}")
     return OK

@@ -94,18 +94,21 @@ def list_(as_json: bool) -> int:
 @token.command()
 @click.argument("name")
 @options.cluster
-def revoke(name: str) -> int:
+@options.as_json
+def revoke(name: str, as_json: bool) -> int:
     """Make a token open nothing from now on.
 
     What it has open ends within seconds. Jobs of its user run on: `heterps cancel` ends them.
     """
     with named.client() as client:
         revoked = client.revoke_token(name)
-    if not revoked:
+    if as_json:
+        options.print_json({"name": name, "revoked": revoked})
+    elif not revoked:
         click.echo(f"token {name!r}: there is none; see all with `heterps token list`", err=True)
-        return USAGE
-    click.echo(f"token {name} is revoked")
-    return OK
+    else:
+        click.echo(f"token {name} is revoked")
+    return OK if revoked else USAGE
 
 
 def _entry(one: "Token") -> dict[str, object]:

@@ -1,19 +1,28 @@
 """The pages by their addresses, and what every page has in common."""
 
+import logging
 from functools import cache
 from importlib.resources import files
 
 from fastapi import FastAPI, Request
 from fastapi.responses import RedirectResponse, Response
+from starlette.concurrency import run_in_threadpool
 
 from heterps.console import routes
 from heterps.console.attempts import TooManyError
 from heterps.console.guard import COOKIE, SESSION_S, Guard, client_of, local_path
 from heterps.console.site import Console
-from heterps.errors import HeterpsError, UnknownJobError, UnreachableError
+from heterps.errors import (
+    ForbiddenError,
+    HeterpsError,
+    TokenRefusedError,
+    UnknownJobError,
+    UnreachableError,
+)
 from heterps.page.document import style
 from scheduler.problem.fields import InputError
 
+_log = logging.getLogger("heterps.console")
 _STATIC = {
     "console.js": "text/javascript; charset=utf-8",
     "console.css": "text/css; charset=utf-8",
@@ -36,6 +45,11 @@ def make_app(console: Console, loopback: bool) -> FastAPI:
     def failed(request: Request, error: Exception) -> Response:
         if isinstance(error, UnknownJobError):
             return console.problem(request, 404, "No such job", str(error))
+        if isinstance(error, TokenRefusedError) and console.sessions.asks:
+            console.sessions.end(request.cookies.get(COOKIE, ""))
+            return RedirectResponse("/login", 303)
+        if isinstance(error, ForbiddenError):
+            return console.problem(request, 403, "Your token may not do that", str(error))
         if isinstance(error, UnreachableError):
             return console.problem(request, 503, "The scheduler does not answer", str(error))
         return console.problem(request, 400, "That did not work", str(error))
@@ -69,7 +83,7 @@ def _login(app: FastAPI, console: Console) -> None:
 
     @app.get("/login")
     def login(request: Request, next: str = "/") -> Response:
-        if sessions.knows(request):
+        if sessions.knows(request) is not None:
             return RedirectResponse(local_path(next), 303)
         return console.page(request, "login.html", problem="", next=local_path(next))
 
@@ -80,19 +94,24 @@ def _login(app: FastAPI, console: Console) -> None:
             return console.problem(request, 403, "Refused", "The form is not one of ours.")
         goal = local_path(form.get("next", ["/"])[0])
         try:
-            right = sessions.matches(form.get("token", [""])[0].strip(), client_of(request))
+            shown = form.get("token", [""])[0].strip()
+            visitor = await run_in_threadpool(sessions.enter, shown, client_of(request))
         except TooManyError as error:
             told = f"Too many wrong tokens came from this address. Try again in {error.wait_s} s."
             refused = console.page(request, "login.html", 429, problem=told, next=goal)
             refused.headers["retry-after"] = str(error.wait_s)
             return refused
-        if not right:
-            told = "That is not the token of this cluster."
+        except HeterpsError as error:
+            _log.warning("%s", error)  # a stranger is not told where it should be
+            told = "The scheduler does not answer. Try again later."
+            return console.page(request, "login.html", 503, problem=told, next=goal)
+        if visitor is None:
+            told = "That token opens nothing here: it is wrong, was revoked or has expired."
             return console.page(request, "login.html", 401, problem=told, next=goal)
         answer = RedirectResponse(goal, 303)
         answer.set_cookie(
             COOKIE,
-            sessions.begin(),
+            sessions.begin(visitor),
             max_age=int(SESSION_S),
             httponly=True,
             samesite="strict",

@@ -2,11 +2,14 @@
 
 import ipaddress
 import math
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
+V = TypeVar("V")
 FREE = 5  # wrong tokens before the first wait: people mistype
 _FIRST_S = 1.0
 _LONGEST_S = 300.0
@@ -41,34 +44,51 @@ class Attempts:
 
     clock: Callable[[], float] = time.monotonic
     _wrong: "OrderedDict[str, _Wrong]" = field(default_factory=OrderedDict)  # the latest last
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __len__(self) -> int:
         """How many addresses are remembered."""
         return len(self._wrong)
 
-    def check(self, client: str, matches: Callable[[], bool]) -> bool:
-        """Compare a token, unless its sender has to wait; whether it is right.
+    def check(self, client: str, find: Callable[[], V | None]) -> V | None:
+        """Look a token up, unless its sender has to wait; what is found, None for a wrong one.
+
+        It counts as wrong until it is known to be right, so that many at once are no way round.
 
         Args:
             client: the address that it came from.
-            matches: compares it.
+            find: looks it up.
 
         Raises:
-            TooManyError: the sender has to wait.
+            TooManyError: the sender has to wait. Whatever `find` raises; then nothing is counted.
         """
         place, now = _place(client), self.clock()
-        before = self._wrong.get(place)
-        if before is not None and now - before.at > _FORGET_S:
-            before = None
-        if before is not None and (wait_s := before.at + _pause(before.count) - now) > 0:
-            raise TooManyError(math.ceil(wait_s))
+        with self._lock:
+            before = self._wrong.get(place)
+            if before is not None and now - before.at > _FORGET_S:
+                before = None
+            if before is not None and (wait_s := before.at + _pause(before.count) - now) > 0:
+                raise TooManyError(math.ceil(wait_s))
+            self._put(place, _Wrong(before.count + 1 if before is not None else 1, now))
+        try:
+            found = find()
+        except BaseException:
+            self._put_back(place, before)
+            raise
+        if found:
+            self._put_back(place, None)
+        return found
+
+    def _put_back(self, place: str, wrong: _Wrong | None) -> None:
+        with self._lock:
+            self._put(place, wrong)
+
+    def _put(self, place: str, wrong: _Wrong | None) -> None:
         self._wrong.pop(place, None)
-        if matches():
-            return True
-        self._wrong[place] = _Wrong(before.count + 1 if before is not None else 1, now)
+        if wrong is not None:
+            self._wrong[place] = wrong
         if len(self._wrong) > MOST:
             self._wrong.popitem(last=False)
-        return False
 
 
 def _pause(count: int) -> float:

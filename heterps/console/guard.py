@@ -1,4 +1,4 @@
-"""Who may look and who may act: hosts, sessions, the token, and what a browser is told to refuse.
+"""Who may look and who may act: hosts, sessions, tokens, and what a browser is told to refuse.
 
 On loopback a page of any other site could reach us through the user's own browser, so the name in
 the Host header must be loopback's (against DNS rebinding), and whatever acts or costs time must
@@ -7,11 +7,14 @@ come from our own pages.
 
 import hashlib
 import hmac
+import logging
 import secrets
+import threading
 import time
 from dataclasses import dataclass, field
 from urllib.parse import quote, urlsplit
 
+from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
@@ -19,7 +22,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from chassis.security import is_loopback
 from heterps.console.attempts import Attempts, TooManyError
+from heterps.console.visitor import Visitor, Visitors
+from heterps.errors import HeterpsError
 
+_log = logging.getLogger("heterps.console")
 COOKIE = "heterps_session"
 SESSION_S = 12 * 3600.0
 _MOST_SESSIONS = 1000
@@ -41,66 +47,75 @@ _HEADERS = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class _Session:
+    end: float  # time.monotonic()
+    visitor: Visitor
+
+
 @dataclass(slots=True)
 class Sessions:
-    """Who has shown the token. Ids are kept as digests, and forgotten with the process.
+    """Who has shown a token. Ids are kept as digests, and forgotten with the process.
 
     Args:
-        token: what to show; None where everybody may look.
+        asks: whether visitors must show one; otherwise everybody may look.
     """
 
-    token: str | None
+    visitors: Visitors
+    asks: bool
     _attempts: Attempts = field(default_factory=Attempts)
-    _ends: dict[str, float] = field(default_factory=dict)
+    _begun: dict[str, _Session] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
     _secret: bytes = field(default_factory=lambda: secrets.token_bytes(32))
 
-    def matches(self, shown: str, client: str) -> bool:
-        """Whether it is the token, compared in a time that does not tell where it differs.
+    def enter(self, shown: str, client: str) -> Visitor | None:
+        """Who shows this token; None where it opens nothing.
 
         Args:
             client: the address that it came from.
 
         Raises:
             TooManyError: too many wrong ones came from there.
+            HeterpsError: only the scheduler knows, and it does not answer.
         """
-        token = (self.token or "").encode()
+        return self._attempts.check(client, lambda: self.visitors.of(shown))
 
-        def equal() -> bool:
-            return hmac.compare_digest(shown.encode(errors="replace"), token)
-
-        return bool(token) and self._attempts.check(client, equal)
-
-    def begin(self) -> str:
+    def begin(self, visitor: Visitor) -> str:
         """A new session's id."""
         now = time.monotonic()
-        self._ends = {key: end for key, end in self._ends.items() if end > now}
-        while len(self._ends) >= _MOST_SESSIONS:
-            del self._ends[next(iter(self._ends))]
         session = secrets.token_urlsafe(32)
-        self._ends[_digest(session)] = now + SESSION_S
+        with self._lock:
+            self._begun = {key: one for key, one in self._begun.items() if one.end > now}
+            while len(self._begun) >= _MOST_SESSIONS:
+                del self._begun[next(iter(self._begun))]
+            self._begun[_digest(session)] = _Session(now + SESSION_S, visitor)
         return session
 
     def end(self, session: str) -> None:
         """Forget a session."""
-        self._ends.pop(_digest(session), None)
+        with self._lock:
+            self._begun.pop(_digest(session), None)
 
-    def knows(self, request: Request) -> bool:
-        """Whether a request comes from somebody who has shown the token, where there is one."""
-        if self.token is None:
-            return True
-        session = request.cookies.get(COOKIE, "")
-        return self._ends.get(_digest(session), 0.0) > time.monotonic()
+    def knows(self, request: Request) -> Visitor | None:
+        """Who sends a request, where they have shown a token or none is asked for."""
+        if not self.asks:
+            return self.visitors.own
+        with self._lock:
+            found = self._begun.get(_digest(request.cookies.get(COOKIE, "")))
+        return found.visitor if found is not None and found.end > time.monotonic() else None
 
-    def admits(self, request: Request) -> bool:
-        """The same, or who shows it now.
+    def admit(self, request: Request) -> Visitor | None:
+        """The same, or who shows one now.
 
         Raises:
-            TooManyError: too many wrong tokens came from there.
+            TooManyError, HeterpsError: as `enter`.
         """
-        if self.knows(request):
-            return True
+        if (known := self.knows(request)) is not None:
+            return known
         kind, _, shown = request.headers.get("authorization", "").partition(" ")
-        return kind.lower() == "bearer" and self.matches(shown.strip(), client_of(request))
+        if kind.lower() != "bearer":
+            return None
+        return self.enter(shown.strip(), client_of(request))
 
     def form_key(self, session: str) -> str:
         """What a form of this session carries, which no other site can know."""
@@ -140,10 +155,10 @@ class Guard:
                 headers.setdefault("cache-control", "no-store")
             await send(message)
 
-        refusal = self._refusal(Request(scope))
+        refusal = await self._refusal(Request(scope))
         await (refusal or self._app)(scope, receive, told)
 
-    def _refusal(self, request: Request) -> Response | None:
+    async def _refusal(self, request: Request) -> Response | None:
         host = request.headers.get("host", "")
         if self._loopback and not is_loopback(_hostname(host)):
             return PlainTextResponse(
@@ -155,10 +170,17 @@ class Guard:
             return PlainTextResponse("the request comes from another site; it was refused\n", 403)
         path = request.url.path
         try:
-            if path.startswith(_OPEN) or self._sessions.admits(request):
+            if path.startswith(_OPEN):
                 return None
+            visitor = await run_in_threadpool(self._sessions.admit, request)
         except TooManyError as error:
             return PlainTextResponse(f"{error}\n", 429, {"retry-after": str(error.wait_s)})
+        except HeterpsError as error:
+            _log.warning("%s", error)  # a stranger is not told where it should be
+            return PlainTextResponse("the scheduler does not answer; try again later\n", 503)
+        if visitor is not None:
+            request.state.visitor = visitor
+            return None
         if request.method == "GET" and "text/html" in request.headers.get("accept", ""):
             query = f"?{request.url.query}" if request.url.query else ""
             return RedirectResponse(f"/login?next={quote(path + query, safe='')}", 303)

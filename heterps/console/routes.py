@@ -17,6 +17,7 @@ from heterps.console.pages.nodes import node_sections
 from heterps.console.pages.parts import ago, progress, state_chip
 from heterps.console.pages.what_if import OFFERED, WhatIf, compared, headline, plan_anew
 from heterps.console.site import Console
+from heterps.console.visitor import Visitor
 from heterps.errors import HeterpsError
 from heterps.html.markup import join
 from heterps.html.palette import Palette
@@ -27,6 +28,12 @@ from heterps.view.decision import types_of
 from scheduler.problem.fields import InputError
 
 _MOST_FOLLOWERS = 16
+
+
+def visitor_of(request: Request) -> Visitor:
+    """Who asks, as the guard has found."""
+    visitor: Visitor = request.state.visitor
+    return visitor
 
 
 def add(app: FastAPI, console: Console) -> None:
@@ -41,9 +48,10 @@ def add(app: FastAPI, console: Console) -> None:
 def _jobs(app: FastAPI, console: Console) -> None:
     @app.get("/")
     def jobs(request: Request, before: str = "") -> HTMLResponse:
-        page = console.client.jobs_page(PAGE, before)
+        visitor = visitor_of(request)
+        page = visitor.client.jobs_page(PAGE, before)
         shown = page.jobs[::-1]
-        decisions = console.decisions.figures(PAGE, before) if shown else {}
+        decisions = visitor.decisions.figures(PAGE, before) if shown else {}
         return console.page(
             request,
             "jobs.html",
@@ -56,7 +64,7 @@ def _jobs(app: FastAPI, console: Console) -> None:
 
     @app.get("/jobs/{job_id}/cancel")
     def asked(request: Request, job_id: str) -> Response:
-        job = console.client.status(job_id)
+        job = visitor_of(request).client.status(job_id)
         if job.state.is_final:
             return RedirectResponse(f"/jobs/{job.job_id}", 303)
         return console.page(request, "cancel.html", job=job)
@@ -65,27 +73,29 @@ def _jobs(app: FastAPI, console: Console) -> None:
     async def cancel(request: Request, job_id: str) -> Response:
         if await console.form(request) is None:
             return console.problem(request, 403, "Refused", "The form is not one of ours.")
-        job = await run_in_threadpool(console.client.cancel, job_id)
+        job = await run_in_threadpool(visitor_of(request).client.cancel, job_id)
         return RedirectResponse(f"/jobs/{job.job_id}", 303)
 
 
 def _job(app: FastAPI, console: Console) -> None:
     @app.get("/jobs/{job_id}")
     def job_page(request: Request, job_id: str) -> HTMLResponse:
-        job = console.client.status(job_id)
-        decision = console.decisions.decision(job)
-        history = History.of(console.client.history(job_id))
+        visitor = visitor_of(request)
+        job = visitor.client.status(job_id)
+        decision = visitor.decisions.decision(job)
+        history = History.of(visitor.client.history(job_id))
         seen = console.traffic.of(job_id)
         parts = join(*job_sections(job, decision, history, seen))
         return _of_job(console, request, job, "progress", "job.html", parts=parts)
 
     @app.get("/jobs/{job_id}/decision")
     def decision_page(request: Request, job_id: str) -> HTMLResponse:
-        job = console.client.status(job_id)
-        decision = console.decisions.decision(job, curve=True)
+        visitor = visitor_of(request)
+        job = visitor.client.status(job_id)
+        decision = visitor.decisions.decision(job, curve=True)
         parts = None
         if decision is not None:
-            history = History.of(console.client.history(job_id))
+            history = History.of(visitor.client.history(job_id))
             run = history.measured_so_far(decision)
             palette = Palette(types_of(run))
             parts = join(overview(run, palette), *sections(run, palette))
@@ -97,20 +107,22 @@ def _logs(app: FastAPI, console: Console) -> None:
 
     @app.get("/jobs/{job_id}/logs")
     def logs(request: Request, job_id: str) -> HTMLResponse:
-        job = console.client.status(job_id)
-        texts = latest_logs(console.client, job_id)
+        client = visitor_of(request).client
+        job = client.status(job_id)
+        texts = latest_logs(client, job_id)
         return _of_job(console, request, job, "logs", "logs.html", texts=texts)
 
     @app.get("/jobs/{job_id}/logs/stream")
     async def stream(request: Request, job_id: str) -> Response:
         if following[0] >= _MOST_FOLLOWERS:
             return Response("too many follow logs here; try again later\n", 503)
-        await run_in_threadpool(console.client.status, job_id)
+        visitor = visitor_of(request)
+        await run_in_threadpool(visitor.client.status, job_id)
 
         async def body() -> AsyncIterator[str]:
             following[0] += 1
             try:
-                async for event in log_events(console.connect, job_id):
+                async for event in log_events(visitor.connect, job_id):
                     yield event
             finally:
                 following[0] -= 1
@@ -121,7 +133,7 @@ def _logs(app: FastAPI, console: Console) -> None:
 def _plans(app: FastAPI, console: Console) -> None:
     @app.get("/what-if")
     def latest(request: Request) -> Response:
-        planned = console.decisions.figures(PAGE)
+        planned = visitor_of(request).decisions.figures(PAGE)
         if not planned:
             text = "A plan is made for a job; submit one with `heterps submit JOB.yaml`."
             return console.page(request, "problem.html", title="Nothing is planned yet", text=text)
@@ -129,8 +141,9 @@ def _plans(app: FastAPI, console: Console) -> None:
 
     @app.get("/jobs/{job_id}/what-if")
     def what_if(request: Request, job_id: str) -> HTMLResponse:
-        job = console.client.status(job_id)
-        decision = console.decisions.decision(job)
+        visitor = visitor_of(request)
+        job = visitor.client.status(job_id)
+        decision = visitor.decisions.decision(job)
         if decision is None or not is_whole(decision):
             text = f"Job {job_id} has no decision that could be made again."
             return console.problem(request, 404, "Nothing is planned yet", text)
@@ -140,7 +153,7 @@ def _plans(app: FastAPI, console: Console) -> None:
         answer, problem = None, ""
         if asked.sent and from_here(request):  # planning takes time: not for another site's link
             try:
-                after = plan_anew(console.client, decision, asked)
+                after = plan_anew(visitor.client, decision, asked)
                 answer = compared(decision, after)
             except (InputError, HeterpsError) as error:
                 problem = str(error)
@@ -162,10 +175,11 @@ def _plans(app: FastAPI, console: Console) -> None:
 def _nodes(app: FastAPI, console: Console) -> None:
     @app.get("/nodes")
     def nodes(request: Request) -> HTMLResponse:
-        found = console.client.nodes()
+        visitor = visitor_of(request)
+        found = visitor.client.nodes()
         offer, name = None, ""
-        for job in console.client.jobs(PAGE)[::-1]:
-            decision = console.decisions.decision(job)
+        for job in visitor.client.jobs(PAGE)[::-1]:
+            decision = visitor.decisions.decision(job)
             if decision is not None and decision.resources is not None:
                 offer, name = decision.resources, job.name
                 break
@@ -186,5 +200,6 @@ def _of_job(
         chip=state_chip(job.state),
         bar=progress(job),
         age=ago(job.submitted_at),
+        may_cancel=not job.state.is_final and visitor_of(request).may_cancel,
         **values,
     )

@@ -11,14 +11,11 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
 from chassis.process import announce, install_signals, setup_logging
 from chassis.security import CERTIFICATE, KEY, Security, is_loopback
 from heterps.errors import HeterpsError
-
-if TYPE_CHECKING:
-    from heterps.home.target import Target
+from heterps.home.target import Target
 
 _START_S = 20.0
 _GRACE_S = 2
@@ -26,7 +23,7 @@ _MOST_CONNECTIONS = 200
 _log = logging.getLogger("heterps.console")
 
 
-def serve(target: "Target", bind: str, ready_file: str | None = None) -> None:
+def serve(target: Target, bind: str, ready_file: str | None = None) -> None:
     """Serve until told to end.
 
     Raises:
@@ -42,10 +39,9 @@ def serve(target: "Target", bind: str, ready_file: str | None = None) -> None:
         raise HeterpsError(
             f"the console needs {error.name}; install it with `pip install 'heterps[console]'`"
         ) from None
-    from heterps.client.client import Client
-    from heterps.console.decisions import DecisionCache
     from heterps.console.guard import Sessions
     from heterps.console.traffic import Traffic
+    from heterps.console.visitor import Visitors
 
     setup_logging("console")
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
@@ -55,17 +51,11 @@ def serve(target: "Target", bind: str, ready_file: str | None = None) -> None:
         security.require_for(host)
         loopback = is_loopback(host)
         listening = stack.enter_context(_listen(bind))
-        client = stack.enter_context(Client(target.address))
-        traffic = Traffic(client)
-        console = Console(
-            target,
-            client,
-            lambda: Client(target.address),
-            Sessions(security.token),
-            traffic,
-            DecisionCache(client),
-            secure=not loopback,
-        )
+        visitors = Visitors(Target(target.address), security.token)
+        stack.callback(visitors.own.client.close)
+        traffic = Traffic(visitors.own.client)
+        sessions = Sessions(visitors, security.token is not None)
+        console = Console(target, sessions, traffic, secure=not loopback)
         config = uvicorn.Config(
             make_app(console, loopback),
             log_config=None,

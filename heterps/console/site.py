@@ -1,6 +1,5 @@
 """The console of one scheduler: what its pages are made from."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
@@ -9,8 +8,6 @@ from fastapi import Request
 from fastapi.responses import HTMLResponse
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from heterps.client.client import Client
-from heterps.console.decisions import DecisionCache
 from heterps.console.guard import COOKIE, Sessions
 from heterps.console.traffic import Traffic
 
@@ -27,16 +24,12 @@ class Console:
 
     Args:
         target: the scheduler.
-        connect: makes one more connection to it.
         secure: whether browsers reach us over TLS.
     """
 
     target: "Target"
-    client: Client
-    connect: Callable[[], Client]
     sessions: Sessions
     traffic: Traffic
-    decisions: DecisionCache
     secure: bool
     _pages: Environment = field(
         default_factory=lambda: Environment(
@@ -61,7 +54,7 @@ class Console:
             "path": request.url.path,
             "scheduler": str(self.target),
             "form_key": self.sessions.form_key(request.cookies.get(COOKIE, "")),
-            "signed_in": self.sessions.token is not None and COOKIE in request.cookies,
+            "signed_in": self.sessions.asks and COOKIE in request.cookies,
             "done": done,
         }
         headers = {"x-done": "1"} if done else {}

@@ -10,13 +10,18 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+import grpc
+
+from chassis.channels import RpcError, call, connect, showing
 from heterps.client.records import State
 from heterps.errors import HeterpsError
+from protos.history_pb2 import ShardPlace
 from protos.naming import table_prefix
+from protos.parameter_server_pb2 import StatsRequest
+from protos.parameter_server_pb2_grpc import ParameterServerStub
 
 if TYPE_CHECKING:
     from heterps.client.client import Client
-    from ps import ParameterClient
 
 EVERY_S = 3.0
 _ANSWER_S = 2.0
@@ -59,7 +64,7 @@ class Traffic:
 
     client: "Client"
     _jobs: "OrderedDict[str, deque[Sample]]" = field(default_factory=OrderedDict)
-    _shards: "dict[str, ParameterClient]" = field(default_factory=dict)
+    _channels: dict[tuple[str, str], grpc.Channel] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def of(self, job_id: str) -> Sequence[Sample]:
@@ -77,38 +82,37 @@ class Traffic:
                     _log.debug("%s", error)  # the scheduler is away; the pages say so
                 except Exception:
                     _log.exception("asking the shards")
-        for client in self._shards.values():
-            client.close()
+        for channel in self._channels.values():
+            channel.close()
 
     def _ask(self, pool: ThreadPoolExecutor) -> None:
         running = [
             job.job_id for job in self.client.jobs(unended=True) if job.state is State.RUNNING
         ]
-        places = {
-            job_id: [(one.label, one.address) for one in self.client.history(job_id).shards]
-            for job_id in running
-        }
-        needed = {address for found in places.values() for _, address in found}
-        for address in [known for known in self._shards if known not in needed]:
-            self._shards.pop(address).close()
+        places = {job_id: list(self.client.history(job_id).shards) for job_id in running}
+        needed = {(one.address, one.token) for found in places.values() for one in found}
+        for place in [known for known in self._channels if known not in needed]:
+            self._channels.pop(place).close()
         for job_id, found in places.items():
             if not found:
                 continue
-            seen = list(pool.map(lambda place, j=job_id: self._shard(j, *place), found))
+            seen = list(pool.map(lambda place, j=job_id: self._shard(j, place), found))
             with self._lock:
                 self._jobs.setdefault(job_id, deque(maxlen=_KEPT)).append(Sample(time.time(), seen))
                 while len(self._jobs) > _MOST_JOBS:
                     self._jobs.popitem(last=False)
 
-    def _shard(self, job_id: str, label: str, address: str) -> Shard:
-        from ps import ParameterClient, ShardError
-
-        client = self._shards.get(address)
-        if client is None:
-            client = self._shards[address] = ParameterClient([address], timeout_s=_ANSWER_S)
+    def _shard(self, job_id: str, place: ShardPlace) -> Shard:
+        label, address = place.label, place.address
+        key = address, place.token
+        channel = self._channels.get(key)
+        if channel is None:
+            channel = self._channels[key] = connect(address, showing(place.token))
         try:
-            stats = client.stats()[0]
-        except ShardError as error:
+            what = f"shard at {address}: figures"
+            stub = ParameterServerStub(channel)
+            stats = call(stub.Stats, StatsRequest(), what=what, timeout_s=_ANSWER_S)
+        except RpcError as error:
             _log.debug("%s", error)
             return Shard(label, address, "does not answer from here")
         tables = [one for one in stats.tables if one.name.startswith(table_prefix(job_id))]

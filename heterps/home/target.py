@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from chassis.security import AUTHORITY, CERTIFICATE, KEY, VARIABLES, Security, SecurityError
 from heterps.errors import ContextError, UnreachableError
@@ -24,12 +24,14 @@ class Target:
         context: that context.
         chosen: whether somebody named the context now: it then goes with its own files, the
             current context with those of the environment before its own.
+        token: to show in place of the one in those files; empty for that one.
     """
 
     address: str
     name: str = ""
     context: Context | None = None
     chosen: bool = False
+    token: str = field(default="", repr=False)
 
     @staticmethod
     def find(address: str | None = None, context: str | None = None) -> "Target":
@@ -70,6 +72,16 @@ class Target:
 
     def __str__(self) -> str:
         return f"{self.address} (context {self.name})" if self.context else self.address
+
+    def credentials(self) -> Security:
+        """What to speak to it with.
+
+        Raises:
+            ContextError, SecurityError: a file that the context or the environment names cannot
+                be used.
+        """
+        named = self.security() or Security.from_environment()
+        return replace(named, token=self.token) if self.token else named
 
     def security(self) -> Security | None:
         """What to speak to it with; None for what the environment names.

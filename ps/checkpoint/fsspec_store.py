@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, BinaryIO, cast
 
 from ps.checkpoint.store import Written
@@ -50,10 +51,12 @@ class RemoteStore:
 
     def open(self, name: str) -> BinaryIO:
         """See Store."""
+        self._files.invalidate_cache()  # others write here too: no size of before
         return cast("BinaryIO", self._files.open(self._path(name), "rb"))
 
     def size(self, name: str) -> int:
         """See Store."""
+        self._files.invalidate_cache()
         return int(self._files.size(self._path(name)))
 
     def entries(self) -> list[str]:
@@ -70,6 +73,10 @@ class RemoteStore:
         path = self._path(folder)
         if self._files.exists(path):
             self._files.rm(path, recursive=True)
+
+    def alone(self) -> AbstractContextManager[bool]:
+        """See Store. fsspec has no conditional put that all its stores would keep."""
+        return nullcontext(False)
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"

@@ -12,6 +12,7 @@ from typing import BinaryIO
 from google.protobuf.message import DecodeError
 
 from protos.parameter_server_pb2 import TableSpec
+from ps.checkpoint.bounds import read_exactly
 from ps.checkpoint.store import Store
 from ps.engine import _native
 from ps.errors import CheckpointError, TableError
@@ -62,7 +63,7 @@ def read_spec(stream: BinaryIO, name: str) -> TableSpec:
     if size > _MAX_SPEC:
         raise CheckpointError(f"{name}: its table spec has {size} bytes; expected at most 1 MiB")
     try:
-        spec = TableSpec.FromString(_exactly(stream, size, name))
+        spec = TableSpec.FromString(read_exactly(stream, size, name))
         check_spec(spec)
     except (DecodeError, TableError) as error:
         raise CheckpointError(f"{name}: the table spec in its head is damaged: {error}") from None
@@ -75,26 +76,26 @@ def spec_of(store: Store, name: str) -> TableSpec:
         return read_spec(stream, f"{store.url}/{name}")
 
 
-def read_blocks(stream: BinaryIO, name: str) -> Iterator[bytes]:
+def read_blocks(stream: BinaryIO, name: str, expected: int) -> Iterator[bytes]:
     """The blocks that follow the spec.
+
+    Args:
+        stream: where `read_spec` has left it.
+        name: of the file, for errors.
+        expected: how many rows the manifest says it has.
 
     Raises:
         CheckpointError: the file is cut short or its count is not that of its blocks.
     """
     rows = 0
-    while size := _SIZE.unpack(_exactly(stream, _SIZE.size, name))[0]:
+    while size := _SIZE.unpack(read_exactly(stream, _SIZE.size, name))[0]:
         if not _BLOCK.size <= size < _MAX_BLOCK:
             raise CheckpointError(f"{name}: a block of {size} bytes; the file is damaged")
-        block = _exactly(stream, size, name)
+        block = read_exactly(stream, size, name)
         rows += rows_in(block)
         yield block
-    count = _SIZE.unpack(_exactly(stream, _SIZE.size, name))[0]
-    if count != rows:
-        raise CheckpointError(f"{name}: has {rows} rows; its last field says {count}")
-
-
-def _exactly(stream: BinaryIO, size: int, name: str) -> bytes:
-    data = stream.read(size)
-    if len(data) != size:
-        raise CheckpointError(f"{name}: ends early")
-    return data
+    count = _SIZE.unpack(read_exactly(stream, _SIZE.size, name))[0]
+    if not count == rows == expected:
+        raise CheckpointError(
+            f"{name}: has {rows} rows; its last field says {count}, the manifest {expected}"
+        )

@@ -4,15 +4,24 @@ A save writes files under names that nobody uses yet and replaces one small file
 last and in one step. That needs no renaming of directories, which object stores lack.
 """
 
+import errno
+import fcntl
 import hashlib
 import os
 import shutil
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from chassis.files import replace_file, sync_folder
+from ps.errors import CheckpointError
+
+_LOCK = ".lock"
+_LOCK_S, _LOOK_S = 10.0, 0.02
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +70,14 @@ class Store(Protocol):
 
     def remove(self, folder: str) -> None:
         """Remove a folder and what is in it; safe to repeat."""
+        ...
+
+    def alone(self) -> AbstractContextManager[bool]:
+        """Keep other writers out for a moment; False where a store has no such thing.
+
+        Raises:
+            CheckpointError: another one stays in for too long.
+        """
         ...
 
 
@@ -115,3 +132,50 @@ class LocalStore:
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
+
+    @contextmanager
+    def alone(self) -> Iterator[bool]:
+        """See Store. The kernel lets go of the lock when its holder dies, however that dies."""
+        self._root.mkdir(parents=True, exist_ok=True)
+        lock = self._root / _LOCK
+        limit = time.monotonic() + _LOCK_S
+        while True:
+            descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            try:
+                locked = self._lock(descriptor, limit)
+                if not _is_at(descriptor, lock):  # whoever had it before has removed it
+                    continue
+                try:
+                    yield locked
+                    return
+                finally:
+                    lock.unlink(missing_ok=True)
+                    if locked:  # a child that was forked meanwhile has it open too
+                        fcntl.flock(descriptor, fcntl.LOCK_UN)
+            finally:
+                os.close(descriptor)
+
+    def _lock(self, descriptor: int, limit: float) -> bool:
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return True
+            except BlockingIOError:
+                if time.monotonic() > limit:
+                    raise CheckpointError(
+                        f"{self._root}: another process has kept it locked for {_LOCK_S:g} s while "
+                        "it replaces what is there; nothing was changed, try again"
+                    ) from None
+                time.sleep(_LOOK_S)
+            except OSError as error:
+                if error.errno in _NO_LOCKS:
+                    return False
+                raise
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    """Whether a path still names the file that is open."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False

@@ -6,15 +6,18 @@ those changed since a base or another serving save. Layout of the files: rowfile
 """
 
 import base64
+import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from protos.parameter_server_pb2 import SavedFile, SeriesState
+from ps.checkpoint.bounds import read_at_most
 from ps.checkpoint.manifest import (
     File,
     Manifest,
@@ -28,8 +31,9 @@ from ps.checkpoint.manifest import (
 from ps.checkpoint.places import open_store
 from ps.checkpoint.rowfile import RowWriter, read_blocks, read_spec, spec_of
 from ps.checkpoint.store import Store
+from ps.checkpoint.switch import Switch
 from ps.engine import _native
-from ps.errors import CheckpointError, DeltaError
+from ps.errors import CheckpointError, DeltaError, ReplacedError
 from ps.table.applied import Applied, AppliedWindow
 from ps.table.buckets import Route, buckets_of, default_route
 from ps.table.series import SeriesProgress
@@ -37,6 +41,10 @@ from ps.table.spec import describe_difference
 from ps.table.table import Table
 
 _LONGEST_CHAIN = 10_000
+_MOST_APPLIED = 1 << 30  # bytes of what one shard had applied
+_ATTEMPTS = 5
+Chain = Sequence[tuple[Store, Manifest]]
+T = TypeVar("T")
 
 
 def begin_snapshots(
@@ -113,7 +121,7 @@ def write_applied(
 
 
 def write_alone(
-    store: Store,
+    switch: Switch,
     tables: Mapping[str, Table],
     snapshots: Mapping[str, _native.Snapshot],
     applied: Applied | None = None,
@@ -122,18 +130,18 @@ def write_alone(
     """Write a checkpoint of one process alone; its bytes.
 
     Args:
-        store: where.
+        switch: of `begin_save` where it is to lie.
         tables: by name.
         snapshots: of `begin_snapshots`.
         applied: what has been applied of each client and series.
         log: see Manifest.
     """
-    folder = new_id()
+    store, folder = switch.store, new_id()
     saved = write_tables(store, folder, tables, snapshots, 0, 1)
     if applied is not None:
         saved.append(write_applied(store, folder, applied, 0, 1))
     write_manifest(
-        store,
+        switch,
         Manifest(
             id=folder,
             mode="checkpoint",
@@ -182,8 +190,54 @@ def chain(store: Store) -> list[tuple[Store, Manifest]]:
     return found[::-1]
 
 
+def save_of(links: Chain) -> str:
+    """Which save that is, with all that it builds on: the checksum of their manifests."""
+    checksums = "".join(manifest.checksum for _, manifest in links)
+    return hashlib.sha256(checksums.encode()).hexdigest()
+
+
+def read_save(place: str | Path, read: Callable[[Chain], T], save: str = "") -> T:
+    """Read what lies at a place, all of it of one save.
+
+    Args:
+        place: path or URL.
+        read: is given the chain. It is repeated where another save has taken the place meanwhile.
+        save: the one that it must be, as of `save_of`; whichever is there unless given.
+
+    Raises:
+        ReplacedError: another save lies there, or again and again.
+        CheckpointError: from `read`, or naming what is damaged.
+    """
+    store = open_store(place)
+    for attempt in range(_ATTEMPTS):
+        links = chain(store)
+        found = save_of(links)
+        if save and found != save:
+            break
+        try:
+            return read(links)
+        except (CheckpointError, OSError) as error:
+            if _lies_at(store, found):
+                if isinstance(error, OSError):
+                    raise CheckpointError(f"{store.url}: {error.strerror or error}") from None
+                raise
+            if save or attempt == _ATTEMPTS - 1:
+                break
+    raise ReplacedError(
+        f"{store.url}: another save has taken the place of the one that was to be read; "
+        "expected one that stays"
+    )
+
+
+def _lies_at(store: Store, save: str) -> bool:
+    try:
+        return save_of(chain(store)) == save
+    except CheckpointError:
+        return False  # a parent has gone, so what failed may be of either
+
+
 def load_tables(
-    links: Sequence[tuple[Store, Manifest]],
+    links: Chain,
     wanted: NDArray[np.uint8] | None = None,
     directory: str = "",
     *,
@@ -234,10 +288,12 @@ def _absorb(store: Store, file: File, tables: dict[str, Table], wanted: NDArray[
                 f"{describe_difference(table.spec, other)}"
             )
         try:
-            for block in read_blocks(stream, path):
+            for block in read_blocks(stream, path, file.rows):
                 table.native.absorb(block, wanted)
         except (ValueError, RuntimeError) as error:
             raise CheckpointError(f"{path}: {error}") from None
+        except MemoryError:
+            raise CheckpointError(f"{path}: its rows need more memory than there is") from None
 
 
 def _add_table(store: Store, file: File, tables: dict[str, Table], directory: str) -> None:
@@ -274,7 +330,7 @@ def _read_applied(store: Store, file: File, into: Applied) -> None:
     path = f"{store.url}/{file.name}"
     try:
         with store.open(file.name) as stream:
-            entries = json.loads(stream.read())
+            entries = json.loads(read_at_most(stream, _MOST_APPLIED, path))
         if isinstance(entries, list):  # of saves without series
             entries = {"clients": entries, "series": []}
         clients = entries["clients"]
@@ -284,7 +340,10 @@ def _read_applied(store: Store, file: File, into: Applied) -> None:
             SeriesProgress.of(SeriesState.FromString(base64.b64decode(each)))
             for each in entries["series"]
         ]
-    except (OSError, ValueError, TypeError, KeyError, DecodeError) as error:
+    except (
+        *(OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError, MemoryError),
+        DecodeError,
+    ) as error:
         raise CheckpointError(f"{path}: not what a shard has applied: {error}") from None
     into.windows.extend(AppliedWindow(*window) for window in told)
     into.series.extend(series)

@@ -17,9 +17,10 @@ from chassis.near import did_you_mean
 from protos import parameter_server_pb2 as pb
 from protos.codec import unpack
 from ps.client.commit import StepClient
+from ps.client.load import load
 from ps.client.pull import Pull
 from ps.client.push import Push
-from ps.client.save import load, save
+from ps.client.save import save
 from ps.client.session import Session, Shard
 from ps.engine import _native
 from ps.errors import TableError

@@ -11,9 +11,12 @@ from chassis.exits import DAMAGED
 from chassis.process import Child, ChildError, module_argv, spawn, stop_all
 from ps.checkpoint.manifest import is_checkpoint
 from ps.checkpoint.store import LocalStore
+from ps.checkpoint.tables import chain, save_of
+from ps.errors import CheckpointError
 
 READY_S = 60.0
 _LOOK_S = 0.1
+_ATTEMPTS = 5
 _log = logging.getLogger("heterps.ps")
 
 
@@ -56,10 +59,7 @@ class LocalShards(Closing):
                 self._replicas = [self._spawn_replica(i, "127.0.0.1:0") for i in range(shards)]
                 for child in self._replicas:
                     child.wait_ready(READY_S)
-            for index in range(shards):
-                self._children.append(self._spawn(index, shards, "127.0.0.1:0"))
-            for child in self._children:
-                child.wait_ready(READY_S)
+            self._start(shards)
         except BaseException:
             self.close()
             raise
@@ -122,6 +122,31 @@ class LocalShards(Closing):
             stop_all(self._replicas)
         shutil.rmtree(self._temporary, ignore_errors=True)
 
+    def _start(self, shards: int) -> None:
+        """Start all shards with one save, though others may be made in its place meanwhile."""
+        for attempt in range(_ATTEMPTS):
+            save = self._save()
+            try:
+                for index in range(shards):
+                    self._children.append(self._spawn(index, shards, "127.0.0.1:0", save=save))
+                for child in self._children:
+                    child.wait_ready(READY_S)
+                return
+            except ChildError:
+                if save == self._save() or attempt + 1 == _ATTEMPTS:
+                    raise
+                stop_all(self._children)
+                self._children.clear()
+
+    def _save(self) -> str:
+        """The save to begin with; empty where there is none that can be read."""
+        if self._directory is None or not is_checkpoint(LocalStore(self._directory)):
+            return ""
+        try:
+            return save_of(chain(LocalStore(self._directory)))
+        except CheckpointError:
+            return ""  # a shard says what is wrong with it
+
     def _supervise(self) -> None:
         while not self._closing.wait(_LOOK_S):
             # Replicas first: a shard asks its own for its state before it is ready.
@@ -140,11 +165,13 @@ class LocalShards(Closing):
                         else:
                             _log.warning("%s; it is tried again", error)
 
-    def _spawn(self, index: int, shards: int, bind: str, fresh: bool = False) -> Child:
+    def _spawn(
+        self, index: int, shards: int, bind: str, *, fresh: bool = False, save: str = ""
+    ) -> Child:
         arguments = ["--bind", bind, "--shard", str(index), "--shards", str(shards)]
         arguments += ["--data", str(self._data / f"shard-{index}")]
         if self._directory is not None and not fresh and is_checkpoint(LocalStore(self._directory)):
-            arguments += ["--restore", str(self._directory)]
+            arguments += ["--restore", str(self._directory), *(["--save", save] if save else [])]
         if self._replicas:
             arguments += ["--replica", self._replicas[index].address]
         argv = module_argv("ps.server", *arguments, *self._options)

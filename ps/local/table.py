@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protos.parameter_server_pb2 import TableSpec
-from ps.checkpoint.manifest import check_free
+from ps.checkpoint.manifest import begin_save
 from ps.checkpoint.places import open_store
-from ps.checkpoint.tables import begin_snapshots, chain, load_tables, write_alone
+from ps.checkpoint.tables import begin_snapshots, load_tables, read_save, write_alone
 from ps.engine import _native
 from ps.errors import CheckpointError, TableError
 from ps.table.arrays import as_gradients, as_keys
@@ -165,23 +165,28 @@ class LocalTable:
         self._table = found._table
 
     @staticmethod
-    def load_checkpoint(directory: str | Path) -> "dict[str, LocalTable]":
+    def load_checkpoint(directory: str | Path, *, save: str = "") -> "dict[str, LocalTable]":
         """All tables of a checkpoint, written by however many shards.
+
+        Args:
+            directory: path or URL.
+            save: the checksum of the save that it must be, as `heterps ps save --json` tells it.
 
         Raises:
             CheckpointError: naming the file, what is wrong and what was expected.
         """
-        tables, _ = load_tables(chain(open_store(directory)), directory=tempfile.gettempdir())
+        tables, _ = read_save(
+            directory, lambda links: load_tables(links, directory=tempfile.gettempdir()), save
+        )
         return {name: LocalTable(table.spec, table.native) for name, table in tables.items()}
 
 
 def save_checkpoint(directory: str | Path, tables: list[LocalTable]) -> None:
     """Write one checkpoint of several tables of this process."""
-    store = open_store(directory)
-    check_free(store)
+    switch = begin_save(open_store(directory))
     held = {table.name: Table(table.spec, table._table) for table in tables}
     snapshots: dict[str, _native.Snapshot] = {}
     for table in tables:
         with table._gate.closed():
             snapshots |= begin_snapshots({table.name: held[table.name]}, "checkpoint")
-    write_alone(store, held, snapshots)
+    write_alone(switch, held, snapshots)

@@ -28,8 +28,8 @@ from ps.errors import CheckpointError, DamageError, NoRoomError, TableError
 from ps.server.maintenance import Maintenance
 from ps.server.service import ParameterService
 from ps.shard.directory import ShardDirectory
+from ps.shard.load import restore
 from ps.shard.replica import Replicator
-from ps.shard.save import restore
 from ps.shard.state import ShardState
 
 _SCHEDULER_S = 30.0
@@ -46,6 +46,7 @@ class Settings:
         shards: of how many.
         restore: a checkpoint, path or URL, to begin with; rows of other shards are left out. Once
             `data` or the replica has something, only tables without a durability are taken.
+        save: the save that `restore` must have, so that all shards begin with the same one.
         data: a directory of this shard alone: what survives it, and rows that do not fit memory.
         disk: another directory for the latter.
         sync: wait for the disk before a push is acknowledged.
@@ -62,6 +63,7 @@ class Settings:
     shard: int = 0
     shards: int = 1
     restore: str = ""
+    save: str = ""
     data: Path | None = None
     disk: Path | None = None
     sync: bool = False
@@ -158,7 +160,7 @@ def _recover(
         recovered = recovered or replicator.recovered
     if settings.restore:
         wanted = state.owned(settings.shard, settings.shards)
-        restore(state, settings.restore, wanted, lasting=not recovered)
+        restore(state, settings.restore, wanted, save=settings.save, lasting=not recovered)
     return durable, replicator
 
 
@@ -180,6 +182,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--bind", default="127.0.0.1:0", metavar="HOST:PORT")
     parser.add_argument("--ready-file", metavar="FILE", help="written once calls are answered")
     parser.add_argument("--restore", default="", metavar="DIR", help="checkpoint to begin with")
+    parser.add_argument(
+        "--save",
+        default="",
+        metavar="CHECKSUM",
+        help="of the save that --restore must have, as `heterps ps save` tells it",
+    )
     parser.add_argument("--shard", type=int, default=0, help="which shard this is")
     parser.add_argument("--shards", type=int, default=1, help="of how many")
     parser.add_argument("--data", type=Path, metavar="DIR", help="what survives this shard")

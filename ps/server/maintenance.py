@@ -56,7 +56,7 @@ class Maintenance:
             try:
                 self._round()
             except _native.BrokenError as error:
-                end_process(f"maintenance: {error}")
+                end_process("maintenance: %r", error)
             except (CheckpointError, OSError, RuntimeError, TimeoutError) as error:
                 _log.warning("maintenance: %s; it is tried again", error)
 

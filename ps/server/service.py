@@ -227,9 +227,13 @@ class ParameterService(ParameterServerServicer):
         """Write this shard's files."""
         return self._guarded("Save", context, lambda: self.saver.save(request))
 
-    def Load(self, request: pb.LoadRequest, context: grpc.ServicerContext) -> pb.LoadReply:  # noqa: N802
-        """Replace the tables a checkpoint names by their rows there; others stay."""
-        return self._guarded("Load", context, lambda: pb.LoadReply(rows=self.saver.load(request)))
+    def Load(  # noqa: N802
+        self, request_iterator: Iterator[pb.LoadRequest], context: grpc.ServicerContext
+    ) -> Iterator[pb.LoadReply]:
+        """Read a save's rows beside the tables, and put them in their place when told."""
+        replies = self.saver.load(_until_gone(request_iterator))
+        while (reply := self._guarded("Load", context, lambda: next(replies, None))) is not None:
+            yield reply
 
     def Route(self, request: pb.RouteRequest, context: grpc.ServicerContext) -> pb.RouteReply:  # noqa: N802
         """Tell or install the routing."""
@@ -294,7 +298,7 @@ class ParameterService(ParameterServerServicer):
                     raise TimeoutError("the caller has given up; nothing was begun")
                 return work()
         except _native.BrokenError as error:
-            end_process(f"{method}: {error}")
+            end_process("%s: %r", method, error)
         except Exception as error:
             text = str(error.args[0]) if isinstance(error, KeyError) else str(error)
             code = next((c for kind, c in _CODES if isinstance(error, kind)), None)
@@ -308,6 +312,14 @@ class ParameterService(ParameterServerServicer):
             if isinstance(error, CheckpointError | ConflictError | TableError):
                 reason = error.reason
         return refuse(context, code, text[:2000], reason)
+
+
+def _until_gone(requests: Iterator[R]) -> Iterator[R]:
+    """What a caller sends, until it ends or its connection does."""
+    try:
+        yield from requests
+    except grpc.RpcError:
+        return
 
 
 def _resident_bytes() -> int:

@@ -1,4 +1,4 @@
-"""What a Publisher has published at a place: the file `latest.json`, replaced in one step.
+"""What a Publisher has published at a place: the file `latest.json`, replaced as in switch.py.
 
 A stream is a run of deltas without a gap: each has what changed since the one before. Bases
 are shortcuts into it: whoever has loaded one goes on with the deltas numbered after it.
@@ -7,20 +7,21 @@ are shortcuts into it: whoever has loaded one goes on with the deltas numbered a
 import json
 import re
 import time
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from secrets import token_hex
-from typing import Any
 
-from ps.checkpoint.manifest import Manifest, read_manifest
+from ps.checkpoint.bounds import Fields, parse_json
+from ps.checkpoint.manifest import Manifest, is_gone, read_manifest
 from ps.checkpoint.places import open_store
 from ps.checkpoint.store import Store
+from ps.checkpoint.switch import Switch, read_small
 from ps.errors import CheckpointError
 
 LATEST = "latest.json"
 FORMAT, VERSION = "heterps-feed", 1
 _NAME = re.compile(r"(base|delta)-\d{9}-[0-9a-f]{8}")
 _ATTEMPTS, _PAUSE_S = 5, 0.05
+_MOST_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +99,48 @@ def open_entry(store: Store, entry: Entry) -> tuple[Store, Manifest]:
     return place, manifest
 
 
-def write_feed(store: Store, feed: Feed) -> None:
-    """Publish it."""
+def begin_round(store: Store) -> tuple[Switch, Feed | None]:
+    """Look at what is published, before anything is written.
+
+    Raises:
+        CheckpointError: it cannot be read.
+    """
+    switch = Switch.begin(store, LATEST, _MOST_BYTES)
+    return switch, None if switch.seen is None else _parse(f"{store.url}/{LATEST}", switch.seen)
+
+
+def write_feed(switch: Switch, feed: Feed, before: Feed | None) -> None:
+    """Publish it; saves that nobody can be pointed to after that go.
+
+    Args:
+        switch: of `begin_round`.
+        feed: what followers may use from now on.
+        before: what they could use.
+
+    Raises:
+        ReplacedError: another publisher was faster; its feed stays.
+        CheckpointError, OSError: followers use the one or the other.
+    """
     tree = {"format": FORMAT, "version": VERSION, **asdict(feed)}
-    store.replace(LATEST, json.dumps(tree, indent=1).encode())
+    behind = switch.replace(json.dumps(tree, indent=1).encode(), is_entry)
+    used = {e.name for e in (*feed.bases, *feed.deltas)}
+    replaced = {e.name for e in (*before.bases, *before.deltas)} if before else set()
+    for entry in behind.entries:
+        if entry not in used and (behind.alone or entry in replaced or _is_gone(switch, entry)):
+            switch.store.remove(entry)
+
+
+def remove_gone(switch: Switch, feed: Feed | None) -> None:
+    """Remove what was begun long ago by publishers that did not live to publish it."""
+    used = {e.name for e in (*feed.bases, *feed.deltas)} if feed else set()
+    for entry in switch.store.entries():
+        if is_entry(entry) and entry not in used and _is_gone(switch, entry):
+            switch.store.remove(entry)
+
+
+def _is_gone(switch: Switch, entry: str) -> bool:
+    saves = open_store(f"{switch.store.url}/{entry}").entries()
+    return any(map(is_gone, saves))
 
 
 def read_feed(store: Store) -> Feed | None:
@@ -113,41 +152,39 @@ def read_feed(store: Store) -> Feed | None:
     path = f"{store.url}/{LATEST}"
     for attempt in range(_ATTEMPTS):
         try:
-            with store.open(LATEST) as stream:
-                return _parse(json.loads(stream.read()))
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError, RecursionError, CheckpointError) as error:
+            data = read_small(store, LATEST, _MOST_BYTES)
+            return None if data is None else _parse(path, data)
+        except (OSError, CheckpointError) as error:
             # Some remote file systems do not replace a file in one step.
             if attempt == _ATTEMPTS - 1:
+                if isinstance(error, CheckpointError):
+                    raise
                 raise CheckpointError(f"{path}: {error}") from None
             time.sleep(_PAUSE_S)
     return None
 
 
-def _parse(tree: Any) -> Feed:
-    try:
-        found = (tree["format"], tree["version"])
-        if found != (FORMAT, VERSION):
-            raise CheckpointError(f"format, version are {found}; expected {(FORMAT, VERSION)}")
-        feed = Feed(
-            str(tree["stream"]),
-            tuple(_entry(e) for e in tree["bases"]),
-            tuple(_entry(e) for e in tree["deltas"]),
-            float(tree["updated"]),
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        if isinstance(error, CheckpointError):
-            raise
-        raise CheckpointError(f"lacks or misnames a field: {error}") from None
-    numbers = [d.number for d in feed.deltas]
-    if not feed.bases or numbers != list(range(feed.number - len(numbers) + 1, feed.number + 1)):
-        raise CheckpointError("lists no base, or deltas with a gap")
+def _parse(path: str, data: bytes) -> Feed:
+    fields = parse_json(data, path, "what a Publisher has published")
+    found = (fields.text("format"), fields.count("version"))
+    if found != (FORMAT, VERSION):
+        raise CheckpointError(f"{path}: format, version are {found}; expected {(FORMAT, VERSION)}")
+    feed = Feed(
+        fields.text("stream"),
+        tuple(map(_entry, fields.objects("bases"))),
+        tuple(map(_entry, fields.objects("deltas"))),
+        fields.number("updated"),
+    )
+    if not feed.bases:
+        raise CheckpointError(f"{path}: lists no base")
+    first = feed.number - len(feed.deltas) + 1
+    if any(delta.number != first + index for index, delta in enumerate(feed.deltas)):
+        raise CheckpointError(f"{path}: lists deltas with a gap")
     return feed
 
 
-def _entry(tree: Mapping[str, Any]) -> Entry:
-    entry = Entry(str(tree["name"]), str(tree["id"]), int(tree["number"]))
+def _entry(fields: Fields) -> Entry:
+    entry = Entry(fields.text("name"), fields.text("id"), fields.count("number"))
     if not is_entry(entry.name):
-        raise CheckpointError(f"names {entry.name!r}; expected base-... or delta-...")
+        raise fields.wrong("name", entry.name, "base-... or delta-...")
     return entry

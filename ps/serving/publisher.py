@@ -11,8 +11,9 @@ from chassis.closing import Closing
 from ps.checkpoint.manifest import Manifest, first_files, read_manifest
 from ps.checkpoint.places import open_store
 from ps.checkpoint.rowfile import spec_of
+from ps.checkpoint.switch import Switch
 from ps.client.parameter_client import FILES_TIMEOUT_S, ParameterClient
-from ps.errors import CheckpointError, DeltaError, ShardError
+from ps.errors import CheckpointError, DeltaError, ReplacedError, ShardError
 from ps.serving import feed
 from ps.serving.feed import Entry, Feed
 
@@ -84,6 +85,7 @@ class Publisher(Closing):
         self._prefix = prefix
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
+        self._made: list[str] = []  # in this round
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self.error: Exception | None = None
@@ -102,18 +104,23 @@ class Publisher(Closing):
         """
         began = time.monotonic()
         with self._lock:
-            before = feed.read_feed(self._store)
+            switch, before = feed.begin_round(self._store)
             if before is None:
                 self._check_free()
-            self._sweep(before)
-            now, rows = self._round(before)
-            if feed.read_feed(self._store) != before:
+            feed.remove_gone(switch, before)
+            self._made.clear()
+            try:
+                now, rows = self._round_of(switch, before)
+                feed.write_feed(switch, now, before)
+            except ReplacedError:
+                self._remove_made()
                 raise CheckpointError(
                     f"{self._store.url}: another publisher has written {feed.LATEST} meanwhile; "
                     "expected to be the only one"
-                )
-            feed.write_feed(self._store, now)
-            self._sweep(now)
+                ) from None
+            except (CheckpointError, ShardError):  # before anybody was pointed to them
+                self._remove_made()
+                raise
         published = {e.name for e in (*before.bases, *before.deltas)} if before else set()
         saves = tuple(e.name for e in (*now.deltas, *now.bases) if e.name not in published)
         return Published(saves, rows, now.number, time.monotonic() - began)
@@ -148,6 +155,13 @@ class Publisher(Closing):
             if last:
                 return
             self._stop.wait(self._interval_s)
+
+    def _round_of(self, switch: Switch, before: Feed | None) -> tuple[Feed, int]:
+        try:
+            return self._round(before)
+        except CheckpointError:
+            switch.check()  # what another publisher has removed is not what went wrong
+            raise
 
     def _round(self, before: Feed | None) -> tuple[Feed, int]:
         if before is None:
@@ -199,6 +213,7 @@ class Publisher(Closing):
 
     def _save(self, kind: str, number: int, since: str | None = None) -> tuple[Entry, Manifest]:
         name = feed.new_name(kind, number)
+        self._made.append(name)
         place = open_store(f"{self._store.url}/{name}")
         self._client.save(
             place.url,
@@ -229,12 +244,10 @@ class Publisher(Closing):
                 f"{foreign[0]!r}); expected a new or empty place"
             )
 
-    def _sweep(self, current: Feed | None) -> None:
-        """Remove what nobody is pointed to: replaced saves, and what a killed publisher left."""
-        used = {e.name for e in (*current.bases, *current.deltas)} if current else set()
-        for entry in self._store.entries():
-            if feed.is_entry(entry) and entry not in used:
-                self._store.remove(entry)
+    def _remove_made(self) -> None:
+        """Remove the saves of a round that nobody will be pointed to."""
+        for name in self._made:
+            self._store.remove(name)
 
 
 def _rows(manifest: Manifest) -> int:

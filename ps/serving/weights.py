@@ -125,7 +125,7 @@ def read_weights(store: Store, file: File, spec: TableSpec) -> Iterator[Block]:
         if found != spec:
             raise CheckpointError(f"{path}: differs: {describe_difference(spec, found)}")
         try:
-            for block in read_blocks(stream, path):
+            for block in read_blocks(stream, path, file.rows):
                 yield from decoder.decode(block)
         except CheckpointError:
             raise

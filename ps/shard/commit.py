@@ -326,4 +326,4 @@ def _apply(updates: Sequence[_Update], step: int, rate: float, time_s: int) -> N
         for update in updates:
             update.push(update.sums.keys, update.sums.values, rate, step, time_s)
     except BaseException as error:
-        end_process(f"step {step} began and cannot be finished: {error}")
+        end_process("step %d began and cannot be finished: %r", step, error)

@@ -13,7 +13,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from chassis import written
-from ps.checkpoint.manifest import MANIFEST, is_checkpoint, read_manifest
+from ps.checkpoint.manifest import MANIFEST, begin_save, is_checkpoint, read_manifest
 from ps.checkpoint.store import LocalStore
 from ps.checkpoint.tables import begin_snapshots, chain, load_tables, write_alone
 from ps.errors import CheckpointError, DamageError, NoRoomError
@@ -148,7 +148,8 @@ class ShardDirectory:
                 opening: list[tuple[str, int, Buffer]] = [("state", now_s(), summary)]
                 opening += [("stage", now_s(), p.message) for p in state.staged_for("log")]
                 number = self.log.rotate(opening)
-            self._base_bytes = write_alone(self._store, kept, snapshots, applied, number)
+            switch = begin_save(self._store)
+            self._base_bytes = write_alone(switch, kept, snapshots, applied, number)
         self.log.remove_before(number)
         self._folded = time.monotonic()
         self._pushed = sum(t.native.counters()["pushed"] for t in kept.values())

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Protocol
 
+from ps.shard.ending import end_process
+
 Buffer = bytes | memoryview
 # Called once a change has its place among all others, and before a later one has: whoever keeps
 # the order of changes takes a turn here.
@@ -11,6 +13,14 @@ Place = Callable[[], None]
 
 def nowhere() -> None:
     """Of a change that may be made beside others."""
+
+
+def settle(place: Place) -> None:
+    """Give a change that a journal has taken its place: without one it would hold up all others."""
+    try:
+        place()
+    except BaseException as error:
+        end_process("a change has no place: %r", error)
 
 
 class BehindError(RuntimeError):

@@ -16,7 +16,7 @@ from protos.parameter_server_pb2 import LogRecord
 from ps.errors import NoRoomError
 from ps.shard import logfile
 from ps.shard.ending import end_process
-from ps.shard.journal import BehindError, Buffer, Place, nowhere
+from ps.shard.journal import BehindError, Buffer, Place, nowhere, settle
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _log = logging.getLogger("heterps.ps")
@@ -75,7 +75,7 @@ class Log:
             if self._behind:
                 raise BehindError("the log lacks what was before this change")
             self._put(record)
-            place()
+            settle(place)
             end = self._end
         if self._sync:
             with self._flush:  # one wait serves all that were written before it
@@ -175,7 +175,7 @@ class Log:
             os.fdatasync(self._file)
         except OSError as error:
             # The kernel forgets what it could not write: another try would succeed without it.
-            end_process(f"{self._directory}: the disk did not take the log: {error.strerror}")
+            end_process("%s: the disk did not take the log: %r", self._directory, error)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from ps.checkpoint.tables import begin_snapshots
 from ps.errors import ConflictError, LacksChangesError, TableError
 from ps.shard import transfer
 from ps.shard.exactly_once import ExactlyOnce
-from ps.shard.journal import BehindError, Buffer, Place, nowhere
+from ps.shard.journal import BehindError, Buffer, Place, nowhere, settle
 from ps.shard.replay import replay
 from ps.shard.stage import Steps
 from ps.shard.state import ShardState
@@ -86,7 +86,7 @@ class Replicator:
                 if error.code is grpc.StatusCode.FAILED_PRECONDITION:
                     raise ConflictError(f"the replica refuses this change: {error}") from None
                 raise TimeoutError(f"the replica does not answer: {error}") from None
-            place()
+            settle(place)
 
     def fall_behind(self) -> None:
         """See ps.shard.journal.Journal."""

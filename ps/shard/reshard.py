@@ -7,10 +7,11 @@ sent, and those who receive take requests only once every sender has let go.
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from chassis.channels import RpcError, call, connect
 from protos import parameter_server_pb2 as pb
@@ -95,12 +96,10 @@ class Mover:
         flags = as_flags(list(request.buckets))
         with state.lock:
             tables = dict(state.tables)
-        snapshots = {
-            name: table.native.snapshot(
-                since=since.get(name, 0), values=False, min_score=0.0, buckets=flags
-            )
-            for name, table in tables.items()
-        }
+        try:
+            snapshots = _snapshots(tables, since, flags)
+        except _native.ForgottenError:  # more rows have gone since than can be named
+            since, snapshots = {}, _snapshots(tables, {}, flags)
         try:
             cuts = {name: snapshot.cut for name, snapshot in snapshots.items()}
             head = pb.StateBlock()
@@ -109,6 +108,7 @@ class Mover:
                 head, parts = self._steps_of(request, flags.astype(bool))
             else:
                 state.gate.open(token)
+            head.erase.extend([] if since else request.buckets)
             rows = self._send(request, tables, snapshots, head, parts)
         finally:
             for snapshot in snapshots.values():
@@ -162,7 +162,6 @@ class Mover:
             head.MergeFrom(
                 pb.StateBlock(
                     token=request.token,
-                    erase=[] if request.again else list(request.buckets),
                     last=request.last,
                     of=self._state.run,
                     route=request.route,
@@ -232,3 +231,24 @@ class Mover:
         finally:
             state.gate.open(token)
             state.files.open(token)
+
+
+def _snapshots(
+    tables: Mapping[str, Table], since: Mapping[str, int], buckets: NDArray[np.uint8]
+) -> dict[str, _native.Snapshot]:
+    """Snapshots of some buckets, or of what has changed there since the cut of each table.
+
+    Raises:
+        ForgottenError: a table cannot tell any more what has changed; there is no snapshot then.
+    """
+    made: dict[str, _native.Snapshot] = {}
+    try:
+        for name, table in tables.items():
+            made[name] = table.native.snapshot(
+                since=since.get(name, 0), values=False, min_score=0.0, buckets=buckets
+            )
+    except BaseException:
+        for snapshot in made.values():
+            snapshot.close()
+        raise
+    return made

@@ -4,33 +4,25 @@ import logging
 import secrets
 import time
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
-from numpy.typing import NDArray
 
 from chassis import written
 from protos import parameter_server_pb2 as pb
 from ps.checkpoint.manifest import MODES
 from ps.checkpoint.places import open_store
 from ps.checkpoint.store import LocalStore
-from ps.checkpoint.tables import (
-    begin_snapshots,
-    chain,
-    load_tables,
-    write_applied,
-    write_tables,
-)
+from ps.checkpoint.tables import begin_snapshots, write_applied, write_tables
 from ps.engine import _native
-from ps.errors import CheckpointError, DeltaError, TableError
+from ps.errors import CheckpointError, DeltaError, HoldEndedError, TableError
+from ps.shard.load import Loaded, read_rows
 from ps.shard.state import ShardState
 from ps.table.applied import Applied, pushes_of
-from ps.table.spec import describe_difference
 from ps.table.table import Table
 
 _LOOK_S = 0.5  # to wait before a cut is told that others come first
-_RESERVED_S = 10.0  # for which a cut keeps its turn without being heard of
+_RESERVED_S = 10.0  # for which a cut keeps its turn unless it says another time
 _TURN_S = 60.0
 _log = logging.getLogger("heterps.ps")
 
@@ -69,6 +61,9 @@ class Saver:
             self._end(request.id)
             return pb.CutReply()
         hold = min(max(request.hold_s, 0.0), 60.0)
+        if request.renew:
+            gate.renew(request.id, hold)
+            return pb.CutReply(busy=not files.renew(request.id, hold))
         try:
             files.close(request.id, hold or _RESERVED_S, timeout_s=_LOOK_S)
         except TimeoutError:
@@ -134,7 +129,7 @@ class Saver:
             else:
                 state.files.close(holder, float("inf"), timeout_s=_TURN_S)
         except TimeoutError as error:
-            raise CheckpointError(str(error)) from None
+            raise HoldEndedError(str(error)) from None
         try:
             cut = self._begin(request, mode, holder)
             generations = cut.marks
@@ -169,11 +164,41 @@ class Saver:
             files=files, generations=generations, run=state.run, positions=cut.positions
         )
 
-    def load(self, request: pb.LoadRequest) -> int:
-        """Replace the tables a checkpoint names by their rows there; the number of rows."""
+    def load(self, requests: Iterator[pb.LoadRequest]) -> Iterator[pb.LoadReply]:
+        """Read this shard's rows of a save, and put them in use once all shards have read theirs.
+
+        Whatever ends `requests` before leaves everything as it was.
+        """
+        request = next(requests, None)
+        if request is None:
+            raise TableError("Load: no request; expected the save to load")
         _check_shard(request.shard, request.shards)
-        wanted = self._state.owned(request.shard, request.shards)
-        return restore(self._state, request.directory, wanted)
+        state = self._state
+        route = state.route_version
+        wanted = state.owned(request.shard, request.shards)
+        loaded = read_rows(state, request.directory, wanted, save=request.save)
+        loaded.check(state)
+        reply = pb.LoadReply(rows=loaded.rows, route=route)
+        yield reply
+        decision = next(requests, None)
+        if decision is None:
+            return
+        self._put_in_use(loaded, decision.cut, route)
+        yield reply
+
+    def _put_in_use(self, loaded: Loaded, cut: str, route: int) -> None:
+        """Every shard has been asked to: so this waits where it can, rather than refuse."""
+        state = self._state
+        holder: object = cut or object()
+        try:
+            for gate in (state.files, state.gate):
+                gate.close(holder, float("inf"), _TURN_S)
+            state.gate.drain(holder)
+            state.check_route(route)
+            loaded.put_in_use(state)
+        finally:
+            self._end(holder)
+        loaded.finish(state)
 
     def _end(self, holder: object) -> None:
         if isinstance(holder, str):
@@ -189,7 +214,7 @@ class Saver:
             else:
                 gate.close(holder, 60.0)
         except TimeoutError as error:
-            raise CheckpointError(str(error)) from None
+            raise HoldEndedError(str(error)) from None
         try:
             with state.lock:
                 tables: dict[str, Table] = {
@@ -214,51 +239,6 @@ class Saver:
             return _Cut(tables, state.applied(), positions, snapshots, marks)
         finally:
             gate.open(holder)
-
-
-def restore(
-    state: ShardState, place: str, wanted: NDArray[np.uint8], *, lasting: bool = True
-) -> int:
-    """Take the rows of some buckets from a checkpoint; returns their number.
-
-    Args:
-        state: of the shard.
-        place: of the checkpoint, path or URL.
-        wanted: flags of the buckets.
-        lasting: tables with a durability too.
-
-    Raises:
-        CheckpointError: nothing was changed.
-    """
-    links = chain(open_store(place))
-    with state.files.closed(_TURN_S):
-        tables, applied = load_tables(links, wanted, state.directory)
-        if not lasting:
-            tables = {n: t for n, t in tables.items() if not t.spec.durability}
-        with state.gate.closed(), state.lock:
-            for name, table in tables.items():
-                have = state.tables.get(name)
-                if have is not None and have.spec != table.spec:
-                    raise CheckpointError(
-                        f"{place}: table {name!r} differs from the one in use: "
-                        f"{describe_difference(have.spec, table.spec)}"
-                    )
-            state.tables.update(tables)
-            state.pushes.merge(applied.windows)
-            if lasting:
-                state.steps.forget(tables)
-            state.steps.merge(s for s in applied.series if not s.tables.isdisjoint(tables))
-    kept = set() if lasting else {position.client for position in state.pushes.positions()}
-    state.pushes.take_positions(
-        pb.Position(client=client, position=text)
-        for client, text in links[-1][1].positions.items()
-        if client not in kept
-    )
-    if any(table.spec.durability for table in tables.values()):
-        state.renew_journals()
-    rows = sum(table.native.counters()["rows"] for table in tables.values())
-    _log.info("restored %d rows of %d tables from %s", rows, len(tables), place)
-    return rows
 
 
 def _check_shard(shard: int, shards: int) -> None:

@@ -358,7 +358,9 @@ class ShardState:
             )
         except BaseException as error:
             if turn or isinstance(error, _native.BrokenError):
-                end_process(f"a push to table {head.table!r} began and cannot be finished: {error}")
+                end_process(
+                    "a push to table %r began and cannot be finished: %r", head.table, error
+                )
             self.pushes.abort(push.id)
             raise
         self.pushes.commit(push.id, push.end, head.position, time_s)

@@ -98,6 +98,14 @@ class Gate:
                 self._closing -= 1
                 self._changed.notify_all()
 
+    def renew(self, holder: object, hold_s: float) -> bool:
+        """Hold for at least so long from now on; whether `holder` had it still."""
+        with self._changed:
+            if not self.held_by(holder):
+                return False
+            self._until = max(self._until, time.monotonic() + hold_s)
+            return True
+
     def held_by(self, holder: object) -> bool:
         """Whether it is closed for `holder` still."""
         return self._is_held() and self._holder == holder

@@ -105,7 +105,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             stack.callback(scheduler.stop)
             _log.info("listens on %s", address)
             if options.metrics:
-                facts["metrics"], close = serve_metrics(options.metrics, scheduler.metrics())
+                facts["metrics"], close = serve_metrics(
+                    options.metrics, scheduler.metrics(), scheduler.admits_to_metrics
+                )
                 stack.callback(close)
             announce(options.ready_file, address=address, **facts)
             stop.wait()

@@ -146,6 +146,14 @@ class Artifacts:
             if before is not None:
                 self._forget([before.digest])
 
+    def begin(self, job_id: str) -> None:
+        """Forget the files of an earlier job of that id: the next one may be another user's."""
+        with self._lock:
+            before = self._jobs.pop(job_id, None)
+            if before is not None:
+                (self._names / f"{job_id}.json").unlink(missing_ok=True)
+                self._forget([kept.digest for kept in before.values()])
+
     def files(self, job_id: str) -> dict[str, Kept]:
         """A job's files by name."""
         with self._lock:

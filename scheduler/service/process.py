@@ -13,7 +13,7 @@ import grpc
 from chassis.callers import RefusedError, job_token
 from chassis.loops import Loops
 from chassis.metrics import Metrics
-from chassis.roles import Caller
+from chassis.roles import GRANTED, Caller
 from chassis.security import Security
 from chassis.servers import Server
 from protos.access_pb2_grpc import add_AccessServicer_to_server
@@ -205,6 +205,14 @@ class SchedulerProcess:
         from scheduler.service.metrics import scheduler_metrics
 
         return scheduler_metrics(self._jobs, self._nodes, self._loops)
+
+    def admits_to_metrics(self, shown: str) -> bool:
+        """Whether a token that was made shows all jobs, of which the metrics tell."""
+        try:
+            caller = self._server.callers.known(shown)
+        except RefusedError:
+            return False
+        return caller.role in GRANTED and caller.sees_all
 
     def _begin(self, name: str, step: Callable[[], None], every_s: float) -> None:
         self._loops.start(name, step, every_s, expected=(StoreError,))

@@ -83,6 +83,7 @@ class SchedulerService(SchedulerServicer):
         self._dispatcher = dispatcher
         self._histories = histories
         self._stop = stop
+        self._submitting = threading.Lock()
         self._readers = Readers(stop, access.callers)
 
     def Submit(self, request: SubmitRequest, context: grpc.ServicerContext) -> SubmitReply:  # noqa: N802
@@ -102,9 +103,12 @@ class SchedulerService(SchedulerServicer):
                 CODE_MISSING,
             )
         try:
-            if digest and self._jobs.get(job_id) is None:  # first, so that it is there to stay
-                self._artifacts.name(job_id, CODE_NAME, digest)
-            created = self._jobs.submit(job_id, request.job, user)
+            with self._submitting:
+                if self._jobs.get(job_id) is None:
+                    self._artifacts.begin(job_id)
+                    if digest:  # first, so that it is there to stay
+                        self._artifacts.name(job_id, CODE_NAME, digest)
+                created = self._jobs.submit(job_id, request.job, user)
         except DuplicateError as error:
             context.abort(grpc.StatusCode.ALREADY_EXISTS, str(error))
         except MissingError as error:

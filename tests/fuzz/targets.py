@@ -166,10 +166,16 @@ def _jobs(folder: Path) -> list[bytes]:
 
 
 def _manifest(folder: Path) -> Parser:
+    from ps.checkpoint import manifest
     from ps.checkpoint.tables import read_checkpoint
 
     def parse(data: bytes) -> object:
-        (folder / "manifest.json").write_bytes(data)
+        """A manifest; one after an exclamation mark is given its checksum."""
+        if data.startswith(b"!"):
+            body = data[1:].rpartition(manifest._CHECKSUM)[0] or data[1:]
+            digest = hashlib.sha256(body + manifest._END).hexdigest().encode()
+            data = body + manifest._CHECKSUM + digest + b'"' + manifest._END
+        (folder / manifest.MANIFEST).write_bytes(data)
         return read_checkpoint(folder)
 
     return parse
@@ -188,10 +194,14 @@ def _saved(folder: Path) -> Path:
 
 
 def _manifests(folder: Path) -> list[bytes]:
+    from tests.ps.checkpoint.manifests import sealed
+
     whole = json.loads((_saved(folder) / "manifest.json").read_text())
     parent = {"place": "../a", "id": whole["id"]}
     delta = whole | {"mode": "delta", "parent": parent, "route": [0] * 1024}
-    return [json.dumps(tree).encode() for tree in (whole, delta)]
+    old = {name: value for name, value in delta.items() if name != "sha256"} | {"version": 2}
+    right = [sealed(whole), sealed(delta)]
+    return [*right, *(b"!" + data for data in right), json.dumps(old).encode(), *EXTREMES]
 
 
 def _rows(folder: Path) -> Parser:
@@ -209,7 +219,8 @@ def _rows(folder: Path) -> Parser:
         name = f"{place}/shard-00000-of-00001.{table or 'window'}"
         (folder / name).write_bytes(content)
         digest = hashlib.sha256(content).hexdigest()
-        file = File(name, 0, table, 0, len(content), digest)
+        rows = int.from_bytes(content[-8:], "little")
+        file = File(name, 0, table, rows, len(content), digest)
         manifest = Manifest(place, "checkpoint", 1, (file,), {})
         tables, applied = load_tables([(store, manifest)])
         for each in tables.values():
@@ -341,22 +352,16 @@ def _survive() -> None:
 
 
 def _shard(folder: Path) -> Parser:
-    """One call of a shard's data plane; the first byte is the method."""
+    """One message on a shard's Unix socket; the first byte is the method."""
+    import socket
+
     import grpc
 
     from ps.server.service import ParameterService
-    from ps.shm.line import RefusedError
 
     _survive()
-
-    class Context:
-        def set_trailing_metadata(self, metadata: Any, /) -> None:
-            pass
-
-        def abort(self, code: grpc.StatusCode, details: str) -> None:
-            if code in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN):
-                raise AssertionError(details)
-            raise RefusedError(code, details)
+    mine, _theirs = socket.socketpair()
+    faults = {code.value[0] for code in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN)}
 
     def begun() -> ParameterService:
         return ParameterService(_state(folder))
@@ -367,9 +372,10 @@ def _shard(folder: Path) -> Parser:
         nonlocal served
         if next(inputs) % _RENEWED == 0:
             served = begun()
-        methods = (served.pull, served.push, served.stage, served.tally, served.commit, served.keys)
-        method: Any = methods[data[0] % len(methods)] if data else served.pull
-        return method(data[1:], Context())
+        reply = served.unix._answer(data or b"\0", mine)
+        assert reply[0] not in faults, reply[1:]
+        assert _theirs.fileno() >= 0  # kept open: the client waits
+        return reply
 
     return parse
 
@@ -396,7 +402,6 @@ def _calls(folder: Path) -> list[bytes]:
         + pack(
             pb.CommitRequest(**step, slots=1, scale=1, rate=1, part={"tables": [table]}), keys, rows
         ),
-        b"\5" + pb.KeysRequest(table="rows", limit=4).SerializeToString(),
     ]
 
 
@@ -504,13 +509,14 @@ def _feed(folder: Path) -> Parser:
 
 
 def _feeds(folder: Path) -> list[bytes]:
-    from ps.checkpoint.places import open_store
-    from ps.serving.feed import LATEST, Entry, Feed, new_name, write_feed
+    from dataclasses import asdict
+
+    from ps.serving.feed import FORMAT, VERSION, Entry, Feed, new_name
 
     bases = (Entry(new_name("base", 1), "save-1", 1),)
     deltas = (Entry(new_name("delta", 2), "save-2", 2),)
-    write_feed(open_store(folder), Feed("main", bases, deltas, 7.0))
-    return [(folder / LATEST).read_bytes(), *EXTREMES]
+    tree = {"format": FORMAT, "version": VERSION, **asdict(Feed("main", bases, deltas, 7.0))}
+    return [json.dumps(tree).encode(), *EXTREMES]
 
 
 def _policy(folder: Path) -> Parser:
@@ -563,8 +569,8 @@ TARGETS = {
     "shard": Target(
         _shard,
         _calls,
-        ("ps.shm.line.RefusedError",),
-        ("ps.server", "ps.shard", "ps.table", "protos.codec"),
+        (),  # a refusal is an answer
+        ("ps.server", "ps.shm", "ps.shard", "ps.table", "protos.codec"),
     ),
     "replay": Target(
         _replay,

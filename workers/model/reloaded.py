@@ -16,7 +16,7 @@ from protos.job_pb2 import JobSpec
 from protos.naming import table_prefix
 from ps.checkpoint.manifest import read_manifest
 from ps.checkpoint.places import open_store
-from ps.checkpoint.tables import chain, load_tables
+from ps.checkpoint.tables import load_tables, read_save
 from ps.local.table import LocalTable
 from workers.embedding.sparse import RowStore, SparseEmbedding
 from workers.errors import DivergedError
@@ -60,7 +60,9 @@ def reopened(output: str, job: JobSpec, shard_rows: Callable[[str], RowStore]) -
         names = {file.table for file in files if file.table}
         tables: Mapping[str, RowStore]
         if sum(file.bytes for file in files) <= MOST_TABLE_BYTES:
-            read, _ = load_tables(chain(place), directory=tempfile.gettempdir())
+            read, _ = read_save(
+                place.url, lambda links: load_tables(links, directory=tempfile.gettempdir())
+            )
             tables = {name: LocalTable(table.spec, table.native) for name, table in read.items()}
         else:
             tables = {name: shard_rows(name) for name in names}

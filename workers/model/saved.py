@@ -2,7 +2,9 @@
 
 Layout of OUTPUT: `dense.safetensors`, `tables/` (a parameter-server checkpoint), `loss.csv`,
 `code/` where the job brought its code, and `model.json`, which is written last: a folder without
-it is no model. Where the scheduler keeps it, the same files have the same names there.
+it is no model. It has the checksum of the tables, so that dense weights of one attempt at a job
+and tables of another are no model either. Where the scheduler keeps it, the same files have the
+same names there.
 """
 
 import json
@@ -24,8 +26,11 @@ from chassis import written
 from chassis.files import replace_file
 from protos.job_pb2 import JobSpec
 from protos.naming import KEPT, table_prefix
+from ps.checkpoint.manifest import is_checkpoint
 from ps.checkpoint.places import open_store
 from ps.checkpoint.store import Store
+from ps.checkpoint.tables import chain, save_of
+from ps.errors import ReplacedError
 from workers.embedding.sparse import SparseEmbedding
 from workers.model.code import subfolder
 from workers.model.entry import ModelError, job_model
@@ -76,7 +81,8 @@ class SavedModel:
             ignored = shutil.ignore_patterns("__pycache__")
             shutil.copytree(root, self.folder / "code", ignore=ignored, dirs_exist_ok=True)
         (self.folder / "loss.csv").write_text(_loss_lines(losses))
-        replace_file(self.folder / "model.json", _manifest(job, facts))
+        tables = open_store(self.tables)
+        replace_file(self.folder / "model.json", _manifest(job, facts, tables))
         os.replace(self.folder, self.final)
         return str(self.final)
 
@@ -111,7 +117,8 @@ class KeptModel:
         self._store.write("loss.csv", [_loss_lines(losses).encode()])
         for stage in range(stages):
             self._store.remove(_part(stage))
-        self._store.replace("model.json", _manifest(job, facts).encode())
+        tables = open_store(self.tables)
+        self._store.replace("model.json", _manifest(job, facts, tables).encode())
         return self._store.url
 
 
@@ -124,8 +131,10 @@ def _loss_lines(losses: Sequence[float]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _manifest(job: JobSpec, facts: Mapping[str, Any]) -> str:
+def _manifest(job: JobSpec, facts: Mapping[str, Any], tables: Store) -> str:
     tree = {"format": FORMAT, "job": MessageToDict(job, preserving_proto_field_name=True), **facts}
+    if is_checkpoint(tables):
+        tree["tables"] = save_of(chain(tables))
     return json.dumps(tree, indent=2) + "\n"
 
 
@@ -133,7 +142,9 @@ def load(path: str | Path) -> nn.Module:
     """A saved model, ready to predict in this process: `forward(sparse, dense)`.
 
     Raises:
-        ModelError: the folder is no saved model, or its code has moved.
+        ModelError: the folder is no saved model, its code has moved, or its tables are others than
+            it was saved with.
+        CheckpointError: its tables are damaged.
     """
     from ps import LocalTable
 
@@ -154,7 +165,12 @@ def load(path: str | Path) -> nn.Module:
     finally:
         sys.path.remove(job.directory)
     load_state(model, load_file(folder / "dense.safetensors"))
-    tables = LocalTable.load_checkpoint(folder / "tables")
+    try:
+        tables = LocalTable.load_checkpoint(folder / "tables", save=facts.get("tables", ""))
+    except ReplacedError:
+        raise ModelError(
+            f"{folder / 'tables'}: not the tables that the model was saved with, by model.json"
+        ) from None
     for layer in model.modules():
         if isinstance(layer, SparseEmbedding):  # without a table where forward does not call it
             layer.store = tables.get(table_prefix(facts["job_id"]) + layer.spec.table)

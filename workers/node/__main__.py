@@ -24,6 +24,7 @@ import grpc
 from chassis import written
 from chassis.channels import RpcError
 from chassis.exits import reason_of_exit
+from chassis.files import read_regular
 from chassis.lease import Lease
 from chassis.loops import Loops
 from chassis.metrics import add_metrics_option, serve_metrics
@@ -73,9 +74,11 @@ from workers.links.plain import plain_allowed
 from workers.model.code import CodeCache, CodeError
 from workers.node import privileges
 from workers.node.processes import LaunchError, Processes, wait_for
+from workers.node.users import Users
 
 _PROFILE_TIMEOUT_S = 900.0
 _GRACE_S = 3.0
+_WORKLOAD_BYTES = 1 << 28
 _REASONS = {
     END_OUT_OF_MEMORY: PROCESS_OUT_OF_MEMORY,
     END_WORKER_CRASHED: PROCESS_CRASHED,
@@ -156,6 +159,10 @@ class NodeService(NodeServicer):
             except CodeError as error:
                 _fail(context, str(error))
             asked.write_bytes(request.SerializeToString())
+            try:
+                self._processes.hand(request.job_id, request.attempt, Path(work))
+            except LaunchError as error:
+                context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
             argv = module_argv(
                 "workers.profiling",
                 *("--request", str(asked), "--result", str(result), "--type", self._base.type),
@@ -175,7 +182,8 @@ class NodeService(NodeServicer):
                 )
             if code != 0 or not result.exists():
                 _fail(context, _problem(code, last_lines(child.log)), code)
-            return ProfileReply(workload=Workload.FromString(result.read_bytes()))
+            found = read_regular(result, _WORKLOAD_BYTES)
+            return ProfileReply(workload=Workload.FromString(found))
 
     def Launch(self, request: LaunchRequest, context: grpc.ServicerContext) -> LaunchReply:  # noqa: N802
         """Start one process; answers when it listens."""
@@ -265,15 +273,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     install_signals(stop)
     try:
         host = options.bind.rpartition(":")[0]
-        privileges.settle(options.user, host, options.allow_root)
-        _run(options, stop)
+        if options.user and options.user_per_job:
+            raise SecurityError("--user, --user-per-job: expected one of them")
+        users = Users(options.user_per_job) if options.user_per_job else None
+        privileges.settle(options.user, host, options.allow_root or users is not None)
+        _run(options, stop, users)
     except (BindError, SecurityError, DeviceError, RpcError) as error:
         _log.error("%s", error)
         return 1
     return 0
 
 
-def _run(options: argparse.Namespace, stop: threading.Event) -> None:
+def _run(options: argparse.Namespace, stop: threading.Event, users: Users | None) -> None:
     device = options.device or ("cpu" if options.type.lower().startswith("cpu") else "cuda")
     hardware = find_hardware(options.type, device, options.emulate)
     host = options.advertise or options.bind.rpartition(":")[0]
@@ -298,6 +309,7 @@ def _run(options: argparse.Namespace, stop: threading.Event) -> None:
             code=code,
             loops=loops,
             gpus=gpus_of(hardware.units, os.environ) if on_gpus else (),
+            users=users,
         )
         stack.callback(processes.close, _GRACE_S)
         status = NodeStatus(
@@ -369,6 +381,12 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         default=os.environ.get(privileges.ALLOW_ROOT) == "1",
         help="run jobs as root where other machines can submit them",
+    )
+    parser.add_argument(
+        "--user-per-job",
+        default="",
+        metavar="FIRST-LAST",
+        help="as root, run each job as a user of its own out of these numbers",
     )
     parser.add_argument("--node-id", default="", help="default: the type and a random part")
     parser.add_argument(

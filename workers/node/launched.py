@@ -11,8 +11,10 @@ from chassis.process import Child, last_lines
 from chassis.security import TOKEN
 from protos.node_pb2 import SHARD, STAGE, LaunchReply, LaunchRequest
 from protos.scheduler_pb2 import ProcessStatus
+from workers.node import users
 from workers.node.restart import keeps_rows
 
+HOME = "home"
 _ROLES = {SHARD: "shard", STAGE: "stage"}
 
 
@@ -83,13 +85,18 @@ class Job:
     Attributes:
         scratch: what its processes on this host share, under whichever node.
         token: that its processes hold in place of the node's; empty: that one.
+        user: that its processes run as; None for the node's own.
     """
 
     directory: Path
     scratch: Path
     token: str = ""
+    user: int | None = None
     entries: dict[str, Entry] = field(default_factory=dict)
     stopping: threading.Event = field(default_factory=threading.Event)
+    preparing: threading.Lock = field(default_factory=threading.Lock)
+    has_code: bool = False  # its user owns it
+    over: bool = False  # its user may be another's
 
     @property
     def stopped(self) -> bool:
@@ -97,9 +104,14 @@ class Job:
         return self.stopping.is_set()
 
     @property
+    def home(self) -> Path:
+        """Where its processes write; what others write of them lies in `directory`."""
+        return self.directory / HOME if self.user is not None else self.directory
+
+    @property
     def shards(self) -> Path:
         """What its shards keep here, while it runs."""
-        return self.directory / "shards"
+        return self.home / "shards"
 
     @property
     def code(self) -> Path:
@@ -109,10 +121,12 @@ class Job:
     def environment(self) -> dict[str, str]:
         """What its processes find: what they share, and their token, in a file for them alone."""
         found = {scratch.VARIABLE: str(self.scratch)}
+        path = self.home / "token"
+        if self.user is not None:
+            found |= users.environment(self.home, self.user)
+            found |= users.credentials(self.home, self.user)
         if self.token:
-            path = self.directory / "token"
-            self.directory.mkdir(parents=True, exist_ok=True)
-            replace_file(path, self.token, private=True)
+            replace_file(path, self.token, private=True, owner=self.user)
             found[TOKEN] = str(path)
         return found
 

@@ -35,8 +35,9 @@ from protos.node_pb2 import SHARD, STAGE, LaunchReply, LaunchRequest, ReadLogRep
 from protos.scheduler_pb2 import ProcessStatus
 from workers.device.units import VISIBLE, least_used, one_thread
 from workers.model.code import CodeCache, CodeError
-from workers.node.launched import Entry, Job, label_of, oom_kills
+from workers.node.launched import HOME, Entry, Job, label_of, oom_kills
 from workers.node.restart import RestartRule, shard_argv
+from workers.node.users import NoUserError, Users, give, own, passable
 
 _WATCH_S = 0.1
 _KEPT_JOBS = 100  # ended jobs whose logs stay readable
@@ -69,6 +70,7 @@ class Processes:
         rule: for shards that die.
         code: where the code that jobs bring is fetched; without it they must be on a shared disk.
         gpus: that workers get one of each, as CUDA_VISIBLE_DEVICES names them.
+        users: that jobs run as, each as one of its own; without, all as the node's.
         loops: of the process, that the watcher is to be one of.
     """
 
@@ -81,6 +83,7 @@ class Processes:
         rule: RestartRule | None = None,
         code: CodeCache | None = None,
         gpus: Sequence[str] = (),
+        users: Users | None = None,
         loops: Loops | None = None,
     ) -> None:
         self._directory = directory
@@ -90,6 +93,9 @@ class Processes:
         self._rule = rule or RestartRule()
         self._code = code
         self._gpus = tuple(gpus)
+        self._users = users
+        if users is not None:
+            passable(directory)
         self._lock = threading.Lock()
         self._jobs: OrderedDict[tuple[str, int], Job] = OrderedDict()  # by attempt
         self._over: OrderedDict[str, int] = OrderedDict()  # by job, the last attempt stopped
@@ -122,7 +128,7 @@ class Processes:
                     self._start(job, entry)
             except ChildError as error:
                 entry.error, entry.failed_with = str(error), error.exit_code
-            except (CodeError, OSError) as error:
+            except (CodeError, NoUserError, OSError) as error:
                 entry.error = str(error)
             finally:
                 entry.ready.set()
@@ -135,12 +141,13 @@ class Processes:
     def follow(self, scheduler: str) -> None:
         """Let the workers that run find another scheduler: they read their request again."""
         with self._lock:
-            entries = [e for j in self._jobs.values() if not j.stopped for e in j.entries.values()]
-        for entry in entries:
+            jobs = [job for job in self._jobs.values() if not job.stopped]
+            entries = [(job, entry) for job in jobs for entry in job.entries.values()]
+        for job, entry in entries:
             entry.request.scheduler = scheduler
-            path = entry.launch_file
-            if path is not None:
-                replace_file(path, entry.request.SerializeToString())
+            if entry.launch_file is not None:
+                told = entry.request.SerializeToString()
+                replace_file(entry.launch_file, told, owner=job.user)
 
     def helper(self, job_id: str, attempt: int, token: str, label: str, argv: list[str]) -> Child:
         """Start a process that only works for this node, such as the profiler's.
@@ -150,12 +157,29 @@ class Processes:
         """
         if self._closed.is_set():
             raise LaunchError("the node is stopping")
-        directory = self._directory / job_id
-        log = BoundedLog(log_path(directory, label))
         with self._lock:
             job = self._job(job_id, attempt, token)
+        self._prepare(job)
+        log = BoundedLog(log_path(self._directory / job_id, label))
         environment = one_thread() | job.environment()
-        return spawn(label, argv, directory=directory, environment=environment, log=log)
+        return spawn(
+            label, argv, directory=job.home, environment=environment, log=log, user=job.user
+        )
+
+    def hand(self, job_id: str, attempt: int, folder: Path) -> None:
+        """Let an attempt's processes on this node have a folder.
+
+        Raises:
+            LaunchError: they would run as a user of their own, and none is free.
+        """
+        with self._lock:
+            job = self._job(job_id, attempt)
+        try:
+            self._prepare(job)
+        except NoUserError as error:
+            raise LaunchError(str(error)) from None
+        if job.user is not None:
+            give(folder, job.user)
 
     def job_directory(self, job_id: str, attempt: int) -> Path:
         """The folder of an attempt's files on this node, made if need be."""
@@ -187,7 +211,7 @@ class Processes:
         for child in running:
             _end_group(child)
         for job in jobs:
-            _forget_rows(job)
+            self._forget(job)
         self._changed()
         return len(running)
 
@@ -224,7 +248,7 @@ class Processes:
         self._forks.close()
         self._watcher.close(1.0)
         for job in jobs:
-            _forget_rows(job)
+            self._forget(job)
 
     def _start(self, job: Job, entry: Entry) -> None:
         child = self._spawn(job, entry, f"{self._host}:0")
@@ -235,7 +259,7 @@ class Processes:
 
     def _spawn(self, job: Job, entry: Entry, bind: str) -> Child:
         request = entry.request
-        job.directory.mkdir(parents=True, exist_ok=True)
+        self._prepare(job)
         entry.oom_kills = oom_kills()
         if entry.log is None:
             entry.log = BoundedLog(log_path(job.directory, entry.label))
@@ -259,13 +283,21 @@ class Processes:
                 return self._forks.spawn(
                     entry.label,
                     arguments,
-                    directory=job.directory,
+                    directory=job.home,
                     environment=environment,
                     log=log,
+                    user=job.user,
                 )
             except ForkError as error:
                 _log.warning("%s is started by itself: %s", entry.label, error)
-        return spawn(entry.label, argv, directory=job.directory, environment=environment, log=log)
+        return spawn(
+            entry.label,
+            argv,
+            directory=job.home,
+            environment=environment,
+            log=log,
+            user=job.user,
+        )
 
     def _own_gpu(self, entry: Entry) -> dict[str, str]:
         """What lets a worker on a GPU see one alone, that no other has where there are enough."""
@@ -285,18 +317,60 @@ class Processes:
         path = job.directory / f"{entry.label.replace(' ', '-')}.launch"
         if self._code is not None:
             request.job.CopyFrom(self._code.bring(request.job, job.code))
-        path.write_bytes(request.SerializeToString())
+            self._hand_code(job)
+        replace_file(path, request.SerializeToString(), owner=job.user)
         entry.launch_file = path
         return [*_WORKER, "--launch", str(path), "--bind", bind]
+
+    def _prepare(self, job: Job) -> None:
+        """Make an attempt's folders, and find it a user where it is to have one, for good.
+
+        Raises:
+            NoUserError: none is free, or it needs none any more.
+        """
+        with job.preparing:
+            job.directory.mkdir(parents=True, exist_ok=True)
+            if self._users is None or job.user is not None:
+                return
+            if job.stopped:
+                raise NoUserError("the job was stopped on this node")
+            for folder in (job.directory.parent, job.directory):
+                if folder != self._directory:
+                    passable(folder)
+            user = self._users.take()
+            own(job.directory / HOME, user)
+            job.user = user
+
+    def _hand_code(self, job: Job) -> None:
+        """Let the job's user have the code, before anything runs that could change it."""
+        with job.preparing:
+            if job.user is not None and job.code.exists() and not job.has_code:
+                give(job.code, job.user)
+                job.has_code = True
+
+    def _forget(self, job: Job) -> None:
+        """Remove what the shards of a job that was stopped have kept, its code, what it shared."""
+        for entry in list(job.entries.values()):
+            starter = entry.starter
+            if starter is not None:  # it sees that the job was stopped
+                starter.join(5.0)
+        with job.preparing:
+            if self._users is not None and job.user is not None and not job.over:
+                job.over = True  # the next job may have the user: once
+                self._users.end(job.user)
+                shutil.rmtree(job.home, ignore_errors=True)
+        shutil.rmtree(job.shards, ignore_errors=True)
+        shutil.rmtree(job.code, ignore_errors=True)
+        scratch.remove_unused(job.scratch)
 
     def _job(self, job_id: str, attempt: int, token: str = "") -> Job:
         key = job_id, attempt
         if key not in self._jobs:
             folder = self._directory / job_id
-            self._jobs[key] = Job(
-                folder / f"attempt-{attempt}" if attempt > 1 else folder,
-                scratch.folder_of(job_id, attempt),
-            )
+            directory = folder / f"attempt-{attempt}" if attempt > 1 else folder
+            alone = self._users is not None
+            shared = directory / HOME / "scratch" if alone else scratch.folder_of(job_id, attempt)
+            self._jobs[key] = Job(directory, shared)
             ended = [name for name, job in self._jobs.items() if job.stopped]
             for name in ended[: max(0, len(ended) - _KEPT_JOBS)]:
                 shutil.rmtree(self._jobs.pop(name).directory, ignore_errors=True)
@@ -380,17 +454,6 @@ def wait_for(child: Child, timeout_s: float, stop: Callable[[], bool]) -> int | 
         time.sleep(0.05)
     child.stop(0.0)
     return code
-
-
-def _forget_rows(job: Job) -> None:
-    """Remove what the shards of a job that was stopped have kept, its code, and what it shared."""
-    for entry in list(job.entries.values()):
-        starter = entry.starter
-        if starter is not None:  # it sees that the job was stopped
-            starter.join(5.0)
-    shutil.rmtree(job.shards, ignore_errors=True)
-    shutil.rmtree(job.code, ignore_errors=True)
-    scratch.remove_unused(job.scratch)
 
 
 def _end_group(child: Child) -> None:

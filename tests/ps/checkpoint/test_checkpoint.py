@@ -1,14 +1,15 @@
 """Checkpoints: resharding, damage, atomic replacement."""
 
 import hashlib
-import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from ps import CheckpointError, LocalShards, LocalTable, ParameterClient
 from ps.local.table import save_checkpoint
+from tests.ps.checkpoint.manifests import rewrite
 
 KEYS = np.concatenate([np.arange(3000), [-1, 2**62]])
 
@@ -134,10 +135,12 @@ def test_a_damaged_file_with_a_true_checksum_is_refused(
     if at == -1:
         del data[-3:]
     file.write_bytes(data)
-    tree = json.loads((saved / "manifest.json").read_text())
-    entry = next(f for f in tree["files"] if f["name"].endswith(file.name))
-    entry["bytes"], entry["sha256"] = len(data), hashlib.sha256(data).hexdigest()
-    (saved / "manifest.json").write_text(json.dumps(tree))
+
+    def change(tree: dict[str, Any]) -> None:
+        entry = next(f for f in tree["files"] if f["name"].endswith(file.name))
+        entry["bytes"], entry["sha256"] = len(data), hashlib.sha256(data).hexdigest()
+
+    rewrite(saved, change)
     with pytest.raises(CheckpointError, match=file.name):
         LocalTable.load_checkpoint(saved)
 
@@ -169,8 +172,6 @@ def test_save_never_replaces_what_is_no_checkpoint(tmp_path: Path) -> None:
     ],
 )
 def test_a_manifest_names_no_files_elsewhere(saved: Path, name: str, message: str) -> None:
-    tree = json.loads((saved / "manifest.json").read_text())
-    tree["files"][0]["name"] = name
-    (saved / "manifest.json").write_text(json.dumps(tree))
+    rewrite(saved, lambda tree: tree["files"][0].update(name=name))
     with pytest.raises(CheckpointError, match=message):
         LocalTable.load_checkpoint(saved)

@@ -199,13 +199,12 @@ def test_a_client_that_dies_in_the_middle_of_a_push_is_counted(tmp_path: Path) -
 def test_a_save_whose_client_dies_holds_nobody_back_for_ever(tmp_path: Path) -> None:
     script = (
         "import sys\n"
-        "from ps import ParameterClient\nfrom ps.client import save as saves\n"
+        "from ps import ParameterClient\nfrom ps.client import hold\n"
         "import time\n"
         "def stay(*args):\n"
         "    print('held', flush=True)\n"
         "    time.sleep(600)\n"
-        "saves._unfinished = stay\n"
-        "saves._HOLD_S = 3.0\n"
+        "hold._unfinished = stay\n"
         "ParameterClient(sys.argv[1].split(',')).save(sys.argv[2])\n"
     )
     with LocalShards(2) as shards, ParameterClient(shards.addresses, timeout_s=30) as client:

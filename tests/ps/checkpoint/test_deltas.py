@@ -13,6 +13,7 @@ from ps.checkpoint.places import open_store
 from ps.checkpoint.tables import chain, load_tables, read_checkpoint
 from ps.errors import DeltaError
 from ps.table.rules import Admission, Eviction, Score
+from tests.keys import keys_of_one_subtable
 
 KEYS = np.arange(3000)
 ALL = np.arange(6000)
@@ -149,18 +150,9 @@ def test_what_a_delta_cannot_build_on(tmp_path: Path) -> None:
         assert not list((tmp_path / "x").glob("*"))  # nothing half-written stays
 
 
-def _keys_of_one_subtable(count: int) -> NDArray[np.uint64]:
-    """Keys whose hashes, of ps/engine/table/hash.h, differ in their upper 48 bits alone."""
-    x = np.arange(count, dtype=np.uint64) << np.uint64(16)
-    for shift, factor in ((31, 0x94D049BB133111EB), (27, 0xBF58476D1CE4E5B9), (30, 1)):
-        x = x ^ (x >> np.uint64(shift)) ^ (x >> np.uint64(2 * shift))
-        x = x * np.uint64(pow(factor, -1, 1 << 64))
-    return x - np.uint64(0x9E3779B97F4A7C15)
-
-
 def test_more_evictions_than_a_shard_remembers(tmp_path: Path, client: ParameterClient) -> None:
     client.create_table("evicted", 1, optimizer="sgd", eviction=Eviction(ttl_steps=1))
-    keys = _keys_of_one_subtable(70_000)
+    keys = keys_of_one_subtable(70_000)
     client.push("evicted", keys, _ones(keys, 1), step=1)
     client.save(tmp_path / "base", prefix="evicted")
     assert client.shrink("evicted", step=10) == len(keys)

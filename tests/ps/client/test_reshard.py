@@ -15,6 +15,8 @@ from chassis.channels import connect
 from protos import parameter_server_pb2 as pb
 from protos.codec import pack
 from ps import LocalShards, LocalTable, ParameterClient, ShardError, read_checkpoint
+from ps.table.rules import Eviction
+from tests.keys import keys_of_one_subtable
 from tests.rounds import more
 from tests.waiting import wait_until
 
@@ -242,6 +244,25 @@ def test_a_push_is_known_where_its_rows_have_gone(tmp_path: Path) -> None:
         client.push("t", KEYS, np.full((len(KEYS), 2), -1, np.float32))
         client.save(tmp_path / "ck")
     assert read_checkpoint(tmp_path / "ck").torn == 0
+
+
+def test_more_rows_go_while_buckets_move_than_a_shard_can_name() -> None:
+    """They are sent whole again: none that has gone is left behind."""
+    with LocalShards(2) as shards, ParameterClient(shards.addresses[:1], timeout_s=30) as client:
+        client.create_table("t", 1, optimizer="sgd", eviction=Eviction(ttl_steps=1))
+        keys = keys_of_one_subtable(70_000)
+        client.push("t", keys, np.ones((len(keys), 1), np.float32), step=1)
+        a, b = client.session().connect(shards.addresses)
+        move = pb.MoveRequest(to=b.address, token="me", buckets=[0], route=1, hold_s=10)
+        moved: pb.MoveReply = a.call(a.stub.Move, move, "Move")
+        assert moved.rows == len(keys)
+        assert client.shrink("t", step=10) == len(keys)
+        client.push("t", keys[:5], np.ones((5, 1), np.float32), step=10)
+        move.again = True
+        moved = a.call(a.stub.Move, move, "Move")
+        assert moved.rows == 5
+        stats: pb.StatsReply = b.call(b.stub.Stats, pb.StatsRequest(), "Stats")
+        assert [(table.name, table.rows) for table in stats.tables] == [("t", 5)]
 
 
 @contextmanager

@@ -1,5 +1,7 @@
 """Rows on disk: a table far larger than its memory is the same table."""
 
+import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -218,3 +220,34 @@ def test_a_prefetch_brings_rows_into_memory(client: ParameterClient) -> None:
     assert total("pulled") == pulled
     assert total("rows") == KEYS  # and none is made
     np.testing.assert_array_equal(client.pull("tiered", some), rows)
+
+
+def test_other_threads_go_on_while_keys_on_disk_are_listed(tmp_path: Path) -> None:
+    table = LocalTable.create("t", DIM, memory_bytes=BUDGET)
+    for begin in range(0, 60_000, 5000):
+        table.push(np.arange(begin, begin + 5000), np.ones((5000, DIM), np.float32))
+    flush(table)
+    ticks, stop = 0, threading.Event()
+
+    def tick() -> None:
+        nonlocal ticks
+        while not stop.wait(0.0001):
+            ticks += 1
+
+    thread = threading.Thread(target=tick)
+    thread.start()
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(60.0)  # so the lock changes hands only where somebody lets go of it
+    try:
+        wait_until(lambda: ticks)
+        gone = 0
+        for _ in range(20):
+            before = ticks
+            assert len(table._table.keys(1 << 20)) == 60_000
+            gone += ticks - before
+    finally:
+        sys.setswitchinterval(interval)
+        stop.set()
+        thread.join()
+    assert gone > 20
+    assert len(table._table.keys(10)) == 10

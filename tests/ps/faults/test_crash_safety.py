@@ -12,6 +12,7 @@ from protos import parameter_server_pb2 as pb
 from protos.codec import pack
 from ps import CheckpointError
 from ps.shard.directory import ShardDirectory
+from ps.shard.ending import UNFINISHED
 from ps.shard.logfile import HEAD_BYTES
 from ps.shard.push import take_apart
 from ps.shard.state import ShardState
@@ -296,3 +297,57 @@ def test_a_log_that_is_damaged_in_the_middle_is_not_passed_over(tmp_path: Path) 
         CheckpointError, match=r"log-00000001: damaged at byte .*1 push whole records"
     ):
         ShardDirectory(ShardState(), tmp_path)
+
+
+# Pushes of new keys, a byte to standard output for each that is acknowledged, until memory ends.
+_EXHAUSTED = """
+import os, resource, sys
+import numpy as np
+from pathlib import Path
+from protos import parameter_server_pb2 as pb
+from protos.codec import pack
+from ps.shard.directory import ShardDirectory
+from ps.shard.push import take_apart
+from ps.shard.state import ShardState
+from ps.table.spec import make_spec
+
+state = ShardState()
+durable = ShardDirectory(state, Path(sys.argv[1]))
+state.create(
+    make_spec("t", 64, optimizer="sgd", learning_rate=1.0, initializer="zeros", durability="log")
+)
+messages = []
+for sequence in range(1, 100):
+    keys = np.random.default_rng(sequence).choice(50_000, 1000, replace=False).astype(np.uint64)
+    head = pb.PushRequest(table="t", dim=64, count=1000, client="me", epoch=1, sequence=sequence)
+    body = keys.tobytes() + np.full((1000, 64), -1, np.float32).tobytes()
+    messages.append(take_apart(head, memoryview(body), pack(head, body)))
+used = int(Path("/proc/self/statm").read_text().split()[0]) * 4096
+resource.setrlimit(resource.RLIMIT_AS, (used + (int(sys.argv[2]) << 18),) * 2)
+for push in messages:
+    state.push(state.tables["t"], push, 1)
+    os.write(1, b"p")
+"""
+
+
+@pytest.mark.parametrize(
+    "left", [9, *(pytest.param(left, marks=pytest.mark.exhaustive) for left in range(1, 9))]
+)
+def test_memory_that_runs_out_leaves_no_push_half_applied(tmp_path: Path, left: int) -> None:
+    """The shard ends, and comes back with what was acknowledged, and perhaps the one after it.
+
+    Args:
+        left: quarters of a MiB.
+    """
+    command = [sys.executable, "-c", _EXHAUSTED, str(tmp_path), str(left)]
+    done = subprocess.run(command, capture_output=True, timeout=120, check=False)
+    assert done.returncode == UNFINISHED, done.stderr[-3000:]
+    state = ShardState()
+    ShardDirectory(state, tmp_path).close()
+    found = state.tables["t"].native.pull(np.arange(50_000, dtype=np.uint64), True)
+    counts = np.zeros(50_000)
+    for sequence in range(1, len(done.stdout) + 2):
+        if sequence == len(done.stdout) + 1 and found.sum() == 64 * counts.sum():
+            break
+        counts[np.random.default_rng(sequence).choice(50_000, 1000, replace=False)] += 1
+    np.testing.assert_array_equal(found, np.repeat(counts[:, None], 64, 1))

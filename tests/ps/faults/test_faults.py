@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from chassis.channels import connect
+from chassis.exits import DAMAGED
 from protos import parameter_server_pb2 as pb
 from protos.codec import pack
 from ps import LocalShards, ParameterClient, ShardError
@@ -173,3 +174,22 @@ def test_server_refuses_a_bad_start(tmp_path: Path) -> None:
         assert done.returncode != 0
         assert message in done.stderr
         assert "Traceback" not in done.stderr
+
+
+def test_a_supervised_shard_that_refuses_to_start_stays_down(tmp_path: Path) -> None:
+    with LocalShards(1, data=tmp_path, supervised=True) as shards:
+        with ParameterClient(shards.addresses, timeout_s=20) as client:
+            client.create_table("t", 1, durability="log")
+            for _ in range(5):
+                client.push("t", np.arange(50), np.ones((50, 1), np.float32))
+        first = shards.processes[0]
+        os.kill(first.pid, signal.SIGSTOP)
+        (log,) = (tmp_path / "shard-0").glob("log-*")
+        damaged = bytearray(log.read_bytes())
+        damaged[len(damaged) // 2] ^= 1
+        log.write_bytes(damaged)
+        os.kill(first.pid, signal.SIGKILL)
+        wait_until(lambda: shards.processes[0].poll() == DAMAGED)
+        refused = shards.processes[0].pid
+        wait_until(lambda: "--accept-loss" in shards.processes[0].log.read_text())
+        assert shards.processes[0].pid == refused

@@ -323,6 +323,13 @@ def test_streams_of_nonsense(target: Target) -> None:
             absorb(iter(stream), timeout=20)
 
 
+@pytest.mark.parametrize("method", ["Absorb", "Load", "Cut"])
+def test_calls_that_cannot_be_parsed_are_ended(target: Target, method: str) -> None:
+    """More of them than a connection may have at once: none is held."""
+    for _ in range(150):
+        assert target.refused(method, b"\xff") == BAD
+
+
 def mutate(rng: np.random.Generator, request: bytes, others: list[bytes]) -> bytes:
     """A few flipped, cut, doubled or foreign bytes, mostly near the head."""
     data = bytearray(request)

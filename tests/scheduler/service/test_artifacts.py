@@ -124,6 +124,14 @@ def test_content_that_no_job_names_goes_after_a_while(tmp_path, monkeypatch):
     assert (kept.has(named), kept.has(waiting)) == (True, False)
 
 
+def test_a_new_job_of_an_old_id_has_none_of_its_files(tmp_path):
+    kept = Artifacts(tmp_path, is_over)
+    keep(kept, b"a model", "a", "model.safetensors")
+    kept.begin("a")
+    assert kept.files("a") == {}
+    assert Artifacts(tmp_path, is_over).files("a") == {}, "nor after a restart"
+
+
 @pytest.fixture
 def service(tmp_path: Path) -> Iterator[tuple[ArtifactsStub, Artifacts]]:
     kept = Artifacts(tmp_path / "kept", is_over, code_limit_bytes=3 << 20)

@@ -1,8 +1,11 @@
 """Tokens with roles, on real servers: each role at each method, users apart, revocation at once."""
 
 import hashlib
+import ssl
 import threading
 import time
+import urllib.error
+import urllib.request
 
 import grpc
 import pytest
@@ -11,8 +14,6 @@ from chassis.callers import job_token
 from chassis.channels import connect
 from chassis.refusal import reason_of
 from chassis.roles import ROOT, Role
-from chassis.security import Security
-from heterps.home import certs
 from protos import access_pb2 as access
 from protos import artifacts_pb2 as files
 from protos import scheduler_pb2 as pb
@@ -22,10 +23,10 @@ from protos.history_pb2_grpc import HistoryStub
 from protos.job_pb2 import JobSpec
 from protos.reason_pb2 import ANOTHER_USERS_JOB, ROLE_LACKING, TOKEN_REFUSED
 from protos.scheduler_pb2_grpc import SchedulerStub
-from scheduler.state.redis_server import EmbeddedRedis
 from scheduler.state.tokens import NameTakenError, TokenError, Tokens
 from tests.cluster import Roles
 from tests.methods import MAY, STREAMS, every_method
+from tests.secured import Secured
 
 WITHIN_S = 5.0  # that docs/security.md promises of a revocation
 WAITS = "a type that nobody offers"
@@ -36,45 +37,6 @@ class Clock:
 
     def __call__(self):
         return self.now
-
-
-class Secured:
-    """A scheduler, a node and a shard with TLS, and callers by their tokens."""
-
-    def __init__(self, folder):
-        self.files = certs.make(folder / "certs")
-        self.root = (folder / "certs" / certs.TOKEN).read_text().strip()
-        self.redis = EmbeddedRedis(folder / "redis")
-        self.roles = None
-        self.folder = folder
-
-    def __enter__(self):
-        self.redis.__enter__()
-        self.roles = Roles(self.folder / "processes", self.redis.url)
-        self.scheduler = self.serve()
-        return self
-
-    def __exit__(self, *error):
-        self.roles.close()
-        self.redis.__exit__(*error)
-
-    def serve(self):
-        return self.roles.start("scheduler.service", "--redis", self.redis.url, **self.files)
-
-    def channel(self, token, address=None):
-        named = Security.from_files({**self.files, "HETERPS_TOKEN_FILE": ""})
-        security = Security(authority=named.authority, token=token)
-        return connect(address or self.scheduler.address, security)
-
-    def create(self, name, role, expires_s=0.0):
-        request = access.CreateTokenRequest(name=name, role=role, expires_s=expires_s)
-        with self.channel(self.root) as channel:
-            return AccessStub(channel).CreateToken(request, timeout=10).secret
-
-    def revoke(self, name):
-        with self.channel(self.root) as channel:
-            request = access.RevokeTokenRequest(name=name)
-            return AccessStub(channel).RevokeToken(request, timeout=10).revoked
 
 
 @pytest.fixture(scope="module")
@@ -154,7 +116,8 @@ def test_each_role_at_each_method_of_a_scheduler_a_node_and_a_shard(secured):
         for method in every_method()
         if method.split("/")[1].removeprefix("heterps.v1.") in services
     }
-    assert len(by_method) == len(every_method()) - 3, "all but those of stages"
+    left_out = every_method() - set(by_method)
+    assert {method.split("/")[1] for method in left_out} == {"heterps.v1.Stage"}
     wrong = []
     for role, token in (*made.items(), ("gone", gone), ("none", None)):
         for address in servers:
@@ -305,6 +268,22 @@ def test_the_figures_of_shards_come_with_a_token_only_for_who_may_act(secured, e
     history = enter("screens", "read", kind=HistoryStub)
     found = history.GetHistory(pb.JobRequest(job_id="of-erin"), timeout=5)
     assert not any(shard.token for shard in found.shards)
+
+
+def test_metrics_open_to_who_may_see_all_jobs(secured):
+    trusted = ssl.create_default_context(cafile=secured.files["HETERPS_TLS_CA"])
+    url = f"https://{secured.scheduler.facts['metrics']}/metrics"
+    opened = {}
+    for role in ("read", "submit", "operate"):
+        secret = secured.create(f"scrapes-{role}", role)
+        asked = urllib.request.Request(url, headers={"Authorization": f"Bearer {secret}"})
+        try:
+            with urllib.request.urlopen(asked, timeout=20, context=trusted) as answer:
+                opened[role] = answer.status
+        except urllib.error.HTTPError as error:
+            opened[role] = error.code
+        secured.revoke(f"scrapes-{role}")
+    assert opened == {"read": 200, "submit": 401, "operate": 200}
 
 
 def test_without_tls_nobody_is_asked_so_no_token_is_made(tmp_path):

@@ -127,6 +127,13 @@ def test_missing_weights_and_rows_are_found(trained):
         check(trained)
 
 
+def test_tables_of_another_save_are_no_part_of_the_model(trained):
+    output, *_, table = trained
+    save_checkpoint(f"{output}/tables", [table])  # as of another attempt, the same rows
+    with pytest.raises(ModelError, match="not the tables that the model was saved with"):
+        heterps.load(output)
+
+
 def test_state_that_is_not_saved_is_found(trained):
     *_, scores, _ = trained
     scores += 0.25  # as with an attribute that training has set

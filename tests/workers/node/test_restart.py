@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from chassis.channels import connect
+from chassis.exits import DAMAGED
 from heterps import Client, Cluster
 from heterps.job.file import load_job
 from protos.node_pb2 import SHARD, LaunchReply, LaunchRequest
@@ -108,6 +109,28 @@ def tail(processes: Processes, runs: int) -> bytes:
     assert log is not None
     parts = log.data.split(b"listens on")
     return b"listens on" + parts[-1] if len(parts) == runs + 2 else b""
+
+
+def test_a_shard_that_refuses_to_start_ends_with_that_reason(
+    processes: Processes, tmp_path: Path
+) -> None:
+    reply = launch(processes)
+    with ParameterClient([reply.address], timeout_s=30) as client:
+        client.create_table("t", 2, durability="log")
+        for _ in range(5):
+            client.push("t", np.arange(50), np.ones((50, 2), np.float32))
+    os.kill(reply.pid, signal.SIGSTOP)
+    (log,) = (tmp_path / "job" / "shards" / "0").glob("log-*")
+    damaged = bytearray(log.read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    log.write_bytes(damaged)
+    os.kill(reply.pid, signal.SIGKILL)
+    wait_until(lambda: only(processes).note)
+    status = only(processes)
+    assert (status.running, status.exit_code, status.restarts) == (False, DAMAGED, 1)
+    assert status.note == "was not started again: what it kept is damaged"
+    assert "--accept-loss" in status.last_lines
+    assert log.read_bytes() == damaged
 
 
 @pytest.mark.parametrize("durability", ["none", ""])

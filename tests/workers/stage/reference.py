@@ -23,8 +23,9 @@ _DENSE = {
 class RowwiseAdagrad(torch.optim.Optimizer):
     """One accumulator a row: the mean of its squared gradients."""
 
-    def __init__(self, params, lr, weight_decay):
+    def __init__(self, params, lr, weight_decay, eps=1e-10, initial_accumulator_value=0.0):
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
+        self._eps, self._first = eps, initial_accumulator_value
 
     @torch.no_grad()
     def step(self):
@@ -34,20 +35,21 @@ class RowwiseAdagrad(torch.optim.Optimizer):
                     continue
                 d = row.grad + group["weight_decay"] * row
                 state = self.state[row]
-                state["sum"] = state.get("sum", 0.0) + d.square().mean()
-                row.sub_(group["lr"] * d / (state["sum"].sqrt() + 1e-10))
+                state["sum"] = state.get("sum", self._first) + d.square().mean()
+                row.sub_(group["lr"] * d / (state["sum"].sqrt() + self._eps))
 
 
-def row_optimizer(rows, name, lr, weight_decay):
+def row_optimizer(rows, name, lr, weight_decay, settings):
+    options = {"lr": lr, "weight_decay": weight_decay, **settings}
+    if "initial_accumulator" in options:
+        options["initial_accumulator_value"] = options.pop("initial_accumulator")
     if name == "momentum":
-        return torch.optim.SGD(rows, lr=lr, weight_decay=weight_decay, momentum=0.9)
+        return torch.optim.SGD(rows, **{"momentum": 0.9, **options})
     if name == "rowwise_adagrad":
-        return RowwiseAdagrad(rows, lr, weight_decay)
+        return RowwiseAdagrad(rows, **options)
     if name == "adagrad":
-        return torch.optim.Adagrad(
-            rows, lr=lr, weight_decay=weight_decay, initial_accumulator_value=0.1
-        )
-    return _DENSE[name](rows, lr=lr, weight_decay=weight_decay)
+        return torch.optim.Adagrad(rows, **{"initial_accumulator_value": 0.1, **options})
+    return _DENSE[name](rows, **options)
 
 
 def dense_optimizer(parameters, spec):
@@ -92,13 +94,14 @@ class Table:
     optimizer: str
     learning_rate: float
     weight_decay: float
+    settings: dict = field(default_factory=dict)
     rows: list[nn.Parameter] = field(init=False)
     learns: torch.optim.Optimizer = field(init=False)
 
     def __post_init__(self):
         self.rows = [nn.Parameter(row.clone()) for row in self.first]
         self.learns = row_optimizer(
-            self.rows, self.optimizer, self.learning_rate, self.weight_decay
+            self.rows, self.optimizer, self.learning_rate, self.weight_decay, self.settings
         )
 
     def values(self):

@@ -22,6 +22,13 @@ from workers.data.columns import Batch
 from workers.embedding.sparse import SparseEmbedding
 
 KEYS = 11
+SETTINGS = {
+    "momentum": (("momentum", 0.5),),
+    "adagrad": (("eps", 1e-4), ("initial_accumulator", 0.3)),
+    "rowwise_adagrad": (("eps", 1e-4), ("initial_accumulator", 0.3)),
+    "adam": (("betas", (0.8, 0.95)), ("eps", 1e-4)),
+    "adamw": (("betas", (0.8, 0.95)), ("eps", 1e-4)),
+}
 DENSE = ("sgd", "momentum", "adagrad", "adam", "adamw")
 ROWS = ("sgd", "momentum", "adagrad", "rowwise_adagrad", "adam", "adamw")
 
@@ -66,10 +73,11 @@ class Case:
     cuts: tuple[int, ...]
     widths: tuple[int, ...]
     micro_batches: int
+    row_settings: tuple[tuple[str, object], ...] = ()  # of the rows' optimizer
 
     def options(self):
         options = {"learning_rate": 0.05, "weight_decay": self.row_decay}
-        return {"optimizer": self.row_optimizer, "scale": 1.0, **options}
+        return {"optimizer": self.row_optimizer, "scale": 1.0, **options, **dict(self.row_settings)}
 
     def model(self):
         torch.manual_seed(7)
@@ -107,7 +115,9 @@ class Case:
             table = LocalTable.create(spec.table, **spec.table_options())
             rows = torch.from_numpy(table.pull(np.arange(KEYS, dtype=np.uint64), True))
             setattr(model, name, reference.Given())
-            tables[name] = reference.Table(rows, self.row_optimizer, 0.05, self.row_decay)
+            tables[name] = reference.Table(
+                rows, self.row_optimizer, 0.05, self.row_decay, dict(self.row_settings)
+            )
 
         def forward(model, batch):
             out = model(torch.from_numpy(batch.sparse)).reshape(-1)
@@ -140,6 +150,13 @@ def cases(draw):
     for spec in (job.train.optimizer, job.train.rows):
         spec.schedule = draw(st.sampled_from(("constant", "cosine")))
         spec.warmup_steps = draw(st.integers(0, 2))
+    spec, rows = job.train.optimizer, draw(st.sampled_from(ROWS))
+    if spec.momentum:
+        spec.momentum = draw(st.sampled_from((0.5, 0.9)))
+    if spec.name in ("adam", "adamw"):
+        spec.betas.extend(draw(st.sampled_from(((), (0.8, 0.95)))))
+    if spec.name != "sgd":
+        spec.eps = draw(st.sampled_from((0.0, 1e-4)))
     stages = draw(st.integers(1, 4))
     cuts = sorted(draw(st.permutations(range(LAYERS - 1)))[: stages - 1])
     batch, last = draw(st.integers(1, 20)), draw(st.integers(1, 20))
@@ -147,11 +164,12 @@ def cases(draw):
     return Case(
         job,
         tuple(epoch + epoch),
-        draw(st.sampled_from(ROWS)),
+        rows,
         draw(st.sampled_from((0.0, 0.01))),
         (*cuts, LAYERS - 1),
         tuple(draw(st.integers(1, 3)) for _ in range(stages)),
         draw(st.integers(1, 7)),
+        draw(st.sampled_from(((), SETTINGS[rows]))) if rows in SETTINGS else (),
     )
 
 
@@ -200,6 +218,16 @@ def wide(staleness=0, *, cuts=(0, 2, 4), widths=(2, 3, 2), **train):
 @pytest.mark.parametrize("staleness", [0, 1, 2])
 def test_losses_of_30_steps_are_those_of_plain_pytorch(staleness):
     check(wide(staleness, clip=0.3), 1e-4)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("staleness", [0, 1, 2])
+def test_losses_of_200_steps_of_a_smooth_model_are_those_of_plain_pytorch(staleness):
+    case = replace(wide(staleness, clip=0.3), sizes=(13,) * 200)
+    case.job.train.optimizer.learning_rate = 0.002
+    expected = case.reference()
+    for worker in case.pipeline().run()[-1]:
+        assert worker.executor.progress.losses == pytest.approx(expected.losses, rel=1e-5)
 
 
 class Delayed(Tables):

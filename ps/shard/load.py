@@ -1,0 +1,128 @@
+"""Tables that a shard takes from a save: read beside its own, then put in their place."""
+
+import logging
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protos import parameter_server_pb2 as pb
+from ps.checkpoint.tables import Chain, load_tables, read_save
+from ps.errors import CheckpointError
+from ps.shard.state import ShardState
+from ps.table.applied import Applied
+from ps.table.spec import describe_difference
+from ps.table.table import Table
+
+_log = logging.getLogger("heterps.ps")
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """Rows that have been read and are in nobody's use yet.
+
+    Attributes:
+        place: they come from.
+        tables: by name.
+        applied: what had been applied of each client and series.
+        positions: client -> where its reader was.
+        lasting: tables with a durability are among them.
+    """
+
+    place: str
+    tables: dict[str, Table]
+    applied: Applied
+    positions: dict[str, str]
+    lasting: bool
+
+    @property
+    def rows(self) -> int:
+        """In all tables."""
+        return sum(table.native.counters()["rows"] for table in self.tables.values())
+
+    def check(self, state: ShardState) -> None:
+        """Compare them with the tables in use.
+
+        Raises:
+            CheckpointError: one has another spec.
+        """
+        for name, table in self.tables.items():
+            have = state.tables.get(name)
+            if have is not None and have.spec != table.spec:
+                raise CheckpointError(
+                    f"{self.place}: table {name!r} differs from the one in use: "
+                    f"{describe_difference(have.spec, table.spec)}"
+                )
+
+    def put_in_use(self, state: ShardState) -> None:
+        """Put them in the place of the tables that have their names; the gate is closed.
+
+        Raises:
+            CheckpointError: as of `check`; nothing was changed.
+        """
+        with state.lock:
+            self.check(state)
+            state.tables.update(self.tables)
+            state.pushes.merge(self.applied.windows)
+            if self.lasting:
+                state.steps.forget(self.tables)
+            state.steps.merge(
+                s for s in self.applied.series if not s.tables.isdisjoint(self.tables)
+            )
+
+    def finish(self, state: ShardState) -> None:
+        """What follows once the gate is open: readers' positions, and the journals."""
+        kept = set() if self.lasting else {p.client for p in state.pushes.positions()}
+        state.pushes.take_positions(
+            pb.Position(client=client, position=text)
+            for client, text in self.positions.items()
+            if client not in kept
+        )
+        if any(table.spec.durability for table in self.tables.values()):
+            state.renew_journals()
+        _log.info("loaded %d rows of %d tables from %s", self.rows, len(self.tables), self.place)
+
+
+def read_rows(
+    state: ShardState,
+    place: str,
+    wanted: NDArray[np.uint8],
+    *,
+    save: str = "",
+    lasting: bool = True,
+) -> Loaded:
+    """Read the rows of some buckets; the shard's own tables stay as they are.
+
+    Args:
+        state: of the shard.
+        place: of the checkpoint, path or URL.
+        wanted: flags of the buckets.
+        save: that must lie there, as of `ps.checkpoint.tables.save_of`; any unless given.
+        lasting: tables with a durability too.
+
+    Raises:
+        ReplacedError: another save lies there.
+        CheckpointError: it is damaged.
+    """
+
+    def read(links: Chain) -> Loaded:
+        tables, applied = load_tables(links, wanted, state.directory)
+        if not lasting:
+            tables = {n: t for n, t in tables.items() if not t.spec.durability}
+        return Loaded(place, tables, applied, dict(links[-1][1].positions), lasting)
+
+    return read_save(place, read, save)
+
+
+def restore(
+    state: ShardState,
+    place: str,
+    wanted: NDArray[np.uint8],
+    *,
+    save: str = "",
+    lasting: bool = True,
+) -> None:
+    """Begin with the rows of a save, before anything is served; as of `read_rows`."""
+    loaded = read_rows(state, place, wanted, save=save, lasting=lasting)
+    loaded.put_in_use(state)
+    loaded.finish(state)
