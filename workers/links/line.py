@@ -185,6 +185,10 @@ class Lines:
         """Where and how others connect."""
         return self._port.reply
 
+    @property
+    def _ended(self) -> bool:
+        return self._closed
+
     def close(self) -> None:
         """Tell all that this worker has ended, and hang up."""
         self._port.close()
@@ -223,7 +227,7 @@ class Lines:
                         connection.sendall(_ANSWER.pack(status, len(text)) + text)
                         return
         finally:
-            if self._closed:
+            if self._ended:
                 with contextlib.suppress(OSError):
                     connection.sendall(_ANSWER.pack(_LEFT, 0))
             with self._lock:
