@@ -4,6 +4,7 @@ import re
 
 from protos.scheduler_pb2 import (
     END_CONNECTION_LOST,
+    END_DISK_FULL,
     END_INVALID_JOB,
     END_OUT_OF_MEMORY,
     END_USER_ERROR,
@@ -11,8 +12,13 @@ from protos.scheduler_pb2 import (
     EndReason,
 )
 
-# Of sysexits.h those that come closest: EX_OSERR, EX_TEMPFAIL and EX_CONFIG. All else is 1.
-_CODES = {END_OUT_OF_MEMORY: 71, END_CONNECTION_LOST: 75, END_INVALID_JOB: 78}
+# Of sysexits.h those that come closest: EX_OSERR, EX_IOERR, EX_TEMPFAIL, EX_CONFIG. All else is 1.
+_CODES = {
+    END_OUT_OF_MEMORY: 71,
+    END_DISK_FULL: 74,
+    END_CONNECTION_LOST: 75,
+    END_INVALID_JOB: 78,
+}
 _REASONS = {code: reason for reason, code in _CODES.items()}
 DAMAGED = 65  # EX_DATAERR: what it kept is damaged; to start it again gives the same
 TOLD = 64  # EX_USAGE: what is wrong lies in the user's files, and the last line says it all

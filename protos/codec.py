@@ -21,6 +21,7 @@ PAYLOAD_TAG = (15 << 3) | 2
 ALIGNMENT = 16
 _TAG = bytes([PAYLOAD_TAG])
 _MAX_VARINT = 10
+_MAX_HEAD = 1 << 20  # bytes; each field of it takes time
 _DTYPES = {
     dtype.name: dtype for dtype in map(np.dtype, ("?", *np.typecodes["AllInteger"], *"efdFD"))
 }
@@ -58,6 +59,8 @@ def unpack(cls: type[M], data: bytes) -> tuple[M, memoryview]:
     position, end = 0, len(data)
     while position < end:
         start = position
+        if start > _MAX_HEAD:
+            raise DecodeError(f"{cls.__name__}: more than {_MAX_HEAD} bytes before the payload")
         tag, position = _read_varint(data, position)
         kind = tag & 7
         if kind == 0:

@@ -86,6 +86,8 @@ class _EndReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EndReason.V
     """a fault of HeterPS"""
     END_DIVERGED: _EndReason.ValueType  # 15
     """a loss or gradient was not finite"""
+    END_DISK_FULL: _EndReason.ValueType  # 16
+    """no room on a disk that it writes to"""
 
 class EndReason(_EndReason, metaclass=_EndReasonEnumTypeWrapper):
     """Why a job, or one attempt at it, ended. The list is closed: every end has one of these."""
@@ -120,6 +122,8 @@ END_INTERNAL: EndReason.ValueType  # 14
 """a fault of HeterPS"""
 END_DIVERGED: EndReason.ValueType  # 15
 """a loss or gradient was not finite"""
+END_DISK_FULL: EndReason.ValueType  # 16
+"""no room on a disk that it writes to"""
 Global___EndReason: _TypeAlias = EndReason  # noqa: Y015
 
 @_typing.final

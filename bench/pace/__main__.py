@@ -6,8 +6,7 @@
 
 `--plan` gives the units of each stage; all stages are then equally busy. Of drawn plans a third
 has stages and units at random, a third comes from `exact` and a third from `ppo`; they have 1 to 6
-stages and 12 units. Before them the end of a step is measured, on one stage of all units, and is in
-their costs. What is measured is samples a second in steady steps, by the layers' own
+stages and 12 units. What is measured is samples a second in steady steps, by the layers' own
 clock, over the decision's throughput. Results go to bench/results/pace.json and pace_examples.json.
 """
 
@@ -26,15 +25,7 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from bench.pace.examples import JOBS, Cut, cut_at_random, profiled
-from bench.pace.questions import (
-    LEAST_S,
-    TYPES,
-    UNITS,
-    Question,
-    drawn,
-    given,
-    micro_batches_of,
-)
+from bench.pace.questions import UNITS, Question, drawn, given, micro_batches_of
 from bench.pace.sleeping import pace_of, write_job
 from bench.pages import RESULTS, machine, versions, write
 from heterps import Client, Cluster
@@ -42,7 +33,6 @@ from heterps import Client, Cluster
 # Steps until a pipeline is steady and caches are warm; flushed steps are all alike.
 _WARM, _WARM_FLUSHED = 5, 2
 _LEAST_STEPS, _LEAST_FLUSHED = 10, 4  # that are measured
-_END_S = 8.0  # for which the end of a step is measured
 _STAGES = 6  # of a drawn plan, at most
 _CUTS = 5  # of each real job
 METHODS = ("random", "exact", "ppo")
@@ -53,13 +43,13 @@ def main() -> int:
     arguments = _parse()
     results = []
     with tempfile.TemporaryDirectory(prefix="heterps-pace-") as folder:
-        devices = dict.fromkeys(TYPES, "cpu")
-        units = dict.fromkeys(TYPES, UNITS)
-        with Cluster(Path(folder, "cluster"), units, TYPES, devices=devices) as cluster:
+        questions = list(_questions(arguments))
+        types = sorted({kind for question in questions for kind in question.limits})
+        devices = dict.fromkeys(types, "cpu")
+        units = dict.fromkeys(types, UNITS)
+        with Cluster(Path(folder, "cluster"), units, types, devices=devices) as cluster:
             client = Client(cluster.address)
-            end_s = 0.0 if arguments.examples else _end_of_a_step(client, Path(folder, "end"))
-            print(f"the end of a step takes {UNITS} workers {end_s * 1e3:.1f} ms", flush=True)
-            for number, question in enumerate(_questions(arguments, end_s)):
+            for number, question in enumerate(questions):
                 try:
                     run = _run(client, Path(folder, str(number)), question, arguments.seconds)
                 except ValueError as error:
@@ -78,7 +68,6 @@ def main() -> int:
             "date": datetime.date.today().isoformat(),
             "machine": machine(),
             "versions": versions("torch"),
-            "step_end_s": end_s,
             "plans": results,
         }
         write(arguments.json, json.dumps(summary, indent=1) + "\n")
@@ -102,14 +91,7 @@ def _parse() -> argparse.Namespace:
     return arguments
 
 
-def _end_of_a_step(client: Client, folder: Path) -> float:
-    """Seconds that a flushed step takes in one stage of all units, beyond what its layers sleep."""
-    question = given([UNITS], LEAST_S / UNITS, UNITS, 0)
-    run = _run(client, folder, question, _END_S)
-    return max(0.0, question.batch * (1 / run["measured"] - 1 / run["promised"]))
-
-
-def _questions(arguments: argparse.Namespace, end_s: float) -> Iterator[Question | Cut]:
+def _questions(arguments: argparse.Namespace) -> Iterator[Question | Cut]:
     if arguments.examples:
         staleness = 1 if arguments.staleness is None else arguments.staleness
         for name in arguments.job or JOBS:
@@ -121,13 +103,13 @@ def _questions(arguments: argparse.Namespace, end_s: float) -> Iterator[Question
     for staleness in lags:
         for text in arguments.plan:
             units = [int(part) for part in text.split("+")]
-            yield given(units, arguments.micro_batch_s, arguments.micro_batches, staleness, end_s)
+            yield given(units, arguments.micro_batch_s, arguments.micro_batches, staleness)
         if arguments.plan:
             continue
         for number in range(arguments.count):
             stages = 1 + number % _STAGES
             method = METHODS[(number + number // _STAGES) % len(METHODS)]
-            yield drawn(number, stages, method, staleness, arguments.micro_batches, end_s)
+            yield drawn(number, stages, method, staleness, arguments.micro_batches)
 
 
 def _run(client: Client, folder: Path, question: Question | Cut, seconds: float) -> dict[str, Any]:

@@ -43,18 +43,23 @@ class Sleeping(nn.Module):
 
 
 class Traced(nn.Module):
-    """The last layer, which writes down when each of its micro-batches begins."""
+    """The last layer, which writes down when each micro-batch that is learned from begins."""
 
     def __init__(self, layer, rows_of, trace):
         super().__init__()
         self.layer, self.rows_of, self.trace = layer, rows_of, trace
 
     def forward(self, *inputs):
-        if self.training:
-            rows = round(inputs[0].shape[0] / self.rows_of)
+        begun, rows = time.monotonic(), round(inputs[0].shape[0] / self.rows_of)
+        output = self.layer(*inputs)
+
+        def note(_):
             with open(os.path.join(self.trace, str(os.getpid())), "a") as file:
-                file.write(f"{time.monotonic()!r} {rows}\n")
-        return self.layer(*inputs)
+                file.write(f"{begun!r} {rows}\n")
+
+        if self.training and output.requires_grad:  # a forward alone is a trial
+            output.register_hook(note)
+        return output
 
 
 def build(entry, arguments, sleeping, last, rows_of, trace):

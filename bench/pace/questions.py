@@ -34,8 +34,6 @@ class Question:
         floor: samples a second to plan for; 0 for none.
         cap: dollars an hour that all units may cost; 0 for none.
         micro_batches: 0 where the planner chooses.
-        end_s: what the end of a step takes where one stage has all units: its gradient summed,
-            judged and applied.
     """
 
     name: str
@@ -49,15 +47,13 @@ class Question:
     micro_batches: int = 0
     staleness: int = 1
     seed: int = 0
-    end_s: float = 0.0
 
     @property
     def workload(self) -> dict[str, Any]:
         """The content of a workload file."""
         # Where the planner chooses the micro-batches, it begins with those of the reference batch.
         reference = self.batch // (self.micro_batches or _MICRO_BATCHES)
-        sync_s = self.end_s * reference / self.batch / len(self.seconds)
-        cost = {"sync_s": sync_s, "parallel_sync": 0.0, "transfer_s": 0.0, "parallel_compute": 1.0}
+        cost = {"sync_s": 0.0, "transfer_s": 0.0, "parallel_compute": 1.0, "parallel_sync": 1.0}
         layers = [
             {
                 "name": f"layer{index}",
@@ -113,18 +109,11 @@ class Question:
         return replace(self, floor=0.999999 * low)
 
 
-def given(
-    units: Sequence[int],
-    seconds: float,
-    micro_batches: int,
-    staleness: int,
-    end_s: float = 0.0,
-) -> Question:
+def given(units: Sequence[int], seconds: float, micro_batches: int, staleness: int) -> Question:
     """Stages of so many units, each busy all the time.
 
     Args:
         seconds: a micro-batch takes in a stage of one unit; k times that in one of k.
-        end_s: as of `Question`.
     """
     size = 4
     names = TYPES[: len(units)]
@@ -136,22 +125,13 @@ def given(
         batch=size * micro_batches if micro_batches else _BATCH,
         micro_batches=micro_batches,
         staleness=staleness,
-        end_s=end_s,
     ).at_its_best()
 
 
-def drawn(
-    number: int,
-    stages: int,
-    method: str,
-    staleness: int,
-    micro_batches: int,
-    end_s: float = 0.0,
-) -> Question:
+def drawn(number: int, stages: int, method: str, staleness: int, micro_batches: int) -> Question:
     """A question by seed that is answered with `stages` stages.
 
     Args:
-        end_s: as of `Question`.
         method: "random" draws the stages; of others it is the planner that makes them.
     """
     rng = np.random.default_rng([number, stages, staleness])
@@ -163,7 +143,6 @@ def drawn(
             micro_batches=micro_batches,
             staleness=staleness,
             seed=number,
-            end_s=end_s,
         )
         question = question.at_its_best() if method == "random" or stages == 1 else question
         if not _fits(question.decide(), stages):

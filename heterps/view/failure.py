@@ -18,6 +18,7 @@ MEANINGS = {
     "connection_lost": "its processes could not reach each other",
     "scheduler_lost": "the scheduler went away and could not take the job up again",
     "internal": "a fault of HeterPS",
+    "disk_full": "there was no room on a disk",
     "diverged": "a loss or gradient was not finite",
 }
 # Another attempt may do better: the job's own code and file are not the cause.

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from chassis import loops
 from chassis.metrics import Metrics
 from heterps.home import certs
 from protos import parameter_server_pb2 as pb
@@ -53,7 +54,7 @@ def exported():
     names = {"up"}
     for metric in shard.metrics.registry.collect():
         names |= {sample.name for sample in metric.samples}
-    families = (*of_scheduler.FAMILIES, *of_node.FAMILIES)
+    families = (*of_scheduler.FAMILIES, *of_node.FAMILIES, *loops.FAMILIES)
     names |= {family.name for family in families}
     for metric in Metrics().registry.collect():
         names |= {sample.name for sample in metric.samples}

@@ -84,7 +84,7 @@ def run(tree: Path, *tests: str) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", ""]
     return subprocess.run(
-        [*command, *tests], cwd=tree, env=env, capture_output=True, text=True, timeout=300,
+        [*command, *tests], cwd=tree, env=env, capture_output=True, text=True, timeout=1200,
         check=False,
     )  # fmt: skip
 

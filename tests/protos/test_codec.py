@@ -64,3 +64,11 @@ def test_a_tensor_larger_than_the_payload_is_refused():
     specs = [TensorSpec(name="x", dtype="float32", shape=[4, 4])]
     with pytest.raises(ValueError, match=r"'x' float32.* does not fit in a payload of 8 bytes"):
         codec.unpack_arrays(specs, memoryview(bytes(8)))
+
+
+def test_a_head_without_end_is_refused_at_its_beginning():
+    """Field by field, a large message of nothing but heads would take its reader minutes."""
+    field = Frame(step=1).SerializeToString()
+    assert codec.unpack(Frame, field * 1000)[0].step == 1
+    with pytest.raises(DecodeError, match="before the payload"):
+        codec.unpack(Frame, field * (8 << 20))

@@ -1,10 +1,11 @@
 """A line: one worker's messages to another, in order, over a connection of our own.
 
 Nothing is answered but the question whether all has come. A worker that takes nothing more says why
-and hangs up.
+and hangs up; one that ends says so to all: it has what it needed, or tells of its failure itself.
 """
 
 import contextlib
+import select
 import socket
 import struct
 import threading
@@ -22,7 +23,8 @@ from workers.links.writer import Writer
 FRAME, NOTICE, _ASK = range(3)
 _HEAD = struct.Struct("!BQ")  # kind, bytes that follow
 _ANSWER = struct.Struct("!II")  # status, bytes of an explanation that follow
-_OK = 0
+_OK, _LEFT = 0, 1000
+_CLOSE_S = 2.0
 _BUFFER = 1 << 16  # bytes read at once
 _MOST = 8  # messages that wait where the other side is slow
 _RETRY_S = 30.0
@@ -87,22 +89,23 @@ class Line:
             raise self._error(self._lost)
 
     def flush(self) -> None:
-        """Wait until the other has taken all that was sent.
+        """Wait until the other has taken all that was sent, or has ended.
 
         Raises:
             RpcError: it did not.
         """
         if self._writer is None or self._connection is None:
             return
-        self.send(_ASK, b"")
-        self._writer.flush()
         self.check()
+        if not select.select([self._connection], [], [], 0)[0]:  # it has said nothing yet
+            self._writer.send(_HEAD.pack(_ASK, 0))
+            self._writer.flush()
         try:
-            error = self._answer(self._connection)
+            status, text = self._answer(self._connection)
         except OSError as lost:
-            raise self._error(lost) from None
-        if error is not None:
-            raise error
+            raise self._told(grpc.StatusCode.UNAVAILABLE.value[0], str(lost)) from None
+        if status not in (_OK, _LEFT):
+            raise self._told(status, text)
 
     def close(self) -> None:
         """Hang up; what is on its way arrives."""
@@ -145,17 +148,20 @@ class Line:
         assert self._connection is not None
         with contextlib.suppress(OSError):
             self._connection.settimeout(_LAST_WORD_S)
-            told = self._answer(self._connection)
-            if told is not None:
-                return told
-        return RpcError(self._label, grpc.StatusCode.UNAVAILABLE, str(lost))
+            status, text = self._answer(self._connection)
+            if status != _OK:
+                return self._told(status, text)
+        return self._told(grpc.StatusCode.UNAVAILABLE.value[0], str(lost))
 
-    def _answer(self, connection: socket.socket) -> RpcError | None:
-        status, length = _ANSWER.unpack(_exactly(connection, _ANSWER.size))
-        if status == _OK:
-            return None
-        text = _exactly(connection, length).decode(errors="replace")
+    def _told(self, status: int, text: str) -> RpcError:
+        if status == _LEFT:
+            return RpcError(self._label, grpc.StatusCode.UNAVAILABLE, "has ended")
         return RpcError(self._label, _CODES.get(status, grpc.StatusCode.UNKNOWN), text)
+
+    @staticmethod
+    def _answer(connection: socket.socket) -> tuple[int, str]:
+        status, length = _ANSWER.unpack(_exactly(connection, _ANSWER.size))
+        return status, _exactly(connection, length).decode(errors="replace")
 
 
 class Lines:
@@ -169,7 +175,7 @@ class Lines:
 
     def __init__(self, host: str, take: Callable[[int, bytes], None]) -> None:
         self._take = take
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
         self._open: set[socket.socket] = set()
         self._closed = False
         self._port = Port(host, self._receive)
@@ -179,13 +185,18 @@ class Lines:
         """Where and how others connect."""
         return self._port.reply
 
+    @property
+    def _ended(self) -> bool:
+        return self._closed
+
     def close(self) -> None:
-        """Hang up on all."""
+        """Tell all that this worker has ended, and hang up."""
         self._port.close()
         with self._lock:
             self._closed = True
-            for connection in self._open:
-                _shut(connection)
+            for connection in self._open:  # its thread comes to the end of what was sent
+                _shut(connection, socket.SHUT_RD)
+            self._lock.wait_for(lambda: not self._open, _CLOSE_S)
 
     def _receive(self, connection: socket.socket) -> None:
         with self._lock:
@@ -216,15 +227,19 @@ class Lines:
                         connection.sendall(_ANSWER.pack(status, len(text)) + text)
                         return
         finally:
+            if self._ended:
+                with contextlib.suppress(OSError):
+                    connection.sendall(_ANSWER.pack(_LEFT, 0))
             with self._lock:
                 self._open.discard(connection)
                 _shut(connection)
                 connection.close()
+                self._lock.notify_all()
 
 
-def _shut(connection: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        socket.socket.shutdown(connection, socket.SHUT_RDWR)
+def _shut(connection: socket.socket, how: int = socket.SHUT_RDWR) -> None:
+    with contextlib.suppress(OSError):  # not its own method: that of TLS would go on in the clear
+        socket.socket.shutdown(connection, how)
 
 
 def _exactly(connection: socket.socket, length: int) -> bytes:

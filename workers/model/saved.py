@@ -7,12 +7,14 @@ and tables of another are no model either. Where the scheduler keeps it, the sam
 same names there.
 """
 
+import errno
 import json
 import os
 import posixpath
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -37,28 +39,59 @@ from workers.model.entry import ModelError, job_model
 from workers.model.state import load_state, single
 
 FORMAT = "heterps-model-1"
+_ATTEMPT = ".attempt"  # at the job, that writes the folder
+_LEAST_BYTES = 64 << 10  # of a model's small files
+_NO_ANSWER = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)  # file systems that cannot tell
 
 
-def saved_model(output: str) -> "SavedModel | KeptModel":
+def saved_model(output: str, attempt: int) -> "SavedModel | KeptModel":
     """The model to write at a folder, or with the scheduler."""
-    return KeptModel(open_store(output)) if output.startswith(KEPT) else SavedModel(output)
+    return KeptModel(open_store(output)) if output.startswith(KEPT) else SavedModel(output, attempt)
 
 
 class SavedModel:
     """The folder being written: OUTPUT.partial until it is complete."""
 
-    def __init__(self, output: str) -> None:
+    def __init__(self, output: str, attempt: int = 1) -> None:
+        self._attempt = str(attempt)
         self.final = Path(output)
         self.folder = self.final.with_name(self.final.name + ".partial")
-        written.claim(self.folder)
 
     @property
     def tables(self) -> str:
         """Where the parameter servers save."""
         return str(self.folder / "tables")
 
+    def require_room(self, size: int) -> None:
+        """See that the disk takes so many bytes more, before they have been computed.
+
+        Raises:
+            OSError: it does not, or cannot be written to.
+        """
+        there = next(folder for folder in self.final.absolute().parents if folder.is_dir())
+        probe = there / f".{self.final.name}.room-{os.getpid()}"
+        try:
+            with probe.open("wb") as stream:
+                os.posix_fallocate(stream.fileno(), 0, max(size, _LEAST_BYTES))
+        except OSError as error:
+            if error.errno not in _NO_ANSWER:
+                told = f"{error.strerror}: a model of {size:,} bytes or more is to be saved there"
+                raise OSError(error.errno, told, str(self.final)) from None
+        finally:
+            with suppress(OSError):
+                probe.unlink(missing_ok=True)
+
+    def abandon(self) -> None:
+        """Leave nothing of a model that will not be finished, unless another attempt writes it."""
+        with suppress(OSError):
+            if (self.folder / _ATTEMPT).read_text() == self._attempt:
+                shutil.rmtree(self.folder, ignore_errors=True)
+
     def write_stage(self, stage: int, state: Mapping[str, Tensor]) -> None:
         """Write one stage's dense weights."""
+        self.require_room(sum(one.nbytes for one in state.values()))
+        written.claim(self.folder)
+        (self.folder / _ATTEMPT).write_text(self._attempt)
         path = self.folder / _part(stage)
         unfinished = Path(f"{path}.tmp")  # one name: what a killed worker left is written over
         save_file(single(state), unfinished)
@@ -68,6 +101,7 @@ class SavedModel:
         self, job: JobSpec, stages: int, losses: Sequence[float], facts: Mapping[str, Any]
     ) -> str:
         """Merge the stages' weights, write the manifest and give the folder its name."""
+        written.claim(self.folder)
         merged: dict[str, Tensor] = {}
         parts = [self.folder / _part(i) for i in range(stages)]
         for part in parts:
@@ -83,6 +117,7 @@ class SavedModel:
         (self.folder / "loss.csv").write_text(_loss_lines(losses))
         tables = open_store(self.tables)
         replace_file(self.folder / "model.json", _manifest(job, facts, tables))
+        (self.folder / _ATTEMPT).unlink(missing_ok=True)
         os.replace(self.folder, self.final)
         return str(self.final)
 
@@ -92,6 +127,12 @@ class KeptModel:
 
     def __init__(self, store: Store) -> None:
         self._store = store
+
+    def require_room(self, size: int) -> None:
+        """The scheduler makes room when it is sent."""
+
+    def abandon(self) -> None:
+        """What was sent goes when room is needed."""
 
     @property
     def tables(self) -> str:

@@ -1,5 +1,6 @@
 """What a worker takes an error for: its own, of memory, or of another process that went away."""
 
+import errno
 from pathlib import Path
 from traceback import walk_tb
 
@@ -14,6 +15,7 @@ from protos.job_pb2 import JobSpec
 from protos.reason_pb2 import PARTS_MISSING
 from protos.scheduler_pb2 import (
     END_CONNECTION_LOST,
+    END_DISK_FULL,
     END_DIVERGED,
     END_INVALID_JOB,
     END_LOST_SHARD,
@@ -51,6 +53,8 @@ def end_reason_of(error: BaseException, job: JobSpec | None = None) -> EndReason
         return END_LOST_SHARD  # it had them all, was started again, and came back without
     cause: BaseException | None = error
     while cause is not None:
+        if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
+            return END_DISK_FULL
         if _is_of_a_connection(cause, job):
             return END_CONNECTION_LOST
         cause = cause.__cause__

@@ -105,12 +105,35 @@ class Worker:
 
     def _run(self, parts: Parts, reporter: Reporter) -> None:
         """Train, evaluate and save; of a training that diverged, save what was good."""
+        saved = self._saved(reporter)
+        if self._share.place.rank == 0:
+            weights = self._share.graph.module.state_dict().values()
+            # Beside each other for a while: the stages' parts, and the whole.
+            saved.require_room(2 * sum(weight.nbytes for weight in weights))
         diverged: DivergedError | None = None
         try:
             self._train(parts)
         except DivergedError as error:
             diverged = error
-        saved = saved_model(kept_with(self._launch.output, reporter.scheduler))
+        saved = self._saved(reporter)  # the scheduler may have moved
+        try:
+            self._evaluate_and_save(parts, reporter, saved, diverged)
+        except BaseException:
+            saved.abandon()
+            raise
+
+    def _saved(self, reporter: Reporter) -> SavedModel | KeptModel:
+        output = kept_with(self._launch.output, reporter.scheduler)
+        return saved_model(output, self._launch.attempt)
+
+    def _evaluate_and_save(
+        self,
+        parts: Parts,
+        reporter: Reporter,
+        saved: SavedModel | KeptModel,
+        diverged: DivergedError | None,
+    ) -> None:
+        """Write the stage's weights, predict what was held out, and complete the model."""
         self._write_weights(parts, saved)
         measured = self._evaluate(parts) if diverged is None else {}
         results = self._metrics(measured)

@@ -113,6 +113,8 @@ def test_a_rule_takes_a_secret_along(tmp_path):
 
 def test_what_heterps_wrote_stays_however_it_is_called(tmp_path):
     """A job's code is the same before it ran, after it, and in its middle."""
+    import torch
+
     from heterps.client.download import Download
     from heterps.client.records import Job
     from protos.job_pb2 import JobSpec
@@ -126,9 +128,9 @@ def test_what_heterps_wrote_stays_however_it_is_called(tmp_path):
     assert before.files == ("data/manifest.json", "model.json", "model.py", "output/notes.txt")
 
     model = SavedModel(str(tmp_path / "output/job-1"))
-    (model.folder / "weights").write_bytes(os.urandom(1000))
+    model.write_stage(0, {"weight": torch.rand(1000)})
     assert pack(tmp_path, LIMIT).content.digest == before.content.digest, "one that is half there"
-    model.finish(JobSpec(), 0, [], {})
+    model.finish(JobSpec(), 1, [], {})
     Download(Job.of(JobStatus(job_id="job-1", state=SUCCEEDED)), tmp_path / "got").open()
     Artifacts(tmp_path / "kept", lambda job_id: True)
     with (

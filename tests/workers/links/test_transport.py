@@ -169,6 +169,24 @@ def test_a_lost_neighbour_is_named(staging):
     outbox.close()
 
 
+def test_who_has_all_it_waits_for_may_end_before_it_is_asked():
+    box = Inbox(threading.Event())
+    service = StageService(box)
+    service.serve(f"{HERE}:0")
+    line = Line(service.address, "stage 1 worker 0", HERE)
+    end = stage_pb2.Frame(kind=stage_pb2.END, phase="drain", sender=0)
+    line.send(FRAME, end.SerializeToString())
+    box.wait(lambda: box.ended("drain", 1))
+    box.close()
+    service.stop(0.1)
+    line.flush()  # it has left, and had it
+    line.send(FRAME, end.SerializeToString())
+    with pytest.raises(RpcError, match="stage 1 worker 0") as lost:
+        line.check()
+    assert lost.value.code == grpc.StatusCode.UNAVAILABLE
+    line.close()
+
+
 def deliver(line, frame):
     line.send(FRAME, frame)
     line.flush()

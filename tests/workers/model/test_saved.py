@@ -1,15 +1,19 @@
 """The files of a model while it is being written."""
 
 import json
+import os
 import subprocess
 import sys
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
 from chassis.written import MARK
 from protos.job_pb2 import JobSpec
+from protos.scheduler_pb2 import END_DISK_FULL
 from workers.model.saved import SavedModel
+from workers.stage.failure import end_reason_of
 
 KILLED = """
 import os, sys
@@ -36,3 +40,38 @@ def test_nothing_stays_of_weights_whose_writer_was_killed(tmp_path):
     assert files == {MARK, "dense.safetensors", "loss.csv", "model.json"}
     assert torch.equal(load_file(folder / "dense.safetensors")["weight"], weight)
     assert json.loads((folder / "model.json").read_text())["steps"] == 1
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of a megabyte."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mounting = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)]
+    if os.getuid() or subprocess.run(mounting, capture_output=True, check=False).returncode:
+        pytest.skip("only root may mount a small file system, and not everywhere")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def test_a_full_disk_is_found_first_and_blamed_and_nothing_is_left(small_disk):
+    model = SavedModel(str(small_disk / "output/job"))
+    model.require_room(1000)
+    assert not list(small_disk.iterdir())
+    for refused in (
+        lambda: model.require_room(2 << 20),
+        lambda: model.write_stage(0, {"weight": torch.zeros(1 << 19)}),
+    ):
+        with pytest.raises(OSError, match="No space left on device: a model of 2,097,152 by") as e:
+            refused()
+        assert end_reason_of(e.value) == END_DISK_FULL
+        assert str(model.final) in str(e.value)
+        assert not list(small_disk.iterdir())
+    model.write_stage(0, {"weight": torch.zeros(1 << 17)})  # half of it is there
+    with pytest.raises(OSError, match="No space left") as full:
+        model.finish(JobSpec(), 1, [0.5] * 100_000, {})
+    assert end_reason_of(full.value) == END_DISK_FULL
+    SavedModel(str(model.final), attempt=2).abandon()  # the folder is not that one's
+    assert model.folder.is_dir()
+    model.abandon()
+    assert not list((small_disk / "output").iterdir())
