@@ -65,7 +65,7 @@ def test_a_scheduler_that_wakes_up_after_another_took_over_does_nothing(
     os.kill(first.pid, signal.SIGCONT)
     assert first.process.wait(60) == 0
     # What was starting goes back to the queue, as another attempt.
-    wait_until(lambda: get(stub).attempt == 2, "the job starts again")
+    wait_until(lambda: get(stub).attempt == 2, lambda: f"the job starts again: {get(stub)}")
     assert [a.end_reason for a in get(stub).attempts] == [END_SCHEDULER_LOST]
 
     with connect(node.address) as channel:

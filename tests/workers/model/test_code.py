@@ -17,6 +17,7 @@ from chassis.servers import Server
 from chassis.transfer import Content, send
 from protos.artifacts_pb2_grpc import ArtifactsStub, add_ArtifactsServicer_to_server
 from protos.job_pb2 import JobSpec
+from scheduler.service.access import Access
 from scheduler.service.artifacts import Artifacts
 from scheduler.service.artifacts_service import ArtifactsService
 from workers.model import code as module
@@ -40,7 +41,8 @@ def packed(**files: str) -> bytes:
 def scheduler(tmp_path: Path) -> Iterator[Server]:
     kept = Artifacts(tmp_path / "kept", lambda job_id: False, code_limit_bytes=1 << 20)
     server = Server("scheduler")
-    service = ArtifactsService(kept, lambda job_id: False)
+    access = Access(server.callers, lambda job_id: None)
+    service = ArtifactsService(kept, lambda job_id: False, access)
     server.add(add_ArtifactsServicer_to_server, service, "heterps.v1.Artifacts")
     server.start()
     yield server
