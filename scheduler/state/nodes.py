@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from protos.scheduler_pb2 import NodeStatus
 from scheduler.state.packing import Group, pack
-from scheduler.state.store import Store
+from scheduler.state.store import Store, StoreError
 
 LEASE_S = 5.0
 NODE, SHARD = "node", "shard"
@@ -49,10 +49,19 @@ class Nodes:
             self._leases[status.node_id] = _Lease(status, time.monotonic() + left, presumed=True)
 
     def renew(self, status: NodeStatus) -> None:
-        """Take in a heartbeat."""
+        """Take in a heartbeat; a node that joins is in Redis before anything is placed on it.
+
+        Else a scheduler that takes over before the copy was made would never tell it so.
+        """
         with self.changed:
-            if status.node_id not in self._leases:
-                _log.info("%s", _describe(status, "joins"))
+            known = self._leases.get(status.node_id)
+        if known is None or known.status.address != status.address:
+            _log.info("%s", _describe(status, "joins"))
+            try:
+                self._store.put_node(status, self.lease_s)
+            except StoreError as error:  # it is written later
+                _log.warning("%s", error)
+        with self.changed:
             self._leases[status.node_id] = _Lease(status, time.monotonic() + self.lease_s)
             self._unwritten[status.node_id] = status
             self.changed.notify_all()
