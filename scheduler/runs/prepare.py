@@ -92,7 +92,6 @@ class Preparation:
         units, standing = self._reserve(spec, decision)
         attempt.enter(State.STARTING)
         self._launch(spec, decision, units, standing)
-        attempt.enter(State.RUNNING)
 
     def _await_nodes(self) -> None:
         """Give nodes of the attempt before, which may be starting again, a while to come back."""
@@ -301,6 +300,8 @@ class Preparation:
         )
         attempt.persist(lambda: context.store.put_run(attempt.id.job_id, record))
         follower = attempt.follower = attempt.new_follower()
+        # Before the word is given: a scheduler that takes over must not start again what trains.
+        attempt.enter(State.RUNNING)
         try:
             begin(attempt.id, attempt.processes, context.channels, self._stop)
         except CallError as error:

@@ -8,9 +8,10 @@ from collections.abc import Callable
 from chassis.logs import log_scope
 from protos.scheduler_pb2 import END_INTERNAL, END_SUCCEEDED
 from scheduler.runs.attempt import Attempt, State
-from scheduler.runs.calls import Interrupted
+from scheduler.runs.calls import CallError, Interrupted
 from scheduler.runs.cleanup import clean_up
 from scheduler.runs.failures import JobError, ending_of
+from scheduler.runs.launch import begin
 from scheduler.runs.prepare import Preparation
 from scheduler.runs.watch import watch
 from scheduler.state.endings import Ending
@@ -47,6 +48,8 @@ def _ending(attempt: Attempt, may_reserve: Callable[[Attempt], bool]) -> Ending:
     try:
         if attempt.state is State.NEW:
             Preparation(attempt, may_reserve).run()
+        elif attempt.state is State.RUNNING:
+            _begin_again(attempt)
         if attempt.state is State.RUNNING:
             _follow(attempt)
             return Ending(END_SUCCEEDED)
@@ -58,6 +61,14 @@ def _ending(attempt: Attempt, may_reserve: Callable[[Attempt], bool]) -> Ending:
             _log.exception("job %s", attempt.id.job_id)
         return ending
     return attempt.ending
+
+
+def _begin_again(attempt: Attempt) -> None:
+    """Give the word once more: the scheduler before may have died while it did."""
+    try:
+        begin(attempt.id, attempt.processes, attempt.context.channels, attempt.is_cancelled)
+    except CallError as error:  # one that has ended is found by following
+        _log.info("job %s: %s", attempt.id.job_id, error)
 
 
 def _follow(attempt: Attempt) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from protos.scheduler_pb2 import NodeStatus
 from scheduler.state.packing import Group, pack
-from scheduler.state.store import Store, StoreError
+from scheduler.state.store import Store
 
 LEASE_S = 5.0
 NODE, SHARD = "node", "shard"
@@ -59,8 +59,8 @@ class Nodes:
             _log.info("%s", _describe(status, "joins"))
             try:
                 self._store.put_node(status, self.lease_s)
-            except StoreError as error:  # it is written later
-                _log.warning("%s", error)
+            except Exception as error:  # it joins all the same, and `flush` writes it later
+                _log.warning("node %s is not in Redis yet: %s", status.node_id, error)
         with self.changed:
             self._leases[status.node_id] = _Lease(status, time.monotonic() + self.lease_s)
             self._unwritten[status.node_id] = status

@@ -162,7 +162,7 @@ def test_code_goes_there_and_back(service, tmp_path):
     assert tail == data[2 << 20 :], "a fetch that broke off goes on"
     with pytest.raises(TransferError, match="at most 1000"):
         fetch(stub, request, tmp_path / "small", what="fetch", most_bytes=1000)
-    (kept._content / content.digest).write_bytes(b"x" + data[1:])
+    (kept._content / content.digest).write_bytes(bytes([data[0] ^ 1]) + data[1:])
     with pytest.raises(TransferError, match="expected"):
         fetch(stub, request, tmp_path / "spoilt", what="fetch", most_bytes=3 << 20)
     assert sorted(os.listdir(tmp_path)) == ["got", "kept"], "nothing half-done is left"

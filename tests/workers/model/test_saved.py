@@ -42,6 +42,19 @@ def test_nothing_stays_of_weights_whose_writer_was_killed(tmp_path):
     assert json.loads((folder / "model.json").read_text())["steps"] == 1
 
 
+def test_a_later_attempt_takes_the_place_of_one_whose_end_nobody_heard(tmp_path):
+    folder = tmp_path / "model"
+    for attempt in (1, 2):
+        model = SavedModel(str(folder), attempt)
+        model.write_stage(0, {"weight": torch.full((3,), float(attempt))})
+        (model.folder / f"of-{attempt}").touch()
+        assert model.finish(JobSpec(), 1, [0.5], {"steps": attempt}) == str(folder)
+    assert [one.name for one in tmp_path.iterdir()] == ["model"]
+    assert not (folder / "of-1").exists()
+    assert load_file(folder / "dense.safetensors")["weight"].tolist() == [2.0] * 3
+    assert json.loads((folder / "model.json").read_text())["steps"] == 2
+
+
 @pytest.fixture
 def small_disk(tmp_path):
     """A file system of a megabyte."""
