@@ -65,7 +65,7 @@ class Attempt:
     | PROFILING | its layers are measured | PLANNING |
     | PLANNING | a plan is made and its units are waited for | STARTING |
     | STARTING | it has its units; its processes are started | RUNNING |
-    | RUNNING | it trains | STOPPING |
+    | RUNNING | it is told to train, and trains | STOPPING |
     | STOPPING | what runs of it is stopped, its logs are kept, its end is written | ENDED |
     | ENDED | its job has ended, or is in the queue again | |
     | HANDED_OVER | another scheduler has it, as it was | |

@@ -15,6 +15,7 @@ from chassis.closing import Closing
 from chassis.process import Child, module_argv, spawn
 from ps import CheckpointError, LocalShards, LocalTable, ParameterClient, ShardError
 from tests.pids import alive
+from tests.ps.faults.test_chaos import filled
 from tests.soak.clients import DIM, STAMPED, stamp_of
 from tests.soak.ledger import KEYS, Account, read
 from tests.waiting import wait_until
@@ -269,8 +270,6 @@ class Tables(Closing):
         )
 
     def _wait_filled(self) -> None:
-        from tests.ps.faults.test_chaos import filled
-
         self._wait_running()
         filled(self._shards)
 

@@ -118,13 +118,11 @@ class SavedModel:
         tables = open_store(self.tables)
         replace_file(self.folder / "model.json", _manifest(job, facts, tables))
         (self.folder / _ATTEMPT).unlink(missing_ok=True)
-        if self.final.exists():  # of an attempt whose end nobody heard of
-            earlier = self.final.with_name(f".{self.final.name}.earlier-{os.getpid()}")
+        earlier = self.final.with_name(f".{self.final.name}.earlier-{os.getpid()}")
+        with suppress(FileNotFoundError):  # there is one if nobody heard of an attempt's end
             os.replace(self.final, earlier)
-            os.replace(self.folder, self.final)
-            shutil.rmtree(earlier, ignore_errors=True)
-        else:
-            os.replace(self.folder, self.final)
+        os.replace(self.folder, self.final)
+        shutil.rmtree(earlier, ignore_errors=True)
         return str(self.final)
 
 
