@@ -260,6 +260,8 @@ class TrainSpec(_message.Message):
     DROP_LAST_FIELD_NUMBER: _builtins.int
     BATCH_NORM_FIELD_NUMBER: _builtins.int
     ROWS_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_FIELD_NUMBER: _builtins.int
+    WARM_START_FIELD_NUMBER: _builtins.int
     epochs: _builtins.int
     batch_size: _builtins.int
     """samples a step, over all workers"""
@@ -282,10 +284,16 @@ class TrainSpec(_message.Message):
     """leave out an epoch's last batch where it is not full"""
     batch_norm: _builtins.str
     """local | sync: statistics of a micro-batch, or of the whole batch"""
+    warm_start: _builtins.str
+    """what weights and rows begin as: a model, a cut, a state_dict, or JOB[@STEP] of the scheduler's;
+    empty: the model's own
+    """
     @_builtins.property
     def optimizer(self) -> Global___DenseOptimizer: ...
     @_builtins.property
     def rows(self) -> Global___RowSchedule: ...
+    @_builtins.property
+    def checkpoint(self) -> Global___CheckpointSpec: ...
     def __init__(
         self,
         *,
@@ -303,14 +311,46 @@ class TrainSpec(_message.Message):
         drop_last: _builtins.bool = ...,
         batch_norm: _builtins.str = ...,
         rows: Global___RowSchedule | None = ...,
+        checkpoint: Global___CheckpointSpec | None = ...,
+        warm_start: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["optimizer", b"optimizer", "rows", b"rows"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "optimizer", b"optimizer", "rows", b"rows"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_norm", b"batch_norm", "batch_size", b"batch_size", "clip", b"clip", "drop_last", b"drop_last", "epochs", b"epochs", "loss", b"loss", "max_steps", b"max_steps", "micro_batches", b"micro_batches", "optimizer", b"optimizer", "precision", b"precision", "rows", b"rows", "seed", b"seed", "split_experts", b"split_experts", "staleness", b"staleness"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_norm", b"batch_norm", "batch_size", b"batch_size", "checkpoint", b"checkpoint", "clip", b"clip", "drop_last", b"drop_last", "epochs", b"epochs", "loss", b"loss", "max_steps", b"max_steps", "micro_batches", b"micro_batches", "optimizer", b"optimizer", "precision", b"precision", "rows", b"rows", "seed", b"seed", "split_experts", b"split_experts", "staleness", b"staleness", "warm_start", b"warm_start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TrainSpec: _TypeAlias = TrainSpec  # noqa: Y015
+
+@_typing.final
+class CheckpointSpec(_message.Message):
+    """Cuts of the running job, from which it can go on."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EVERY_FIELD_NUMBER: _builtins.int
+    KEEP_FIELD_NUMBER: _builtins.int
+    BEST_FIELD_NUMBER: _builtins.int
+    every: _builtins.str
+    """such as 5m, 30s, 200 steps; empty: none are taken"""
+    keep: _builtins.int
+    """the newest that stay; 0: 3"""
+    best: _builtins.str
+    """metric whose best cut stays too, such as valid_auc"""
+    def __init__(
+        self,
+        *,
+        every: _builtins.str = ...,
+        keep: _builtins.int = ...,
+        best: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["best", b"best", "every", b"every", "keep", b"keep"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckpointSpec: _TypeAlias = CheckpointSpec  # noqa: Y015
 
 @_typing.final
 class ServerSpec(_message.Message):
