@@ -48,6 +48,7 @@ class TrainingSource:
 
     Args:
         own: this worker's micro-batches of each step of the training.
+        steps: those to take.
         ahead: steps to read ahead, at least 2.
         upload: begins to bring a micro-batch to the device.
         inbox: through which who waits for input is woken, and the thread ended.
@@ -57,7 +58,7 @@ class TrainingSource:
         self,
         batches: Batches,
         own: Callable[[int], tuple[MicroBatchSpec, ...]],
-        steps: int,
+        steps: range,
         ahead: int,
         rows: StageRows,
         upload: Callable[[Mapping[str, Tensor]], dict[str, Upload]],
@@ -96,7 +97,7 @@ class TrainingSource:
 
     def _fill(self) -> None:
         try:
-            for step in range(self._steps):
+            for step in self._steps:
                 own = self._own(step)
                 if own:
                     self._inbox.wait(lambda: len(self._read) < self._ahead)
