@@ -9,9 +9,15 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.workers.stage.in_process import TABLES
+from tests.workers.stage.in_process import TABLES, Tables
 from tests.workers.stage.test_equality import KEYS, cases, wide
 from workers.model.cut import read_cut
+
+
+def pulled(client, table, keys):
+    if isinstance(client, Tables):
+        return client.tables[table].pull(keys, True)
+    return client.pull_unique(table, keys, read_only=True)
 
 
 def results(case, pipeline, workers):
@@ -20,7 +26,7 @@ def results(case, pipeline, workers):
     for worker in chain(*workers):
         state |= {name: value.clone() for name, value in worker.module.state_dict().items()}
     keys = np.arange(KEYS, dtype=np.uint64)
-    rows = {n: pipeline.client.tables[TABLES + n].pull(keys, True) for n in ("one", "two")}
+    rows = {name: pulled(pipeline.client, TABLES + name, keys) for name in ("one", "two")}
     for worker in chain(*workers):
         assert worker.executor.progress.step == len(case.sizes)
         assert worker.executor.progress.samples == sum(case.sizes)
@@ -42,8 +48,8 @@ def with_cuts(case, folder, **how):
     return found, [cut.place for cut in cuts.cuts]
 
 
-def gone_on(case, place):
-    pipeline = case.pipeline(resume=place, attempt=2)
+def gone_on(case, place, **how):
+    pipeline = case.pipeline(resume=place, attempt=2, **how)
     return results(case, pipeline, pipeline.run())
 
 
@@ -80,7 +86,7 @@ def check(folder, case, other, which):
         assert_close(found, case.reference(), 2e-5)
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
 @given(cases(), cases(), st.integers(0, 100))
 def test_any_cut_goes_on_under_any_plan(tmp_path_factory, case, other, which):
     check(tmp_path_factory.mktemp("cuts"), case, other, which)
