@@ -119,7 +119,7 @@ class Update:
         if gradient.used is not None:
             used = gradient.used.tolist()
             for parameter, workers in zip(self._summed(gradient.step), used, strict=True):
-                if not workers:  # on no worker, so that optimizers leave it as it is, as they would alone
+                if not workers:  # so that optimizers leave it as it is, as they would alone
                     parameter.grad = None
         grads = [p.grad for p in self._summed(gradient.step) if p.grad is not None]
         loss, of_rows, alone = gradient.scalars.tolist()
