@@ -120,6 +120,8 @@ class LaunchRequest(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     MICRO_BATCHES_FIELD_NUMBER: _builtins.int
     STALENESS_FIELD_NUMBER: _builtins.int
+    CUTS_FIELD_NUMBER: _builtins.int
+    RESUME_FIELD_NUMBER: _builtins.int
     TOKEN_FIELD_NUMBER: _builtins.int
     process_id: _builtins.str
     """launching the same id twice answers with the first"""
@@ -140,6 +142,10 @@ class LaunchRequest(_message.Message):
     """a step, by the plan; 0: it does not say"""
     staleness: _builtins.int
     """updates that a step lacks, by the plan; absent: by the job"""
+    cuts: _builtins.str
+    """where the job's cuts lie, a folder or URL; empty: none are taken"""
+    resume: _builtins.str
+    """folder of the cut to go on from, see train.resume; empty: none"""
     token: _builtins.str
     """the job's own, for its processes; empty: that of the node"""
     @_builtins.property
@@ -172,11 +178,13 @@ class LaunchRequest(_message.Message):
         attempt: _builtins.int = ...,
         micro_batches: _builtins.int = ...,
         staleness: _builtins.int | None = ...,
+        cuts: _builtins.str = ...,
+        resume: _builtins.str = ...,
         token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_staleness", b"_staleness", "job", b"job", "staleness", b"staleness"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_staleness", b"_staleness", "attempt", b"attempt", "devices", b"devices", "index", b"index", "job", b"job", "job_id", b"job_id", "layers", b"layers", "micro_batches", b"micro_batches", "output", b"output", "process_id", b"process_id", "rank", b"rank", "role", b"role", "scheduler", b"scheduler", "stages", b"stages", "staleness", b"staleness", "term", b"term", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_staleness", b"_staleness", "attempt", b"attempt", "cuts", b"cuts", "devices", b"devices", "index", b"index", "job", b"job", "job_id", b"job_id", "layers", b"layers", "micro_batches", b"micro_batches", "output", b"output", "process_id", b"process_id", "rank", b"rank", "resume", b"resume", "role", b"role", "scheduler", b"scheduler", "stages", b"stages", "staleness", b"staleness", "term", b"term", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__staleness: _TypeAlias = _typing.Literal["staleness"]  # noqa: Y015
     _WhichOneofArgType__staleness: _TypeAlias = _typing.Literal["_staleness", b"_staleness"]  # noqa: Y015

@@ -88,6 +88,8 @@ class _EndReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EndReason.V
     """a loss or gradient was not finite"""
     END_DISK_FULL: _EndReason.ValueType  # 16
     """no room on a disk that it writes to"""
+    END_CUT_UNREADABLE: _EndReason.ValueType  # 17
+    """the cut that it was to go on from is gone or damaged"""
 
 class EndReason(_EndReason, metaclass=_EndReasonEnumTypeWrapper):
     """Why a job, or one attempt at it, ended. The list is closed: every end has one of these."""
@@ -124,6 +126,8 @@ END_DIVERGED: EndReason.ValueType  # 15
 """a loss or gradient was not finite"""
 END_DISK_FULL: EndReason.ValueType  # 16
 """no room on a disk that it writes to"""
+END_CUT_UNREADABLE: EndReason.ValueType  # 17
+"""the cut that it was to go on from is gone or damaged"""
 Global___EndReason: _TypeAlias = EndReason  # noqa: Y015
 
 @_typing.final
@@ -303,6 +307,9 @@ class JobStatus(_message.Message):
     PRIORITY_FIELD_NUMBER: _builtins.int
     RETRIES_FIELD_NUMBER: _builtins.int
     BEGAN_AT_FIELD_NUMBER: _builtins.int
+    CUTS_FIELD_NUMBER: _builtins.int
+    FROM_STEP_FIELD_NUMBER: _builtins.int
+    FROM_SAMPLES_FIELD_NUMBER: _builtins.int
     SUBMITTED_BY_FIELD_NUMBER: _builtins.int
     CANCELLED_BY_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
@@ -338,6 +345,10 @@ class JobStatus(_message.Message):
     """that the job allows"""
     began_at: _builtins.float
     """it left the queue for the first time"""
+    from_step: _builtins.int
+    """of the cut that the attempt began with; 0: with none"""
+    from_samples: _builtins.int
+    """trained until then"""
     submitted_by: _builtins.str
     """the user whose token that was; empty where none is asked for"""
     cancelled_by: _builtins.str
@@ -349,6 +360,10 @@ class JobStatus(_message.Message):
     @_builtins.property
     def attempts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Attempt]:
         """the earlier ones"""
+
+    @_builtins.property
+    def cuts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Cut]:
+        """that are kept, the oldest first"""
 
     def __init__(
         self,
@@ -378,12 +393,15 @@ class JobStatus(_message.Message):
         priority: _builtins.int = ...,
         retries: _builtins.int = ...,
         began_at: _builtins.float = ...,
+        cuts: _abc.Iterable[Global___Cut] | None = ...,
+        from_step: _builtins.int = ...,
+        from_samples: _builtins.int = ...,
         submitted_by: _builtins.str = ...,
         cancelled_by: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["job", b"job"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "attempts", b"attempts", "began_at", b"began_at", "cancelled_by", b"cancelled_by", "end_reason", b"end_reason", "ended_at", b"ended_at", "error", b"error", "job", b"job", "job_id", b"job_id", "last_lines", b"last_lines", "loss", b"loss", "metrics", b"metrics", "name", b"name", "output", b"output", "phase", b"phase", "priority", b"priority", "process", b"process", "reason", b"reason", "retries", b"retries", "samples", b"samples", "samples_per_s", b"samples_per_s", "started_at", b"started_at", "state", b"state", "step", b"step", "submitted_at", b"submitted_at", "submitted_by", b"submitted_by", "total_steps", b"total_steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "attempts", b"attempts", "began_at", b"began_at", "cancelled_by", b"cancelled_by", "cuts", b"cuts", "end_reason", b"end_reason", "ended_at", b"ended_at", "error", b"error", "from_samples", b"from_samples", "from_step", b"from_step", "job", b"job", "job_id", b"job_id", "last_lines", b"last_lines", "loss", b"loss", "metrics", b"metrics", "name", b"name", "output", b"output", "phase", b"phase", "priority", b"priority", "process", b"process", "reason", b"reason", "retries", b"retries", "samples", b"samples", "samples_per_s", b"samples_per_s", "started_at", b"started_at", "state", b"state", "step", b"step", "submitted_at", b"submitted_at", "submitted_by", b"submitted_by", "total_steps", b"total_steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -399,6 +417,10 @@ class Attempt(_message.Message):
     ERROR_FIELD_NUMBER: _builtins.int
     PROCESS_FIELD_NUMBER: _builtins.int
     ENDED_AT_FIELD_NUMBER: _builtins.int
+    FROM_STEP_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    STARTED_AT_FIELD_NUMBER: _builtins.int
+    PRICE_PER_HOUR_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     end_reason: Global___EndReason.ValueType
     reason: _builtins.str
@@ -406,6 +428,14 @@ class Attempt(_message.Message):
     error: _builtins.str
     process: _builtins.str
     ended_at: _builtins.float
+    from_step: _builtins.int
+    """of the cut that it began with; 0: with none"""
+    step: _builtins.int
+    """that it had come to"""
+    started_at: _builtins.float
+    """training began; 0: it did not"""
+    price_per_hour: _builtins.float
+    """of its plan"""
     def __init__(
         self,
         *,
@@ -415,10 +445,14 @@ class Attempt(_message.Message):
         error: _builtins.str = ...,
         process: _builtins.str = ...,
         ended_at: _builtins.float = ...,
+        from_step: _builtins.int = ...,
+        step: _builtins.int = ...,
+        started_at: _builtins.float = ...,
+        price_per_hour: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_reason", b"end_reason", "ended_at", b"ended_at", "error", b"error", "number", b"number", "process", b"process", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_reason", b"end_reason", "ended_at", b"ended_at", "error", b"error", "from_step", b"from_step", "number", b"number", "price_per_hour", b"price_per_hour", "process", b"process", "reason", b"reason", "started_at", b"started_at", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -902,6 +936,7 @@ class ProgressReport(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     END_REASON_FIELD_NUMBER: _builtins.int
     STEPPED_S_FIELD_NUMBER: _builtins.int
+    CUTS_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     stage: _builtins.int
     rank: _builtins.int
@@ -927,6 +962,10 @@ class ProgressReport(_message.Message):
     """of train_seconds, when `step` had ended"""
     @_builtins.property
     def metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]: ...
+    @_builtins.property
+    def cuts(self) -> Global___CutList:
+        """by the leader of the first stage, when they have changed"""
+
     def __init__(
         self,
         *,
@@ -947,29 +986,128 @@ class ProgressReport(_message.Message):
         attempt: _builtins.int = ...,
         end_reason: Global___EndReason.ValueType = ...,
         stepped_s: _builtins.float = ...,
+        cuts: Global___CutList | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cuts", b"cuts"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "busy_s", b"busy_s", "end_reason", b"end_reason", "error", b"error", "job_id", b"job_id", "loss", b"loss", "metrics", b"metrics", "output", b"output", "phase", b"phase", "rank", b"rank", "samples", b"samples", "samples_per_s", b"samples_per_s", "stage", b"stage", "step", b"step", "stepped_s", b"stepped_s", "total_steps", b"total_steps", "train_seconds", b"train_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "busy_s", b"busy_s", "cuts", b"cuts", "end_reason", b"end_reason", "error", b"error", "job_id", b"job_id", "loss", b"loss", "metrics", b"metrics", "output", b"output", "phase", b"phase", "rank", b"rank", "samples", b"samples", "samples_per_s", b"samples_per_s", "stage", b"stage", "step", b"step", "stepped_s", b"stepped_s", "total_steps", b"total_steps", "train_seconds", b"train_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ProgressReport: _TypeAlias = ProgressReport  # noqa: Y015
 
 @_typing.final
+class CutList(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CUTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def cuts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Cut]: ...
+    def __init__(
+        self,
+        *,
+        cuts: _abc.Iterable[Global___Cut] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cuts", b"cuts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CutList: _TypeAlias = CutList  # noqa: Y015
+
+@_typing.final
+class Cut(_message.Message):
+    """A running job after a step, complete: what it can go on from under any plan."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class MetricsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    STEP_FIELD_NUMBER: _builtins.int
+    PLACE_FIELD_NUMBER: _builtins.int
+    TAKEN_AT_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    STALL_S_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    METRICS_FIELD_NUMBER: _builtins.int
+    SAMPLES_FIELD_NUMBER: _builtins.int
+    step: _builtins.int
+    """updates that are in it"""
+    place: _builtins.str
+    """its folder or URL"""
+    taken_at: _builtins.float
+    """seconds since the epoch"""
+    seconds: _builtins.float
+    """from the end of the step until it was complete"""
+    stall_s: _builtins.float
+    """for which commits of rows waited, or workers copied"""
+    bytes: _builtins.int
+    """written for it"""
+    attempt: _builtins.int
+    """that took it"""
+    samples: _builtins.int
+    """trained until then, over all workers"""
+    @_builtins.property
+    def metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]: ...
+    def __init__(
+        self,
+        *,
+        step: _builtins.int = ...,
+        place: _builtins.str = ...,
+        taken_at: _builtins.float = ...,
+        seconds: _builtins.float = ...,
+        stall_s: _builtins.float = ...,
+        bytes: _builtins.int = ...,
+        attempt: _builtins.int = ...,
+        metrics: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        samples: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "bytes", b"bytes", "metrics", b"metrics", "place", b"place", "samples", b"samples", "seconds", b"seconds", "stall_s", b"stall_s", "step", b"step", "taken_at", b"taken_at"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Cut: _TypeAlias = Cut  # noqa: Y015
+
+@_typing.final
 class ReportReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     STOP_FIELD_NUMBER: _builtins.int
+    CUT_FIELD_NUMBER: _builtins.int
     stop: _builtins.bool
+    cut: _builtins.bool
+    """to the leader of the first stage: take one now"""
     def __init__(
         self,
         *,
         stop: _builtins.bool = ...,
+        cut: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["stop", b"stop"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cut", b"cut", "stop", b"stop"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
