@@ -1,7 +1,8 @@
 """How a step ends: its gradient summed, measured and judged, and then applied.
 
 Sums and what is told of them take a thread of their own, one step after the other, while the worker
-computes the next steps. The judge, the leader of the first stage, hears the leaders of all stages
+computes the next steps; where these wait for the verdict, the worker has nothing else to do and
+needs no thread. The judge, the leader of the first stage, hears the leaders of all stages
 and tells them the verdict; they tell their workers (`workers/stage/verdict.py`). Where all that
 counts is in the sums of the only stage, every worker comes to the same verdict by itself.
 """
@@ -102,7 +103,7 @@ class Ending:
         self._judges = len(place.widths) == 1 and (place.width == 1 or not tallied)
         self._thread = (
             None
-            if at_once and place.widths == (1,) and not tallied
+            if at_once and not tallied and (not staleness or place.widths == (1,))
             else ThreadPoolExecutor(1, thread_name_prefix="ending")
         )
         self._begun: deque[tuple[Gradient, Future[_Judged]]] = deque()
@@ -136,17 +137,23 @@ class Ending:
             loss: float64 [], this worker's part.
             rows: that collected their gradients.
         """
-        self._next, self._zero = step + 1, torch.zeros_like(loss)
+        self._next, self._loss = step + 1, loss
         of_rows = largest(rows)
         self._commits.gather(step, rows)
         gradient = self._update.gather(step, loss, of_rows, cut=self._cut_due(step))
         future: Future[_Judged] = Future()
-        if self._thread is None:
-            future.set_result(self._end(gradient))
-        else:
+        if self._thread is not None:
             future = self._thread.submit(self._end, gradient)
             future.add_done_callback(lambda _: self._inbox.wake())
+        elif self._place.widths == (1,):
+            future.set_result(self._end(gradient))
         self._begun.append((gradient, future))
+
+    def settle(self) -> None:
+        """Wait for the verdict on the step that has begun to end, where no thread does."""
+        if self._thread is None and self._begun and not self.ready:
+            gradient, future = self._begun[0]
+            future.set_result(self._end(gradient))
 
     @property
     def ready(self) -> bool:
@@ -181,9 +188,10 @@ class Ending:
         return Ended(judged.loss, judged.cut)
 
     def check(self) -> None:
-        """Raise what failed in the background."""
+        """Raise what failed in the background, or that another worker of the stage is gone."""
         self._commits.check()
         self._notices.check()
+        self._update.check()  # one that hangs may never send what this waits for
 
     def flush(self) -> None:
         """Wait until all that was applied is in the tables, and known."""
@@ -197,7 +205,7 @@ class Ending:
             end: the first step of which no worker can have begun the sums.
         """
         for step in range(self._next, end):  # others may have, and wait for ours
-            self._update.gather(step, self._zero, None).sums.wait()
+            self._update.gather(step, torch.zeros_like(self._loss), None).sums.wait()
         self._commits.no_more_pulls()
         self.flush()
 
@@ -241,7 +249,7 @@ class Ending:
     def _judge_for_all(self, step: int, cut: bool) -> None:
         """At the judge: hear all stages, and tell their leaders and its own stage's workers."""
         board, stages = self._notices.board, len(self._place.widths)
-        self._inbox.wait(lambda: board.count(REPORTED, step) == stages)
+        self._wait(lambda: board.count(REPORTED, step) == stages)
         reports = [
             Report(told.squared_norm, told.finite, told.loss)
             for _, told in sorted(board.of(REPORTED, step).items())
@@ -270,6 +278,16 @@ class Ending:
 
     def _wait_for_verdict(self, step: int) -> Notice:
         board = self._notices.board
-        self._inbox.wait(lambda: board.has(JUDGED, step))
+        self._wait(lambda: board.has(JUDGED, step))
         (notice,) = board.of(JUDGED, step).values()
         return notice
+
+    def _wait(self, condition: Callable[[], bool]) -> None:
+        """Wait for what others tell, unless something failed here."""
+
+        def told() -> bool:
+            if self._thread is None:
+                self.check()
+            return condition()
+
+        self._inbox.wait(told)

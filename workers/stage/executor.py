@@ -235,12 +235,12 @@ class StageExecutor:
                 found.append(action)
             return bool(found)
 
+        self._ending.settle()
         self._inbox.wait(look)
         return found[0]
 
     def _possible(self) -> Callable[[], None] | None:
         self._ending.check()
-        self._layers.group.check()  # one that hangs may never send what this waits for
         self._open_steps()
         if self._ending.ready:
             return self._update

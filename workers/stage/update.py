@@ -161,9 +161,11 @@ class Update:
             (parameters if reduced_over(parameter) == "replica" else own).append(parameter)
             if parameter.grad is not None and parameter.grad.is_sparse:
                 parameter.grad = parameter.grad.to_dense()
-        alone = _squared_norm([p.grad for p in own if p.grad is not None])
-        of_rows = torch.zeros_like(loss) if largest is None else largest.to(loss)
-        scalars = torch.stack([loss, of_rows, alone.to(loss), torch.full_like(loss, cut)])
+        none = torch.zeros_like(loss)
+        alone = [p.grad for p in own if p.grad is not None]
+        of_rows = none if largest is None else largest.to(loss)
+        of_own = _squared_norm(alone).to(loss) if alone else none
+        scalars = torch.stack([loss, of_rows, of_own, torch.ones_like(loss) if cut else none])
         loads = [gate.pending.clone() for gate in self._biased]
         for gate in self._biased:
             gate.pending.zero_()
@@ -171,8 +173,9 @@ class Update:
         sums = self._group.begin_sum(step)
         if self._group.size == 1:
             return Gradient(step, sums, scalars, None, loads, statistics)
-        used = torch.tensor([p.grad is not None for p in parameters], dtype=torch.float32)
-        used = used.to(loss.device)
+        used = torch.tensor(
+            [p.grad is not None for p in parameters], dtype=torch.float32, device=loss.device
+        )
         gradients = []
         for parameter in parameters:
             if parameter.grad is None:
@@ -185,9 +188,9 @@ class Update:
         """Wait for the sums; what is to be said of them. May be called on any thread."""
         gradient.sums.wait()
         if gradient.used is not None:
-            unused = (gradient.used == 0).tolist()
-            for parameter, none in zip(self._summed(gradient.step), unused, strict=True):
-                if none:  # on no worker, so that optimizers leave it as it is, as they would alone
+            used = gradient.used.tolist()
+            for parameter, workers in zip(self._summed(gradient.step), used, strict=True):
+                if not workers:  # so that optimizers leave it as it is, as they would alone
                     parameter.grad = None
         grads = [p.grad for p in self._summed(gradient.step) if p.grad is not None]
         loss, of_rows, alone, cut = gradient.scalars.tolist()
@@ -202,6 +205,10 @@ class Update:
             loss,
             cut > 0,
         )
+
+    def check(self) -> None:
+        """Raise at once where another worker of the stage is known to have gone away."""
+        self._group.check()
 
     def apply(self, gradient: Gradient, scale: float) -> None:
         """Take the step.
@@ -219,7 +226,8 @@ class Update:
             self._optimizer.step()
             if self._rate is not None:
                 self._rate.step()
-            self._optimizer.zero_grad(set_to_none=True)
+            for parameter in self._versions.parameters(gradient.step):
+                parameter.grad = None
         for gate, load in zip(self._biased, gradient.loads, strict=True):
             gate.pending, kept = load, gate.pending
             gate.step()
@@ -256,4 +264,4 @@ def _all_finite(gradients: list[Tensor]) -> bool:
     some = [g for g in gradients if g.numel()]
     if not some:
         return True
-    return bool(torch.nn.utils.get_total_norm(some, norm_type=float("inf")).isfinite())
+    return bool(torch.stack(torch._foreach_norm(some, float("inf"))).isfinite().all())

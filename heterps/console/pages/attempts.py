@@ -69,5 +69,5 @@ def _cut(cut: Cut) -> tuple[Markup | str, ...]:
         duration(cut.stall_s),
         size(cut.bytes),
         ", ".join(f"{name} {value:.4f}" for name, value in cut.metrics.items()),
-        tag("code", cut.place),
+        tag("small", cut.place, class_="id"),
     )
