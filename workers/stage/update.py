@@ -13,6 +13,7 @@ from workers.links.all_reduce import StageGroup
 from workers.links.step_sum import StepSum
 from workers.model.statistics import RunningStatistics
 from workers.moe.gates import Bias
+from workers.stage.overlap import Overlap, StepGradients
 from workers.stage.schedule import Schedule
 from workers.stage.verdict import Report
 from workers.stage.versions import Versions, rekey
@@ -65,6 +66,7 @@ class Update:
         self._group = group
         self._clip = job.train.clip > 0
         self._versions = versions
+        self._overlap = Overlap()
         parameters = versions.parameters(0)
         self._optimizer = make_optimizer(job.train.optimizer, parameters)
         self._rate = (
@@ -77,6 +79,11 @@ class Update:
             gate.deferred = True
         group.share_parameters(parameters)
         versions.open()
+
+    def watch(self, step: int) -> None:
+        """Begin to sum gradients while the backward that follows, the worker's last, makes them."""
+        if self._group.overlaps:
+            self._overlap.begin(self._gradients(step))
 
     def gather(self, step: int, loss: Tensor, largest: Tensor | None) -> Gradient:
         """Begin to sum what this worker's share of a step collected, when all of it is there.
@@ -98,18 +105,14 @@ class Update:
         for gate in self._biased:
             gate.pending.zero_()
         statistics = self._statistics.take(step, self._schedule.count(step))
-        sums = self._group.begin_sum(step)
         if self._group.size == 1:
-            return Gradient(step, sums, scalars, None, loads, statistics)
+            return Gradient(step, self._group.begin_sum(step), scalars, None, loads, statistics)
         used = torch.tensor([p.grad is not None for p in parameters], dtype=torch.float32)
         used = used.to(loss.device)
-        gradients = []
-        for parameter in parameters:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            gradients.append(parameter.grad)
-        sums.add([*gradients, used, scalars, *loads, *statistics])
-        return Gradient(step, sums, scalars, used, loads, statistics)
+        gradients = self._overlap.end(step) or self._gradients(step)
+        gradients.add_rest()
+        gradients.sums.add([used, scalars, *loads, *statistics])
+        return Gradient(step, gradients.sums, scalars, used, loads, statistics)
 
     def report(self, gradient: Gradient) -> Report:
         """Wait for the sums; what is to be said of them. May be called on any thread."""
@@ -163,6 +166,9 @@ class Update:
         if self._optimizer is not None:
             rekey(self._optimizer, self._versions.parameters(gradient.step))
         self._statistics.apply(gradient.statistics)
+
+    def _gradients(self, step: int) -> StepGradients:
+        return StepGradients(step, self._group.begin_sum(step), self._summed(step))
 
     def _summed(self, step: int) -> list[nn.Parameter]:
         return [p for p in self._versions.parameters(step) if reduced_over(p) == "replica"]
