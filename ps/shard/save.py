@@ -176,7 +176,8 @@ class Saver:
         state = self._state
         route = state.route_version
         wanted = state.owned(request.shard, request.shards)
-        loaded = read_rows(state, request.directory, wanted, save=request.save)
+        rename = request.rename if request.HasField("rename") else None
+        loaded = read_rows(state, request.directory, wanted, save=request.save, rename=rename)
         loaded.check(state)
         reply = pb.LoadReply(rows=loaded.rows, route=route)
         yield reply

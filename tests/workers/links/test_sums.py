@@ -19,7 +19,16 @@ from protos.stage_pb2_grpc import StageStub
 from workers.errors import PeerLostError
 from workers.links.all_reduce import Rendezvous, StageGroup, processes_allowed
 from workers.links.inbox import Inbox, Stopped
-from workers.links.ring import _HEAD, _PART, _SUM, SEGMENT, BucketId, Ring, SumError
+from workers.links.ring import (
+    _PART,
+    _SUM,
+    SEGMENT,
+    BucketId,
+    Ring,
+    Section,
+    SumError,
+    _Message,
+)
 from workers.links.ring_port import RingPort, join_stage, local_rings
 from workers.links.transport import StageService
 
@@ -421,11 +430,14 @@ class Wire:
         theirs, self.after = socket.socketpair()
         self.ring = Ring(rank, size, ours, theirs, lambda: False)
         self.values = torch.ones(2 * SEGMENT // 4 + 1)  # two segments and four bytes
-        self.bucket = self.ring.begin(BucketId(0, 0), self.values, last=False)
+        section = Section(torch.float32, self.values.nbytes)
+        values = self.values.view(torch.uint8)
+        self.bucket = self.ring.begin(BucketId(0, 0), values, [section], last=False)
 
-    def send(self, kind, offset, length, size=None, number=0):
-        size = self.values.nbytes if size is None else size
-        self.before.sendall(_HEAD.pack(kind, 0, False, 0, number, size, offset, length))
+    def send(self, kind, offset, length, number=0):
+        payload = torch.empty(length, dtype=torch.uint8, device="meta")
+        head = _Message(kind, BucketId(0, number), self.bucket.shape, offset, payload).head()
+        self.before.sendall(head)
         threading.Thread(target=self._send_payload, args=(length,), daemon=True).start()
 
     def _send_payload(self, length):
