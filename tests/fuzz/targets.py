@@ -500,7 +500,7 @@ def _calls_by_region(folder: Path) -> list[bytes]:
     found = []
     for call in _calls(folder):
         head, payload = unpack(types[call[0]], call[1:])
-        memory = bytearray(payload.ljust(4096, b"\0"))
+        memory = bytearray(bytes(payload).ljust(4096, b"\0"))
         if isinstance(head, pb.TallyRequest):
             continue
         head.region = _REGION
