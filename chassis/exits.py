@@ -4,6 +4,7 @@ import re
 
 from protos.scheduler_pb2 import (
     END_CONNECTION_LOST,
+    END_CUT_UNREADABLE,
     END_DISK_FULL,
     END_INVALID_JOB,
     END_OUT_OF_MEMORY,
@@ -12,8 +13,10 @@ from protos.scheduler_pb2 import (
     EndReason,
 )
 
-# Of sysexits.h those that come closest: EX_OSERR, EX_IOERR, EX_TEMPFAIL, EX_CONFIG. All else is 1.
+# Of sysexits.h those that come closest: EX_NOINPUT, EX_OSERR, EX_IOERR, EX_TEMPFAIL, EX_CONFIG.
+# All else is 1.
 _CODES = {
+    END_CUT_UNREADABLE: 66,
     END_OUT_OF_MEMORY: 71,
     END_DISK_FULL: 74,
     END_CONNECTION_LOST: 75,

@@ -137,6 +137,7 @@ class StagePoint(_message.Message):
     BUSY_S_FIELD_NUMBER: _builtins.int
     TRAIN_SECONDS_FIELD_NUMBER: _builtins.int
     METRICS_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
     at: _builtins.float
     phase: _builtins.str
     """as in ProgressReport"""
@@ -149,6 +150,7 @@ class StagePoint(_message.Message):
     """seconds spent computing so far"""
     train_seconds: _builtins.float
     """of so many"""
+    attempt: _builtins.int
     @_builtins.property
     def metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]: ...
     def __init__(
@@ -163,10 +165,11 @@ class StagePoint(_message.Message):
         busy_s: _builtins.float = ...,
         train_seconds: _builtins.float = ...,
         metrics: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        attempt: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "busy_s", b"busy_s", "loss", b"loss", "metrics", b"metrics", "phase", b"phase", "samples", b"samples", "samples_per_s", b"samples_per_s", "step", b"step", "train_seconds", b"train_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "attempt", b"attempt", "busy_s", b"busy_s", "loss", b"loss", "metrics", b"metrics", "phase", b"phase", "samples", b"samples", "samples_per_s", b"samples_per_s", "step", b"step", "train_seconds", b"train_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

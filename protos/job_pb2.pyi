@@ -41,6 +41,7 @@ class JobSpec(_message.Message):
     DEADLINE_HOURS_FIELD_NUMBER: _builtins.int
     CODE_FIELD_NUMBER: _builtins.int
     CODE_DIGEST_FIELD_NUMBER: _builtins.int
+    ENTRY_DIGEST_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     output: _builtins.str
     """where models are saved: OUTPUT/JOB_ID; empty: by the scheduler"""
@@ -56,6 +57,8 @@ class JobSpec(_message.Message):
     """folder sent with the job: that of the job file, or one above"""
     code_digest: _builtins.str
     """of what was sent, sha256; set by the client, not in the file"""
+    entry_digest: _builtins.str
+    """of the file of model.entry, sha256; set by the client"""
     @_builtins.property
     def model(self) -> Global___ModelSpec: ...
     @_builtins.property
@@ -82,10 +85,11 @@ class JobSpec(_message.Message):
         deadline_hours: _builtins.float = ...,
         code: _builtins.str = ...,
         code_digest: _builtins.str = ...,
+        entry_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "model", b"model", "schedule", b"schedule", "servers", b"servers", "train", b"train"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "code_digest", b"code_digest", "data", b"data", "deadline_hours", b"deadline_hours", "directory", b"directory", "model", b"model", "name", b"name", "output", b"output", "priority", b"priority", "retries", b"retries", "schedule", b"schedule", "servers", b"servers", "train", b"train"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "code_digest", b"code_digest", "data", b"data", "deadline_hours", b"deadline_hours", "directory", b"directory", "entry_digest", b"entry_digest", "model", b"model", "name", b"name", "output", b"output", "priority", b"priority", "retries", b"retries", "schedule", b"schedule", "servers", b"servers", "train", b"train"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -262,6 +266,7 @@ class TrainSpec(_message.Message):
     ROWS_FIELD_NUMBER: _builtins.int
     CHECKPOINT_FIELD_NUMBER: _builtins.int
     WARM_START_FIELD_NUMBER: _builtins.int
+    RESUME_FIELD_NUMBER: _builtins.int
     epochs: _builtins.int
     batch_size: _builtins.int
     """samples a step, over all workers"""
@@ -285,8 +290,8 @@ class TrainSpec(_message.Message):
     batch_norm: _builtins.str
     """local | sync: statistics of a micro-batch, or of the whole batch"""
     warm_start: _builtins.str
-    """what weights and rows begin as: a model, a cut, a state_dict, or JOB[@STEP] of the scheduler's;
-    empty: the model's own
+    """What weights and rows begin as: the folder or URL of a model or a cut, or the file of a
+    state_dict; empty: the model's own. In the file also JOB[@STEP], which the client looks up.
     """
     @_builtins.property
     def optimizer(self) -> Global___DenseOptimizer: ...
@@ -294,6 +299,10 @@ class TrainSpec(_message.Message):
     def rows(self) -> Global___RowSchedule: ...
     @_builtins.property
     def checkpoint(self) -> Global___CheckpointSpec: ...
+    @_builtins.property
+    def resume(self) -> Global___Origin:
+        """where the job goes on from; set by the client, not in the file"""
+
     def __init__(
         self,
         *,
@@ -313,14 +322,48 @@ class TrainSpec(_message.Message):
         rows: Global___RowSchedule | None = ...,
         checkpoint: Global___CheckpointSpec | None = ...,
         warm_start: _builtins.str = ...,
+        resume: Global___Origin | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "optimizer", b"optimizer", "rows", b"rows"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "optimizer", b"optimizer", "resume", b"resume", "rows", b"rows"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_norm", b"batch_norm", "batch_size", b"batch_size", "checkpoint", b"checkpoint", "clip", b"clip", "drop_last", b"drop_last", "epochs", b"epochs", "loss", b"loss", "max_steps", b"max_steps", "micro_batches", b"micro_batches", "optimizer", b"optimizer", "precision", b"precision", "rows", b"rows", "seed", b"seed", "split_experts", b"split_experts", "staleness", b"staleness", "warm_start", b"warm_start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_norm", b"batch_norm", "batch_size", b"batch_size", "checkpoint", b"checkpoint", "clip", b"clip", "drop_last", b"drop_last", "epochs", b"epochs", "loss", b"loss", "max_steps", b"max_steps", "micro_batches", b"micro_batches", "optimizer", b"optimizer", "precision", b"precision", "resume", b"resume", "rows", b"rows", "seed", b"seed", "split_experts", b"split_experts", "staleness", b"staleness", "warm_start", b"warm_start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TrainSpec: _TypeAlias = TrainSpec  # noqa: Y015
+
+@_typing.final
+class Origin(_message.Message):
+    """The cut of an earlier job that another job goes on from, exactly."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    PLACE_FIELD_NUMBER: _builtins.int
+    SAMPLES_FIELD_NUMBER: _builtins.int
+    job_id: _builtins.str
+    step: _builtins.int
+    """updates that are in it; 0: the job has no origin"""
+    place: _builtins.str
+    """its folder or URL"""
+    samples: _builtins.int
+    """trained until then"""
+    def __init__(
+        self,
+        *,
+        job_id: _builtins.str = ...,
+        step: _builtins.int = ...,
+        place: _builtins.str = ...,
+        samples: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_id", b"job_id", "place", b"place", "samples", b"samples", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Origin: _TypeAlias = Origin  # noqa: Y015
 
 @_typing.final
 class CheckpointSpec(_message.Message):

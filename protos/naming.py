@@ -32,9 +32,14 @@ def kept_place(url: str) -> tuple[str, str, str]:
     return address, job_id, folder
 
 
+def cuts_of(output: str) -> str:
+    """Where the cuts of a job lie whose model is saved at `output`."""
+    return f"{output}/cuts" if output.startswith(KEPT) else f"{output}.cuts"
+
+
 def kept_with(output: str, address: str) -> str:
     """The same place with the scheduler that leads now; a folder as it is."""
     if not output.startswith(KEPT):
         return output
-    _, job_id, _ = kept_place(output)
-    return f"{KEPT}{address}/{job_id}"
+    _, job_id, folder = kept_place(output)
+    return f"{KEPT}{address}/{job_id}" + (f"/{folder}" if folder else "")

@@ -145,7 +145,7 @@ class LaunchRequest(_message.Message):
     cuts: _builtins.str
     """where the job's cuts lie, a folder or URL; empty: none are taken"""
     resume: _builtins.str
-    """folder of the cut to go on from, in `cuts`; empty: from the start"""
+    """folder of the cut to go on from, see train.resume; empty: none"""
     token: _builtins.str
     """the job's own, for its processes; empty: that of the node"""
     @_builtins.property

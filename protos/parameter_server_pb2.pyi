@@ -1449,6 +1449,7 @@ class LoadRequest(_message.Message):
     SHARDS_FIELD_NUMBER: _builtins.int
     SAVE_FIELD_NUMBER: _builtins.int
     CUT_FIELD_NUMBER: _builtins.int
+    RENAME_FIELD_NUMBER: _builtins.int
     directory: _builtins.str
     shard: _builtins.int
     shards: _builtins.int
@@ -1456,6 +1457,10 @@ class LoadRequest(_message.Message):
     """checksum of its manifests; another save is refused"""
     cut: _builtins.str
     """of CutRequest, by which pushes are held back; ends with this"""
+    @_builtins.property
+    def rename(self) -> Global___Rename:
+        """absent: tables keep their names"""
+
     def __init__(
         self,
         *,
@@ -1464,14 +1469,41 @@ class LoadRequest(_message.Message):
         shards: _builtins.int = ...,
         save: _builtins.str = ...,
         cut: _builtins.str = ...,
+        rename: Global___Rename | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["rename", b"rename"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cut", b"cut", "directory", b"directory", "save", b"save", "shard", b"shard", "shards", b"shards"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cut", b"cut", "directory", b"directory", "rename", b"rename", "save", b"save", "shard", b"shard", "shards", b"shards"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LoadRequest: _TypeAlias = LoadRequest  # noqa: Y015
+
+@_typing.final
+class Rename(_message.Message):
+    """Only tables whose names begin with `from` are loaded, beginning with `to`. What was applied of
+    clients and series is left out. A table that is there keeps its durability and memory.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FROM_PREFIX_FIELD_NUMBER: _builtins.int
+    TO_PREFIX_FIELD_NUMBER: _builtins.int
+    from_prefix: _builtins.str
+    to_prefix: _builtins.str
+    def __init__(
+        self,
+        *,
+        from_prefix: _builtins.str = ...,
+        to_prefix: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_prefix", b"from_prefix", "to_prefix", b"to_prefix"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Rename: _TypeAlias = Rename  # noqa: Y015
 
 @_typing.final
 class LoadReply(_message.Message):

@@ -88,6 +88,8 @@ class _EndReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EndReason.V
     """a loss or gradient was not finite"""
     END_DISK_FULL: _EndReason.ValueType  # 16
     """no room on a disk that it writes to"""
+    END_CUT_UNREADABLE: _EndReason.ValueType  # 17
+    """the cut that it was to go on from is gone or damaged"""
 
 class EndReason(_EndReason, metaclass=_EndReasonEnumTypeWrapper):
     """Why a job, or one attempt at it, ended. The list is closed: every end has one of these."""
@@ -124,6 +126,8 @@ END_DIVERGED: EndReason.ValueType  # 15
 """a loss or gradient was not finite"""
 END_DISK_FULL: EndReason.ValueType  # 16
 """no room on a disk that it writes to"""
+END_CUT_UNREADABLE: EndReason.ValueType  # 17
+"""the cut that it was to go on from is gone or damaged"""
 Global___EndReason: _TypeAlias = EndReason  # noqa: Y015
 
 @_typing.final
@@ -305,6 +309,7 @@ class JobStatus(_message.Message):
     BEGAN_AT_FIELD_NUMBER: _builtins.int
     CUTS_FIELD_NUMBER: _builtins.int
     FROM_STEP_FIELD_NUMBER: _builtins.int
+    FROM_SAMPLES_FIELD_NUMBER: _builtins.int
     SUBMITTED_BY_FIELD_NUMBER: _builtins.int
     CANCELLED_BY_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
@@ -342,6 +347,8 @@ class JobStatus(_message.Message):
     """it left the queue for the first time"""
     from_step: _builtins.int
     """of the cut that the attempt began with; 0: with none"""
+    from_samples: _builtins.int
+    """trained until then"""
     submitted_by: _builtins.str
     """the user whose token that was; empty where none is asked for"""
     cancelled_by: _builtins.str
@@ -388,12 +395,13 @@ class JobStatus(_message.Message):
         began_at: _builtins.float = ...,
         cuts: _abc.Iterable[Global___Cut] | None = ...,
         from_step: _builtins.int = ...,
+        from_samples: _builtins.int = ...,
         submitted_by: _builtins.str = ...,
         cancelled_by: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["job", b"job"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "attempts", b"attempts", "began_at", b"began_at", "cancelled_by", b"cancelled_by", "cuts", b"cuts", "end_reason", b"end_reason", "ended_at", b"ended_at", "error", b"error", "from_step", b"from_step", "job", b"job", "job_id", b"job_id", "last_lines", b"last_lines", "loss", b"loss", "metrics", b"metrics", "name", b"name", "output", b"output", "phase", b"phase", "priority", b"priority", "process", b"process", "reason", b"reason", "retries", b"retries", "samples", b"samples", "samples_per_s", b"samples_per_s", "started_at", b"started_at", "state", b"state", "step", b"step", "submitted_at", b"submitted_at", "submitted_by", b"submitted_by", "total_steps", b"total_steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "attempts", b"attempts", "began_at", b"began_at", "cancelled_by", b"cancelled_by", "cuts", b"cuts", "end_reason", b"end_reason", "ended_at", b"ended_at", "error", b"error", "from_samples", b"from_samples", "from_step", b"from_step", "job", b"job", "job_id", b"job_id", "last_lines", b"last_lines", "loss", b"loss", "metrics", b"metrics", "name", b"name", "output", b"output", "phase", b"phase", "priority", b"priority", "process", b"process", "reason", b"reason", "retries", b"retries", "samples", b"samples", "samples_per_s", b"samples_per_s", "started_at", b"started_at", "state", b"state", "step", b"step", "submitted_at", b"submitted_at", "submitted_by", b"submitted_by", "total_steps", b"total_steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -411,6 +419,8 @@ class Attempt(_message.Message):
     ENDED_AT_FIELD_NUMBER: _builtins.int
     FROM_STEP_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
+    STARTED_AT_FIELD_NUMBER: _builtins.int
+    PRICE_PER_HOUR_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     end_reason: Global___EndReason.ValueType
     reason: _builtins.str
@@ -422,6 +432,10 @@ class Attempt(_message.Message):
     """of the cut that it began with; 0: with none"""
     step: _builtins.int
     """that it had come to"""
+    started_at: _builtins.float
+    """training began; 0: it did not"""
+    price_per_hour: _builtins.float
+    """of its plan"""
     def __init__(
         self,
         *,
@@ -433,10 +447,12 @@ class Attempt(_message.Message):
         ended_at: _builtins.float = ...,
         from_step: _builtins.int = ...,
         step: _builtins.int = ...,
+        started_at: _builtins.float = ...,
+        price_per_hour: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_reason", b"end_reason", "ended_at", b"ended_at", "error", b"error", "from_step", b"from_step", "number", b"number", "process", b"process", "reason", b"reason", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_reason", b"end_reason", "ended_at", b"ended_at", "error", b"error", "from_step", b"from_step", "number", b"number", "price_per_hour", b"price_per_hour", "process", b"process", "reason", b"reason", "started_at", b"started_at", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1002,16 +1018,22 @@ class CutList(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     CUTS_FIELD_NUMBER: _builtins.int
+    FAILED_FIELD_NUMBER: _builtins.int
+    failed: _builtins.str
+    """what the newest one failed of; empty: it did not"""
     @_builtins.property
-    def cuts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Cut]: ...
+    def cuts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Cut]:
+        """those that are kept, the oldest first"""
+
     def __init__(
         self,
         *,
         cuts: _abc.Iterable[Global___Cut] | None = ...,
+        failed: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cuts", b"cuts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cuts", b"cuts", "failed", b"failed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1051,6 +1073,7 @@ class Cut(_message.Message):
     BYTES_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
     METRICS_FIELD_NUMBER: _builtins.int
+    SAMPLES_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     """updates that are in it"""
     place: _builtins.str
@@ -1065,6 +1088,8 @@ class Cut(_message.Message):
     """written for it"""
     attempt: _builtins.int
     """that took it"""
+    samples: _builtins.int
+    """trained until then, over all workers"""
     @_builtins.property
     def metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]: ...
     def __init__(
@@ -1078,10 +1103,11 @@ class Cut(_message.Message):
         bytes: _builtins.int = ...,
         attempt: _builtins.int = ...,
         metrics: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        samples: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "bytes", b"bytes", "metrics", b"metrics", "place", b"place", "seconds", b"seconds", "stall_s", b"stall_s", "step", b"step", "taken_at", b"taken_at"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "bytes", b"bytes", "metrics", b"metrics", "place", b"place", "samples", b"samples", "seconds", b"seconds", "stall_s", b"stall_s", "step", b"step", "taken_at", b"taken_at"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -6,8 +6,10 @@
 
 `--plan` gives the units of each stage; all stages are then equally busy. Of drawn plans a third
 has stages and units at random, a third comes from `exact` and a third from `ppo`; they have 1 to 6
-stages and 12 units. What is measured is samples a second in steady steps, by the layers' own
-clock, over the decision's throughput. Results go to bench/results/pace.json and pace_examples.json.
+stages and 12 units. Before them it is measured what the executor takes besides its layers, as a
+profile would: of one worker's time, and at the end of a step of twelve. Plans are priced with that.
+What is measured is samples a second in steady steps, by the layers' own clock, over the decision's
+throughput less the executor's share. Results go to bench/results/pace.json and pace_examples.json.
 """
 
 import argparse
@@ -19,13 +21,23 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from bench.pace.examples import JOBS, Cut, cut_at_random, profiled
-from bench.pace.questions import UNITS, Question, drawn, given, micro_batches_of
+from bench.pace.questions import (
+    LEAST_S,
+    TYPES,
+    UNITS,
+    Executor,
+    Question,
+    drawn,
+    given,
+    micro_batches_of,
+)
 from bench.pace.sleeping import pace_of, write_job
 from bench.pages import RESULTS, machine, versions, write
 from heterps import Client, Cluster
@@ -35,6 +47,8 @@ _WARM, _WARM_FLUSHED = 5, 2
 _LEAST_STEPS, _LEAST_FLUSHED = 10, 4  # that are measured
 _STAGES = 6  # of a drawn plan, at most
 _CUTS = 5  # of each real job
+_EXECUTOR_S = 15.0  # for which it is measured what the executor takes
+_ALONE = 4  # micro-batches a step of the worker that is measured alone
 METHODS = ("random", "exact", "ppo")
 BOUNDS = (0.95, 1.1)  # of measured over promised, where a promise is kept
 
@@ -43,13 +57,17 @@ def main() -> int:
     arguments = _parse()
     results = []
     with tempfile.TemporaryDirectory(prefix="heterps-pace-") as folder:
-        questions = list(_questions(arguments))
-        types = sorted({kind for question in questions for kind in question.limits})
-        devices = dict.fromkeys(types, "cpu")
-        units = dict.fromkeys(types, UNITS)
-        with Cluster(Path(folder, "cluster"), units, types, devices=devices) as cluster:
+        devices = dict.fromkeys(TYPES, "cpu")
+        units = dict.fromkeys(TYPES, UNITS)
+        with Cluster(Path(folder, "cluster"), units, TYPES, devices=devices) as cluster:
             client = Client(cluster.address)
-            for number, question in enumerate(questions):
+            executor = Executor() if arguments.examples else _executor(client, Path(folder))
+            print(
+                f"the executor takes {executor.overhead:.1%} of a worker's time, and "
+                f"{executor.end_s * 1e3:.1f} ms at the end of a step of {UNITS}",
+                flush=True,
+            )
+            for number, question in enumerate(_questions(arguments, executor)):
                 try:
                     run = _run(client, Path(folder, str(number)), question, arguments.seconds)
                 except ValueError as error:
@@ -68,6 +86,7 @@ def main() -> int:
             "date": datetime.date.today().isoformat(),
             "machine": machine(),
             "versions": versions("torch"),
+            "executor": asdict(executor),
             "plans": results,
         }
         write(arguments.json, json.dumps(summary, indent=1) + "\n")
@@ -91,7 +110,17 @@ def _parse() -> argparse.Namespace:
     return arguments
 
 
-def _questions(arguments: argparse.Namespace) -> Iterator[Question | Cut]:
+def _executor(client: Client, folder: Path) -> Executor:
+    """Measure what the executor takes besides layers that sleep."""
+    alone = given([1], LEAST_S, _ALONE, 1)
+    overhead = max(0.0, 1 - _run(client, folder / "alone", alone, _EXECUTOR_S)["ratio"])
+    together = given([UNITS], LEAST_S / UNITS, UNITS, 0)
+    run = _run(client, folder / "together", together, _EXECUTOR_S)
+    each_s = together.batch / run["measured"] * (1 - overhead)
+    return Executor(overhead, max(0.0, each_s - together.batch / run["promised"]))
+
+
+def _questions(arguments: argparse.Namespace, executor: Executor) -> Iterator[Question | Cut]:
     if arguments.examples:
         staleness = 1 if arguments.staleness is None else arguments.staleness
         for name in arguments.job or JOBS:
@@ -103,13 +132,15 @@ def _questions(arguments: argparse.Namespace) -> Iterator[Question | Cut]:
     for staleness in lags:
         for text in arguments.plan:
             units = [int(part) for part in text.split("+")]
-            yield given(units, arguments.micro_batch_s, arguments.micro_batches, staleness)
+            yield given(
+                units, arguments.micro_batch_s, arguments.micro_batches, staleness, executor
+            )
         if arguments.plan:
             continue
         for number in range(arguments.count):
             stages = 1 + number % _STAGES
             method = METHODS[(number + number // _STAGES) % len(METHODS)]
-            yield drawn(number, stages, method, staleness, arguments.micro_batches)
+            yield drawn(number, stages, method, staleness, arguments.micro_batches, executor)
 
 
 def _run(client: Client, folder: Path, question: Question | Cut, seconds: float) -> dict[str, Any]:

@@ -26,6 +26,23 @@ _FLOORS = 25  # tried for the highest
 
 
 @dataclass(frozen=True, slots=True)
+class Executor:
+    """What the executor takes besides its layers, measured here as a profile would.
+
+    Args:
+        overhead: the share of a worker's time, with micro-batches of `LEAST_S`.
+        end_s: what the end of a step takes where one stage has all units: its gradient summed,
+            judged and applied.
+    """
+
+    overhead: float = 0.0
+    end_s: float = 0.0
+
+
+_FREE = Executor()
+
+
+@dataclass(frozen=True, slots=True)
 class Question:
     """A problem for the planner, and the job's say about steps.
 
@@ -34,6 +51,7 @@ class Question:
         floor: samples a second to plan for; 0 for none.
         cap: dollars an hour that all units may cost; 0 for none.
         micro_batches: 0 where the planner chooses.
+        executor: what it takes besides the layers.
     """
 
     name: str
@@ -47,13 +65,16 @@ class Question:
     micro_batches: int = 0
     staleness: int = 1
     seed: int = 0
+    executor: Executor = _FREE
 
     @property
     def workload(self) -> dict[str, Any]:
         """The content of a workload file."""
         # Where the planner chooses the micro-batches, it begins with those of the reference batch.
         reference = self.batch // (self.micro_batches or _MICRO_BATCHES)
-        cost = {"sync_s": 0.0, "transfer_s": 0.0, "parallel_compute": 1.0, "parallel_sync": 1.0}
+        # A stage of some of the layers has as much of the units, or nearly.
+        sync_s = self.executor.end_s * reference / self.batch / len(self.seconds)
+        cost = {"sync_s": sync_s, "transfer_s": 0.0, "parallel_compute": 1.0, "parallel_sync": 0.0}
         layers = [
             {
                 "name": f"layer{index}",
@@ -69,7 +90,7 @@ class Question:
         if self.micro_batches:
             steps["micro_batches"] = self.micro_batches
         head = {"name": self.name, "reference_batch": reference, "samples": 1e6}
-        return {**head, **steps, "layers": layers}
+        return {**head, **steps, "overhead": self.executor.overhead, "layers": layers}
 
     @property
     def resources(self) -> dict[str, Any]:
@@ -100,8 +121,9 @@ class Question:
 
     def at_its_best(self) -> "Question":
         """With about the highest floor that a plan meets."""
-        low = self.decide().throughput
-        high = UNITS / sum(min(by_type.values()) for by_type in self.seconds)
+        left = 1 - self.executor.overhead
+        low = left * self.decide().throughput
+        high = left * UNITS / sum(min(by_type.values()) for by_type in self.seconds)
         for floor in np.geomspace(high, low, _FLOORS):
             question = replace(self, floor=0.999999 * float(floor))
             if question.decide().feasible:
@@ -109,7 +131,13 @@ class Question:
         return replace(self, floor=0.999999 * low)
 
 
-def given(units: Sequence[int], seconds: float, micro_batches: int, staleness: int) -> Question:
+def given(
+    units: Sequence[int],
+    seconds: float,
+    micro_batches: int,
+    staleness: int,
+    executor: Executor = _FREE,
+) -> Question:
     """Stages of so many units, each busy all the time.
 
     Args:
@@ -125,10 +153,18 @@ def given(units: Sequence[int], seconds: float, micro_batches: int, staleness: i
         batch=size * micro_batches if micro_batches else _BATCH,
         micro_batches=micro_batches,
         staleness=staleness,
+        executor=executor,
     ).at_its_best()
 
 
-def drawn(number: int, stages: int, method: str, staleness: int, micro_batches: int) -> Question:
+def drawn(
+    number: int,
+    stages: int,
+    method: str,
+    staleness: int,
+    micro_batches: int,
+    executor: Executor = _FREE,
+) -> Question:
     """A question by seed that is answered with `stages` stages.
 
     Args:
@@ -143,6 +179,7 @@ def drawn(number: int, stages: int, method: str, staleness: int, micro_batches: 
             micro_batches=micro_batches,
             staleness=staleness,
             seed=number,
+            executor=executor,
         )
         question = question.at_its_best() if method == "random" or stages == 1 else question
         if not _fits(question.decide(), stages):

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
 from heterps.client import calls, steps
-from heterps.client.records import Identity, Job, JobDecision, JobsPage, LogText, Node, Token
+from heterps.client.records import Cut, Identity, Job, JobDecision, JobsPage, LogText, Node, Token
 from heterps.client.transport import ASYNC, Transport
 from heterps.home.target import Target
 from protos import scheduler_pb2 as pb
@@ -43,21 +43,26 @@ class AsyncClient:
 
     async def submit(
         self,
-        job: str | Path | JobSpec,
+        job: str | Path | JobSpec | None,
         job_id: str | None = None,
         overrides: Iterable[str] | Mapping[str, object] = (),
         on_line: Callable[[str], None] = lambda line: None,
         code: bool = True,
         on_left_out: Callable[[str], None] | None = None,
+        resume: str | None = None,
     ) -> str:
         """Prepare the job's data, send its code and queue it; see `Client.submit`."""
         return await steps.submit(
-            self._transport, job, job_id, overrides, on_line, code, on_left_out
+            self._transport, job, job_id, overrides, on_line, code, on_left_out, resume
         )
 
     async def status(self, job_id: str) -> Job:
         """How a job stands."""
         return await self._transport.call(calls.status(job_id))
+
+    async def checkpoints(self, job_id: str) -> list[Cut]:
+        """The states of a job that are kept, from which it, or another, can go on; oldest first."""
+        return await steps.checkpoints(self._transport, job_id)
 
     async def jobs(
         self,

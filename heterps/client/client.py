@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from chassis.closing import Closing
 from heterps.client import calls, steps
-from heterps.client.records import Identity, Job, JobDecision, JobsPage, LogText, Node, Token
+from heterps.client.records import Cut, Identity, Job, JobDecision, JobsPage, LogText, Node, Token
 from heterps.client.transport import BLOCKING, Transport, iterate, run
 from heterps.home.target import Target
 from protos import scheduler_pb2 as pb
@@ -60,34 +60,44 @@ class Client(Closing):
 
     def submit(
         self,
-        job: str | Path | JobSpec,
+        job: str | Path | JobSpec | None,
         job_id: str | None = None,
         overrides: Iterable[str] | Mapping[str, object] = (),
         on_line: Callable[[str], None] = lambda line: None,
         code: bool = True,
         on_left_out: Callable[[str], None] | None = None,
+        resume: str | None = None,
     ) -> str:
         """Prepare the job's data, send its code and queue it; the job's id.
 
         Args:
-            job: a job file, or a job from `load_job`, which is left as it is.
+            job: a job file, or a job from `load_job`, which is left as it is; None with `resume`
+                for all as it was.
             job_id: submitting the same job under the same id again changes nothing.
             overrides: `a.b=value` texts, or a mapping of dotted key to value; for a file.
             on_line: called with each line that `data.prepare` prints, and what is left out.
             code: send the folder of the job file, or the one that its `code` names; without,
                 nodes must find it at the same path.
             on_left_out: called instead of `on_line` with each line on what is left out.
+            resume: JOB or JOB@STEP, a job that has ended: the new one goes on from that checkpoint,
+                with the same model, data and code; a job that is given may have another plan.
 
         Raises:
-            JobFileError, PrepareError, CodeError: nothing was submitted.
+            JobFileError, PrepareError, CodeError, OriginError: nothing was submitted.
         """
         return run(
-            steps.submit(self._transport, job, job_id, overrides, on_line, code, on_left_out)
+            steps.submit(
+                self._transport, job, job_id, overrides, on_line, code, on_left_out, resume
+            )
         )
 
     def status(self, job_id: str) -> Job:
         """How a job stands."""
         return run(self._transport.call(calls.status(job_id)))
+
+    def checkpoints(self, job_id: str) -> list[Cut]:
+        """The states of a job that are kept, from which it, or another, can go on; oldest first."""
+        return run(steps.checkpoints(self._transport, job_id))
 
     def jobs(
         self,

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 METRICS, DECISION, MODEL = "metrics.json", "decision.json", "model.json"
 _CODE = "code.tar.gz"
+_NOT_THE_MODEL = ("stage-", "cuts/", "from/")  # what a job goes on from, and what it began with
 _ARCHIVE = ".code.tar.gz"  # while it is not unpacked yet
 
 
@@ -83,7 +84,7 @@ class Download:
         if MODEL not in names:
             self._note = self._why_none()
             return []
-        return [file for file in files if not file.name.startswith("stage-")]
+        return [file for file in files if not file.name.startswith(_NOT_THE_MODEL)]
 
     def place(self, file: Artifact) -> Path | None:
         """Where a file goes; None where it is already.

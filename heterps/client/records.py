@@ -45,6 +45,46 @@ class Attempt:
     error: str
     process: str
     ended_at: float
+    from_step: int = 0  # of the cut that it began with; 0: with none
+    step: int = 0  # that it had come to
+    started_at: float = 0.0  # training began
+    price_per_hour: float = 0.0  # dollars, of its plan
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The state of a job after a step, from which it can go on.
+
+    Attributes:
+        step: updates that are in it.
+        place: its folder or URL.
+        taken_at: seconds since the epoch.
+        seconds: from the end of the step until it was complete; training went on meanwhile.
+        stall_s: for which training waited.
+        bytes: written for it; what was the same in the cut before is not.
+        attempt: that took it.
+        samples: trained until then.
+    """
+
+    step: int
+    place: str
+    taken_at: float
+    seconds: float
+    stall_s: float
+    bytes: int
+    attempt: int
+    samples: int
+    metrics: Mapping[str, float]
+
+    @classmethod
+    def of(cls, message: pb.Cut) -> "Cut":
+        """Read a message."""
+        return _read(cls, message, metrics=dict(sorted(message.metrics.items())))
+
+    def to_json(self) -> dict[str, Any]:
+        """The same for programs; a metric that is not finite is None."""
+        metrics = {name: _finite(value) for name, value in self.metrics.items()}
+        return {**asdict(self), "metrics": metrics}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +117,9 @@ class Job:
     began_at: float = 0.0  # it left the queue for the first time
     submitted_by: str = ""  # the user; empty where nobody is asked for a token
     cancelled_by: str = ""
+    cuts: tuple[Cut, ...] = ()  # that are kept, the oldest first
+    from_step: int = 0  # of the cut that the attempt began with; 0: with none
+    from_samples: int = 0  # trained until then
 
     @classmethod
     def of(cls, status: pb.JobStatus) -> "Job":
@@ -90,6 +133,7 @@ class Job:
             attempts=tuple(
                 _read(Attempt, one, end_reason=_reason(one.end_reason)) for one in status.attempts
             ),
+            cuts=tuple(Cut.of(cut) for cut in status.cuts),
         )
 
     @property
@@ -102,7 +146,12 @@ class Job:
     def to_json(self) -> dict[str, Any]:
         """The same for programs; a loss or metric that is not finite is None."""
         metrics = {name: _finite(value) for name, value in self.metrics.items()}
-        own = {"state": str(self.state), "loss": _finite(self.loss), "metrics": metrics}
+        own = {
+            "state": str(self.state),
+            "loss": _finite(self.loss),
+            "metrics": metrics,
+            "cuts": [cut.to_json() for cut in self.cuts],
+        }
         return {**asdict(self), **own}
 
 

@@ -13,7 +13,8 @@ from google.protobuf.message import Message
 
 from heterps.client import calls
 from heterps.client.download import Download, JobFiles
-from heterps.client.records import Job, JobDecision, LogText, Node, State
+from heterps.client.origins import OriginError, origin_of, take_up, there, weights_of
+from heterps.client.records import Cut, Job, JobDecision, LogText, Node, State
 from heterps.client.retry import PAUSE_S, Retry
 from heterps.client.transport import Transport
 from heterps.errors import (
@@ -23,6 +24,7 @@ from heterps.errors import (
     NoDecisionError,
     UnreachableError,
 )
+from heterps.job.checkpoints import Named, is_place
 from heterps.job.data import check_data
 from heterps.job.file import load_job
 from heterps.job.packaging import Code
@@ -37,20 +39,27 @@ _DECISIONS = 100  # jobs on a page
 
 async def submit(
     transport: Transport,
-    job: str | Path | JobSpec,
+    job: str | Path | JobSpec | None,
     job_id: str | None,
     overrides: Iterable[str] | Mapping[str, object],
     on_line: Callable[[str], None],
     code: bool,
     on_left_out: Callable[[str], None] | None = None,
+    resume: str | None = None,
 ) -> str:
     """Prepare a job's data, send its code, queue it; its id."""
+    spec = JobSpec()
     if isinstance(job, JobSpec):
-        spec = JobSpec()
         spec.CopyFrom(job)
-    else:
+    elif job is not None:
         path = job
         spec = await transport.work(lambda: load_job(path, overrides))
+    if resume is not None:
+        await _take_up(transport, spec, resume, given=job is not None)
+        return await transport.call(calls.submit(job_id or calls.new_id(spec.name), spec))
+    if job is None:
+        raise ValueError("job: None: expected a job file or a job, or resume")
+    await _look_up_weights(transport, spec)
     limit = await transport.call(calls.code_limit())  # before minutes of preparing for nobody
     await transport.work(lambda: prepare(spec, on_line))
     await transport.work(lambda: check_data(spec))
@@ -73,11 +82,45 @@ async def submit(
     return await transport.call(calls.submit(job_id, spec))
 
 
+async def _take_up(transport: Transport, job: JobSpec, resume: str, *, given: bool) -> None:
+    """Make a job one that goes on from `resume`, JOB[@STEP].
+
+    Args:
+        given: it was; otherwise all of it becomes as of that job.
+    """
+    named = Named.of(resume)
+    if named is None:
+        raise OriginError(f"resume: got {resume!r}, expected JOB or JOB@STEP")
+    status = await transport.call(calls.status_message(await find(transport, named.job)))
+    origin = origin_of(Job.of(status), named.step)
+    before = status.job
+    if given:
+        take_up(job, before, status.job_id)
+    else:
+        job.CopyFrom(before)
+    job.train.warm_start = ""
+    job.train.resume.CopyFrom(origin)
+
+
+async def _look_up_weights(transport: Transport, job: JobSpec) -> None:
+    """Put the place into `train.from` that JOB[@STEP] names."""
+    text = job.train.warm_start
+    named = Named.of(text) if text and not is_place(text) else None
+    if named is not None:
+        found = await transport.call(calls.status(await find(transport, named.job)))
+        job.train.warm_start = weights_of(found, named.step)
+
+
 async def find(transport: Transport, prefix: str | None) -> str:
     """The id of the job that `prefix` begins, of the latest for None."""
     limit = 0 if prefix is not None else 1
     listed = await jobs(transport, limit, "", False, calls.CALL_S)
     return calls.match(prefix, [job.job_id for job in listed])
+
+
+async def checkpoints(transport: Transport, job_id: str) -> list[Cut]:
+    """The cuts of a job that are kept."""
+    return there((await transport.call(calls.status(job_id))).cuts)
 
 
 async def jobs(

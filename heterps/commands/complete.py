@@ -32,6 +32,25 @@ def jobs_or_files(
     return jobs(ctx, param, incomplete) or files(ctx, param, incomplete)
 
 
+def cuts(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Jobs, and behind JOB@ the steps of its checkpoints, the newest first."""
+    job_id, at, _ = incomplete.partition("@")
+    if not at:
+        return jobs(ctx, param, incomplete)
+    found: list[int] = []
+    with suppress(Exception), ctx.scope(cleanup=False):
+        found = _steps(job_id)
+    names = [f"{job_id}@{step}" for step in reversed(found)]
+    return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+
+
+def cuts_or_files(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Jobs and their checkpoints, or files where none begins so."""
+    return cuts(ctx, param, incomplete) or files(ctx, param, incomplete)
+
+
 def files(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Files; the shell knows them."""
     return [CompletionItem(incomplete, type="file")]
@@ -47,6 +66,15 @@ def contexts(ctx: click.Context, param: click.Parameter, incomplete: str) -> lis
     except ContextError:
         names = [LOCAL]
     return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+
+
+def _steps(job_id: str) -> list[int]:
+    """The steps of a job's checkpoints."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    from heterps.commands import named
+
+    with named.client() as client:
+        return [cut.step for cut in client.checkpoints(job_id)]
 
 
 def _live() -> dict[str, str]:

@@ -12,6 +12,9 @@ from heterps.commands import complete, named
 
 F = TypeVar("F", bound=Callable[..., Any])
 job_file = click.argument("job_file", metavar="JOB.yaml", type=click.Path(path_type=Path))
+optional_job_file = click.argument(
+    "job_file", metavar="[JOB.yaml]", type=click.Path(path_type=Path), required=False
+)
 job = click.argument("job", metavar="[JOB]", required=False, shell_complete=complete.jobs)
 overrides = click.option(
     "--set",
@@ -19,6 +22,13 @@ overrides = click.option(
     multiple=True,
     metavar="KEY=VALUE",
     help="Override a key of the job file, such as train.epochs=3. May be repeated.",
+)
+warm_start = click.option(
+    "--from",
+    "warm_start",
+    metavar="PLACE|JOB[@STEP]",
+    shell_complete=complete.cuts_or_files,
+    help="Begin with the weights and rows of a model, a checkpoint or a state_dict (train.from).",
 )
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 units = click.option(
@@ -59,6 +69,17 @@ def cluster(command: F) -> F:
         help="A cluster of `heterps context list`.  [default: $HETERPS_CONTEXT, else the current]",
     )
     return scheduler(context(command))
+
+
+def beginning(warm_start: str | None, resume: str | bool | None) -> tuple[str, ...]:
+    """What --from overrides in a job file; a path is one from here."""
+    if warm_start is None:
+        return ()
+    if resume:
+        raise click.UsageError("--from and --resume: expected one; --resume brings the weights")
+    path = Path(warm_start).expanduser()
+    value = str(path.absolute()) if "://" not in warm_start and path.exists() else warm_start
+    return (f"train.from={json.dumps(value)}",)
 
 
 def types_of(texts: tuple[str, ...], option: str) -> dict[str, int]:

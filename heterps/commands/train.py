@@ -2,7 +2,7 @@
 
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -25,6 +25,12 @@ if TYPE_CHECKING:
 @options.units
 @options.emulate
 @options.redis_url
+@options.warm_start
+@click.option(
+    "--resume",
+    is_flag=True,
+    help="Go on from the newest checkpoint that a run of this job has left in its output folder.",
+)
 @click.option("--keep", is_flag=True, help="Leave the cluster up afterwards, as `heterps up` does.")
 @options.as_json
 def train(
@@ -33,6 +39,8 @@ def train(
     units: int | None,
     emulate: tuple[str, ...],
     redis_url: str | None,
+    warm_start: str | None,
+    resume: bool,
     keep: bool,
     as_json: bool,
 ) -> int:
@@ -46,13 +54,17 @@ def train(
     from heterps.job.data import check_data
     from heterps.job.file import load_job
     from heterps.job.prepare import prepare
+    from heterps.job.resume import running
     from heterps.profiling.present import present_types
     from heterps.report.progress import step
 
     signal.signal(signal.SIGTERM, _interrupt)
     console = report.console(stderr=as_json)
-    job = load_job(job_file, overrides)
+    job = load_job(job_file, (*overrides, *options.beginning(warm_start, resume)))
     job.output = job.output or "runs"
+    _look_up_weights(job)
+    if resume:
+        _go_on(console, job)
     emulated = dict.fromkeys(job.schedule.emulate, 1)
     emulated |= options.types_of(emulate, "--emulate")
     _check_types(job, emulated)
@@ -68,8 +80,12 @@ def train(
     with step(console, f"preparing {job.data.path}") as detail:
         prepare(job, detail)
         check_data(job)
-    with _cluster(console, job, types, list(emulated), redis_url, keep) as client:
+    with (
+        _cluster(console, job, types, list(emulated), redis_url, keep) as client,
+        ExitStack() as stack,
+    ):
         job_id = client.submit(job, code=False)  # its processes read it where it is
+        stack.enter_context(running(Path(job.directory, job.output), job_id))
         console.print(f"job {job_id} on {_listed(types, emulated)}")
         absent = [kind.name for kind in job.schedule.offered.types if kind.name not in types]
         if absent:
@@ -86,6 +102,8 @@ def train(
                     client.cancel(job_id)
                 _keep(client, job_id)
             console.print(f"{job_id} cancelled")
+            if job.train.checkpoint.every:
+                console.print(f"go on with `heterps train {job_file} --resume`")
             return INTERRUPTED
         _keep(client, job_id)
         code = following.exit_code(ended, decision)
@@ -96,6 +114,34 @@ def train(
     if as_json:
         options.print_json(following.result_json(ended, decision))
     return code
+
+
+def _go_on(console: "Console", job: "JobSpec") -> None:
+    """Have the job go on from the newest checkpoint of its name in the output folder."""
+    from heterps.client.origins import check_same
+    from heterps.job.resume import newest
+
+    found = newest(job)
+    origin = found.origin
+    check_same(job, found.job, origin.job_id)
+    job.train.warm_start = ""
+    job.train.resume.CopyFrom(origin)
+    console.print(f"goes on from step {origin.step} of {origin.job_id}", soft_wrap=True)
+
+
+def _look_up_weights(job: "JobSpec") -> None:
+    """Put the place into `train.from` that JOB[@STEP] names, a job that `train` ran before."""
+    from heterps.client import archive
+    from heterps.client.calls import match
+    from heterps.client.origins import weights_of
+    from heterps.job.checkpoints import Named, is_place
+
+    text = job.train.warm_start
+    named = Named.of(text) if text and not is_place(text) else None
+    if named is not None:
+        jobs = {one.job_id: one for one in archive.jobs()}
+        found = jobs[match(named.job, list(jobs))]
+        job.train.warm_start = weights_of(found, named.step)
 
 
 @contextmanager

@@ -96,7 +96,7 @@ def _job(app: FastAPI, console: Console) -> None:
         parts = None
         if decision is not None:
             history = History.of(visitor.client.history(job_id))
-            run = history.measured_so_far(decision)
+            run = history.measured_so_far(decision, job)
             palette = Palette(types_of(run))
             parts = join(overview(run, palette), *sections(run, palette))
         return _of_job(console, request, job, "decision", "decision.html", parts=parts)

@@ -1,6 +1,7 @@
 """Job files: YAML in, a checked `JobSpec` out."""
 
 import ast
+import hashlib
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
@@ -11,13 +12,19 @@ from google.protobuf.message import Message
 from chassis.near import nearest
 from chassis.rooms import IN_A_WORKER, clash
 from heterps.job import yaml_nodes
+from heterps.job.checkpoints import complete_origin, wrong_checkpoints
 from heterps.job.prepare import IN_PREPARE, is_url
 from heterps.job.schema import Reading
 from heterps.job.yaml_nodes import YamlError
 from protos.job_pb2 import JobSpec
 from scheduler.methods.names import JOB_METHODS
 
-_HIDDEN: Final = frozenset(("directory", "code_digest", "schedule.offered", "schedule.given"))
+_HIDDEN: Final = frozenset(
+    (
+        *("directory", "code_digest", "entry_digest", "train.resume"),
+        *("schedule.offered", "schedule.given"),
+    )
+)
 _NULLABLE: Final = frozenset(("output", "code"))
 _REQUIRED: Final = {
     "name": "what the job is called, such as flights",
@@ -184,6 +191,9 @@ class _Check:
         if train.batch_norm == "sync" and train.micro_batches > 1:
             text = "1, or none: with batch_norm sync a step is one micro-batch"
             self._wrong("train.micro_batches", str(train.micro_batches), text)
+        for wrong in (*wrong_checkpoints(self.job), *complete_origin(self.job)):
+            if self._sound(wrong.key):
+                self._wrong(wrong.key, wrong.got, wrong.expected)
         self._inputs()
 
     def _optimizer(self) -> None:
@@ -269,7 +279,10 @@ class _Check:
             self._missing_file(key, file)
             return
         try:
-            tree = ast.parse(path.read_bytes(), str(path))
+            source = path.read_bytes()
+            if key == "model.entry":
+                self.job.entry_digest = hashlib.sha256(source).hexdigest()
+            tree = ast.parse(source, str(path))
         except (SyntaxError, ValueError) as error:
             line = getattr(error, "lineno", None)
             at = f" at line {line}" if line else ""

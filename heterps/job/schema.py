@@ -47,7 +47,7 @@ class Reading:
 
     def into(self, message: Message, node: MappingNode, path: str = "") -> None:
         """Fill `message` from the mapping `node`, which stands at the dotted key `path`."""
-        fields = {f.name: f for f in _fields(message.DESCRIPTOR, path, self.hidden)}
+        fields = {field_name(f): f for f in _fields(message.DESCRIPTOR, path, self.hidden)}
         for name, key, value in self._unique(node, path):
             dotted = _join(path, name)
             if name not in fields:
@@ -83,7 +83,7 @@ class Reading:
             if isinstance(node, MappingNode):
                 self.into(getattr(message, spec.name), node, path)
             else:
-                names = ", ".join(f.name for f in _fields(kind, path, self.hidden))
+                names = ", ".join(field_name(f) for f in _fields(kind, path, self.hidden))
                 self._wrong(node, path, f"a mapping with keys of {names}")
         elif node.tag != NULL or path not in self.nullable:
             value = self._scalar(spec, node, path)
@@ -176,7 +176,7 @@ class Reading:
         self.problems.append(f"{place(node)}: {path}: {text}")
 
     def _hint(self, message: Message, path: str, name: str) -> str:
-        here = [f.name for f in _fields(message.DESCRIPTOR, path, self.hidden)]
+        here = [field_name(f) for f in _fields(message.DESCRIPTOR, path, self.hidden)]
         near = nearest(name, here)
         if not near:  # perhaps it belongs somewhere else
             root = message.DESCRIPTOR.file.message_types_by_name["JobSpec"]
@@ -193,7 +193,7 @@ class Reading:
 def dotted_keys(kind: Descriptor, hidden: frozenset[str], path: str = "") -> Iterator[str]:
     """Every key that a file may hold, as dotted paths."""
     for spec in _fields(kind, path, hidden):
-        dotted = _join(path, spec.name)
+        dotted = _join(path, field_name(spec))
         yield dotted
         inner = spec.message_type
         if inner is not None and not spec.is_repeated and inner.full_name != _STRUCT:
@@ -201,7 +201,14 @@ def dotted_keys(kind: Descriptor, hidden: frozenset[str], path: str = "") -> Ite
 
 
 def _fields(kind: Descriptor, path: str, hidden: frozenset[str]) -> list[FieldDescriptor]:
-    return [f for f in kind.fields if _join(path, f.name) not in hidden]
+    return [f for f in kind.fields if _join(path, field_name(f)) not in hidden]
+
+
+def field_name(spec: Descriptor) -> str:
+    """What a field is called in a file: by its own name, unless the message gives it another."""
+    first, *others = spec.name.split("_")
+    usual = first + "".join(word.capitalize() for word in others)
+    return str(spec.name if spec.json_name == usual else spec.json_name)
 
 
 def _join(path: str, name: str) -> str:

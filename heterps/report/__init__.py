@@ -1,6 +1,7 @@
 """What a person reads in a terminal: decisions, outcomes and clusters, at 80 columns or wider."""
 
 from heterps.report.changes import diff_report, what_if_report
+from heterps.report.checkpoints import checkpoints_table
 from heterps.report.cluster import decisions_table, jobs_table, nodes_table, roles_table
 from heterps.report.decision import (
     alternatives_table,
@@ -19,6 +20,7 @@ from heterps.report.terminal import console, next_commands, show
 
 __all__ = [
     "alternatives_table",
+    "checkpoints_table",
     "console",
     "decision_report",
     "decisions_table",

@@ -1,13 +1,14 @@
 """How a job ended, beside what was predicted."""
 
-from datetime import datetime
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from heterps.client.attempts import trained
 from heterps.client.records import Job, State
+from heterps.report.checkpoints import clock, lost_text
 from heterps.report.cluster import STYLES
 from heterps.report.terminal import heading, indented, pairs, table
 from heterps.view import decision as view
@@ -42,22 +43,30 @@ def outcome_report(job: Job, decision: "Decision | None") -> RenderableType:
 
 def job_report(job: Job) -> RenderableType:
     """All that a user must know of one job, on one screen; after a failure above all."""
-    lines = [("name", job.name), ("submitted", _clock(job.submitted_at))]
+    lines = [("name", job.name), ("submitted", clock(job.submitted_at))]
     if job.priority:
         lines.append(("priority", str(job.priority)))
     if job.started_at:
-        lines.append(("training since", _clock(job.started_at)))
+        lines.append(("training since", clock(job.started_at)))
     if job.ended_at:
         took = duration(job.ended_at - job.submitted_at)
-        lines.append(("ended", f"{_clock(job.ended_at)}, {took} after it was submitted"))
+        lines.append(("ended", f"{clock(job.ended_at)}, {took} after it was submitted"))
     if job.attempt > 1 or job.retries:
-        lines.append(("attempt", f"{job.attempt} (retries: {job.retries})"))
+        begun = f", from step {job.from_step}" if job.from_step else ""
+        lines.append(("attempt", f"{job.attempt} (retries: {job.retries}){begun}"))
+    elif job.from_step:
+        lines.append(("goes on", f"from step {job.from_step} of an earlier job"))
     if job.total_steps:
         share = f" ({job.step / job.total_steps:.0%})"
         lines.append(("trained", f"step {job.step} of {job.total_steps}{share}"))
-    for one in job.attempts:
+    for one, went in zip(job.attempts, trained(job), strict=False):
         text = one.error or one.reason.partition("\n")[0]
         lines.append((f"attempt {one.number} ended", f"{one.end_reason}: {text}"))
+        lines.append(("", lost_text(went)))
+    if job.cuts:
+        newest = job.cuts[-1]
+        text = f"{len(job.cuts)}, the newest of step {newest.step}, {clock(newest.taken_at)}"
+        lines.append(("checkpoints", text))
     parts: list[RenderableType] = [
         Text.assemble(job.job_id, " ", (str(job.state), STYLES.get(job.state, ""))),
         pairs(lines),
@@ -85,6 +94,9 @@ def job_commands(job: Job) -> list[tuple[str, str]]:
     if job.end_reason == DIVERGED:
         text = "with a lower train.optimizer.learning_rate, or train.clip"
         return [*commands, ("heterps submit JOB.yaml", text)]
+    if job.cuts:
+        text = f"go on from step {job.cuts[-1].step}"
+        commands.append((f"heterps submit --resume {job.job_id}", text))
     if job.end_reason in ("lost_node", "no_capacity"):
         commands.append(("heterps status", "which nodes are alive"))
     if job.end_reason in NOT_THE_JOB:
@@ -117,10 +129,6 @@ def _where(job: Job) -> list[RenderableType]:
     if job.output.startswith(KEPT):
         text = f"the scheduler keeps the {which}; fetch it with `heterps get {job.job_id}`"
     return [indented(Text(text, overflow="fold"))]
-
-
-def _clock(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def measured_report(decision: "Decision") -> RenderableType:

@@ -57,6 +57,9 @@ class EventWriter:
         for stage in history.stages:
             before: StagePoint | None = None
             for point in stage.points:
+                if before is not None and before.attempt != point.attempt:
+                    before = point if point.step else before  # over a restart there is no pace
+                    continue
                 if point.step > (before.step if before is not None else 0):
                     if point.at > self._seen.get(stage.stage, 0.0):
                         self._seen[stage.stage] = point.at

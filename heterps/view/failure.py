@@ -19,6 +19,7 @@ MEANINGS = {
     "scheduler_lost": "the scheduler went away and could not take the job up again",
     "internal": "a fault of HeterPS",
     "disk_full": "there was no room on a disk",
+    "cut_unreadable": "the cut that it was to go on from is gone or damaged",
     "diverged": "a loss or gradient was not finite",
 }
 # Another attempt may do better: the job's own code and file are not the cause.
@@ -29,6 +30,7 @@ NOT_THE_JOB = frozenset(
         "lost_shard",
         "worker_crashed",
         "connection_lost",
+        "cut_unreadable",
         "scheduler_lost",
         "internal",
     )

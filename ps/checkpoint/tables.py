@@ -16,7 +16,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
-from protos.parameter_server_pb2 import SavedFile, SeriesState
+from protos.parameter_server_pb2 import SavedFile, SeriesState, TableSpec
 from ps.checkpoint.bounds import read_at_most
 from ps.checkpoint.manifest import (
     File,
@@ -44,6 +44,7 @@ _LONGEST_CHAIN = 10_000
 _MOST_APPLIED = 1 << 30  # bytes of what one shard had applied
 _ATTEMPTS = 5
 Chain = Sequence[tuple[Store, Manifest]]
+Adapt = Callable[[TableSpec], TableSpec | None]
 T = TypeVar("T")
 
 
@@ -242,6 +243,7 @@ def load_tables(
     directory: str = "",
     *,
     verified: bool = False,
+    adapt: Adapt = lambda spec: spec,
 ) -> tuple[dict[str, Table], Applied]:
     """New tables with the rows of some buckets, and what had been applied.
 
@@ -250,6 +252,7 @@ def load_tables(
         wanted: 1 for each bucket to take; all unless given.
         directory: for rows beyond a table's memory.
         verified: the checksums have been compared already.
+        adapt: from a table's spec in the files, the one to make it with; None leaves it out.
 
     Raises:
         CheckpointError: naming the file, what is wrong and what was expected.
@@ -263,7 +266,7 @@ def load_tables(
             verify(store, files)
         # The spec of every table, even one without a row of ours.
         for file in first_files(manifest.files).values():
-            _add_table(store, file, tables, directory)
+            _add_table(store, file, tables, directory, adapt)
         # What the newest save had applied holds the windows of all before.
         applied = Applied()
         for file in manifest.files:
@@ -273,15 +276,23 @@ def load_tables(
             if file.table:
                 # A shard may also have rows that were on their way to it, of buckets not its own.
                 own = buckets_of(_route(manifest), file.shard)
-                _absorb(store, file, tables, own if wanted is None else own & wanted)
+                _absorb(store, file, tables, own if wanted is None else own & wanted, adapt)
     return tables, applied
 
 
-def _absorb(store: Store, file: File, tables: dict[str, Table], wanted: NDArray[np.uint8]) -> None:
+def _absorb(
+    store: Store,
+    file: File,
+    tables: dict[str, Table],
+    wanted: NDArray[np.uint8],
+    adapt: Adapt,
+) -> None:
     path = f"{store.url}/{file.name}"
-    table = tables[file.table]
     with store.open(file.name) as stream:
-        other = read_spec(stream, path)
+        other = adapt(read_spec(stream, path))
+        if other is None:
+            return
+        table = tables[other.name]
         if other != table.spec:
             raise CheckpointError(
                 f"{path}: its spec differs from that of the table's other files: "
@@ -296,7 +307,9 @@ def _absorb(store: Store, file: File, tables: dict[str, Table], wanted: NDArray[
             raise CheckpointError(f"{path}: its rows need more memory than there is") from None
 
 
-def _add_table(store: Store, file: File, tables: dict[str, Table], directory: str) -> None:
+def _add_table(
+    store: Store, file: File, tables: dict[str, Table], directory: str, adapt: Adapt
+) -> None:
     path = f"{store.url}/{file.name}"
     try:
         spec = spec_of(store, file.name)
@@ -306,11 +319,14 @@ def _add_table(store: Store, file: File, tables: dict[str, Table], directory: st
         raise CheckpointError(
             f"{path}: holds table {spec.name!r}; the manifest says {file.table!r}"
         )
-    have = tables.get(spec.name)
+    adapted = adapt(spec)
+    if adapted is None:
+        return
+    have = tables.get(adapted.name)
     if have is None:
-        tables[spec.name] = Table.make(spec, directory)
-    elif have.spec != spec:
-        raise CheckpointError(f"{path}: differs: {describe_difference(have.spec, spec)}")
+        tables[adapted.name] = Table.make(adapted, directory)
+    elif have.spec != adapted:
+        raise CheckpointError(f"{path}: differs: {describe_difference(have.spec, adapted)}")
 
 
 def _touches(shard: int, manifest: Manifest, wanted: NDArray[np.uint8] | None) -> bool:

@@ -21,7 +21,9 @@ _PAUSE_S = 0.2
 _SWITCH_S = 120.0  # for a shard to take its turn at what it has read
 
 
-def load(session: Session, place: str | Path, timeout_s: float) -> int:
+def load(
+    session: Session, place: str | Path, timeout_s: float, rename: tuple[str, str] | None = None
+) -> int:
     """Load a checkpoint on all shards; see ParameterClient.load."""
     store = open_store(place)
     began = time.monotonic()
@@ -29,7 +31,7 @@ def load(session: Session, place: str | Path, timeout_s: float) -> int:
     while True:
         routes = session.routes
         try:
-            return _load(session, store, began + timeout_s)
+            return _load(session, store, began + timeout_s, rename)
         except (StaleRouteError, ReplacedError, HoldEndedError) as error:
             if time.monotonic() > began + timeout_s:
                 raise CheckpointError(
@@ -44,13 +46,13 @@ def load(session: Session, place: str | Path, timeout_s: float) -> int:
             time.sleep(_PAUSE_S)
 
 
-def _load(session: Session, store: Store, limit: float) -> int:
+def _load(session: Session, store: Store, limit: float, rename: tuple[str, str] | None) -> int:
     """One attempt; the number of rows. Until all shards have read theirs, nothing changes."""
     with Hold(session, limit) as hold:
         save = read_save(store.url, _checked)
         shards = hold.shards
         parts = [
-            _Part(shard, store, index, len(shards), save, limit)
+            _Part(shard, store, index, len(shards), save, limit, rename)
             for index, shard in enumerate(shards)
         ]
         try:
@@ -95,22 +97,31 @@ class _Part:
         shards: how many there are.
         save: as of `save_of`.
         limit: when, by `time.monotonic`, it is to have been read.
+        rename: prefixes of tables' names, in the save and on the shard; None: as they are.
 
     Attributes:
         in_use: whether the shard has said so.
     """
 
     def __init__(
-        self, shard: Shard, store: Store, index: int, shards: int, save: str, limit: float
+        self,
+        shard: Shard,
+        store: Store,
+        index: int,
+        shards: int,
+        save: str,
+        limit: float,
+        rename: tuple[str, str] | None,
     ) -> None:
         self.shard = shard
         self.in_use = False
         self._what = f"Load of {store.url}"
         self._timeout_s = max(1.0, limit - time.monotonic()) + _SWITCH_S
         self._requests: SimpleQueue[pb.LoadRequest | None] = SimpleQueue()
-        self._requests.put(
-            pb.LoadRequest(directory=store.url, shard=index, shards=shards, save=save)
-        )
+        request = pb.LoadRequest(directory=store.url, shard=index, shards=shards, save=save)
+        if rename is not None:
+            request.rename.CopyFrom(pb.Rename(from_prefix=rename[0], to_prefix=rename[1]))
+        self._requests.put(request)
         self._replies = shard.stub.Load(iter(self._requests.get, None), timeout=self._timeout_s)
 
     def reply(self) -> pb.LoadReply:

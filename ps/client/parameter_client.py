@@ -340,6 +340,7 @@ class ParameterClient(StepClient, Closing):
         prefix: str = "",
         mode: str = "checkpoint",
         since: str | Path | None = None,
+        held: Callable[[], None] | None = None,
     ) -> None:
         """Write a checkpoint, replacing an earlier one at its place in one step.
 
@@ -355,6 +356,8 @@ class ParameterClient(StepClient, Closing):
                 since the save at `since`; `base`, weights alone, for serving; `serving`, those
                 changed since the base or serving save at `since`.
             since: for delta and serving: the save that it builds on, which must stay.
+            held: called once every shard holds pushes and commits back: what is sent from then on
+                is not in the save. It is called once: a save that cannot go on after that raises.
 
         Raises:
             CheckpointError: something that is not a checkpoint is at `path`, or the save at
@@ -362,12 +365,25 @@ class ParameterClient(StepClient, Closing):
             ShardError: a shard failed; what was at `path` is untouched.
         """
         self.flush()
-        save(self.session(), path, timeout_s, prefix=prefix, mode=mode, since=since)
+        save(self.session(), path, timeout_s, prefix=prefix, mode=mode, since=since, held=held)
 
-    def load(self, path: str | Path, timeout_s: float = FILES_TIMEOUT_S) -> int:
+    def load(
+        self,
+        path: str | Path,
+        timeout_s: float = FILES_TIMEOUT_S,
+        *,
+        rename: tuple[str, str] | None = None,
+    ) -> int:
         """Replace the tables of a checkpoint by its rows, written by any number of shards.
 
         Tables that the checkpoint does not have stay. No push may be under way.
+
+        Args:
+            path: of the checkpoint, as of `save`.
+            timeout_s: for each shard.
+            rename: prefixes, in the checkpoint and here: only tables whose names begin with the
+                first are loaded, beginning with the second. What had been applied of clients and
+                series is left out, and a table that is there keeps its durability and memory.
 
         Returns:
             The number of rows loaded.
@@ -377,7 +393,7 @@ class ParameterClient(StepClient, Closing):
             ShardError: a shard failed.
         """
         self.flush()
-        rows = load(self.session(), path, timeout_s)
+        rows = load(self.session(), path, timeout_s, rename)
         self._specs.clear()
         return rows
 

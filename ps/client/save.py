@@ -1,6 +1,7 @@
 """A checkpoint of all shards: one cut, coordinated by the client that saves."""
 
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -27,6 +28,7 @@ def save(
     prefix: str,
     mode: str,
     since: str | Path | None,
+    held: Callable[[], None] | None = None,
 ) -> None:
     """Write a checkpoint; see ParameterClient.save."""
     if mode not in manifest.MODES:
@@ -36,11 +38,20 @@ def save(
     store = open_store(place)
     parent_store = open_store(since) if since is not None else None
     limit = time.monotonic() + timeout_s
+    called: list[bool] = []
+
+    def on_hold() -> None:
+        called.append(True)
+        if held is not None:
+            held()
+
     while True:
         routes = session.routes
         try:
-            return _save(session, store, timeout_s, limit, prefix, mode, parent_store)
+            return _save(session, store, timeout_s, limit, prefix, mode, parent_store, on_hold)
         except StaleRouteError:
+            if held is not None and called:
+                raise CheckpointError("shards changed their routing while they were cut") from None
             if time.monotonic() > limit:
                 raise CheckpointError(
                     f"shards went by different routings for {timeout_s:g} s; finish the reshard "
@@ -48,7 +59,7 @@ def save(
                 ) from None
             session.refresh(routes)
         except HoldEndedError:
-            if time.monotonic() > limit:
+            if time.monotonic() > limit or (held is not None and called):
                 raise
 
 
@@ -60,6 +71,7 @@ def _save(
     prefix: str,
     mode: str,
     parent_store: Store | None,
+    on_hold: Callable[[], None],
 ) -> None:
     """One attempt, by one routing."""
     switch = manifest.begin_save(store)
@@ -68,6 +80,7 @@ def _save(
     try:
         with Hold(session, limit) as hold:
             lost = hold.hold_pushes()
+            on_hold()
             if parent is not None:
                 _check_parent(store, parent_store, parent, mode, len(hold.shards))
             replies = _write_parts(

@@ -88,6 +88,7 @@ def read_rows(
     *,
     save: str = "",
     lasting: bool = True,
+    rename: pb.Rename | None = None,
 ) -> Loaded:
     """Read the rows of the shard's buckets; its own tables stay as they are.
 
@@ -97,20 +98,42 @@ def read_rows(
         share: what the tables are to have here, unless a routing says.
         save: that must lie there, as of `ps.checkpoint.tables.save_of`; any unless given.
         lasting: tables with a durability too.
+        rename: the tables to take, under other names; all as they are unless given.
 
     Raises:
         ReplacedError: another save lies there.
         CheckpointError: it is damaged.
     """
 
+    def adapt(spec: pb.TableSpec) -> pb.TableSpec | None:
+        return spec if rename is None else _renamed(spec, rename, state)
+
     def read(links: Chain) -> Loaded:
-        tables, applied = load_tables(links, state.owned(share), state.directory)
+        tables, applied = load_tables(links, state.owned(share), state.directory, adapt=adapt)
         tables = {name: replace(table, share=share) for name, table in tables.items()}
+        if rename is not None:
+            return Loaded(place, tables, Applied(), {}, lasting)
         if not lasting:
             tables = {n: t for n, t in tables.items() if not t.spec.durability}
         return Loaded(place, tables, applied, dict(links[-1][1].positions), lasting)
 
     return read_save(place, read, save)
+
+
+def _renamed(spec: pb.TableSpec, rename: pb.Rename, state: ShardState) -> pb.TableSpec | None:
+    """The spec of a table that is renamed, with what one that is there is told to keep."""
+    if not spec.name.startswith(rename.from_prefix):
+        return None
+    adapted = pb.TableSpec()
+    adapted.CopyFrom(spec)
+    adapted.name = rename.to_prefix + spec.name.removeprefix(rename.from_prefix)
+    have = state.tables.get(adapted.name)
+    if have is not None:
+        adapted.durability = have.spec.durability
+        adapted.ClearField("tier")
+        if have.spec.HasField("tier"):
+            adapted.tier.CopyFrom(have.spec.tier)
+    return adapted
 
 
 def restore(

@@ -192,7 +192,8 @@ class Saver:
         state = self._state
         route = state.route_version
         share = Share(request.shard, request.shards)
-        loaded = read_rows(state, request.directory, share, save=request.save)
+        rename = request.rename if request.HasField("rename") else None
+        loaded = read_rows(state, request.directory, share, save=request.save, rename=rename)
         loaded.check(state)
         reply = pb.LoadReply(rows=loaded.rows, route=route)
         yield reply

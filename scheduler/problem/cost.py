@@ -352,6 +352,15 @@ class CostModel:
                 return f"{stages} stages on {name}, limit {self.limit[kind]} units"
         return ""
 
+    def _why_too_many(self, runs: Sequence[Run], units: Sequence[int]) -> str:
+        """Say which stage has more units than it may, or return nothing."""
+        for run, number in zip(runs, units, strict=True):
+            most = self.most_units[run.first : run.last + 1, run.type].min()
+            if number > most:
+                first, last = (self.workload.layers[row].name for row in (run.first, run.last))
+                return f"layers {first!r} to {last!r} have {number} units, and use {most:.0f}"
+        return ""
+
     def step_s(
         self, runs: Sequence[Run], units: Sequence[int], steps: Steps, slowest: float
     ) -> float:
@@ -399,6 +408,7 @@ class CostModel:
             problem = f"{reached} samples/s, the floor is {rate_text(floor)}"
         if self.steps.simulated:
             problem = self.footprint.why_overfull(runs, units, self.steps) or problem
+        problem = self._why_too_many(runs, units) or problem
         stages = tuple(
             PlanStage(
                 run.first,

@@ -4,6 +4,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from enum import Enum, auto
 from typing import TypeVar
 
@@ -11,6 +12,7 @@ from protos import scheduler_pb2 as pb
 from protos.decision_pb2 import Decision
 from protos.node_pb2 import SHARD
 from scheduler.replanning.measure import Measurement
+from scheduler.runs.beginning import Beginning, descended, leads_cuts
 from scheduler.runs.calls import Interrupted
 from scheduler.runs.context import Context
 from scheduler.runs.follow import Follower
@@ -80,6 +82,7 @@ class Attempt:
         waits_for_nodes: it is nodes that it waits for, so it keeps no job behind it waiting.
         may_run_unseen: whether nodes may have been asked to start it without our knowing.
         decision: empty until there is a plan.
+        beginning: the cut that it begins with, if any.
         processes: of the job, once they are placed.
         started_s: seconds that they took to start.
         follower: of the processes; None until they are started.
@@ -95,6 +98,7 @@ class Attempt:
         self.waits_for_nodes = False
         self.may_run_unseen = False
         self.decision = Decision()
+        self.beginning = Beginning()
         self.processes: list[Process] = []
         self.started_s = 0.0
         self.follower: Follower | None = None
@@ -141,6 +145,8 @@ class Attempt:
             if state is State.PROFILING:
                 status.attempt = self.id.number
                 status.began_at = status.began_at or time.time()
+                status.step = status.from_step = self.beginning.step
+                status.samples = status.from_samples = self.beginning.samples
             if state is State.RUNNING:
                 status.started_at = time.time()
 
@@ -152,6 +158,8 @@ class Attempt:
         """Follow on where another scheduler stopped; before any worker is answered."""
         context = self.context
         self._place(record)
+        status = context.jobs.get(self.id.job_id) or pb.JobStatus()
+        self.beginning = Beginning(status.from_step, status.from_samples)
         self.decision = context.store.decision(self.id.job_id) or Decision()
         self.started_s = record.start_s
         for process in self.processes:
@@ -207,7 +215,12 @@ class Attempt:
         jobs, follower = self.context.jobs, self.follower
         if self._handed_over:
             raise StoreError("this scheduler is ending; another one takes over")
-        if self.is_cancelled() or self.over.is_set() or report.attempt != self.id.number:
+        if report.attempt != self.id.number:
+            return True
+        if leads_cuts(report):  # also of one that is cancelled: others may go on from them
+            with suppress(TransitionError):  # a Redis that lost the job
+                jobs.take_cuts(self.id.job_id, descended(report, self.beginning))
+        if self.is_cancelled() or self.over.is_set():
             return True
         if follower is None or jobs.state(self.id.job_id) not in (pb.STARTING, pb.RUNNING):
             return follower is not None
@@ -237,7 +250,8 @@ class Attempt:
     def new_follower(self) -> Follower:
         """A follower of the processes as they are now; not yet the attempt's."""
         nodes, channels = self.context.nodes, self.context.channels
-        return Follower(self.processes, len(self.decision.stages), nodes, channels)
+        stages, samples = len(self.decision.stages), self.beginning.samples
+        return Follower(self.processes, stages, nodes, channels, samples)
 
     def keep(self, decision: Decision) -> None:
         """Write the decision, waiting for a Redis that is away."""

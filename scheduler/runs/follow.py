@@ -57,15 +57,22 @@ class Follower:
     Args:
         processes: all of the job's processes.
         stages: how many stages there are.
+        samples: that the job had trained before.
     """
 
     def __init__(
-        self, processes: Sequence[Process], stages: int, nodes: Nodes, channels: Channels
+        self,
+        processes: Sequence[Process],
+        stages: int,
+        nodes: Nodes,
+        channels: Channels,
+        samples: int = 0,
     ) -> None:
         self._processes = processes
         self._last_stage = stages - 1
         self._nodes = nodes
         self._channels = channels
+        self._before = samples
         self._lock = threading.Lock()
         self._reports: dict[tuple[int, int], ProgressReport] = {}
         self._windows = Windows(stages)
@@ -140,9 +147,15 @@ class Follower:
             return self._windows.measurement, last.samples if last is not None else 0
 
     def measured(self, decision: Decision, report: ProgressReport) -> Measured:
-        """What the run came to, beside what was predicted."""
+        """What the run came to, beside what was predicted.
+
+        Of one that went on from a cut, all samples at the pace of this attempt.
+        """
+        trained = max(0, report.samples - self._before)
+        throughput = trained / report.train_seconds if report.train_seconds > 0 else 0.0
         seconds = report.train_seconds
-        throughput = report.samples / seconds if seconds > 0 else 0.0
+        if trained and self._before:
+            seconds = report.samples / throughput
         types = {kind.name: kind for kind in decision.resources.types}
         used = {stage.type for stage in decision.stages}
         measured = Measured(
@@ -160,7 +173,8 @@ class Follower:
                 first = self._reports.get((stage, 0))
                 samples = (first.samples if first is not None else 0) or report.samples
                 busy_s = first.busy_s if first is not None else 0.0
-                measured.stage_s.append(busy_s / samples if samples else 0.0)
+                samples -= self._before
+                measured.stage_s.append(busy_s / samples if samples > 0 else 0.0)
         return measured
 
     def _symptoms(self, asked: dict[str, NodeStatus | str]) -> list[Symptom]:

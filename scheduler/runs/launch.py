@@ -11,7 +11,7 @@ from typing import TypeVar
 from chassis.channels import connect
 from protos.decision_pb2 import Decision
 from protos.job_pb2 import JobSpec
-from protos.naming import KEPT, table_prefix
+from protos.naming import KEPT, cuts_of, table_prefix
 from protos.node_pb2 import SHARD, STAGE, LaunchReply, LaunchRequest, StopJobRequest
 from protos.parameter_server_pb2 import DropTablesRequest
 from protos.parameter_server_pb2_grpc import ParameterServerStub
@@ -22,6 +22,7 @@ from protos.scheduler_pb2 import (
 )
 from protos.stage_pb2 import StageWorkers, Topology
 from protos.stage_pb2_grpc import StageStub
+from scheduler.runs.beginning import taken_over
 from scheduler.runs.calls import CallError, Channels, Interrupted, Stop, call
 from scheduler.runs.failures import JobError, ending_of_call
 from scheduler.runs.processes import AttemptId, Process
@@ -121,8 +122,12 @@ def launch(
     scheduler: str,
     channels: Channels,
     stop: Stop,
+    resume: str = "",
 ) -> list[Process]:
     """Start all processes at once and wait until each listens.
+
+    Args:
+        resume: folder or URL of the cut that they go on from; empty for none.
 
     Returns:
         The processes with their addresses and process ids, in the same order.
@@ -144,7 +149,13 @@ def launch(
         output=output_of(attempt.job_id, job, scheduler),
         micro_batches=decision.micro_batches,
         staleness=decision.staleness if decision.HasField("staleness") else None,
+        resume=resume,
         token=attempt.token,
+    )
+    if job.train.checkpoint.every:
+        base.cuts = cuts_of(base.output)
+    base.job.train.warm_start = (
+        "" if resume else taken_over(attempt.job_id, job.train.warm_start, scheduler)
     )
 
     # What the job left open is settled now: every process reads the same.

@@ -20,6 +20,7 @@ from scheduler.methods.names import DEFAULT
 from scheduler.problem.fields import InputError
 from scheduler.problem.wording import sentence
 from scheduler.runs.attempt import Attempt, State
+from scheduler.runs.beginning import beginning_of
 from scheduler.runs.calls import CallError, Interrupted, in_background
 from scheduler.runs.constraints import may_depend_on_model, of_job, of_model, shared_cores
 from scheduler.runs.failures import JobError
@@ -68,7 +69,12 @@ class Preparation:
         if spec is None:
             text = "its specification is gone from Redis"
             raise JobError(Ending(END_INTERNAL, text, error=text))
+        status = context.jobs.get(attempt.id.job_id)
+        if status is not None:
+            attempt.beginning = beginning_of(status, spec, context.address)
         attempt.enter(State.PROFILING)
+        if attempt.beginning.step:
+            _log.info("job %s: goes on from %s", attempt.id.job_id, attempt.beginning.place)
         # No other attempt may ever have this number: nodes know attempts by it.
         attempt.persist(lambda: context.jobs.write(attempt.id.job_id))
         if attempt.id.number > 1:
@@ -289,6 +295,7 @@ class Preparation:
             context.address,
             context.channels,
             self._stop,
+            attempt.beginning.place,
         )
         attempt.logs.set_processes(attempt.processes)
         attempt.started_s = time.monotonic() - starting

@@ -112,7 +112,7 @@ def _end(attempt: Attempt, ending: Ending) -> bool:
         if attempt.is_cancelled() and ending.reason != END_SUCCEEDED:
             ending = attempt.ending  # asked each time: it may have come while Redis was away
         try:
-            if not jobs.retry(job_id, ending):
+            if not jobs.retry(job_id, ending, attempt.decision.price_per_hour):
                 jobs.end(job_id, ending)
             return True
         except DeposedError:

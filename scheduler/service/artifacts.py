@@ -12,7 +12,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -145,6 +145,24 @@ class Artifacts:
             self._write_job(job_id)
             if before is not None:
                 self._forget([before.digest])
+
+    def lend(self, source: str, job_id: str, names: Mapping[str, str]) -> None:
+        """Make files of one job those of another one as well, under other names.
+
+        Args:
+            names: by the name that each has with `source`.
+
+        Raises:
+            MissingError: one is not here; nothing has changed.
+        """
+        with self._lock:
+            files = self._jobs.get(source, {})
+            for name in names:
+                if name not in files:
+                    raise MissingError(f"job {source}: no file {name!r} is kept of it")
+            own = self._jobs.setdefault(job_id, {})
+            own |= {new: files[name] for name, new in names.items()}
+            self._write_job(job_id)
 
     def begin(self, job_id: str) -> None:
         """Forget the files of an earlier job of that id: the next one may be another user's."""

@@ -31,6 +31,7 @@ from scheduler.service.access_service import AccessService
 from scheduler.service.artifacts import CODE_LIMIT_BYTES, LIMIT_BYTES, Artifacts
 from scheduler.service.artifacts_service import ArtifactsService
 from scheduler.service.history_service import HistoryService
+from scheduler.service.origins import Origins
 from scheduler.service.scheduler_service import SchedulerService
 from scheduler.service.takeover import gather
 from scheduler.state import history as history_state
@@ -158,9 +159,9 @@ class SchedulerProcess:
         self._jobs, self._dispatcher = jobs, Dispatcher(context)
         gather(self._store, nodes, self._channels, address)
         self._dispatcher.resume()
-        deferred.open(
-            SchedulerService(context, self._dispatcher, self._stop, artifacts, histories, access)
-        )
+        origins = self._origins = Origins(artifacts, jobs, access)
+        served = (context, self._dispatcher, self._stop, artifacts, histories, access, origins)
+        deferred.open(SchedulerService(*served))
         self._begin("jobs", jobs.flush, FLUSH_S)
         self._begin("nodes", nodes.flush, registry.FLUSH_S)
         self._begin("prune", self._prune, PRUNE_S)
@@ -225,6 +226,8 @@ class SchedulerProcess:
     def _prune(self) -> None:
         gone = self._jobs.prune(self._keep_jobs)
         self._histories.forget(gone)
+        for job_id in gone:
+            self._origins.forget(job_id)
         if gone:
             _log.info("%d jobs that ended are not kept any more, up to %s", len(gone), gone[-1])
 

@@ -43,6 +43,7 @@ from scheduler.runs.dispatcher import Dispatcher
 from scheduler.runs.logs import stream
 from scheduler.service.access import Access
 from scheduler.service.artifacts import CODE_NAME, Artifacts, MissingError
+from scheduler.service.origins import GoneError, Origins
 from scheduler.service.readers import Readers
 from scheduler.state.endings import Ending
 from scheduler.state.history import Histories
@@ -75,8 +76,10 @@ class SchedulerService(SchedulerServicer):
         artifacts: Artifacts,
         histories: Histories,
         access: Access,
+        origins: Origins,
     ) -> None:
         self._artifacts = artifacts
+        self._origins = origins
         self._access = access
         self._store, self._jobs, self._nodes = parts.store, parts.jobs, parts.nodes
         self._leadership = parts.leadership
@@ -102,15 +105,19 @@ class SchedulerService(SchedulerServicer):
                 f"job.code_digest: {digest[:80]}: no such code is here; send it first",
                 CODE_MISSING,
             )
+        self._origins.check(request.job, context)
         try:
             with self._submitting:
                 if self._jobs.get(job_id) is None:
                     self._artifacts.begin(job_id)
+                    self._origins.take_over(request.job, job_id)
                     if digest:  # first, so that it is there to stay
                         self._artifacts.name(job_id, CODE_NAME, digest)
                 created = self._jobs.submit(job_id, request.job, user)
         except DuplicateError as error:
             context.abort(grpc.StatusCode.ALREADY_EXISTS, str(error))
+        except GoneError as error:
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         except MissingError as error:
             refuse(context, grpc.StatusCode.FAILED_PRECONDITION, str(error), CODE_MISSING)
         except StoreError as error:
@@ -120,6 +127,7 @@ class SchedulerService(SchedulerServicer):
     def GetJob(self, request: JobRequest, context: grpc.ServicerContext) -> JobStatus:  # noqa: N802
         """A job's status, with its spec."""
         status = self._status_of(request.job_id, context)
+        self._origins.drop_gone(status)
         try:
             spec = self._store.spec(request.job_id)
         except StoreError as error:
@@ -302,7 +310,7 @@ class SchedulerService(SchedulerServicer):
         self._access.require(request.job_id, context)
         self._require_leadership(context)
         attempt = self._dispatcher.get(request.job_id)
-        if attempt is not None:
+        if attempt is not None and attempt.id.number == request.attempt:
             self._histories.add(request)
         try:
             return ReportReply(stop=attempt is None or attempt.report(request))

@@ -1,6 +1,7 @@
 """How a job's attempt ends: the reason, from the closed list, and what its owner must know."""
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -8,6 +9,7 @@ from protos.scheduler_pb2 import (
     CANCELLED,
     END_CANCELLED,
     END_CONNECTION_LOST,
+    END_CUT_UNREADABLE,
     END_INTERNAL,
     END_LOST_NODE,
     END_LOST_SHARD,
@@ -27,6 +29,7 @@ from protos.scheduler_pb2 import (
 RETRIED = frozenset(
     (
         END_CONNECTION_LOST,
+        END_CUT_UNREADABLE,
         END_INTERNAL,
         END_LOST_NODE,
         END_LOST_SHARD,
@@ -74,18 +77,32 @@ class Ending:
 def may_retry(status: JobStatus, ending: Ending) -> bool:
     """Whether the job is to start over: `retries` faults that are not its own are forgiven.
 
-    Attempts lost to a scheduler that went away count apart, up to `SCHEDULER_LIMIT`.
+    Attempts lost to a scheduler that went away count apart, up to `SCHEDULER_LIMIT`; so do those
+    that found a cut of the job's own unreadable, as each leaves one less. The cut of an earlier job
+    that it was told to go on from cannot be done without.
     """
     if ending.reason not in RETRIED:
         return False
-    lost = sum(attempt.end_reason == END_SCHEDULER_LOST for attempt in status.attempts)
+    if ending.reason == END_CUT_UNREADABLE:
+        return any(cut.step == status.from_step for cut in status.cuts)
+    ended = Counter(attempt.end_reason for attempt in status.attempts)
     if ending.reason == END_SCHEDULER_LOST:
-        return lost < SCHEDULER_LIMIT
-    return len(status.attempts) - lost < status.retries
+        return ended[END_SCHEDULER_LOST] < SCHEDULER_LIMIT
+    apart = ended[END_SCHEDULER_LOST] + ended[END_CUT_UNREADABLE]
+    return len(status.attempts) - apart < status.retries
 
 
-def start_over(status: JobStatus, ending: Ending, now: float) -> None:
-    """Close the attempt and forget its progress; the caller sets the state."""
+def start_over(status: JobStatus, ending: Ending, now: float, price_per_hour: float = 0.0) -> None:
+    """Close the attempt and forget its progress, but for its cuts; the caller sets the state.
+
+    A cut that could not be read is no cut, nor are those after it.
+
+    Args:
+        price_per_hour: of the attempt's plan.
+    """
+    cuts = list(status.cuts)
+    if ending.reason == END_CUT_UNREADABLE:
+        cuts = [cut for cut in cuts if cut.step < status.from_step]
     status.attempts.append(
         Attempt(
             number=status.attempt,
@@ -94,8 +111,13 @@ def start_over(status: JobStatus, ending: Ending, now: float) -> None:
             error=ending.error,
             process=ending.process,
             ended_at=now,
+            from_step=status.from_step,
+            step=status.step,
+            started_at=status.started_at,
+            price_per_hour=price_per_hour,
         )
     )
+    goes_on = f"; it goes on from step {cuts[-1].step}" if cuts else ""
     fresh = JobStatus(
         job_id=status.job_id,
         name=status.name,
@@ -105,7 +127,9 @@ def start_over(status: JobStatus, ending: Ending, now: float) -> None:
         retries=status.retries,
         attempt=status.attempt,
         attempts=status.attempts,
-        reason=f"attempt {status.attempt} ended: {first_line(ending.text)}",
+        cuts=cuts,
+        submitted_by=status.submitted_by,
+        reason=f"attempt {status.attempt} ended: {first_line(ending.text)}{goes_on}",
     )
     status.CopyFrom(fresh)
 

@@ -54,6 +54,7 @@ class Histories:
                     busy_s=report.busy_s,
                     train_seconds=report.train_seconds,
                     metrics=report.metrics,
+                    attempt=report.attempt,
                 ),
             )
             self._dirty.add(report.job_id)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from chassis.loops import for_each
 from protos.job_pb2 import JobSpec
-from protos.scheduler_pb2 import QUEUED, EndReason, JobState, JobStatus
+from protos.scheduler_pb2 import QUEUED, Cut, EndReason, JobState, JobStatus
 from scheduler.state.endings import Ending, may_retry, start_over
 from scheduler.state.store import TERMINAL, Store, StoreError, TransitionError
 
@@ -227,8 +227,25 @@ class Jobs:
         _log.info("job %s: %s %s", job_id, EndReason.Name(ending.reason), ending.text)
         return self.change(job_id, edit)
 
-    def retry(self, job_id: str, ending: Ending) -> bool:
+    def take_cuts(self, job_id: str, cuts: Sequence[Cut]) -> None:
+        """Have these be the cuts of a job that has not ended, in Redis when this returns.
+
+        Raises:
+            StoreError: Redis did not take them; they must be told again.
+        """
+
+        def edit(status: JobStatus) -> None:
+            del status.cuts[:]
+            status.cuts.extend(cuts)
+
+        if self.change(job_id, edit):
+            self.write(job_id)
+
+    def retry(self, job_id: str, ending: Ending, price_per_hour: float = 0.0) -> bool:
         """Put a job whose attempt ended back into the queue; False when it may not start over.
+
+        Args:
+            price_per_hour: of the attempt's plan.
 
         Raises:
             StoreError: Redis did not take it; nothing has changed.
@@ -238,7 +255,7 @@ class Jobs:
             current = self._copy(job_id)
         if current is None or current.state in TERMINAL or not may_retry(current, ending):
             return False
-        start_over(current, ending, time.time())
+        start_over(current, ending, time.time(), price_per_hour)
         current.state = QUEUED
         with self._writing:
             if not self._store.requeue(current):

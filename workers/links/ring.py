@@ -9,28 +9,30 @@ own, and so on: all know within the time that a byte takes to go round.
 
 import contextlib
 import queue
-import select
 import socket
-import ssl
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 import torch
 from torch import Tensor
 
 from workers.errors import PeerLostError
 from workers.links.inbox import Stopped
+from workers.links.reader import Reader
 from workers.links.writer import Writer
 
 SEGMENT = 1 << 19  # bytes
 SILENCE_S = 30  # after which a worker that keeps its connection open counts as gone
 _ALIVE_S = 1.0  # between signs of life of a worker that has nothing to send
 _CLOSE_S = 5.0
+SECTIONS = 3  # dtypes of a bucket, at most
 _PART, _SUM, _ALIVE, _LEAVE = range(4)
-# Kind, dtype, whether this is the series' last bucket; series, bucket, its bytes, place and length.
-_HEAD = struct.Struct("!BBBqIQQI")
+# Kind, whether this is the series' last bucket; series, bucket, place and length; then dtype and
+# bytes of each section.
+_HEAD = struct.Struct("!BBqIQI" + SECTIONS * "BQ")
 _DTYPES = (
     *(torch.float32, torch.float64, torch.float16, torch.bfloat16),
     *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8),
@@ -50,21 +52,45 @@ class BucketId:
 
 
 @dataclass(frozen=True, slots=True)
+class Section:
+    """So many bytes of a bucket that are values of one dtype."""
+
+    dtype: torch.dtype
+    size: int
+
+    def __str__(self) -> str:
+        return f"{str(self.dtype).removeprefix('torch.')}[{self.size // self.dtype.itemsize}]"
+
+
+@dataclass(frozen=True, slots=True)
 class _Shape:
     """What must be the same of a bucket on all workers."""
 
-    dtype: torch.dtype
-    size: int  # bytes
+    sections: tuple[Section, ...]
     last: bool
 
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return sum(section.size for section in self.sections)
+
+    def add(self, came: Tensor, own: Tensor, into: Tensor, offset: int) -> None:
+        """Add two parts of buckets, [n] bytes from `offset` on."""
+        first = -offset
+        for section in self.sections:
+            at, end = max(0, first), min(len(own), first + section.size)
+            if at < end:
+                x, y, sum_ = (part[at:end].view(section.dtype) for part in (came, own, into))
+                torch.add(x, y, out=sum_)
+            first += section.size
+
     def __str__(self) -> str:
-        name = str(self.dtype).removeprefix("torch.")
-        return f"{name}[{self.size // self.dtype.itemsize}]{' at the end' if self.last else ''}"
+        return " and ".join(map(str, self.sections)) + (" at the end" if self.last else "")
 
 
 @dataclass(slots=True, eq=False)
 class Bucket:
-    """Values that are being summed in place: flat, contiguous, on the host.
+    """Values that are being summed in place: their bytes, contiguous, on the host.
 
     Attributes:
         missing: segments whose sum is not here.
@@ -72,23 +98,17 @@ class Bucket:
     """
 
     id: BucketId
-    values: Tensor
+    bytes: Tensor
     shape: _Shape
-    bytes: Tensor = field(init=False)
     missing: int = field(init=False)
     sending: int = 0
 
     def __post_init__(self) -> None:
-        self.bytes = self.values.view(torch.uint8)
         self.missing = len(self.segments())
 
     def segments(self) -> range:
         """Where each segment begins."""
-        return range(0, max(1, self.shape.size), SEGMENT)
-
-    def part(self, offset: int, length: int) -> Tensor:
-        """The values of a segment."""
-        return self.bytes[offset : offset + length].view(self.shape.dtype)
+        return range(0, max(1, len(self.bytes)), SEGMENT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +129,11 @@ class _Message:
     buffer: Tensor | None = None
 
     def head(self) -> bytes:
+        sections = [(_DTYPES.index(s.dtype), s.size) for s in self.shape.sections]
+        sections += [(len(_DTYPES), 0)] * (SECTIONS - len(sections))
         return _HEAD.pack(
-            *(self.kind, _DTYPES.index(self.shape.dtype), self.shape.last),
-            *(self.id.series, self.id.number, self.shape.size, self.offset, len(self.payload)),
+            *(self.kind, self.shape.last, self.id.series, self.id.number),
+            *(self.offset, len(self.payload), *chain.from_iterable(sections)),
         )
 
 
@@ -119,7 +141,7 @@ _NOTHING = torch.empty(0, dtype=torch.uint8)
 
 
 def _word(kind: int, rank: int = 0) -> _Message:
-    return _Message(kind, BucketId(0, rank), _Shape(torch.uint8, 0, False), 0, _NOTHING)
+    return _Message(kind, BucketId(0, rank), _Shape((), False), 0, _NOTHING)
 
 
 class Ring:
@@ -132,8 +154,7 @@ class Ring:
         before: the connection on which the rank before sends.
         after: the connection to the next rank.
         stop: True gives up waiting.
-        silence_s: seconds without a sign of life after which the rank before counts as gone. They
-            are counted one by one, so that a pause of this worker's own host is none of others.
+        silence_s: seconds without a sign of life after which the rank before counts as gone.
     """
 
     def __init__(
@@ -151,7 +172,6 @@ class Ring:
         self._before = before
         self._after = after
         self._stop = stop
-        self._silence_s = silence_s
         self._changed = threading.Condition()
         self._open: dict[BucketId, Bucket] = {}
         self._early: dict[BucketId, list[_Message]] = {}  # parts that came before our own values
@@ -159,8 +179,8 @@ class Ring:
         self._lost: Exception | None = None
         self._closing = False
         self._buffers: queue.SimpleQueue[Tensor] = queue.SimpleQueue()
-        before.setblocking(False)
         after.setblocking(True)
+        self._reader = Reader(before, silence_s)
         self._writer = Writer(
             *(after, "ring sends", self._send_failed),
             alive=_word(_ALIVE).head(),
@@ -170,22 +190,27 @@ class Ring:
         self._receiver.start()
 
     @torch.inference_mode()
-    def begin(self, id_: BucketId, values: Tensor, *, last: bool) -> Bucket:
-        """Begin to replace `values` [n] by their sum; leave them alone until `wait` has returned.
+    def begin(
+        self, id_: BucketId, values: Tensor, sections: Sequence[Section], *, last: bool
+    ) -> Bucket:
+        """Begin to replace values by their sum; leave them alone until `wait` has returned.
 
         All workers begin the same buckets, in an order of their own.
 
         Args:
+            values: their bytes, uint8 [n].
+            sections: what they are, at most `SECTIONS`, none of larger items than one before it.
             last: no bucket of the series follows.
 
         Raises:
             PeerLostError: a worker is gone.
             SumError: another brings values of another number or dtype under this id.
         """
-        if values.dtype not in _DTYPES:
-            names = ", ".join(str(d).removeprefix("torch.") for d in _DTYPES)
-            raise SumError(f"{values.dtype} cannot be summed; expected one of {names}")
-        shape = _Shape(values.dtype, values.numel() * values.element_size(), last)
+        for section in sections:
+            if section.dtype not in _DTYPES:
+                names = ", ".join(str(d).removeprefix("torch.") for d in _DTYPES)
+                raise SumError(f"{section.dtype} cannot be summed; expected one of {names}")
+        shape = _Shape(tuple(sections), last)
         bucket = Bucket(id_, values, shape)
         with self._changed:
             self._check()
@@ -195,7 +220,7 @@ class Ring:
             early = self._early.pop(id_, [])
         if self.rank == 0:
             for offset in bucket.segments():
-                self._pass_on(_PART, bucket, offset, min(SEGMENT, shape.size - offset))
+                self._pass_on(_PART, bucket, offset, min(SEGMENT, len(values) - offset))
         for message in early:
             self._add(bucket, message)
         return bucket
@@ -285,15 +310,14 @@ class Ring:
         if message.shape != bucket.shape:
             raise self._mismatch(bucket, message.shape)
         offset, length = message.offset, len(message.payload)
-        own = bucket.part(offset, length)
-        came = message.payload.view(bucket.shape.dtype)
+        own, came = bucket.bytes[offset : offset + length], message.payload
         if self.rank == self.size - 1:
-            torch.add(came, own, out=own)
+            bucket.shape.add(came, own, own, offset)
             self._release(message)
             self._pass_on(_SUM, bucket, offset, length)
             self._have(bucket)
         else:
-            torch.add(came, own, out=came)
+            bucket.shape.add(came, own, came, offset)
             self._send(message)
 
     def _mismatch(self, bucket: Bucket, shape: _Shape) -> SumError:
@@ -317,20 +341,20 @@ class Ring:
     @torch.inference_mode()
     def _receive(self) -> None:
         """The thread that takes what the rank before sends."""
-        poll = select.poll()
-        poll.register(self._before, select.POLLIN)
         head = bytearray(_HEAD.size)
         try:
             while True:
-                self._fill(poll, memoryview(head))
-                kind, dtype, last, series, number, size, offset, length = _HEAD.unpack(head)
+                self._reader.fill(memoryview(head))
+                kind, last, series, number, offset, length, *rest = _HEAD.unpack(head)
                 if kind == _LEAVE:
                     self._take_leave(number)
                     if number == (self.rank - 1) % self.size:
                         return
                 elif kind in (_PART, _SUM):
-                    shape = _Shape(_DTYPES[dtype], size, bool(last))
-                    self._take(poll, kind, BucketId(series, number), shape, offset, length)
+                    pairs = zip(rest[::2], rest[1::2], strict=True)
+                    sections = [Section(_DTYPES[d], s) for d, s in pairs if d < len(_DTYPES)]
+                    shape = _Shape(tuple(sections), bool(last))
+                    self._take(kind, BucketId(series, number), shape, offset, length)
         except SumError:
             pass  # told to the others and to whoever waits
         except (OSError, ValueError, IndexError, RuntimeError) as error:
@@ -349,7 +373,6 @@ class Ring:
 
     def _take(
         self,
-        poll: select.poll,
         kind: int,
         id_: BucketId,
         shape: _Shape,
@@ -361,7 +384,7 @@ class Ring:
             if bucket is None or bucket.shape != shape:
                 raise ConnectionError(f"a sum that nobody asked for: {id_}")
             payload = bucket.bytes[offset : offset + length]
-            self._fill(poll, _memory(payload))
+            self._reader.fill(_memory(payload))
             if self.rank != self.size - 2:  # the way ends before the rank that made it
                 self._pass_on(_SUM, bucket, offset, length)
             self._have(bucket)
@@ -370,7 +393,7 @@ class Ring:
             raise ConnectionError(f"a segment of {length} bytes; expected at most {SEGMENT}")
         buffer = self._buffer()
         payload = buffer[:length]
-        self._fill(poll, _memory(payload))
+        self._reader.fill(_memory(payload))
         message = _Message(_PART, id_, shape, offset, payload, buffer=buffer)
         with self._changed:
             bucket = self._open.get(id_)
@@ -378,28 +401,6 @@ class Ring:
                 self._early.setdefault(id_, []).append(message)
                 return
         self._add(bucket, message)
-
-    def _fill(self, poll: select.poll, view: memoryview) -> None:
-        """Receive until `view` is full.
-
-        Raises:
-            OSError: the connection is closed or broken, or nothing came for too long.
-        """
-        silent = 0
-        while view:
-            try:
-                count = self._before.recv_into(view)
-            except (BlockingIOError, ssl.SSLWantReadError):
-                if poll.poll(1000):
-                    continue
-                silent += 1
-                if silent >= self._silence_s:
-                    raise TimeoutError(f"no sign of life for {silent} s") from None
-                continue
-            if not count:
-                raise ConnectionError("closed the connection")
-            silent = 0
-            view = view[count:]
 
     def _send(self, message: _Message) -> None:
         """Send to the next rank."""

@@ -7,9 +7,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from workers.links.ring import Bucket, BucketId, Ring
+from workers.links.ring import SECTIONS, Bucket, BucketId, Ring, Section
 
 _BUCKET = 1 << 20  # bytes
+_NOTHING = torch.empty(0, dtype=torch.uint8)
 
 
 class StepSum(Protocol):
@@ -84,10 +85,18 @@ class Buckets:
 
 @dataclass(frozen=True, slots=True)
 class _Sent:
-    """A bucket on the ring, and the tensors that it is a copy of; none: its own memory."""
+    """A bucket on the ring, and the tensors of each section it is a copy of; none: their memory."""
 
     bucket: Bucket
-    tensors: Sequence[Tensor]
+    groups: Sequence[Sequence[Tensor]]
+
+    def give_back(self) -> None:
+        """Give the tensors their sums."""
+        first = 0
+        for section, tensors in zip(self.bucket.shape.sections, self.groups, strict=False):
+            part = self.bucket.bytes[first : first + section.size]
+            copy_back(part.view(section.dtype), tensors)
+            first += section.size
 
 
 class RingSum:
@@ -106,25 +115,41 @@ class RingSum:
     def add(self, tensors: Sequence[Tensor]) -> None:
         """As `StepSum.add`."""
         for bucket in self._buckets.add(tensors):
-            self._begin(bucket, last=False)
+            self._begin([bucket], last=False)
 
     def wait(self) -> None:
         """As `StepSum.wait`."""
-        rest = self._buckets.rest()
+        rest = together(self._buckets.rest())
         for bucket in rest[:-1]:
             self._begin(bucket, last=False)
         # Says that it is the last, so that workers that added more or less find out.
         self._begin(rest[-1] if rest else [], last=True)
         for sent in self._sent:
             self._ring.wait(sent.bucket)
-            copy_back(sent.bucket.values, sent.tensors)
+            sent.give_back()
         self._sent = []
 
-    def _begin(self, tensors: Sequence[Tensor], *, last: bool) -> None:
-        flat = flattened(tensors)
-        in_place = is_one(tensors) and flat.is_cpu
-        bucket = self._ring.begin(BucketId(self._series, len(self._sent)), flat.cpu(), last=last)
-        self._sent.append(_Sent(bucket, () if in_place else tensors))
+    def _begin(self, groups: Sequence[Sequence[Tensor]], *, last: bool) -> None:
+        flats = [flattened(tensors) for tensors in groups]
+        parts = [flat.view(torch.uint8) for flat in flats]
+        values = parts[0] if len(parts) == 1 else torch.cat(parts) if parts else _NOTHING
+        in_place = len(groups) == 1 and is_one(groups[0]) and values.is_cpu
+        bucket = self._ring.begin(
+            BucketId(self._series, len(self._sent)),
+            values.cpu(),
+            [Section(flat.dtype, flat.nbytes) for flat in flats],
+            last=last,
+        )
+        self._sent.append(_Sent(bucket, () if in_place else groups))
+
+
+def together(buckets: Iterable[list[Tensor]]) -> list[list[list[Tensor]]]:
+    """Buckets of a dtype each, put together as sections of fewer: a message costs more than bytes.
+
+    Larger items come first, so that all lie as their dtype asks for.
+    """
+    ordered = sorted(buckets, key=lambda tensors: -tensors[0].itemsize)
+    return [ordered[n : n + SECTIONS] for n in range(0, len(ordered), SECTIONS)]
 
 
 def is_one(tensors: Sequence[Tensor]) -> bool:

@@ -1,14 +1,15 @@
 """How a step ends: its gradient summed, measured and judged, and then applied.
 
 Sums and what is told of them take a thread of their own, one step after the other, while the worker
-computes the next steps. The judge, the leader of the first stage, hears the leaders of all stages
+computes the next steps; where these wait for the verdict, the worker has nothing else to do and
+needs no thread. The judge, the leader of the first stage, hears the leaders of all stages
 and tells them the verdict; they tell their workers (`workers/stage/verdict.py`). Where all that
 counts is in the sums of the only stage, every worker comes to the same verdict by itself.
 """
 
 import logging
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
@@ -23,6 +24,7 @@ from workers.learning.optimizers import rate_factor
 from workers.links.inbox import Inbox
 from workers.links.notices import Address, Notices
 from workers.links.pipeline import Place
+from workers.model.cut import ScaleState
 from workers.stage.commits import RowCommits, largest
 from workers.stage.rows import PulledRows
 from workers.stage.update import Gradient, Update
@@ -42,6 +44,20 @@ _FROM_WIRE = {number: outcome for outcome, number in _ON_WIRE.items()}
 class _Judged:
     verdict: Verdict
     loss: float
+    cut: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A step that is over.
+
+    Attributes:
+        loss: in the last stage.
+        cut: whether a cut is to be taken.
+    """
+
+    loss: float
+    cut: bool
 
 
 class Ending:
@@ -54,6 +70,7 @@ class Ending:
         inbox: through which waiting threads are woken, and ended.
         steps: of the training, for the rows' learning rates.
         staleness: updates that a step lacks.
+        cut_due: at the judge, asked once for each step: whether a cut is to follow it.
         at_once: whether a gradient can be read without waiting for a device.
     """
 
@@ -69,6 +86,7 @@ class Ending:
         steps: int,
         staleness: int,
         *,
+        cut_due: Callable[[int], bool],
         at_once: bool,
     ) -> None:
         self._place = place
@@ -85,16 +103,32 @@ class Ending:
         self._judges = len(place.widths) == 1 and (place.width == 1 or not tallied)
         self._thread = (
             None
-            if at_once and place.widths == (1,) and not tallied
+            if at_once and not tallied and (not staleness or place.widths == (1,))
             else ThreadPoolExecutor(1, thread_name_prefix="ending")
         )
         self._begun: deque[tuple[Gradient, Future[_Judged]]] = deque()
         self._next = 0  # step to begin
-        self._applied = 0  # updates that count
+        self._cut_due = cut_due
+        self.applied = 0  # updates that count
 
     def loss_scale(self, step: int) -> float:
         """By which the loss of a step under way is multiplied."""
         return self._scales.of(step)
+
+    def resume(self, step: int, applied: int, scales: ScaleState | None) -> None:
+        """Begin at a step.
+
+        Args:
+            step: how many were taken.
+            applied: those that were not skipped.
+            scales: of the loss, as of `scales`.
+        """
+        self._next, self.applied = step, applied
+        self._scales.resume(step, scales)
+
+    def scales(self, step: int) -> ScaleState | None:
+        """How far the loss scale is once the steps before this one are over."""
+        return self._scales.state(step)
 
     def begin(self, step: int, loss: Tensor, rows: list[PulledRows]) -> None:
         """All that this worker has to give to a step is there.
@@ -103,25 +137,31 @@ class Ending:
             loss: float64 [], this worker's part.
             rows: that collected their gradients.
         """
-        self._next, self._zero = step + 1, torch.zeros_like(loss)
+        self._next, self._loss = step + 1, loss
         of_rows = largest(rows)
         self._commits.gather(step, rows)
-        gradient = self._update.gather(step, loss, of_rows)
+        gradient = self._update.gather(step, loss, of_rows, cut=self._cut_due(step))
         future: Future[_Judged] = Future()
-        if self._thread is None:
-            future.set_result(self._end(gradient))
-        else:
+        if self._thread is not None:
             future = self._thread.submit(self._end, gradient)
             future.add_done_callback(lambda _: self._inbox.wake())
+        elif self._place.widths == (1,):
+            future.set_result(self._end(gradient))
         self._begun.append((gradient, future))
+
+    def settle(self) -> None:
+        """Wait for the verdict on the step that has begun to end, where no thread does."""
+        if self._thread is None and self._begun and not self.ready:
+            gradient, future = self._begun[0]
+            future.set_result(self._end(gradient))
 
     @property
     def ready(self) -> bool:
         """Whether the verdict on the next step is here."""
         return bool(self._begun) and self._begun[0][1].done()
 
-    def apply(self) -> float:
-        """Carry out the verdict on the next step; its loss in the last stage.
+    def apply(self) -> Ended:
+        """Carry out the verdict on the next step.
 
         Raises:
             DivergedError: the training is over. The step has changed nothing.
@@ -136,21 +176,22 @@ class Ending:
             )
         if verdict.outcome is Outcome.APPLY:
             self._commits.commit(
-                step, verdict.scale, rate_factor(self._rows, self._applied, self._steps)
+                step, verdict.scale, rate_factor(self._rows, self.applied, self._steps)
             )
             self._update.apply(gradient, verdict.scale)
-            self._applied += 1
+            self.applied += 1
         else:
             _log.info("step %d skipped: beyond float16", step)
             self._commits.discard(step)
             self._update.skip(gradient)
         self._notices.board.forget_before(step - self._staleness)
-        return judged.loss
+        return Ended(judged.loss, judged.cut)
 
     def check(self) -> None:
-        """Raise what failed in the background."""
+        """Raise what failed in the background, or that another worker of the stage is gone."""
         self._commits.check()
         self._notices.check()
+        self._update.check()  # one that hangs may never send what this waits for
 
     def flush(self) -> None:
         """Wait until all that was applied is in the tables, and known."""
@@ -164,7 +205,7 @@ class Ending:
             end: the first step of which no worker can have begun the sums.
         """
         for step in range(self._next, end):  # others may have, and wait for ours
-            self._update.gather(step, self._zero, None).sums.wait()
+            self._update.gather(step, torch.zeros_like(self._loss), None).sums.wait()
         self._commits.no_more_pulls()
         self.flush()
 
@@ -183,7 +224,7 @@ class Ending:
                 finite=report.finite and finite,
             )
         if self._judges:
-            return _Judged(self._judge(step, [report]), report.loss)
+            return _Judged(self._judge(step, [report]), report.loss, report.cut)
         if self._place.rank == 0:
             self._notices.tell(
                 _JUDGE,
@@ -194,26 +235,28 @@ class Ending:
                 loss=report.loss,
             )
             if self._place.stage == 0:
-                self._judge_for_all(step)
+                self._judge_for_all(step, report.cut)
             elif self._place.width > 1:
                 self._tell_workers(self._wait_for_verdict(step))
         notice = self._wait_for_verdict(step)
-        return _Judged(Verdict(_FROM_WIRE[notice.outcome], notice.scale), report.loss)
+        verdict = Verdict(_FROM_WIRE[notice.outcome], notice.scale)
+        return _Judged(verdict, report.loss, notice.cut)
 
     def _judge(self, step: int, reports: Iterable[Report]) -> Verdict:
         scales = self._scales
         return judge(reports, self._clip, scales.of(step), scaled=scales.scaled)
 
-    def _judge_for_all(self, step: int) -> None:
+    def _judge_for_all(self, step: int, cut: bool) -> None:
         """At the judge: hear all stages, and tell their leaders and its own stage's workers."""
         board, stages = self._notices.board, len(self._place.widths)
-        self._inbox.wait(lambda: board.count(REPORTED, step) == stages)
+        self._wait(lambda: board.count(REPORTED, step) == stages)
         reports = [
             Report(told.squared_norm, told.finite, told.loss)
             for _, told in sorted(board.of(REPORTED, step).items())
         ]
         verdict = self._judge(step, reports)
-        notice = Notice(outcome=_ON_WIRE[verdict.outcome], scale=verdict.scale, step=step)
+        outcome = _ON_WIRE[verdict.outcome]
+        notice = Notice(outcome=outcome, scale=verdict.scale, step=step, cut=cut)
         self._tell_workers(notice)  # who begin the next step
         self._tell(_JUDGE, notice)
         for stage in range(1, stages):
@@ -224,10 +267,27 @@ class Ending:
             self._tell((self._place.stage, rank), notice)
 
     def _tell(self, to: Address, notice: Notice) -> None:
-        self._notices.tell(to, JUDGED, notice.step, outcome=notice.outcome, scale=notice.scale)
+        self._notices.tell(
+            to,
+            JUDGED,
+            notice.step,
+            outcome=notice.outcome,
+            scale=notice.scale,
+            cut=notice.cut,
+        )
 
     def _wait_for_verdict(self, step: int) -> Notice:
         board = self._notices.board
-        self._inbox.wait(lambda: board.has(JUDGED, step))
+        self._wait(lambda: board.has(JUDGED, step))
         (notice,) = board.of(JUDGED, step).values()
         return notice
+
+    def _wait(self, condition: Callable[[], bool]) -> None:
+        """Wait for what others tell, unless something failed here."""
+
+        def told() -> bool:
+            if self._thread is None:
+                self.check()
+            return condition()
+
+        self._inbox.wait(told)

@@ -20,7 +20,9 @@ from workers.stage.micro_batch import MicroBatch
 from workers.stage.rows import PulledRows, StageRows
 from workers.stage.schedule import MicroBatchSpec
 
-_AHEAD = 2
+_AHEAD = 2  # steps
+_RUN = 6  # small steps that are read on end: the first takes most of the time
+_SMALL = 1 << 18  # bytes
 
 
 class Batches(Protocol):
@@ -42,12 +44,18 @@ class StepInput:
     micro_batches: list[MicroBatch]
     rows: PulledRows | None
 
+    @property
+    def bytes(self) -> int:
+        """Of the inputs."""
+        return sum(t.nbytes for batch in self.micro_batches for t in batch.tensors.values())
+
 
 class TrainingSource:
     """This worker's input of every step, some steps read before they are needed.
 
     Args:
         own: this worker's micro-batches of each step of the training.
+        steps: those to take.
         ahead: steps to read ahead, at least 2.
         upload: begins to bring a micro-batch to the device.
         inbox: through which who waits for input is woken, and the thread ended.
@@ -57,7 +65,7 @@ class TrainingSource:
         self,
         batches: Batches,
         own: Callable[[int], tuple[MicroBatchSpec, ...]],
-        steps: int,
+        steps: range,
         ahead: int,
         rows: StageRows,
         upload: Callable[[Mapping[str, Tensor]], dict[str, Upload]],
@@ -91,16 +99,23 @@ class TrainingSource:
             assert self._failed is not None
             raise self._failed
         taken = self._read.popleft()
-        self._inbox.wake()
+        if len(self._read) < self._ahead:  # the reading thread may wait for it
+            self._inbox.wake()
         return taken
 
     def _fill(self) -> None:
+        most = self._ahead
         try:
-            for step in range(self._steps):
+            for step in self._steps:
                 own = self._own(step)
-                if own:
+                if not own:
+                    continue
+                if len(self._read) >= most:
                     self._inbox.wait(lambda: len(self._read) < self._ahead)
-                    self._read.append(self._input(step, own))
+                read = self._input(step, own)
+                most = self._ahead + (_RUN if read.rows is None and read.bytes < _SMALL else 0)
+                self._read.append(read)
+                if len(self._read) == 1:  # it may be waited for
                     self._inbox.wake()
         except Stopped:
             pass

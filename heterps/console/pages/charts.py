@@ -20,6 +20,7 @@ def over_time(
     text: Callable[[float], str],
     level: tuple[float, str] | None = None,
     zero: bool = True,
+    marks: Sequence[tuple[float, str]] = (),
 ) -> Markup:
     """Lines over the seconds of a run.
 
@@ -28,6 +29,7 @@ def over_time(
         text: a value in words.
         level: a value to compare with, and its name.
         zero: whether the axis of values begins at 0.
+        marks: seconds at which something happened, and what.
     """
     points = [point for _, _, line in series for point in line]
     values = [value for _, value in points] + ([level[0]] if level is not None else [])
@@ -36,9 +38,10 @@ def over_time(
         f"{name + ' ' if len(series) > 1 else ''}from {text(line[0][1])} to {text(line[-1][1])}"
         for name, _, line in series
     )
+    happened = "".join(f" At {elapsed(at)}: {what}." for at, what in marks)
     plot = Plot(
         title,
-        f"{told}, over {duration(points[-1][0])}.",
+        f"{told}, over {duration(points[-1][0])}.{happened}",
         Axis.around([at for at, _ in points], zero=True, most=4),
         Axis.around(values, zero=zero, most=4),
         "time in training, min:s",
@@ -49,6 +52,8 @@ def over_time(
     )
     if level is not None:
         plot.level(level[0], "limit", level[1])
+    for at, what in marks:
+        plot.upright(at, "limit", what)
     for name, kind, line in series:
         plot.line(line, f"curve {kind}")
         plot.point(*line[-1], f"dot {kind}", 3.5, f"{name}: {text(line[-1][1])}")

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from heterps.client.records import State
+from heterps.client.records import Job, State
 from protos.history_pb2 import JobHistory, StagePoint
 from protos.scheduler_pb2 import JobState
 
@@ -12,6 +12,25 @@ if TYPE_CHECKING:
     from scheduler import Decision
 
 _WINDOW_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The training of one attempt.
+
+    Attributes:
+        began_s: seconds in training of the attempts before it.
+        points: at which it had trained further.
+    """
+
+    attempt: int
+    began_s: float
+    points: list[StagePoint]
+
+    @property
+    def end_s(self) -> float:
+        """Seconds in training of this attempt and those before it."""
+        return self.began_s + self.points[-1].train_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,30 +52,46 @@ class History:
         )
 
     @property
-    def leading(self) -> Sequence[StagePoint]:
-        """Points of the last stage, which knows the loss, at which it had trained further."""
-        found: list[StagePoint] = []
+    def runs(self) -> Sequence["Run"]:
+        """The training of each attempt, by the last stage, which knows the loss."""
+        found: list[Run] = []
         for point in self.stages[-1] if self.stages else ():
-            if point.step > (found[-1].step if found else 0):
-                found.append(point)
+            if point.train_seconds <= 0 or not point.step:
+                continue
+            if not found or found[-1].attempt != point.attempt:
+                found.append(Run(point.attempt, found[-1].end_s if found else 0.0, [point]))
+            elif point.step > found[-1].points[-1].step:
+                found[-1].points.append(point)
         return found
+
+    @property
+    def losses(self) -> Sequence[tuple[float, float]]:
+        """Seconds in training, of all attempts, and loss."""
+        return [
+            (run.began_s + point.train_seconds, point.loss)
+            for run in self.runs
+            for point in run.points
+            if point.loss
+        ]
 
     @property
     def rates(self) -> Sequence[tuple[float, float]]:
         """Seconds in training and samples/s, each over `_WINDOW_S` or more: a step is no pace."""
         made: list[tuple[float, float]] = []
-        before: StagePoint | None = None
-        for point in self.leading:
-            if before is None:
-                before = point
-            elif (passed := point.train_seconds - before.train_seconds) >= _WINDOW_S:
-                made.append((point.train_seconds, (point.samples - before.samples) / passed))
-                before = point
+        for run in self.runs:
+            before = run.points[0]
+            for point in run.points[1:]:
+                passed = point.train_seconds - before.train_seconds
+                if passed >= _WINDOW_S:
+                    at = run.began_s + point.train_seconds
+                    made.append((at, (point.samples - before.samples) / passed))
+                    before = point
         return made
 
     def utilisation(self, stage: int) -> tuple[float, float] | None:
         """The shares of its time that a stage computed, lately and over all of the training."""
-        points = [p for p in self.stages[stage] if p.train_seconds > 0]
+        latest = self.stages[stage][-1].attempt if self.stages[stage] else 0
+        points = [p for p in self.stages[stage] if p.train_seconds > 0 and p.attempt == latest]
         if not points:
             return None
         last = points[-1]
@@ -68,19 +103,19 @@ class History:
         recent = (last.busy_s - since.busy_s) / (last.train_seconds - since.train_seconds)
         return min(max(recent, 0.0), 1.0), min(whole, 1.0)
 
-    def measured_so_far(self, decision: "Decision") -> "Decision":
+    def measured_so_far(self, decision: "Decision", job: Job) -> "Decision":
         """The decision, with what its run has come to up to now where it has not ended."""
-        points = self.leading
-        if decision.measured is not None or not points or len(self.stages) > len(decision.stages):
+        runs = self.runs
+        if decision.measured is not None or not runs or len(self.stages) > len(decision.stages):
             return decision
         from scheduler.decision.record import Measured
 
-        last = points[-1]
-        if last.train_seconds <= 0 or not last.samples:
+        last, before = runs[-1].points[-1], job.from_samples
+        if runs[-1].attempt != job.attempt or last.samples <= before:
             return decision
         kinds = {kind.name: kind for kind in decision.resources.types} if decision.resources else {}
         used = {stage.type for stage in decision.stages}
-        throughput = last.samples / last.train_seconds
+        throughput = (last.samples - before) / last.train_seconds
         samples = decision.workload.samples if decision.workload is not None else last.samples
         ends = [points[-1] for points in self.stages if points]
         measured = Measured(
@@ -89,6 +124,8 @@ class History:
             cost=decision.plan.price_per_hour * samples / throughput / 3600,
             seconds=last.train_seconds,
             emulated=any(kinds[name].emulated for name in used if name in kinds),
-            stage_s=tuple(end.busy_s / (end.samples or last.samples) for end in ends),
+            stage_s=tuple(
+                end.busy_s / max(1, (end.samples or last.samples) - before) for end in ends
+            ),
         )
         return replace(decision, measured=measured)

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from heterps.client.records import Job, State
 from heterps.console.pages import charts
+from heterps.console.pages.attempts import attempt_marks, attempt_sections
 from heterps.console.pages.history import History
 from heterps.console.pages.parts import clock, spent
 from heterps.console.traffic import Sample, Shard, rates
@@ -33,8 +34,9 @@ def job_sections(
     if job.state is State.FAILED and job.reason:
         yield section("failure", "Why it failed", None, _reason(job.reason))
     yield section("figures", "Figures", None, _figures(job, decision))
-    if len(history.leading) > 1:
-        yield section("curves", "Progress", None, _curves(history, decision))
+    if sum(len(run.points) for run in history.runs) > 1:
+        yield section("curves", "Progress", None, _curves(job, history, decision))
+    yield from attempt_sections(job, decision)
     if decision is not None and history.stages and decision.stages:
         caption = (
             "The share of its time that the first worker of each stage computes; the rest it "
@@ -47,7 +49,7 @@ def job_sections(
     if job.metrics:
         yield section("metrics", "Metrics", None, _metrics(job))
     if decision is not None:
-        run = history.measured_so_far(decision)
+        run = history.measured_so_far(decision, job)
         if run.measured is not None:
             whole = "the whole run" if job.state.is_final else "the run up to now; it goes on"
             yield section(
@@ -79,7 +81,9 @@ def _figures(job: Job, decision: "Decision | None") -> Markup:
     shown += [(k.replace("_", " "), f"{v:.4f}", "") for k, v in job.metrics.items() if "auc" in k]
     if decision and feasible:
         ran = decision.measured
-        paid = ran.cost if ran is not None else spent(job, decision.plan.price_per_hour)
+        paid = spent(job, decision.plan.price_per_hour)
+        if ran is not None and not job.attempts:
+            paid = ran.cost
         an_hour = f"{money(decision.plan.price_per_hour)} an hour"
         shown.append(("cost so far", money(paid), f"predicted {money(decision.cost)}; {an_hour}"))
     if job.eta_s is not None and job.state is State.RUNNING:
@@ -91,10 +95,9 @@ def _figures(job: Job, decision: "Decision | None") -> Markup:
     return tiles(shown)
 
 
-def _curves(history: History, decision: "Decision | None") -> Markup:
-    points = history.leading
-    losses = [(p.train_seconds, p.loss) for p in points if p.loss]
-    paces = history.rates
+def _curves(job: Job, history: History, decision: "Decision | None") -> Markup:
+    losses, paces = history.losses, history.rates
+    marks = attempt_marks(job, history)
     level = None
     if decision is not None and decision.feasible and paces:
         most = max(value for _, value in paces)
@@ -102,10 +105,16 @@ def _curves(history: History, decision: "Decision | None") -> Markup:
             level = (decision.throughput, "predicted")
     made = []
     if len(losses) > 1:
-        made.append(charts.over_time("loss", [("loss", "", losses)], charts.loss_text, zero=False))
+        made.append(
+            charts.over_time(
+                "loss", [("loss", "", losses)], charts.loss_text, zero=False, marks=marks
+            )
+        )
     if len(paces) > 1:
         made.append(
-            charts.over_time("samples/s", [("samples/s", "", paces)], charts.rate_text, level)
+            charts.over_time(
+                "samples/s", [("samples/s", "", paces)], charts.rate_text, level, marks=marks
+            )
         )
     return tag("div", *made, class_="pair")
 

@@ -4,6 +4,7 @@ import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from heterps.client.attempts import trained
 from heterps.client.records import Job, State
 from heterps.html.markup import Markup, tag
 from heterps.view.figures import money
@@ -46,11 +47,12 @@ def clock(at: float) -> str:
 
 
 def spent(job: Job, price_per_hour: float) -> float:
-    """Dollars that a job's units have cost since its training began."""
-    if not job.started_at:
-        return 0.0
-    end = job.ended_at or time.time()
-    return price_per_hour * max(0.0, end - job.started_at) / 3600
+    """Dollars that a job's units have cost while it trained, over all attempts.
+
+    Args:
+        price_per_hour: of the latest one's plan.
+    """
+    return sum(one.cost for one in trained(job, price_per_hour))
 
 
 def cost_text(job: Job, decision: "Decision | None") -> str:
@@ -58,7 +60,7 @@ def cost_text(job: Job, decision: "Decision | None") -> str:
     if decision is None or not decision.feasible:
         return ""
     paid = spent(job, decision.plan.price_per_hour)
-    if decision.measured is not None:
+    if decision.measured is not None and not job.attempts:
         paid = decision.measured.cost
     return f"{money(paid)} of {money(decision.cost)}"
 

@@ -1,5 +1,6 @@
 #include "problem/steps.h"
 
+#include <cmath>
 #include <numeric>
 #include <queue>
 #include <tuple>
@@ -8,6 +9,7 @@ namespace heterps::scheduler {
 namespace {
 
 constexpr double kFull = 0.998;  // of the slowest stage's pace: more a few steps cannot tell
+constexpr int kInstant = 30;     // the shortest crossing is the slowest worker's time / 2^30
 
 enum class Done : int8_t { kBackward, kReturned, kForward, kCrossed, kSummed };
 
@@ -42,11 +44,15 @@ class Simulation {
         open_(steps, static_cast<int>(stages.size())),
         summed_(stages.size(), 0.0),
         updated_(steps, 0.0) {
+    double longest = 0;
     for (size_t s = 0; s < stages.size(); ++s) {
       depth_.push_back(InFlight(stages, s));
+      longest = std::max(longest, stages[s].Busy());
       for (int w = 0; w < stages[s].units; ++w) workers_[s].push_back({.next = w, .oldest = w});
     }
     std::fill(arrived_[0].begin(), arrived_[0].end(), true);
+    // A power of two, so that sums of whole seconds and instants are exact.
+    instant_ = longest > 0 ? std::ldexp(1.0, std::ilogb(longest) - kInstant) : 0;
   }
 
   std::vector<double> Run() {
@@ -77,10 +83,11 @@ class Simulation {
     touched_.emplace_back(stage, micro_batch % stages_[stage].units);
   }
 
-  // Takes the half of a crossing on the link of the worker of `stage`.
+  // Takes the half of a crossing on the link of the worker of `stage`. Nothing crosses in no time:
+  // what leaves a worker finds another, that ends something at that moment, busy with what it had.
   void Cross(int stage, int micro_batch, Done done) {
     Worker& worker = At(stage, micro_batch);
-    worker.link_free = std::max(worker.link_free, now_) + stages_[stage].cross / 2;
+    worker.link_free = std::max(worker.link_free, now_) + stages_[stage].cross / 2 + instant_;
     events_.push({worker.link_free, done, stage, micro_batch});
   }
 
@@ -156,7 +163,7 @@ class Simulation {
 
   const std::vector<StepStage>& stages_;
   int micro_batches_, staleness_, total_;
-  double now_ = 0;
+  double now_ = 0, instant_ = 0;
   int updates_ = 0;
   std::priority_queue<Event> events_;
   std::vector<int> depth_;

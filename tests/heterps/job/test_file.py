@@ -13,7 +13,12 @@ from heterps.job.file import METHODS, JobFileError, load_job
 from heterps.job.schema import dotted_keys
 from protos.job_pb2 import JobSpec
 
-HIDDEN = frozenset(("directory", "code_digest", "schedule.offered", "schedule.given"))
+HIDDEN = frozenset(
+    (
+        *("directory", "code_digest", "entry_digest", "train.resume"),
+        *("schedule.offered", "schedule.given"),
+    )
+)
 KEYS = sorted(dotted_keys(JobSpec.DESCRIPTOR, HIDDEN))
 QUICK = settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]

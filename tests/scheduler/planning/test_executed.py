@@ -66,6 +66,18 @@ def test_a_flushed_step_pays_for_filling_and_rounding() -> None:
     assert found.throughput == pytest.approx(100 / 0.5)
 
 
+def test_units_without_a_micro_batch_are_no_way_to_go_slower() -> None:
+    """100 samples/s ask for two cores of the parameter server, of which there is one; a second unit
+    would have nothing to do but slow the first."""
+    offer = {"cpu": (1.0, 1), "t4": (1.0, 2)}
+    work, types = _files({"t4": cost(1.0, parallel_compute=0.5)}, **offer)
+    work = replace(work, ps_core_s=0.015, staleness=0, batch=100, micro_batches=1)
+    model = CostModel(work, types, steps=Steps(0, 1, 100, simulated=True))
+    assert model.evaluate((1,), (1,)).reason == "2 units of cpu, limit 1"
+    assert model.evaluate((1,), (2,)).reason == "layers 'l0' to 'l0' have 2 units, and use 1"
+    assert not provision(model, (1,)).feasible
+
+
 def _files(*rows: dict[str, Any], **types: tuple[float, int]) -> Any:
     from scheduler.problem.workload import Resources, Workload
 

@@ -9,6 +9,7 @@ from protos.decision_pb2 import Decision, PlanStage
 from protos.job_pb2 import JobSpec
 from protos.node_pb2 import SHARD, STAGE
 from scheduler.runs.attempt import Attempt, State
+from scheduler.runs.beginning import beginning_of
 from scheduler.runs.calls import Channels, Interrupted
 from scheduler.runs.context import Context
 from scheduler.runs.processes import AttemptId, Process
@@ -203,6 +204,35 @@ def test_a_run_is_taken_up_with_all_that_was_kept_of_it(context: Context) -> Non
     outcome = attempt.follower.follow(attempt.is_cancelled)
     assert outcome.report is not None
     assert outcome.report.output == "by 1"
+
+
+def test_a_scheduler_that_takes_over_knows_the_cuts_that_were_told_of(context: Context) -> None:
+    attempt = entered(context, up_to=State.RUNNING)
+    report = pb.ProgressReport(job_id="job", attempt=1, phase="train", step=25)
+    for step in (20, 10):
+        report.cuts.cuts.add(step=step, attempt=1, samples=step * 16)
+    report.rank = 1  # only the first worker of the first stage tells of cuts
+    attempt.report(report)
+    assert Jobs(context.store).all()[0].cuts == []
+    report.rank = 0
+    attempt.report(report)
+    attempt.cancel()
+    report.cuts.cuts.add(step=30, attempt=1)
+    assert attempt.report(report), "it is to stop, but this one counts"
+    after = Context(
+        *(context.store, Jobs(context.store), context.nodes, context.channels),
+        *(context.address, context.leadership),
+    )
+    status = after.jobs.get("job")
+    assert status is not None
+    assert [cut.step for cut in status.cuts] == [10, 20, 30]
+    taken_up = new(after)
+    taken_up.take_up(record(1))
+    after.jobs.retry("job", Ending(pb.END_SCHEDULER_LOST, "gone"))
+    again = after.jobs.get("job")
+    assert again is not None
+    begins = beginning_of(again, JobSpec(), "127.0.0.1:2")
+    assert begins.step == 30
 
 
 @pytest.mark.parametrize("kept", [None, record(1)])

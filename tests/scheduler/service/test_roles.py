@@ -331,3 +331,25 @@ def test_a_token_that_cannot_be_is_refused(store):
         with pytest.raises(TokenError):
             tokens.create(**{"name": "anna", "role": "read", "expires_s": 0.0, "by": ROOT, **bad})
     assert store.tokens() == []
+
+
+def test_a_job_goes_on_from_what_its_user_may_see_alone(enter, secured):
+    anna, ben = enter("anna", "submit"), enter("ben", "submit")
+    submit(anna, "annas")
+    anna.CancelJob(pb.JobRequest(job_id="annas"), timeout=30)
+    job = JobSpec(name="waits")
+    job.schedule.offered.types.add(name=WAITS, price_per_hour=1.0, limit=1)
+    job.train.resume.job_id, job.train.resume.step = "annas", 10
+    job.train.resume.place = "heterps://anywhere:1/annas/cuts/10"
+
+    def go_on(stub, job_id):
+        return refusal(lambda: stub.Submit(pb.SubmitRequest(job_id=job_id, job=job), timeout=10))
+
+    assert go_on(ben, "bens") == (grpc.StatusCode.PERMISSION_DENIED, ANOTHER_USERS_JOB)
+    job.train.resume.job_id = "bens"  # the files are anna's all the same
+    assert go_on(ben, "bens") == (grpc.StatusCode.PERMISSION_DENIED, ANOTHER_USERS_JOB)
+    job.train.resume.job_id = "annas"
+    assert go_on(anna, "more")[0] is grpc.StatusCode.FAILED_PRECONDITION, "nothing is kept of it"
+    assert refusal(lambda: anna.GetJob(pb.JobRequest(job_id="more"), timeout=10))[0] is (
+        grpc.StatusCode.NOT_FOUND
+    )

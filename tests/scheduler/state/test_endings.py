@@ -2,6 +2,7 @@
 
 from heterps.view.failure import MEANINGS, NOT_THE_JOB
 from protos.scheduler_pb2 import (
+    END_CUT_UNREADABLE,
     END_LOST_NODE,
     END_SCHEDULER_LOST,
     END_UNSPECIFIED,
@@ -58,3 +59,22 @@ def test_every_reason_has_a_meaning_for_people() -> None:
     }
     assert set(MEANINGS) == names
     assert {EndReason.Name(r).removeprefix("END_").lower() for r in RETRIED} == NOT_THE_JOB
+
+
+def test_cuts_and_owner_stay_when_a_job_starts_over() -> None:
+    status = JobStatus(job_id="a", attempt=1, retries=1, step=27, started_at=5.0)
+    status.submitted_by = "anna"
+    for step in (10, 20):
+        status.cuts.add(step=step)
+    start_over(status, Ending(END_LOST_NODE, "node n is lost"), 7.0, 3.5)
+    assert status.submitted_by == "anna"
+    assert status.reason == "attempt 1 ended: node n is lost; it goes on from step 20"
+    (one,) = status.attempts
+    assert (one.step, one.started_at, one.price_per_hour) == (27, 5.0, 3.5)
+    # Each cut that cannot be read is given up, whatever `retries` says, and there is an end to it.
+    for step in (20, 10):
+        status.from_step = step
+        assert may_retry(status, Ending(END_CUT_UNREADABLE))
+        start_over(status, Ending(END_CUT_UNREADABLE), 8.0)
+    assert len(status.cuts) == 0
+    assert not may_retry(status, Ending(END_CUT_UNREADABLE))

@@ -1,0 +1,88 @@
+"""What a job file says of checkpoints and of what weights begin as; checked before all else."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from chassis.interval import EXPECTED, Interval
+from chassis.near import nearest
+from protos.job_pb2 import JobSpec
+
+MODEL, CUT = "model.json", "cut.json"  # what tells a folder of either
+_WEIGHTS = (".pt", ".pth", ".bin", ".safetensors")
+_NAMED = re.compile(r"(?P<job>[A-Za-z0-9][A-Za-z0-9._-]{0,63})(@(?P<step>[0-9]{1,18}))?")
+_METRICS = {
+    "bce_with_logits": ("auc", "logloss"),
+    "mse": ("mse",),
+    "next_token": ("loss", "bits_per_token"),
+}
+_FROM = "a saved model, a checkpoint of a job, a state_dict (.pt, .safetensors), or JOB[@STEP]"
+
+
+@dataclass(frozen=True, slots=True)
+class Wrong:
+    """A value that cannot be used."""
+
+    key: str
+    got: str
+    expected: str
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A job's model, or its state after a step, as JOB[@STEP] names them."""
+
+    job: str
+    step: int | None = None
+
+    @classmethod
+    def of(cls, text: str) -> "Named | None":
+        """Read it; None where it is no such name."""
+        found = _NAMED.fullmatch(text)
+        if found is None:
+            return None
+        return cls(found["job"], None if found["step"] is None else int(found["step"]))
+
+
+def is_place(text: str) -> bool:
+    """Whether a completed `train.from` is a place, and not JOB[@STEP]."""
+    return text.startswith("/") or "://" in text
+
+
+def wrong_checkpoints(job: JobSpec) -> Iterator[Wrong]:
+    """What is wrong with `train.checkpoint`."""
+    spec, key = job.train.checkpoint, "train.checkpoint"
+    try:
+        if spec.every:
+            Interval.of(spec.every)
+    except ValueError:
+        yield Wrong(f"{key}.every", repr(spec.every), EXPECTED)
+    for name, value in (("keep", spec.keep), ("best", spec.best)):
+        if value and not spec.every:
+            yield Wrong(f"{key}.{name}", repr(value), f"none without {key}.every")
+    if spec.best:
+        names = [f"valid_{name}" for name in _METRICS.get(job.train.loss, ())]
+        if spec.best not in names:
+            near = nearest(spec.best, names)
+            hint = f"; did you mean {near}?" if near else ""
+            yield Wrong(f"{key}.best", repr(spec.best), f"one of {', '.join(names)}{hint}")
+        elif not job.data.valid:
+            yield Wrong(f"{key}.best", repr(spec.best), "none without data.valid")
+
+
+def complete_origin(job: JobSpec) -> Iterator[Wrong]:
+    """Make the path in `train.from` absolute; what is wrong with it."""
+    text = job.train.warm_start
+    if not text or "://" in text:
+        return
+    path = Path(job.directory, Path(text).expanduser())
+    if not path.exists():
+        if "/" in text or path.suffix in _WEIGHTS or Named.of(text) is None:
+            yield Wrong("train.from", repr(text), f"{_FROM}; there is nothing at {path}")
+        return
+    if path.is_dir() and not any((path / name).is_file() for name in (MODEL, CUT)):
+        yield Wrong("train.from", repr(text), f"{_FROM}; {path} has no {MODEL} and no {CUT}")
+    elif path.is_file() and path.suffix not in _WEIGHTS:
+        yield Wrong("train.from", repr(text), _FROM)
+    job.train.warm_start = str(path.absolute())

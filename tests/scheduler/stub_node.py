@@ -1,0 +1,206 @@
+"""A node whose processes are a test's: it takes the scheduler's orders, and the test reports."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chassis.channels import connect
+from chassis.closing import Closing
+from chassis.servers import Server
+from protos.job_pb2 import JobSpec
+from protos.node_pb2 import SHARD, LaunchReply, LaunchRequest, ReadLogReply, StopJobReply
+from protos.node_pb2_grpc import NodeServicer, add_NodeServicer_to_server
+from protos.scheduler_pb2 import (
+    Cut,
+    HeartbeatRequest,
+    JobRequest,
+    JobStatus,
+    NodeStatus,
+    ProcessStatus,
+    ProgressReport,
+    ReportReply,
+    SubmitRequest,
+)
+from protos.scheduler_pb2_grpc import SchedulerStub
+from protos.stage_pb2 import StartReply
+from protos.stage_pb2_grpc import StageServicer, add_StageServicer_to_server
+from scheduler.runs import follow
+from scheduler.service.process import SchedulerProcess
+from tests.scheduler.lives import job
+from tests.valkey import Valkey
+from tests.waiting import wait_until
+
+_BEAT_S = 0.3
+BATCH = 16
+
+
+class StubNode(NodeServicer, StageServicer, Closing):
+    """One unit of type cpu. Shards and workers are entries in a table.
+
+    Args:
+        scheduler: its address; another one that takes over tells its own.
+    """
+
+    def __init__(self, scheduler: str) -> None:
+        self.scheduler = scheduler
+        self.launched: list[LaunchRequest] = []  # workers, in order
+        self.begun: list[str] = []  # jobs whose workers were given the word
+        self._processes: dict[str, ProcessStatus] = {}
+        self._changed = threading.Condition()
+        self._over = threading.Event()
+        self._server = Server("stub node", "127.0.0.1:0")
+        self._server.add(add_NodeServicer_to_server, self, "heterps.v1.Node")
+        self._server.add(add_StageServicer_to_server, self, "heterps.v1.Stage")
+        self.address = self._server.start()
+        self._thread = threading.Thread(target=self._beat, daemon=True)
+        self._thread.start()
+
+    # What the scheduler orders.
+
+    def Launch(self, request: LaunchRequest, context: Any) -> LaunchReply:
+        with self._changed:
+            self._processes[request.process_id] = ProcessStatus(
+                process_id=request.process_id,
+                job_id=request.job_id,
+                running=True,
+                pid=1,
+                attempt=request.attempt,
+            )
+            if request.role != SHARD:
+                copy = LaunchRequest()
+                copy.CopyFrom(request)
+                self.launched.append(copy)
+        return LaunchReply(address=self.address, pid=1)
+
+    def StopJob(self, request: Any, context: Any) -> StopJobReply:
+        with self._changed:
+            gone = [
+                name
+                for name, one in self._processes.items()
+                if one.job_id == request.job_id and one.attempt <= request.attempt
+            ]
+            for name in gone:
+                del self._processes[name]
+        return StopJobReply(stopped=len(gone))
+
+    def ReadLog(self, request: Any, context: Any) -> ReadLogReply:
+        return ReadLogReply(ended=True)
+
+    def Status(self, request: Any, context: Any) -> NodeStatus:
+        return self._status()
+
+    def Follow(self, request: Any, context: Any) -> NodeStatus:
+        self.scheduler = request.scheduler or self.scheduler
+        return self._status()
+
+    def Start(self, request: Any, context: Any) -> StartReply:
+        self.begun.append(request.job_id)
+        return StartReply()
+
+    # What a test does.
+
+    def worker(self, job_id: str, attempt: int) -> LaunchRequest:
+        """The worker of an attempt, once it has the word."""
+
+        def found() -> list[LaunchRequest]:
+            return [o for o in self.launched if (o.job_id, o.attempt) == (job_id, attempt)]
+
+        wait_until(lambda: found() and self.begun.count(job_id) >= attempt, "it is told to train")
+        return found()[0]
+
+    def report(self, worker: LaunchRequest, cuts: list[Cut] | None = None, **said: Any) -> bool:
+        """Say something as a worker; whether it is to stop."""
+        report = ProgressReport(
+            job_id=worker.job_id, attempt=worker.attempt, **{"phase": "train", **said}
+        )
+        if cuts is not None:
+            report.cuts.cuts.extend(cuts)
+            report.cuts.SetInParent()
+        with connect(self.scheduler) as channel:
+            reply: ReportReply = SchedulerStub(channel).Report(report, timeout=20)
+        return reply.stop
+
+    def kill(self, worker: LaunchRequest) -> None:
+        """Have a worker end by SIGKILL."""
+        with self._changed:
+            one = self._processes[worker.process_id]
+            one.running, one.exit_code = False, -9
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """End it."""
+        self._over.set()
+        self._thread.join(10)
+        self._server.stop(0.1)
+
+    def _status(self) -> NodeStatus:
+        with self._changed:
+            return NodeStatus(
+                node_id="stub",
+                kind="node",
+                address=self.address,
+                type="cpu",
+                units=1,
+                cores=2,
+                processes=list(self._processes.values()),
+            )
+
+    def _beat(self) -> None:
+        while not self._over.is_set():
+            try:
+                with connect(self.scheduler) as channel:
+                    stub = SchedulerStub(channel)
+                    stub.Heartbeat(HeartbeatRequest(node=self._status()), timeout=5)
+            except Exception:
+                pass  # the scheduler is away
+            with self._changed:
+                self._changed.wait(_BEAT_S)
+
+
+class Service:
+    """A scheduler, and a node whose workers are the test's."""
+
+    def __init__(self, address: str, stub: SchedulerStub, directory: Path) -> None:
+        self.address = address
+        self.stub = stub
+        self.directory = directory
+        self.node = StubNode(address)
+
+    def spec(self, name: str, retries: int = 1, every: str = "10 steps") -> JobSpec:
+        spec = job(self.directory, name)
+        spec.retries, spec.train.checkpoint.every = retries, every
+        return spec
+
+    def submit(self, spec: JobSpec) -> str:
+        self.stub.Submit(SubmitRequest(job_id=spec.name, job=spec), timeout=20)
+        return spec.name
+
+    def get(self, name: str) -> JobStatus:
+        return self.stub.GetJob(JobRequest(job_id=name), timeout=20)
+
+    def end(self, name: str) -> JobStatus:
+        return list(self.stub.WatchJob(JobRequest(job_id=name), timeout=60))[-1]
+
+    def cut(self, name: str, step: int, attempt: int = 1) -> Cut:
+        place = f"{self.directory}/output/{name}.cuts/{step}"
+        return Cut(step=step, place=place, attempt=attempt, samples=step * BATCH, taken_at=1e9)
+
+
+@contextmanager
+def serving(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
+    """A scheduler in this process, which believes a death at once, with such a node."""
+    monkeypatch.setattr(follow, "COLLECT_S", 0.05)
+    with Valkey(directory / "redis") as redis:
+        process = SchedulerProcess("127.0.0.1:0", redis.url, artifacts=directory / "artifacts")
+        address = process.start(lambda: None)
+        try:
+            with connect(address) as channel:
+                made = Service(address, SchedulerStub(channel), directory)
+                yield made
+                made.node.close()
+        finally:
+            process.stop()
