@@ -32,7 +32,7 @@ class Window {
   Verdict Mark(std::string_view client, uint64_t epoch, uint64_t sequence);
   void Unmark(std::string_view client, uint64_t epoch, uint64_t sequence);
 
-  size_t size() const;  // clients
+  size_t size() const;                 // clients
   std::vector<Client> Export() const;  // most recently heard first
   // Adds what another window has seen, of the same pushes or of others.
   void Merge(std::vector<Client> clients);
