@@ -96,7 +96,7 @@ class CutFolder:
         open_store(f"{store.url}/{cut.step}").replace(MANIFEST, cut.written())
         self._others = [other for other in self._others if other.step != cut.step]
         self._kept = [*(c for c in self._kept if c.step != cut.step), cut]
-        self._kept = _to_keep(self._kept, self._job.train.checkpoint)
+        self._kept = to_keep(self._kept, self._job.train.checkpoint)
         self._remove_the_rest(store)
 
     def _remove_the_rest(self, store: Store) -> None:
@@ -129,7 +129,7 @@ def _steps(store: Store) -> list[int]:
     return sorted(int(name) for name in store.entries() if name.isdecimal() and name.isascii())
 
 
-def _to_keep(cuts: list[Cut], spec: CheckpointSpec) -> list[Cut]:
+def to_keep(cuts: list[Cut], spec: CheckpointSpec) -> list[Cut]:
     """The newest, and the best, in the order of steps."""
     newest = sorted(cuts, key=lambda cut: cut.step)[-(spec.keep or _KEEP) :]
     measured = [cut for cut in cuts if spec.best in cut.metrics]
