@@ -1001,16 +1001,22 @@ class CutList(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     CUTS_FIELD_NUMBER: _builtins.int
+    FAILED_FIELD_NUMBER: _builtins.int
+    failed: _builtins.str
+    """what the newest one failed of; empty: it did not"""
     @_builtins.property
-    def cuts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Cut]: ...
+    def cuts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Cut]:
+        """those that are kept, the oldest first"""
+
     def __init__(
         self,
         *,
         cuts: _abc.Iterable[Global___Cut] | None = ...,
+        failed: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cuts", b"cuts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cuts", b"cuts", "failed", b"failed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -111,9 +111,7 @@ class SavedModel:
         for part in parts:
             part.unlink()
         if job.code_digest:
-            root = posixpath.normpath(posixpath.join(job.directory, job.code or "."))
-            ignored = shutil.ignore_patterns("__pycache__")
-            shutil.copytree(root, self.folder / "code", ignore=ignored, dirs_exist_ok=True)
+            copy_code(job, self.folder / "code")
         (self.folder / "loss.csv").write_text(_loss_lines(losses))
         tables = open_store(self.tables)
         replace_file(self.folder / "model.json", _manifest(job, facts, tables))
@@ -165,6 +163,13 @@ class KeptModel:
         tables = open_store(self.tables)
         self._store.replace("model.json", _manifest(job, facts, tables).encode())
         return self._store.url
+
+
+def copy_code(job: JobSpec, folder: Path) -> None:
+    """Copy the code that a job brought."""
+    root = posixpath.normpath(posixpath.join(job.directory, job.code or "."))
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(root, folder, ignore=ignored, dirs_exist_ok=True)
 
 
 def _part(stage: int) -> str:

@@ -62,12 +62,12 @@ def time_step(
     inbox = Inbox(stop)
     alone = StageWorkers(addresses=["127.0.0.1:0"])  # which nobody calls
     topology = Topology(job_id=launch.job_id, shards=shards, stages=[alone])
-    parts = build(share, topology, inbox, NoticeBoard(inbox.wake), None, None, stop)
+    parts = build(share, topology, inbox, NoticeBoard(inbox.wake), None, None, stop, None)
     try:
         source = TrainingSource(
             batches,
             parts.executor.own,
-            steps,
+            range(steps),
             share.staleness,
             parts.rows,
             parts.executor.upload,

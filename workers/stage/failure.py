@@ -15,6 +15,7 @@ from protos.job_pb2 import JobSpec
 from protos.reason_pb2 import PARTS_MISSING
 from protos.scheduler_pb2 import (
     END_CONNECTION_LOST,
+    END_CUT_UNREADABLE,
     END_DISK_FULL,
     END_DIVERGED,
     END_INVALID_JOB,
@@ -26,6 +27,7 @@ from protos.scheduler_pb2 import (
 from ps.errors import ShardError
 from workers.errors import DivergedError, PeerLostError, UnfitPlanError
 from workers.model.code import code_root
+from workers.model.cut import CutError, UnfitCutError
 
 _PACKAGES = "/site-packages/"  # may lie in the job's folder, too
 _AWAY = (
@@ -43,8 +45,10 @@ def end_reason_of(error: BaseException, job: JobSpec | None = None) -> EndReason
     """
     if isinstance(error, DivergedError):
         return END_DIVERGED
-    if isinstance(error, UnfitPlanError):
+    if isinstance(error, UnfitPlanError | UnfitCutError):
         return END_INVALID_JOB
+    if isinstance(error, CutError):
+        return END_CUT_UNREADABLE
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return END_OUT_OF_MEMORY
     if isinstance(error, RuntimeError) and is_out_of_memory(str(error)):

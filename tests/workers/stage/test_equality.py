@@ -189,7 +189,7 @@ def check(case, tolerance):
     for worker in workers[-1]:
         assert worker.executor.progress.losses == pytest.approx(expected.losses, rel=1e-5)
     keys = np.arange(KEYS, dtype=np.uint64)
-    for name, table in (("first", "job.one"), ("second", "job.two")):
+    for name, table in (("first", "3.job.one"), ("second", "3.job.two")):
         rows = torch.from_numpy(pipeline.client.tables[table].pull(keys, True))
         torch.testing.assert_close(
             rows, expected.tables[name].values(), rtol=tolerance, atol=tolerance
@@ -276,7 +276,9 @@ def test_what_is_trained_depends_on_no_timing(staleness, widths):
         pipeline = case.pipeline(client=Delayed(seed), told=Late if seed else Told)
         workers = pipeline.run()
         keys = np.arange(KEYS, dtype=np.uint64)
-        rows = [pipeline.client.tables[name].pull(keys, True) for name in ("job.one", "job.two")]
+        rows = [
+            pipeline.client.tables[name].pull(keys, True) for name in ("3.job.one", "3.job.two")
+        ]
         runs.append(
             (
                 workers[-1][0].executor.progress.losses,
@@ -310,7 +312,7 @@ def test_a_training_that_diverges_ends_with_the_state_of_the_step_before(stalene
         for name, value in worker.module.state_dict().items():
             torch.testing.assert_close(value, state[name], rtol=1e-5, atol=1e-5)
     keys = np.arange(KEYS, dtype=np.uint64)
-    for name, table in (("first", "job.one"), ("second", "job.two")):
+    for name, table in (("first", "3.job.one"), ("second", "3.job.two")):
         rows = torch.from_numpy(pipeline.client.tables[table].pull(keys, True))
         torch.testing.assert_close(rows, expected.tables[name].values(), rtol=1e-5, atol=1e-5)
 
