@@ -862,14 +862,25 @@ Global___HeartbeatReply: _TypeAlias = HeartbeatReply  # noqa: Y015
 
 @_typing.final
 class ListNodesRequest(_message.Message):
+    """A page of nodes: the first `limit` by id that come after the node `after`."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
+    LIMIT_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
+    limit: _builtins.int
+    """at most 200; 0: 200"""
+    after: _builtins.str
+    """a node's id, whether or not it is still there; "": of all"""
     def __init__(
         self,
+        *,
+        limit: _builtins.int = ...,
+        after: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "limit", b"limit"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -880,16 +891,22 @@ class ListNodesReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     NODES_FIELD_NUMBER: _builtins.int
+    NEXT_FIELD_NUMBER: _builtins.int
+    next: _builtins.str
+    """`after` of the next page; "": there is none"""
     @_builtins.property
-    def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeStatus]: ...
+    def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeStatus]:
+        """by id"""
+
     def __init__(
         self,
         *,
         nodes: _abc.Iterable[Global___NodeStatus] | None = ...,
+        next: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["nodes", b"nodes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["next", b"next", "nodes", b"nodes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -23,6 +23,7 @@ from workers.model.cut import (
     split_place,
 )
 from workers.model.trace import StageGraph
+from workers.model.warm_start import Weights
 from workers.stage.state import StageState, base_names, give
 
 _log = logging.getLogger("heterps.stage")
@@ -56,15 +57,23 @@ class Beginning:
     rename: tuple[str, str] = ("", "")
 
 
-def beginning_of(launch: LaunchRequest, graph: StageGraph, staleness: int) -> Beginning:
+def beginning_of(
+    launch: LaunchRequest, graph: StageGraph, staleness: int, weights: Weights | None = None
+) -> Beginning:
     """Where a launched worker begins; its stage's layers are given their weights.
+
+    Args:
+        weights: that they have already, of `train.from`.
 
     Raises:
         CutError: the cut to go on from is gone or damaged.
         UnfitCutError: it is one of another job, model or training.
     """
     if not launch.resume:
-        return Beginning()
+        if weights is None:
+            return Beginning()
+        rename = weights.prefix, table_prefix(launch.job_id)
+        return Beginning(tables=weights.tables, rename=rename)
     cut = read_cut(launch.resume)
     _check(cut, launch)
     cuts, _ = split_place(launch.resume)
