@@ -115,6 +115,10 @@ class Ending:
         """By which the loss of a step under way is multiplied."""
         return self._scales.of(step)
 
+    def watch(self, step: int) -> None:
+        """The backward that follows is this worker's last of a step: sums begin while it runs."""
+        self._update.watch(step)
+
     def resume(self, step: int, applied: int, scales: ScaleState | None) -> None:
         """Begin at a step.
 

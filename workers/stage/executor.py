@@ -321,6 +321,7 @@ class StageExecutor:
                 share = flight.spec.weight * self._ending.loss_scale(step.number)
                 grads.append(torch.full_like(flight.auxiliary, share))
             if roots:
+                self._watch_last(step)
                 torch.autograd.backward(roots, grads)
         self._return_gradients(step, flight.spec, flight.inputs)
         step.backward += 1
@@ -336,11 +337,20 @@ class StageExecutor:
             loss = self._loss(prediction, tensors["label"]) * spec.weight
             auxiliary = self._auxiliary_loss()
             whole = loss if auxiliary is None else loss + auxiliary * spec.weight
+            self._watch_last(step)
             (whole * self._ending.loss_scale(step.number)).backward()
             step.loss = step.loss + loss.detach().double() + _nan_unless_finite(auxiliary)
         self._return_gradients(step, spec, tensors)
         step.forward += 1
         step.backward += 1
+
+    def _watch_last(self, step: _Step) -> None:
+        """Before a backward: in the last one of a step its sums begin.
+
+        Not in lockstep, where experts' collectives and those of sums are to have one order.
+        """
+        if step.backward == len(step.own) - 1 and not self._lockstep:
+            self._ending.watch(step.number)
 
     def _close(self) -> None:
         """All that this worker has to give to the oldest open step is there."""

@@ -15,6 +15,7 @@ from workers.links.step_sum import StepSum
 from workers.model.cut import UnfitCutError
 from workers.model.statistics import RunningStatistics
 from workers.moe.gates import Bias
+from workers.stage.overlap import Overlap, StepGradients
 from workers.stage.schedule import Schedule
 from workers.stage.verdict import Report
 from workers.stage.versions import Versions, rekey
@@ -67,6 +68,7 @@ class Update:
         self._group = group
         self._clip = job.train.clip > 0
         self._versions = versions
+        self._overlap = Overlap()
         parameters = versions.parameters(0)
         self._spec = job.train.optimizer
         self.kept = kept_by(self._spec)  # of each parameter
@@ -81,6 +83,11 @@ class Update:
             gate.deferred = True
         group.share_parameters(parameters)
         versions.open()
+
+    def watch(self, step: int) -> None:
+        """Begin to sum gradients while the backward that follows, the worker's last, makes them."""
+        if self._group.overlaps:
+            self._overlap.begin(self._gradients(step))
 
     def optimizer_state(self) -> dict[str, dict[str, Tensor]]:
         """What the optimizer keeps of each parameter of this worker that had a gradient."""
@@ -170,19 +177,15 @@ class Update:
         for gate in self._biased:
             gate.pending.zero_()
         statistics = self._statistics.take(step, self._schedule.count(step))
-        sums = self._group.begin_sum(step)
         if self._group.size == 1:
-            return Gradient(step, sums, scalars, None, loads, statistics)
+            return Gradient(step, self._group.begin_sum(step), scalars, None, loads, statistics)
         used = torch.tensor(
             [p.grad is not None for p in parameters], dtype=torch.float32, device=loss.device
         )
-        gradients = []
-        for parameter in parameters:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            gradients.append(parameter.grad)
-        sums.add([*gradients, used, scalars, *loads, *statistics])
-        return Gradient(step, sums, scalars, used, loads, statistics)
+        gradients = self._overlap.end(step) or self._gradients(step)
+        gradients.add_rest()
+        gradients.sums.add([used, scalars, *loads, *statistics])
+        return Gradient(step, gradients.sums, scalars, used, loads, statistics)
 
     def report(self, gradient: Gradient) -> Report:
         """Wait for the sums; what is to be said of them. May be called on any thread."""
@@ -244,6 +247,9 @@ class Update:
         if self._optimizer is not None:
             rekey(self._optimizer, self._versions.parameters(gradient.step))
         self._statistics.apply(gradient.statistics)
+
+    def _gradients(self, step: int) -> StepGradients:
+        return StepGradients(step, self._group.begin_sum(step), self._summed(step))
 
     def _summed(self, step: int) -> list[nn.Parameter]:
         return [p for p in self._versions.parameters(step) if reduced_over(p) == "replica"]

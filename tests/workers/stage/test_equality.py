@@ -20,8 +20,18 @@ from tests.workers.stage import reference
 from tests.workers.stage.in_process import Pipeline, Tables, Told
 from workers.data.columns import Batch
 from workers.embedding.sparse import SparseEmbedding
+from workers.links import step_sum
+from workers.links.ring import Ring
 
 KEYS = 11
+
+
+@pytest.fixture(autouse=True)
+def _sums_begin_in_backward(monkeypatch):
+    """Buckets so small that models of this size fill some while their backward runs."""
+    monkeypatch.setattr(step_sum, "_BUCKET", 16)
+
+
 SETTINGS = {
     "momentum": (("momentum", 0.5),),
     "adagrad": (("eps", 1e-4), ("initial_accumulator", 0.3)),
@@ -228,6 +238,23 @@ def test_losses_of_200_steps_of_a_smooth_model_are_those_of_plain_pytorch(stalen
     expected = case.reference()
     for worker in case.pipeline().run()[-1]:
         assert worker.executor.progress.losses == pytest.approx(expected.losses, rel=1e-5)
+
+
+def test_sums_begin_in_the_last_backward_of_each_step(monkeypatch):
+    begun, begin = [], Ring.begin
+
+    def told(ring, id_, *args, **kwargs):
+        if torch._C._current_graph_task_id() >= 0:
+            begun.append((id_.series, threading.get_ident()))
+        return begin(ring, id_, *args, **kwargs)
+
+    monkeypatch.setattr(Ring, "begin", told)
+    case = replace(wide(1, widths=(1, 3, 2)), sizes=(13,) * 6)
+    case.pipeline().run()
+    # Stages of three and of two workers, five micro-batches: all have one in each step but the
+    # first stage's two; what backward completes is known from the worker's first step on.
+    assert {step for step, _ in begun} == set(range(1, 6))
+    assert len({thread for _, thread in begun}) == 5
 
 
 class Delayed(Tables):
