@@ -2,7 +2,7 @@
 
 Between workers of one host the ring is of Unix sockets; between hosts it is under TLS, or over
 plain TCP where that is allowed. The contestants take turns in one run, since machines drift; the
-figure to read is the ratio.
+figures to read are the ratios, of the time that a sum takes and of what all workers' processors do.
 
     python -m bench.sums [--rounds 7] [--json FILE]
 """
@@ -31,8 +31,8 @@ from protos.stage_pb2 import JoinReply, JoinRequest
 from workers.links.all_reduce import Rendezvous, StageGroup
 from workers.links.ring_port import RingPort
 
-WIDTHS = (2, 4)
-SIZES = (8, 64 << 10, 4 << 20, 64 << 20)  # bytes
+WIDTHS = (2, 4, 8)
+SIZES = (1 << 10, 1 << 20, 64 << 20)  # bytes
 GLOO, RING, TCP, TLS = "gloo", "ring", "ring over TCP", "ring under TLS"
 _LOOPBACK = "127.0.0.1"
 _ROUND_S = 0.5
@@ -54,14 +54,18 @@ def sum_on(group: StageGroup, values: Tensor) -> None:
     group.sum_gradients([], (), [values])
 
 
-def measure(sum_: Callable[[Tensor], object], size: int, repeats: int) -> float:
-    """Seconds of a sum of so many bytes."""
+def measure(sum_: Callable[[Tensor], object], size: int, repeats: int) -> tuple[float, float]:
+    """Seconds of a sum of so many bytes, and those of processors in all workers together."""
     values = torch.zeros(size // 4)
     sum_(values)
-    began = time.perf_counter()
+    dist.barrier()
+    began, busy = time.perf_counter(), time.process_time()
     for _ in range(repeats):
         sum_(values)
-    return (time.perf_counter() - began) / repeats
+    took = (time.perf_counter() - began) / repeats
+    of_all = torch.tensor((time.process_time() - busy) / repeats)
+    dist.all_reduce(of_all)
+    return took, of_all.item()
 
 
 def worker(rank: int, size: int, address: str, rounds: int, files: str, results: Any) -> None:
@@ -82,22 +86,42 @@ def worker(rank: int, size: int, address: str, rounds: int, files: str, results:
         **{name: partial(sum_on, group) for name, group in ours.items()},
     }
     for bytes_ in SIZES:
-        took: dict[str, list[float]] = {name: [] for name in sums}
+        repeats: dict[str, int] = {}
         for name, sum_ in sums.items():
-            once = torch.tensor(measure(sum_, bytes_, 3))
+            once = torch.tensor(measure(sum_, bytes_, 1)[0])
             dist.all_reduce(once, dist.ReduceOp.MAX)  # all are to repeat alike
-            took[name].append(once.item())
-        repeats = {name: max(3, int(_ROUND_S / first[0])) for name, first in took.items()}
+            repeats[name] = max(1, int(_ROUND_S / once.item()))
+        took: dict[str, list[tuple[float, float]]] = {name: [] for name in sums}
         for _ in range(rounds):
             for name, sum_ in sums.items():
-                dist.barrier()
                 took[name].append(measure(sum_, bytes_, repeats[name]))
         if rank == 0:
-            results.put((bytes_, {name: statistics.median(of[1:]) for name, of in took.items()}))
+            results.put((bytes_, took))
     for group in ours.values():
         group.close()
     dist.barrier()
     dist.destroy_process_group()
+
+
+def compared(width: int, bytes_: int, took: dict[str, list[tuple[float, float]]]) -> dict[str, Any]:
+    """Medians of all rounds, and of gloo's part of ours in each round."""
+    print(f"{width} workers, {bytes_:>10,} bytes:", end="")
+    of: dict[str, Any] = {"workers": width, "bytes": bytes_}
+    for number, kind in enumerate(("seconds", "cpu_seconds")):
+        rounds = {name: [each[number] for each in of_name] for name, of_name in took.items()}
+        of[kind] = {name: statistics.median(values) for name, values in rounds.items()}
+        of[f"gloo_over_{kind}"] = ratios = {
+            name: [g / one for g, one in zip(rounds[GLOO], values, strict=True)]
+            for name, values in rounds.items()
+            if name != GLOO
+        }
+        for name, value in of[kind].items():
+            print(f"  {name} {1e3 * value:.3f} ms", end="")
+            if name in ratios:
+                print(f" (x {statistics.median(ratios[name]):.2f})", end="")
+        print("; processors:" if number == 0 else "", end="")
+    print(flush=True)
+    return of
 
 
 def main() -> int:
@@ -122,15 +146,7 @@ def main() -> int:
             for process in processes:
                 process.start()
             for _ in SIZES:
-                bytes_, seconds = results.get(timeout=600)
-                ratios = {name: seconds[GLOO] / took for name, took in seconds.items()}
-                found.append(
-                    {"workers": width, "bytes": bytes_, "seconds": seconds, "gloo_over": ratios}
-                )
-                print(f"{width} workers, {bytes_:>9,} bytes:", end="")
-                for name, took in seconds.items():
-                    print(f"  {name} {1e3 * took:8.3f} ms (x {ratios[name]:.2f})", end="")
-                print(flush=True)
+                found.append(compared(width, *results.get(timeout=600)))
             for process in processes:
                 process.join(60)
     document = {"machine": machine(), "versions": versions(), "sums": found}

@@ -70,6 +70,19 @@ def read_regular(path: Path, most_bytes: int) -> bytes:
         return stream.read(most_bytes)
 
 
+def make_folder(folder: Path, mode: int = 0o777) -> None:
+    """Make a folder and those above it, where there are none; they outlast a loss of power.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    made = [folder, *folder.parents]
+    made = made[: next((i for i, path in enumerate(made) if path.is_dir()), len(made))]
+    folder.mkdir(parents=True, exist_ok=True, mode=mode)
+    for path in reversed(made):
+        sync_folder(path.parent)
+
+
 def sync_folder(folder: Path) -> None:
     """Wait until the names in a folder would outlast a loss of power."""
     _sync(folder, os.O_DIRECTORY)

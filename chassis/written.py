@@ -6,6 +6,8 @@ A folder's name tells nothing, so each has a small file in it, written before an
 
 from pathlib import Path
 
+from chassis.files import make_folder
+
 MARK = ".heterps-output"
 _SIGNATURE = "Signature: heterps-output-7d1c0c64"
 _TEXT = f"{_SIGNATURE}\n# HeterPS wrote this folder. Jobs do not take it along with their code.\n"
@@ -24,7 +26,7 @@ def claim(folder: Path, mode: int = 0o777) -> None:
     Raises:
         OSError: it cannot be written to.
     """
-    folder.mkdir(parents=True, exist_ok=True, mode=mode)
+    make_folder(folder, mode)
     path = folder / MARK
     if not path.exists():
         path.write_text(_TEXT)

@@ -296,6 +296,7 @@ class TableSpec(_message.Message):
     SCORE_FIELD_NUMBER: _builtins.int
     TIER_FIELD_NUMBER: _builtins.int
     DURABILITY_FIELD_NUMBER: _builtins.int
+    SHARE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     dim: _builtins.int
     """of all segments together"""
@@ -304,6 +305,8 @@ class TableSpec(_message.Message):
     stochastic_rounding: _builtins.bool
     durability: _builtins.str
     """"" (none) | checkpoint | log | replica"""
+    share: _builtins.int
+    """which the table has here, see ps/table/buckets.py; 0: not said"""
     @_builtins.property
     def optimizer(self) -> Global___OptimizerSpec:
         """of a table without segments"""
@@ -337,10 +340,11 @@ class TableSpec(_message.Message):
         score: Global___ScoreSpec | None = ...,
         tier: Global___TierSpec | None = ...,
         durability: _builtins.str = ...,
+        share: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["admission", b"admission", "eviction", b"eviction", "initializer", b"initializer", "optimizer", b"optimizer", "score", b"score", "tier", b"tier"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission", b"admission", "dim", b"dim", "dtype", b"dtype", "durability", b"durability", "eviction", b"eviction", "initializer", b"initializer", "name", b"name", "optimizer", b"optimizer", "score", b"score", "segments", b"segments", "stochastic_rounding", b"stochastic_rounding", "tier", b"tier"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission", b"admission", "dim", b"dim", "dtype", b"dtype", "durability", b"durability", "eviction", b"eviction", "initializer", b"initializer", "name", b"name", "optimizer", b"optimizer", "score", b"score", "segments", b"segments", "share", b"share", "stochastic_rounding", b"stochastic_rounding", "tier", b"tier"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -415,7 +419,7 @@ class PullRequest(_message.Message):
     key_bytes: _builtins.int
     """0 (8) | 4"""
     route: _builtins.int
-    """version of the routing the client goes by; 0: any"""
+    """version of the routing the client goes by, or the table's share"""
     region: _builtins.str
     """shared memory that holds keys and takes rows, see Attach"""
     keys_at: _builtins.int
@@ -1638,6 +1642,7 @@ class StateBlock(_message.Message):
     SERIES_FIELD_NUMBER: _builtins.int
     MOVED_FIELD_NUMBER: _builtins.int
     STAGED_FIELD_NUMBER: _builtins.int
+    FORGOTTEN_S_FIELD_NUMBER: _builtins.int
     PAYLOAD_FIELD_NUMBER: _builtins.int
     token: _builtins.str
     """names the transfer; the same again begins it anew"""
@@ -1655,6 +1660,8 @@ class StateBlock(_message.Message):
     """version of the routing that the rows are sent for"""
     staged: _builtins.bool
     """the payload is a StageRequest"""
+    forgotten_s: _builtins.int
+    """Unix time up to which clients are forgotten that were too many"""
     payload: _builtins.bytes
     """a block of rows, laid out as in ps/engine/table/block.h"""
     @_builtins.property
@@ -1697,11 +1704,12 @@ class StateBlock(_message.Message):
         series: _abc.Iterable[Global___SeriesState] | None = ...,
         moved: _abc.Iterable[_builtins.int] | None = ...,
         staged: _builtins.bool = ...,
+        forgotten_s: _builtins.int = ...,
         payload: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["routing", b"routing", "table", b"table"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["erase", b"erase", "last", b"last", "moved", b"moved", "name", b"name", "number", b"number", "of", b"of", "payload", b"payload", "positions", b"positions", "reset", b"reset", "route", b"route", "routing", b"routing", "series", b"series", "staged", b"staged", "table", b"table", "token", b"token", "window", b"window"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["erase", b"erase", "forgotten_s", b"forgotten_s", "last", b"last", "moved", b"moved", "name", b"name", "number", b"number", "of", b"of", "payload", b"payload", "positions", b"positions", "reset", b"reset", "route", b"route", "routing", b"routing", "series", b"series", "staged", b"staged", "table", b"table", "token", b"token", "window", b"window"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -35,6 +35,8 @@ class _ReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Reason.ValueTy
     """another save lies there than the one that was named"""
     HOLD_ENDED: _Reason.ValueType  # 21
     """the cut was given up, as nobody was heard of"""
+    DISK_FULL: _Reason.ValueType  # 22
+    """no room on a disk that the shard writes to"""
     STORE_UNREACHABLE: _Reason.ValueType  # 3
     """Of a scheduler.
     it answers, its Redis does not
@@ -77,6 +79,8 @@ SAVE_REPLACED: Reason.ValueType  # 20
 """another save lies there than the one that was named"""
 HOLD_ENDED: Reason.ValueType  # 21
 """the cut was given up, as nobody was heard of"""
+DISK_FULL: Reason.ValueType  # 22
+"""no room on a disk that the shard writes to"""
 STORE_UNREACHABLE: Reason.ValueType  # 3
 """Of a scheduler.
 it answers, its Redis does not

@@ -310,6 +310,7 @@ class JobStatus(_message.Message):
     CUTS_FIELD_NUMBER: _builtins.int
     FROM_STEP_FIELD_NUMBER: _builtins.int
     FROM_SAMPLES_FIELD_NUMBER: _builtins.int
+    CUT_ERROR_FIELD_NUMBER: _builtins.int
     SUBMITTED_BY_FIELD_NUMBER: _builtins.int
     CANCELLED_BY_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
@@ -349,6 +350,8 @@ class JobStatus(_message.Message):
     """of the cut that the attempt began with; 0: with none"""
     from_samples: _builtins.int
     """trained until then"""
+    cut_error: _builtins.str
+    """what the newest cut failed of; empty: it did not"""
     submitted_by: _builtins.str
     """the user whose token that was; empty where none is asked for"""
     cancelled_by: _builtins.str
@@ -396,12 +399,13 @@ class JobStatus(_message.Message):
         cuts: _abc.Iterable[Global___Cut] | None = ...,
         from_step: _builtins.int = ...,
         from_samples: _builtins.int = ...,
+        cut_error: _builtins.str = ...,
         submitted_by: _builtins.str = ...,
         cancelled_by: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["job", b"job"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "attempts", b"attempts", "began_at", b"began_at", "cancelled_by", b"cancelled_by", "cuts", b"cuts", "end_reason", b"end_reason", "ended_at", b"ended_at", "error", b"error", "from_samples", b"from_samples", "from_step", b"from_step", "job", b"job", "job_id", b"job_id", "last_lines", b"last_lines", "loss", b"loss", "metrics", b"metrics", "name", b"name", "output", b"output", "phase", b"phase", "priority", b"priority", "process", b"process", "reason", b"reason", "retries", b"retries", "samples", b"samples", "samples_per_s", b"samples_per_s", "started_at", b"started_at", "state", b"state", "step", b"step", "submitted_at", b"submitted_at", "submitted_by", b"submitted_by", "total_steps", b"total_steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "attempts", b"attempts", "began_at", b"began_at", "cancelled_by", b"cancelled_by", "cut_error", b"cut_error", "cuts", b"cuts", "end_reason", b"end_reason", "ended_at", b"ended_at", "error", b"error", "from_samples", b"from_samples", "from_step", b"from_step", "job", b"job", "job_id", b"job_id", "last_lines", b"last_lines", "loss", b"loss", "metrics", b"metrics", "name", b"name", "output", b"output", "phase", b"phase", "priority", b"priority", "process", b"process", "reason", b"reason", "retries", b"retries", "samples", b"samples", "samples_per_s", b"samples_per_s", "started_at", b"started_at", "state", b"state", "step", b"step", "submitted_at", b"submitted_at", "submitted_by", b"submitted_by", "total_steps", b"total_steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -862,14 +866,25 @@ Global___HeartbeatReply: _TypeAlias = HeartbeatReply  # noqa: Y015
 
 @_typing.final
 class ListNodesRequest(_message.Message):
+    """A page of nodes: the first `limit` by id that come after the node `after`."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
+    LIMIT_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
+    limit: _builtins.int
+    """at most 200; 0: 200"""
+    after: _builtins.str
+    """a node's id, whether or not it is still there; "": of all"""
     def __init__(
         self,
+        *,
+        limit: _builtins.int = ...,
+        after: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "limit", b"limit"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -880,16 +895,22 @@ class ListNodesReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     NODES_FIELD_NUMBER: _builtins.int
+    NEXT_FIELD_NUMBER: _builtins.int
+    next: _builtins.str
+    """`after` of the next page; "": there is none"""
     @_builtins.property
-    def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeStatus]: ...
+    def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeStatus]:
+        """by id"""
+
     def __init__(
         self,
         *,
         nodes: _abc.Iterable[Global___NodeStatus] | None = ...,
+        next: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["nodes", b"nodes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["next", b"next", "nodes", b"nodes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1001,16 +1022,22 @@ class CutList(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     CUTS_FIELD_NUMBER: _builtins.int
+    FAILED_FIELD_NUMBER: _builtins.int
+    failed: _builtins.str
+    """what the newest one failed of; empty: it did not"""
     @_builtins.property
-    def cuts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Cut]: ...
+    def cuts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Cut]:
+        """those that are kept, the oldest first"""
+
     def __init__(
         self,
         *,
         cuts: _abc.Iterable[Global___Cut] | None = ...,
+        failed: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cuts", b"cuts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cuts", b"cuts", "failed", b"failed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

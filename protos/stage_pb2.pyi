@@ -66,6 +66,16 @@ class _NoticeKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_NoticeKind
     """the judge to the stages' leaders, and these to their workers"""
     COMMITTED: _NoticeKind.ValueType  # 5
     """a stage's leader to its workers: the step's rows are in the tables"""
+    LOADED: _NoticeKind.ValueType  # 6
+    """the judge to all: the tables hold what the training begins with, at this step"""
+    HELD: _NoticeKind.ValueType  # 7
+    """Of a cut; `step` is how many steps are in it.
+    a stage's leader to the judge: it commits nothing more until FREED
+    """
+    FREED: _NoticeKind.ValueType  # 8
+    """the judge to the stages' leaders: what is committed is no more in the cut"""
+    WRITTEN: _NoticeKind.ValueType  # 9
+    """a stage's leader to the judge: its layers are, or cannot be"""
 
 class NoticeKind(_NoticeKind, metaclass=_NoticeKindEnumTypeWrapper): ...
 
@@ -80,6 +90,16 @@ JUDGED: NoticeKind.ValueType  # 4
 """the judge to the stages' leaders, and these to their workers"""
 COMMITTED: NoticeKind.ValueType  # 5
 """a stage's leader to its workers: the step's rows are in the tables"""
+LOADED: NoticeKind.ValueType  # 6
+"""the judge to all: the tables hold what the training begins with, at this step"""
+HELD: NoticeKind.ValueType  # 7
+"""Of a cut; `step` is how many steps are in it.
+a stage's leader to the judge: it commits nothing more until FREED
+"""
+FREED: NoticeKind.ValueType  # 8
+"""the judge to the stages' leaders: what is committed is no more in the cut"""
+WRITTEN: NoticeKind.ValueType  # 9
+"""a stage's leader to the judge: its layers are, or cannot be"""
 Global___NoticeKind: _TypeAlias = NoticeKind  # noqa: Y015
 
 class _Outcome:
@@ -297,6 +317,8 @@ class Notice(_message.Message):
     LOSS_FIELD_NUMBER: _builtins.int
     OUTCOME_FIELD_NUMBER: _builtins.int
     SCALE_FIELD_NUMBER: _builtins.int
+    CUT_FIELD_NUMBER: _builtins.int
+    FACTS_FIELD_NUMBER: _builtins.int
     kind: Global___NoticeKind.ValueType
     step: _builtins.int
     stage: _builtins.int
@@ -312,6 +334,10 @@ class Notice(_message.Message):
     """JUDGED"""
     scale: _builtins.float
     """JUDGED: by which gradients are multiplied"""
+    cut: _builtins.bool
+    """JUDGED: a cut is taken once the step is over"""
+    facts: _builtins.str
+    """WRITTEN: the stage's files, JSON as in cut.json"""
     def __init__(
         self,
         *,
@@ -324,10 +350,12 @@ class Notice(_message.Message):
         loss: _builtins.float = ...,
         outcome: Global___Outcome.ValueType = ...,
         scale: _builtins.float = ...,
+        cut: _builtins.bool = ...,
+        facts: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finite", b"finite", "kind", b"kind", "loss", b"loss", "outcome", b"outcome", "rank", b"rank", "scale", b"scale", "squared_norm", b"squared_norm", "stage", b"stage", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cut", b"cut", "facts", b"facts", "finite", b"finite", "kind", b"kind", "loss", b"loss", "outcome", b"outcome", "rank", b"rank", "scale", b"scale", "squared_norm", b"squared_norm", "stage", b"stage", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

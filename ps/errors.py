@@ -1,10 +1,12 @@
 """What can go wrong with tables, shards and checkpoints."""
 
+import errno
 from collections.abc import Callable
 
 import grpc
 
 from protos.reason_pb2 import (
+    DISK_FULL,
     HOLD_ENDED,
     MEMORY_NOT_ATTACHED,
     PARTS_MISSING,
@@ -96,6 +98,23 @@ class HoldEndedError(CheckpointError):
     """Whoever held pushes back was not heard of for too long, so the shard has let them go on."""
 
     reason = HOLD_ENDED
+
+
+class NoSpaceError(CheckpointError):
+    """A disk has no room for a save; what was saved before is untouched."""
+
+    reason = DISK_FULL
+
+
+def not_written(text: str, error: OSError) -> CheckpointError:
+    """The error for a save that could not be written.
+
+    Args:
+        text: what is said of it.
+        error: why.
+    """
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return (NoSpaceError if full else CheckpointError)(text)
 
 
 class DamageError(CheckpointError):

@@ -120,7 +120,7 @@ class AsyncClient:
 
     async def nodes(self) -> list[Node]:
         """The nodes and standing shards that are alive."""
-        return await self._transport.call(calls.nodes())
+        return await steps.nodes(self._transport)
 
     async def plan(
         self,

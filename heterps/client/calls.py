@@ -189,13 +189,13 @@ def revoke_token(name: str) -> Call[bool]:
     return Call("Access.RevokeToken", request, what, lambda r: bool(r.revoked))
 
 
-def nodes() -> Call[list[Node]]:
-    """The nodes and standing shards that are alive."""
+def nodes(after: str) -> Call[tuple[list[Node], str]]:
+    """A page of the nodes and standing shards that are alive, and where the next one begins."""
 
-    def read(reply: pb.ListNodesReply) -> list[Node]:
-        return [Node.of(status) for status in reply.nodes]
+    def read(reply: pb.ListNodesReply) -> tuple[list[Node], str]:
+        return [Node.of(status) for status in reply.nodes], str(reply.next)
 
-    return Call("ListNodes", pb.ListNodesRequest(), "list nodes", read)
+    return Call("ListNodes", pb.ListNodesRequest(after=after), "list nodes", read)
 
 
 def plan(

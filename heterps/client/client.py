@@ -197,7 +197,7 @@ class Client(Closing):
 
     def nodes(self) -> list[Node]:
         """The nodes and standing shards that are alive."""
-        return run(self._transport.call(calls.nodes()))
+        return run(steps.nodes(self._transport))
 
     def plan(
         self,

@@ -1,9 +1,11 @@
 """What a job takes over from an earlier one: all of its state, or its weights and rows alone."""
 
+import json
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 
 from heterps.client.records import Cut, Job, State
@@ -132,7 +134,7 @@ def _compared(new: Message, old: Message, path: str) -> Iterator[tuple[str, str,
 
 def _shown(value: object) -> str:
     if isinstance(value, Message):
-        return " ".join(str(value).split())[:200] or "none"
+        return json.dumps(MessageToDict(value))[:200]
     return repr(value) if isinstance(value, str | bool | int | float) else str(list(value))  # type: ignore[call-overload]
 
 

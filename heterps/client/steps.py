@@ -14,7 +14,7 @@ from google.protobuf.message import Message
 from heterps.client import calls
 from heterps.client.download import Download, JobFiles
 from heterps.client.origins import OriginError, origin_of, take_up, there, weights_of
-from heterps.client.records import Cut, Job, JobDecision, LogText, State
+from heterps.client.records import Cut, Job, JobDecision, LogText, Node, State
 from heterps.client.retry import PAUSE_S, Retry
 from heterps.client.transport import Transport
 from heterps.errors import (
@@ -147,6 +147,17 @@ async def decisions(transport: Transport, limit: int, before: str = "") -> list[
         found[:0] = some
         left -= most
         if not before or (limit and left <= 0):
+            return found
+
+
+async def nodes(transport: Transport) -> list[Node]:
+    """The nodes and standing shards that are alive, page by page."""
+    found: list[Node] = []
+    after = ""
+    while True:
+        some, after = await transport.call(calls.nodes(after))
+        found += some
+        if not after:
             return found
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
-from chassis.files import replace_file, sync_folder
+from chassis.files import make_folder, replace_file, sync_folder
 from ps.errors import CheckpointError
 
 _LOCK = ".lock"
@@ -95,7 +95,7 @@ class LocalStore:
     def write(self, name: str, chunks: Iterable[bytes]) -> Written:
         """See Store."""
         path = self._root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         digest, size = hashlib.sha256(), 0
         with path.open("wb") as stream:
             for chunk in chunks:
@@ -110,7 +110,7 @@ class LocalStore:
 
     def replace(self, name: str, data: bytes) -> None:
         """See Store."""
-        self._root.mkdir(parents=True, exist_ok=True)
+        make_folder(self._root)
         replace_file(self._root / name, data, durable=True)
 
     def open(self, name: str) -> BinaryIO:
@@ -136,7 +136,7 @@ class LocalStore:
     @contextmanager
     def alone(self) -> Iterator[bool]:
         """See Store. The kernel lets go of the lock when its holder dies, however that dies."""
-        self._root.mkdir(parents=True, exist_ok=True)
+        make_folder(self._root)
         lock = self._root / _LOCK
         limit = time.monotonic() + _LOCK_S
         while True:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from ps.checkpoint.bounds import read_at_most
 from ps.checkpoint.store import Store
-from ps.errors import CheckpointError, ReplacedError
+from ps.errors import CheckpointError, ReplacedError, not_written
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class Switch:
                 self.store.replace(self.name, content)
             except OSError as error:
                 if alone and read_small(self.store, self.name, self.most) == self.seen:
-                    raise CheckpointError(f"{path}: {error.strerror or error}") from None
+                    raise not_written(f"{path}: {error.strerror or error}", error) from None
                 raise
             if not alone and read_small(self.store, self.name, self.most) != content:
                 raise OSError(f"{path}: another one was written at the same time")

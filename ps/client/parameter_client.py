@@ -22,11 +22,13 @@ from ps.client.pull import Pull
 from ps.client.push import Push
 from ps.client.save import save
 from ps.client.session import Session, Shard
+from ps.client.shares import check_shares
 from ps.engine import _native
 from ps.errors import TableError
 from ps.table.arrays import as_gradients, as_keys, check_range
 from ps.table.rules import WIRE_DTYPES
 from ps.table.spec import make_spec
+from ps.table.table import without_share
 from ps.table.usage import Usage
 
 FILES_TIMEOUT_S = 600.0
@@ -110,12 +112,17 @@ class ParameterClient(StepClient, Closing):
             ShardError: the table is there with another spec, or a shard did not answer.
         """
         spec = make_spec(name, dim, **options)
-        request = pb.CreateTableRequest(table=spec)
-        replies = self._on_all_of_one_routing(
-            lambda shard: (
-                shard.call(shard.stub.CreateTable, request, f"CreateTable of {name!r}").created
-            )
-        )
+        self._look_up(name)  # so that no shard makes it where another refuses
+
+        def one(shard: Shard) -> bool:
+            asked = pb.TableSpec()
+            asked.CopyFrom(spec)
+            asked.share = self.session().routes.number_for(shard)
+            request = pb.CreateTableRequest(table=asked)
+            what = f"CreateTable of {name!r}"
+            return bool(shard.call(shard.stub.CreateTable, request, what).created)
+
+        replies = self._on_all_of_one_routing(one)
         self._specs[name] = spec
         return any(replies)
 
@@ -139,6 +146,7 @@ class ParameterClient(StepClient, Closing):
         Returns:
             The number of keys removed.
         """
+        self.spec(table)
         request = pb.ShrinkRequest(table=table, step=step, decay=decay, time_s=int(time.time()))
         return sum(
             self.on_all(
@@ -152,6 +160,7 @@ class ParameterClient(StepClient, Closing):
 
     def keys(self, table: str, limit: int = 100) -> NDArray[np.uint64]:
         """Some keys that have a row: uint64 [at most `limit`], in no order that means anything."""
+        self.spec(table)
         request = pb.KeysRequest(table=table, limit=limit).SerializeToString()
 
         def one(shard: Shard) -> NDArray[np.uint64]:
@@ -164,20 +173,19 @@ class ParameterClient(StepClient, Closing):
         """What a table is; asks a shard about one that another client made.
 
         Raises:
-            TableError: there is no such table.
+            TableError: there is no such table, or it was made with other shards.
         """
         spec = self._specs.get(table)
         if spec is None:
-            shard = self.session().shards[0]
-            reply = shard.call(shard.stub.Stats, pb.StatsRequest(), "Stats")
-            self._specs.update({t.name: t.spec for t in reply.tables})
-            spec = self._specs.get(table)
-        if spec is None:
-            known = sorted(self._specs)
-            raise TableError(
-                f"table {table!r} does not exist on the parameter server; it has "
-                f"{', '.join(known) or 'no tables'}{did_you_mean(table, known)}: see create_table"
-            )
+            there = self._look_up(table)
+            if table not in there:
+                known = sorted(there)
+                raise TableError(
+                    f"table {table!r} does not exist on the parameter server; it has "
+                    f"{', '.join(known) or 'no tables'}{did_you_mean(table, known)}: see "
+                    "create_table"
+                )
+            spec = self._specs[table] = without_share(there[table])
         return spec
 
     # Rows.
@@ -433,6 +441,18 @@ class ParameterClient(StepClient, Closing):
         session = self.session()
         session.update_routes()
         return session.run([partial(one, shard) for shard in session.shards])
+
+    def _look_up(self, table: str) -> dict[str, pb.TableSpec]:
+        """The tables that the first shard has.
+
+        Raises:
+            TableError: a shard has `table` as another share than this client takes it for.
+        """
+        replies: list[pb.StatsReply] = self.stats()
+        routes = self.session().routes
+        if not routes.version:
+            check_shares(routes.addresses, replies, table)
+        return {found.name: found.spec for found in replies[0].tables}
 
     def _on_all_of_one_routing(self, one: Callable[[Shard], Any]) -> list[Any]:
         """Call every shard, those too that buckets have moved to meanwhile."""

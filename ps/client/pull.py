@@ -234,7 +234,7 @@ class Pull:
             count=len(keys),
             read_only=self._read_only,
             dtype="" if self._wire == "float32" else self._wire,
-            route=routes.version,
+            route=routes.number_for(shard),
             prefetch=prefetch,
         )
         what = f"Pull of {len(keys)} rows of {self._table!r}"

@@ -74,7 +74,7 @@ class PullInPlace:
                 dim=dim,
                 count=len(keys),
                 read_only=read_only,
-                route=routes.version,
+                route=routes.number_for(shard),
                 region=block.region.name,
                 rows_at=rows_at,
                 shared_out=len(route) > 0,

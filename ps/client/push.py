@@ -14,7 +14,7 @@ from protos import parameter_server_pb2 as pb
 from protos.codec import payload_prefix, unpack
 from ps.client.futures import combine
 from ps.client.pull import as_shard_error, split
-from ps.client.session import SILENT, Session, Shard
+from ps.client.session import SILENT, Routes, Session, Shard
 from ps.engine import _native
 from ps.errors import OutcomeUnknownError, ShardError, StaleRouteError
 from ps.shm.blocks import Block, SharedMemory
@@ -31,7 +31,7 @@ class _Message:
     """Some of the push's keys, for one shard, under one sequence."""
 
     shard: Shard
-    route: int
+    routes: Routes
     keys: Keys
     positions: NDArray[np.int64]  # of the keys in the push
     sequence: int
@@ -108,7 +108,7 @@ class Push:
         self._messages = [
             _Message(
                 shard,
-                routes.version,
+                routes,
                 part,
                 positions,
                 first + i,
@@ -219,17 +219,16 @@ class Push:
 
     def _split_anew(self, message: _Message) -> list[_Message]:
         """A message by the routing that holds now."""
-        stale = replace(self._session.routes, version=message.route)
-        self._session.refresh(stale)
+        self._session.refresh(message.routes)
         routes = self._session.routes
         parts = split(self._session, routes, message.keys, self._row_bytes)
         if len(parts) == 1:
-            return [replace(message, shard=parts[0][0], route=routes.version)]
+            return [replace(message, shard=parts[0][0], routes=routes)]
         first = self._session.sequences(len(parts) - 1)
         return [
             _Message(
                 shard,
-                routes.version,
+                routes,
                 keys,
                 np.ascontiguousarray(message.positions[at]),
                 message.sequence if i == 0 else first + i - 1,
@@ -247,7 +246,7 @@ class Push:
         head.CopyFrom(self._head)
         head.count = len(message.keys)
         head.sequence = message.sequence
-        head.route = message.route
+        head.route = message.routes.number_for(message.shard)
         head.first, head.parts = message.first, message.parts
         if message.added:  # its sequence does not tell its place among pushes
             head.ClearField("position")

@@ -8,6 +8,7 @@ import numpy as np
 
 from protos import parameter_server_pb2 as pb
 from ps.client.session import Session, Shard
+from ps.client.shares import check_shares
 from ps.engine import _native
 from ps.errors import ShardError
 from ps.table.buckets import Route, route_of, routing_of, spread
@@ -27,6 +28,7 @@ def reshard(session: Session, addresses: list[str], timeout_s: float) -> int:
 
     Raises:
         ValueError: addresses that are no list of host:port, each once.
+        TableError: a table was made with other shards.
         ShardError: a shard failed.
     """
     if len(set(addresses)) != len(addresses) or not 1 <= len(addresses) <= _native.BUCKETS:
@@ -36,6 +38,9 @@ def reshard(session: Session, addresses: list[str], timeout_s: float) -> int:
     if session.routes.version == 0:
         # So that every shard knows which buckets are its own. Nothing moves.
         old = session.routes
+        shards = session.shards_of(old)
+        replies = [s.call(s.stub.Stats, pb.StatsRequest(), "Stats") for s in shards]
+        check_shares(old.addresses, replies)  # before the first of them goes by a wrong routing
         _install(session, routing_of(list(old.addresses), old.route, 1), list(old.addresses), limit)
         session.update_routes()
     _finish_interrupted(session, addresses, limit)

@@ -31,7 +31,7 @@ from ps.errors import ShardError, StaleRouteError
 from ps.shm.blocks import SharedMemory
 from ps.shm.line import COMMIT, MAX_MESSAGE, PULL, PUSH, STAGE, TALLY, BrokenLineError, UnixLine
 from ps.shm.region import Region
-from ps.table.buckets import Route, default_route, route_of
+from ps.table.buckets import Route, Share, default_route, route_of
 
 SILENT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)  # no answer came
 _PATH = "/heterps.v1.ParameterServer/"
@@ -45,6 +45,10 @@ class Routes:
     version: int
     addresses: tuple[str, ...]
     route: Route
+
+    def number_for(self, shard: "Shard") -> int:
+        """How a message to one of its shards says it; where none was installed, what it has."""
+        return self.version or Share(shard.index, len(self.addresses)).number
 
 
 class Shard:

@@ -173,7 +173,7 @@ class ToEveryShard:
 
     def _message(self, routes: Routes, shard: Shard, rows: list[_Rows]) -> _Message:
         head = type(self._head).FromString(self._head.SerializeToString())
-        head.route = routes.version
+        head.route = routes.number_for(shard)
         width = 4 if self._wire == "float32" else 2
         part = head.part if isinstance(head, pb.CommitRequest) else head
         size = sum(len(r.keys) * (8 + r.gradients.dim * width) for r in rows)

@@ -31,6 +31,7 @@ from ps.shard.directory import ShardDirectory
 from ps.shard.load import restore
 from ps.shard.replica import Replicator
 from ps.shard.state import ShardState
+from ps.table.buckets import Share
 
 _SCHEDULER_S = 30.0
 _log = logging.getLogger("heterps.ps")
@@ -159,8 +160,8 @@ def _recover(
         ends.callback(replicator.close)
         recovered = recovered or replicator.recovered
     if settings.restore:
-        wanted = state.owned(settings.shard, settings.shards)
-        restore(state, settings.restore, wanted, save=settings.save, lasting=not recovered)
+        share = Share(settings.shard, settings.shards)
+        restore(state, settings.restore, share, save=settings.save, lasting=not recovered)
     return durable, replicator
 
 

@@ -33,8 +33,10 @@ class DataPlane:
             TableError, KeyError, DecodeError, StaleRouteError: nothing was pulled.
         """
         head, payload = unpack(pb.PullRequest, request)
-        table = self._find(head).native
+        found = self._find(head)
         self._state.check_route(head.route)
+        found.check_share(head.route)
+        table = found.native
         key_bytes = head.key_bytes or 8
         dtype = head.dtype or "float32"
         if key_bytes not in (4, 8) or dtype not in WIRE_DTYPES:
@@ -90,14 +92,9 @@ class DataPlane:
         table = self._find(head)
         if not 1 <= len(head.client) <= MAX_CLIENT_NAME:
             raise TableError(f"Push: client has {len(head.client)} characters; expected 1 to 256")
-        message: bytes | memoryview = request
+        message = request
         if head.region:
-            payload = self.regions.view(head.region, head.region_at, payload_size(head))
-            if table.journaled:  # the journal needs the bytes themselves
-                head.region, head.region_at = "", 0
-                prefix = payload_prefix(head, len(payload))
-                message = b"".join((prefix, payload))
-                payload = memoryview(message)[len(prefix) :]  # what is kept is what is applied
+            message, payload = self._copied(head, payload_size(head))
         self.bytes_in += len(payload)
         push = take_apart(head, payload, message)
         applied = self._state.push(table, push, now_s())
@@ -114,12 +111,7 @@ class DataPlane:
             raise TableError("Stage: covers is a shard's to say; expected none")
         message = request
         if head.region:
-            payload = self.regions.view(head.region, head.region_at, _part_bytes(head))
-            head.region, head.region_at = "", 0
-            # The part outlives the call, and the memory is the client's.
-            prefix = payload_prefix(head, len(payload))
-            message = b"".join((prefix, payload))
-            payload = memoryview(message)[len(prefix) :]
+            message, payload = self._copied(head, _part_bytes(head))
         self.bytes_in += len(payload)
         part = take_apart_part(head, payload, message, self._state.buckets)
         stage_part(self._state, part, route=head.route)
@@ -142,23 +134,31 @@ class DataPlane:
             TableError, KeyError, DecodeError, StaleRouteError, ConflictError: nothing was applied.
         """
         head, payload = unpack(pb.CommitRequest, request)
-        message: bytes | memoryview = request
-        part = None
+        message, part = request, None
         if head.HasField("part"):
             if head.part.covers:
                 raise TableError("Commit: covers is a shard's to say; expected none")
             if head.region:
-                size = _part_bytes(head.part)
-                payload = self.regions.view(head.region, head.region_at, size)
-                head.region, head.region_at = "", 0
-                if self._state.journals:  # they need the bytes themselves
-                    message = b"".join((payload_prefix(head, size), payload))
+                message, payload = self._copied(head, _part_bytes(head.part))
             self.bytes_in += len(payload)
             part = carried_part(head, payload, message, self._state.buckets)
         elif payload:
             raise TableError("Commit: a payload without a part")
         applied = commit_step(self._state, head, part, message, now_s())
         return pb.CommitReply(applied=applied).SerializeToString(), applied
+
+    def _copied(
+        self, head: pb.PushRequest | pb.StageRequest | pb.CommitRequest, size: int
+    ) -> tuple[bytes, memoryview]:
+        """A message whose payload is the shard's own, and that payload.
+
+        The client may write to a region at any time: what was checked is what is applied and kept.
+        """
+        payload = self.regions.view(head.region, head.region_at, size)
+        head.region, head.region_at = "", 0
+        prefix = payload_prefix(head, size)
+        message = b"".join((prefix, payload))
+        return message, memoryview(message)[len(prefix) :]
 
     def _find(self, head: pb.PullRequest | pb.PushRequest) -> Table:
         if head.dim == 0:  # else whatever the table has would do

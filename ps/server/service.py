@@ -14,7 +14,7 @@ from chassis.refusal import Refusing, refuse
 from protos import parameter_server_pb2 as pb
 from protos.codec import pack
 from protos.parameter_server_pb2_grpc import ParameterServerServicer
-from protos.reason_pb2 import REASON_UNSPECIFIED
+from protos.reason_pb2 import DISK_FULL, REASON_UNSPECIFIED
 from ps.engine import _native
 from ps.errors import (
     CheckpointError,
@@ -275,7 +275,7 @@ class ParameterService(ParameterServerServicer):
     def stats(self) -> pb.StatsReply:
         """As Stats."""
         tables = [
-            pb.TableStats(name=name, dim=table.spec.dim, spec=table.spec, **table.native.counters())
+            pb.TableStats(name=name, dim=table.spec.dim, spec=table.told, **table.native.counters())
             for name, table in sorted(dict(self.state.tables).items())
         ]
         return pb.StatsReply(
@@ -311,6 +311,8 @@ class ParameterService(ParameterServerServicer):
             # Others' reasons are texts.
             if isinstance(error, CheckpointError | ConflictError | TableError):
                 reason = error.reason
+            elif isinstance(error, NoRoomError | _native.DiskFullError):
+                reason = DISK_FULL
         return refuse(context, code, text[:2000], reason)
 
 

@@ -96,13 +96,14 @@ def stage_part(state: ShardState, part: Part, *, route: int = 0, journal: bool =
 
     Raises:
         TableError, KeyError: it names a table that is not here, or has another dim.
-        ConflictError: too many steps of the series wait.
+        ConflictError: too many steps of the series wait, or its sender names other shards than the
+            table was made with.
     """
     with state.gate.passing():
         if journal:
             state.check_route(route)
             for rows in part.tables:
-                state.find(rows.table, rows.dim)
+                state.find(rows.table, rows.dim).check_share(route)
         if not state.steps.wants(part, state.buckets):
             return
         if journal:
@@ -165,6 +166,8 @@ def commit_step(
     with state.gate.passing(PushId(name, 0, step)):
         if journal:
             state.check_route(request.route)
+            for rows in carried.tables if carried else ():
+                state.find(rows.table, rows.dim).check_share(request.route)
         series = state.steps.series(name)
         with series.lock:
             buckets = series.progress.open(step) & state.buckets

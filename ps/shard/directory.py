@@ -146,6 +146,8 @@ class ShardDirectory:
                 applied = state.applied()
                 summary = state.summary(windows=False).SerializeToString()
                 opening: list[tuple[str, int, Buffer]] = [("state", now_s(), summary)]
+                for table in kept.values():
+                    opening.append(("create", now_s(), table.told.SerializeToString()))
                 opening += [("stage", now_s(), p.message) for p in state.staged_for("log")]
                 number = self.log.rotate(opening)
             switch = begin_save(self._store)

@@ -13,6 +13,9 @@ from ps.table.applied import AppliedWindow, PushId
 
 FORGET_S = 24 * 3600  # without a push, after which a client is forgotten
 LATE_S = FORGET_S // 2  # after which a push that is not known is refused: it might have been
+_MOST_CLIENTS = 65_536  # that are remembered, 2 KiB each
+_LET_GO = 4_096  # of them at once, where there are more
+_SKEW_S = 60  # between the clocks of two hosts
 _NEW, _REPEATED, _TOO_OLD = range(3)  # of the engine's window
 
 
@@ -46,6 +49,7 @@ class ExactlyOnce:
         self._in_flight: dict[PushId, threading.Event] = {}
         self._newest: dict[str, _Newest] = {}  # by client
         self._positions: dict[str, pb.Position] = {}  # client -> where its reader was
+        self._forgotten_s = 0  # when the last of those was heard that were too many
 
     def begin(self, push: PushId) -> Seen:
         """Begin a push, if it is new; `commit` or `abort` must follow then.
@@ -58,6 +62,7 @@ class ExactlyOnce:
             mark = self._window.mark(*push)
             if mark == _NEW:
                 self._in_flight[push] = threading.Event()
+                self._let_go()
                 return Seen.NEW
             if mark == _REPEATED:
                 return Seen.IN_FLIGHT if push in self._in_flight else Seen.APPLIED
@@ -132,20 +137,38 @@ class ExactlyOnce:
             }
             names -= {push.client for push in self._in_flight} if names else set()
             if names:
-                kept = _native.Window()
-                kept.merge([window for window in self._window.export() if window[0] not in names])
-                self._window = kept
-                for name in names:
-                    del self._newest[name]
+                self._forget(names)
         return sorted(names)
+
+    def may_be_forgotten(self, push: PushId, made_s: int, time_s: int) -> bool:
+        """Whether a push that is not known may have been applied all the same.
+
+        Args:
+            push: its name.
+            made_s: when its client made it, by the client's clock.
+            time_s: Unix time.
+        """
+        with self._lock:
+            unknown = push.client not in self._newest and self._forgotten_s > 0
+            return abs(time_s - made_s) > LATE_S or (
+                unknown and made_s <= self._forgotten_s + _SKEW_S
+            )
+
+    @property
+    def forgotten_s(self) -> int:
+        """Unix time up to which clients are forgotten that were too many."""
+        return self._forgotten_s
 
     def windows(self) -> list[AppliedWindow]:
         """What has been applied of each client; no push may be in flight."""
         with self._lock:
             newest = {client: replace(n) for client, n in self._newest.items()}
             windows = self._window.export()
+            busy = {push.client for push in self._in_flight}
         made = []
         for client, epoch, highest, bits in windows:
+            if client not in newest and client not in busy:
+                continue  # all that came of it was refused
             n = newest.get(client, _Newest(epoch))
             end = n.end if n.epoch == epoch else 0
             made.append(AppliedWindow(client, epoch, highest, bits, end, n.heard_s))
@@ -169,6 +192,12 @@ class ExactlyOnce:
             for window in told:  # of one that does not say when, it begins to be silent today
                 heard_s = window.heard_s or int(time.time())
                 self._note(window.client, window.epoch, window.end, heard_s)
+            self._let_go()
+
+    def take_forgotten(self, forgotten_s: int) -> None:
+        """What `forgotten_s` was in an earlier run."""
+        with self._lock:
+            self._forgotten_s = max(self._forgotten_s, forgotten_s)
 
     def positions(self) -> list[pb.Position]:
         """Where the readers of clients were at their newest pushes that say so."""
@@ -182,6 +211,25 @@ class ExactlyOnce:
                 self._positions[position.client] = pb.Position.FromString(
                     position.SerializeToString()
                 )
+
+    def _let_go(self) -> None:
+        """Where there are too many clients, forget those who have been silent for longest."""
+        if len(self._window) <= _MOST_CLIENTS:
+            return
+        busy = {push.client for push in self._in_flight}
+        clients = [window[0] for window in self._window.export() if window[0] not in busy]
+        refused = [name for name in clients if name not in self._newest]
+        names = set(refused or clients[-_LET_GO:])  # of those refused nothing was applied
+        heard = [self._newest[name].heard_s for name in names if name in self._newest]
+        self._forgotten_s = max(heard, default=self._forgotten_s)
+        self._forget(names)
+
+    def _forget(self, names: set[str]) -> None:
+        kept = _native.Window()
+        kept.merge([window for window in self._window.export() if window[0] not in names])
+        self._window = kept
+        for name in names:
+            self._newest.pop(name, None)
 
     def _note(self, client: str, epoch: int, end: int, heard_s: int) -> None:
         newest = self._newest.setdefault(client, _Newest())

@@ -1,16 +1,14 @@
 """Tables that a shard takes from a save: read beside its own, then put in their place."""
 
 import logging
-from dataclasses import dataclass
-
-import numpy as np
-from numpy.typing import NDArray
+from dataclasses import dataclass, replace
 
 from protos import parameter_server_pb2 as pb
 from ps.checkpoint.tables import Chain, load_tables, read_save
 from ps.errors import CheckpointError
 from ps.shard.state import ShardState
 from ps.table.applied import Applied
+from ps.table.buckets import Share
 from ps.table.spec import describe_difference
 from ps.table.table import Table
 
@@ -86,18 +84,18 @@ class Loaded:
 def read_rows(
     state: ShardState,
     place: str,
-    wanted: NDArray[np.uint8],
+    share: Share,
     *,
     save: str = "",
     lasting: bool = True,
     rename: pb.Rename | None = None,
 ) -> Loaded:
-    """Read the rows of some buckets; the shard's own tables stay as they are.
+    """Read the rows of the shard's buckets; its own tables stay as they are.
 
     Args:
         state: of the shard.
         place: of the checkpoint, path or URL.
-        wanted: flags of the buckets.
+        share: what the tables are to have here, unless a routing says.
         save: that must lie there, as of `ps.checkpoint.tables.save_of`; any unless given.
         lasting: tables with a durability too.
         rename: the tables to take, under other names; all as they are unless given.
@@ -111,7 +109,8 @@ def read_rows(
         return spec if rename is None else _renamed(spec, rename, state)
 
     def read(links: Chain) -> Loaded:
-        tables, applied = load_tables(links, wanted, state.directory, adapt=adapt)
+        tables, applied = load_tables(links, state.owned(share), state.directory, adapt=adapt)
+        tables = {name: replace(table, share=share) for name, table in tables.items()}
         if rename is not None:
             return Loaded(place, tables, Applied(), {}, lasting)
         if not lasting:
@@ -140,12 +139,12 @@ def _renamed(spec: pb.TableSpec, rename: pb.Rename, state: ShardState) -> pb.Tab
 def restore(
     state: ShardState,
     place: str,
-    wanted: NDArray[np.uint8],
+    share: Share,
     *,
     save: str = "",
     lasting: bool = True,
 ) -> None:
     """Begin with the rows of a save, before anything is served; as of `read_rows`."""
-    loaded = read_rows(state, place, wanted, save=save, lasting=lasting)
+    loaded = read_rows(state, place, share, save=save, lasting=lasting)
     loaded.put_in_use(state)
     loaded.finish(state)

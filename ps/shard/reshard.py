@@ -197,7 +197,9 @@ class Mover:
                 )
             return
         stays = route == request.index
-        owned = state.owned(0, 1) if state.route_version else np.zeros_like(stays, np.uint8)
+        if not state.route_version:
+            self._check_shares(stays)
+        owned = state.owned() if state.route_version else np.zeros_like(stays, np.uint8)
         leaving = np.flatnonzero((owned != 0) & ~stays)
         if not len(leaving):
             with state.files.closed(_TURN_S), state.gate.closed():
@@ -209,6 +211,16 @@ class Mover:
         _log.info(
             "routing %d: %d of %d buckets", routing.version, int(stays.sum()), _native.BUCKETS
         )
+
+    def _check_shares(self, stays: Flags) -> None:
+        """Refuse a first routing that does not leave every row where it is."""
+        for name, table in list(self._state.tables.items()):
+            if table.share is not None and not np.array_equal(table.share.buckets(), stays):
+                raise ConflictError(
+                    f"Route: table {name!r} has {table.share} here, and the routing gives this "
+                    "shard other buckets; expected a reshard from the addresses that the table "
+                    "was made or loaded with, all of them in their order"
+                )
 
     def _install_after_move(self, request: pb.RouteRequest, leaving: dict[int, str]) -> None:
         """Install a routing that takes buckets away."""

@@ -15,15 +15,17 @@ from ps.checkpoint.places import open_store
 from ps.checkpoint.store import LocalStore
 from ps.checkpoint.tables import begin_snapshots, write_applied, write_tables
 from ps.engine import _native
-from ps.errors import CheckpointError, DeltaError, HoldEndedError, TableError
+from ps.errors import CheckpointError, DeltaError, HoldEndedError, TableError, not_written
 from ps.shard.load import Loaded, read_rows
 from ps.shard.state import ShardState
-from ps.table.applied import Applied, pushes_of
+from ps.table.applied import Applied, AppliedWindow, pushes_of
+from ps.table.buckets import Share
 from ps.table.table import Table
 
 _LOOK_S = 0.5  # to wait before a cut is told that others come first
 _RESERVED_S = 10.0  # for which a cut keeps its turn unless it says another time
 _TURN_S = 60.0
+_NEVER = 1 << 63  # sequences and steps stay below
 _log = logging.getLogger("heterps.ps")
 
 
@@ -81,13 +83,26 @@ class Saver:
             return pb.CutReply(route=route)
         if request.admit:
             gate.admit(pushes_of(request.admit))
+        told = self._state.pushes.windows()
+        self._forget_lost(told)
         windows = []
-        for window in self._state.pushes.windows():
+        for window in told:
             lost = self._lost.get((window.client, window.epoch))
             windows.append(window.including(lost) if lost else window)
         return pb.CutReply(
             clients=[window.message for window in windows], route=route, series=self._series()
         )
+
+    def _forget_lost(self, windows: list[AppliedWindow]) -> None:
+        """Keep of the lost pushes those that the next cut could wait for."""
+        first = {(w.client, w.epoch): w.highest - _native.WINDOW + 1 for w in windows}
+        for progress in self._state.steps.progress():
+            ours = progress.open_from[self._state.buckets]
+            first[(progress.name, 0)] = int(ours.min()) if len(ours) else _NEVER
+        for key, lost in list(self._lost.items()):
+            lost -= {sequence for sequence in lost if sequence < first.get(key, _NEVER)}
+            if not lost:
+                del self._lost[key]
 
     def _series(self) -> list[pb.SeriesState]:
         """How far each series is in all buckets of this shard."""
@@ -145,9 +160,10 @@ class Saver:
                         write_applied(store, folder, cut.applied, request.shard, request.shards)
                     )
             except OSError as error:
-                raise CheckpointError(
+                raise not_written(
                     f"{request.directory}: {error.strerror or error}; expected a place that "
-                    "every shard can write to"
+                    "every shard can write to",
+                    error,
                 ) from None
             finally:
                 for snapshot in cut.snapshots.values():
@@ -175,9 +191,9 @@ class Saver:
         _check_shard(request.shard, request.shards)
         state = self._state
         route = state.route_version
-        wanted = state.owned(request.shard, request.shards)
+        share = Share(request.shard, request.shards)
         rename = request.rename if request.HasField("rename") else None
-        loaded = read_rows(state, request.directory, wanted, save=request.save, rename=rename)
+        loaded = read_rows(state, request.directory, share, save=request.save, rename=rename)
         loaded.check(state)
         reply = pb.LoadReply(rows=loaded.rows, route=route)
         yield reply
@@ -224,6 +240,9 @@ class Saver:
                     if name.startswith(request.prefix)
                 }
                 positions = state.pushes.positions()
+            if not state.route_version:  # else rows of shards that nobody named would be lacking
+                for table in tables.values():
+                    table.check_share(Share(request.shard, request.shards).number)
             for name, mark in request.since.items():
                 if name in tables and mark not in tables[name].cuts:
                     raise DeltaError(

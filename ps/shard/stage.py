@@ -18,11 +18,10 @@ from protos.codec import pack, unpack
 from ps.engine import _native
 from ps.errors import ConflictError, TableError
 from ps.shard.journal import Buffer
-from ps.table.series import Flags, SeriesProgress
+from ps.table.series import LAST_STEP, Flags, SeriesProgress
 
 _MOST_OPEN = 64  # steps of a series that wait at a time
 _MOST_NAME = 256
-_LAST = 1 << 62  # steps stay below
 MOST_SLOTS = 1 << 16
 
 
@@ -176,7 +175,7 @@ def check_names(series: str, step: int) -> None:
     """
     if not 1 <= len(series) <= _MOST_NAME:
         raise TableError(f"series: {len(series)} characters; expected 1 to {_MOST_NAME}")
-    if step >= _LAST:
+    if step > LAST_STEP:
         raise TableError(f"series {series!r}: step {step}; expected below 2**62")
 
 
@@ -320,11 +319,14 @@ class Steps:
                 self._obtain(progress.name).progress.merge(progress)
 
     def forget(self, tables: Iterable[str]) -> None:
-        """Forget the series that have changed any of these tables: their rows are others now."""
+        """Forget the series that have changed any of these tables: their rows are others now.
+
+        One whose last step is over has ended, and stays so.
+        """
         changed = set(tables)
         with self._lock:
             for name, series in list(self._series.items()):
-                if not changed.isdisjoint(series.progress.tables):
+                if not changed.isdisjoint(series.progress.tables) and not series.progress.ended:
                     del self._series[name]
 
     def drop(self, prefix: str) -> bool:

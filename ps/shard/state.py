@@ -4,6 +4,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial, wraps
 from typing import Concatenate, ParamSpec, TypeVar
 from uuid import uuid4
@@ -22,13 +23,14 @@ from ps.shard.journal import BehindError, Buffer, Journal, Place, nowhere
 from ps.shard.push import ReceivedPush
 from ps.shard.stage import Part, Steps, durabilities_of, part_of
 from ps.table.applied import Applied, AppliedWindow
-from ps.table.buckets import as_flags, buckets_of, default_route, route_of
+from ps.table.buckets import Share, as_flags, buckets_of, route_of, version_of
 from ps.table.gate import Gate
 from ps.table.series import Flags, SeriesProgress
 from ps.table.spec import describe_difference
-from ps.table.table import Table
+from ps.table.table import Table, without_share
 
 _RENEWALS = 3
+_ALONE = Share(0, 1)
 P = ParamSpec("P")
 R = TypeVar("R")
 _log = logging.getLogger("heterps.ps")
@@ -80,16 +82,15 @@ class ShardState:
         """Of the routing installed; 0 is the even one over the shards as they were started."""
         return self.routing.install.version
 
-    def owned(self, shard: int, shards: int) -> NDArray[np.uint8]:
+    def owned(self, share: Share = _ALONE) -> NDArray[np.uint8]:
         """Flags of the buckets that are this shard's: uint8 [1024].
 
         Args:
-            shard: which one it is where no routing was installed.
-            shards: of how many.
+            share: what it has where no routing was installed.
         """
         if self.routing.install.version:
             return buckets_of(route_of(self.routing.install), self.routing.index)
-        return buckets_of(default_route(shards), shard)
+        return share.buckets()
 
     def find(self, name: str, dim: int) -> Table:
         """The table of that name and dim.
@@ -114,17 +115,22 @@ class ShardState:
         """Make a table; whether it was new.
 
         Raises:
-            ConflictError: it is there with another spec.
+            ConflictError: it is there with another spec, or another share.
             TableError: a spec that cannot be.
         """
         with self.gate.passing(), self.lock:
             have = self.tables.get(spec.name)
             if have is not None:
-                if have.spec != spec:
+                plain = without_share(spec)
+                if have.spec != plain:
                     raise ConflictError(
                         f"table {spec.name!r} exists with another spec: "
-                        f"{describe_difference(have.spec, spec)}"
+                        f"{describe_difference(have.spec, plain)}"
                     )
+                if not journal and spec.share:  # the base lacks it
+                    self.tables[spec.name] = replace(have, share=Share.of(spec.share))
+                elif not self.route_version:
+                    have.check_share(spec.share)
                 return False
             table = Table.make(spec, self.directory)
             if journal and table.journal and table.journal not in self.journals:
@@ -134,7 +140,7 @@ class ShardState:
                     f"was started with {flag}"
                 )
             if journal and table.journal:
-                self._journal("create", spec.SerializeToString(), only=table.journal)
+                self._journal("create", table.told.SerializeToString(), only=table.journal)
             self.tables[spec.name] = table
         _log.info("table %s: dim %d", spec.name, spec.dim)
         return True
@@ -163,10 +169,12 @@ class ShardState:
         while True:
             with self.gate.passing(push.id):
                 # By another routing it may have been applied before the routing changed.
-                stale = journal and push.head.route != self.route_version
+                stale = journal and version_of(push.head.route) != self.route_version
+                if journal and not stale:
+                    table.check_share(push.head.route)
                 # Its client may have been forgotten since it was applied.
                 made_s = push.head.made_s or time_s
-                late = journal and abs(time_s - made_s) > LATE_S
+                late = journal and self.pushes.may_be_forgotten(push.id, made_s, time_s)
                 first = not (stale or late)
                 seen = self.pushes.begin(push.id) if first else self.pushes.look(push.id)
                 if seen is Seen.NEW:
@@ -175,7 +183,8 @@ class ShardState:
                     if late:
                         raise OutdatedError(
                             f"Push of client {push.id.client!r}: made {time_s - made_s} s ago by "
-                            f"the clocks of both hosts; expected at most {LATE_S} s between them. "
+                            f"the clocks of both hosts; expected at most {LATE_S} s between them, "
+                            "or fewer where more clients push than are remembered. "
                             "Whether it was applied is not known; it was not applied now"
                         )
                     self._apply(table, push, time_s, journal)
@@ -197,12 +206,16 @@ class ShardState:
                 decay=request.decay,
             )
 
-    def check_route(self, version: int) -> None:
+    def check_route(self, route: int) -> None:
         """Refuse a request that goes by another routing.
+
+        Args:
+            route: as the request says it; what it says of a share is a table's to check.
 
         Raises:
             StaleRouteError: the sender should ask for the present one.
         """
+        version = version_of(route)
         if version != self.route_version:
             raise StaleRouteError(
                 f"the request goes by routing {version}; this shard has {self.route_version}"
@@ -212,9 +225,7 @@ class ShardState:
     def absorb(self, block: pb.StateBlock, *, journal: bool = True) -> int:
         """Take rows, or what has been applied, from another shard; the number of rows."""
         if block.HasField("table"):
-            spec = pb.TableSpec()
-            spec.CopyFrom(block.table)
-            self.create(spec, journal=journal)
+            self.create(without_share(block.table), journal=journal)
             return 0
         with self.gate.passing():
             table = self.tables.get(block.name)
@@ -249,7 +260,7 @@ class ShardState:
                 for each in list(self.journals.values()):
                     each.renew(closed=True, behind=True)
         self.routing.CopyFrom(request)
-        owned = self.owned(0, 1)
+        owned = self.owned()
         self.buckets = owned.astype(bool)
         self.steps.let_go(~self.buckets)
         others = np.ascontiguousarray(owned == 0, np.uint8)
@@ -268,6 +279,7 @@ class ShardState:
             positions=self.pushes.positions(),
             window=[window.message for window in told],
             series=[progress.message for progress in self.steps.progress()],
+            forgotten_s=self.pushes.forgotten_s,
         )
         if self.route_version:
             block.routing.CopyFrom(self.routing)
@@ -277,10 +289,11 @@ class ShardState:
         """See `summary`."""
         self.pushes.merge(map(AppliedWindow.of, block.window))
         self.pushes.take_positions(block.positions)
+        self.pushes.take_forgotten(block.forgotten_s)
         self.steps.merge(map(SeriesProgress.of, block.series))
         if block.HasField("routing"):
             self.routing.CopyFrom(block.routing)
-            self.buckets = self.owned(0, 1).astype(bool)
+            self.buckets = self.owned().astype(bool)
 
     def applied(self) -> Applied:
         """What has been applied; no push or commit may be in flight."""

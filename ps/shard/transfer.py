@@ -18,7 +18,7 @@ def blocks_of(
 ) -> Iterator[pb.StateBlock]:
     """Tables and their rows, and parts of steps that wait for their commit."""
     for name, snapshot in snapshots.items():
-        yield pb.StateBlock(table=tables[name].spec)
+        yield pb.StateBlock(table=tables[name].told)
         while (block := snapshot.next()) is not None:
             yield pb.StateBlock(name=name, payload=block)
         snapshot.close()

@@ -1,4 +1,10 @@
-"""Which shard holds which keys: 1,024 virtual buckets, dealt out to shards."""
+"""Which shard holds which keys: 1,024 virtual buckets, dealt out to shards.
+
+Until a routing is installed they are dealt out evenly to the shards that a client names. So each
+shard keeps which share of a table it was given, and requests say which they take it to have.
+"""
+
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,6 +14,7 @@ from ps.engine import _native
 from ps.errors import TableError
 
 Route = NDArray[np.uint16]  # bucket -> shard
+_SHARE = 1 << 40  # numbers from here on are of shares; versions of routings stay below
 
 
 def default_route(shards: int) -> Route:
@@ -36,6 +43,47 @@ def as_flags(buckets: "list[int] | NDArray[np.int64]") -> NDArray[np.uint8]:
     return flags
 
 
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The buckets that shard `shard` of `shards` has where no routing was installed."""
+
+    shard: int
+    shards: int
+
+    @property
+    def number(self) -> int:
+        """As messages say it, in the place of a routing's version."""
+        return _SHARE | self.shards << 16 | self.shard
+
+    @classmethod
+    def of(cls, number: int) -> "Share | None":
+        """What a message says; None where it is a version.
+
+        Raises:
+            TableError: there is no such share.
+        """
+        if number < _SHARE:
+            return None
+        shard, shards = number & 0xFFFF, (number ^ _SHARE) >> 16
+        if not shard < shards <= _native.BUCKETS:
+            raise TableError(
+                f"shard {shard} of {shards}; expected 0 <= shard < shards <= {_native.BUCKETS}"
+            )
+        return cls(shard, shards)
+
+    def buckets(self) -> NDArray[np.uint8]:
+        """1 for each of them, uint8 [1024]."""
+        return buckets_of(default_route(self.shards), self.shard)
+
+    def __str__(self) -> str:
+        return f"shard {self.shard} of {self.shards}"
+
+
+def version_of(number: int) -> int:
+    """The version of the routing that a message goes by; 0 where it names a share."""
+    return 0 if number >= _SHARE else number
+
+
 def routing_of(addresses: list[str], route: Route, version: int) -> Routing:
     """The message."""
     return Routing(version=version, shards=addresses, bucket=[int(s) for s in route])
@@ -56,6 +104,8 @@ def route_of(routing: Routing) -> Route:
             f"routing: {len(route)} buckets over {shards} shards; expected {_native.BUCKETS} "
             f"buckets over 1 to {_native.BUCKETS} shards"
         )
+    if routing.version >= _SHARE:
+        raise TableError(f"routing: version {routing.version}; expected below 2**40")
     if route.min() < 0 or route.max() >= shards:
         raise TableError(f"routing: a bucket of shard {route.max()}; expected below {shards}")
     return route.astype(np.uint16)

@@ -10,6 +10,7 @@ from protos.parameter_server_pb2 import SeriesState
 from ps.engine import _native
 from ps.errors import TableError
 
+LAST_STEP = (1 << 62) - 1  # that a series can have
 _RECENT = 64  # committed steps that are remembered, for a commit whose answer was lost
 Flags = NDArray[np.bool_]  # [1024], of buckets
 
@@ -63,6 +64,11 @@ class SeriesProgress:
             committed=self.committed,
             tables=sorted(self.tables),
         )
+
+    @property
+    def ended(self) -> bool:
+        """Whether its last step is over, so that none can follow."""
+        return bool((self.open_from > LAST_STEP).any())
 
     def open(self, step: int) -> Flags:
         """The buckets in which a step is not over."""

@@ -26,6 +26,7 @@ from scheduler.state.nodes import LEASE_S
 from scheduler.state.redis_server import EmbeddedRedis, RedisServerError
 from scheduler.state.store import StoreError
 
+_LOOK_S = 1.0
 _log = logging.getLogger("heterps.scheduler")
 
 
@@ -76,6 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with ExitStack() as stack:
             url, facts = options.redis, {}
+            own: EmbeddedRedis | None = None
             if options.redis_file is not None:
                 url = options.redis_file.read_text().strip()
             redis_tls.require(url, options.allow_plain_redis)
@@ -83,7 +85,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 directory = options.directory or stack.enter_context(
                     TemporaryDirectory(prefix="heterps-redis-", ignore_cleanup_errors=True)
                 )
-                url = stack.enter_context(EmbeddedRedis(directory)).url
+                own = stack.enter_context(EmbeddedRedis(directory))
+                url = own.url
                 facts = {"redis": url}  # a given one may hold a password
             if options.redis and not (options.artifacts or options.directory):
                 _log.warning(
@@ -110,7 +113,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                 )
                 stack.callback(close)
             announce(options.ready_file, address=address, **facts)
-            stop.wait()
+            while not stop.wait(_LOOK_S):
+                if own is not None:
+                    own.check()  # nobody starts it again, so this scheduler serves no more
             _log.info("stopping")
     except (BindError, SecurityError, StoreError, HeldError, RedisServerError, OSError) as error:
         _log.error("%s", error)

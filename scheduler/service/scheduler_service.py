@@ -279,17 +279,17 @@ class SchedulerService(SchedulerServicer):
         return record
 
     def ListNodes(self, request: ListNodesRequest, context: grpc.ServicerContext) -> ListNodesReply:  # noqa: N802
-        """Live nodes and standing shards, with the units that jobs hold.
+        """A page of the live nodes and standing shards, with the units that jobs hold.
 
         Of processes, those of jobs that the caller may see.
         """
         caller = self._access.callers.of(context)
-        nodes = self._nodes.listed()
+        nodes, following = self._nodes.page(request.limit, request.after)
         for node in nodes if not caller.sees_all else ():
             seen = [p for p in node.processes if self._access.sees_any([p.job_id], caller)]
             del node.processes[:]
             node.processes.extend(seen)
-        return ListNodesReply(nodes=nodes)
+        return ListNodesReply(nodes=nodes, next=following)
 
     def Heartbeat(self, request: HeartbeatRequest, context: grpc.ServicerContext) -> HeartbeatReply:  # noqa: N802
         """Renew a lease, or end it."""

@@ -26,6 +26,7 @@ class Histories:
         self._lock = threading.Lock()
         self._jobs: dict[str, JobHistory] = {}
         self._dirty: set[str] = set()
+        self._unread: set[str] = set()  # of these, what an earlier scheduler kept
 
     def enter(self, job_id: str, state: "JobState.ValueType") -> None:
         """A job has come to a state."""
@@ -64,6 +65,7 @@ class Histories:
             for job_id in job_ids:
                 self._jobs.pop(job_id, None)
                 self._dirty.discard(job_id)
+                self._unread.discard(job_id)
 
     def get(self, job_id: str) -> JobHistory:
         """A copy; empty when nothing is known."""
@@ -81,6 +83,8 @@ class Histories:
         Raises:
             StoreError: Redis does not take it.
         """
+        for job_id in sorted(self._unread):
+            self._read(job_id)
         with self._lock:
             changed = {j: self._jobs[j].SerializeToString() for j in self._dirty if j in self._jobs}
             self._dirty.clear()
@@ -103,8 +107,22 @@ class Histories:
                 kept = self._store.history(job_id)
             except StoreError:
                 kept = None
+                self._unread.add(job_id)
             self._jobs[job_id] = kept or JobHistory()
         return self._jobs[job_id]
+
+    def _read(self, job_id: str) -> None:
+        """Put what an earlier scheduler kept before what was entered while Redis was away.
+
+        Raises:
+            StoreError: it is still away.
+        """
+        before = self._store.history(job_id)
+        with self._lock:
+            since = self._jobs.get(job_id)
+            if before is not None and since is not None:
+                self._jobs[job_id] = _joined(before, since)
+            self._unread.discard(job_id)
 
 
 def _stage(history: JobHistory, number: int) -> StageHistory:
@@ -125,6 +143,17 @@ def _append(stage: StageHistory, point: StagePoint) -> None:
         stage.every *= 2
         latest = (stage.reports - 1) % stage.every != 0
         del stage.points[1 : -1 if latest else None : 2]
+
+
+def _joined(history: JobHistory, since: JobHistory) -> JobHistory:
+    for entry in since.states:
+        if not history.states or history.states[-1].state != entry.state:
+            history.states.append(entry)
+    for stage in since.stages:
+        into = _stage(history, stage.stage)
+        for point in stage.points:
+            _append(into, point)
+    return history
 
 
 def _has_ended(history: JobHistory) -> bool:

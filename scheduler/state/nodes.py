@@ -16,6 +16,7 @@ NODE, SHARD = "node", "shard"
 _FIND_S = 5.0  # a node that lost its scheduler asks again at least this often
 _SLEPT_S = 2.0
 FLUSH_S = 0.5
+PAGE = 200  # nodes at most
 _log = logging.getLogger("heterps.nodes")
 
 
@@ -152,6 +153,17 @@ class Nodes:
                 copy.units_used = self._used(status.node_id)
                 nodes.append(copy)
             return nodes
+
+    def page(self, limit: int, after: str) -> tuple[list[NodeStatus], str]:
+        """A page of `listed`, and the node that the next one comes after; empty: there is none.
+
+        Args:
+            limit: how many; `PAGE` at most, and where it is 0.
+            after: only those whose ids come after it.
+        """
+        most = min(limit or PAGE, PAGE)
+        left = [status for status in self.listed() if status.node_id > after]
+        return left[:most], left[most - 1].node_id if len(left) > most else ""
 
     def units(self) -> dict[str, int]:
         """Units of live nodes by type, taken or not."""

@@ -63,6 +63,15 @@ class EmbeddedRedis(Closing):
         self.pid = int(self._child.facts["server_pid"])
         return self
 
+    def check(self) -> None:
+        """See whether it still runs.
+
+        Raises:
+            RedisServerError: it has ended, and the data is out of reach.
+        """
+        if self._child is not None and self._child.poll() is not None:
+            raise RedisServerError(f"the Redis server in {self._directory} has ended")
+
     def stop(self) -> None:
         """End it, its data written; safe to repeat."""
         if self._child is not None:

@@ -97,6 +97,22 @@ def test_it_may_be_closed_from_its_own_thread() -> None:
     assert ended.wait(60)
 
 
+def test_a_round_that_does_not_end_is_told_and_its_end_too() -> None:
+    told: list[list[str]] = []
+    loops = Loops(lambda: told.append(loops.failing), hangs_s=0.2)
+    goes_on = threading.Event()
+    loop = loops.start("one", lambda: goes_on.wait() and None, 0.01)
+    other = Step()
+    loops.start("other", other, 0.01)
+    wait_until(lambda: loops.failing == ["one"])
+    wait_until(other.more(3), "the others go on")
+    goes_on.set()
+    wait_until(lambda: not loops.failing)
+    assert told == [["one"], []]
+    assert loop.failures == 0
+    loops.close()
+
+
 def test_metrics_show_each_loop() -> None:
     from prometheus_client import generate_latest
 

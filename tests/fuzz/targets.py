@@ -9,6 +9,7 @@ import hashlib
 import importlib
 import itertools
 import json
+import mmap
 import resource
 import sys
 from collections.abc import Callable
@@ -329,6 +330,64 @@ def _frames(folder: Path) -> list[bytes]:
     ]
 
 
+def _ring(folder: Path) -> Parser:
+    """What the worker before sends: the first byte is this worker's rank, of three."""
+    import socket
+    import threading
+
+    import torch
+
+    from workers.errors import PeerLostError
+    from workers.links.inbox import Stopped
+    from workers.links.ring import BucketId, Ring, SumError
+
+    broken: list[threading.ExceptHookArgs] = []
+    threading.excepthook = broken.append
+    values = torch.arange(6.0)
+
+    def parse(data: bytes) -> object:
+        (theirs, before), (after, next_) = socket.socketpair(), socket.socketpair()
+        with theirs, next_:
+            ring = Ring(data[0] % 3 if data else 0, 3, before, after, lambda: False)
+            buckets = [
+                ring.begin(BucketId(1, number), values.clone(), last=number == 1)
+                for number in range(2)
+            ]
+            theirs.sendall(data[1:])
+            theirs.shutdown(socket.SHUT_WR)
+            ring._receiver.join(SLOWEST)
+            alive = ring._receiver.is_alive()
+            for bucket in buckets:
+                try:
+                    ring.wait(bucket)
+                except (PeerLostError, SumError, Stopped):
+                    continue
+            ring.close()
+        assert not alive, "it waits for more though the connection has ended"
+        assert not broken, broken
+        return None
+
+    return parse
+
+
+def _ring_messages(folder: Path) -> list[bytes]:
+    import struct
+
+    # Kind (0 part, 1 sum, 2 alive, 3 leave), dtype, last; series, bucket, bytes, place, length.
+    head = struct.Struct("!BBBqIQQI")
+    floats = struct.pack("6f", *range(6))
+    found = []
+    for rank in range(3):
+        parts = [head.pack(kind, 0, 0, 1, 0, 24, 0, 24) + floats for kind in (0, 1)]
+        others = [head.pack(kind, 0, 1, 1, 1, 24, 0, 24) + floats for kind in (0, 1)]
+        alive = head.pack(2, 8, 0, 0, 0, 0, 0, 0)
+        leave = [head.pack(3, 8, 0, 0, number, 0, 0, 0) for number in range(3)]
+        found.append(bytes([rank]) + b"".join([alive, *parts, *others, *leave]))
+        found.append(bytes([rank]) + b"".join([*others, parts[1]]))
+        found.append(bytes([rank]) + parts[0] + leave[(rank - 1) % 3])
+    return found
+
+
 def _state(folder: Path) -> Any:
     """A shard's, with two tables."""
     from ps.shard.state import ShardState
@@ -351,8 +410,12 @@ def _survive() -> None:
             module.end_process = ended  # type: ignore[attr-defined]
 
 
-def _shard(folder: Path) -> Parser:
-    """One message on a shard's Unix socket; the first byte is the method."""
+def _shard(folder: Path, regions: "dict[str, mmap.mmap] | None" = None) -> Parser:
+    """One message on a shard's Unix socket; the first byte is the method.
+
+    Args:
+        regions: memory that is shared with it, by name.
+    """
     import socket
 
     import grpc
@@ -364,7 +427,9 @@ def _shard(folder: Path) -> Parser:
     faults = {code.value[0] for code in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN)}
 
     def begun() -> ParameterService:
-        return ParameterService(_state(folder))
+        made = ParameterService(_state(folder))
+        made.data.regions._maps.update(regions or {})
+        return made
 
     served, inputs = begun(), itertools.count(1)
 
@@ -403,6 +468,48 @@ def _calls(folder: Path) -> list[bytes]:
             pb.CommitRequest(**step, slots=1, scale=1, rate=1, part={"tables": [table]}), keys, rows
         ),
     ]
+
+
+# The same with memory that the client shares: two bytes say how long the message is, and what
+# follows the message the memory holds.
+
+_REGION, _REGION_BYTES = "r", 1 << 14
+
+
+def _region(folder: Path) -> Parser:
+    memory = mmap.mmap(-1, _REGION_BYTES)
+    answer = _shard(folder, {_REGION: memory})
+
+    def parse(data: bytes) -> object:
+        end = 2 + int.from_bytes(data[:2], "little")
+        content = data[end:][:_REGION_BYTES]
+        memory[: len(content)] = content
+        return answer(data[2:end])
+
+    return parse
+
+
+def _calls_by_region(folder: Path) -> list[bytes]:
+    import numpy as np
+
+    from protos import parameter_server_pb2 as pb
+    from protos.codec import unpack
+    from ps.table.buckets import default_route
+
+    types = (pb.PullRequest, pb.PushRequest, pb.StageRequest, pb.TallyRequest, pb.CommitRequest)
+    found = []
+    for call in _calls(folder):
+        head, payload = unpack(types[call[0]], call[1:])
+        memory = bytearray(bytes(payload).ljust(4096, b"\0"))
+        if isinstance(head, pb.TallyRequest):
+            continue
+        head.region = _REGION
+        if isinstance(head, pb.PullRequest):
+            head.rows_at, head.shared_out, head.shards_at = 128, True, 256
+            memory[256 : 256 + 2048] = default_route(2).astype(np.uint16).tobytes()
+        message = call[:1] + head.SerializeToString()
+        found.append(len(message).to_bytes(2, "little") + message + bytes(memory[:2400]))
+    return found
 
 
 # Records of a log or of a primary, repeated; the first byte is the kind.
@@ -572,6 +679,13 @@ TARGETS = {
         (),  # a refusal is an answer
         ("ps.server", "ps.shm", "ps.shard", "ps.table", "protos.codec"),
     ),
+    "region": Target(
+        _region,
+        _calls_by_region,
+        (),  # a refusal is an answer
+        ("ps.server", "ps.shm", "ps.shard", "ps.table", "protos.codec"),
+    ),
+    "ring": Target(_ring, _ring_messages, (), ("workers.links.ring",)),
     "replay": Target(
         _replay,
         _records,

@@ -1,27 +1,41 @@
 """A node whose processes are a test's: it takes the scheduler's orders, and the test reports."""
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 from chassis.channels import connect
 from chassis.closing import Closing
 from chassis.servers import Server
+from protos.job_pb2 import JobSpec
 from protos.node_pb2 import SHARD, LaunchReply, LaunchRequest, ReadLogReply, StopJobReply
 from protos.node_pb2_grpc import NodeServicer, add_NodeServicer_to_server
 from protos.scheduler_pb2 import (
     Cut,
     HeartbeatRequest,
+    JobRequest,
+    JobStatus,
     NodeStatus,
     ProcessStatus,
     ProgressReport,
     ReportReply,
+    SubmitRequest,
 )
 from protos.scheduler_pb2_grpc import SchedulerStub
 from protos.stage_pb2 import StartReply
 from protos.stage_pb2_grpc import StageServicer, add_StageServicer_to_server
+from scheduler.runs import follow
+from scheduler.service.process import SchedulerProcess
+from tests.scheduler.lives import job
+from tests.valkey import Valkey
 from tests.waiting import wait_until
 
 _BEAT_S = 0.3
+BATCH = 16
 
 
 class StubNode(NodeServicer, StageServicer, Closing):
@@ -145,3 +159,48 @@ class StubNode(NodeServicer, StageServicer, Closing):
                 pass  # the scheduler is away
             with self._changed:
                 self._changed.wait(_BEAT_S)
+
+
+class Service:
+    """A scheduler, and a node whose workers are the test's."""
+
+    def __init__(self, address: str, stub: SchedulerStub, directory: Path) -> None:
+        self.address = address
+        self.stub = stub
+        self.directory = directory
+        self.node = StubNode(address)
+
+    def spec(self, name: str, retries: int = 1, every: str = "10 steps") -> JobSpec:
+        spec = job(self.directory, name)
+        spec.retries, spec.train.checkpoint.every = retries, every
+        return spec
+
+    def submit(self, spec: JobSpec) -> str:
+        self.stub.Submit(SubmitRequest(job_id=spec.name, job=spec), timeout=20)
+        return spec.name
+
+    def get(self, name: str) -> JobStatus:
+        return self.stub.GetJob(JobRequest(job_id=name), timeout=20)
+
+    def end(self, name: str) -> JobStatus:
+        return list(self.stub.WatchJob(JobRequest(job_id=name), timeout=60))[-1]
+
+    def cut(self, name: str, step: int, attempt: int = 1) -> Cut:
+        place = f"{self.directory}/output/{name}.cuts/{step}"
+        return Cut(step=step, place=place, attempt=attempt, samples=step * BATCH, taken_at=1e9)
+
+
+@contextmanager
+def serving(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
+    """A scheduler in this process, which believes a death at once, with such a node."""
+    monkeypatch.setattr(follow, "COLLECT_S", 0.05)
+    with Valkey(directory / "redis") as redis:
+        process = SchedulerProcess("127.0.0.1:0", redis.url, artifacts=directory / "artifacts")
+        address = process.start(lambda: None)
+        try:
+            with connect(address) as channel:
+                made = Service(address, SchedulerStub(channel), directory)
+                yield made
+                made.node.close()
+        finally:
+            process.stop()

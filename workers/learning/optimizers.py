@@ -53,6 +53,13 @@ def make_optimizer(
     return _KINDS[spec.name](parameters, **options)
 
 
+def kept_by(spec: DenseOptimizer) -> tuple[str, ...]:
+    """Names of what the optimizer keeps of a parameter."""
+    if spec.name == "sgd":
+        return ("momentum_buffer",) if spec.momentum else ()
+    return ("step", "sum") if spec.name == "adagrad" else ("step", "exp_avg", "exp_avg_sq")
+
+
 def make_schedule(
     spec: DenseOptimizer, optimizer: torch.optim.Optimizer, steps: int
 ) -> LambdaLR | None:

@@ -73,19 +73,20 @@ class LossScale:
 
     Attributes:
         value: the factor.
+        good: good steps in a row, since it changed.
     """
 
     LEAST: ClassVar[float] = 2.0**-16  # where a gradient that is not finite never will be
 
     value: float = 2.0**16
     interval: int = 2000
-    _good: int = 0
+    good: int = 0
 
     def update(self, finite: bool) -> None:
         """Take in how a step went."""
         if not finite:
-            self.value, self._good = self.value / 2, 0
+            self.value, self.good = self.value / 2, 0
             return
-        self._good += 1
-        if self._good == self.interval:
-            self.value, self._good = self.value * 2, 0
+        self.good += 1
+        if self.good == self.interval:
+            self.value, self.good = self.value * 2, 0

@@ -108,6 +108,10 @@ class StageGroup:
         ring: of the workers; None: there is one.
         has_processes: whether they are the default group of torch.distributed.
 
+    Attributes:
+        overlaps: whether to add to a sum keeps a backward that runs from nothing: values on a GPU
+            that go round the ring are waited for.
+
     Raises:
         PeerLostError: from every method that exchanges tensors, when a worker went away.
     """
@@ -120,7 +124,9 @@ class StageGroup:
         self.has_processes = has_processes
         self._ring = ring
         self._calls = 0
-        self._on_gpus = GpuSums() if has_processes and device.type == "cuda" else None
+        on_gpu = device.type == "cuda"
+        self._on_gpus = GpuSums() if has_processes and on_gpu else None
+        self.overlaps = ring is not None and (self._on_gpus is not None or not on_gpu)
         if ring is not None and self._on_gpus is not None:
             ring.on_loss = self._on_gpus.abort
 

@@ -1,5 +1,6 @@
 """A step's tensors on GPUs, summed over a stage's workers by NCCL while the step goes on."""
 
+import threading
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -63,24 +64,30 @@ class GpuSum:
 class GpuSums:
     """The sums of all steps: NCCL takes collectives in the same order on all workers alone.
 
-    So a later step's begin once all of the earlier one's have.
+    So a later step's begin once all of the earlier one's have. One thread may add to a step while
+    another waits for the one before.
     """
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._open: deque[GpuSum] = deque()
 
     def begin(self) -> GpuSum:
         """Begin the sums of the next step."""
-        self._open.append(GpuSum(self))
-        return self._open[-1]
+        begun = GpuSum(self)
+        with self._lock:
+            self._open.append(begun)
+        return begun
 
     def send(self) -> None:
         """Give NCCL what may be given."""
-        while self._open:
-            self._open[0].send()
-            if not self._open[0].ended:
-                return
-            self._open.popleft()
+        with self._lock:
+            while self._open:
+                ended = self._open[0].ended  # so that nothing comes after what is sent here
+                self._open[0].send()
+                if not ended:
+                    return
+                self._open.popleft()
 
     @staticmethod
     def abort() -> None:

@@ -8,10 +8,11 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from protos.stage_pb2 import Notice, NoticeKind
+from protos.stage_pb2 import FREED, HELD, LOADED, WRITTEN, Notice, NoticeKind
 from workers.links.line import NOTICE, Line
 
 Address = tuple[int, int]  # stage and rank
+_OF_CUTS = frozenset((LOADED, HELD, FREED, WRITTEN))  # may be about steps that are long over
 
 
 class NoticeBoard:
@@ -53,10 +54,18 @@ class NoticeBoard:
         return len(self._notices.get((kind, step), ()))
 
     def forget_before(self, step: int) -> None:
-        """Drop the notices about steps before this one, which are of no more use."""
+        """Drop the notices about steps before this one, but for those of cuts."""
         with self._lock:
-            for key in [key for key in self._notices if key[1] < step]:
-                del self._notices[key]
+            for kind, other in list(self._notices):
+                if other < step and kind not in _OF_CUTS:
+                    del self._notices[kind, other]
+
+    def forget_cuts(self, step: int) -> None:
+        """Drop the notices of cuts before this one."""
+        with self._lock:
+            for kind, other in list(self._notices):
+                if other < step and kind in _OF_CUTS:
+                    del self._notices[kind, other]
 
 
 class Notices:

@@ -74,6 +74,14 @@ class _Shape:
         """Bytes."""
         return sum(section.size for section in self.sections)
 
+    def segments(self) -> range:
+        """Where each segment begins."""
+        return range(0, max(1, self.size), SEGMENT)
+
+    def length(self, offset: int) -> int:
+        """Bytes of the segment that begins there."""
+        return min(SEGMENT, self.size - offset)
+
     def add(self, came: Tensor, own: Tensor, into: Tensor, offset: int) -> None:
         """Add two parts of buckets, [n] bytes from `offset` on."""
         first = -offset
@@ -93,22 +101,22 @@ class Bucket:
     """Values that are being summed in place: their bytes, contiguous, on the host.
 
     Attributes:
-        missing: segments whose sum is not here.
+        missing: where the segments begin whose sum is not here.
         sending: segments that are sent out of the values' memory.
     """
 
     id: BucketId
     bytes: Tensor
     shape: _Shape
-    missing: int = field(init=False)
+    missing: set[int] = field(init=False)
     sending: int = 0
 
     def __post_init__(self) -> None:
-        self.missing = len(self.segments())
+        self.missing = set(self.shape.segments())
 
-    def segments(self) -> range:
-        """Where each segment begins."""
-        return range(0, max(1, len(self.bytes)), SEGMENT)
+    def part(self, offset: int) -> Tensor:
+        """The bytes of a segment."""
+        return self.bytes[offset : offset + self.shape.length(offset)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,8 +227,8 @@ class Ring:
             self._open[id_] = bucket
             early = self._early.pop(id_, [])
         if self.rank == 0:
-            for offset in bucket.segments():
-                self._pass_on(_PART, bucket, offset, min(SEGMENT, len(values) - offset))
+            for offset in shape.segments():
+                self._pass_on(_PART, bucket, offset)
         for message in early:
             self._add(bucket, message)
         return bucket
@@ -287,17 +295,17 @@ class Ring:
                 # Not its own method: that of TLS would go on in the clear.
                 socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
-    def _pass_on(self, kind: int, bucket: Bucket, offset: int, length: int) -> None:
+    def _pass_on(self, kind: int, bucket: Bucket, offset: int) -> None:
         """Send a segment out of a bucket's own memory."""
         with self._changed:
             bucket.sending += 1
-        payload = bucket.bytes[offset : offset + length]
+        payload = bucket.part(offset)
         self._send(_Message(kind, bucket.id, bucket.shape, offset, payload, bucket))
 
-    def _have(self, bucket: Bucket) -> None:
+    def _have(self, bucket: Bucket, offset: int) -> None:
         """Note that one more segment is the sum."""
         with self._changed:
-            bucket.missing -= 1
+            bucket.missing.remove(offset)
             self._settle(bucket)
 
     def _settle(self, bucket: Bucket) -> None:
@@ -308,23 +316,24 @@ class Ring:
     def _add(self, bucket: Bucket, message: _Message) -> None:
         """Add our own values to a part that came, and send it on."""
         if message.shape != bucket.shape:
-            raise self._mismatch(bucket, message.shape)
-        offset, length = message.offset, len(message.payload)
-        own, came = bucket.bytes[offset : offset + length], message.payload
+            raise self._refused(
+                bucket,
+                f"brings {bucket.shape}, those before it {message.shape}; expected the same of all",
+            )
+        own, came = bucket.part(message.offset), message.payload
         if self.rank == self.size - 1:
-            bucket.shape.add(came, own, own, offset)
+            if message.offset not in bucket.missing:
+                raise self._refused(bucket, f"is sent the part at {message.offset} twice")
+            bucket.shape.add(came, own, own, message.offset)
             self._release(message)
-            self._pass_on(_SUM, bucket, offset, length)
-            self._have(bucket)
+            self._pass_on(_SUM, bucket, message.offset)
+            self._have(bucket, message.offset)
         else:
-            bucket.shape.add(came, own, came, offset)
+            bucket.shape.add(came, own, came, message.offset)
             self._send(message)
 
-    def _mismatch(self, bucket: Bucket, shape: _Shape) -> SumError:
-        error = SumError(
-            f"sum {bucket.id.number} of {bucket.id.series}: worker {self.rank} brings "
-            f"{bucket.shape}, those before it {shape}; expected the same of all"
-        )
+    def _refused(self, bucket: Bucket, why: str) -> SumError:
+        error = SumError(f"sum {bucket.id.number} of {bucket.id.series}: worker {self.rank} {why}")
         self._lose(error)
         return error
 
@@ -355,6 +364,8 @@ class Ring:
                     sections = [Section(_DTYPES[d], s) for d, s in pairs if d < len(_DTYPES)]
                     shape = _Shape(tuple(sections), bool(last))
                     self._take(kind, BucketId(series, number), shape, offset, length)
+                elif kind != _ALIVE:
+                    raise ConnectionError(f"a message of kind {kind}")
         except SumError:
             pass  # told to the others and to whoever waits
         except (OSError, ValueError, IndexError, RuntimeError) as error:
@@ -379,18 +390,27 @@ class Ring:
         offset: int,
         length: int,
     ) -> None:
+        """Receive a segment.
+
+        Raises:
+            ConnectionError: it is none of what the rank before has to send.
+        """
+        if offset not in shape.segments() or length != shape.length(offset):
+            raise ConnectionError(
+                f"{length} bytes at {offset} of {shape}; expected a segment of {SEGMENT} bytes, "
+                "or what is left"
+            )
+        if (kind, self.rank) in ((_PART, 0), (_SUM, self.size - 1)):  # who makes the first of them
+            raise ConnectionError(f"a segment of kind {kind}")
         bucket = self._open.get(id_)
         if kind == _SUM:
-            if bucket is None or bucket.shape != shape:
-                raise ConnectionError(f"a sum that nobody asked for: {id_}")
-            payload = bucket.bytes[offset : offset + length]
-            self._reader.fill(_memory(payload))
+            if bucket is None or bucket.shape != shape or offset not in bucket.missing:
+                raise ConnectionError(f"a sum that nobody asked for: {id_}, at {offset}")
+            self._reader.fill(_memory(bucket.part(offset)))
             if self.rank != self.size - 2:  # the way ends before the rank that made it
-                self._pass_on(_SUM, bucket, offset, length)
-            self._have(bucket)
+                self._pass_on(_SUM, bucket, offset)
+            self._have(bucket, offset)
             return
-        if length > SEGMENT:
-            raise ConnectionError(f"a segment of {length} bytes; expected at most {SEGMENT}")
         buffer = self._buffer()
         payload = buffer[:length]
         self._reader.fill(_memory(payload))

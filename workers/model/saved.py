@@ -35,6 +35,8 @@ from ps.checkpoint.tables import chain, save_of
 from ps.errors import ReplacedError
 from workers.embedding.sparse import SparseEmbedding
 from workers.model.code import subfolder
+from workers.model.cut import MANIFEST as CUT
+from workers.model.cut import check_tables, read_cut, weights_of
 from workers.model.entry import ModelError, job_model
 from workers.model.state import load_state, single
 
@@ -111,9 +113,7 @@ class SavedModel:
         for part in parts:
             part.unlink()
         if job.code_digest:
-            root = posixpath.normpath(posixpath.join(job.directory, job.code or "."))
-            ignored = shutil.ignore_patterns("__pycache__")
-            shutil.copytree(root, self.folder / "code", ignore=ignored, dirs_exist_ok=True)
+            copy_code(job, self.folder / "code")
         (self.folder / "loss.csv").write_text(_loss_lines(losses))
         tables = open_store(self.tables)
         replace_file(self.folder / "model.json", _manifest(job, facts, tables))
@@ -167,6 +167,13 @@ class KeptModel:
         return self._store.url
 
 
+def copy_code(job: JobSpec, folder: Path) -> None:
+    """Copy the code that a job brought."""
+    root = posixpath.normpath(posixpath.join(job.directory, job.code or "."))
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(root, folder, ignore=ignored, dirs_exist_ok=True)
+
+
 def _part(stage: int) -> str:
     return f"stage-{stage}.safetensors"
 
@@ -186,14 +193,21 @@ def _manifest(job: JobSpec, facts: Mapping[str, Any], tables: Store) -> str:
 def load(path: str | Path) -> nn.Module:
     """A saved model, ready to predict in this process: `forward(sparse, dense)`.
 
+    Args:
+        path: the model's folder, or that of a cut of a job: what the model was after its steps.
+
     Raises:
         ModelError: the folder is no saved model, its code has moved, or its tables are others than
             it was saved with.
+        CutError: a cut is damaged.
         CheckpointError: its tables are damaged.
     """
-    from ps import LocalTable
-
     folder = Path(path)
+    if (folder / CUT).is_file():
+        cut, cuts = read_cut(str(folder.absolute())), folder.absolute().parent
+        weights = weights_of(str(cuts), cut.layers)
+        tables = check_tables(str(cuts), cut.tables)
+        return _opened(cut.job, cut.job_id, cuts / "code", weights, tables, cut.tables.save)
     manifest = folder / "model.json"
     if not manifest.is_file():
         raise ModelError(f"{folder}: no saved model: model.json is missing")
@@ -201,7 +215,18 @@ def load(path: str | Path) -> nn.Module:
     if facts.get("format") != FORMAT:
         raise ModelError(f"{manifest}: format: {facts.get('format')!r}; expected {FORMAT!r}")
     job = ParseDict(facts["job"], JobSpec())
-    code = folder.absolute() / "code"
+    weights = load_file(folder / "dense.safetensors")
+    tables = str(folder / "tables")
+    return _opened(
+        job, facts["job_id"], folder.absolute() / "code", weights, tables, facts.get("tables", "")
+    )
+
+
+def _opened(
+    job: JobSpec, job_id: str, code: Path, weights: Mapping[str, Tensor], place: str, save: str
+) -> nn.Module:
+    from ps import LocalTable
+
     if code.is_dir():  # it came along: the model opens wherever the folder is
         job.directory = os.path.normpath(code / subfolder(job))
     sys.path.insert(0, job.directory)  # for what it imports when it is built
@@ -209,14 +234,14 @@ def load(path: str | Path) -> nn.Module:
         model = job_model(job)
     finally:
         sys.path.remove(job.directory)
-    load_state(model, load_file(folder / "dense.safetensors"))
+    load_state(model, weights)
     try:
-        tables = LocalTable.load_checkpoint(folder / "tables", save=facts.get("tables", ""))
+        tables = LocalTable.load_checkpoint(place, save=save)
     except ReplacedError:
         raise ModelError(
-            f"{folder / 'tables'}: not the tables that the model was saved with, by model.json"
+            f"{place}: not the tables that the model was saved with, by model.json"
         ) from None
     for layer in model.modules():
         if isinstance(layer, SparseEmbedding):  # without a table where forward does not call it
-            layer.store = tables.get(table_prefix(facts["job_id"]) + layer.spec.table)
+            layer.store = tables.get(table_prefix(job_id) + layer.spec.table)
     return model.eval()

@@ -57,17 +57,18 @@ def time_step(
         staleness=job.train.staleness,
     )
     launch.job.train.max_steps = steps
+    launch.job.train.warm_start = ""
     share = replace(Share.of(launch), batches=batches)
     stop = threading.Event()
     inbox = Inbox(stop)
     alone = StageWorkers(addresses=["127.0.0.1:0"])  # which nobody calls
     topology = Topology(job_id=launch.job_id, shards=shards, stages=[alone])
-    parts = build(share, topology, inbox, NoticeBoard(inbox.wake), None, None, stop)
+    parts = build(share, topology, inbox, NoticeBoard(inbox.wake), None, None, stop, None)
     try:
         source = TrainingSource(
             batches,
             parts.executor.own,
-            steps,
+            range(steps),
             share.staleness,
             parts.rows,
             parts.executor.upload,

@@ -118,6 +118,11 @@ class RowCommits:
         if self.any and self._rank == 0:
             self._do(self._committing, self._discard, step)
 
+    def hold(self, until_freed: Callable[[], None]) -> None:
+        """At every worker: commit nothing more, once all begun here is, until this returns."""
+        if self._rank == 0:
+            self._do(self._committing, until_freed)
+
     def flush(self) -> None:
         """Wait until everything begun here has been applied."""
         begun, self._begun = self._begun, []

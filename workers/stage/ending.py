@@ -24,6 +24,7 @@ from workers.learning.optimizers import rate_factor
 from workers.links.inbox import Inbox
 from workers.links.notices import Address, Notices
 from workers.links.pipeline import Place
+from workers.model.cut import ScaleState
 from workers.stage.commits import RowCommits, largest
 from workers.stage.rows import PulledRows
 from workers.stage.update import Gradient, Update
@@ -43,6 +44,20 @@ _FROM_WIRE = {number: outcome for outcome, number in _ON_WIRE.items()}
 class _Judged:
     verdict: Verdict
     loss: float
+    cut: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A step that is over.
+
+    Attributes:
+        loss: in the last stage.
+        cut: whether a cut is to be taken.
+    """
+
+    loss: float
+    cut: bool
 
 
 class Ending:
@@ -55,6 +70,7 @@ class Ending:
         inbox: through which waiting threads are woken, and ended.
         steps: of the training, for the rows' learning rates.
         staleness: updates that a step lacks.
+        cut_due: at the judge, asked once for each step: whether a cut is to follow it.
         at_once: whether a gradient can be read without waiting for a device.
     """
 
@@ -70,6 +86,7 @@ class Ending:
         steps: int,
         staleness: int,
         *,
+        cut_due: Callable[[int], bool],
         at_once: bool,
     ) -> None:
         self._place = place
@@ -91,11 +108,31 @@ class Ending:
         )
         self._begun: deque[tuple[Gradient, Future[_Judged]]] = deque()
         self._next = 0  # step to begin
-        self._applied = 0  # updates that count
+        self._cut_due = cut_due
+        self.applied = 0  # updates that count
 
     def loss_scale(self, step: int) -> float:
         """By which the loss of a step under way is multiplied."""
         return self._scales.of(step)
+
+    def watch(self, step: int) -> None:
+        """The backward that follows is this worker's last of a step: sums begin while it runs."""
+        self._update.watch(step)
+
+    def resume(self, step: int, applied: int, scales: ScaleState | None) -> None:
+        """Begin at a step.
+
+        Args:
+            step: how many were taken.
+            applied: those that were not skipped.
+            scales: of the loss, as of `scales`.
+        """
+        self._next, self.applied = step, applied
+        self._scales.resume(step, scales)
+
+    def scales(self, step: int) -> ScaleState | None:
+        """How far the loss scale is once the steps before this one are over."""
+        return self._scales.state(step)
 
     def begin(self, step: int, loss: Tensor, rows: list[PulledRows]) -> None:
         """All that this worker has to give to a step is there.
@@ -107,7 +144,7 @@ class Ending:
         self._next, self._loss = step + 1, loss
         of_rows = largest(rows)
         self._commits.gather(step, rows)
-        gradient = self._update.gather(step, loss, of_rows)
+        gradient = self._update.gather(step, loss, of_rows, cut=self._cut_due(step))
         future: Future[_Judged] = Future()
         if self._thread is not None:
             future = self._thread.submit(self._end, gradient)
@@ -127,8 +164,8 @@ class Ending:
         """Whether the verdict on the next step is here."""
         return bool(self._begun) and self._begun[0][1].done()
 
-    def apply(self) -> float:
-        """Carry out the verdict on the next step; its loss in the last stage.
+    def apply(self) -> Ended:
+        """Carry out the verdict on the next step.
 
         Raises:
             DivergedError: the training is over. The step has changed nothing.
@@ -143,16 +180,16 @@ class Ending:
             )
         if verdict.outcome is Outcome.APPLY:
             self._commits.commit(
-                step, verdict.scale, rate_factor(self._rows, self._applied, self._steps)
+                step, verdict.scale, rate_factor(self._rows, self.applied, self._steps)
             )
             self._update.apply(gradient, verdict.scale)
-            self._applied += 1
+            self.applied += 1
         else:
             _log.info("step %d skipped: beyond float16", step)
             self._commits.discard(step)
             self._update.skip(gradient)
         self._notices.board.forget_before(step - self._staleness)
-        return judged.loss
+        return Ended(judged.loss, judged.cut)
 
     def check(self) -> None:
         """Raise what failed in the background, or that another worker of the stage is gone."""
@@ -191,7 +228,7 @@ class Ending:
                 finite=report.finite and finite,
             )
         if self._judges:
-            return _Judged(self._judge(step, [report]), report.loss)
+            return _Judged(self._judge(step, [report]), report.loss, report.cut)
         if self._place.rank == 0:
             self._notices.tell(
                 _JUDGE,
@@ -202,17 +239,18 @@ class Ending:
                 loss=report.loss,
             )
             if self._place.stage == 0:
-                self._judge_for_all(step)
+                self._judge_for_all(step, report.cut)
             elif self._place.width > 1:
                 self._tell_workers(self._wait_for_verdict(step))
         notice = self._wait_for_verdict(step)
-        return _Judged(Verdict(_FROM_WIRE[notice.outcome], notice.scale), report.loss)
+        verdict = Verdict(_FROM_WIRE[notice.outcome], notice.scale)
+        return _Judged(verdict, report.loss, notice.cut)
 
     def _judge(self, step: int, reports: Iterable[Report]) -> Verdict:
         scales = self._scales
         return judge(reports, self._clip, scales.of(step), scaled=scales.scaled)
 
-    def _judge_for_all(self, step: int) -> None:
+    def _judge_for_all(self, step: int, cut: bool) -> None:
         """At the judge: hear all stages, and tell their leaders and its own stage's workers."""
         board, stages = self._notices.board, len(self._place.widths)
         self._wait(lambda: board.count(REPORTED, step) == stages)
@@ -221,7 +259,8 @@ class Ending:
             for _, told in sorted(board.of(REPORTED, step).items())
         ]
         verdict = self._judge(step, reports)
-        notice = Notice(outcome=_ON_WIRE[verdict.outcome], scale=verdict.scale, step=step)
+        outcome = _ON_WIRE[verdict.outcome]
+        notice = Notice(outcome=outcome, scale=verdict.scale, step=step, cut=cut)
         self._tell_workers(notice)  # who begin the next step
         self._tell(_JUDGE, notice)
         for stage in range(1, stages):
@@ -232,7 +271,14 @@ class Ending:
             self._tell((self._place.stage, rank), notice)
 
     def _tell(self, to: Address, notice: Notice) -> None:
-        self._notices.tell(to, JUDGED, notice.step, outcome=notice.outcome, scale=notice.scale)
+        self._notices.tell(
+            to,
+            JUDGED,
+            notice.step,
+            outcome=notice.outcome,
+            scale=notice.scale,
+            cut=notice.cut,
+        )
 
     def _wait_for_verdict(self, step: int) -> Notice:
         board = self._notices.board

@@ -57,22 +57,26 @@ class Evaluation:
         self._links = links
         self._template = template
 
-    def run(self, split: Split) -> Measured:
-        """Predict a split."""
+    def run(self, split: Split, phase: str) -> Measured:
+        """Predict a split.
+
+        Args:
+            phase: names this pass; no other of the job has the name.
+        """
         layers, after = self._layers, self._links.after
         layers.graph.module.eval()
         scores: list[Tensor] = []
         labels: list[Tensor] = []
         first: Tensor | None = None
         with torch.no_grad():
-            for number, tensors in self._rounds(self._batches(split)):
+            for number, tensors in self._rounds(self._batches(split, phase)):
                 self._rows.bind(self._rows.pull([tensors], learning=False), 0)
                 uploads = {n: layers.staging.upload(tensors[n]) for n in layers.graph.inputs}
                 outputs = layers.run({name: upload.here() for name, upload in uploads.items()})
                 if number is None:
                     continue
                 if after is not None:
-                    frame = FrameId(EVALUATE, split, 0, number)
+                    frame = FrameId(EVALUATE, phase, 0, number)
                     after.send(frame, layers.leaving(outputs, tensors))
                 else:
                     prediction = next(iter(outputs.values())).cpu()
@@ -82,7 +86,7 @@ class Evaluation:
                     first = score if number == 0 else first
         empty = [torch.empty(0)]
         if after is not None:
-            after.end(split)
+            after.end(phase)
             return Measured(empty[0], empty[0], None)
         mine = torch.stack([torch.cat(scores or empty), torch.cat(labels or empty)], dim=1)
         both = layers.group.gather(mine)
@@ -99,7 +103,7 @@ class Evaluation:
                 return
             yield item if item is not None else (None, self._template)
 
-    def _batches(self, split: Split) -> Batches:
+    def _batches(self, split: Split, phase: str) -> Batches:
         place = self._place
         if not place.width_before:
             yield from evaluation_batches(
@@ -112,7 +116,7 @@ class Evaluation:
             )
             return
         inbox = self._links.inbox
-        while (frame := inbox.next_evaluation(split, place.width_before)) is not None:
+        while (frame := inbox.next_evaluation(phase, place.width_before)) is not None:
             yield frame.id.micro_batch, frame.tensors
 
 

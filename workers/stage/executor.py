@@ -38,10 +38,14 @@ from protos.stage_pb2 import FrameKind
 from workers.data.reader import Split
 from workers.device.copies import Upload
 from workers.errors import DivergedError
+from workers.learning import quality
 from workers.learning.losses import loss_function
 from workers.links.frames import BACKWARD, FORWARD, FrameId
 from workers.links.pipeline import Links, Place
+from workers.stage.beginning import Beginning
 from workers.stage.busy import BusyClock
+from workers.stage.cut_judge import Moment
+from workers.stage.cuts import Cuts
 from workers.stage.ending import Ending
 from workers.stage.evaluation import Evaluation, Measured
 from workers.stage.layers import StageLayers
@@ -105,6 +109,9 @@ class StageExecutor:
         versions: of the stage's weights.
         ending: of its steps.
         staleness: updates that a step lacks.
+        beginning: of the training.
+        progress: to be kept.
+        cuts: where any are taken.
         lockstep: whether the workers of the stage share out experts.
     """
 
@@ -119,10 +126,17 @@ class StageExecutor:
         versions: Versions,
         ending: Ending,
         staleness: int,
+        beginning: Beginning,
+        progress: Progress,
+        cuts: Cuts | None,
         *,
         lockstep: bool = False,
     ) -> None:
-        self.progress = Progress()
+        self.progress = progress
+        self.progress.resume(
+            beginning.step, beginning.samples, beginning.losses, beginning.train_seconds
+        )
+        self._cuts = cuts
         self._job = job
         self._layers = layers
         self._rows = rows
@@ -140,7 +154,7 @@ class StageExecutor:
         self._needed = (*layers.graph.inputs, *(("label",) if links.after is None else ()))
         self._arrivals = Arrivals(links.inbox, layers.staging, self.upload, rows)
         self._source: TrainingSource | None = None
-        self._opened = 0  # steps begun
+        self._opened = beginning.step  # steps begun
         self._open: deque[_Step] = deque()  # with micro-batches to come
         self._in_flight: deque[_InFlight] = deque()  # in the order of their forwards
         self._template: dict[str, Tensor] | None = None  # a micro-batch, for the others' sake
@@ -164,6 +178,8 @@ class StageExecutor:
                 with self._busy.handling():
                     action()
             self._ending.flush()
+            if self._cuts is not None:
+                self._cuts.finish()
         except DivergedError:
             self._ending.abandon(
                 min(self.progress.step + self._staleness + 1, self._schedule.steps)
@@ -175,13 +191,17 @@ class StageExecutor:
             self.progress.ended = time.perf_counter()
         self._layers.group.barrier()  # the leader's commits are others', too
 
-    def evaluate(self, split: Split) -> Measured:
-        """Predict a held-out split."""
+    def evaluate(self, split: Split, phase: str = "") -> Measured:
+        """Predict a held-out split.
+
+        Args:
+            phase: names this pass where there are several of a split.
+        """
         self.progress.phase = split
         evaluation = Evaluation(
             self._job, self._layers, self._rows, self._place, self._links, self._template
         )
-        return evaluation.run(split)
+        return evaluation.run(split, phase or split)
 
     def drain(self) -> None:
         """Wait until every worker of the stages before has ended, its writes done.
@@ -301,6 +321,7 @@ class StageExecutor:
                 share = flight.spec.weight * self._ending.loss_scale(step.number)
                 grads.append(torch.full_like(flight.auxiliary, share))
             if roots:
+                self._watch_last(step)
                 torch.autograd.backward(roots, grads)
         self._return_gradients(step, flight.spec, flight.inputs)
         step.backward += 1
@@ -316,11 +337,20 @@ class StageExecutor:
             loss = self._loss(prediction, tensors["label"]) * spec.weight
             auxiliary = self._auxiliary_loss()
             whole = loss if auxiliary is None else loss + auxiliary * spec.weight
+            self._watch_last(step)
             (whole * self._ending.loss_scale(step.number)).backward()
             step.loss = step.loss + loss.detach().double() + _nan_unless_finite(auxiliary)
         self._return_gradients(step, spec, tensors)
         step.forward += 1
         step.backward += 1
+
+    def _watch_last(self, step: _Step) -> None:
+        """Before a backward: in the last one of a step its sums begin.
+
+        Not in lockstep, where experts' collectives and those of sums are to have one order.
+        """
+        if step.backward == len(step.own) - 1 and not self._lockstep:
+            self._ending.watch(step.number)
 
     def _close(self) -> None:
         """All that this worker has to give to the oldest open step is there."""
@@ -332,12 +362,44 @@ class StageExecutor:
         """Apply the step whose verdict is here."""
         number = self.progress.step
         with span("update", step=number, rank=self._place.rank), self._busy.running():
-            loss = self._ending.apply()
+            ended = self._ending.apply()
         if self._links.after is None:
-            self.progress.losses.append(loss)
+            self.progress.losses.append(ended.loss)
         self.progress.step = number + 1
         self.progress.samples += self._schedule.samples(number)
         self.progress.busy_s = self._busy.seconds()
+        if ended.cut and self._cuts is not None:
+            self._take_cut(self._cuts)
+
+    def _take_cut(self, cuts: Cuts) -> None:
+        """Take a cut after the step that has just ended, as all workers do."""
+        progress = self.progress
+        moment = Moment(
+            progress.step,
+            progress.samples,
+            self._ending.applied,
+            self._ending.scales(progress.step),
+            list(progress.losses),
+            progress.before_s + progress.train_seconds,
+        )
+        best = self._job.train.checkpoint.best
+        cuts.take(moment, self._measure if best else dict[str, float])
+
+    def _measure(self) -> dict[str, float]:
+        """Measure the validation data between two steps; its metrics at the last stage's leader.
+
+        Steps that are under way wait meanwhile, in all stages.
+        """
+        step = self.progress.step
+        self._rows.order.wait_to_pull(step + self._staleness)  # until all commits are in
+        measured = self.evaluate("valid", f"valid@{step}")
+        self._layers.group.barrier()  # before this worker commits what others must not see yet
+        self._layers.graph.module.train()
+        self.progress.phase = TRAIN
+        if not self._place.leads:
+            return {}
+        scores, labels = measured.scores.numpy(), measured.labels.numpy()
+        return quality.measure(self._job.train.loss, scores, labels, "valid")
 
     def _return_gradients(
         self, step: _Step, spec: MicroBatchSpec, inputs: Mapping[str, Tensor]

@@ -12,9 +12,10 @@ from chassis.channels import RpcError
 from chassis.exits import is_out_of_memory
 from chassis.rooms import in_ours
 from protos.job_pb2 import JobSpec
-from protos.reason_pb2 import PARTS_MISSING
+from protos.reason_pb2 import DISK_FULL, PARTS_MISSING
 from protos.scheduler_pb2 import (
     END_CONNECTION_LOST,
+    END_CUT_UNREADABLE,
     END_DISK_FULL,
     END_DIVERGED,
     END_INVALID_JOB,
@@ -23,9 +24,10 @@ from protos.scheduler_pb2 import (
     END_USER_ERROR,
     EndReason,
 )
-from ps.errors import ShardError
+from ps.errors import CheckpointError, ShardError
 from workers.errors import DivergedError, PeerLostError, UnfitPlanError
 from workers.model.code import code_root
+from workers.model.cut import CutError, UnfitCutError
 
 _PACKAGES = "/site-packages/"  # may lie in the job's folder, too
 _AWAY = (
@@ -43,8 +45,10 @@ def end_reason_of(error: BaseException, job: JobSpec | None = None) -> EndReason
     """
     if isinstance(error, DivergedError):
         return END_DIVERGED
-    if isinstance(error, UnfitPlanError):
+    if isinstance(error, UnfitPlanError | UnfitCutError):
         return END_INVALID_JOB
+    if isinstance(error, CutError):
+        return END_CUT_UNREADABLE
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return END_OUT_OF_MEMORY
     if isinstance(error, RuntimeError) and is_out_of_memory(str(error)):
@@ -54,6 +58,8 @@ def end_reason_of(error: BaseException, job: JobSpec | None = None) -> EndReason
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
+            return END_DISK_FULL
+        if isinstance(cause, CheckpointError | ShardError) and cause.reason == DISK_FULL:
             return END_DISK_FULL
         if _is_of_a_connection(cause, job):
             return END_CONNECTION_LOST

@@ -3,6 +3,7 @@
 import logging
 import os
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +13,7 @@ from protos.naming import table_prefix
 from protos.node_pb2 import LaunchRequest
 from protos.stage_pb2 import StageWorkers, Topology
 from ps import ParameterClient
+from ps.table.series import LAST_STEP
 from workers.data import Dataset, GlobalBatches
 from workers.data.check import check_all
 from workers.device.copies import staging_for
@@ -35,15 +37,22 @@ from workers.model.probe import check_parameters, micro_batches_of
 from workers.model.randomness import Randomness
 from workers.model.statistics import RunningStatistics
 from workers.model.trace import LayerInfo, StageGraph, TracedModel
+from workers.model.warm_start import Weights, give_weights, read_weights
 from workers.model.whole import check_smallest
+from workers.stage.beginning import Beginning, beginning_of
 from workers.stage.commits import RowCommits
+from workers.stage.cut_folder import CutFolder
+from workers.stage.cut_judge import CutFacts, CutJudge
+from workers.stage.cuts import Cuts
 from workers.stage.ending import Ending
 from workers.stage.executor import StageExecutor
-from workers.stage.experts import split_experts
+from workers.stage.experts import own_optimizer, split_experts
 from workers.stage.layers import StageLayers
+from workers.stage.progress import Progress
 from workers.stage.rows import StageRows
 from workers.stage.schedule import Schedule
 from workers.stage.staleness import RowOrder
+from workers.stage.state import base_names, capture
 from workers.stage.update import Update
 from workers.stage.verdict import LossScales
 from workers.stage.versions import Versions
@@ -62,6 +71,7 @@ class Share:
         graph: the stage's, on the host.
         fixed: whether the job, not the plan, fixes the number of micro-batches.
         staleness: updates that a step lacks.
+        beginning: of the training; the graph's layers are as they are then.
     """
 
     launch: LaunchRequest
@@ -74,6 +84,7 @@ class Share:
     schedule: Schedule
     fixed: bool
     staleness: int
+    beginning: Beginning
 
     @property
     def tables(self) -> str:
@@ -115,17 +126,24 @@ class Share:
         if batches.steps and not schedule.lockstep:
             last = min(batches.steps_per_epoch or batches.steps, batches.steps) - 1
             check_smallest(traced.model, batches.samples(last) // schedule.count(last))
+        weights: Weights | None = None
+        if job.train.warm_start and not launch.resume:
+            weights = read_weights(job.train.warm_start)
+            first = place.stage == place.rank == 0
+            give_weights(traced.model, weights, base_names(names), tell=first)
+        graph, staleness = traced.stage(plan.first, plan.last), staleness_of(launch)
         return Share(
             launch,
             place,
             device,
             precision,
             traced.layers,
-            traced.stage(plan.first, plan.last),
+            graph,
             batches,
             schedule,
             fixed > 0,
-            staleness_of(launch),
+            staleness,
+            beginning_of(launch, graph, staleness, weights),
         )
 
 
@@ -155,10 +173,13 @@ class Parts:
     ending: Ending
     notices: Notices
     executor: StageExecutor
+    cuts: Cuts | None
 
     def close(self) -> None:
         """Leave the others."""
         self.links.inbox.close()
+        if self.cuts is not None:
+            self.cuts.close()
         self.ending.close()
         self.commits.close()
         self.rows.close()
@@ -176,6 +197,7 @@ def build(
     port: RingPort | None,
     rendezvous: Rendezvous | None,
     stop: threading.Event,
+    cuts: Callable[[], str] | None,
 ) -> Parts:
     """Connect a worker; all workers of a stage do it together.
 
@@ -184,6 +206,7 @@ def build(
         board: where notices do.
         port: where the worker before this one in the stage connects; None: it is alone.
         rendezvous: rank 0's own; None elsewhere.
+        cuts: where the job's cuts lie now; None: none are taken.
     """
     job, place, device = share.launch.job, share.place, share.device
     durable = job.servers.durability not in ("", "none")
@@ -225,6 +248,17 @@ def build(
         share.schedule,
         share.staleness,
         share.tables,
+        share.beginning,
+        CutFacts(
+            share.launch.job_id,
+            job,
+            share.launch.attempt,
+            base_names(layer.name for layer in share.layers),
+            share.staleness,
+            share.schedule.micro_batches,
+            share.tables,
+        ),
+        cuts,
         lockstep=bool(split),
     )
 
@@ -239,6 +273,9 @@ def assemble(
     schedule: Schedule,
     staleness: int,
     tables: str,
+    beginning: Beginning,
+    facts: CutFacts,
+    cuts: Callable[[], str] | None,
     *,
     lockstep: bool = False,
 ) -> Parts:
@@ -247,14 +284,19 @@ def assemble(
     Args:
         staleness: updates that a step lacks.
         tables: what the names of the job's tables begin with.
+        beginning: of the training.
+        facts: of the job's cuts.
+        cuts: where they lie now; None: none are taken.
         lockstep: whether the workers of the stage share out experts.
     """
     graph, inbox = layers.graph, links.inbox
+    if graph.lookups:  # before there are tables that something late could change
+        close_attempts_before(client, tables, facts.attempt, len(facts.layers))
     rows = StageRows(
         graph.module,
         graph.lookups,
         client,
-        RowOrder(place, schedule, staleness, notices, inbox),
+        RowOrder(place, schedule, staleness, beginning.step, notices, inbox),
         lambda step: len(schedule.own(step, place.rank, place.width)),
         layers.staging,
         tables,
@@ -266,24 +308,48 @@ def assemble(
         client,
         layers.staging,
         tables,
-        f"{tables}{place.stage}",
+        series_of(tables, facts.attempt, place.stage),
         place.rank,
         place.width,
         measured=job.train.clip > 0,
     )
     versions = Versions(graph.module, staleness)
+    update = Update(job, graph.module, layers.group, layers.statistics, schedule, versions)
+    progress = Progress()
+    taken: Cuts | None = None
+    if cuts is not None:
+        judge: CutJudge | None = None
+        if place.stage == place.rank == 0:
+            folder = CutFolder(cuts, facts.job_id, job, facts.attempt, beginning.step)
+            stages, steps = len(place.widths), schedule.steps
+            judge = CutJudge(facts, folder, stages, client, notices, inbox, steps, progress)
+        taken = Cuts(
+            place,
+            cuts,
+            list(facts.layers),
+            lambda step: capture(graph, layers.group, update, step),
+            commits,
+            notices,
+            inbox,
+            judge,
+        )
     ending = Ending(
         job,
         place,
-        Update(job, graph.module, layers.group, layers.statistics, schedule, versions),
+        update,
         commits,
         LossScales(layers.precision.loss_scale(), staleness),
         notices,
         inbox,
         schedule.steps,
         staleness,
+        cut_due=taken.due if taken is not None else lambda step: False,
         at_once=layers.device.type == "cpu",
     )
+    if (state := beginning.state) is not None:
+        optimizer = own_optimizer(graph.module, state.optimizer)
+        update.resume(beginning.step, beginning.applied, optimizer, state.earlier)
+        ending.resume(beginning.step, beginning.applied, beginning.scales)
     executor = StageExecutor(
         job,
         layers,
@@ -294,9 +360,32 @@ def assemble(
         versions,
         ending,
         staleness,
+        beginning,
+        progress,
+        taken,
         lockstep=lockstep,
     )
-    return Parts(client, links, layers.group, rows, commits, ending, notices, executor)
+    return Parts(client, links, layers.group, rows, commits, ending, notices, executor, taken)
+
+
+def series_of(tables: str, attempt: int, stage: int) -> str:
+    """The name of the commits of a stage in an attempt."""
+    return f"{tables}{attempt}.{stage}"
+
+
+def close_attempts_before(client: ParameterClient, tables: str, attempt: int, stages: int) -> None:
+    """Have the shards take no commit any more of the attempts before this one.
+
+    Args:
+        stages: that any of them may have had.
+    """
+    closing = [
+        client.discard_async(series_of(tables, earlier, stage), LAST_STEP)
+        for earlier in range(1, attempt)
+        for stage in range(stages)
+    ]
+    for one in closing:
+        one.result()
 
 
 def _group(

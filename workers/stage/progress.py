@@ -1,7 +1,11 @@
 """How far a worker is."""
 
+import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+from protos.scheduler_pb2 import CutList
 
 
 @dataclass
@@ -11,6 +15,11 @@ class Progress:
     Attributes:
         step: how many steps have ended; when the last one did is noted.
         began, ended: of training, `time.perf_counter`.
+        before_s: of training, by attempts that this one goes on from.
+        cuts: those that are kept, where this worker takes them; another object when they change.
+        cuts_told: the last ones that the scheduler has answered for: what a later attempt may be
+            told to go on from, so that none of these may go; None before it has.
+        cut_asked: one is to be taken after the next step.
     """
 
     phase: str = "start"
@@ -19,7 +28,16 @@ class Progress:
     busy_s: float = 0.0
     began: float = 0.0
     ended: float = 0.0
+    before_s: float = 0.0
+    cuts: CutList | None = None
+    cuts_told: CutList | None = None
+    cut_asked: threading.Event = field(default_factory=threading.Event)
     _last: tuple[int, float] = (0, 0.0)
+
+    def resume(self, step: int, samples: int, losses: Sequence[float], seconds: float) -> None:
+        """Begin at a step, with what was reached until then."""
+        self._last = step, 0.0
+        self.samples, self.losses, self.before_s = samples, list(losses), seconds
 
     @property
     def step(self) -> int:
@@ -33,8 +51,8 @@ class Progress:
     @property
     def stepped_s(self) -> float:
         """Seconds of training until the last step ended."""
-        number, when = self._last
-        return when - self.began if number else 0.0
+        _, when = self._last
+        return when - self.began if when else 0.0
 
     @property
     def train_seconds(self) -> float:

@@ -11,7 +11,13 @@ from google.protobuf.message import DecodeError
 
 from chassis.channels import RpcError, call, connect
 from protos.node_pb2 import LaunchRequest
-from protos.scheduler_pb2 import END_UNSPECIFIED, EndReason, ProgressReport, ReportReply
+from protos.scheduler_pb2 import (
+    END_UNSPECIFIED,
+    CutList,
+    EndReason,
+    ProgressReport,
+    ReportReply,
+)
 from protos.scheduler_pb2_grpc import SchedulerStub
 from workers.stage.progress import Progress
 
@@ -49,6 +55,7 @@ class Reporter:
         self._progress: Progress | None = None
         self._closed = threading.Event()
         self._seen = (0, 0.0)
+        self._told_cuts: CutList | None = None
         self._thread = threading.Thread(target=self._loop, name="report", daemon=True)
 
     @property
@@ -59,6 +66,7 @@ class Reporter:
     def follow(self, progress: Progress) -> None:
         """Begin to report."""
         self._progress = progress
+        self._seen = (progress.samples, 0.0)
         self._thread.start()
 
     def send(
@@ -93,6 +101,9 @@ class Reporter:
             report.step, report.samples = progress.step, progress.samples
             report.busy_s, report.train_seconds = progress.busy_s, progress.train_seconds
             report.stepped_s = progress.stepped_s
+            cuts = progress.cuts
+            if cuts is not None and cuts is not self._told_cuts:
+                report.cuts.CopyFrom(cuts)
             recent = progress.losses[-50:]
             report.loss = sum(recent) / len(recent) if recent else 0.0
             samples, seconds = report.samples, report.train_seconds
@@ -112,6 +123,12 @@ class Reporter:
                     raise
                 if self._stop.wait(_PAUSE_S):
                     raise
+        if progress is not None and report.HasField("cuts"):
+            self._told_cuts = cuts
+            if not reply.stop:
+                progress.cuts_told = cuts
+        if reply.cut and progress is not None:
+            progress.cut_asked.set()
         if reply.stop:
             self._stop.set()
 
@@ -143,6 +160,7 @@ class Reporter:
         if address and address != self._scheduler:
             _log.info("scheduler %s takes over from %s", address, self._scheduler)
             self._channel.close()
+            self._told_cuts = None
             self._scheduler, self._channel = address, connect(address)
             self._stub = SchedulerStub(self._channel)
 

@@ -55,6 +55,7 @@ class TrainingSource:
 
     Args:
         own: this worker's micro-batches of each step of the training.
+        steps: those to take.
         ahead: steps to read ahead, at least 2.
         upload: begins to bring a micro-batch to the device.
         inbox: through which who waits for input is woken, and the thread ended.
@@ -64,7 +65,7 @@ class TrainingSource:
         self,
         batches: Batches,
         own: Callable[[int], tuple[MicroBatchSpec, ...]],
-        steps: int,
+        steps: range,
         ahead: int,
         rows: StageRows,
         upload: Callable[[Mapping[str, Tensor]], dict[str, Upload]],
@@ -105,7 +106,7 @@ class TrainingSource:
     def _fill(self) -> None:
         most = self._ahead
         try:
-            for step in range(self._steps):
+            for step in self._steps:
                 own = self._own(step)
                 if not own:
                     continue

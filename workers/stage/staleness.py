@@ -18,15 +18,23 @@ class RowOrder:
     Args:
         place: of this worker; rank 0 commits.
         staleness: updates that a step's rows lack.
+        first: the step that training begins with; the tables have those before it.
         inbox: through which waiting threads are woken, and ended.
     """
 
     def __init__(
-        self, place: Place, schedule: Schedule, staleness: int, notices: Notices, inbox: Inbox
+        self,
+        place: Place,
+        schedule: Schedule,
+        staleness: int,
+        first: int,
+        notices: Notices,
+        inbox: Inbox,
     ) -> None:
         self._place = place
         self._schedule = schedule
         self._staleness = staleness
+        self._first = first
         self._notices = notices
         self._board = notices.board
         self._inbox = inbox
@@ -37,7 +45,7 @@ class RowOrder:
     def may_pull(self, step: int) -> bool:
         """Whether the rows of a step are those that it is to see."""
         last = step - 1 - self._staleness
-        return last < 0 or self._board.has(COMMITTED, last)
+        return last < self._first or self._board.has(COMMITTED, last)
 
     def wait_to_pull(self, step: int) -> None:
         """Wait until the rows of a step may be pulled.
@@ -64,7 +72,7 @@ class RowOrder:
 
         Steps are committed or dropped in order, each after this.
         """
-        first = step + self._staleness if step else 0
+        first = step + self._staleness if step > self._first else step
         for later in range(first, min(step + self._staleness + 1, self._schedule.steps)):
             self._wait_for_pulls(later)
 

@@ -1,18 +1,21 @@
 """A step's gradient of a stage's dense parameters: summed over workers, then the optimizer's."""
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from protos.job_pb2 import JobSpec
-from workers.learning.optimizers import make_optimizer, make_schedule
+from workers.learning.optimizers import kept_by, make_optimizer, make_schedule, rate_factor
 from workers.learning.reduction import reduced_over
 from workers.links.all_reduce import StageGroup
 from workers.links.step_sum import StepSum
+from workers.model.cut import UnfitCutError
 from workers.model.statistics import RunningStatistics
 from workers.moe.gates import Bias
+from workers.stage.overlap import Overlap, StepGradients
 from workers.stage.schedule import Schedule
 from workers.stage.verdict import Report
 from workers.stage.versions import Versions, rekey
@@ -26,8 +29,8 @@ class Gradient:
 
     Args:
         sums: that are under way.
-        scalars: float64 [3]: loss, what no row's gradient is beyond, squared norm of the gradients
-            that no other worker has.
+        scalars: float64 [4]: loss, what no row's gradient is beyond, squared norm of the gradients
+            that no other worker has, above 0 where a cut follows the step.
         used: float32, for each parameter whose gradient is summed how many workers have one.
         loads: of gates that a bias balances.
         statistics: what normalising layers add to their running ones.
@@ -65,8 +68,11 @@ class Update:
         self._group = group
         self._clip = job.train.clip > 0
         self._versions = versions
+        self._overlap = Overlap()
         parameters = versions.parameters(0)
-        self._optimizer = make_optimizer(job.train.optimizer, parameters)
+        self._spec = job.train.optimizer
+        self.kept = kept_by(self._spec)  # of each parameter
+        self._optimizer = make_optimizer(self._spec, parameters)
         self._rate = (
             make_schedule(job.train.optimizer, self._optimizer, schedule.steps)
             if self._optimizer is not None
@@ -78,12 +84,83 @@ class Update:
         group.share_parameters(parameters)
         versions.open()
 
-    def gather(self, step: int, loss: Tensor, largest: Tensor | None) -> Gradient:
+    def watch(self, step: int) -> None:
+        """Begin to sum gradients while the backward that follows, the worker's last, makes them."""
+        if self._group.overlaps:
+            self._overlap.begin(self._gradients(step))
+
+    def optimizer_state(self) -> dict[str, dict[str, Tensor]]:
+        """What the optimizer keeps of each parameter of this worker that had a gradient."""
+        if self._optimizer is None:
+            return {}
+        of, parameters = self._optimizer.state, self._optimizer.param_groups[0]["params"]
+        return {
+            names[0]: {key: of[parameter][key] for key in self.kept}
+            for names, parameter in zip(self._versions.names, parameters, strict=False)
+            if self.kept and of.get(parameter)
+        }
+
+    def earlier(self, step: int) -> list[dict[str, Tensor]]:
+        """As `Versions.earlier`."""
+        return self._versions.earlier(step)
+
+    def resume(
+        self,
+        step: int,
+        applied: int,
+        optimizer: Mapping[str, Mapping[str, Tensor]],
+        earlier: Sequence[Mapping[str, Tensor]],
+    ) -> None:
+        """Begin at a step; the module has its weights already.
+
+        Args:
+            step: how many were taken.
+            applied: those that were not skipped.
+            optimizer: as of `optimizer_state`, of this worker.
+            earlier: as of `earlier`.
+
+        Raises:
+            UnfitCutError: it is that of another optimizer.
+        """
+        self._versions.resume(step, earlier)
+        if self._optimizer is None:
+            return
+        left = set(optimizer)
+        for names, parameter in zip(
+            self._versions.names, self._versions.parameters(0), strict=False
+        ):
+            name = next((name for name in names if name in optimizer), None)
+            if name is None:
+                continue
+            left.discard(name)
+            saved = optimizer[name]
+            fits = all(key == "step" or v.shape == parameter.shape for key, v in saved.items())
+            if sorted(saved) != sorted(self.kept) or not fits:
+                raise UnfitCutError(
+                    f"{name!r}: the optimizer of the cut kept {', '.join(sorted(saved))}; expected "
+                    f"{', '.join(self.kept) or 'nothing'}, of shape {list(parameter.shape)}"
+                )
+            self._optimizer.state[parameter] = {
+                key: value.clone() if key == "step" else value.to(parameter.device, copy=True)
+                for key, value in saved.items()
+            }
+        if left:
+            raise UnfitCutError(f"{min(left)!r}: the stage trains no such parameter; the cut does")
+        if self._rate is not None:
+            self._rate.last_epoch = applied
+            factor = rate_factor(self._spec, applied, self._schedule.steps)
+            for group, base in zip(self._optimizer.param_groups, self._rate.base_lrs, strict=True):
+                group["lr"] = base * factor
+
+    def gather(
+        self, step: int, loss: Tensor, largest: Tensor | None, *, cut: bool = False
+    ) -> Gradient:
         """Begin to sum what this worker's share of a step collected, when all of it is there.
 
         Args:
             loss: float64 [], this worker's part.
             largest: float64 [], what no gradient of its rows is beyond; None: there are none.
+            cut: whether this worker would have a cut follow the step.
         """
         own: list[nn.Parameter] = []
         parameters: list[nn.Parameter] = []
@@ -94,24 +171,21 @@ class Update:
         none = torch.zeros_like(loss)
         alone = [p.grad for p in own if p.grad is not None]
         of_rows = none if largest is None else largest.to(loss)
-        scalars = torch.stack([loss, of_rows, _squared_norm(alone).to(loss) if alone else none])
+        of_own = _squared_norm(alone).to(loss) if alone else none
+        scalars = torch.stack([loss, of_rows, of_own, torch.ones_like(loss) if cut else none])
         loads = [gate.pending.clone() for gate in self._biased]
         for gate in self._biased:
             gate.pending.zero_()
         statistics = self._statistics.take(step, self._schedule.count(step))
-        sums = self._group.begin_sum(step)
         if self._group.size == 1:
-            return Gradient(step, sums, scalars, None, loads, statistics)
+            return Gradient(step, self._group.begin_sum(step), scalars, None, loads, statistics)
         used = torch.tensor(
             [p.grad is not None for p in parameters], dtype=torch.float32, device=loss.device
         )
-        gradients = []
-        for parameter in parameters:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            gradients.append(parameter.grad)
-        sums.add([*gradients, used, scalars, *loads, *statistics])
-        return Gradient(step, sums, scalars, used, loads, statistics)
+        gradients = self._overlap.end(step) or self._gradients(step)
+        gradients.add_rest()
+        gradients.sums.add([used, scalars, *loads, *statistics])
+        return Gradient(step, gradients.sums, scalars, used, loads, statistics)
 
     def report(self, gradient: Gradient) -> Report:
         """Wait for the sums; what is to be said of them. May be called on any thread."""
@@ -122,14 +196,17 @@ class Update:
                 if not workers:  # so that optimizers leave it as it is, as they would alone
                     parameter.grad = None
         grads = [p.grad for p in self._summed(gradient.step) if p.grad is not None]
-        loss, of_rows, alone = gradient.scalars.tolist()
+        loss, of_rows, alone, cut = gradient.scalars.tolist()
         if self._clip:
             squared = _squared_norm(grads).item()
             finite = math.isfinite(squared)
         else:
             squared, finite = 0.0, _all_finite(grads)
         return Report(
-            squared + alone, finite and of_rows <= _LARGEST and math.isfinite(alone), loss
+            squared + alone,
+            finite and of_rows <= _LARGEST and math.isfinite(alone),
+            loss,
+            cut > 0,
         )
 
     def check(self) -> None:
@@ -170,6 +247,9 @@ class Update:
         if self._optimizer is not None:
             rekey(self._optimizer, self._versions.parameters(gradient.step))
         self._statistics.apply(gradient.statistics)
+
+    def _gradients(self, step: int) -> StepGradients:
+        return StepGradients(step, self._group.begin_sum(step), self._summed(step))
 
     def _summed(self, step: int) -> list[nn.Parameter]:
         return [p for p in self._versions.parameters(step) if reduced_over(p) == "replica"]

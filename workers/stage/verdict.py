@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from workers.learning.precision import LossScale
+from workers.model.cut import ScaleState
 
 _TINY = 1e-6  # as in torch.nn.utils.clip_grad_norm_
 
@@ -31,11 +32,13 @@ class Report:
         squared_norm: of its gradient, rows included; 0 where nothing is clipped.
         finite: whether all of the gradient is.
         loss: of the step, in the last stage; 0 elsewhere. NaN where an auxiliary one is not finite.
+        cut: whether one of the stage's workers would have a cut follow the step.
     """
 
     squared_norm: float
     finite: bool
     loss: float = 0.0
+    cut: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,22 @@ class LossScales:
     def of(self, step: int) -> float:
         """The scale of a step, of those whose verdict is awaited and those that may be computed."""
         return self._values[step]
+
+    def state(self, step: int) -> ScaleState | None:
+        """All of it, once the verdicts of the steps before this one are in."""
+        if self._scale is None:
+            return None
+        steps = tuple(self._values[step + more] for more in range(self._staleness + 1))
+        return ScaleState(self._scale.value, self._scale.good, steps)
+
+    def resume(self, step: int, state: ScaleState | None) -> None:
+        """Begin at a step; of another staleness the last scale holds on, or the last are left."""
+        values = [self._values[0]] * (self._staleness + 1)
+        if self._scale is not None and state is not None:
+            self._scale.value, self._scale.good = state.value, state.good
+            more = [state.value] * len(values)
+            values = [*state.steps, *more][: len(values)]
+        self._values = {step + number: value for number, value in enumerate(values)}
 
     def judged(self, step: int, outcome: Outcome) -> None:
         """Take in a step's verdict; they come in order."""

@@ -9,7 +9,8 @@ A version is put into the module before each forward and backward: a backward ma
 again to save memory. Autograd keeps the tensors that it was given, whichever are in place since.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +37,14 @@ class Versions:
         for child in module.modules():
             if isinstance(child, Bias):  # its bias moves once a step, as a parameter does
                 self._places.setdefault(child.bias, []).append(Place(child, "bias"))
+        names: dict[int, list[str]] = {}
+        for name, tensor in chain(
+            module.named_parameters(remove_duplicate=False),
+            module.named_buffers(remove_duplicate=False),
+        ):
+            names.setdefault(id(tensor), []).append(name)
+        # Of each tensor all that it goes by; the parameters' come first.
+        self.names = [tuple(names[id(tensor)]) for tensor in self._places]
         self._tensors: list[list[Tensor]] = [list(self._places)]
         self._where = list(self._places.values())
         self._in_place = 0
@@ -44,6 +53,30 @@ class Versions:
         """Make the further versions of the first, which must not change before its first step."""
         first = self._tensors[0]
         self._tensors += [[_copy(t) for t in first] for _ in range(self._count - 1)]
+
+    def earlier(self, step: int) -> list[dict[str, Tensor]]:
+        """After the update of `step - 1`: all as it was one update before, two, ... S."""
+        return [
+            {
+                names[0]: tensor
+                for names, tensor in zip(
+                    self.names, self._tensors[(step - 1 - age) % self._count], strict=True
+                )
+            }
+            for age in range(1, self._count)
+        ]
+
+    @torch.no_grad()
+    def resume(self, step: int, earlier: Sequence[Mapping[str, Tensor]]) -> None:
+        """Begin at a step, with what `earlier` gave then; all versions are the newest so far.
+
+        Of another staleness: the newest of them are taken, or the oldest again.
+        """
+        for age in range(1, self._count if earlier else 1):
+            values = earlier[min(age, len(earlier)) - 1]
+            version = self._tensors[(step - 1 - age) % self._count]
+            for names, tensor in zip(self.names, version, strict=True):
+                tensor.copy_(next(values[name] for name in names if name in values))
 
     def parameters(self, step: int) -> list[nn.Parameter]:
         """What a step computes on and collects its gradient in."""

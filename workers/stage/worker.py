@@ -10,7 +10,8 @@ from chassis import process
 from chassis.logs import log_fields
 from protos.naming import kept_with
 from protos.node_pb2 import LaunchRequest
-from protos.stage_pb2 import Topology
+from protos.stage_pb2 import LOADED, Topology
+from ps.errors import CheckpointError
 from workers.data.reader import Split
 from workers.errors import DivergedError
 from workers.learning import quality as metrics
@@ -18,6 +19,8 @@ from workers.links.all_reduce import Rendezvous
 from workers.links.inbox import Inbox, Stopped
 from workers.links.ring_port import RingPort
 from workers.links.transport import StageService
+from workers.model.cut import CutError
+from workers.model.entry import ModelError
 from workers.model.saved import KeptModel, SavedModel, saved_model
 from workers.stage.evaluation import Measured
 from workers.stage.experts import whole_state
@@ -84,6 +87,9 @@ class Worker:
                 self._port,
                 self._rendezvous,
                 self._stop,
+                (lambda: kept_with(self._launch.cuts, reporter.scheduler))
+                if self._launch.cuts
+                else None,
             )
             progress = parts.executor.progress
             reporter.follow(progress)
@@ -162,12 +168,13 @@ class Worker:
 
     def _train(self, parts: Parts) -> None:
         share, job, executor = self._share, self._launch.job, parts.executor
+        self._load_tables(parts)
         source = None
         if share.place.stage == 0:
             source = TrainingSource(
                 share.batches,
                 executor.own,
-                share.schedule.steps,
+                range(share.beginning.step, share.schedule.steps),
                 share.staleness,
                 parts.rows,
                 executor.upload,
@@ -178,6 +185,24 @@ class Worker:
         executor.train(source)
         share.batches.close()
         _log.info("trained in %.1f s", executor.progress.train_seconds)
+
+    def _load_tables(self, parts: Parts) -> None:
+        """Wait until the tables hold what the training begins with; the judge has it loaded."""
+        share, place = self._share, self._share.place
+        beginning, notices = share.beginning, parts.notices
+        if not beginning.tables:
+            return
+        if place.stage == place.rank == 0:
+            try:
+                rows = parts.client.load(beginning.tables, rename=beginning.rename)
+            except CheckpointError as error:
+                kind = CutError if beginning.step else ModelError
+                raise kind(f"{beginning.tables}: {error}") from error
+            _log.info("%d rows loaded from %s", rows, beginning.tables)
+            for stage, width in enumerate(place.widths):
+                for rank in range(width):
+                    notices.tell((stage, rank), LOADED, beginning.step)
+        self._inbox.wait(lambda: notices.board.has(LOADED, beginning.step))
 
     def _write_weights(self, parts: Parts, saved: SavedModel | KeptModel) -> None:
         """Write the stage's weights: before the next phase ends, so that the last stage has them.
@@ -217,7 +242,7 @@ class Worker:
             "metrics": {k: v if math.isfinite(v) else None for k, v in results.items()},
             "steps": progress.step,
             "samples": progress.samples,
-            "train_seconds": progress.train_seconds,
+            "train_seconds": progress.before_s + progress.train_seconds,
         }
         stages = len(self._share.place.widths)
         return saved.finish(self._launch.job, stages, progress.losses, facts)

@@ -50,6 +50,7 @@ void BindWindow(nb::module_& m) {
           },
           "client"_a, "epoch"_a, "sequence"_a)
       .def("unmark", &Window::Unmark, "client"_a, "epoch"_a, "sequence"_a)
+      .def("__len__", &Window::size)
       .def("export", &WindowExport)
       .def(
           "merge", [](Window& self, nb::list clients) { self.Merge(Clients(clients)); },

@@ -3,7 +3,9 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <vector>
+#include <cstdlib>
+#include <memory>
+#include <span>
 
 #include "table/pool.h"
 
@@ -42,12 +44,17 @@ class Bloom {
   // Adds `count` and returns the key's count then, up to 255.
   uint32_t Add(uint64_t hash, uint32_t count);
 
-  const std::vector<uint8_t>& counters() const { return counters_; }
+  std::span<const uint8_t> counters() const { return {counters_.get(), size_}; }
   // Takes the higher of both counts. False, and nothing done, when the sizes differ.
   bool Merge(const void* counters, size_t size);
 
  private:
-  std::vector<uint8_t> counters_;
+  struct Free {
+    void operator()(uint8_t* counters) const { std::free(counters); }
+  };
+  // From calloc: pages of zeros take no memory before a key is counted there.
+  std::unique_ptr<uint8_t[], Free> counters_;
+  size_t size_ = 0;
   uint32_t probes_ = 0;
 };
 

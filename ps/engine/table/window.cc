@@ -18,10 +18,6 @@ Window::Verdict Window::Mark(std::string_view client, uint64_t epoch, uint64_t s
   if (found == by_name_.end()) {
     clients_.push_front(Client{.name = std::string(client), .epoch = epoch, .highest = 0});
     found = by_name_.emplace(clients_.front().name, clients_.begin()).first;
-    if (clients_.size() > kClients) {
-      by_name_.erase(clients_.back().name);
-      clients_.pop_back();
-    }
   } else {
     clients_.splice(clients_.begin(), clients_, found->second);
   }
@@ -54,6 +50,11 @@ void Window::Unmark(std::string_view client, uint64_t epoch, uint64_t sequence) 
   if (found == by_name_.end() || found->second->epoch != epoch) return;
   Client& c = *found->second;
   if (c.highest - sequence < kWidth) Word(c, sequence) &= ~Bit(sequence);
+}
+
+size_t Window::size() const {
+  std::lock_guard lock(mutex_);
+  return clients_.size();
 }
 
 std::vector<Window::Client> Window::Export() const {

@@ -18,7 +18,6 @@ namespace heterps::ps {
 class Window {
  public:
   static constexpr uint64_t kWidth = 16384;
-  static constexpr size_t kClients = 65536;  // the least recently heard is forgotten beyond this
 
   enum class Verdict { kNew = 0, kRepeated = 1, kTooOld = 2, kEarlierEpoch = 3 };
 
@@ -33,7 +32,8 @@ class Window {
   Verdict Mark(std::string_view client, uint64_t epoch, uint64_t sequence);
   void Unmark(std::string_view client, uint64_t epoch, uint64_t sequence);
 
-  std::vector<Client> Export() const;
+  size_t size() const;                 // clients
+  std::vector<Client> Export() const;  // most recently heard first
   // Adds what another window has seen, of the same pushes or of others.
   void Merge(std::vector<Client> clients);
 

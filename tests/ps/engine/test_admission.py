@@ -1,5 +1,6 @@
 """When a key gets a row: counts, a Bloom filter, chance, scores; and lazy segments."""
 
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -265,3 +266,18 @@ def test_many_lazy_rows_keep_their_own_vectors() -> None:
     # The same vectors as in a table that had them from the start.
     eager = LocalTable.create("t", 4, segments=[WIDE, Segment(dim=3, scale=1.0, seed=4)])
     np.testing.assert_array_equal(full, eager.pull(np.flatnonzero(seen >= 3))[:, 1:])
+
+
+def test_a_large_filter_takes_memory_as_keys_are_counted() -> None:
+    """Of one for 2**31 keys, some 3 GB, an empty table takes next to nothing."""
+
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+    before = resident()
+    table = make("bloom", 2, dim=1, capacity=1 << 31, false_positive=0.5)
+    keys = np.arange(100)
+    for rows in (0, 100):
+        table.push(keys, np.ones((100, 1), np.float32))
+        assert len(table) == rows
+    assert resident() - before < 256 << 20

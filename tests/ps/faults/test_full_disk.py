@@ -7,6 +7,7 @@ import grpc
 import numpy as np
 import pytest
 
+from protos.reason_pb2 import DISK_FULL
 from ps import LocalShards, ParameterClient, ShardError
 from ps.errors import NoRoomError
 from ps.shard import logfile
@@ -52,8 +53,12 @@ def test_a_shard_outlives_a_full_disk(tmp_path: Path) -> None:
         client.push("checkpoint", KEYS, np.ones((len(KEYS), DIM), np.float32))
         disk.fill(left=600_000)
         _until_refused(push)
-        with pytest.raises(ShardError, match="the log cannot take this change"):
+        with pytest.raises(ShardError, match="the log cannot take this change") as refused:
             push()
+        assert refused.value.reason == DISK_FULL
+        with pytest.raises(ShardError, match="No space left") as refused:
+            client.save(disk.path / "save")
+        assert refused.value.reason == DISK_FULL
         assert not [path for path in (kept / "base").glob("save-*") if not _named(kept, path)]
         assert len(logfile.paths(kept)) < 10
         push(1)  # what fits is taken

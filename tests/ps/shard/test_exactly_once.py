@@ -4,6 +4,7 @@ import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,9 +13,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from protos import parameter_server_pb2 as pb
+from protos.codec import pack
 from ps.engine import _native
 from ps.errors import ConflictError, OutdatedError
 from ps.server import maintenance
+from ps.shard.directory import ShardDirectory
 from ps.shard.exactly_once import FORGET_S, LATE_S, ExactlyOnce, Seen
 from ps.shard.push import ReceivedPush, take_apart
 from ps.shard.state import ShardState, now_s
@@ -109,6 +112,8 @@ class Model(RuleBasedStateMachine):
             if self.clients[push.client].epoch == push.epoch:
                 self.clients[push.client].heard.discard(push.sequence)
         self.in_flight = []
+        # Of the others all was refused, and nothing is kept.
+        self.clients = {name: c for name, c in self.clients.items() if name in self.ends}
         other = ExactlyOnce()
         other.merge(AppliedWindow.of(window.message) for window in self.pushes.windows())
         other.merge(self.pushes.ends())
@@ -129,6 +134,7 @@ class Model(RuleBasedStateMachine):
                 sorted(s for s in c.heard if c.highest - s < WIDTH),
             )
             for name, c in self.clients.items()
+            if name in self.ends or name in {push.client for push in self.in_flight}
         }
         assert {w.client: (w.epoch, w.end) for w in self.pushes.ends()} == self.ends
         assert {p.client: p.position for p in self.pushes.positions()} == {
@@ -225,7 +231,7 @@ def _push(client: str, sequence: int, made_s: int) -> ReceivedPush:
         table="t", dim=1, count=1, client=client, epoch=1, sequence=sequence, made_s=made_s
     )
     payload = np.array([5], np.uint64).tobytes() + np.array([-1], np.float32).tobytes()
-    return take_apart(head, memoryview(payload), payload)
+    return take_apart(head, memoryview(payload), pack(head, payload))
 
 
 @pytest.fixture
@@ -249,6 +255,39 @@ def test_a_push_that_comes_after_its_client_was_forgotten_is_refused(state: Shar
     assert _value(state) == 1
     assert state.push(table, _push("a", 2, day + FORGET_S), day + FORGET_S)
     assert _value(state) == 2
+
+
+def test_more_clients_than_are_remembered_are_never_forgotten_in_silence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those who were silent for longest go; what they send again is refused, also later on."""
+    monkeypatch.setattr("ps.shard.exactly_once._MOST_CLIENTS", 8)
+    monkeypatch.setattr("ps.shard.exactly_once._LET_GO", 3)
+    start = now_s()
+    spec = make_spec("t", 1, optimizer="sgd", initializer="zeros", durability="log")
+    state = ShardState()
+    durable = ShardDirectory(state, tmp_path)
+    state.create(spec)
+    for client in range(9):
+        assert state.push(state.find("t", 1), _push(str(client), 1, start + 100 * client), start)
+    for again in range(3):
+        table = state.find("t", 1)
+        for client in range(9):
+            push = _push(str(client), 1, start)
+            if client < 3:
+                with pytest.raises(OutdatedError, match="not known"):
+                    state.push(table, push, start)
+            else:
+                assert not state.push(table, push, start)
+        if again == 1:
+            durable.fold()
+        durable.close()
+        state = ShardState()
+        durable = ShardDirectory(state, tmp_path)
+    table = state.find("t", 1)
+    assert state.push(table, _push("8", 2, start), start), "who is remembered goes on"
+    assert state.push(table, _push("new", 1, start + 100), start + 100)
+    durable.close()
 
 
 def test_who_repeats_changes_forgets_as_whoever_made_them(state: ShardState) -> None:

@@ -8,8 +8,6 @@ from pathlib import Path
 import grpc
 import pytest
 
-from chassis.channels import connect
-from protos.job_pb2 import JobSpec
 from protos.scheduler_pb2 import (
     CANCELLED,
     END_CUT_UNREADABLE,
@@ -21,60 +19,17 @@ from protos.scheduler_pb2 import (
     Cut,
     JobRequest,
     JobStatus,
-    SubmitRequest,
 )
-from protos.scheduler_pb2_grpc import SchedulerStub
-from scheduler.runs import follow
-from scheduler.service.process import SchedulerProcess
 from tests.cluster import Roles
-from tests.scheduler.lives import job
-from tests.scheduler.stub_node import StubNode
+from tests.scheduler.stub_node import BATCH, Service, StubNode, serving
 from tests.valkey import Valkey
 from tests.waiting import wait_until
-
-BATCH = 16
-
-
-class Service:
-    """A scheduler, and a node whose workers are the test's."""
-
-    def __init__(self, address: str, stub: SchedulerStub, directory: Path) -> None:
-        self.stub = stub
-        self.directory = directory
-        self.node = StubNode(address)
-
-    def spec(self, name: str, retries: int = 1, every: str = "10 steps") -> JobSpec:
-        spec = job(self.directory, name)
-        spec.retries, spec.train.checkpoint.every = retries, every
-        return spec
-
-    def submit(self, spec: JobSpec) -> str:
-        self.stub.Submit(SubmitRequest(job_id=spec.name, job=spec), timeout=20)
-        return spec.name
-
-    def get(self, name: str) -> JobStatus:
-        return self.stub.GetJob(JobRequest(job_id=name), timeout=20)
-
-    def end(self, name: str) -> JobStatus:
-        return list(self.stub.WatchJob(JobRequest(job_id=name), timeout=60))[-1]
-
-    def cut(self, name: str, step: int, attempt: int = 1) -> Cut:
-        place = f"{self.directory}/output/{name}.cuts/{step}"
-        return Cut(step=step, place=place, attempt=attempt, samples=step * BATCH, taken_at=1e9)
 
 
 @pytest.fixture
 def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
-    monkeypatch.setattr(follow, "COLLECT_S", 0.05)
-    with Valkey(tmp_path / "redis") as redis, Roles(tmp_path) as roles:
-        process = SchedulerProcess("127.0.0.1:0", redis.url, artifacts=tmp_path / "artifacts")
-        address = process.start(lambda: None)
-        with connect(address) as channel:
-            made = Service(address, SchedulerStub(channel), tmp_path)
-            yield made
-            made.node.close()
-        process.stop()
-        roles.close()
+    with serving(tmp_path, monkeypatch) as made:
+        yield made
 
 
 def finish(service: Service, name: str, attempt: int, step: int) -> JobStatus:

@@ -7,7 +7,7 @@ import pytest
 from protos.scheduler_pb2 import QUEUED, RUNNING, SUCCEEDED, ProgressReport
 from scheduler.state.history import MOST_POINTS, Histories
 from scheduler.state.redis_server import EmbeddedRedis
-from scheduler.state.store import Store
+from scheduler.state.store import Store, StoreError
 
 
 @pytest.fixture(scope="module")
@@ -64,4 +64,33 @@ def test_another_scheduler_takes_it_up(histories, url):
     assert [p.step for p in later.get("kept").stages[0].points] == [1, 2]
     assert [s.state for s in later.get("kept").states] == [RUNNING]
     assert not Histories(store).get("unknown").states
+    store.close()
+
+
+def test_what_was_kept_comes_before_what_was_entered_while_redis_was_away(histories, url):
+    histories.enter("away", QUEUED)
+    histories.enter("away", RUNNING)
+    for step in (1, 2):
+        histories.add(report("away", step))
+    histories.flush()
+    store = Store(url)
+    another, is_away = Histories(store), True
+    real = store.history
+
+    def history(job_id):
+        if is_away:
+            raise StoreError("away")
+        return real(job_id)
+
+    store.history = history
+    another.enter("away", RUNNING)
+    another.add(report("away", 3))
+    another.enter("away", SUCCEEDED)
+    with pytest.raises(StoreError):
+        another.flush()
+    is_away = False
+    another.flush()
+    for found in (another.get("away"), Histories(store).get("away")):
+        assert [one.state for one in found.states] == [QUEUED, RUNNING, SUCCEEDED]
+        assert [point.step for point in found.stages[0].points] == [1, 2, 3]
     store.close()

@@ -4,6 +4,7 @@ import contextlib
 import socket
 import ssl
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
@@ -18,7 +19,16 @@ from protos.stage_pb2_grpc import StageStub
 from workers.errors import PeerLostError
 from workers.links.all_reduce import Rendezvous, StageGroup, processes_allowed
 from workers.links.inbox import Inbox, Stopped
-from workers.links.ring import SEGMENT, SumError
+from workers.links.ring import (
+    _PART,
+    _SUM,
+    SEGMENT,
+    BucketId,
+    Ring,
+    Section,
+    SumError,
+    _Message,
+)
 from workers.links.ring_port import RingPort, join_stage, local_rings
 from workers.links.transport import StageService
 
@@ -407,3 +417,78 @@ def test_where_collectives_of_torch_may_be_used():
     assert processes_allowed(["a:1", "a:2"], here)
     assert processes_allowed(["a:1", "b:1"], far)
     assert not processes_allowed(["a:1", "b:1", "[::1]:3"], here)
+
+
+# What is no segment
+
+
+class Wire:
+    """Rank 1 of three, whose neighbours are the test."""
+
+    def __init__(self, rank=1, size=3):
+        self.before, ours = socket.socketpair()
+        theirs, self.after = socket.socketpair()
+        self.ring = Ring(rank, size, ours, theirs, lambda: False)
+        self.values = torch.ones(2 * SEGMENT // 4 + 1)  # two segments and four bytes
+        section = Section(torch.float32, self.values.nbytes)
+        values = self.values.view(torch.uint8)
+        self.bucket = self.ring.begin(BucketId(0, 0), values, [section], last=False)
+
+    def send(self, kind, offset, length, number=0):
+        payload = torch.empty(length, dtype=torch.uint8, device="meta")
+        head = _Message(kind, BucketId(0, number), self.bucket.shape, offset, payload).head()
+        self.before.sendall(head)
+        threading.Thread(target=self._send_payload, args=(length,), daemon=True).start()
+
+    def _send_payload(self, length):
+        with contextlib.suppress(OSError):
+            self.before.sendall(bytes(length))
+
+    def close(self):
+        self.ring.close()
+        self.before.close()
+        self.after.close()
+
+
+@pytest.mark.parametrize("kind", [_PART, _SUM])
+@pytest.mark.parametrize(
+    ("offset", "length"),
+    [
+        (4, SEGMENT),  # between segments
+        (0, SEGMENT - 4),
+        (0, 2 * SEGMENT),
+        (2 * SEGMENT, SEGMENT),  # beyond the end
+        (3 * SEGMENT, 4),
+        (1 << 62, SEGMENT),
+    ],
+)
+def test_what_is_no_segment_of_a_sum_ends_the_ring(kind, offset, length):
+    wire = Wire()
+    wire.send(kind, offset, length)
+    with pytest.raises(PeerLostError, match=f"{length} bytes at {offset} of float32"):
+        wire.ring.wait(wire.bucket)
+    assert torch.equal(wire.values, torch.ones_like(wire.values))
+    wire.close()
+
+
+@pytest.mark.parametrize(
+    ("rank", "kind", "number"), [(0, _PART, 0), (2, _SUM, 0), (1, _SUM, 1), (1, 9, 0)]
+)
+def test_what_nobody_sends_ends_the_ring(rank, kind, number):
+    wire = Wire(rank)
+    wire.send(kind, 0, SEGMENT, number=number)
+    with pytest.raises(PeerLostError, match=r"of kind|that nobody asked for"):
+        wire.ring.wait(wire.bucket)
+    wire.close()
+
+
+@pytest.mark.parametrize(("rank", "kind"), [(1, _SUM), (2, _PART)])
+def test_a_segment_counts_once(rank, kind):
+    wire = Wire(rank)
+    wire.send(kind, 2 * SEGMENT, 4)
+    while 2 * SEGMENT in wire.bucket.missing:
+        time.sleep(0.001)
+    wire.send(kind, 2 * SEGMENT, 4)
+    with pytest.raises((PeerLostError, SumError), match=r"nobody asked for|twice"):
+        wire.ring.wait(wire.bucket)
+    wire.close()

@@ -10,8 +10,12 @@ import torch
 from torch import nn
 
 from protos import codec, stage_pb2
+from protos.decision_pb2 import PlanStage
 from protos.job_pb2 import JobSpec
+from protos.naming import table_prefix
+from protos.node_pb2 import LaunchRequest
 from ps import LocalTable
+from ps.local.table import save_checkpoint
 from workers.data.columns import Batch
 from workers.device.copies import OnHost
 from workers.errors import DivergedError
@@ -26,15 +30,19 @@ from workers.links.ring_port import local_rings
 from workers.model.randomness import Randomness
 from workers.model.statistics import RunningStatistics
 from workers.model.trace import TracedModel
+from workers.stage.beginning import beginning_of
+from workers.stage.cut_judge import CutFacts
 from workers.stage.executor import StageExecutor
 from workers.stage.layers import StageLayers
 from workers.stage.parts import assemble
 from workers.stage.rows import StageRows
 from workers.stage.schedule import Schedule
 from workers.stage.source import TrainingSource
+from workers.stage.state import base_names
 
 CPU = torch.device("cpu")
 LIMIT_S = 120.0  # only a hang reaches it
+TABLES = table_prefix("job")
 
 
 class Tables:
@@ -42,6 +50,7 @@ class Tables:
 
     def __init__(self):
         self.tables = {}
+        self.saves = []  # mode and parent
         self.calls = []  # ("pull" | "commit", table, keys)
         self._lock = threading.Lock()
         self._staged = defaultdict(dict)  # series and step -> slot -> part
@@ -87,6 +96,21 @@ class Tables:
         with self._lock:
             self._end(series, step)
         return _done()
+
+    def save(self, place, *, prefix, mode, since, held):
+        """As of shards: what is committed once `held` was called is not in it."""
+        self.saves.append((mode, since))
+        with self._lock:
+            held()
+            save_checkpoint(
+                place, [t for name, t in self.tables.items() if name.startswith(prefix)]
+            )
+
+    def load(self, place, *, rename):
+        before, after = rename
+        with self._lock:
+            for name, table in LocalTable.load_checkpoint(place).items():
+                self.tables[after + name.removeprefix(before)] = table
 
     def _summed(self, series, step, slots):
         """Of every table the gradients of all parts, summed in the order of slots."""
@@ -192,6 +216,8 @@ class Pipeline:
         build: makes the model, each time the same.
         cuts: the last layer of each stage.
         widths: workers of each stage.
+        folder: where cuts are taken; "" for none.
+        resume: the place of one to go on from.
     """
 
     def __init__(
@@ -205,16 +231,20 @@ class Pipeline:
         client=None,
         between=None,
         told=Told,
+        folder="",
+        resume="",
+        attempt=1,
     ):
         self.client = client or Tables()
         self._job, self._build, self._cuts, self._widths = job, build, cuts, tuple(widths)
         self._between = between or (lambda worker: None)
         self._batches = Steps(steps)
         self._schedule = Schedule(len(steps), self._batches.samples, micro_batches)
-        self._stop = threading.Event()
+        self._stop, self._loaded = threading.Event(), threading.Event()
         self._inboxes = [[Inbox(self._stop) for _ in range(width)] for width in widths]
         self._boards = [[NoticeBoard(inbox.wake) for inbox in some] for some in self._inboxes]
         self._told = told
+        self._where, self._resume, self._attempt = str(folder), str(resume), attempt
         self._rings = [
             local_rings(width, self._stop.is_set) if width > 1 else [None] for width in widths
         ]
@@ -239,7 +269,9 @@ class Pipeline:
 
     def _graph(self, stage):
         first = self._cuts[stage - 1] + 1 if stage else 0
-        return TracedModel(self._build()).stage(first, self._cuts[stage])
+        traced = TracedModel(self._build())
+        self._layers = [layer.name for layer in traced.layers]
+        return traced.stage(first, self._cuts[stage])
 
     def _work(self, place, graph):
         try:
@@ -247,7 +279,8 @@ class Pipeline:
             executor, source = worker.executor, None
             if place.stage == 0:
                 source = TrainingSource(
-                    *(self._batches, executor.own, self._schedule.steps),
+                    *(self._batches, executor.own),
+                    range(executor.progress.step, self._schedule.steps),
                     *(self._job.train.staleness, worker.rows),
                     *(executor.upload, self._inboxes[place.stage][place.rank]),
                 )
@@ -265,6 +298,17 @@ class Pipeline:
 
     def _made(self, place, graph):
         stage, rank, staging = place.stage, place.rank, OnHost()
+        launch = self._launch(stage)
+        beginning = beginning_of(launch, graph, self._job.train.staleness)
+        if beginning.tables and stage == rank == 0:
+            self.client.load(beginning.tables, rename=beginning.rename)
+            self._loaded.set()
+        if beginning.tables:
+            assert self._loaded.wait(LIMIT_S)
+        facts = CutFacts(
+            *("job", self._job, self._attempt, base_names(self._layers)),
+            *(self._job.train.staleness, self._schedule.micro_batches, TABLES),
+        )
 
         def outbox(other):
             if not 0 <= other < len(self._widths):
@@ -288,6 +332,21 @@ class Pipeline:
             self.client,
             self._schedule,
             self._job.train.staleness,
-            "job.",
+            TABLES,
+            beginning,
+            facts,
+            (lambda: self._where) if self._where else None,
         )
         return Worker(place, graph.module, parts.rows, parts.executor)
+
+    def _launch(self, stage):
+        firsts = [0, *(cut + 1 for cut in self._cuts[:-1])]
+        return LaunchRequest(
+            job_id="job",
+            job=self._job,
+            index=stage,
+            stages=[PlanStage(first=f, last=c) for f, c in zip(firsts, self._cuts, strict=True)],
+            layers=self._layers,
+            resume=self._resume,
+            attempt=self._attempt,
+        )

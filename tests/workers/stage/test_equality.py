@@ -20,8 +20,18 @@ from tests.workers.stage import reference
 from tests.workers.stage.in_process import Pipeline, Tables, Told
 from workers.data.columns import Batch
 from workers.embedding.sparse import SparseEmbedding
+from workers.links import step_sum
+from workers.links.ring import Ring
 
 KEYS = 11
+
+
+@pytest.fixture(autouse=True)
+def _sums_begin_in_backward(monkeypatch):
+    """Buckets so small that models of this size fill some while their backward runs."""
+    monkeypatch.setattr(step_sum, "_BUCKET", 16)
+
+
 SETTINGS = {
     "momentum": (("momentum", 0.5),),
     "adagrad": (("eps", 1e-4), ("initial_accumulator", 0.3)),
@@ -189,7 +199,7 @@ def check(case, tolerance):
     for worker in workers[-1]:
         assert worker.executor.progress.losses == pytest.approx(expected.losses, rel=1e-5)
     keys = np.arange(KEYS, dtype=np.uint64)
-    for name, table in (("first", "job.one"), ("second", "job.two")):
+    for name, table in (("first", "3.job.one"), ("second", "3.job.two")):
         rows = torch.from_numpy(pipeline.client.tables[table].pull(keys, True))
         torch.testing.assert_close(
             rows, expected.tables[name].values(), rtol=tolerance, atol=tolerance
@@ -228,6 +238,23 @@ def test_losses_of_200_steps_of_a_smooth_model_are_those_of_plain_pytorch(stalen
     expected = case.reference()
     for worker in case.pipeline().run()[-1]:
         assert worker.executor.progress.losses == pytest.approx(expected.losses, rel=1e-5)
+
+
+def test_sums_begin_in_the_last_backward_of_each_step(monkeypatch):
+    begun, begin = [], Ring.begin
+
+    def told(ring, id_, *args, **kwargs):
+        if torch._C._current_graph_task_id() >= 0:
+            begun.append((id_.series, threading.get_ident()))
+        return begin(ring, id_, *args, **kwargs)
+
+    monkeypatch.setattr(Ring, "begin", told)
+    case = replace(wide(1, widths=(1, 3, 2)), sizes=(13,) * 6)
+    case.pipeline().run()
+    # Stages of three and of two workers, five micro-batches: all have one in each step but the
+    # first stage's two; what backward completes is known from the worker's first step on.
+    assert {step for step, _ in begun} == set(range(1, 6))
+    assert len({thread for _, thread in begun}) == 5
 
 
 class Delayed(Tables):
@@ -276,7 +303,9 @@ def test_what_is_trained_depends_on_no_timing(staleness, widths):
         pipeline = case.pipeline(client=Delayed(seed), told=Late if seed else Told)
         workers = pipeline.run()
         keys = np.arange(KEYS, dtype=np.uint64)
-        rows = [pipeline.client.tables[name].pull(keys, True) for name in ("job.one", "job.two")]
+        rows = [
+            pipeline.client.tables[name].pull(keys, True) for name in ("3.job.one", "3.job.two")
+        ]
         runs.append(
             (
                 workers[-1][0].executor.progress.losses,
@@ -310,7 +339,7 @@ def test_a_training_that_diverges_ends_with_the_state_of_the_step_before(stalene
         for name, value in worker.module.state_dict().items():
             torch.testing.assert_close(value, state[name], rtol=1e-5, atol=1e-5)
     keys = np.arange(KEYS, dtype=np.uint64)
-    for name, table in (("first", "job.one"), ("second", "job.two")):
+    for name, table in (("first", "3.job.one"), ("second", "3.job.two")):
         rows = torch.from_numpy(pipeline.client.tables[table].pull(keys, True))
         torch.testing.assert_close(rows, expected.tables[name].values(), rtol=1e-5, atol=1e-5)
 

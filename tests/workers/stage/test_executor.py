@@ -172,7 +172,7 @@ def test_rows_learn_as_in_plain_pytorch(cuts, widths, micro_batches):
     check(pipeline.run(), model, losses, tolerance=1e-5)
     keys = np.arange(9, dtype=np.uint64)
     for layer in (model.first, model.second):
-        learned = pipeline.client.tables[f"job.{layer.spec.table}"].pull(keys, True)
+        learned = pipeline.client.tables[f"3.job.{layer.spec.table}"].pull(keys, True)
         np.testing.assert_allclose(learned, layer.store.pull(keys, True), rtol=1e-5, atol=1e-5)
 
 
@@ -190,7 +190,7 @@ def test_rows_lag_by_the_staleness_whatever_the_timing(staleness):
     job = job_of("sgd", staleness=staleness)
     pipeline = Pipeline(job, seeded(Sparse), [3], [1], batches(np.float32), 2)
     pipeline.run()
-    calls = [kind for kind, table, _ in pipeline.client.calls if table == "job.one"]
+    calls = [kind for kind, table, _ in pipeline.client.calls if table == "3.job.one"]
     seen = [calls[:at].count("commit") for at, kind in enumerate(calls) if kind == "pull"]
     assert seen == [max(0, step - staleness) for step in range(STEPS)]
     assert calls.count("commit") == STEPS

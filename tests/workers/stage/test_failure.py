@@ -11,16 +11,17 @@ import torch.distributed as dist
 
 from chassis.channels import RpcError
 from protos.job_pb2 import JobSpec
-from protos.reason_pb2 import PARTS_MISSING
+from protos.reason_pb2 import DISK_FULL, PARTS_MISSING
 from protos.scheduler_pb2 import (
     END_CONNECTION_LOST,
+    END_DISK_FULL,
     END_INVALID_JOB,
     END_LOST_SHARD,
     END_OUT_OF_MEMORY,
     END_USER_ERROR,
     EndReason,
 )
-from ps.errors import ShardError
+from ps.errors import CheckpointError, NoSpaceError, ShardError
 from workers.data.errors import DataError
 from workers.errors import PeerLostError, UnfitPlanError, peers_needed
 from workers.model.entry import ModelError, load_entry
@@ -50,6 +51,9 @@ def caused(error: Exception, cause: Exception) -> Exception:
             END_LOST_SHARD,
         ),
         (ShardError(0, "h:1", FAILED, "the step was dropped"), END_USER_ERROR),
+        (ShardError(0, "h:1", FAILED, "no space left", DISK_FULL), END_DISK_FULL),
+        (NoSpaceError("no space left"), END_DISK_FULL),
+        (CheckpointError("no manifest"), END_USER_ERROR),
         (PeerLostError("gone"), END_CONNECTION_LOST),
         (dist.DistNetworkError("gone"), END_CONNECTION_LOST),
         (BrokenPipeError(), END_CONNECTION_LOST),

@@ -70,7 +70,11 @@ def dealt(job, micro_batches, rank, width, stop=None, rows=None):
     def own(step):
         return schedule.own(step, rank, width)
 
-    return schedule, rows, TrainingSource(batches, own, schedule.steps, 0, rows, upload, inbox)
+    return (
+        schedule,
+        rows,
+        TrainingSource(batches, own, range(schedule.steps), 0, rows, upload, inbox),
+    )
 
 
 @pytest.mark.parametrize("width", [1, 2, 3, 30])

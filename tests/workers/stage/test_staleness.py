@@ -17,7 +17,7 @@ LIMIT_S = 60.0  # only a hang reaches it
 STEPS, WIDTH = 6, 2
 
 
-def order_of(staleness, micro_batches=3):
+def order_of(staleness, micro_batches=3, first=0):
     """The order of a leader of two workers, which is told of the other."""
     stop = threading.Event()
     inbox = Inbox(stop)
@@ -25,7 +25,7 @@ def order_of(staleness, micro_batches=3):
     schedule = Schedule(STEPS, lambda step: 8, micro_batches)
     place = Place(0, 0, (WIDTH,))
     notices = Notices((0, 0), [["nowhere", "nowhere"]], board)
-    return RowOrder(place, schedule, staleness, notices, inbox), notices, stop
+    return RowOrder(place, schedule, staleness, first, notices, inbox), notices, stop
 
 
 def passes(wait, step):

@@ -1,0 +1,170 @@
+"""A client that names other shards than a table was made with is told so, and changes nothing."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+
+from protos import parameter_server_pb2 as pb
+from ps import LocalShards, LocalTable, ParameterClient, ShardError, TableError
+from ps.errors import ConflictError
+from ps.shard.directory import ShardDirectory
+from ps.shard.replay import replay
+from ps.shard.state import ShardState
+from ps.shard.transfer import blocks_of, state_of
+from ps.table.buckets import Share, default_route
+from ps.table.spec import make_spec
+from ps.table.table import Table
+
+KEYS = np.arange(64)
+ONES = np.ones((64, 2), np.float32)
+OPTIONS = {"optimizer": "sgd", "learning_rate": 1.0, "initializer": "zeros"}
+Named = Callable[[list[str]], list[str]]
+
+
+@pytest.fixture(scope="module")
+def four() -> Iterator[list[str]]:
+    with LocalShards(4) as running:
+        yield running.addresses
+
+
+@pytest.fixture
+def connect() -> Iterator[Callable[[list[str]], ParameterClient]]:
+    clients: list[ParameterClient] = []
+
+    def one(addresses: list[str], *, shared_memory: bool = True) -> ParameterClient:
+        clients.append(ParameterClient(addresses, timeout_s=20, shared_memory=shared_memory))
+        return clients[-1]
+
+    yield one
+    for client in clients:
+        client.close()
+
+
+def _counts(addresses: list[str]) -> list[tuple[int, int]]:
+    """Of table t on each shard: keys pulled and pushed."""
+    with ParameterClient(addresses, timeout_s=20) as client:
+        found = [[(t.pulled, t.pushed) for t in s.tables if t.name == "t"] for s in client.stats()]
+    return [counts[0] if counts else (0, 0) for counts in found]
+
+
+@pytest.mark.parametrize(
+    ("made", "named"),
+    [
+        (2, lambda four: [four[1], four[0]]),
+        (4, lambda four: four[:3]),
+        (3, lambda four: four),
+        (3, lambda four: [four[0], four[2], four[1]]),  # the first one is right
+    ],
+    ids=["two the other way round", "three of four", "one more", "two of three"],
+)
+def test_nothing_is_read_or_written(
+    four: list[str],
+    connect: Callable[[list[str]], ParameterClient],
+    tmp_path: Path,
+    made: int,
+    named: Named,
+) -> None:
+    right = connect(four[:made])
+    right.create_table("t", 2, **OPTIONS)
+    right.push("t", KEYS, -ONES)
+    before = _counts(four)
+    wrong = connect(named(four))
+    calls: list[Callable[[], object]] = [
+        lambda: wrong.pull("t", KEYS),
+        lambda: wrong.push("t", KEYS, ONES),
+        lambda: wrong.prefetch("t", KEYS).result(),
+        lambda: wrong.stage_async("s", 1, 0, {"t": (KEYS, ONES)}).result(),
+        lambda: wrong.commit_async("s", 1, 1, parts={"t": (KEYS, ONES)}).result(),
+        lambda: wrong.create_table("t", 2, **OPTIONS),
+        lambda: wrong.shrink("t"),
+        lambda: wrong.keys("t"),
+        lambda: wrong.reshard(four[1:3]),
+    ]
+    for call in calls:
+        with pytest.raises(TableError, match=r"is shard \d of \d of it.*in their order"):
+            call()
+    with pytest.raises(ShardError, match="in their order"):
+        wrong.save(tmp_path / "saved")
+    assert _counts(four) == before
+    assert (right.pull("t", KEYS) == 1).all()
+    right.save(tmp_path / "saved")
+    assert (LocalTable.load_checkpoint(tmp_path / "saved")["t"].pull(KEYS) == 1).all()
+    right.drop_tables("t")
+
+
+@pytest.mark.parametrize("shared_memory", [True, False])
+def test_a_load_by_others_is_noticed(
+    four: list[str],
+    connect: Callable[..., ParameterClient],
+    tmp_path: Path,
+    shared_memory: bool,
+) -> None:
+    before = connect(four[:2], shared_memory=shared_memory)
+    before.create_table("t", 2, **OPTIONS)
+    before.push("t", KEYS, -ONES)
+    before.save(tmp_path / "saved")
+    others = connect([four[1], four[0]])
+    others.load(tmp_path / "saved")
+    calls: list[Callable[[], object]] = [
+        lambda: before.pull("t", KEYS),
+        lambda: before.push("t", KEYS, ONES),
+        lambda: before.stage_async("s", 1, 0, {"t": (KEYS, ONES)}).result(),
+        lambda: before.commit_async("s", 1, 1, parts={"t": (KEYS, ONES)}).result(),
+    ]
+    for call in calls:
+        with pytest.raises(ShardError, match="in their order") as refused:
+            call()
+        assert refused.value.code is grpc.StatusCode.FAILED_PRECONDITION
+    assert (others.pull("t", KEYS) == 1).all()
+    others.push("t", KEYS, -ONES)
+    assert (others.pull("t", KEYS) == 2).all()
+    others.drop_tables("t")
+
+
+def _spec(durability: str) -> pb.TableSpec:
+    spec = make_spec("t", 2, durability=durability, optimizer="sgd")
+    spec.share = Share(1, 2).number
+    return spec
+
+
+@pytest.mark.parametrize("folds", [0, 1, 2])
+def test_a_restarted_shard_knows(tmp_path: Path, folds: int) -> None:
+    state = ShardState()
+    durable = ShardDirectory(state, tmp_path)
+    assert state.create(_spec("log"))
+    for _ in range(folds):
+        durable.fold()
+    durable.close()
+    state = ShardState()
+    durable = ShardDirectory(state, tmp_path)
+    assert state.tables["t"].share == Share(1, 2)
+    assert not state.create(_spec("log"))
+    other = _spec("log")
+    other.share = Share(0, 2).number
+    with pytest.raises(ConflictError, match="this is shard 1 of 2"):
+        state.create(other)
+    durable.close()
+
+
+def test_a_replica_knows() -> None:
+    state = ShardState()
+    record = pb.LogRecord(kind="create", time_s=1)
+    replay(state, record, memoryview(_spec("replica").SerializeToString()))
+    assert state.tables["t"].share == Share(1, 2)
+    snapshot = state.tables["t"].native.snapshot(since=0, values=False, min_score=0, buckets=None)
+    tables, _ = state_of(blocks_of(state.tables, {"t": snapshot}), "")
+    assert tables["t"].share == Share(1, 2)
+
+
+def test_what_no_share_can_be_is_none() -> None:
+    assert Share.of(0) is None
+    assert Share.of(7) is None
+    for share in (Share(0, 1), Share(3, 4), Share(1023, 1024)):
+        assert Share.of(share.number) == share
+        assert (share.buckets() == (default_route(share.shards) == share.shard)).all()
+    for number in (1 << 40, Share(2, 2).number, Share(0, 1025).number, (1 << 64) - 1):
+        with pytest.raises(TableError, match="expected"):
+            Table.make(pb.TableSpec(name="t", dim=1, share=number))

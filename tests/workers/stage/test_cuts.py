@@ -1,0 +1,110 @@
+"""A training that goes on from a cut, against one that never stopped and against plain PyTorch."""
+
+from dataclasses import replace
+from itertools import chain
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.workers.stage.in_process import TABLES, Tables
+from tests.workers.stage.test_equality import KEYS, cases, wide
+from workers.model.cut import read_cut
+
+
+def pulled(client, table, keys):
+    if isinstance(client, Tables):
+        return client.tables[table].pull(keys, True)
+    return client.pull_unique(table, keys, read_only=True)
+
+
+def results(case, pipeline, workers):
+    """Weights by name, rows by table, and losses."""
+    state = {}
+    for worker in chain(*workers):
+        state |= {name: value.clone() for name, value in worker.module.state_dict().items()}
+    keys = np.arange(KEYS, dtype=np.uint64)
+    rows = {name: pulled(pipeline.client, TABLES + name, keys) for name in ("one", "two")}
+    for worker in chain(*workers):
+        assert worker.executor.progress.step == len(case.sizes)
+        assert worker.executor.progress.samples == sum(case.sizes)
+    return state, rows, workers[-1][0].executor.progress.losses
+
+
+def with_cuts(case, folder, **how):
+    """Train with as many cuts as there can be; the results and the places of the cuts."""
+    case.job.train.checkpoint.every = "1 steps"
+    case.job.train.checkpoint.keep = 1000
+    pipeline = case.pipeline(folder=folder, **how)
+    workers = pipeline.run()
+    judge = workers[0][0].executor._cuts.judge
+    found = results(case, pipeline, workers)
+    cuts = workers[0][0].executor.progress.cuts
+    assert not cuts.failed, cuts.failed
+    assert cuts.cuts, "none was taken"
+    assert judge is not None
+    return found, [cut.place for cut in cuts.cuts]
+
+
+def gone_on(case, place, **how):
+    pipeline = case.pipeline(resume=place, attempt=2, **how)
+    return results(case, pipeline, pipeline.run())
+
+
+def assert_equal(found, expected):
+    for one, other in zip(found[:2], expected[:2], strict=True):
+        assert one.keys() == other.keys()
+        for name, value in one.items():
+            np.testing.assert_array_equal(np.asarray(value), np.asarray(other[name]), name)
+    assert found[2] == expected[2]
+
+
+def assert_close(found, expected, tolerance):
+    state = expected.model.state_dict()
+    assert found[0].keys() == state.keys()
+    for name, value in found[0].items():
+        torch.testing.assert_close(value, state[name], rtol=tolerance, atol=tolerance)
+    for name, table in (("first", "one"), ("second", "two")):
+        rows = torch.from_numpy(found[1][table])
+        torch.testing.assert_close(
+            rows, expected.tables[name].values(), rtol=tolerance, atol=tolerance
+        )
+    assert found[2] == pytest.approx(expected.losses, rel=1e-5)
+
+
+def check(folder, case, other, which):
+    """Go on from a cut of `case` by the same plan, and by that of `other`."""
+    whole, places = with_cuts(case, folder)
+    place = places[which % len(places)]
+    if not case.job.train.staleness:
+        assert_equal(gone_on(case, place), whole)
+    moved = replace(case, cuts=other.cuts, widths=other.widths, micro_batches=other.micro_batches)
+    found = gone_on(moved, place)
+    if not case.job.train.staleness:
+        assert_close(found, case.reference(), 2e-5)
+
+
+@settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
+@given(cases(), cases(), st.integers(0, 100))
+def test_any_cut_goes_on_under_any_plan(tmp_path_factory, case, other, which):
+    check(tmp_path_factory.mktemp("cuts"), case, other, which)
+
+
+@pytest.mark.exhaustive
+@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@given(cases(), cases(), st.integers(0, 100))
+def test_many_cuts_go_on_under_any_plan(tmp_path_factory, case, other, which):
+    check(tmp_path_factory.mktemp("cuts"), case, other, which)
+
+
+def test_cuts_change_nothing(tmp_path):
+    case = replace(wide(clip=0.3), sizes=(13,) * 12)
+    pipeline = case.pipeline()
+    without = results(case, pipeline, pipeline.run())
+    found, places = with_cuts(case, tmp_path)
+    assert_equal(found, without)
+    assert [read_cut(place).step for place in places] == sorted(
+        {int(p.rpartition("/")[2]) for p in places}
+    )

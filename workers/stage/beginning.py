@@ -1,0 +1,156 @@
+"""Where a worker's training begins: at the first step, or at a cut.
+
+A cut is read by every worker for the layers of its own stage, whatever plan it was taken under.
+What it must agree with is the model, its data and how it is trained.
+"""
+
+import hashlib
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from protos.job_pb2 import JobSpec
+from protos.naming import table_prefix
+from protos.node_pb2 import LaunchRequest
+from workers.model.cut import (
+    Cut,
+    DenseFiles,
+    ScaleState,
+    UnfitCutError,
+    check_tables,
+    read_cut,
+    split_place,
+)
+from workers.model.trace import StageGraph
+from workers.model.warm_start import Weights
+from workers.stage.state import StageState, base_names, give
+
+_log = logging.getLogger("heterps.stage")
+_FREE = ("checkpoint", "warm_start", "resume")  # of `train`: what no step depends on
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """What training begins with.
+
+    Attributes:
+        step: how many steps were taken.
+        samples: of these.
+        applied: those of them that were not skipped.
+        scales: of the loss; None: as at first.
+        losses: of these steps.
+        train_seconds: that they took.
+        state: of the stage's layers, which have their weights already; None: it is all new.
+        tables: where the save lies that the tables begin with; empty for none.
+        rename: prefixes of the tables' names, in the save and of this job.
+    """
+
+    step: int = 0
+    samples: int = 0
+    applied: int = 0
+    scales: ScaleState | None = None
+    losses: Sequence[float] = ()
+    train_seconds: float = 0.0
+    state: StageState | None = field(default=None, repr=False)
+    tables: str = ""
+    rename: tuple[str, str] = ("", "")
+
+
+def beginning_of(
+    launch: LaunchRequest, graph: StageGraph, staleness: int, weights: Weights | None = None
+) -> Beginning:
+    """Where a launched worker begins; its stage's layers are given their weights.
+
+    Args:
+        weights: that they have already, of `train.from`.
+
+    Raises:
+        CutError: the cut to go on from is gone or damaged.
+        UnfitCutError: it is one of another job, model or training.
+    """
+    if not launch.resume:
+        if weights is None:
+            return Beginning()
+        rename = weights.prefix, table_prefix(launch.job_id)
+        return Beginning(tables=weights.tables, rename=rename)
+    cut = read_cut(launch.resume)
+    _check(cut, launch)
+    cuts, _ = split_place(launch.resume)
+    dense = DenseFiles(cuts)
+    plan = launch.stages[launch.index]
+    wanted = {*base_names(launch.layers[plan.first : plan.last + 1])}
+    if launch.index == 0:
+        wanted.add("")  # what no layer has
+    state = StageState.of_layers(
+        {kind: dense.read(file) for kind, file in layer.files.items()}
+        for layer in cut.layers
+        if layer.name in wanted
+    )
+    give(graph, state)
+    if cut.staleness != staleness:
+        _log.info("the cut was taken at staleness %d; going on at %d", cut.staleness, staleness)
+    _log.info("going on from %s: %d steps", launch.resume, cut.step)
+    return Beginning(
+        cut.step,
+        cut.samples,
+        cut.applied,
+        cut.scales,
+        dense.read_losses(cut.losses),
+        cut.train_seconds,
+        state,
+        check_tables(cuts, cut.tables),
+        (table_prefix(cut.job_id), table_prefix(launch.job_id)),
+    )
+
+
+def _check(cut: Cut, launch: LaunchRequest) -> None:
+    """Refuse a cut that is not of this training.
+
+    Raises:
+        UnfitCutError: naming the first key that differs.
+    """
+    where, job = launch.resume, launch.job
+    if cut.job_id not in (launch.job_id, job.train.resume.job_id):
+        raise UnfitCutError(f"{where}: a cut of job {cut.job_id}; expected {launch.job_id}'s")
+    _check_entry(job)
+    found = [layer.name for layer in cut.layers if layer.name]
+    if found != base_names(launch.layers):
+        raise UnfitCutError(
+            f"{where}: its layers are {', '.join(found)}; the model's are "
+            f"{', '.join(base_names(launch.layers))}"
+        )
+    for key in ("model", "data", "train"):
+        before, now = _compared(cut.job, key), _compared(job, key)
+        for name in sorted({*before, *now}):
+            if before.get(name) != now.get(name):
+                raise UnfitCutError(
+                    f"{key}.{name}: got {now.get(name)}; the cut {where} was taken with "
+                    f"{before.get(name)}"
+                )
+
+
+def _check_entry(job: JobSpec) -> None:
+    """Refuse another model file than was submitted: without code that is sent it may have changed.
+
+    Raises:
+        UnfitCutError
+    """
+    file = Path(job.directory, job.model.entry.rpartition(":")[0])
+    if not job.entry_digest or job.code_digest:
+        return
+    if hashlib.sha256(file.read_bytes()).hexdigest() != job.entry_digest:
+        raise UnfitCutError(
+            f"model.entry: {file} has changed since the job was submitted; expected the file that "
+            "its checkpoints were taken with. Begin another job with their weights by train.from"
+        )
+
+
+def _compared(job: JobSpec, key: str) -> dict[str, object]:
+    """The fields of a section that a training depends on, as they are written."""
+    section = getattr(job, key)
+    return {
+        name: str(value).strip()
+        for descriptor, value in section.ListFields()
+        if (name := descriptor.name) not in _FREE
+    }

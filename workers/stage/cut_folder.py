@@ -1,0 +1,150 @@
+"""Where the cuts of a job lie: the newest stay, and the best, with all that they need."""
+
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+from chassis import written
+from protos.job_pb2 import CheckpointSpec, JobSpec
+from ps.checkpoint.bounds import read_at_most
+from ps.checkpoint.places import open_store
+from ps.checkpoint.store import LocalStore, Store
+from ps.errors import CheckpointError
+from workers.model.cut import MANIFEST, Cut, CutError, DenseFiles, read_cut
+from workers.model.saved import copy_code
+
+_ATTEMPT = "attempt"
+_MOST_ATTEMPT = 1 << 10  # bytes
+_KEEP = 3
+
+
+class SupersededError(RuntimeError):
+    """A later attempt at the job takes cuts."""
+
+
+class CutFolder:
+    """The cuts of one job, written by one attempt at a time.
+
+    Args:
+        place: where they lie now; a folder or URL.
+        attempt: the one that writes.
+        from_step: of the cut that it goes on from; those after it are of attempts that ended.
+    """
+
+    def __init__(
+        self,
+        place: Callable[[], str],
+        job_id: str,
+        job: JobSpec,
+        attempt: int,
+        from_step: int,
+    ) -> None:
+        self._place = place
+        self._job_id = job_id
+        self._job = job
+        self._attempt = attempt
+        self._from_step = from_step
+        self._kept: list[Cut] = []
+        self._others: list[Cut] = []  # of jobs that had the same output
+        self._leaving: list[Cut] = []  # not kept any more, and not known to be given up elsewhere
+        self._opened = False
+
+    @property
+    def place(self) -> str:
+        """Where they lie now."""
+        return self._place()
+
+    @property
+    def cuts(self) -> list[Cut]:
+        """Those that are kept, the oldest first."""
+        return list(self._kept)
+
+    def open(self) -> None:
+        """Say that this attempt writes here from now on, and look at what is there.
+
+        Raises:
+            SupersededError: a later one does.
+            OSError, CheckpointError: it cannot be written to.
+        """
+        if self._opened:
+            return
+        store = open_store(self.place)
+        self._check(store)
+        if isinstance(store, LocalStore):
+            written.claim(Path(store.url))
+            if self._job.code_digest:
+                copy_code(self._job, Path(store.url) / "code")
+        store.replace(_ATTEMPT, f"{self._job_id} {self._attempt}\n".encode())
+        for step in _steps(store):
+            try:
+                cut = read_cut(f"{store.url}/{step}")
+            except CutError:
+                continue
+            if cut.job_id != self._job_id:
+                self._others.append(cut)
+            elif cut.step <= self._from_step:
+                self._kept.append(cut)
+        self._opened = True
+
+    def add(self, cut: Cut, named: Collection[int] | None) -> None:
+        """Complete a cut, whose files are there, and remove what is needed no more.
+
+        Args:
+            named: steps of the cuts that a later attempt may be told to go on from; None where that
+                is not known, so that all have to stay.
+
+        Raises:
+            SupersededError: a later attempt writes here.
+            OSError, CheckpointError: it cannot be written.
+        """
+        store = open_store(self.place)
+        self._check(store)
+        open_store(f"{store.url}/{cut.step}").replace(MANIFEST, cut.written())
+        self._others = [other for other in self._others if other.step != cut.step]
+        before = [c for c in self._kept if c.step != cut.step]
+        self._kept = _to_keep([*before, cut], self._job.train.checkpoint)
+        self._leaving = [
+            other
+            for other in (*self._leaving, *before)
+            if other not in self._kept and (named is None or other.step in named)
+        ]
+        self._remove_the_rest(store)
+
+    def _remove_the_rest(self, store: Store) -> None:
+        cuts = [*self._kept, *self._leaving, *self._others]
+        steps = {cut.step for cut in cuts}
+        for step in _steps(store):
+            if step not in steps:
+                store.remove(str(step))
+        DenseFiles(store.url).keep({name for cut in cuts for name in cut.files()})
+        tables = open_store(f"{store.url}/tables")
+        needed = {folder for cut in cuts for folder in cut.tables.folders}
+        for folder in tables.entries():
+            if folder not in needed:
+                tables.remove(folder)
+
+    def _check(self, store: Store) -> None:
+        try:
+            with store.open(_ATTEMPT) as stream:
+                text = read_at_most(stream, _MOST_ATTEMPT, _ATTEMPT).decode(errors="replace")
+        except FileNotFoundError:
+            return
+        except CheckpointError:
+            return  # whatever it is, it is not ours
+        job_id, _, attempt = text.strip().rpartition(" ")
+        if job_id == self._job_id and attempt.isdecimal() and int(attempt) > self._attempt:
+            raise SupersededError(f"{store.url}: attempt {attempt} at the job takes cuts here")
+
+
+def _steps(store: Store) -> list[int]:
+    return sorted(int(name) for name in store.entries() if name.isdecimal() and name.isascii())
+
+
+def _to_keep(cuts: list[Cut], spec: CheckpointSpec) -> list[Cut]:
+    """The newest, and the best, in the order of steps."""
+    newest = sorted(cuts, key=lambda cut: cut.step)[-(spec.keep or _KEEP) :]
+    measured = [cut for cut in cuts if spec.best in cut.metrics]
+    if not measured:
+        return newest
+    sign = 1 if spec.best.endswith("auc") else -1
+    best = max(measured, key=lambda cut: (sign * cut.metrics[spec.best], cut.step))
+    return newest if best in newest else [best, *newest]

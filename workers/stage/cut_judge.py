@@ -1,0 +1,325 @@
+"""What the judge, the leader of the first stage, does for cuts: when, of which rows, which stay."""
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+from chassis.interval import Interval
+from protos.job_pb2 import JobSpec
+from protos.scheduler_pb2 import Cut as CutReport
+from protos.scheduler_pb2 import CutList
+from protos.stage_pb2 import FREED, HELD, WRITTEN
+from ps import ParameterClient
+from ps.checkpoint.bounds import parse_json
+from ps.checkpoint.manifest import read_manifest
+from ps.checkpoint.places import open_store
+from ps.checkpoint.tables import chain, save_of
+from ps.errors import CheckpointError
+from workers.links.inbox import Inbox, Stopped
+from workers.links.notices import Notices
+from workers.model.cut import Cut, LayerFiles, PartFile, ScaleState, TablesSave, files_of, part_file
+from workers.stage.cut_folder import CutFolder, SupersededError
+from workers.stage.progress import Progress
+
+_LONGEST_CHAIN = 16  # saves of tables that build on each other
+_LONGEST_HELD_S = 10.0  # for which commits wait; then there is no cut
+_log = logging.getLogger("heterps.stage")
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """How far a training is.
+
+    Attributes:
+        step: how many steps are over.
+        samples: of these.
+        applied: those of them that were not skipped.
+        scales: of the loss.
+        losses: of these steps, in the last stage.
+        train_seconds: of all attempts.
+    """
+
+    step: int
+    samples: int
+    applied: int
+    scales: ScaleState | None
+    losses: list[float]
+    train_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class CutFacts:
+    """What all cuts of a run have in common.
+
+    Attributes:
+        layers: names of the model's, in its order.
+        tables: what the names of the job's tables begin with.
+    """
+
+    job_id: str
+    job: JobSpec
+    attempt: int
+    layers: Sequence[str]
+    staleness: int
+    micro_batches: int
+    tables: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Saved:
+    """A save of the tables."""
+
+    folder: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """What all stages have written."""
+
+    layers: dict[str, dict[str, PartFile]]
+    losses: PartFile
+    metrics: dict[str, float]
+    bytes: int
+
+
+class CutJudge:
+    """Decides on cuts and completes them, each behind the training; one at a time.
+
+    Args:
+        stages: how many there are.
+        steps: of the training; after the last one the model is saved.
+        progress: by which cuts are asked for and told.
+    """
+
+    def __init__(
+        self,
+        facts: CutFacts,
+        folder: CutFolder,
+        stages: int,
+        client: ParameterClient,
+        notices: Notices,
+        inbox: Inbox,
+        steps: int,
+        progress: Progress,
+    ) -> None:
+        self._facts = facts
+        self._folder = folder
+        self._stages = stages
+        self._client = client
+        self._notices = notices
+        self._inbox = inbox
+        self._steps = steps
+        self._progress = progress
+        every = facts.job.train.checkpoint.every
+        self._every = Interval.of(every) if every else Interval()
+        self._last = time.monotonic()
+        self._under_way = False
+        self._superseded = False
+        self._stall_s = 0.0
+        self._chain: list[_Saved] = []
+        self._lock = threading.Lock()
+        self._freed = 0  # the last cut whose commits wait no more
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="judge")
+        self._completing: Future[None] | None = None
+        self._thread.submit(self._open)
+
+    def due(self, step: int) -> bool:
+        """Once for each step, before it ends: whether a cut with it and those before is taken."""
+        if self._under_way or self._superseded or step == self._steps:
+            return False
+        now, every, asked = time.monotonic(), self._every, self._progress.cut_asked
+        if not (
+            asked.is_set()
+            or (every.steps and step % every.steps == 0)
+            or (every.seconds and now - self._last >= every.seconds)
+        ):
+            return False
+        asked.clear()
+        self._under_way, self._last = True, now
+        return True
+
+    def begin(self, moment: Moment) -> None:
+        """Begin to complete the cut that was decided on: its last step is over."""
+        self._stall_s = 0.0
+        self._completing = self._thread.submit(self._complete, moment, time.monotonic())
+
+    def stalled(self, seconds: float) -> None:
+        """Training has waited."""
+        self._stall_s += seconds
+
+    def finish(self) -> None:
+        """Wait until the last cut is complete, or given up."""
+        if self._completing is not None:
+            self._completing.result()
+
+    def close(self) -> None:
+        """Stop the thread."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _open(self) -> None:
+        try:
+            self._folder.open()
+            self._tell()
+        except SupersededError as error:
+            self._superseded = True
+            _log.warning("%s", error)
+        except Exception as error:  # told again at each cut
+            _log.warning("cuts: %s", error)
+
+    def _complete(self, moment: Moment, began: float) -> None:
+        step = moment.step
+        try:
+            self._folder.open()
+            tables, size = self._save_tables(step)
+            found = self._all_written(step)
+            told = self._progress.cuts_told
+            named = None if told is None else {one.step for one in told.cuts}
+            self._folder.add(self._cut(moment, began, tables, size, found), named)
+        except Stopped:
+            return
+        except SupersededError as error:
+            self._superseded = True
+            _log.warning("cut %d is given up: %s", step, error)
+        except Exception as error:  # a cut that fails is left; training goes on
+            self._chain = []
+            _log.warning("cut %d failed: %s: %s", step, type(error).__name__, error)
+            self._tell(f"cut {step}: {type(error).__name__}: {error}")
+        else:
+            _log.info("cut %d in %.2f s", step, time.monotonic() - began)
+            self._tell()
+        finally:
+            self._free(step)
+            self._under_way = False
+
+    def _cut(
+        self, moment: Moment, began: float, tables: TablesSave, size: int, found: _Written
+    ) -> Cut:
+        facts = self._facts
+        missing = [name for name in found.layers if name not in (*facts.layers, "")]
+        if missing:
+            raise CheckpointError(f"layer {missing[0]!r} is none of the model's")
+        return Cut(
+            job_id=facts.job_id,
+            attempt=facts.attempt,
+            step=moment.step,
+            samples=moment.samples,
+            applied=moment.applied,
+            staleness=facts.staleness,
+            micro_batches=facts.micro_batches,
+            scales=moment.scales,
+            job=facts.job,
+            layers=tuple(
+                LayerFiles(name, found.layers.get(name, {}))
+                for name in (*facts.layers, *([""] if "" in found.layers else []))
+            ),
+            losses=found.losses,
+            tables=tables,
+            metrics=found.metrics,
+            train_seconds=moment.train_seconds,
+            taken_at=time.time(),
+            size=found.bytes + size,
+            seconds=time.monotonic() - began,
+            stall_s=self._stall_s,
+        )
+
+    def _save_tables(self, step: int) -> tuple[TablesSave, int]:
+        """Have the shards save what all stages have committed; the save, and its bytes.
+
+        Commits go on as soon as the shards hold them back themselves.
+        """
+        board = self._notices.board
+        self._inbox.wait(lambda: board.count(HELD, step) == self._stages)
+        began = time.monotonic()
+        whole, deltas = self._chain[:1], self._chain[1:]
+        more = (
+            whole
+            and len(self._chain) < _LONGEST_CHAIN
+            and sum(one.bytes for one in deltas) <= whole[0].bytes
+        )
+        folder = f"{step}-{self._facts.attempt}"
+        tables = f"{self._folder.place}/tables"
+
+        def held() -> None:
+            if not self._free(step):
+                raise CheckpointError(f"the shards held no pushes within {_LONGEST_HELD_S:g} s")
+            self._stall_s += time.monotonic() - began
+
+        patience = threading.Timer(_LONGEST_HELD_S, self._free, (step,))
+        patience.daemon = True
+        patience.start()
+        try:
+            self._client.save(
+                f"{tables}/{folder}",
+                prefix=self._facts.tables,
+                mode="delta" if more else "checkpoint",
+                since=f"{tables}/{self._chain[-1].folder}" if more else None,
+                held=held,
+            )
+        finally:
+            patience.cancel()
+        place = open_store(f"{tables}/{folder}")
+        size = sum(file.bytes for file in read_manifest(place).files)
+        self._chain = [*(self._chain if more else []), _Saved(folder, size)]
+        return TablesSave(tuple(one.folder for one in self._chain), save_of(chain(place))), size
+
+    def _free(self, step: int) -> bool:
+        """Let all leaders commit again; False where they were told before."""
+        with self._lock:
+            if self._freed >= step:
+                return False
+            self._freed = step
+        for stage in range(self._stages):
+            self._notices.tell((stage, 0), FREED, step)
+        return True
+
+    def _all_written(self, step: int) -> _Written:
+        board = self._notices.board
+        self._inbox.wait(lambda: board.count(WRITTEN, step) == self._stages)
+        layers: dict[str, dict[str, PartFile]] = {}
+        metrics: dict[str, float] = {}
+        losses, size = None, 0
+        for (stage, _), notice in sorted(board.of(WRITTEN, step).items()):
+            where = f"stage {stage}"
+            facts = parse_json(notice.facts.encode(), where, "what a stage has written")
+            facts.default("failed", "")
+            if failed := facts.text("failed"):
+                raise CheckpointError(failed)
+            for name, files in facts.mapping("layers").items():
+                layers.setdefault(name, {}).update(files_of(files, where))
+            metrics |= {
+                name: float(value)
+                for name, value in facts.mapping("metrics").items()
+                if math.isfinite(value)
+            }
+            size += facts.count("bytes")
+            facts.default("losses", None)
+            told = facts.one("losses")
+            losses = part_file(told) if told is not None else losses
+        if losses is None:
+            raise CheckpointError("the last stage has written no losses")
+        return _Written(layers, losses, metrics, size)
+
+    def _tell(self, failed: str = "") -> None:
+        place = self._folder.place
+        self._progress.cuts = CutList(
+            cuts=[
+                CutReport(
+                    step=cut.step,
+                    place=f"{place}/{cut.step}",
+                    taken_at=cut.taken_at,
+                    seconds=cut.seconds,
+                    stall_s=cut.stall_s,
+                    bytes=cut.size,
+                    attempt=cut.attempt,
+                    metrics=dict(cut.metrics),
+                    samples=cut.samples,
+                )
+                for cut in self._folder.cuts
+            ],
+            failed=failed,
+        )
