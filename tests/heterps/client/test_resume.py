@@ -124,9 +124,11 @@ def test_a_job_tells_what_it_goes_on_from(run) -> None:
         price_per_hour=3.6,
     )
     status.cuts.add(step=20, taken_at=1e9 + 25, place="heterps://h:1/clicks-aaa111/cuts/20")
+    status.cut_error = "cut 30: OSError: no room"
     archive.add(status, None, [])
     _, out, _ = run("status", "clicks")
     for part in (
+        "cut 30: OSError: no room",
         "2 (retries: 1), from step 20",
         "steps 0 to 25, 5 of them lost (5.0 s, $0.0050)",
         "training again after 10 s",

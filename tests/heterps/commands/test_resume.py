@@ -1,5 +1,6 @@
 """Jobs that are killed and gone on with, to the bit what they would have been; real processes."""
 
+import json
 import os
 import shutil
 import signal
@@ -101,6 +102,23 @@ def test_another_job_goes_on_from_a_cancelled_one(client, ratings, unfailed, tmp
     assert job.state is State.SUCCEEDED, job.reason
     assert job.from_step >= 20
     assert_same(Path(client.get(job.job_id, tmp_path / "model").folder), unfailed)
+
+
+def test_a_job_begins_with_the_weights_and_rows_of_another(client, ratings, unfailed, tmp_path):
+    """Which the scheduler keeps; a step that changes nothing of the dense weights is trained."""
+    (name,) = {json.loads((unfailed / "metrics.json").read_text())["job_id"]}
+    still = ["train.max_steps=1", "train.optimizer.name=sgd", "train.optimizer.learning_rate=1e-30"]
+    job = client.wait(client.submit(load_job(ratings, [*still, f"train.from={name}"])), timeout=300)
+    assert (job.state, job.step) == (State.SUCCEEDED, 1), job.reason
+    folder = Path(client.get(job.job_id, tmp_path / "model").folder)
+    one, two = (load_file(f / "dense.safetensors") for f in (folder, unfailed))
+    assert all(np.array_equal(one[name], two[name]) for name in one.keys() | two.keys())
+    (mine,) = LocalTable.load_checkpoint(folder / "tables").values()
+    (theirs,) = LocalTable.load_checkpoint(unfailed / "tables").values()
+    keys = np.sort(theirs.keys())
+    assert np.array_equal(keys, np.sort(mine.keys()))
+    same = (mine.pull(keys) == theirs.pull(keys)).all(axis=1)
+    assert 0 < (~same).sum() <= 2 * 128, "those of one batch alone have changed"
 
 
 def test_a_train_that_was_killed_is_gone_on_with(interruptible, ratings, unfailed, tmp_path):
