@@ -120,6 +120,7 @@ class Job:
     cuts: tuple[Cut, ...] = ()  # that are kept, the oldest first
     from_step: int = 0  # of the cut that the attempt began with; 0: with none
     from_samples: int = 0  # trained until then
+    cut_error: str = ""  # what the newest cut failed of; empty where it did not
 
     @classmethod
     def of(cls, status: pb.JobStatus) -> "Job":

@@ -67,6 +67,8 @@ def job_report(job: Job) -> RenderableType:
         newest = job.cuts[-1]
         text = f"{len(job.cuts)}, the newest of step {newest.step}, {clock(newest.taken_at)}"
         lines.append(("checkpoints", text))
+    if job.cut_error:
+        lines.append(("checkpoint failed", job.cut_error))
     parts: list[RenderableType] = [
         Text.assemble(job.job_id, " ", (str(job.state), STYLES.get(job.state, ""))),
         pairs(lines),

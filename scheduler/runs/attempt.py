@@ -219,7 +219,8 @@ class Attempt:
             return True
         if leads_cuts(report):  # also of one that is cancelled: others may go on from them
             with suppress(TransitionError):  # a Redis that lost the job
-                jobs.take_cuts(self.id.job_id, descended(report, self.beginning))
+                cuts = descended(report, self.beginning)
+                jobs.take_cuts(self.id.job_id, cuts, report.cuts.failed[:1000])
         if self.is_cancelled() or self.over.is_set():
             return True
         if follower is None or jobs.state(self.id.job_id) not in (pb.STARTING, pb.RUNNING):

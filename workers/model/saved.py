@@ -35,6 +35,8 @@ from ps.checkpoint.tables import chain, save_of
 from ps.errors import ReplacedError
 from workers.embedding.sparse import SparseEmbedding
 from workers.model.code import subfolder
+from workers.model.cut import MANIFEST as CUT
+from workers.model.cut import check_tables, read_cut, weights_of
 from workers.model.entry import ModelError, job_model
 from workers.model.state import load_state, single
 
@@ -191,14 +193,21 @@ def _manifest(job: JobSpec, facts: Mapping[str, Any], tables: Store) -> str:
 def load(path: str | Path) -> nn.Module:
     """A saved model, ready to predict in this process: `forward(sparse, dense)`.
 
+    Args:
+        path: the model's folder, or that of a cut of a job: what the model was after its steps.
+
     Raises:
         ModelError: the folder is no saved model, its code has moved, or its tables are others than
             it was saved with.
+        CutError: a cut is damaged.
         CheckpointError: its tables are damaged.
     """
-    from ps import LocalTable
-
     folder = Path(path)
+    if (folder / CUT).is_file():
+        cut, cuts = read_cut(str(folder.absolute())), folder.absolute().parent
+        weights = weights_of(str(cuts), cut.layers)
+        tables = check_tables(str(cuts), cut.tables)
+        return _opened(cut.job, cut.job_id, cuts / "code", weights, tables, cut.tables.save)
     manifest = folder / "model.json"
     if not manifest.is_file():
         raise ModelError(f"{folder}: no saved model: model.json is missing")
@@ -206,7 +215,18 @@ def load(path: str | Path) -> nn.Module:
     if facts.get("format") != FORMAT:
         raise ModelError(f"{manifest}: format: {facts.get('format')!r}; expected {FORMAT!r}")
     job = ParseDict(facts["job"], JobSpec())
-    code = folder.absolute() / "code"
+    weights = load_file(folder / "dense.safetensors")
+    tables = str(folder / "tables")
+    return _opened(
+        job, facts["job_id"], folder.absolute() / "code", weights, tables, facts.get("tables", "")
+    )
+
+
+def _opened(
+    job: JobSpec, job_id: str, code: Path, weights: Mapping[str, Tensor], place: str, save: str
+) -> nn.Module:
+    from ps import LocalTable
+
     if code.is_dir():  # it came along: the model opens wherever the folder is
         job.directory = os.path.normpath(code / subfolder(job))
     sys.path.insert(0, job.directory)  # for what it imports when it is built
@@ -214,14 +234,14 @@ def load(path: str | Path) -> nn.Module:
         model = job_model(job)
     finally:
         sys.path.remove(job.directory)
-    load_state(model, load_file(folder / "dense.safetensors"))
+    load_state(model, weights)
     try:
-        tables = LocalTable.load_checkpoint(folder / "tables", save=facts.get("tables", ""))
+        tables = LocalTable.load_checkpoint(place, save=save)
     except ReplacedError:
         raise ModelError(
-            f"{folder / 'tables'}: not the tables that the model was saved with, by model.json"
+            f"{place}: not the tables that the model was saved with, by model.json"
         ) from None
     for layer in model.modules():
         if isinstance(layer, SparseEmbedding):  # without a table where forward does not call it
-            layer.store = tables.get(table_prefix(facts["job_id"]) + layer.spec.table)
+            layer.store = tables.get(table_prefix(job_id) + layer.spec.table)
     return model.eval()

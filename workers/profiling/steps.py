@@ -57,6 +57,7 @@ def time_step(
         staleness=job.train.staleness,
     )
     launch.job.train.max_steps = steps
+    launch.job.train.warm_start = ""
     share = replace(Share.of(launch), batches=batches)
     stop = threading.Event()
     inbox = Inbox(stop)

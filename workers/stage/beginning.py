@@ -4,9 +4,11 @@ A cut is read by every worker for the layers of its own stage, whatever plan it 
 What it must agree with is the model, its data and how it is trained.
 """
 
+import hashlib
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from protos.job_pb2 import JobSpec
 from protos.naming import table_prefix
@@ -21,6 +23,7 @@ from workers.model.cut import (
     split_place,
 )
 from workers.model.trace import StageGraph
+from workers.model.warm_start import Weights
 from workers.stage.state import StageState, base_names, give
 
 _log = logging.getLogger("heterps.stage")
@@ -54,15 +57,23 @@ class Beginning:
     rename: tuple[str, str] = ("", "")
 
 
-def beginning_of(launch: LaunchRequest, graph: StageGraph, staleness: int) -> Beginning:
+def beginning_of(
+    launch: LaunchRequest, graph: StageGraph, staleness: int, weights: Weights | None = None
+) -> Beginning:
     """Where a launched worker begins; its stage's layers are given their weights.
+
+    Args:
+        weights: that they have already, of `train.from`.
 
     Raises:
         CutError: the cut to go on from is gone or damaged.
         UnfitCutError: it is one of another job, model or training.
     """
     if not launch.resume:
-        return Beginning()
+        if weights is None:
+            return Beginning()
+        rename = weights.prefix, table_prefix(launch.job_id)
+        return Beginning(tables=weights.tables, rename=rename)
     cut = read_cut(launch.resume)
     _check(cut, launch)
     cuts, _ = split_place(launch.resume)
@@ -102,6 +113,7 @@ def _check(cut: Cut, launch: LaunchRequest) -> None:
     where, job = launch.resume, launch.job
     if cut.job_id not in (launch.job_id, job.train.resume.job_id):
         raise UnfitCutError(f"{where}: a cut of job {cut.job_id}; expected {launch.job_id}'s")
+    _check_entry(job)
     found = [layer.name for layer in cut.layers if layer.name]
     if found != base_names(launch.layers):
         raise UnfitCutError(
@@ -116,6 +128,22 @@ def _check(cut: Cut, launch: LaunchRequest) -> None:
                     f"{key}.{name}: got {now.get(name)}; the cut {where} was taken with "
                     f"{before.get(name)}"
                 )
+
+
+def _check_entry(job: JobSpec) -> None:
+    """Refuse another model file than was submitted: without code that is sent it may have changed.
+
+    Raises:
+        UnfitCutError
+    """
+    file = Path(job.directory, job.model.entry.rpartition(":")[0])
+    if not job.entry_digest or job.code_digest:
+        return
+    if hashlib.sha256(file.read_bytes()).hexdigest() != job.entry_digest:
+        raise UnfitCutError(
+            f"model.entry: {file} has changed since the job was submitted; expected the file that "
+            "its checkpoints were taken with. Begin another job with their weights by train.from"
+        )
 
 
 def _compared(job: JobSpec, key: str) -> dict[str, object]:

@@ -37,6 +37,7 @@ from workers.model.probe import check_parameters, micro_batches_of
 from workers.model.randomness import Randomness
 from workers.model.statistics import RunningStatistics
 from workers.model.trace import LayerInfo, StageGraph, TracedModel
+from workers.model.warm_start import Weights, give_weights, read_weights
 from workers.model.whole import check_smallest
 from workers.stage.beginning import Beginning, beginning_of
 from workers.stage.commits import RowCommits
@@ -125,6 +126,11 @@ class Share:
         if batches.steps and not schedule.lockstep:
             last = min(batches.steps_per_epoch or batches.steps, batches.steps) - 1
             check_smallest(traced.model, batches.samples(last) // schedule.count(last))
+        weights: Weights | None = None
+        if job.train.warm_start and not launch.resume:
+            weights = read_weights(job.train.warm_start)
+            first = place.stage == place.rank == 0
+            give_weights(traced.model, weights, base_names(names), tell=first)
         graph, staleness = traced.stage(plan.first, plan.last), staleness_of(launch)
         return Share(
             launch,
@@ -137,7 +143,7 @@ class Share:
             schedule,
             fixed > 0,
             staleness,
-            beginning_of(launch, graph, staleness),
+            beginning_of(launch, graph, staleness, weights),
         )
 
 

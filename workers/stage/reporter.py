@@ -66,6 +66,7 @@ class Reporter:
     def follow(self, progress: Progress) -> None:
         """Begin to report."""
         self._progress = progress
+        self._seen = (progress.samples, 0.0)
         self._thread.start()
 
     def send(
@@ -122,8 +123,10 @@ class Reporter:
                     raise
                 if self._stop.wait(_PAUSE_S):
                     raise
-        if report.HasField("cuts"):
+        if progress is not None and report.HasField("cuts"):
             self._told_cuts = cuts
+            if not reply.stop:
+                progress.cuts_told = cuts
         if reply.cut and progress is not None:
             progress.cut_asked.set()
         if reply.stop:

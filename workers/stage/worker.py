@@ -20,6 +20,7 @@ from workers.links.inbox import Inbox, Stopped
 from workers.links.ring_port import RingPort
 from workers.links.transport import StageService
 from workers.model.cut import CutError
+from workers.model.entry import ModelError
 from workers.model.saved import KeptModel, SavedModel, saved_model
 from workers.stage.evaluation import Measured
 from workers.stage.experts import whole_state
@@ -195,7 +196,8 @@ class Worker:
             try:
                 rows = parts.client.load(beginning.tables, rename=beginning.rename)
             except CheckpointError as error:
-                raise CutError(f"{beginning.tables}: {error}") from error
+                kind = CutError if beginning.step else ModelError
+                raise kind(f"{beginning.tables}: {error}") from error
             _log.info("%d rows loaded from %s", rows, beginning.tables)
             for stage, width in enumerate(place.widths):
                 for rank in range(width):
