@@ -26,6 +26,8 @@ _DTYPES = {
     dtype.name: dtype for dtype in map(np.dtype, ("?", *np.typecodes["AllInteger"], *"efdFD"))
 }
 
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}  # NumPy makes them anew each time
+
 
 def varint(value: int) -> bytes:
     """The protobuf encoding of a non-negative integer."""
@@ -93,7 +95,8 @@ def pack_arrays(
     for name, given in arrays:
         array = np.ascontiguousarray(given)
         # Not the array's shape: where there was none, NumPy has made it [1].
-        specs.append(TensorSpec(name=name, dtype=array.dtype.name, shape=given.shape))
+        dtype = _NAMES.get(array.dtype) or array.dtype.name
+        specs.append(TensorSpec(name=name, dtype=dtype, shape=given.shape))
         padding = -offset % ALIGNMENT
         if padding:
             buffers.append(bytes(padding))

@@ -185,7 +185,7 @@ def drawn(
         if not _fits(question.decide(), stages):
             continue
         question = _long_enough(question)
-        if _fits(question.decide(), stages):
+        if _fits(question.decide(), stages) and _shortest(question) > LEAST_S * (1 - 1e-9):
             return question
     raise ValueError(f"{method}: no plan of {stages} stages in {_DRAWS} draws")
 
@@ -223,15 +223,20 @@ def _costs_at_random(rng: np.random.Generator, stages: int) -> Question:
 
 def _long_enough(question: Question) -> Question:
     """Scaled so that no stage has a micro-batch in less than `LEAST_S`."""
+    factor = LEAST_S / _shortest(question)
+    scaled = tuple({k: s * factor for k, s in by_type.items()} for by_type in question.seconds)
+    longer = replace(question, seconds=scaled, floor=0.0)
+    return longer.at_its_best() if question.floor else longer  # what is besides is not longer
+
+
+def _shortest(question: Question) -> float:
+    """Seconds of the shortest micro-batch of a stage."""
     found = question.decide()
     size = question.batch / micro_batches_of(question, found)
-    least = min(
+    return min(
         size * sum(question.seconds[row][stage.type] for row in range(stage.first, stage.last + 1))
         for stage in found.stages
     )
-    factor = LEAST_S / least
-    scaled = tuple({k: s * factor for k, s in by_type.items()} for by_type in question.seconds)
-    return replace(question, seconds=scaled, floor=question.floor / factor)
 
 
 def micro_batches_of(question: "Question", found: Decision) -> int:

@@ -15,6 +15,7 @@ from ps.checkpoint.tables import chain, save_of
 from ps.errors import CheckpointError
 
 READY_S = 60.0
+_RECOVERED_S = 600.0  # for a shard that repeats its log: one that is ended begins it anew
 _LOOK_S = 0.1
 _ATTEMPTS = 5
 _log = logging.getLogger("heterps.ps")
@@ -102,7 +103,7 @@ class LocalShards(Closing):
             new = self._spawn(index, len(self._children), old.address)
             new.facts = old.facts  # where it will listen, and is to be tried again if it fails
             self._children[index] = new
-            new.wait_ready(READY_S)
+            new.wait_ready(_RECOVERED_S, self._closing.is_set)
 
     def restart_replica(self, index: int) -> None:
         """Start the replica of shard `index` again on the same port, empty."""

@@ -25,6 +25,7 @@ from ps.table.table import Table
 
 _TURN_S = 600.0  # to wait for a save that is being written
 _FOLD_FROM = 64 << 20  # bytes of log that are not worth a base yet
+_REPEATED_BYTES = 4 << 10  # of a log that take as long to repeat as a change without a payload
 _PAUSE_S = 5.0  # before a fold that failed is tried again; doubled each time
 _LONGEST_PAUSE_S = 60.0
 _RECORD_BYTES = 8 + 20  # of a row in a file: key and usage
@@ -74,6 +75,7 @@ class ShardDirectory:
             found.number,
             before=found.before,
             older=found.bytes,
+            records=found.records,
             sync=sync,
             fold=self._fold_closed,
         )
@@ -87,7 +89,8 @@ class ShardDirectory:
         kept = [t for t in list(self._state.tables.values()) if t.spec.durability]
         if not kept or time.monotonic() < self._again_at:
             return False
-        if self.log.bytes > max(_FOLD_FROM, 2 * self._base_bytes):
+        cost = self.log.bytes + _REPEATED_BYTES * self.log.records
+        if cost > max(_FOLD_FROM, 2 * self._base_bytes):
             return True
         if not any(t.spec.durability == "checkpoint" for t in kept):
             return False

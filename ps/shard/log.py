@@ -33,6 +33,7 @@ class Log:
         number: of the first file.
         before: bytes of the file before it that count.
         older: bytes of all files before it.
+        records: in these.
         sync: wait for the disk before a change is acknowledged. Without it what is acknowledged
             survives the death of the process, but not that of the machine.
         fold: makes a base that holds the whole state; told whether the gates are closed already.
@@ -45,6 +46,7 @@ class Log:
         *,
         before: int = 0,
         older: int = 0,
+        records: int = 0,
         sync: bool = False,
         fold: Callable[[bool], None] = lambda closed: None,
     ) -> None:
@@ -55,6 +57,8 @@ class Log:
         self._flush = threading.Lock()  # taken first where both are
         self._behind = False
         self._older = older
+        self.records = records  # that no base has taken in
+        self._records_before = 0  # the present file
         self._end = self._safe = 0
         self._begin(number, before)
 
@@ -75,6 +79,7 @@ class Log:
             if self._behind:
                 raise BehindError("the log lacks what was before this change")
             self._put(record)
+            self.records += 1
             settle(place)
             end = self._end
         if self._sync:
@@ -105,6 +110,7 @@ class Log:
             file, ended = self._file, self._end
             self._begin(self.number + 1, ended)
             self._older += ended
+            self._records_before = self.records
             os.close(file)
             for kind, time_s, payload in opening:
                 self._put(_Record.of(kind, time_s, payload))
@@ -118,6 +124,8 @@ class Log:
             if found < number:
                 path.unlink(missing_ok=True)
         self._older = 0
+        self.records -= self._records_before
+        self._records_before = 0
 
     def close(self) -> None:
         """Close the file."""

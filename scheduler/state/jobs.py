@@ -227,8 +227,11 @@ class Jobs:
         _log.info("job %s: %s %s", job_id, EndReason.Name(ending.reason), ending.text)
         return self.change(job_id, edit)
 
-    def take_cuts(self, job_id: str, cuts: Sequence[Cut]) -> None:
+    def take_cuts(self, job_id: str, cuts: Sequence[Cut], error: str = "") -> None:
         """Have these be the cuts of a job that has not ended, in Redis when this returns.
+
+        Args:
+            error: what the newest one failed of, which is not among them.
 
         Raises:
             StoreError: Redis did not take them; they must be told again.
@@ -237,6 +240,7 @@ class Jobs:
         def edit(status: JobStatus) -> None:
             del status.cuts[:]
             status.cuts.extend(cuts)
+            status.cut_error = error
 
         if self.change(job_id, edit):
             self.write(job_id)

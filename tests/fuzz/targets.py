@@ -339,18 +339,19 @@ def _ring(folder: Path) -> Parser:
 
     from workers.errors import PeerLostError
     from workers.links.inbox import Stopped
-    from workers.links.ring import BucketId, Ring, SumError
+    from workers.links.ring import BucketId, Ring, Section, SumError
 
     broken: list[threading.ExceptHookArgs] = []
     threading.excepthook = broken.append
-    values = torch.arange(6.0)
+    values = torch.arange(6.0).view(torch.uint8)
+    sections = [Section(torch.float32, 24)]
 
     def parse(data: bytes) -> object:
         (theirs, before), (after, next_) = socket.socketpair(), socket.socketpair()
         with theirs, next_:
             ring = Ring(data[0] % 3 if data else 0, 3, before, after, lambda: False)
             buckets = [
-                ring.begin(BucketId(1, number), values.clone(), last=number == 1)
+                ring.begin(BucketId(1, number), values.clone(), sections, last=number == 1)
                 for number in range(2)
             ]
             theirs.sendall(data[1:])
@@ -371,20 +372,27 @@ def _ring(folder: Path) -> Parser:
 
 
 def _ring_messages(folder: Path) -> list[bytes]:
-    import struct
+    import torch
 
-    # Kind (0 part, 1 sum, 2 alive, 3 leave), dtype, last; series, bucket, bytes, place, length.
-    head = struct.Struct("!BBBqIQQI")
-    floats = struct.pack("6f", *range(6))
+    from workers.links import ring
+    from workers.links.ring import BucketId, Section
+
+    payload = torch.arange(6.0).view(torch.uint8)
+
+    def message(kind: int, number: int) -> bytes:
+        shape = ring._Shape((Section(torch.float32, 24),), number == 1)
+        head = ring._Message(kind, BucketId(1, number), shape, 0, payload).head()
+        return head + payload.numpy().tobytes()
+
+    alive = ring._word(ring._ALIVE).head()
+    leave = [ring._word(ring._LEAVE, rank).head() for rank in range(3)]
+    first = [message(kind, 0) for kind in (ring._PART, ring._SUM)]
+    second = [message(kind, 1) for kind in (ring._PART, ring._SUM)]
     found = []
     for rank in range(3):
-        parts = [head.pack(kind, 0, 0, 1, 0, 24, 0, 24) + floats for kind in (0, 1)]
-        others = [head.pack(kind, 0, 1, 1, 1, 24, 0, 24) + floats for kind in (0, 1)]
-        alive = head.pack(2, 8, 0, 0, 0, 0, 0, 0)
-        leave = [head.pack(3, 8, 0, 0, number, 0, 0, 0) for number in range(3)]
-        found.append(bytes([rank]) + b"".join([alive, *parts, *others, *leave]))
-        found.append(bytes([rank]) + b"".join([*others, parts[1]]))
-        found.append(bytes([rank]) + parts[0] + leave[(rank - 1) % 3])
+        found.append(bytes([rank]) + b"".join([alive, *first, *second, *leave]))
+        found.append(bytes([rank]) + b"".join([*second, first[1]]))
+        found.append(bytes([rank]) + first[0] + leave[(rank - 1) % 3])
     return found
 
 

@@ -4,9 +4,11 @@ A cut is read by every worker for the layers of its own stage, whatever plan it 
 What it must agree with is the model, its data and how it is trained.
 """
 
+import hashlib
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from protos.job_pb2 import JobSpec
 from protos.naming import table_prefix
@@ -111,6 +113,7 @@ def _check(cut: Cut, launch: LaunchRequest) -> None:
     where, job = launch.resume, launch.job
     if cut.job_id not in (launch.job_id, job.train.resume.job_id):
         raise UnfitCutError(f"{where}: a cut of job {cut.job_id}; expected {launch.job_id}'s")
+    _check_entry(job)
     found = [layer.name for layer in cut.layers if layer.name]
     if found != base_names(launch.layers):
         raise UnfitCutError(
@@ -125,6 +128,22 @@ def _check(cut: Cut, launch: LaunchRequest) -> None:
                     f"{key}.{name}: got {now.get(name)}; the cut {where} was taken with "
                     f"{before.get(name)}"
                 )
+
+
+def _check_entry(job: JobSpec) -> None:
+    """Refuse another model file than was submitted: without code that is sent it may have changed.
+
+    Raises:
+        UnfitCutError
+    """
+    file = Path(job.directory, job.model.entry.rpartition(":")[0])
+    if not job.entry_digest or job.code_digest:
+        return
+    if hashlib.sha256(file.read_bytes()).hexdigest() != job.entry_digest:
+        raise UnfitCutError(
+            f"model.entry: {file} has changed since the job was submitted; expected the file that "
+            "its checkpoints were taken with. Begin another job with their weights by train.from"
+        )
 
 
 def _compared(job: JobSpec, key: str) -> dict[str, object]:

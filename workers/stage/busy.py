@@ -3,12 +3,15 @@
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import TracebackType
 
 import torch
 
+_COUNTED = nullcontext()  # by what is around it, or not at all
 
-class BusyClock:
+
+class BusyClock(AbstractContextManager[None]):
     """Adds up the time between the beginning and the end of each piece of work.
 
     A GPU is told its work ahead, so there events in its stream are read once they have come. On a
@@ -18,35 +21,41 @@ class BusyClock:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._seconds = 0.0
+        self._begun = 0.0
         self._inside = False
         self._pending: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
 
-    @contextmanager
-    def running(self) -> Iterator[None]:
+    def running(self) -> AbstractContextManager[object]:
         """Count what is computed inside; what raises is not counted."""
-        if self._device.type != "cuda":
-            if self._inside:
-                yield
-                return
-            begin, self._inside = time.perf_counter(), True
-            yield
-            self._seconds, self._inside = self._seconds + time.perf_counter() - begin, False
-            return
+        if self._device.type == "cuda":
+            return self._on_gpu()
+        return _COUNTED if self._inside else self
+
+    def handling(self) -> AbstractContextManager[object]:
+        """Count all that the worker does inside, where its own core is what computes."""
+        return _COUNTED if self._device.type == "cuda" else self.running()
+
+    def __enter__(self) -> None:
+        self._inside, self._begun = True, time.perf_counter()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._inside = False
+        if kind is None:
+            self._seconds += time.perf_counter() - self._begun
+
+    @contextmanager
+    def _on_gpu(self) -> Iterator[None]:
         first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         stream = torch.cuda.current_stream(self._device)
         first.record(stream)
         yield
         last.record(stream)
         self._pending.append((first, last))
-
-    @contextmanager
-    def handling(self) -> Iterator[None]:
-        """Count all that the worker does inside, where its own core is what computes."""
-        if self._device.type == "cuda":
-            yield
-            return
-        with self.running():
-            yield
 
     def seconds(self) -> float:
         """The sum, of what has ended so far."""

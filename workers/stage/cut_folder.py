@@ -1,6 +1,6 @@
 """Where the cuts of a job lie: the newest stay, and the best, with all that they need."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from chassis import written
@@ -45,6 +45,7 @@ class CutFolder:
         self._from_step = from_step
         self._kept: list[Cut] = []
         self._others: list[Cut] = []  # of jobs that had the same output
+        self._leaving: list[Cut] = []  # not kept any more, and not known to be given up elsewhere
         self._opened = False
 
     @property
@@ -84,8 +85,12 @@ class CutFolder:
                 self._kept.append(cut)
         self._opened = True
 
-    def add(self, cut: Cut) -> None:
+    def add(self, cut: Cut, named: Collection[int] | None) -> None:
         """Complete a cut, whose files are there, and remove what is needed no more.
+
+        Args:
+            named: steps of the cuts that a later attempt may be told to go on from; None where that
+                is not known, so that all have to stay.
 
         Raises:
             SupersededError: a later attempt writes here.
@@ -95,12 +100,17 @@ class CutFolder:
         self._check(store)
         open_store(f"{store.url}/{cut.step}").replace(MANIFEST, cut.written())
         self._others = [other for other in self._others if other.step != cut.step]
-        self._kept = [*(c for c in self._kept if c.step != cut.step), cut]
-        self._kept = to_keep(self._kept, self._job.train.checkpoint)
+        before = [c for c in self._kept if c.step != cut.step]
+        self._kept = to_keep([*before, cut], self._job.train.checkpoint)
+        self._leaving = [
+            other
+            for other in (*self._leaving, *before)
+            if other not in self._kept and (named is None or other.step in named)
+        ]
         self._remove_the_rest(store)
 
     def _remove_the_rest(self, store: Store) -> None:
-        cuts = [*self._kept, *self._others]
+        cuts = [*self._kept, *self._leaving, *self._others]
         steps = {cut.step for cut in cuts}
         for step in _steps(store):
             if step not in steps:

@@ -177,7 +177,9 @@ class CutJudge:
             self._folder.open()
             tables, size = self._save_tables(step)
             found = self._all_written(step)
-            self._folder.add(self._cut(moment, began, tables, size, found))
+            told = self._progress.cuts_told
+            named = None if told is None else {one.step for one in told.cuts}
+            self._folder.add(self._cut(moment, began, tables, size, found), named)
         except Stopped:
             return
         except SupersededError as error:

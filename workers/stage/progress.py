@@ -17,6 +17,8 @@ class Progress:
         began, ended: of training, `time.perf_counter`.
         before_s: of training, by attempts that this one goes on from.
         cuts: those that are kept, where this worker takes them; another object when they change.
+        cuts_told: the last ones that the scheduler has answered for: what a later attempt may be
+            told to go on from, so that none of these may go; None before it has.
         cut_asked: one is to be taken after the next step.
     """
 
@@ -28,6 +30,7 @@ class Progress:
     ended: float = 0.0
     before_s: float = 0.0
     cuts: CutList | None = None
+    cuts_told: CutList | None = None
     cut_asked: threading.Event = field(default_factory=threading.Event)
     _last: tuple[int, float] = (0, 0.0)
 

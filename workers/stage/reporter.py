@@ -57,6 +57,7 @@ class Reporter:
         self._seen = (0, 0.0)
         self._told_cuts: CutList | None = None
         self._thread = threading.Thread(target=self._loop, name="report", daemon=True)
+        self.generation = launch.generation  # of the job's workers
 
     @property
     def scheduler(self) -> str:
@@ -64,9 +65,10 @@ class Reporter:
         return self._scheduler
 
     def follow(self, progress: Progress) -> None:
-        """Begin to report."""
-        self._progress = progress
-        self._thread.start()
+        """Report of this from now on."""
+        self._progress, self._seen = progress, (progress.samples, 0.0)
+        if not self._thread.is_alive():
+            self._thread.start()
 
     def send(
         self,
@@ -86,6 +88,7 @@ class Reporter:
         report = ProgressReport(
             job_id=self._launch.job_id,
             attempt=self._launch.attempt,
+            generation=self.generation,
             stage=self._launch.index,
             rank=self._launch.rank,
             total_steps=self._total,
@@ -122,8 +125,10 @@ class Reporter:
                     raise
                 if self._stop.wait(_PAUSE_S):
                     raise
-        if report.HasField("cuts"):
+        if progress is not None and report.HasField("cuts"):
             self._told_cuts = cuts
+            if not reply.stop:
+                progress.cuts_told = cuts
         if reply.cut and progress is not None:
             progress.cut_asked.set()
         if reply.stop:

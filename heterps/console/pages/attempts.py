@@ -31,6 +31,9 @@ def attempt_sections(job: Job, decision: "Decision | None") -> Iterator[Markup]:
             "after that is lost, and trained again. Costs are at each plan's price."
         )
         yield section("attempts", "Attempts", caption, table("Attempts", _ATTEMPTS, rows))
+    if job.cut_error:
+        text = tag("p", f"The newest checkpoint failed: {job.cut_error}", class_="warn")
+        yield section("cut-failed", "A checkpoint failed", None, text)
     if job.cuts:
         rows = [_cut(cut) for cut in reversed(job.cuts)]
         caption = f"Go on from one with heterps submit --resume {job.job_id}@STEP"

@@ -4,10 +4,16 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 
-from heterps import Client
+from heterps import Client, cli
+from heterps.client import archive
 from heterps.client.origins import OriginError
+from heterps.commands import complete
+from heterps.commands.train import _look_up_weights
+from heterps.errors import UnknownJobError
+from heterps.job.file import load_job
 from protos import scheduler_pb2 as pb
 from tests.scheduler.lives import prepare
 from tests.scheduler.stub_node import BATCH, Service, serving
@@ -20,7 +26,9 @@ def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service
         yield made
 
 
-def test_a_job_that_was_cancelled_is_gone_on_with(service: Service, run) -> None:
+def test_a_job_that_was_cancelled_is_gone_on_with(
+    service: Service, run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     node, at = service.node, ("--scheduler", service.address)
     service.submit(service.spec("job"))
     worker = node.worker("job", 1)
@@ -41,6 +49,11 @@ def test_a_job_that_was_cancelled_is_gone_on_with(service: Service, run) -> None
         assert listed[1]["place"] == cuts[1].place
         code, out, _ = run("checkpoints", "job", *at)
         assert "heterps submit --resume job@20" in out
+
+        monkeypatch.setenv("HETERPS_SCHEDULER", service.address)
+        for typed, offered in (("job@", ["job@20", "job@10"]), ("job@1", ["job@10"])):
+            found = complete.cuts(click.Context(cli.heterps), click.Option(["--resume"]), typed)
+            assert [item.value for item in found] == offered
 
         code, out, err = run("submit", "--resume", "job@10", "--id", "more", *at)
         assert code == 0, err
@@ -87,8 +100,6 @@ def test_a_job_that_was_cancelled_is_gone_on_with(service: Service, run) -> None
 
 
 def test_a_job_tells_what_it_goes_on_from(run) -> None:
-    from heterps.client import archive
-
     status = pb.JobStatus(
         job_id="clicks-aaa111",
         name="clicks",
@@ -113,9 +124,11 @@ def test_a_job_tells_what_it_goes_on_from(run) -> None:
         price_per_hour=3.6,
     )
     status.cuts.add(step=20, taken_at=1e9 + 25, place="heterps://h:1/clicks-aaa111/cuts/20")
+    status.cut_error = "cut 30: OSError: no room"
     archive.add(status, None, [])
     _, out, _ = run("status", "clicks")
     for part in (
+        "cut 30: OSError: no room",
         "2 (retries: 1), from step 20",
         "steps 0 to 25, 5 of them lost (5.0 s, $0.0050)",
         "training again after 10 s",
@@ -126,3 +139,19 @@ def test_a_job_tells_what_it_goes_on_from(run) -> None:
     _, out, _ = run("status", "clicks", "--json")
     job = json.loads(out)
     assert (job["from_step"], job["cuts"][0]["step"], job["attempts"][0]["step"]) == (20, 20, 25)
+
+
+def test_train_begins_with_the_weights_of_a_job_that_it_ran_before(job: Path) -> None:
+    status = pb.JobStatus(job_id="clicks-aaa111", state=pb.SUCCEEDED, output="/runs/clicks-aaa111")
+    status.cuts.add(step=20, place="s3://bucket/clicks-aaa111.cuts/20")
+    archive.add(status, None, [])
+    for named, place in (
+        ("clicks-aaa111", "/runs/clicks-aaa111"),
+        ("clicks-aaa@20", "s3://bucket/clicks-aaa111.cuts/20"),
+    ):
+        spec = load_job(job, [f"train.from={named}"])
+        _look_up_weights(spec)
+        assert spec.train.warm_start == place
+    spec = load_job(job, ["train.from=other"])
+    with pytest.raises(UnknownJobError):
+        _look_up_weights(spec)

@@ -24,10 +24,9 @@ OPTIONS = {"optimizer": "sgd", "learning_rate": 1.0, "initializer": "zeros"}
 Named = Callable[[list[str]], list[str]]
 
 
-@pytest.fixture(scope="module")
-def four() -> Iterator[list[str]]:
-    with LocalShards(4) as running:
-        yield running.addresses
+@pytest.fixture
+def three(shards: LocalShards) -> list[str]:
+    return shards.addresses
 
 
 @pytest.fixture
@@ -46,82 +45,84 @@ def connect() -> Iterator[Callable[[list[str]], ParameterClient]]:
 def _counts(addresses: list[str]) -> list[tuple[int, int]]:
     """Of table t on each shard: keys pulled and pushed."""
     with ParameterClient(addresses, timeout_s=20) as client:
-        found = [[(t.pulled, t.pushed) for t in s.tables if t.name == "t"] for s in client.stats()]
+        found = [
+            [(t.pulled, t.pushed) for t in s.tables if t.name == "named"] for s in client.stats()
+        ]
     return [counts[0] if counts else (0, 0) for counts in found]
 
 
 @pytest.mark.parametrize(
     ("made", "named"),
     [
-        (2, lambda four: [four[1], four[0]]),
-        (4, lambda four: four[:3]),
-        (3, lambda four: four),
-        (3, lambda four: [four[0], four[2], four[1]]),  # the first one is right
+        (2, lambda three: [three[1], three[0]]),
+        (3, lambda three: three[:2]),
+        (2, lambda three: three),
+        (3, lambda three: [three[0], three[2], three[1]]),  # the first one is right
     ],
-    ids=["two the other way round", "three of four", "one more", "two of three"],
+    ids=["two the other way round", "one less", "one more", "two of three"],
 )
 def test_nothing_is_read_or_written(
-    four: list[str],
+    three: list[str],
     connect: Callable[[list[str]], ParameterClient],
     tmp_path: Path,
     made: int,
     named: Named,
 ) -> None:
-    right = connect(four[:made])
-    right.create_table("t", 2, **OPTIONS)
-    right.push("t", KEYS, -ONES)
-    before = _counts(four)
-    wrong = connect(named(four))
+    right = connect(three[:made])
+    right.create_table("named", 2, **OPTIONS)
+    right.push("named", KEYS, -ONES)
+    before = _counts(three)
+    wrong = connect(named(three))
     calls: list[Callable[[], object]] = [
-        lambda: wrong.pull("t", KEYS),
-        lambda: wrong.push("t", KEYS, ONES),
-        lambda: wrong.prefetch("t", KEYS).result(),
-        lambda: wrong.stage_async("s", 1, 0, {"t": (KEYS, ONES)}).result(),
-        lambda: wrong.commit_async("s", 1, 1, parts={"t": (KEYS, ONES)}).result(),
-        lambda: wrong.create_table("t", 2, **OPTIONS),
-        lambda: wrong.shrink("t"),
-        lambda: wrong.keys("t"),
-        lambda: wrong.reshard(four[1:3]),
+        lambda: wrong.pull("named", KEYS),
+        lambda: wrong.push("named", KEYS, ONES),
+        lambda: wrong.prefetch("named", KEYS).result(),
+        lambda: wrong.stage_async("s", 1, 0, {"named": (KEYS, ONES)}).result(),
+        lambda: wrong.commit_async("s", 1, 1, parts={"named": (KEYS, ONES)}).result(),
+        lambda: wrong.create_table("named", 2, **OPTIONS),
+        lambda: wrong.shrink("named"),
+        lambda: wrong.keys("named"),
+        lambda: wrong.reshard(three[1:3]),
     ]
     for call in calls:
         with pytest.raises(TableError, match=r"is shard \d of \d of it.*in their order"):
             call()
     with pytest.raises(ShardError, match="in their order"):
         wrong.save(tmp_path / "saved")
-    assert _counts(four) == before
-    assert (right.pull("t", KEYS) == 1).all()
+    assert _counts(three) == before
+    assert (right.pull("named", KEYS) == 1).all()
     right.save(tmp_path / "saved")
-    assert (LocalTable.load_checkpoint(tmp_path / "saved")["t"].pull(KEYS) == 1).all()
-    right.drop_tables("t")
+    assert (LocalTable.load_checkpoint(tmp_path / "saved")["named"].pull(KEYS) == 1).all()
+    right.drop_tables("named")
 
 
 @pytest.mark.parametrize("shared_memory", [True, False])
 def test_a_load_by_others_is_noticed(
-    four: list[str],
+    three: list[str],
     connect: Callable[..., ParameterClient],
     tmp_path: Path,
     shared_memory: bool,
 ) -> None:
-    before = connect(four[:2], shared_memory=shared_memory)
-    before.create_table("t", 2, **OPTIONS)
-    before.push("t", KEYS, -ONES)
+    before = connect(three[:2], shared_memory=shared_memory)
+    before.create_table("named", 2, **OPTIONS)
+    before.push("named", KEYS, -ONES)
     before.save(tmp_path / "saved")
-    others = connect([four[1], four[0]])
+    others = connect([three[1], three[0]])
     others.load(tmp_path / "saved")
     calls: list[Callable[[], object]] = [
-        lambda: before.pull("t", KEYS),
-        lambda: before.push("t", KEYS, ONES),
-        lambda: before.stage_async("s", 1, 0, {"t": (KEYS, ONES)}).result(),
-        lambda: before.commit_async("s", 1, 1, parts={"t": (KEYS, ONES)}).result(),
+        lambda: before.pull("named", KEYS),
+        lambda: before.push("named", KEYS, ONES),
+        lambda: before.stage_async("s", 1, 0, {"named": (KEYS, ONES)}).result(),
+        lambda: before.commit_async("s", 1, 1, parts={"named": (KEYS, ONES)}).result(),
     ]
     for call in calls:
         with pytest.raises(ShardError, match="in their order") as refused:
             call()
         assert refused.value.code is grpc.StatusCode.FAILED_PRECONDITION
-    assert (others.pull("t", KEYS) == 1).all()
-    others.push("t", KEYS, -ONES)
-    assert (others.pull("t", KEYS) == 2).all()
-    others.drop_tables("t")
+    assert (others.pull("named", KEYS) == 1).all()
+    others.push("named", KEYS, -ONES)
+    assert (others.pull("named", KEYS) == 2).all()
+    others.drop_tables("named")
 
 
 def _spec(durability: str) -> pb.TableSpec:

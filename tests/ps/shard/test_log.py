@@ -421,3 +421,29 @@ def test_a_step_that_one_journal_took_and_another_did_not_is_made_once(tmp_path:
     durable.close()
     ShardDirectory(again, tmp_path).close()
     np.testing.assert_array_equal(again.tables["log"].native.pull(keys, True), live)
+
+
+def test_what_a_start_has_to_repeat_is_bounded_in_changes_too(tmp_path: Path) -> None:
+    """Small ones take no room, and long to repeat; it counts them over restarts."""
+    one = np.zeros(1, np.uint64)
+    state = ShardState()
+    durable = ShardDirectory(state, tmp_path)
+    state.create(SPEC)
+    pushed = 0
+    while not durable.due():
+        pushed += 1
+        push(state, pushed, one)
+        assert pushed < 17_000
+        if pushed == 5000:
+            durable.close()
+            state = ShardState()
+            durable = ShardDirectory(state, tmp_path)
+    durable.fold()
+    assert not durable.due()
+    assert durable.log.records == 0
+    durable.close()
+    state = ShardState()
+    durable = ShardDirectory(state, tmp_path)
+    assert rows(state)[0] == pushed
+    assert durable.log.records < 10
+    durable.close()

@@ -1,0 +1,142 @@
+"""Jobs that are killed and gone on with, to the bit what they would have been; real processes."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from heterps import Client, Cluster
+from heterps.client.records import State
+from heterps.job.file import load_job
+from ps import LocalTable
+from tests.jobs import write_ratings
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.exhaustive
+STEPS = 60
+EVERY = "train.checkpoint.every=10 steps"
+
+
+@pytest.fixture(scope="module")
+def ratings(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("job")
+    draw = np.random.default_rng(0)
+    user, item = draw.integers(0, 500, 4000), draw.integers(0, 50, 4000)
+    return write_ratings(folder, zip(user, item, (user + item) % 2, strict=True), STEPS, 0.1)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory):
+    with Cluster(tmp_path_factory.mktemp("cluster"), types={"cpu": 2}) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(cluster):
+    with Client(cluster.address) as connected:
+        yield connected
+
+
+@pytest.fixture(scope="module")
+def unfailed(client, ratings, tmp_path_factory) -> Path:
+    """The model of a run that nothing happened to."""
+    job = client.wait(client.submit(load_job(ratings)), timeout=300)
+    assert job.state is State.SUCCEEDED, job.reason
+    return Path(client.get(job.job_id, tmp_path_factory.mktemp("got") / "model").folder)
+
+
+def assert_same(folder: Path, other: Path) -> None:
+    """Losses, weights and rows are the same to the bit."""
+    assert (folder / "loss.csv").read_text() == (other / "loss.csv").read_text()
+    one, two = (load_file(f / "dense.safetensors") for f in (folder, other))
+    assert all(np.array_equal(one[name], two[name]) for name in one.keys() | two.keys())
+    (mine,) = LocalTable.load_checkpoint(folder / "tables").values()
+    (theirs,) = LocalTable.load_checkpoint(other / "tables").values()
+    keys = np.sort(mine.keys())
+    assert np.array_equal(keys, np.sort(theirs.keys()))
+    assert np.array_equal(mine.pull(keys), theirs.pull(keys))
+
+
+def has_cut(client: Client, job_id: str, step: int) -> bool:
+    job = client.status(job_id)
+    assert not job.state.is_final, job.reason
+    return any(cut.step >= step for cut in job.cuts)
+
+
+def worker_of(client: Client, job_id: str) -> int:
+    return next(
+        process.pid
+        for node in client.nodes()
+        for process in node.processes
+        if process.job_id == job_id and process.role == "stage" and process.running
+    )
+
+
+def test_a_retry_goes_on_from_the_files_that_the_scheduler_keeps(
+    client, ratings, unfailed, tmp_path
+):
+    job_id = client.submit(load_job(ratings, [EVERY, "retries=1", "servers.durability=none"]))
+    wait_until(lambda: has_cut(client, job_id, 20), "it has a cut")
+    os.kill(worker_of(client, job_id), signal.SIGKILL)
+    job = client.wait(job_id, timeout=300)
+    assert (job.state, job.attempt) == (State.SUCCEEDED, 2), job.reason
+    assert job.from_step >= 20
+    assert len(job.cuts) == 3
+    fetched = client.get(job_id, tmp_path / "model")
+    assert not [name for name in fetched.files if name.startswith(("cuts/", "from/"))]
+    assert_same(Path(fetched.folder), unfailed)
+
+
+def test_another_job_goes_on_from_a_cancelled_one(client, ratings, unfailed, tmp_path):
+    job_id = client.submit(load_job(ratings, [EVERY]))
+    wait_until(lambda: has_cut(client, job_id, 20), "it has a cut")
+    client.cancel(job_id)
+    other = load_job(ratings, ["servers.shards=2"])  # another plan, as far as one machine has any
+    job = client.wait(client.submit(other, resume=job_id), timeout=300)
+    assert job.state is State.SUCCEEDED, job.reason
+    assert job.from_step >= 20
+    assert_same(Path(client.get(job.job_id, tmp_path / "model").folder), unfailed)
+
+
+def test_a_job_begins_with_the_weights_and_rows_of_another(client, ratings, unfailed, tmp_path):
+    """Which the scheduler keeps; a step that changes nothing of the dense weights is trained."""
+    (name,) = {json.loads((unfailed / "metrics.json").read_text())["job_id"]}
+    still = ["train.max_steps=1", "train.optimizer.name=sgd", "train.optimizer.learning_rate=1e-30"]
+    job = client.wait(client.submit(load_job(ratings, [*still, f"train.from={name}"])), timeout=300)
+    assert (job.state, job.step) == (State.SUCCEEDED, 1), job.reason
+    folder = Path(client.get(job.job_id, tmp_path / "model").folder)
+    one, two = (load_file(f / "dense.safetensors") for f in (folder, unfailed))
+    assert all(np.array_equal(one[name], two[name]) for name in one.keys() | two.keys())
+    (mine,) = LocalTable.load_checkpoint(folder / "tables").values()
+    (theirs,) = LocalTable.load_checkpoint(unfailed / "tables").values()
+    keys = np.sort(theirs.keys())
+    assert np.array_equal(keys, np.sort(mine.keys()))
+    same = (mine.pull(keys) == theirs.pull(keys)).all(axis=1)
+    assert 0 < (~same).sum() <= 2 * 128, "those of one batch alone have changed"
+
+
+def test_a_train_that_was_killed_is_gone_on_with(interruptible, ratings, unfailed, tmp_path):
+    output = tmp_path / "out"
+    arguments = ["train", str(ratings), "--set", f"output={output}", "--set", EVERY]
+    first = subprocess.Popen([*interruptible, *arguments], stdout=subprocess.DEVNULL)
+    wait_until(lambda: list(output.glob("*.cuts/20/cut.json")) or first.poll() is not None)
+    first.kill()
+    first.wait()
+    left = {path.name for path in output.glob("*.cuts")}
+    again = [*interruptible, *arguments, "--resume"]
+    second = subprocess.run(again, check=False, capture_output=True, text=True, timeout=300)
+    assert second.returncode == 0, second.stdout + second.stderr
+    assert "goes on from step " in second.stdout
+    (model,) = (path.parent for path in output.glob("*/model.json"))
+    assert f"{model.name}.cuts" not in left, "a job of its own"
+    assert_same(model, unfailed)
+    third = subprocess.run(again, check=False, capture_output=True, text=True, timeout=300)
+    assert third.returncode == 2
+    assert "has ended, and its model is there" in third.stderr
+    shutil.rmtree(output)
