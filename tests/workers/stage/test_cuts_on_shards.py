@@ -66,7 +66,7 @@ def test_a_late_commit_of_an_earlier_attempt_changes_nothing(tmp_path, client):
     step = read_cut(places[0]).step
     late = {TABLES + "one": (ALL, np.ones((KEYS, 3), np.float32))}
     # A worker of the first attempt that was stopped had staged its part, or had it in its hands.
-    series = series_of(TABLES, 1, 0)
+    series = series_of(TABLES, 1, 0, 0)
 
     def commits(at):
         with pytest.raises(ShardError):
