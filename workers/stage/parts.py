@@ -131,6 +131,12 @@ class Share:
         if batches.steps and not schedule.lockstep:
             last = min(batches.steps_per_epoch or batches.steps, batches.steps) - 1
             check_smallest(traced.model, batches.samples(last) // schedule.count(last))
+        if job.train.checkpoint.best and staleness_of(launch):
+            raise ValueError(
+                f"train.checkpoint.best: got {job.train.checkpoint.best}, which cannot be measured "
+                f"at staleness {staleness_of(launch)}, between steps that are under way; expected "
+                "none, or staleness 0"
+            )
         weights: Weights | None = None
         if job.train.warm_start and not launch.resume:
             weights = read_weights(job.train.warm_start)
