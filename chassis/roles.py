@@ -97,7 +97,7 @@ REQUIRED: Final[Mapping[str, Role]] = MappingProxyType(
     | _methods(_ACCESS, Role.CLUSTER, "CreateToken RevokeToken")
     | _methods("heterps.v1.Node", Role.CLUSTER, "Follow Profile Launch StopJob ReadLog Status")
     # Between the workers of a job, which ask for that job's token: see `chassis.callers`.
-    | _methods("heterps.v1.Stage", Role.JOB, "Start Connect Join")
+    | _methods("heterps.v1.Stage", Role.JOB, "Start Regroup ReadState Connect Join")
     | _methods(_SHARD, Role.JOB, "Pull Push Attach Advance Stage Tally Commit Stats Keys Route")
     | _methods(_SHARD, Role.JOB, "CreateTable DropTables Shrink Cut Save Load")
     | _methods(_SHARD, Role.CLUSTER, "Fetch Move Absorb Replicate")

@@ -122,6 +122,8 @@ class LaunchRequest(_message.Message):
     STALENESS_FIELD_NUMBER: _builtins.int
     CUTS_FIELD_NUMBER: _builtins.int
     RESUME_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    FORMER_FIELD_NUMBER: _builtins.int
     TOKEN_FIELD_NUMBER: _builtins.int
     process_id: _builtins.str
     """launching the same id twice answers with the first"""
@@ -146,6 +148,8 @@ class LaunchRequest(_message.Message):
     """where the job's cuts lie, a folder or URL; empty: none are taken"""
     resume: _builtins.str
     """folder of the cut to go on from, see train.resume; empty: none"""
+    generation: _builtins.int
+    """of the attempt's workers, that it is to be one of"""
     token: _builtins.str
     """the job's own, for its processes; empty: that of the node"""
     @_builtins.property
@@ -159,6 +163,10 @@ class LaunchRequest(_message.Message):
     @_builtins.property
     def devices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """by stage: cpu | cuda"""
+
+    @_builtins.property
+    def former(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """of the attempts before this one: the last generation of each"""
 
     def __init__(
         self,
@@ -180,11 +188,13 @@ class LaunchRequest(_message.Message):
         staleness: _builtins.int | None = ...,
         cuts: _builtins.str = ...,
         resume: _builtins.str = ...,
+        generation: _builtins.int = ...,
+        former: _abc.Iterable[_builtins.int] | None = ...,
         token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_staleness", b"_staleness", "job", b"job", "staleness", b"staleness"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_staleness", b"_staleness", "attempt", b"attempt", "cuts", b"cuts", "devices", b"devices", "index", b"index", "job", b"job", "job_id", b"job_id", "layers", b"layers", "micro_batches", b"micro_batches", "output", b"output", "process_id", b"process_id", "rank", b"rank", "resume", b"resume", "role", b"role", "scheduler", b"scheduler", "stages", b"stages", "staleness", b"staleness", "term", b"term", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_staleness", b"_staleness", "attempt", b"attempt", "cuts", b"cuts", "devices", b"devices", "former", b"former", "generation", b"generation", "index", b"index", "job", b"job", "job_id", b"job_id", "layers", b"layers", "micro_batches", b"micro_batches", "output", b"output", "process_id", b"process_id", "rank", b"rank", "resume", b"resume", "role", b"role", "scheduler", b"scheduler", "stages", b"stages", "staleness", b"staleness", "term", b"term", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__staleness: _TypeAlias = _typing.Literal["staleness"]  # noqa: Y015
     _WhichOneofArgType__staleness: _TypeAlias = _typing.Literal["_staleness", b"_staleness"]  # noqa: Y015

@@ -29,6 +29,8 @@ class _ReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Reason.ValueTy
     """a delta cannot build on that save"""
     PARTS_MISSING: _Reason.ValueType  # 7
     """a step is to end, and not all of its parts are there"""
+    STEP_OVER: _Reason.ValueType  # 23
+    """a step was committed that was to be dropped, or the other way round"""
     REPLICA_BEHIND: _Reason.ValueType  # 6
     """a replica must have the whole state before it can take a change"""
     SAVE_REPLACED: _Reason.ValueType  # 20
@@ -73,6 +75,8 @@ WHOLE_SAVE_NEEDED: Reason.ValueType  # 2
 """a delta cannot build on that save"""
 PARTS_MISSING: Reason.ValueType  # 7
 """a step is to end, and not all of its parts are there"""
+STEP_OVER: Reason.ValueType  # 23
+"""a step was committed that was to be dropped, or the other way round"""
 REPLICA_BEHIND: Reason.ValueType  # 6
 """a replica must have the whole state before it can take a change"""
 SAVE_REPLACED: Reason.ValueType  # 20

@@ -311,6 +311,8 @@ class JobStatus(_message.Message):
     FROM_STEP_FIELD_NUMBER: _builtins.int
     FROM_SAMPLES_FIELD_NUMBER: _builtins.int
     CUT_ERROR_FIELD_NUMBER: _builtins.int
+    RECOVERIES_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
     SUBMITTED_BY_FIELD_NUMBER: _builtins.int
     CANCELLED_BY_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
@@ -352,6 +354,8 @@ class JobStatus(_message.Message):
     """trained until then"""
     cut_error: _builtins.str
     """what the newest cut failed of; empty: it did not"""
+    generation: _builtins.int
+    """of the attempt's workers, the newest"""
     submitted_by: _builtins.str
     """the user whose token that was; empty where none is asked for"""
     cancelled_by: _builtins.str
@@ -368,6 +372,8 @@ class JobStatus(_message.Message):
     def cuts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Cut]:
         """that are kept, the oldest first"""
 
+    @_builtins.property
+    def recoveries(self) -> _containers.RepeatedCompositeFieldContainer[Global___Recovery]: ...
     def __init__(
         self,
         *,
@@ -400,12 +406,14 @@ class JobStatus(_message.Message):
         from_step: _builtins.int = ...,
         from_samples: _builtins.int = ...,
         cut_error: _builtins.str = ...,
+        recoveries: _abc.Iterable[Global___Recovery] | None = ...,
+        generation: _builtins.int = ...,
         submitted_by: _builtins.str = ...,
         cancelled_by: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["job", b"job"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "attempts", b"attempts", "began_at", b"began_at", "cancelled_by", b"cancelled_by", "cut_error", b"cut_error", "cuts", b"cuts", "end_reason", b"end_reason", "ended_at", b"ended_at", "error", b"error", "from_samples", b"from_samples", "from_step", b"from_step", "job", b"job", "job_id", b"job_id", "last_lines", b"last_lines", "loss", b"loss", "metrics", b"metrics", "name", b"name", "output", b"output", "phase", b"phase", "priority", b"priority", "process", b"process", "reason", b"reason", "retries", b"retries", "samples", b"samples", "samples_per_s", b"samples_per_s", "started_at", b"started_at", "state", b"state", "step", b"step", "submitted_at", b"submitted_at", "submitted_by", b"submitted_by", "total_steps", b"total_steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "attempts", b"attempts", "began_at", b"began_at", "cancelled_by", b"cancelled_by", "cut_error", b"cut_error", "cuts", b"cuts", "end_reason", b"end_reason", "ended_at", b"ended_at", "error", b"error", "from_samples", b"from_samples", "from_step", b"from_step", "generation", b"generation", "job", b"job", "job_id", b"job_id", "last_lines", b"last_lines", "loss", b"loss", "metrics", b"metrics", "name", b"name", "output", b"output", "phase", b"phase", "priority", b"priority", "process", b"process", "reason", b"reason", "recoveries", b"recoveries", "retries", b"retries", "samples", b"samples", "samples_per_s", b"samples_per_s", "started_at", b"started_at", "state", b"state", "step", b"step", "submitted_at", b"submitted_at", "submitted_by", b"submitted_by", "total_steps", b"total_steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -425,6 +433,7 @@ class Attempt(_message.Message):
     STEP_FIELD_NUMBER: _builtins.int
     STARTED_AT_FIELD_NUMBER: _builtins.int
     PRICE_PER_HOUR_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     end_reason: Global___EndReason.ValueType
     reason: _builtins.str
@@ -440,6 +449,8 @@ class Attempt(_message.Message):
     """training began; 0: it did not"""
     price_per_hour: _builtins.float
     """of its plan"""
+    generation: _builtins.int
+    """of its workers, the last"""
     def __init__(
         self,
         *,
@@ -453,10 +464,11 @@ class Attempt(_message.Message):
         step: _builtins.int = ...,
         started_at: _builtins.float = ...,
         price_per_hour: _builtins.float = ...,
+        generation: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_reason", b"end_reason", "ended_at", b"ended_at", "error", b"error", "from_step", b"from_step", "number", b"number", "price_per_hour", b"price_per_hour", "process", b"process", "reason", b"reason", "started_at", b"started_at", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_reason", b"end_reason", "ended_at", b"ended_at", "error", b"error", "from_step", b"from_step", "generation", b"generation", "number", b"number", "price_per_hour", b"price_per_hour", "process", b"process", "reason", b"reason", "started_at", b"started_at", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -957,12 +969,13 @@ class ProgressReport(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     END_REASON_FIELD_NUMBER: _builtins.int
     STEPPED_S_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
     CUTS_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     stage: _builtins.int
     rank: _builtins.int
     phase: _builtins.str
-    """train | test | save | done | failed"""
+    """train | test | save | trained | done | lost | failed"""
     step: _builtins.int
     total_steps: _builtins.int
     samples: _builtins.int
@@ -981,6 +994,8 @@ class ProgressReport(_message.Message):
     """of phase failed: what the worker takes its error for"""
     stepped_s: _builtins.float
     """of train_seconds, when `step` had ended"""
+    generation: _builtins.int
+    """of the attempt's workers that it is one of"""
     @_builtins.property
     def metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]: ...
     @_builtins.property
@@ -1007,11 +1022,12 @@ class ProgressReport(_message.Message):
         attempt: _builtins.int = ...,
         end_reason: Global___EndReason.ValueType = ...,
         stepped_s: _builtins.float = ...,
+        generation: _builtins.int = ...,
         cuts: Global___CutList | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cuts", b"cuts"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "busy_s", b"busy_s", "cuts", b"cuts", "end_reason", b"end_reason", "error", b"error", "job_id", b"job_id", "loss", b"loss", "metrics", b"metrics", "output", b"output", "phase", b"phase", "rank", b"rank", "samples", b"samples", "samples_per_s", b"samples_per_s", "stage", b"stage", "step", b"step", "stepped_s", b"stepped_s", "total_steps", b"total_steps", "train_seconds", b"train_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "busy_s", b"busy_s", "cuts", b"cuts", "end_reason", b"end_reason", "error", b"error", "generation", b"generation", "job_id", b"job_id", "loss", b"loss", "metrics", b"metrics", "output", b"output", "phase", b"phase", "rank", b"rank", "samples", b"samples", "samples_per_s", b"samples_per_s", "stage", b"stage", "step", b"step", "stepped_s", b"stepped_s", "total_steps", b"total_steps", "train_seconds", b"train_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1042,6 +1058,49 @@ class CutList(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CutList: _TypeAlias = CutList  # noqa: Y015
+
+@_typing.final
+class Recovery(_message.Message):
+    """Workers that died and were replaced while the others of the attempt kept their processes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AT_FIELD_NUMBER: _builtins.int
+    LOST_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    at: _builtins.float
+    """seconds since the epoch: it was noticed"""
+    seconds: _builtins.float
+    """until the workers were told to go on"""
+    step: _builtins.int
+    """that they went on from"""
+    attempt: _builtins.int
+    reason: _builtins.str
+    """what had broken, in one line"""
+    @_builtins.property
+    def lost(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """processes"""
+
+    def __init__(
+        self,
+        *,
+        at: _builtins.float = ...,
+        lost: _abc.Iterable[_builtins.str] | None = ...,
+        seconds: _builtins.float = ...,
+        step: _builtins.int = ...,
+        attempt: _builtins.int = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "attempt", b"attempt", "lost", b"lost", "reason", b"reason", "seconds", b"seconds", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Recovery: _TypeAlias = Recovery  # noqa: Y015
 
 @_typing.final
 class Cut(_message.Message):
@@ -1296,9 +1355,15 @@ class RunRecord(_message.Message):
     PROCESSES_FIELD_NUMBER: _builtins.int
     UNITS_FIELD_NUMBER: _builtins.int
     START_S_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    REGROUPING_FIELD_NUMBER: _builtins.int
     attempt: _builtins.int
     start_s: _builtins.float
     """seconds that its processes took to start"""
+    generation: _builtins.int
+    """of its workers"""
+    regrouping: _builtins.bool
+    """that generation has not been told to train"""
     @_builtins.property
     def processes(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlacedProcess]: ...
     @_builtins.property
@@ -1312,10 +1377,12 @@ class RunRecord(_message.Message):
         processes: _abc.Iterable[Global___PlacedProcess] | None = ...,
         units: _abc.Iterable[_builtins.str] | None = ...,
         start_s: _builtins.float = ...,
+        generation: _builtins.int = ...,
+        regrouping: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "processes", b"processes", "start_s", b"start_s", "units", b"units"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "generation", b"generation", "processes", b"processes", "regrouping", b"regrouping", "start_s", b"start_s", "units", b"units"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -156,12 +156,33 @@ class Topology(_message.Message):
     JOB_ID_FIELD_NUMBER: _builtins.int
     STAGES_FIELD_NUMBER: _builtins.int
     SHARDS_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    DONORS_FIELD_NUMBER: _builtins.int
+    JUDGED_FIELD_NUMBER: _builtins.int
+    FORMER_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
+    generation: _builtins.int
+    """Of the attempt's workers: 0 at first, one more whenever some of them are replaced."""
+    step: _builtins.int
+    """updates in the state that the generation goes on from"""
     @_builtins.property
     def stages(self) -> _containers.RepeatedCompositeFieldContainer[Global___StageWorkers]: ...
     @_builtins.property
     def shards(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """parameter-server addresses, in shard order"""
+
+    @_builtins.property
+    def donors(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """By stage, who has that state; empty: the workers begin as their launch says."""
+
+    @_builtins.property
+    def judged(self) -> _containers.RepeatedCompositeFieldContainer[Global___Notice]:
+        """verdicts on the last steps before `step`, in their order"""
+
+    @_builtins.property
+    def former(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """by stage, the generation whose commits may not all be done"""
 
     def __init__(
         self,
@@ -169,10 +190,15 @@ class Topology(_message.Message):
         job_id: _builtins.str = ...,
         stages: _abc.Iterable[Global___StageWorkers] | None = ...,
         shards: _abc.Iterable[_builtins.str] | None = ...,
+        generation: _builtins.int = ...,
+        step: _builtins.int = ...,
+        donors: _abc.Iterable[_builtins.str] | None = ...,
+        judged: _abc.Iterable[Global___Notice] | None = ...,
+        former: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_id", b"job_id", "shards", b"shards", "stages", b"stages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["donors", b"donors", "former", b"former", "generation", b"generation", "job_id", b"job_id", "judged", b"judged", "shards", b"shards", "stages", b"stages", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -192,6 +218,100 @@ class StartReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StartReply: _TypeAlias = StartReply  # noqa: Y015
+
+@_typing.final
+class RegroupRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GENERATION_FIELD_NUMBER: _builtins.int
+    generation: _builtins.int
+    def __init__(
+        self,
+        *,
+        generation: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RegroupRequest: _TypeAlias = RegroupRequest  # noqa: Y015
+
+@_typing.final
+class RegroupReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HAS_STATE_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    JUDGED_FIELD_NUMBER: _builtins.int
+    TRAINED_FIELD_NUMBER: _builtins.int
+    has_state: _builtins.bool
+    """it trained, or has trained; else it never began"""
+    step: _builtins.int
+    """updates in its state"""
+    trained: _builtins.int
+    """the newest generation that it trained in"""
+    @_builtins.property
+    def judged(self) -> _containers.RepeatedCompositeFieldContainer[Global___Notice]:
+        """verdicts on the last steps, in their order"""
+
+    def __init__(
+        self,
+        *,
+        has_state: _builtins.bool = ...,
+        step: _builtins.int = ...,
+        judged: _abc.Iterable[Global___Notice] | None = ...,
+        trained: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["has_state", b"has_state", "judged", b"judged", "step", b"step", "trained", b"trained"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RegroupReply: _TypeAlias = RegroupReply  # noqa: Y015
+
+@_typing.final
+class ReadStateRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GENERATION_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    generation: _builtins.int
+    step: _builtins.int
+    def __init__(
+        self,
+        *,
+        generation: _builtins.int = ...,
+        step: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReadStateRequest: _TypeAlias = ReadStateRequest  # noqa: Y015
+
+@_typing.final
+class StateChunk(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DATA_FIELD_NUMBER: _builtins.int
+    data: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        data: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StateChunk: _TypeAlias = StateChunk  # noqa: Y015
 
 @_typing.final
 class Frame(_message.Message):
@@ -241,19 +361,23 @@ class JoinRequest(_message.Message):
 
     RANK_FIELD_NUMBER: _builtins.int
     SIZE_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     """of the caller"""
     size: _builtins.int
     """workers of the stage"""
+    generation: _builtins.int
+    """of the caller"""
     def __init__(
         self,
         *,
         rank: _builtins.int = ...,
         size: _builtins.int = ...,
+        generation: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["rank", b"rank", "size", b"size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "rank", b"rank", "size", b"size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -263,12 +387,16 @@ Global___JoinRequest: _TypeAlias = JoinRequest  # noqa: Y015
 class ConnectRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    GENERATION_FIELD_NUMBER: _builtins.int
+    generation: _builtins.int
     def __init__(
         self,
+        *,
+        generation: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -40,6 +40,16 @@ class StageStub:
                 request_serializer=protos_dot_stage__pb2.Topology.SerializeToString,
                 response_deserializer=protos_dot_stage__pb2.StartReply.FromString,
                 _registered_method=True)
+        self.Regroup = channel.unary_unary(
+                '/heterps.v1.Stage/Regroup',
+                request_serializer=protos_dot_stage__pb2.RegroupRequest.SerializeToString,
+                response_deserializer=protos_dot_stage__pb2.RegroupReply.FromString,
+                _registered_method=True)
+        self.ReadState = channel.unary_stream(
+                '/heterps.v1.Stage/ReadState',
+                request_serializer=protos_dot_stage__pb2.ReadStateRequest.SerializeToString,
+                response_deserializer=protos_dot_stage__pb2.StateChunk.FromString,
+                _registered_method=True)
         self.Join = channel.unary_unary(
                 '/heterps.v1.Stage/Join',
                 request_serializer=protos_dot_stage__pb2.JoinRequest.SerializeToString,
@@ -58,6 +68,20 @@ class StageServicer:
 
     def Start(self, request, context):
         """Every worker of the job listens and every address is known: begin.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Regroup(self, request, context):
+        """Give up the steps under way, for another generation of the job's workers; tells what is kept.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReadState(self, request, context):
+        """The training state that this worker has kept, for another of its stage.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -84,6 +108,16 @@ def add_StageServicer_to_server(servicer, server):
                     servicer.Start,
                     request_deserializer=protos_dot_stage__pb2.Topology.FromString,
                     response_serializer=protos_dot_stage__pb2.StartReply.SerializeToString,
+            ),
+            'Regroup': grpc.unary_unary_rpc_method_handler(
+                    servicer.Regroup,
+                    request_deserializer=protos_dot_stage__pb2.RegroupRequest.FromString,
+                    response_serializer=protos_dot_stage__pb2.RegroupReply.SerializeToString,
+            ),
+            'ReadState': grpc.unary_stream_rpc_method_handler(
+                    servicer.ReadState,
+                    request_deserializer=protos_dot_stage__pb2.ReadStateRequest.FromString,
+                    response_serializer=protos_dot_stage__pb2.StateChunk.SerializeToString,
             ),
             'Join': grpc.unary_unary_rpc_method_handler(
                     servicer.Join,
@@ -124,6 +158,60 @@ class Stage:
             '/heterps.v1.Stage/Start',
             protos_dot_stage__pb2.Topology.SerializeToString,
             protos_dot_stage__pb2.StartReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Regroup(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/heterps.v1.Stage/Regroup',
+            protos_dot_stage__pb2.RegroupRequest.SerializeToString,
+            protos_dot_stage__pb2.RegroupReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadState(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/heterps.v1.Stage/ReadState',
+            protos_dot_stage__pb2.ReadStateRequest.SerializeToString,
+            protos_dot_stage__pb2.StateChunk.FromString,
             options,
             channel_credentials,
             insecure,

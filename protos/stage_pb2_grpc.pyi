@@ -35,6 +35,10 @@ class StageStub:
     def __new__(cls, channel: _aio.Channel) -> StageAsyncStub: ...
     Start: _grpc.UnaryUnaryMultiCallable[_stage_pb2.Topology, _stage_pb2.StartReply]
     """Every worker of the job listens and every address is known: begin."""
+    Regroup: _grpc.UnaryUnaryMultiCallable[_stage_pb2.RegroupRequest, _stage_pb2.RegroupReply]
+    """Give up the steps under way, for another generation of the job's workers; tells what is kept."""
+    ReadState: _grpc.UnaryStreamMultiCallable[_stage_pb2.ReadStateRequest, _stage_pb2.StateChunk]
+    """The training state that this worker has kept, for another of its stage."""
     Join: _grpc.UnaryUnaryMultiCallable[_stage_pb2.JoinRequest, _stage_pb2.JoinReply]
     """The rank before in a stage asks where it may connect, to make a ring."""
     Connect: _grpc.UnaryUnaryMultiCallable[_stage_pb2.ConnectRequest, _stage_pb2.JoinReply]
@@ -47,6 +51,10 @@ class StageAsyncStub(StageStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Start: _aio.UnaryUnaryMultiCallable[_stage_pb2.Topology, _stage_pb2.StartReply]  # type: ignore[assignment]
     """Every worker of the job listens and every address is known: begin."""
+    Regroup: _aio.UnaryUnaryMultiCallable[_stage_pb2.RegroupRequest, _stage_pb2.RegroupReply]  # type: ignore[assignment]
+    """Give up the steps under way, for another generation of the job's workers; tells what is kept."""
+    ReadState: _aio.UnaryStreamMultiCallable[_stage_pb2.ReadStateRequest, _stage_pb2.StateChunk]  # type: ignore[assignment]
+    """The training state that this worker has kept, for another of its stage."""
     Join: _aio.UnaryUnaryMultiCallable[_stage_pb2.JoinRequest, _stage_pb2.JoinReply]  # type: ignore[assignment]
     """The rank before in a stage asks where it may connect, to make a ring."""
     Connect: _aio.UnaryUnaryMultiCallable[_stage_pb2.ConnectRequest, _stage_pb2.JoinReply]  # type: ignore[assignment]
@@ -62,6 +70,22 @@ class StageServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_stage_pb2.StartReply, _abc.Awaitable[_stage_pb2.StartReply]]:
         """Every worker of the job listens and every address is known: begin."""
+
+    @_abc_1.abstractmethod
+    def Regroup(
+        self,
+        request: _stage_pb2.RegroupRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_stage_pb2.RegroupReply, _abc.Awaitable[_stage_pb2.RegroupReply]]:
+        """Give up the steps under way, for another generation of the job's workers; tells what is kept."""
+
+    @_abc_1.abstractmethod
+    def ReadState(
+        self,
+        request: _stage_pb2.ReadStateRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_stage_pb2.StateChunk], _abc.AsyncIterator[_stage_pb2.StateChunk]]:
+        """The training state that this worker has kept, for another of its stage."""
 
     @_abc_1.abstractmethod
     def Join(

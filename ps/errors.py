@@ -13,6 +13,7 @@ from protos.reason_pb2 import (
     REASON_UNSPECIFIED,
     REPLICA_BEHIND,
     SAVE_REPLACED,
+    STEP_OVER,
     WHOLE_SAVE_NEEDED,
     Reason,
 )
@@ -58,6 +59,12 @@ class PartsMissingError(ConflictError):
     """A step is to end of which a shard has not all parts, as after a restart without them."""
 
     reason = PARTS_MISSING
+
+
+class StepOverError(ConflictError):
+    """A step is to end otherwise than it has."""
+
+    reason = STEP_OVER
 
 
 class NoRoomError(RuntimeError):

@@ -10,6 +10,10 @@ class PeerLostError(RuntimeError):
     """A worker that this one exchanges tensors with went away."""
 
 
+class RowsLostError(PeerLostError):
+    """The shards have rows of other steps than workers have weights of."""
+
+
 class UnfitPlanError(ValueError):
     """A plan of other layers than those of the job's model."""
 

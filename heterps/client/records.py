@@ -52,6 +52,25 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True)
+class Recovery:
+    """Workers of an attempt that were replaced, while the others kept their processes.
+
+    Attributes:
+        lost: the processes that had died.
+        seconds: until all were told to go on.
+        step: that they went on from.
+        reason: what had broken, in one line.
+    """
+
+    at: float
+    lost: tuple[str, ...]
+    seconds: float
+    step: int
+    attempt: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Cut:
     """The state of a job after a step, from which it can go on.
 
@@ -121,6 +140,7 @@ class Job:
     from_step: int = 0  # of the cut that the attempt began with; 0: with none
     from_samples: int = 0  # trained until then
     cut_error: str = ""  # what the newest cut failed of; empty where it did not
+    recoveries: tuple[Recovery, ...] = ()
 
     @classmethod
     def of(cls, status: pb.JobStatus) -> "Job":
@@ -135,6 +155,9 @@ class Job:
                 _read(Attempt, one, end_reason=_reason(one.end_reason)) for one in status.attempts
             ),
             cuts=tuple(Cut.of(cut) for cut in status.cuts),
+            recoveries=tuple(
+                _read(Recovery, one, lost=tuple(one.lost)) for one in status.recoveries
+            ),
         )
 
     @property

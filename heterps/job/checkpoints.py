@@ -69,6 +69,8 @@ def wrong_checkpoints(job: JobSpec) -> Iterator[Wrong]:
             yield Wrong(f"{key}.best", repr(spec.best), f"one of {', '.join(names)}{hint}")
         elif not job.data.valid:
             yield Wrong(f"{key}.best", repr(spec.best), "none without data.valid")
+        elif job.train.staleness:
+            yield Wrong(f"{key}.best", repr(spec.best), "none, or train.staleness: 0")
 
 
 def complete_origin(job: JobSpec) -> Iterator[Wrong]:

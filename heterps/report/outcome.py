@@ -63,6 +63,10 @@ def job_report(job: Job) -> RenderableType:
         text = one.error or one.reason.partition("\n")[0]
         lines.append((f"attempt {one.number} ended", f"{one.end_reason}: {text}"))
         lines.append(("", lost_text(went)))
+    for recovery in job.recoveries[-3:]:
+        lost = ", ".join(recovery.lost) or "none"
+        text = f"{lost}, in {recovery.seconds:.1f} s, from step {recovery.step}: {recovery.reason}"
+        lines.append(("replaced", text))
     if job.cuts:
         newest = job.cuts[-1]
         text = f"{len(job.cuts)}, the newest of step {newest.step}, {clock(newest.taken_at)}"

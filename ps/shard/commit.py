@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from protos import parameter_server_pb2 as pb
 from protos.naming import without_prefix
 from ps.engine import _native
-from ps.errors import ConflictError, PartsMissingError, TableError
+from ps.errors import ConflictError, PartsMissingError, StepOverError, TableError
 from ps.shard.ending import end_process
 from ps.shard.journal import Buffer
 from ps.shard.stage import MOST_SLOTS, Part, Series, TableRows, check_names
@@ -153,7 +153,7 @@ def commit_step(
     Raises:
         TableError, KeyError: gradients that are not finite, or of a table that is not here.
         PartsMissingError: a part is lacking.
-        ConflictError: the step has ended otherwise.
+        StepOverError: the step has ended otherwise.
     """
     name, step, drop = request.series, request.step, request.drop
     what = f"Commit of step {step} of series {name[:140]!r}"
@@ -174,7 +174,7 @@ def commit_step(
             if not buckets.any():
                 if journal and (step in series.progress.committed) == drop:
                     ended = "committed" if drop else "dropped, or a later one was committed"
-                    raise ConflictError(f"{what}: the step was {ended}")
+                    raise StepOverError(f"{what}: the step was {ended}")
                 return False
             parts = {carried.slot: carried} if carried else state.steps.parts_of(series, step)
             sums = None

@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import Enum, auto
 from typing import TypeVar
@@ -18,7 +18,7 @@ from scheduler.runs.context import Context
 from scheduler.runs.follow import Follower
 from scheduler.runs.logs import JobLogs
 from scheduler.runs.processes import AttemptId, Process
-from scheduler.state.endings import Ending
+from scheduler.state.endings import Ending, may_recover
 from scheduler.state.store import DeposedError, StoreError, TransitionError
 
 R = TypeVar("R")
@@ -102,6 +102,7 @@ class Attempt:
         self.processes: list[Process] = []
         self.started_s = 0.0
         self.follower: Follower | None = None
+        self._record = pb.RunRecord()
         self._state = State.NEW
         self._had_units = False
         self._cancelled = threading.Event()
@@ -160,6 +161,7 @@ class Attempt:
         self._place(record)
         status = context.jobs.get(self.id.job_id) or pb.JobStatus()
         self.beginning = Beginning(status.from_step, status.from_samples)
+        self._record.CopyFrom(record)
         self.decision = context.store.decision(self.id.job_id) or Decision()
         self.started_s = record.start_s
         for process in self.processes:
@@ -248,11 +250,81 @@ class Attempt:
         found = [one for one in self.processes if one.role == SHARD and one.address]
         return [(one.label, one.address) for one in found]
 
+    @property
+    def generation(self) -> int:
+        """Of its workers."""
+        return self._record.generation
+
+    def former(self) -> list[int]:
+        """The last generation of each attempt before."""
+        status = self.context.jobs.get(self.id.job_id)
+        return [earlier.generation for earlier in status.attempts] if status is not None else []
+
+    @property
+    def is_regrouping(self) -> bool:
+        """Whether not all workers of this generation were told to go on."""
+        return self._record.regrouping
+
+    def run(self, processes: Sequence[Process], units: Sequence[str]) -> None:
+        """Keep what another scheduler needs to follow the processes.
+
+        Args:
+            units: node ids, one for each unit that the job holds.
+        """
+        self.processes = list(processes)
+        self.logs.set_processes(self.processes)
+        self._record = pb.RunRecord(attempt=self.id.number, units=units, start_s=self.started_s)
+        self._keep_run()
+
+    def next_generation(self) -> int:
+        """The number of another generation of workers, which nobody else will have."""
+        self._record.generation += 1
+        self._record.regrouping = True
+
+        def edit(status: pb.JobStatus) -> None:
+            status.generation = self._record.generation
+
+        self.context.jobs.change(self.id.job_id, edit)
+        self.persist(lambda: self.context.jobs.write(self.id.job_id))
+        self._keep_run()
+        return self._record.generation
+
+    def take_unit(self, node_id: str) -> None:
+        """Note that the job holds one more unit."""
+        self._record.units.append(node_id)
+
+    def place(self, processes: Sequence[Process]) -> None:
+        """Note the workers of a new generation, before they are told to go on."""
+        self.processes = list(processes)
+        self.logs.add_processes(self.processes)
+        self._keep_run()
+
+    def go_on(self) -> None:
+        """All workers of the generation were told to go on."""
+        assert self.follower is not None
+        self.follower.follow_others(self.processes, self.generation)
+        self._record.regrouping = False
+        self._keep_run()
+
+    def may_recover(self, ending: Ending) -> bool:
+        """Whether workers lost for that reason may be replaced, for one of `retries`."""
+        status = self.context.jobs.get(self.id.job_id)
+        return status is not None and may_recover(status, ending)
+
+    def recovered(self, recovery: pb.Recovery) -> None:
+        """Tell the job's owner of workers that were replaced."""
+        self.context.jobs.change(self.id.job_id, lambda status: status.recoveries.append(recovery))
+
+    def _keep_run(self) -> None:
+        del self._record.processes[:]
+        self._record.processes.extend(process.to_message() for process in self.processes)
+        self.persist(lambda: self.context.store.put_run(self.id.job_id, self._record))
+
     def new_follower(self) -> Follower:
         """A follower of the processes as they are now; not yet the attempt's."""
         nodes, channels = self.context.nodes, self.context.channels
         stages, samples = len(self.decision.stages), self.beginning.samples
-        return Follower(self.processes, stages, nodes, channels, samples)
+        return Follower(self.processes, stages, nodes, channels, samples, self.generation)
 
     def keep(self, decision: Decision) -> None:
         """Write the decision, waiting for a Redis that is away."""

@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from chassis.exits import reason_of_exit
@@ -11,6 +11,7 @@ from chassis.process import describe_exit
 from protos.decision_pb2 import Decision, Measured
 from protos.node_pb2 import SHARD, NodeStatusRequest
 from protos.scheduler_pb2 import (
+    END_CONNECTION_LOST,
     END_LOST_NODE,
     END_LOST_SHARD,
     END_OUT_OF_MEMORY,
@@ -40,6 +41,8 @@ class Outcome:
 
     report: ProgressReport | None = None
     ending: Ending | None = None
+    # Workers that may be replaced, so that it goes on; they may be none, where others lost touch.
+    lost: tuple[Process, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,7 @@ class Follower:
         processes: all of the job's processes.
         stages: how many stages there are.
         samples: that the job had trained before.
+        generation: of its workers.
     """
 
     def __init__(
@@ -67,8 +71,12 @@ class Follower:
         nodes: Nodes,
         channels: Channels,
         samples: int = 0,
+        generation: int = 0,
     ) -> None:
         self._processes = processes
+        self._generation = generation
+        self._stages = stages
+        self._cut_off: dict[tuple[int, int], Failure] = {}  # workers that lost touch with others
         self._last_stage = stages - 1
         self._nodes = nodes
         self._channels = channels
@@ -88,9 +96,16 @@ class Follower:
         worker = (report.stage, report.rank)
         leads = worker == (self._last_stage, 0)
         with self._lock:
+            if report.generation != self._generation:
+                return False
             self._reports[worker] = report
             if report.rank == 0 and report.phase == "train":
                 self._windows.add(report.stage, _mark(report))
+            if report.phase == "lost":
+                self._cut_off.setdefault(
+                    worker, Failure(time.monotonic(), report.error, END_CONNECTION_LOST)
+                )
+                self._wake.set()
             if report.phase in ("trained", "done"):
                 self._trained.add(worker)
             if report.phase == "failed":
@@ -103,8 +118,21 @@ class Follower:
                 self._wake.set()
         return leads
 
-    def follow(self, stop: Stop) -> Outcome:
-        """Wait for the end.
+    def follow_others(self, processes: Sequence[Process], generation: int) -> None:
+        """Follow a new generation of workers; what those before said of themselves is over."""
+        with self._lock:
+            self._processes, self._generation = processes, generation
+            self._windows = Windows(self._stages)
+            for told in (self._trained, self._failures, self._cut_off):
+                told.clear()
+
+    def follow(
+        self, stop: Stop, may_recover: Callable[[Ending], bool] = lambda ending: False
+    ) -> Outcome:
+        """Wait for the end, or for workers to be lost that may be replaced.
+
+        Args:
+            may_recover: whether workers lost for such a reason may be.
 
         Raises:
             Interrupted: `stop` said so.
@@ -115,8 +143,14 @@ class Follower:
             with self._lock:
                 if self._done is not None:
                     return Outcome(report=self._done)
-            if self._symptoms({}):
-                return self.diagnose(stop)
+            if symptoms := self._symptoms({}):
+                lost = self._replaceable(stop)
+                if lost is None:
+                    return self.diagnose(stop)
+                ending = ending_of(sorted(symptoms, key=lambda one: (one.blame, one.when)))
+                if not may_recover(ending):
+                    return self.diagnose(stop)
+                return Outcome(ending=ending, lost=lost)
             self._wake.wait(_POLL_S)
             self._wake.clear()
 
@@ -215,6 +249,49 @@ class Follower:
                     ended.add(process.process_id)
         return symptoms + self._reported(ended)
 
+    def _replaceable(self, stop: Stop) -> tuple[Process, ...] | None:
+        """The workers that are gone, where nothing else is wrong; None where something is.
+
+        Where workers only lost touch with others, those are waited for to be seen gone.
+        """
+        until = time.monotonic() + COLLECT_S
+        while True:
+            asked = self._ask(stop)
+            gone = []
+            for process in self._processes:
+                if process.standing:
+                    continue
+                answer = asked.get(process.node.node_id) or self._nodes.get(process.node.node_id)
+                if not self._is_gone(process, answer):
+                    continue
+                if process.role == SHARD or not self._may_be_replaced(process, answer):
+                    return None
+                gone.append(process)
+            if gone or time.monotonic() > until:
+                return tuple(gone)
+            if stop():
+                raise Interrupted
+            time.sleep(_POLL_S / 4)
+
+    @staticmethod
+    def _is_gone(process: Process, answer: NodeStatus | str | None) -> bool:
+        if not isinstance(answer, NodeStatus):
+            return True
+        return not any(p.process_id == process.process_id and p.running for p in answer.processes)
+
+    def _may_be_replaced(self, process: Process, answer: NodeStatus | str | None) -> bool:
+        """Whether a worker that is gone was killed: what ended by itself would do so again."""
+        worker = (process.index, process.rank)
+        with self._lock:
+            if worker in self._trained or worker in self._failures:
+                return False
+        if not isinstance(answer, NodeStatus):
+            return True
+        entries = [p for p in answer.processes if p.process_id == process.process_id]
+        if not entries:
+            return True
+        return entries[0].exit_code < 0 and not entries[0].out_of_memory
+
     def _is_forgotten(self, process: Process) -> bool:
         """Whether a live node has been saying for a while that it does not run a process."""
         name = f"no {process.process_id}"
@@ -307,6 +384,7 @@ class Follower:
         symptoms = []
         with self._lock:
             failures = dict(self._failures)
+            failures = dict(self._cut_off) | failures
         for process in self._processes:
             failure = failures.get((process.index, process.rank))
             if process.role == SHARD or failure is None or process.process_id in ended:

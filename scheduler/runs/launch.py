@@ -123,8 +123,15 @@ def launch(
     channels: Channels,
     stop: Stop,
     resume: str = "",
+    generation: int = 0,
+    former: Sequence[int] = (),
 ) -> list[Process]:
-    """Start all processes at once and wait until each listens.
+    """Start those processes that have no address yet, at once, and wait until each listens.
+
+    Args:
+        processes: all of the job.
+        generation: of the workers that are started.
+        former: the last generation of each attempt before.
 
     Args:
         resume: folder or URL of the cut that they go on from; empty for none.
@@ -150,6 +157,8 @@ def launch(
         micro_batches=decision.micro_batches,
         staleness=decision.staleness if decision.HasField("staleness") else None,
         resume=resume,
+        generation=generation,
+        former=former,
         token=attempt.token,
     )
     if job.train.checkpoint.every:
@@ -165,6 +174,8 @@ def launch(
         base.job.servers.durability = _durability(shards)
 
     def start(process: Process) -> Process | None:
+        if process.address:
+            return process
         if process.standing:
             return _started(process, LaunchReply(address=process.node.address))
         request = LaunchRequest()
@@ -197,13 +208,22 @@ def launch(
     return [process for process in started if process is not None]
 
 
-def begin(attempt: AttemptId, processes: Sequence[Process], channels: Channels, stop: Stop) -> None:
+def begin(
+    attempt: AttemptId,
+    processes: Sequence[Process],
+    channels: Channels,
+    stop: Stop,
+    topology: Topology | None = None,
+) -> None:
     """Tell every stage worker where the others are: training begins.
+
+    Args:
+        topology: what to tell; of a first generation unless given.
 
     Raises:
         CallError, Interrupted
     """
-    topology = topology_of(attempt.job_id, processes)
+    topology = topology or topology_of(attempt.job_id, processes)
     workers = [process for process in processes if process.role == STAGE]
 
     def tell(worker: Process) -> None:
@@ -221,6 +241,19 @@ def begin(attempt: AttemptId, processes: Sequence[Process], channels: Channels, 
     finally:
         for worker in workers:
             channels.forget(worker.address)
+
+
+def replacement_of(process: Process, home: NodeStatus, generation: int) -> Process:
+    """A worker of a new generation in the place of one that is gone; not started yet."""
+    return replace(
+        process,
+        process_id=f"{process.process_id.partition('.g')[0]}.g{generation}",
+        label=f"stage {process.index} worker {process.rank}, generation {generation}",
+        node=home,
+        address="",
+        rendezvous="",
+        pid=0,
+    )
 
 
 def _by_node(work: Callable[[Process], T], processes: Sequence[Process]) -> list[T]:

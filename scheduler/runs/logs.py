@@ -32,6 +32,13 @@ class JobLogs:
         with self._lock:
             self._processes = [p for p in processes if not p.standing]
 
+    def add_processes(self, processes: Sequence[Process]) -> None:
+        """Some processes have taken the place of others, whose logs stay."""
+        with self._lock:
+            known = {process.process_id for process in self._processes}
+            added = [p for p in processes if not p.standing and p.process_id not in known]
+            self._processes = [*self._processes, *added]
+
     def processes(self) -> Sequence[Process]:
         """Processes that have a log."""
         with self._lock:

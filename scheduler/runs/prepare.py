@@ -14,7 +14,6 @@ from protos.scheduler_pb2 import (
     END_LOST_NODE,
     END_NO_CAPACITY,
     NodeStatus,
-    RunRecord,
 )
 from scheduler.methods.names import DEFAULT
 from scheduler.problem.fields import InputError
@@ -287,7 +286,7 @@ class Preparation:
         context, attempt = self._context, self._attempt
         starting = time.monotonic()
         attempt.processes = place(attempt.id, spec, decision, units, standing, context.nodes)
-        attempt.processes = launch(
+        started = launch(
             attempt.id,
             spec,
             decision,
@@ -296,16 +295,10 @@ class Preparation:
             context.channels,
             self._stop,
             attempt.beginning.place,
+            former=attempt.former(),
         )
-        attempt.logs.set_processes(attempt.processes)
         attempt.started_s = time.monotonic() - starting
-        record = RunRecord(
-            attempt=attempt.id.number,
-            processes=[process.to_message() for process in attempt.processes],
-            units=[node.node_id for node in units],
-            start_s=attempt.started_s,
-        )
-        attempt.persist(lambda: context.store.put_run(attempt.id.job_id, record))
+        attempt.run(started, [node.node_id for node in units])
         follower = attempt.follower = attempt.new_follower()
         # Before the word is given: a scheduler that takes over must not start again what trains.
         attempt.enter(State.RUNNING)

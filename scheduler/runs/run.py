@@ -3,16 +3,18 @@
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from chassis.logs import log_scope
-from protos.scheduler_pb2 import END_INTERNAL, END_SUCCEEDED
+from protos.scheduler_pb2 import END_INTERNAL, END_SCHEDULER_LOST, END_SUCCEEDED
 from scheduler.runs.attempt import Attempt, State
 from scheduler.runs.calls import CallError, Interrupted
 from scheduler.runs.cleanup import clean_up
 from scheduler.runs.failures import JobError, ending_of
 from scheduler.runs.launch import begin
 from scheduler.runs.prepare import Preparation
+from scheduler.runs.processes import Process
+from scheduler.runs.regroup import regroup
 from scheduler.runs.watch import watch
 from scheduler.state.endings import Ending
 from scheduler.state.store import DeposedError, StoreError, TransitionError
@@ -51,7 +53,8 @@ def _ending(attempt: Attempt, may_reserve: Callable[[Attempt], bool]) -> Ending:
         elif attempt.state is State.RUNNING:
             _begin_again(attempt)
         if attempt.state is State.RUNNING:
-            _follow(attempt)
+            while (lost := _follow(attempt)) is not None:
+                regroup(attempt, *lost)
             return Ending(END_SUCCEEDED)
     except Interrupted:
         pass
@@ -65,24 +68,35 @@ def _ending(attempt: Attempt, may_reserve: Callable[[Attempt], bool]) -> Ending:
 
 def _begin_again(attempt: Attempt) -> None:
     """Give the word once more: the scheduler before may have died while it did."""
+    if attempt.is_regrouping:
+        text = "the scheduler was restarted while workers were replaced"
+        regroup(attempt, [], Ending(END_SCHEDULER_LOST, text, "scheduler", text))
+        return
+    if attempt.generation:
+        return
     try:
         begin(attempt.id, attempt.processes, attempt.context.channels, attempt.is_cancelled)
     except CallError as error:  # one that has ended is found by following
         _log.info("job %s: %s", attempt.id.job_id, error)
 
 
-def _follow(attempt: Attempt) -> None:
+def _follow(attempt: Attempt) -> tuple[Sequence[Process], Ending] | None:
+    """Wait for the end; else the workers that were lost, and why."""
     decision, follower = attempt.decision, attempt.follower
     assert follower is not None
     store = attempt.context.store
     with watch(attempt.id.job_id, decision, follower.so_far, store, attempt.started_s):
-        outcome = follower.follow(attempt.is_cancelled)
-    report = outcome.report
+        outcome = follower.follow(attempt.is_cancelled, attempt.may_recover)
+    report, ending = outcome.report, outcome.ending
     if report is None:
-        raise JobError(outcome.ending or Ending(END_INTERNAL, "it ended without a reason"))
+        ending = ending or Ending(END_INTERNAL, "it ended without a reason")
+        if outcome.lost is None:
+            raise JobError(ending)
+        return outcome.lost, ending
     attempt.add_progress(report)
     decision.measured.CopyFrom(follower.measured(decision, report))
     attempt.keep(decision)
+    return None
 
 
 def _finish(attempt: Attempt, ending: Ending) -> None:

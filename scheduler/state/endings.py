@@ -89,7 +89,12 @@ def may_retry(status: JobStatus, ending: Ending) -> bool:
     if ending.reason == END_SCHEDULER_LOST:
         return ended[END_SCHEDULER_LOST] < SCHEDULER_LIMIT
     apart = ended[END_SCHEDULER_LOST] + ended[END_CUT_UNREADABLE]
-    return len(status.attempts) - apart < status.retries
+    return len(status.attempts) - apart + len(status.recoveries) < status.retries
+
+
+def may_recover(status: JobStatus, ending: Ending) -> bool:
+    """Whether lost workers may be replaced; that takes one of the job's `retries`, too."""
+    return may_retry(status, ending)
 
 
 def start_over(status: JobStatus, ending: Ending, now: float, price_per_hour: float = 0.0) -> None:
@@ -115,6 +120,7 @@ def start_over(status: JobStatus, ending: Ending, now: float, price_per_hour: fl
             step=status.step,
             started_at=status.started_at,
             price_per_hour=price_per_hour,
+            generation=status.generation,
         )
     )
     goes_on = f"; it goes on from step {cuts[-1].step}" if cuts else ""
@@ -129,6 +135,7 @@ def start_over(status: JobStatus, ending: Ending, now: float, price_per_hour: fl
         attempts=status.attempts,
         cuts=cuts,
         submitted_by=status.submitted_by,
+        recoveries=status.recoveries,
         reason=f"attempt {status.attempt} ended: {first_line(ending.text)}{goes_on}",
     )
     status.CopyFrom(fresh)

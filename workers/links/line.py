@@ -53,10 +53,19 @@ class Line:
         address: of the other worker's stage service.
         label: that worker, for errors.
         here: this worker's host, as others call it.
+        generation: of the job's workers.
         retry_s: for how long it is tried again while nobody answers there.
     """
 
-    def __init__(self, address: str, label: str, here: str, retry_s: float = _RETRY_S) -> None:
+    def __init__(
+        self,
+        address: str,
+        label: str,
+        here: str,
+        generation: int = 0,
+        retry_s: float = _RETRY_S,
+    ) -> None:
+        self._generation = generation
         self._address = address
         self._here = here
         self._label = label
@@ -121,7 +130,7 @@ class Line:
             with connect(self._address) as channel:
                 reply: JoinReply = call(
                     StageStub(channel).Connect,
-                    ConnectRequest(),
+                    ConnectRequest(generation=self._generation),
                     what=self._label,
                     timeout_s=CALL_S,
                     retry_s=self._retry_s,

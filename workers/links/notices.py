@@ -75,10 +75,18 @@ class Notices:
         own: stage and rank of this worker.
         stages: addresses of all workers, by stage and rank.
         board: this worker's.
+        generation: of the job's workers.
     """
 
-    def __init__(self, own: Address, stages: Sequence[Sequence[str]], board: NoticeBoard) -> None:
+    def __init__(
+        self,
+        own: Address,
+        stages: Sequence[Sequence[str]],
+        board: NoticeBoard,
+        generation: int = 0,
+    ) -> None:
         self.board = board
+        self._generation = generation
         self._own = stage, rank = own
         self._stages = stages
         self._here = stages[stage][rank].rpartition(":")[0]
@@ -99,7 +107,8 @@ class Notices:
         with self._lock:
             if to not in self._lines:
                 address = self._stages[to[0]][to[1]]
-                self._lines[to] = Line(address, f"stage {to[0]} worker {to[1]}", self._here)
+                label = f"stage {to[0]} worker {to[1]}"
+                self._lines[to] = Line(address, label, self._here, self._generation)
             self._lines[to].send(NOTICE, notice.SerializeToString())
 
     def check(self) -> None:

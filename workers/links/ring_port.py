@@ -104,11 +104,14 @@ class RingPort:
             return self._connection
 
 
-def join_stage(port: RingPort, addresses: Sequence[str], stop: Callable[[], bool]) -> Ring:
+def join_stage(
+    port: RingPort, addresses: Sequence[str], stop: Callable[[], bool], generation: int = 0
+) -> Ring:
     """The ring of a stage's workers.
 
     Args:
         addresses: of their stage services, by rank.
+        generation: of the job's workers.
 
     Raises:
         RpcError: the next rank's service cannot be reached or refuses.
@@ -118,7 +121,7 @@ def join_stage(port: RingPort, addresses: Sequence[str], stop: Callable[[], bool
     with connect(after) as channel:
         reply: JoinReply = call(
             StageStub(channel).Join,
-            JoinRequest(rank=port.rank, size=port.size),
+            JoinRequest(rank=port.rank, size=port.size, generation=generation),
             what=f"worker {(port.rank + 1) % port.size} at {after}: join",
             timeout_s=CALL_S,
             retry_s=_RETRY_S,

@@ -135,7 +135,8 @@ def label_of(request: LaunchRequest) -> str:
     """The process's name for people, unique in its job."""
     if request.role == SHARD:
         return f"shard {request.index}"
-    return f"stage {request.index} worker {request.rank}"
+    again = f", generation {request.generation}" if request.generation else ""
+    return f"stage {request.index} worker {request.rank}{again}"
 
 
 def oom_kills() -> int:

@@ -13,7 +13,7 @@ from protos.node_pb2 import LaunchRequest
 from protos.stage_pb2 import StageWorkers, Topology
 from workers.data import GlobalBatches
 from workers.links.inbox import Inbox
-from workers.links.notices import NoticeBoard
+from workers.links.session import Session
 from workers.profiling.clock import QuietClock
 from workers.stage.executor import StageExecutor
 from workers.stage.parts import Share, build
@@ -63,7 +63,7 @@ def time_step(
     inbox = Inbox(stop)
     alone = StageWorkers(addresses=["127.0.0.1:0"])  # which nobody calls
     topology = Topology(job_id=launch.job_id, shards=shards, stages=[alone])
-    parts = build(share, topology, inbox, NoticeBoard(inbox.wake), None, None, stop, None)
+    parts = build(share, topology, Session(inbox), None, None)
     try:
         source = TrainingSource(
             batches,

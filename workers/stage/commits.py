@@ -15,9 +15,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ps import ParameterClient
+from protos.reason_pb2 import PARTS_MISSING, STEP_OVER
+from protos.stage_pb2 import APPLY, Notice
+from ps import ParameterClient, ShardError
 from ps.engine import _native as native
+from ps.table.series import LAST_STEP
 from workers.device.copies import Download, Staging
+from workers.errors import RowsLostError
 from workers.stage.rows import PulledRows, StageRows
 from workers.stage.staleness import RowOrder
 
@@ -41,6 +45,7 @@ class RowCommits:
         series: names the stage's commits on the servers.
         rank: of this worker; 0 commits.
         width: workers of the stage.
+        staleness: updates that a step lacks.
         measured: whether the norm of a step's gradient is asked for.
 
     Raises:
@@ -56,9 +61,11 @@ class RowCommits:
         series: str,
         rank: int,
         width: int,
+        staleness: int,
         *,
         measured: bool,
     ) -> None:
+        self._staleness = staleness
         self._rows = rows
         self._order: RowOrder = rows.order
         self._client = client
@@ -73,6 +80,7 @@ class RowCommits:
         self._committing = ThreadPoolExecutor(1, thread_name_prefix="commit")
         self._kept: dict[int, list[_Collected]] = {}  # parts that go with their commit
         self._begun: list[Future[None]] = []
+        self._undone: dict[int, tuple[float, float] | None] = {}  # scale and rate; None: to drop
 
     @property
     def any(self) -> bool:
@@ -111,11 +119,13 @@ class RowCommits:
             rate: by which learning rates are.
         """
         if self.any and self._rank == 0:
+            self._undone[step] = scale, rate
             self._do(self._committing, self._commit, step, scale, rate)
 
     def discard(self, step: int) -> None:
         """At every worker: a step does not count."""
         if self.any and self._rank == 0:
+            self._undone[step] = None
             self._do(self._committing, self._discard, step)
 
     def hold(self, until_freed: Callable[[], None]) -> None:
@@ -135,6 +145,51 @@ class RowCommits:
         self._begun = [future for future in self._begun if future not in done]
         for future in done:
             future.result()
+
+    def settle(self) -> None:
+        """Finish, at a worker that gives up the steps under way, the commits that it alone can."""
+        self._committing.shutdown(wait=True, cancel_futures=True)
+        if not self._alone:
+            return
+        for step, factors in sorted(self._undone.items()):
+            if factors is not None:
+                self._send_alone(step, *factors)
+
+    def take_over(
+        self, series: Sequence[str], judged: Sequence[Notice], rates: Sequence[float], step: int
+    ) -> None:
+        """At the leader of another generation: finish what the one before began, and end it.
+
+        Args:
+            series: names of its commits, and of those of later generations that never trained.
+            judged: verdicts on the last steps.
+            rates: of learning in each of these.
+            step: that this generation goes on from: nothing of it may have been committed.
+
+        Raises:
+            RowsLostError: it was, or parts of a step are gone that was to be committed.
+        """
+        if not self.any:
+            return
+        open_steps = range(step, step + self._staleness + 1)
+        try:
+            for notice, rate in zip(judged, rates, strict=True):
+                if self._alone:
+                    continue  # whoever led the stage then leads it still, and has done it
+                if notice.outcome == APPLY:
+                    self._client.commit_async(
+                        series[0], notice.step, self._width, scale=notice.scale, rate=rate
+                    ).result()
+                else:
+                    self._client.discard_async(series[0], notice.step).result()
+            for name in series:
+                for later in open_steps:
+                    self._client.discard_async(name, later).result()
+                self._client.discard_async(name, LAST_STEP).result()
+        except ShardError as error:
+            if error.reason not in (PARTS_MISSING, STEP_OVER):
+                raise
+            raise RowsLostError(f"step {step} cannot be done again: {error}") from error
 
     def no_more_pulls(self) -> None:
         """Training is over: commits wait for no rows to be pulled."""
@@ -160,23 +215,27 @@ class RowCommits:
     def _commit(self, step: int, scale: float, rate: float) -> None:
         self._order.wait_to_commit(step)
         if self._alone:
-            collected = self._kept.pop(step)
-            self._client.commit_async(
-                self._series,
-                step,
-                1,
-                scale=scale,
-                rate=rate,
-                parts=self._part(collected),
-                distinct=True,
-            ).result()
-            self._release(collected)
+            self._send_alone(step, scale, rate)
         else:
             self._order.wait_for_parts(step)
             self._client.commit_async(
                 self._series, step, self._width, scale=scale, rate=rate
             ).result()
+        del self._undone[step]
         self._order.committed(step)
+
+    def _send_alone(self, step: int, scale: float, rate: float) -> None:
+        collected = self._kept[step]
+        self._client.commit_async(
+            self._series,
+            step,
+            1,
+            scale=scale,
+            rate=rate,
+            parts=self._part(collected),
+            distinct=True,
+        ).result()
+        self._release(self._kept.pop(step))
 
     def _discard(self, step: int) -> None:
         self._order.wait_to_commit(step)
@@ -185,6 +244,7 @@ class RowCommits:
         else:
             self._order.wait_for_parts(step)
             self._client.discard_async(self._series, step).result()
+        del self._undone[step]
         self._order.committed(step)
 
     def _part(self, collected: list[_Collected]) -> Part:

@@ -101,7 +101,7 @@ class CutFolder:
         open_store(f"{store.url}/{cut.step}").replace(MANIFEST, cut.written())
         self._others = [other for other in self._others if other.step != cut.step]
         before = [c for c in self._kept if c.step != cut.step]
-        self._kept = _to_keep([*before, cut], self._job.train.checkpoint)
+        self._kept = to_keep([*before, cut], self._job.train.checkpoint)
         self._leaving = [
             other
             for other in (*self._leaving, *before)
@@ -139,7 +139,7 @@ def _steps(store: Store) -> list[int]:
     return sorted(int(name) for name in store.entries() if name.isdecimal() and name.isascii())
 
 
-def _to_keep(cuts: list[Cut], spec: CheckpointSpec) -> list[Cut]:
+def to_keep(cuts: list[Cut], spec: CheckpointSpec) -> list[Cut]:
     """The newest, and the best, in the order of steps."""
     newest = sorted(cuts, key=lambda cut: cut.step)[-(spec.keep or _KEEP) :]
     measured = [cut for cut in cuts if spec.best in cut.metrics]

@@ -9,7 +9,7 @@ counts is in the sums of the only stage, every worker comes to the same verdict 
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
@@ -110,6 +110,8 @@ class Ending:
         self._next = 0  # step to begin
         self._cut_due = cut_due
         self.applied = 0  # updates that count
+        # On the last steps: what those commit anew who take over from this worker.
+        self.judged: deque[Notice] = deque(maxlen=staleness + 2)
 
     def loss_scale(self, step: int) -> float:
         """By which the loss of a step under way is multiplied."""
@@ -173,6 +175,8 @@ class Ending:
         gradient, future = self._begun.popleft()
         judged, step = future.result(), gradient.step
         verdict = judged.verdict
+        outcome = _ON_WIRE[verdict.outcome]
+        self.judged.append(Notice(kind=JUDGED, step=step, outcome=outcome, scale=verdict.scale))
         self._scales.judged(step, verdict.outcome)
         if verdict.outcome is Outcome.DIVERGED:
             raise DivergedError(
@@ -190,6 +194,15 @@ class Ending:
             self._update.skip(gradient)
         self._notices.board.forget_before(step - self._staleness)
         return Ended(judged.loss, judged.cut)
+
+    def take_over(self, series: Sequence[str], judged: Sequence[Notice], step: int) -> None:
+        """At a stage's leader: as of `RowCommits.take_over`, before the first step of these."""
+        rates, applied = list[float](), self.applied
+        for notice in reversed(judged):
+            applied -= notice.outcome == stage_pb2.APPLY
+            rates.append(rate_factor(self._rows, applied, self._steps))
+        self._commits.take_over(series, judged, rates[::-1], step)
+        self.judged.extend(judged)
 
     def check(self) -> None:
         """Raise what failed in the background, or that another worker of the stage is gone."""

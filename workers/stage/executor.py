@@ -388,10 +388,11 @@ class StageExecutor:
     def _measure(self) -> dict[str, float]:
         """Measure the validation data between two steps; its metrics at the last stage's leader.
 
-        Steps that are under way wait meanwhile, in all stages.
+        Without staleness no step is under way then; with it, commits would wait for later steps.
         """
         step = self.progress.step
-        self._rows.order.wait_to_pull(step + self._staleness)  # until all commits are in
+        if self._rows.layers:
+            self._rows.order.wait_to_pull(step + self._staleness)  # until all commits are in
         measured = self.evaluate("valid", f"valid@{step}")
         self._layers.group.barrier()  # before this worker commits what others must not see yet
         self._layers.graph.module.train()

@@ -2,9 +2,8 @@
 
 import logging
 import os
-import threading
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -26,11 +25,11 @@ from workers.links.all_reduce import (
     join_processes,
     processes_allowed,
 )
-from workers.links.inbox import Inbox
-from workers.links.notices import NoticeBoard, Notices
+from workers.links.notices import Notices
 from workers.links.outbox import Outbox
 from workers.links.pipeline import Links, Place
-from workers.links.ring_port import RingPort, join_stage
+from workers.links.ring_port import join_stage
+from workers.links.session import Session
 from workers.links.transport import Neighbours
 from workers.model.entry import job_model
 from workers.model.probe import check_parameters, micro_batches_of
@@ -52,12 +51,13 @@ from workers.stage.progress import Progress
 from workers.stage.rows import StageRows
 from workers.stage.schedule import Schedule
 from workers.stage.staleness import RowOrder
-from workers.stage.state import base_names, capture
+from workers.stage.state import base_names, capture, give
 from workers.stage.update import Update
 from workers.stage.verdict import LossScales
 from workers.stage.versions import Versions
 
 _log = logging.getLogger("heterps.stage")
+_UNTRAINED = 5  # generations that may come to nothing before one trains
 _SILENCE_S = 30.0  # how long a shard may not answer
 _OUTAGE_S = 300.0  # the same of one that its node starts again: it reads what it kept first
 
@@ -72,6 +72,7 @@ class Share:
         fixed: whether the job, not the plan, fixes the number of micro-batches.
         staleness: updates that a step lacks.
         beginning: of the training; the graph's layers are as they are then.
+        weights: that the job's own training begins with.
     """
 
     launch: LaunchRequest
@@ -85,6 +86,7 @@ class Share:
     fixed: bool
     staleness: int
     beginning: Beginning
+    weights: Weights | None
 
     @property
     def tables(self) -> str:
@@ -92,8 +94,11 @@ class Share:
         return table_prefix(self.launch.job_id)
 
     @staticmethod
-    def of(launch: LaunchRequest) -> "Share":
+    def of(launch: LaunchRequest, *, anew: bool = False) -> "Share":
         """The share of a launched worker; makes its device the process's current one.
+
+        Args:
+            anew: of another generation, which `begun` tells where to begin.
 
         Raises:
             ModelError, DataError, PrecisionError: the job does not fit.
@@ -126,6 +131,12 @@ class Share:
         if batches.steps and not schedule.lockstep:
             last = min(batches.steps_per_epoch or batches.steps, batches.steps) - 1
             check_smallest(traced.model, batches.samples(last) // schedule.count(last))
+        if job.train.checkpoint.best and staleness_of(launch):
+            raise ValueError(
+                f"train.checkpoint.best: got {job.train.checkpoint.best}, which cannot be measured "
+                f"at staleness {staleness_of(launch)}, between steps that are under way; expected "
+                "none, or staleness 0"
+            )
         weights: Weights | None = None
         if job.train.warm_start and not launch.resume:
             weights = read_weights(job.train.warm_start)
@@ -143,8 +154,18 @@ class Share:
             schedule,
             fixed > 0,
             staleness,
-            beginning_of(launch, graph, staleness, weights),
+            Beginning() if anew else beginning_of(launch, graph, staleness, weights),
+            weights,
         )
+
+    def begun(self, kept: Beginning | None) -> "Share":
+        """The same with the state that a worker has kept; None: as it was launched."""
+        if kept is None:
+            beginning = beginning_of(self.launch, self.graph, self.staleness, self.weights)
+            return replace(self, beginning=beginning)
+        assert kept.state is not None
+        give(self.graph, kept.state)
+        return replace(self, beginning=kept)
 
 
 def planned_micro_batches(launch: LaunchRequest) -> int:
@@ -174,6 +195,25 @@ class Parts:
     notices: Notices
     executor: StageExecutor
     cuts: Cuts | None
+    graph: StageGraph
+    versions: Versions
+    update: Update
+
+    def keep(self) -> Beginning:
+        """What another generation goes on from, once no step is under way here any more."""
+        self.commits.settle()
+        progress = self.executor.progress
+        step = progress.step
+        self.versions.use(max(0, step - 1))  # the newest
+        return Beginning(
+            step,
+            progress.samples,
+            self.ending.applied,
+            self.ending.scales(step),
+            tuple(progress.losses),
+            progress.before_s + progress.train_seconds,
+            capture(self.graph, self.group, self.update, step, everywhere=True),
+        )
 
     def close(self) -> None:
         """Leave the others."""
@@ -192,23 +232,19 @@ class Parts:
 def build(
     share: Share,
     topology: Topology,
-    inbox: Inbox,
-    board: NoticeBoard,
-    port: RingPort | None,
+    session: Session,
     rendezvous: Rendezvous | None,
-    stop: threading.Event,
     cuts: Callable[[], str] | None,
 ) -> Parts:
     """Connect a worker; all workers of a stage do it together.
 
     Args:
-        inbox: where frames for this worker arrive.
-        board: where notices do.
-        port: where the worker before this one in the stage connects; None: it is alone.
+        session: where frames and notices for this worker arrive.
         rendezvous: rank 0's own; None elsewhere.
         cuts: where the job's cuts lie now; None: none are taken.
     """
     job, place, device = share.launch.job, share.place, share.device
+    inbox, generation = session.inbox, session.generation
     durable = job.servers.durability not in ("", "none")
     client = ParameterClient(list(topology.shards), timeout_s=_OUTAGE_S if durable else _SILENCE_S)
     staging = staging_for(device)
@@ -218,17 +254,21 @@ def build(
         if not 0 <= stage < len(topology.stages):
             return None
         addresses = topology.stages[stage].addresses
-        return Outbox(Neighbours(addresses, f"stage {stage}", place.rank, here), staging)
+        to = Neighbours(addresses, f"stage {stage}", place.rank, here, generation)
+        return Outbox(to, staging)
 
     links = Links(inbox, outbox(place.stage - 1), outbox(place.stage + 1))
     own = topology.stages[place.stage]
-    group = _group(share, own, port, rendezvous, stop)
+    group = _group(share, own, session, rendezvous)
     module = share.graph.module.to(device)
     split = split_experts(module, group) if job.train.split_experts else []
     if split:
         _log.info("experts of %s are split over %d workers", ", ".join(split), group.size)
     notices = Notices(
-        (place.stage, place.rank), [stage.addresses for stage in topology.stages], board
+        (place.stage, place.rank),
+        [stage.addresses for stage in topology.stages],
+        session.board,
+        generation,
     )
     return assemble(
         job,
@@ -259,6 +299,8 @@ def build(
             share.tables,
         ),
         cuts,
+        generation,
+        share.launch.former,
         lockstep=bool(split),
     )
 
@@ -276,6 +318,8 @@ def assemble(
     beginning: Beginning,
     facts: CutFacts,
     cuts: Callable[[], str] | None,
+    generation: int = 0,
+    former: Sequence[int] = (),
     *,
     lockstep: bool = False,
 ) -> Parts:
@@ -287,11 +331,13 @@ def assemble(
         beginning: of the training.
         facts: of the job's cuts.
         cuts: where they lie now; None: none are taken.
+        generation: of the job's workers.
+        former: the last generation of each attempt before.
         lockstep: whether the workers of the stage share out experts.
     """
     graph, inbox = layers.graph, links.inbox
     if graph.lookups:  # before there are tables that something late could change
-        close_attempts_before(client, tables, facts.attempt, len(facts.layers))
+        close_attempts_before(client, tables, facts.attempt, former, len(facts.layers))
     rows = StageRows(
         graph.module,
         graph.lookups,
@@ -308,9 +354,10 @@ def assemble(
         client,
         layers.staging,
         tables,
-        series_of(tables, facts.attempt, place.stage),
+        series_of(tables, facts.attempt, generation, place.stage),
         place.rank,
         place.width,
+        staleness,
         measured=job.train.clip > 0,
     )
     versions = Versions(graph.module, staleness)
@@ -365,25 +412,35 @@ def assemble(
         taken,
         lockstep=lockstep,
     )
-    return Parts(client, links, layers.group, rows, commits, ending, notices, executor, taken)
+    return Parts(
+        *(client, links, layers.group, rows, commits, ending, notices, executor, taken),
+        *(graph, versions, update),
+    )
 
 
-def series_of(tables: str, attempt: int, stage: int) -> str:
-    """The name of the commits of a stage in an attempt."""
-    return f"{tables}{attempt}.{stage}"
+def series_of(tables: str, attempt: int, generation: int, stage: int) -> str:
+    """The name of the commits of a stage by one generation of an attempt's workers."""
+    return f"{tables}{attempt}.{generation}.{stage}"
 
 
-def close_attempts_before(client: ParameterClient, tables: str, attempt: int, stages: int) -> None:
+def close_attempts_before(
+    client: ParameterClient, tables: str, attempt: int, former: Sequence[int], stages: int
+) -> None:
     """Have the shards take no commit any more of the attempts before this one.
 
     Args:
+        former: the last generation of each; 0 unless given. It may never have trained, nor a few
+            before it; those before these were closed by the ones that did.
         stages: that any of them may have had.
     """
-    closing = [
-        client.discard_async(series_of(tables, earlier, stage), LAST_STEP)
-        for earlier in range(1, attempt)
-        for stage in range(stages)
-    ]
+    closing = []
+    for earlier in range(1, attempt):
+        last = former[earlier - 1] if earlier <= len(former) else 0
+        closing += [
+            client.discard_async(series_of(tables, earlier, generation, stage), LAST_STEP)
+            for generation in range(max(0, last - _UNTRAINED), last + 1)
+            for stage in range(stages)
+        ]
     for one in closing:
         one.result()
 
@@ -391,18 +448,18 @@ def close_attempts_before(client: ParameterClient, tables: str, attempt: int, st
 def _group(
     share: Share,
     own: StageWorkers,
-    port: RingPort | None,
+    session: Session,
     rendezvous: Rendezvous | None,
-    stop: threading.Event,
 ) -> StageGroup:
     """The workers of the stage, with collectives of torch's where they are of use and allowed."""
+    port, inbox = session.port, session.inbox
     if port is None:
         return StageGroup(share.device)
     wanted = share.device.type == "cuda" or share.launch.job.train.split_experts
     has_processes = wanted and processes_allowed(own.addresses, own.rendezvous)
     if has_processes:
         join_processes(port.rank, port.size, own.rendezvous, rendezvous, share.device)
-    ring = join_stage(port, own.addresses, stop.is_set)
+    ring = join_stage(port, own.addresses, lambda: inbox.stopped, session.generation)
     return StageGroup(share.device, ring, has_processes=has_processes)
 
 

@@ -57,6 +57,7 @@ class Reporter:
         self._seen = (0, 0.0)
         self._told_cuts: CutList | None = None
         self._thread = threading.Thread(target=self._loop, name="report", daemon=True)
+        self.generation = launch.generation  # of the job's workers
 
     @property
     def scheduler(self) -> str:
@@ -64,10 +65,10 @@ class Reporter:
         return self._scheduler
 
     def follow(self, progress: Progress) -> None:
-        """Begin to report."""
-        self._progress = progress
-        self._seen = (progress.samples, 0.0)
-        self._thread.start()
+        """Report of this from now on."""
+        self._progress, self._seen = progress, (progress.samples, 0.0)
+        if not self._thread.is_alive():
+            self._thread.start()
 
     def send(
         self,
@@ -87,6 +88,7 @@ class Reporter:
         report = ProgressReport(
             job_id=self._launch.job_id,
             attempt=self._launch.attempt,
+            generation=self.generation,
             stage=self._launch.index,
             rank=self._launch.rank,
             total_steps=self._total,

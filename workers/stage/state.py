@@ -78,20 +78,25 @@ def base_names(layers: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(layer.partition("#")[0] for layer in layers))
 
 
-def capture(graph: StageGraph, group: StageGroup, update: Update, step: int) -> StageState | None:
+def capture(
+    graph: StageGraph, group: StageGroup, update: Update, step: int, *, everywhere: bool = False
+) -> StageState | None:
     """The state of a stage right after `step` steps were taken; None but at its rank 0.
 
     All workers of the stage call it where they share out experts; else those of other ranks have
     nothing to do.
+
+    Args:
+        everywhere: also at other ranks, which have the same; not where experts are shared out.
     """
     split = any(isinstance(m, MoE) and m.parallel is not None for m in graph.module.modules())
-    if group.rank != 0 and not split:
+    if group.rank != 0 and not split and not everywhere:
         return None
     weights = {**whole_state(graph.module, group), **graph.uncalled}
     optimizer: Mapping[str, Tensors] = update.optimizer_state()
     if split:
         optimizer = whole_optimizer(graph.module, group, optimizer, update.kept)
-    if group.rank != 0:
+    if group.rank != 0 and not everywhere:
         return None
     return StageState(
         _copies(single(weights)),

@@ -10,22 +10,28 @@ from chassis import process
 from chassis.logs import log_fields
 from protos.naming import kept_with
 from protos.node_pb2 import LaunchRequest
-from protos.stage_pb2 import LOADED, Topology
+from protos.scheduler_pb2 import END_CONNECTION_LOST
+from protos.stage_pb2 import LOADED, Notice, ReadStateRequest, Topology
 from ps.errors import CheckpointError
 from workers.data.reader import Split
-from workers.errors import DivergedError
+from workers.errors import DivergedError, RowsLostError
 from workers.learning import quality as metrics
 from workers.links.all_reduce import Rendezvous
 from workers.links.inbox import Inbox, Stopped
+from workers.links.notices import Address
 from workers.links.ring_port import RingPort
-from workers.links.transport import StageService
+from workers.links.service import StageService
+from workers.links.session import Session
 from workers.model.cut import CutError
 from workers.model.entry import ModelError
 from workers.model.saved import KeptModel, SavedModel, saved_model
+from workers.stage.beginning import Beginning
 from workers.stage.evaluation import Measured
 from workers.stage.experts import whole_state
 from workers.stage.failure import end_reason_of, told
-from workers.stage.parts import Parts, Share, build
+from workers.stage.kept import to_bytes
+from workers.stage.parts import Parts, Share, build, series_of
+from workers.stage.regroups import Regroups, may_regroup, read_state
 from workers.stage.reporter import Reporter
 from workers.stage.saved_check import check_saved
 from workers.stage.source import TrainingSource
@@ -48,15 +54,20 @@ class Worker:
         self._launch = launch
         self._source = source
         self._stop = stop
-        self._share = Share.of(launch)
-        place = self._share.place
-        self._inbox = Inbox(stop)
-        host = bind.rpartition(":")[0]
-        self._port = RingPort(place.rank, place.width, host) if place.width > 1 else None
-        self._service = StageService(self._inbox, self._port)
+        self._share = Share.of(launch, anew=launch.generation > 0)
+        self._host = bind.rpartition(":")[0]
+        self._service = StageService(self._session(launch.generation))
+        self._regroups = Regroups(self._service, stop)
+        self._kept: Beginning | None = None
+        self._judged: tuple[Notice, ...] = ()  # of the newest generation that this one trained in
+        self._trained: int | None = None
+        if may_regroup(launch):
+            self._service.on_regroup = self._regroups.ask
+            self._service.kept = self._kept_after
         self._service.serve(bind)
+        place = self._share.place
         hosts_store = place.width > 1 and place.rank == 0
-        self._rendezvous = Rendezvous(host) if hosts_store else None
+        self._rendezvous = Rendezvous(self._host) if hosts_store else None
 
     def run(self, ready_file: Path | None) -> None:
         """Announce, wait for the topology, train, evaluate, save.
@@ -69,7 +80,6 @@ class Worker:
             address=self._service.address,
             rendezvous=self._rendezvous.address if self._rendezvous else "",
         )
-        topology = self._wait_for_topology()
         reporter = Reporter(
             self._launch,
             self._share.schedule.steps,
@@ -77,24 +87,10 @@ class Worker:
             interval_s=0.5 if self._share.place.leads else 2.0,
             source=self._source,
         )
-        parts: Parts | None = None
         try:
-            parts = build(
-                self._share,
-                topology,
-                self._inbox,
-                self._service.board,
-                self._port,
-                self._rendezvous,
-                self._stop,
-                (lambda: kept_with(self._launch.cuts, reporter.scheduler))
-                if self._launch.cuts
-                else None,
-            )
-            progress = parts.executor.progress
-            reporter.follow(progress)
-            log_fields(step=lambda: progress.step)
-            self._run(parts, reporter)
+            while not self._generation(reporter):
+                reporter.generation = self._service.session.generation
+                self._share = Share.of(self._launch, anew=True)
         except Stopped:
             raise
         except (Exception, SystemExit) as error:
@@ -104,10 +100,91 @@ class Worker:
             raise
         finally:
             reporter.close()
-            self._inbox.close()
+            self._service.stop(0.5)
+
+    def _generation(self, reporter: Reporter) -> bool:
+        """Do a worker's part in one generation of them; False where another follows.
+
+        Raises:
+            Stopped: it was told to end.
+        """
+        session = self._service.session
+        parts: Parts | None = None
+        try:
+            topology = self._wait_for_topology()
+            if session.generation:
+                self._kept = self._kept_for(topology)
+                self._share = self._share.begun(self._kept)
+            parts = build(
+                self._share,
+                topology,
+                session,
+                self._rendezvous,
+                (lambda: kept_with(self._launch.cuts, reporter.scheduler))
+                if self._launch.cuts
+                else None,
+            )
+            progress = parts.executor.progress
+            reporter.follow(progress)
+            log_fields(step=lambda: progress.step)
+            self._settle_tables(parts, topology)
+            self._kept, self._trained = None, session.generation
+            self._run(parts, reporter)
+            return True
+        except (Exception, SystemExit) as error:
+            if not self._regroups.is_due(session) and not self._lost_touch(error):
+                raise
+            if self._stop.is_set():
+                raise Stopped("stopped") from None
+            self._give_up(session, parts, error, reporter)
+        finally:
+            session.inbox.close()
             if parts is not None:
                 parts.close()
-            self._service.stop(0.5)
+            self._share.batches.close()
+        number = self._regroups.wait(session)
+        trained = self._trained or 0
+        self._regroups.begin(self._session(number), self._kept, self._judged, trained)
+        return False
+
+    def _give_up(
+        self, session: Session, parts: Parts | None, error: BaseException, reporter: Reporter
+    ) -> None:
+        """Keep what the next generation goes on from, and tell where nobody asked for that."""
+        session.inbox.close()
+        if parts is not None and self._trained == session.generation:
+            self._kept, self._judged = parts.keep(), tuple(parts.ending.judged)
+            _log.warning("gave up step %d: %s", self._kept.step, told(error))
+        if not self._regroups.is_due(session):
+            reporter.send("lost", error=told(error))
+
+    def _session(self, generation: int) -> Session:
+        place = self._share.place
+        port = RingPort(place.rank, place.width, self._host) if place.width > 1 else None
+        return Session(Inbox(self._stop), port, generation)
+
+    def _lost_touch(self, error: BaseException) -> bool:
+        """Whether it is others who are gone, and they may be replaced."""
+        if not may_regroup(self._launch) or isinstance(error, Stopped | RowsLostError):
+            return False
+        return end_reason_of(error, self._launch.job) == END_CONNECTION_LOST
+
+    def _kept_after(self, step: int) -> bytes | None:
+        kept = self._kept
+        return to_bytes(kept) if kept is not None and kept.step == step else None
+
+    def _kept_for(self, topology: Topology) -> Beginning | None:
+        """What a generation begins with; None: as it was launched."""
+        if not topology.donors:
+            return None
+        kept = self._kept
+        if kept is not None and kept.step == topology.step:
+            return kept
+        return read_state(
+            topology.donors[self._share.place.stage],
+            ReadStateRequest(generation=topology.generation, step=topology.step),
+            lambda: self._service.session.inbox.stopped,
+        )
 
     def _run(self, parts: Parts, reporter: Reporter) -> None:
         """Train, evaluate and save; of a training that diverged, save what was good."""
@@ -160,15 +237,14 @@ class Worker:
 
         However long that takes: who does not start, and a node that goes away, end this worker too.
         """
-        while not self._service.started.wait(0.1):
-            if self._stop.is_set():
+        session = self._service.session
+        while (topology := self._service.wait_for_topology(0.1)) is None:
+            if session.inbox.stopped:
                 raise Stopped("stopped")
-        assert self._service.topology is not None
-        return self._service.topology
+        return topology
 
     def _train(self, parts: Parts) -> None:
         share, job, executor = self._share, self._launch.job, parts.executor
-        self._load_tables(parts)
         source = None
         if share.place.stage == 0:
             source = TrainingSource(
@@ -178,7 +254,7 @@ class Worker:
                 share.staleness,
                 parts.rows,
                 executor.upload,
-                self._inbox,
+                self._service.session.inbox,
             )
         precision = job.train.precision or "fp32"
         _log.info("training %d steps in %s on %s", share.schedule.steps, precision, share.device)
@@ -186,23 +262,40 @@ class Worker:
         share.batches.close()
         _log.info("trained in %.1f s", executor.progress.train_seconds)
 
-    def _load_tables(self, parts: Parts) -> None:
-        """Wait until the tables hold what the training begins with; the judge has it loaded."""
+    def _settle_tables(self, parts: Parts, topology: Topology) -> None:
+        """Wait until the tables hold what the training begins with.
+
+        Raises:
+            CutError: the cut's cannot be loaded.
+            RowsLostError: they hold other steps than those that were kept.
+        """
         share, place = self._share, self._share.place
         beginning, notices = share.beginning, parts.notices
-        if not beginning.tables:
+        generation = topology.generation
+        if not beginning.tables and not generation:
             return
-        if place.stage == place.rank == 0:
-            try:
-                rows = parts.client.load(beginning.tables, rename=beginning.rename)
-            except CheckpointError as error:
-                kind = CutError if beginning.step else ModelError
-                raise kind(f"{beginning.tables}: {error}") from error
-            _log.info("%d rows loaded from %s", rows, beginning.tables)
-            for stage, width in enumerate(place.widths):
-                for rank in range(width):
-                    notices.tell((stage, rank), LOADED, beginning.step)
-        self._inbox.wait(lambda: notices.board.has(LOADED, beginning.step))
+        told: list[Address] = []
+        if generation and place.rank == 0:
+            former = range(topology.former[place.stage], generation)
+            names = [
+                series_of(share.tables, self._launch.attempt, one, place.stage) for one in former
+            ]
+            parts.ending.take_over(names, topology.judged, beginning.step)
+            told = [(place.stage, rank) for rank in range(place.width)]
+        if beginning.tables:
+            told = []
+            if place.stage == place.rank == 0:
+                try:
+                    rows = parts.client.load(beginning.tables, rename=beginning.rename)
+                except CheckpointError as error:
+                    kind = CutError if beginning.step else ModelError
+                    raise kind(f"{beginning.tables}: {error}") from error
+                _log.info("%d rows loaded from %s", rows, beginning.tables)
+                told = [(s, rank) for s, width in enumerate(place.widths) for rank in range(width)]
+        for worker in told:
+            notices.tell(worker, LOADED, beginning.step)
+        inbox = self._service.session.inbox
+        inbox.wait(lambda: notices.board.has(LOADED, beginning.step))
 
     def _write_weights(self, parts: Parts, saved: SavedModel | KeptModel) -> None:
         """Write the stage's weights: before the next phase ends, so that the last stage has them.

@@ -8,7 +8,8 @@ from chassis.channels import RpcError
 from protos.stage_pb2 import COMMITTED, JUDGED, PULLED, SKIP
 from workers.links.inbox import Inbox
 from workers.links.notices import Notices
-from workers.links.transport import StageService
+from workers.links.service import StageService
+from workers.links.session import Session
 
 LIMIT_S = 60.0  # only a hang reaches it
 
@@ -16,11 +17,13 @@ LIMIT_S = 60.0  # only a hang reaches it
 @pytest.fixture
 def pair():
     """Two workers of one stage, each served; their services and notices."""
-    services = [StageService(Inbox(threading.Event())) for _ in range(2)]
+    services = [StageService(Session(Inbox(threading.Event()))) for _ in range(2)]
     for service in services:
         service.serve("127.0.0.1:0")
     addresses = [[service.address for service in services]]
-    notices = [Notices((0, r), addresses, service.board) for r, service in enumerate(services)]
+    notices = [
+        Notices((0, r), addresses, service.session.board) for r, service in enumerate(services)
+    ]
     yield services, notices
     for one in notices:
         one.close()
@@ -31,23 +34,23 @@ def pair():
 def test_a_notice_comes_as_it_was_told_once_however_often(pair):
     (_, other), (teller, _) = pair
     woken = threading.Event()
-    other.board.on_notice = woken.set
+    other.session.board.on_notice = woken.set
     for _ in range(3):
         teller.tell((0, 1), JUDGED, 7, outcome=SKIP, scale=0.25)
     teller.flush()
     assert woken.is_set()
-    ((sender, notice),) = other.board.of(JUDGED, 7).items()
+    ((sender, notice),) = other.session.board.of(JUDGED, 7).items()
     assert sender == (0, 0)
     assert (notice.step, notice.outcome, notice.scale) == (7, SKIP, 0.25)
-    assert other.board.count(JUDGED, 7) == 1
-    assert not other.board.has(JUDGED, 6)
+    assert other.session.board.count(JUDGED, 7) == 1
+    assert not other.session.board.has(JUDGED, 6)
 
 
 def test_who_waits_is_woken_by_a_notice_to_itself_as_by_one_of_another(pair):
     services, notices = pair
     for teller in notices:
         ended = threading.Event()
-        board, inbox = services[1].board, services[1].inbox
+        board, inbox = services[1].session.board, services[1].session.inbox
         step = notices.index(teller)
 
         def wait(board=board, inbox=inbox, ended=ended, step=step):
@@ -65,8 +68,13 @@ def test_what_is_past_is_forgotten(pair):
     (_, other), (_, own) = pair
     for step in range(4):
         own.tell((0, 1), PULLED, step)
-    other.board.forget_before(2)
-    assert [other.board.has(PULLED, step) for step in range(4)] == [False, False, True, True]
+    other.session.board.forget_before(2)
+    assert [other.session.board.has(PULLED, step) for step in range(4)] == [
+        False,
+        False,
+        True,
+        True,
+    ]
 
 
 def test_a_notice_that_cannot_be_delivered_is_an_error_of_the_next_call(pair):

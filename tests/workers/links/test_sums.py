@@ -30,7 +30,8 @@ from workers.links.ring import (
     _Message,
 )
 from workers.links.ring_port import RingPort, join_stage, local_rings
-from workers.links.transport import StageService
+from workers.links.service import StageService
+from workers.links.session import Session
 
 CPU = torch.device("cpu")
 HERE, THERE = "127.0.0.1", "127.0.0.2"  # two hosts, as far as names go
@@ -295,7 +296,7 @@ class Workers:
     def __init__(self, hosts):
         self.stop = threading.Event()
         self.ports = [RingPort(rank, len(hosts), host) for rank, host in enumerate(hosts)]
-        self.services = [StageService(Inbox(self.stop), port) for port in self.ports]
+        self.services = [StageService(Session(Inbox(self.stop), port)) for port in self.ports]
         for service, host in zip(self.services, hosts, strict=True):
             service.serve(f"{host}:0")
         self.addresses = [service.address for service in self.services]
@@ -386,7 +387,7 @@ def test_a_worker_of_another_place_is_refused(workers):
     with connect(started.addresses[0]) as channel, pytest.raises(grpc.RpcError) as caught:
         StageStub(channel).Join(JoinRequest(rank=2, size=3), timeout=10)
     assert "expected worker 1 of 2" in caught.value.details()
-    alone = StageService(Inbox(threading.Event()))
+    alone = StageService(Session(Inbox(threading.Event())))
     alone.serve(f"{HERE}:0")
     with pytest.raises(RpcError, match="alone in its stage"):
         join_stage(started.ports[0], [HERE, alone.address], lambda: False)

@@ -16,7 +16,9 @@ from workers.links.frames import BACKWARD, EVALUATE, FORWARD, Frame, FrameId
 from workers.links.inbox import Inbox, Stopped
 from workers.links.line import FRAME, NOTICE, Line
 from workers.links.outbox import Outbox
-from workers.links.transport import Neighbours, StageService
+from workers.links.service import StageService
+from workers.links.session import Session
+from workers.links.transport import Neighbours
 
 CPU = torch.device("cpu")
 HERE, THERE = "127.0.0.1", "127.0.0.2"  # two hosts, as far as names go
@@ -26,7 +28,7 @@ HERE, THERE = "127.0.0.1", "127.0.0.2"  # two hosts, as far as names go
 def inbox():
     """An inbox that is served, and its address."""
     box = Inbox(threading.Event())
-    service = StageService(box)
+    service = StageService(Session(box))
     service.serve("127.0.0.1:0")
     yield box, service.address
     service.stop(0.1)
@@ -91,7 +93,7 @@ def test_frames_are_taken_by_name_in_any_order(inbox):
 def test_micro_batches_go_to_their_workers_and_ends_to_all():
     stop = threading.Event()
     boxes = [Inbox(stop) for _ in range(3)]
-    services = [StageService(box) for box in boxes]
+    services = [StageService(Session(box)) for box in boxes]
     for service in services:
         service.serve("127.0.0.1:0")
     senders = [
@@ -131,7 +133,7 @@ def test_between_hosts_frames_of_any_size_travel_under_tls(tmp_path, monkeypatch
     for name, value in certs.environment(tmp_path).items():
         monkeypatch.setenv(name, value)
     box = Inbox(threading.Event())
-    service = StageService(box)
+    service = StageService(Session(box))
     service.serve(f"{THERE}:0")
     peers = Neighbours([service.address], "the next stage", 0, HERE)
     outbox = Outbox(peers, OnHost())
@@ -151,7 +153,7 @@ def test_between_hosts_frames_of_any_size_travel_under_tls(tmp_path, monkeypatch
 @pytest.mark.parametrize("staging", [OnHost(), CopyStreams(CPU)], ids=["at once", "behind"])
 def test_a_lost_neighbour_is_named(staging):
     box = Inbox(threading.Event())
-    service = StageService(box)
+    service = StageService(Session(box))
     service.serve("127.0.0.1:0")
     outbox = Outbox(Neighbours([service.address], "stage 1", 0, HERE), staging)
     (name, tensors), *_ = frames(1)
@@ -171,7 +173,7 @@ def test_a_lost_neighbour_is_named(staging):
 
 def test_who_has_all_it_waits_for_may_end_before_it_is_asked():
     box = Inbox(threading.Event())
-    service = StageService(box)
+    service = StageService(Session(box))
     service.serve(f"{HERE}:0")
     line = Line(service.address, "stage 1 worker 0", HERE)
     end = stage_pb2.Frame(kind=stage_pb2.END, phase="drain", sender=0)

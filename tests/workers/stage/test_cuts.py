@@ -9,9 +9,12 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ps import LocalTable
 from tests.workers.stage.in_process import TABLES, Tables
 from tests.workers.stage.test_equality import KEYS, cases, wide
-from workers.model.cut import read_cut
+from workers.model.cut import DenseFiles, check_tables, read_cut
+from workers.stage import evaluation
+from workers.stage.cut_folder import to_keep
 
 
 def pulled(client, table, keys):
@@ -108,3 +111,43 @@ def test_cuts_change_nothing(tmp_path):
     assert [read_cut(place).step for place in places] == sorted(
         {int(p.rpartition("/")[2]) for p in places}
     )
+
+
+def test_a_cut_that_is_the_best_stays(tmp_path, monkeypatch):
+    """Each cut is measured on the weights and rows that it has."""
+    case = replace(wide(widths=(2, 1, 2)), sizes=(13,) * 16)
+    case.job.train.checkpoint.best = "valid_auc"
+    random = np.random.default_rng(3)
+    keys = torch.from_numpy(random.integers(0, KEYS, (32, 2)))
+    labels = torch.from_numpy(random.integers(0, 2, 32).astype(np.float32))
+
+    def given(job, split, size, rank, workers, stopped):
+        assert split == "valid"
+        for number in range(rank, 8, workers):
+            part = slice(number * 4, number * 4 + 4)
+            yield number, {"sparse": keys[part], "label": labels[part]}
+
+    monkeypatch.setattr(evaluation, "evaluation_batches", given)
+    _, places = with_cuts(case, tmp_path)
+    for cut in map(read_cut, places):
+        model = case.model()
+        weights = {}
+        for layer in cut.layers:
+            if "weights" in layer.files:
+                weights |= DenseFiles(str(tmp_path)).read(layer.files["weights"])
+        model.load_state_dict(weights)
+        saved = LocalTable.load_checkpoint(check_tables(str(tmp_path), cut.tables))
+        model.first.store, model.second.store = saved[TABLES + "one"], saved[TABLES + "two"]
+        with torch.no_grad():
+            scores = model.eval()(keys).flatten()
+        pairs = [
+            float(a > b) + 0.5 * float(a == b)
+            for a in scores[labels == 1]
+            for b in scores[labels == 0]
+        ]
+        assert cut.metrics["valid_auc"] == pytest.approx(sum(pairs) / len(pairs), abs=1e-6)
+    monkeypatch.undo()
+    cuts = [read_cut(place) for place in places]
+    spec = type(case.job.train.checkpoint)(keep=1, best="valid_auc")
+    best = max(cuts, key=lambda cut: (cut.metrics["valid_auc"], cut.step))
+    assert [cut.step for cut in to_keep(cuts, spec)] == sorted({best.step, cuts[-1].step})

@@ -1,0 +1,78 @@
+"""What one generation of a job's workers sends to one of them.
+
+A worker that dies is replaced, and with it begins another generation, in which every worker has
+an inbox, a board and a port of its own. So nothing sent in one generation is taken in another.
+"""
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from protos import codec, stage_pb2
+from workers.links.frames import Frame
+from workers.links.inbox import Inbox
+from workers.links.line import FRAME, Lines, Refused
+from workers.links.notices import NoticeBoard
+from workers.links.ring_port import RingPort
+
+ENDING = "this worker is ending"
+
+
+class Session:
+    """Takes frames and notices, once it is opened.
+
+    Args:
+        inbox: where frames are kept.
+        port: where the worker before this one connects; None: there is no other in the stage.
+        generation: of the job's workers.
+
+    Attributes:
+        board: where what other workers tell is kept.
+    """
+
+    def __init__(self, inbox: Inbox, port: RingPort | None = None, generation: int = 0) -> None:
+        self.inbox = inbox
+        self.port = port
+        self.generation = generation
+        self.board = NoticeBoard(inbox.wake)
+        self._lines: Lines | None = None
+
+    def open(self, host: str) -> None:
+        """Let others connect to a port of this host."""
+        self._lines = Lines(host, self._take)
+
+    @property
+    def reply(self) -> stage_pb2.JoinReply | None:
+        """Where and how others connect; None: not here, or not any more."""
+        return None if self._lines is None or self.inbox.stopped else self._lines.reply
+
+    def close(self) -> None:
+        """Have nobody wait for anything of it any longer, and take nothing more."""
+        self.inbox.close()
+        if self.port is not None:
+            self.port.close()
+        if self._lines is not None:
+            self._lines.close()
+
+    def _take(self, kind: int, message: bytes) -> None:
+        """Take a frame or notice.
+
+        Raises:
+            Refused: it is none, or this worker ends: to others it is one that went away.
+        """
+        if self.inbox.stopped:
+            raise Refused(grpc.StatusCode.UNAVAILABLE, ENDING)
+        try:
+            if kind == FRAME:
+                self._take_frame(*codec.unpack(stage_pb2.Frame, message))
+            else:
+                self.board.put(stage_pb2.Notice.FromString(message))
+        except (ValueError, KeyError, DecodeError) as error:
+            raise Refused(
+                grpc.StatusCode.INVALID_ARGUMENT, f"bad frame or notice: {error}"
+            ) from None
+
+    def _take_frame(self, head: stage_pb2.Frame, payload: memoryview) -> None:
+        if head.kind == stage_pb2.END:
+            self.inbox.end(head.phase, head.sender)
+        else:
+            self.inbox.put(Frame.unpack(head, payload))

@@ -1,0 +1,130 @@
+"""How a worker goes over to another generation, when others of its job are replaced.
+
+The scheduler asks every worker to give up the steps under way. The thread that trains notices at
+its next wait, keeps the state after the last update, and listens anew; then the scheduler hears
+what was kept, and tells all where to go on.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+
+import grpc
+
+from chassis.channels import connect
+from protos.node_pb2 import LaunchRequest
+from protos.stage_pb2 import Notice, ReadStateRequest, RegroupReply
+from protos.stage_pb2_grpc import StageStub
+from workers.errors import PeerLostError
+from workers.links.inbox import Stopped
+from workers.links.service import StageService
+from workers.links.session import Session
+from workers.stage.beginning import Beginning
+from workers.stage.kept import of_bytes
+
+_GIVE_UP_S = 110.0  # for a worker in the midst of a micro-batch
+_READ_S = 120.0
+
+
+def may_regroup(launch: LaunchRequest) -> bool:
+    """Whether a worker of the job outlives others: not where torch's collectives bind them."""
+    devices = launch.devices
+    return not launch.job.train.split_experts and "cuda" not in devices
+
+
+class Regroups:
+    """Asked by the service's threads, answered by the one that trains.
+
+    Args:
+        service: of this worker.
+        stop: ends the work early.
+    """
+
+    def __init__(self, service: StageService, stop: threading.Event) -> None:
+        self._service = service
+        self._stop = stop
+        self._changed = threading.Condition()
+        self._wanted = service.session.generation
+        self._reply = RegroupReply()
+
+    def ask(self, generation: int) -> RegroupReply:
+        """Have the worker come to a generation; what it has kept. May be repeated.
+
+        Raises:
+            ValueError: it is of a later one.
+            TimeoutError: it does not give up what it does.
+        """
+        with self._changed:
+            if generation < self._service.session.generation:
+                raise ValueError(
+                    f"generation {generation}: this worker is of "
+                    f"{self._service.session.generation}; expected no earlier one"
+                )
+            if generation > self._wanted:
+                self._wanted = generation
+                self._changed.notify_all()
+        while True:
+            session = self._service.session
+            if session.generation >= generation:
+                return self._reply
+            session.inbox.close()
+            with self._changed:
+                there = self._changed.wait_for(
+                    lambda: self._service.session.generation >= generation, _GIVE_UP_S
+                )
+            if not there:
+                raise TimeoutError(f"no answer from the training within {_GIVE_UP_S:.0f} s")
+
+    def is_due(self, session: Session) -> bool:
+        """Whether a generation after that of a session was asked for."""
+        return self._wanted > session.generation
+
+    def wait(self, session: Session) -> int:
+        """Wait until another generation is asked for; its number.
+
+        Raises:
+            Stopped: told to end first.
+        """
+        with self._changed:
+            while self._wanted <= session.generation:
+                if self._stop.is_set():
+                    raise Stopped("stopped")
+                self._changed.wait(0.1)
+            return self._wanted
+
+    def begin(
+        self, session: Session, kept: Beginning | None, judged: Sequence[Notice], trained: int
+    ) -> None:
+        """Be of another generation, with what was kept of those before.
+
+        Args:
+            judged: verdicts on the last steps.
+            trained: the newest generation that it trained in.
+        """
+        self._reply = RegroupReply(
+            has_state=kept is not None,
+            step=kept.step if kept is not None else 0,
+            judged=judged,
+            trained=trained,
+        )
+        self._service.begin(session)
+        with self._changed:
+            self._changed.notify_all()
+
+
+def read_state(donor: str, request: ReadStateRequest, stopped: Callable[[], bool]) -> Beginning:
+    """The training state that another worker of the stage has kept.
+
+    Raises:
+        PeerLostError: it cannot be had.
+        Stopped: `stopped` said so.
+    """
+    data = bytearray()
+    with connect(donor) as channel:
+        try:
+            for chunk in StageStub(channel).ReadState(request, timeout=_READ_S):
+                if stopped():
+                    raise Stopped("stopped")
+                data += chunk.data
+        except grpc.RpcError as error:
+            raise PeerLostError(f"{donor}: its training state: {error}") from None
+    return of_bytes(bytes(data))
