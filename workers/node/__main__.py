@@ -21,7 +21,7 @@ from typing import NoReturn
 
 import grpc
 
-from chassis import written
+from chassis import scratch, written
 from chassis.channels import RpcError
 from chassis.exits import reason_of_exit
 from chassis.files import read_regular
@@ -296,11 +296,7 @@ def _run(options: argparse.Namespace, stop: threading.Event, users: Users | None
             lease.kick()
 
     with ExitStack() as stack:
-        directory = options.directory or Path(
-            stack.enter_context(
-                tempfile.TemporaryDirectory(prefix="heterps-node-", ignore_cleanup_errors=True)
-            )
-        )
+        directory = options.directory or _temporary(stack, users)
         written.claim(directory)
         code = CodeCache(directory.resolve() / ".code", options.scheduler)  # no job has that id
         on_gpus = device == "cuda" and not options.emulate
@@ -357,6 +353,16 @@ def _run(options: argparse.Namespace, stop: threading.Event, users: Users | None
         announce(options.ready_file, address=status.address, node_id=status.node_id, **facts)
         stop.wait()
         _log.info("stopping")
+
+
+def _temporary(stack: ExitStack, users: Users | None) -> Path:
+    """A folder that goes at the end, or, was this node killed, when the next one starts."""
+    if users is not None:  # they have to pass through the folders above it
+        made = tempfile.TemporaryDirectory(prefix="heterps-node-", ignore_cleanup_errors=True)
+        return Path(stack.enter_context(made))
+    folder = scratch.temporary("node")
+    stack.callback(scratch.discard, folder)
+    return folder
 
 
 def _parser() -> argparse.ArgumentParser:
