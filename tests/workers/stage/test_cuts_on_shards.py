@@ -21,6 +21,7 @@ from tests.workers.stage.test_cuts import (
 from tests.workers.stage.test_equality import KEYS, wide
 from workers.model.cut import CutError, DenseFiles, UnfitCutError, check_tables, read_cut
 from workers.stage.parts import series_of
+from workers.stage.progress import Progress
 
 ALL = np.arange(KEYS, dtype=np.uint64)
 
@@ -89,18 +90,34 @@ def test_a_late_commit_of_an_earlier_attempt_changes_nothing(tmp_path, client):
     commits(step)  # a load brings no series back that has ended
 
 
+class Heard(Progress):
+    """Of a job whose scheduler hears of every cut at once."""
+
+    cuts_told = property(lambda self: self.cuts)
+
+
 def test_the_newest_cuts_stay_with_all_that_they_need(tmp_path, client):
     case = replace(wide(), sizes=(13,) * 40)
     case.job.train.checkpoint.keep = 2
     case.job.train.checkpoint.every = "1 steps"
     pipeline = case.pipeline(folder=tmp_path, client=client)
+    made = pipeline._made
+
+    def heard(place, graph):
+        worker = made(place, graph)
+        worker.executor.progress.__class__ = Heard
+        return worker
+
+    pipeline._made = heard
     workers = pipeline.run()
     found = results(case, pipeline, workers)
     kept = [cut.place for cut in workers[0][0].executor.progress.cuts.cuts]
     assert len(kept) == 2
     there = sorted(int(f.name) for f in tmp_path.iterdir() if f.name.isdecimal())
-    assert there == [read_cut(place).step for place in kept]
-    cuts = [read_cut(place) for place in kept]
+    # And the one before, which the scheduler named until it heard of the newest.
+    assert len(there) == 3
+    assert there[1:] == [read_cut(place).step for place in kept]
+    cuts = [read_cut(str(tmp_path / str(step))) for step in there]
     dense = {f.name for f in (tmp_path / "dense").iterdir()}
     assert dense == {name for cut in cuts for name in cut.files()}
     tables = {f.name for f in (tmp_path / "tables").iterdir()}
