@@ -178,7 +178,7 @@ class Topology(_message.Message):
 
     @_builtins.property
     def judged(self) -> _containers.RepeatedCompositeFieldContainer[Global___Notice]:
-        """verdicts on the last steps before `step`, in their order"""
+        """verdicts on the last steps before `step`, by generation and step"""
 
     @_builtins.property
     def former(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -254,7 +254,7 @@ class RegroupReply(_message.Message):
     """the newest generation that it trained in"""
     @_builtins.property
     def judged(self) -> _containers.RepeatedCompositeFieldContainer[Global___Notice]:
-        """verdicts on the last steps, in their order"""
+        """verdicts on the last steps of that generation, in their order"""
 
     def __init__(
         self,
@@ -446,6 +446,7 @@ class Notice(_message.Message):
     OUTCOME_FIELD_NUMBER: _builtins.int
     SCALE_FIELD_NUMBER: _builtins.int
     CUT_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
     FACTS_FIELD_NUMBER: _builtins.int
     kind: Global___NoticeKind.ValueType
     step: _builtins.int
@@ -464,6 +465,8 @@ class Notice(_message.Message):
     """JUDGED: by which gradients are multiplied"""
     cut: _builtins.bool
     """JUDGED: a cut is taken once the step is over"""
+    generation: _builtins.int
+    """JUDGED, when it is told anew: that it was given in"""
     facts: _builtins.str
     """WRITTEN: the stage's files, JSON as in cut.json"""
     def __init__(
@@ -479,11 +482,12 @@ class Notice(_message.Message):
         outcome: Global___Outcome.ValueType = ...,
         scale: _builtins.float = ...,
         cut: _builtins.bool = ...,
+        generation: _builtins.int = ...,
         facts: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cut", b"cut", "facts", b"facts", "finite", b"finite", "kind", b"kind", "loss", b"loss", "outcome", b"outcome", "rank", b"rank", "scale", b"scale", "squared_norm", b"squared_norm", "stage", b"stage", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cut", b"cut", "facts", b"facts", "finite", b"finite", "generation", b"generation", "kind", b"kind", "loss", b"loss", "outcome", b"outcome", "rank", b"rank", "scale", b"scale", "squared_norm", b"squared_norm", "stage", b"stage", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -39,7 +39,7 @@ _LOOKS = (
 _JOBS_OWN = (
     _of("Scheduler", "Report")
     | _of("Artifacts", "Has Put Get List Remove")
-    | _of("Stage", "Start Connect Join")
+    | _of("Stage", "Start Regroup ReadState Connect Join")
     | _of("ParameterServer", "Pull Push Attach Advance Stage Tally Commit Stats Keys Route")
     | _of("ParameterServer", "CreateTable DropTables Shrink Cut Save Load")
 )

@@ -18,6 +18,7 @@ import tempfile
 import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from bench.pages import RESULTS, machine, versions, write
 from bench.survive.job import Shape, digest, steps_begun, write_job
 from heterps import Client, Cluster
 
-_WAIT_S = 600.0
+_LOOK_S = 10.0
 WHAT = ("worker", "shard")
 
 
@@ -35,7 +36,7 @@ class Run:
 
     Attributes:
         seconds: from its first micro-batch to its last.
-        gaps_s: after each kill, until the last stage computed again.
+        gaps_s: after each kill, the longest that the last stage began nothing for.
         recovered_s: of each recovery, by the scheduler's clock.
     """
 
@@ -47,6 +48,7 @@ class Run:
     gaps_s: list[float] = field(default_factory=list)
     recovered_s: list[float] = field(default_factory=list)
     redone: int = 0
+    begun: list[float] = field(default_factory=list, repr=False)
 
 
 def main() -> int:
@@ -75,7 +77,11 @@ def main() -> int:
     )
     if killed.gaps_s:
         gaps = sorted(killed.gaps_s)
-        print(f"computing again after {statistics.median(gaps):.2f} s, at most {gaps[-1]:.2f} s")
+        usual = max(_gaps(unfailed.begun))
+        print(
+            f"the last stage stood still for {statistics.median(gaps):.2f} s, at most "
+            f"{gaps[-1]:.2f} s; without kills {usual:.2f} s at most"
+        )
     if not arguments.no_write:
         result = {
             "benchmark": "survive",
@@ -87,8 +93,8 @@ def main() -> int:
             "seed": arguments.seed,
             "equal": equal,
             "goodput": goodput,
-            "unfailed": asdict(unfailed),
-            "killed": asdict(killed),
+            "unfailed": _told(unfailed),
+            "killed": _told(killed),
         }
         write(RESULTS / "survive.json", result)
     return 0 if equal and killed.state == "succeeded" else 1
@@ -123,15 +129,31 @@ def _run(
         message = client.status_message(job_id)
     begun = steps_begun(folder)
     run.state, run.attempts = job.state.value, max(1, message.attempt)
+    run.begun = begun
     run.seconds = begun[-1] - begun[0] if begun else 0.0
     run.redone = len(begun) - shape.steps * shape.micro_batches
-    run.gaps_s = [min((b for b in begun if b > t), default=t) - t for t in when]
+    run.gaps_s = [_longest_gap(begun, t) for t in when]
     run.recovered_s = [recovery.seconds for recovery in message.recoveries]
     if run.state == "succeeded":
         run.digest = digest(spec, folder / "out" / job_id)
     else:
         print(f"{run.state}: {message.reason}")
     return run
+
+
+def _told(run: Run) -> dict[str, Any]:
+    """What of a run is written down."""
+    return {key: value for key, value in asdict(run).items() if key != "begun"}
+
+
+def _gaps(begun: list[float]) -> list[float]:
+    return [after - before for before, after in pairwise(begun)]
+
+
+def _longest_gap(begun: list[float], when: float) -> float:
+    """The longest time without a beginning that has a part in the seconds after `when`."""
+    near = [t for t in begun if t <= when][-1:] + [t for t in begun if when < t < when + _LOOK_S]
+    return max(_gaps(near), default=0.0)
 
 
 def _victim(

@@ -13,6 +13,7 @@ from google.protobuf.struct_pb2 import Struct
 
 from chassis.files import replace_file
 from heterps.errors import HeterpsError
+from heterps.job.schema import field_name
 from protos.job_pb2 import JobSpec
 
 if TYPE_CHECKING:
@@ -23,7 +24,10 @@ if TYPE_CHECKING:
 _PATHS: Final = ("data.path", "schedule.resources", "output")
 _CALLABLES: Final = ("model.entry", "data.prepare")
 # Read by the client, or replaced by the proposal.
-_LEFT_OUT: Final = ("directory", "code", "code_digest", "schedule.offered", "schedule.given")
+_LEFT_OUT: Final = (
+    *("directory", "code", "code_digest", "entry_digest"),
+    *("train.resume", "schedule.offered", "schedule.given"),
+)
 
 
 def write_job(
@@ -96,10 +100,8 @@ def _plain(message: Message, path: str) -> dict[str, Any]:
             value = _whole(MessageToDict(value))
         elif field.message_type is not None:
             value = _plain(value, key)
-        elif path == "train" and value == 0:
-            content[field.name] = value
-        if value:
-            content[field.name] = value
+        if value or (path == "train" and not field.message_type and value == 0):
+            content[field_name(field)] = value
     return content
 
 

@@ -215,9 +215,9 @@ def _go_on(
     donors = {worker.index: worker for worker in having}
     if len(donors) < stages:
         return None
-    judged: dict[int, Notice] = {}
+    judged: dict[tuple[int, int], Notice] = {}
     for state in kept.values():
-        judged |= {notice.step: notice for notice in state.judged if notice.step < step}
+        judged |= {(n.generation, n.step): n for n in state.judged if n.step < step}
     return GoOn(
         step,
         tuple(donor for _, donor in sorted(donors.items())),

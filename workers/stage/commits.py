@@ -119,14 +119,16 @@ class RowCommits:
             rate: by which learning rates are.
         """
         if self.any and self._rank == 0:
+            self.check()
             self._undone[step] = scale, rate
-            self._do(self._committing, self._commit, step, scale, rate)
+            self._begin(self._committing, self._commit, step, scale, rate)
 
     def discard(self, step: int) -> None:
         """At every worker: a step does not count."""
         if self.any and self._rank == 0:
+            self.check()
             self._undone[step] = None
-            self._do(self._committing, self._discard, step)
+            self._begin(self._committing, self._discard, step)
 
     def hold(self, until_freed: Callable[[], None]) -> None:
         """At every worker: commit nothing more, once all begun here is, until this returns."""
@@ -202,6 +204,9 @@ class RowCommits:
 
     def _do(self, pool: ThreadPoolExecutor, work: Callable[..., None], *args: object) -> None:
         self.check()
+        self._begin(pool, work, *args)
+
+    def _begin(self, pool: ThreadPoolExecutor, work: Callable[..., None], *args: object) -> None:
         future = pool.submit(work, *args)
         future.add_done_callback(lambda f: self._order.wake())
         self._begun.append(future)

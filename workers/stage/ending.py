@@ -110,7 +110,7 @@ class Ending:
         self._next = 0  # step to begin
         self._cut_due = cut_due
         self.applied = 0  # updates that count
-        # On the last steps: what those commit anew who take over from this worker.
+        # On the last steps taken here: what those commit anew who take over from this worker.
         self.judged: deque[Notice] = deque(maxlen=staleness + 2)
 
     def loss_scale(self, step: int) -> float:
@@ -202,7 +202,6 @@ class Ending:
             applied -= notice.outcome == stage_pb2.APPLY
             rates.append(rate_factor(self._rows, applied, self._steps))
         self._commits.take_over(series, judged, rates[::-1], step)
-        self.judged.extend(judged)
 
     def check(self) -> None:
         """Raise what failed in the background, or that another worker of the stage is gone."""

@@ -58,6 +58,7 @@ from workers.stage.versions import Versions
 
 TRAIN = "train"
 _DRAIN = "drain"
+_SOON_S = 0.05  # for a verdict to arrive
 
 
 @dataclass(slots=True)
@@ -358,8 +359,21 @@ class StageExecutor:
         with self._busy.running():
             self._ending.begin(step.number, step.loss, step.rows)
 
+    def catch_up(self) -> None:
+        """Apply the steps whose verdict is here or on its way, at a worker that gives up."""
+        until = time.monotonic() + _SOON_S
+        while time.monotonic() < until:
+            if self._ending.ready:
+                self._apply()
+            time.sleep(_SOON_S / 20)
+
     def _update(self) -> None:
-        """Apply the step whose verdict is here."""
+        """Apply the step whose verdict is here, and take a cut where one is to follow."""
+        if self._apply() and self._cuts is not None:
+            self._take_cut(self._cuts)
+
+    def _apply(self) -> bool:
+        """Apply the step whose verdict is here; whether a cut is to follow."""
         number = self.progress.step
         with span("update", step=number, rank=self._place.rank), self._busy.running():
             ended = self._ending.apply()
@@ -368,8 +382,7 @@ class StageExecutor:
         self.progress.step = number + 1
         self.progress.samples += self._schedule.samples(number)
         self.progress.busy_s = self._busy.seconds()
-        if ended.cut and self._cuts is not None:
-            self._take_cut(self._cuts)
+        return ended.cut
 
     def _take_cut(self, cuts: Cuts) -> None:
         """Take a cut after the step that has just ended, as all workers do."""

@@ -6,6 +6,7 @@ what was kept, and tells all where to go on.
 """
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 import grpc
@@ -23,6 +24,7 @@ from workers.stage.kept import of_bytes
 
 _GIVE_UP_S = 110.0  # for a worker in the midst of a micro-batch
 _READ_S = 120.0
+_SOON_S = 0.05
 
 
 def may_regroup(launch: LaunchRequest) -> bool:
@@ -62,6 +64,7 @@ class Regroups:
             if generation > self._wanted:
                 self._wanted = generation
                 self._changed.notify_all()
+        time.sleep(_SOON_S)  # all come to the step whose verdict is on its way
         while True:
             session = self._service.session
             if session.generation >= generation:

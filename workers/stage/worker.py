@@ -4,6 +4,7 @@ import logging
 import math
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from chassis import process
@@ -151,9 +152,14 @@ class Worker:
         self, session: Session, parts: Parts | None, error: BaseException, reporter: Reporter
     ) -> None:
         """Keep what the next generation goes on from, and tell where nobody asked for that."""
-        session.inbox.close()
         if parts is not None and self._trained == session.generation:
-            self._kept, self._judged = parts.keep(), tuple(parts.ending.judged)
+            with suppress(Exception):  # what does not come to pass is done again
+                parts.executor.catch_up()
+            session.inbox.close()
+            self._kept = parts.keep()
+            for notice in parts.ending.judged:
+                notice.generation = session.generation
+            self._judged = tuple(parts.ending.judged)
             _log.warning("gave up step %d: %s", self._kept.step, told(error))
         if not self._regroups.is_due(session):
             reporter.send("lost", error=told(error))
@@ -280,7 +286,9 @@ class Worker:
             names = [
                 series_of(share.tables, self._launch.attempt, one, place.stage) for one in former
             ]
-            parts.ending.take_over(names, topology.judged, beginning.step)
+            last = topology.former[place.stage]
+            judged = [notice for notice in topology.judged if notice.generation == last]
+            parts.ending.take_over(names, judged, beginning.step)
             told = [(place.stage, rank) for rank in range(place.width)]
         if beginning.tables:
             told = []

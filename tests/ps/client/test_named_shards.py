@@ -24,9 +24,10 @@ OPTIONS = {"optimizer": "sgd", "learning_rate": 1.0, "initializer": "zeros"}
 Named = Callable[[list[str]], list[str]]
 
 
-@pytest.fixture
-def three(shards: LocalShards) -> list[str]:
-    return shards.addresses
+@pytest.fixture(scope="module")
+def three() -> Iterator[list[str]]:
+    with LocalShards(3) as shards:
+        yield shards.addresses
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from protos.scheduler_pb2 import (
     JobRequest,
     JobStatus,
     ListNodesRequest,
+    Recovery,
     SubmitRequest,
 )
 from protos.scheduler_pb2_grpc import SchedulerStub
@@ -103,11 +104,11 @@ class Service:
     def end(self, job_id: str) -> JobStatus:
         return list(self.stub.WatchJob(JobRequest(job_id=job_id), timeout=300))[-1]
 
-    def recovered(self, job_id: str) -> bool:
-        """Whether some of its workers were replaced; it has not ended."""
+    def recovered(self, job_id: str) -> list[Recovery]:
+        """When its workers were replaced; it has not ended."""
         status = self.get(job_id)
         assert not status.end_reason, status.reason
-        return bool(status.recoveries)
+        return list(status.recoveries)
 
     def pids(self, job_id: str) -> dict[str, int]:
         """The running processes of a job, by label."""
@@ -180,9 +181,7 @@ def unfailed(service: Service) -> str:
     ("stage", "rank"),
     [
         (0, 0),
-        (1, 1),
-        pytest.param(0, 1, marks=pytest.mark.exhaustive),
-        pytest.param(1, 0, marks=pytest.mark.exhaustive),
+        *(pytest.param(*at, marks=pytest.mark.exhaustive) for at in ((0, 1), (1, 0), (1, 1))),
     ],
 )
 def test_the_others_keep_their_processes_and_the_result_is_the_same_to_the_bit(
@@ -205,6 +204,56 @@ def test_the_others_keep_their_processes_and_the_result_is_the_same_to_the_bit(
     assert list(recovery.lost) == [victim]
     assert 4 <= recovery.step < STEPS
     assert service.digest(name) == unfailed
+
+
+@pytest.mark.exhaustive
+def test_one_death_after_another_before_a_step_is_over(service: Service, unfailed: str) -> None:
+    name = "killed-again"
+    spec = service.job(name)
+    spec.retries = 3
+    service.submit(spec)
+    wait_until(lambda: service.get(name).step >= 4, "it trains")
+    for count, victim in enumerate(("stage 0 worker 1", "stage 1 worker 0", "stage 0 worker 0"), 1):
+        pids = {label.partition(",")[0]: pid for label, pid in service.pids(name).items()}
+        os.kill(pids[victim], signal.SIGKILL)
+        wait_until(lambda: len(service.recovered(name)) >= count, "it is replaced", pause_s=0.001)  # noqa: B023
+    status = service.end(name)
+    assert (status.end_reason, status.attempt, len(status.recoveries)) == (END_SUCCEEDED, 1, 3)
+    assert service.digest(name) == unfailed
+
+
+@pytest.mark.exhaustive
+def test_two_at_once(service: Service, unfailed: str) -> None:
+    name = "two-killed"
+    spec = service.job(name)
+    spec.retries = 2
+    service.submit(spec)
+    wait_until(lambda: service.get(name).step >= 4, "it trains")
+    pids = service.pids(name)
+    for victim in ("stage 0 worker 0", "stage 1 worker 1"):
+        os.kill(pids[victim], signal.SIGKILL)
+    status = service.end(name)
+    assert (status.end_reason, status.attempt) == (END_SUCCEEDED, 1), status.reason
+    assert service.digest(name) == unfailed
+
+
+@pytest.mark.exhaustive
+def test_with_staleness_no_step_is_lost(service: Service) -> None:
+    losses = []
+    for name in ("stale", "stale-killed"):
+        spec = service.job(name, **{"train.staleness": 1})
+        spec.retries = 1
+        service.submit(spec)
+        if name == "stale-killed":
+            wait_until(lambda: service.get("stale-killed").step >= 4, "it trains")
+            os.kill(service.pids(name)["stage 0 worker 0"], signal.SIGKILL)
+        status = service.end(name)
+        assert (status.end_reason, status.attempt, status.step) == (END_SUCCEEDED, 1, STEPS)
+        lines = (service.directory / "out" / name / "loss.csv").read_text().splitlines()[1:]
+        losses.append([float(line.split(",")[1]) for line in lines])
+    assert len(losses[0]) == len(losses[1]) == STEPS
+    # The steps that were under way see rows that are fresher by a step.
+    np.testing.assert_allclose(losses[1], losses[0], atol=0.02)
 
 
 def test_each_time_takes_one_of_the_jobs_retries(service: Service) -> None:
