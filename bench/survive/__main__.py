@@ -184,7 +184,7 @@ def _parse() -> argparse.Namespace:
     add("--what", nargs="+", choices=WHAT, default=list(WHAT))
     add("--front", type=int, default=2, help="workers of the first stage")
     add("--back", type=int, default=2, help="of the second")
-    add("--seconds", type=float, default=0.005, help="that a sample takes in a stage")
+    add("--seconds", type=float, default=0.002, help="that a sample takes in a stage")
     add("--steps", type=int, default=400)
     add("--staleness", type=int, default=0)
     add("--checkpoint", default="", help="such as 10s: take cuts")
