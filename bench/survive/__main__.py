@@ -10,6 +10,7 @@ bench/results/survive.json.
 
 import argparse
 import datetime
+import json
 import os
 import random
 import signal
@@ -38,6 +39,8 @@ class Run:
         seconds: from its first micro-batch to its last.
         gaps_s: after each kill, the longest that the last stage began nothing for.
         recovered_s: of each recovery, by the scheduler's clock.
+        redone: micro-batches that were computed more than once.
+        ended: why attempts before the last one did.
     """
 
     state: str
@@ -48,6 +51,7 @@ class Run:
     gaps_s: list[float] = field(default_factory=list)
     recovered_s: list[float] = field(default_factory=list)
     redone: int = 0
+    ended: list[str] = field(default_factory=list)
     begun: list[float] = field(default_factory=list, repr=False)
 
 
@@ -96,7 +100,7 @@ def main() -> int:
             "unfailed": _told(unfailed),
             "killed": _told(killed),
         }
-        write(RESULTS / "survive.json", result)
+        write(RESULTS / "survive.json", json.dumps(result, indent=1) + "\n")
     return 0 if equal and killed.state == "succeeded" else 1
 
 
@@ -133,6 +137,9 @@ def _run(
     run.seconds = begun[-1] - begun[0] if begun else 0.0
     run.redone = len(begun) - shape.steps * shape.micro_batches
     run.gaps_s = [_longest_gap(begun, t) for t in when]
+    run.ended = [attempt.reason for attempt in message.attempts]
+    for reason in run.ended:
+        print(f"an attempt ended: {reason}")
     run.recovered_s = [recovery.seconds for recovery in message.recoveries]
     if run.state == "succeeded":
         run.digest = digest(spec, folder / "out" / job_id)
