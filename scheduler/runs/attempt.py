@@ -18,7 +18,7 @@ from scheduler.runs.context import Context
 from scheduler.runs.follow import Follower
 from scheduler.runs.logs import JobLogs
 from scheduler.runs.processes import AttemptId, Process
-from scheduler.state.endings import Ending, may_recover
+from scheduler.state.endings import Ending, may_retry
 from scheduler.state.store import DeposedError, StoreError, TransitionError
 
 R = TypeVar("R")
@@ -161,7 +161,6 @@ class Attempt:
         self._place(record)
         status = context.jobs.get(self.id.job_id) or pb.JobStatus()
         self.beginning = Beginning(status.from_step, status.from_samples)
-        self._record.CopyFrom(record)
         self.decision = context.store.decision(self.id.job_id) or Decision()
         self.started_s = record.start_s
         for process in self.processes:
@@ -280,12 +279,6 @@ class Attempt:
         """The number of another generation of workers, which nobody else will have."""
         self._record.generation += 1
         self._record.regrouping = True
-
-        def edit(status: pb.JobStatus) -> None:
-            status.generation = self._record.generation
-
-        self.context.jobs.change(self.id.job_id, edit)
-        self.persist(lambda: self.context.jobs.write(self.id.job_id))
         self._keep_run()
         return self._record.generation
 
@@ -309,7 +302,7 @@ class Attempt:
     def may_recover(self, ending: Ending) -> bool:
         """Whether workers lost for that reason may be replaced, for one of `retries`."""
         status = self.context.jobs.get(self.id.job_id)
-        return status is not None and may_recover(status, ending)
+        return status is not None and may_retry(status, ending)
 
     def recovered(self, recovery: pb.Recovery) -> None:
         """Tell the job's owner of workers that were replaced."""
@@ -354,6 +347,7 @@ class Attempt:
             )
 
     def _place(self, record: pb.RunRecord) -> None:
+        self._record.CopyFrom(record)
         self.processes = [Process.of(placed) for placed in record.processes]
         self.logs.set_processes(self.processes)
 

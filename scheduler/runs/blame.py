@@ -42,7 +42,8 @@ def blame_of_failure(reason: "EndReason.ValueType") -> Blame:
 
 
 def ending_of(symptoms: Sequence[Symptom]) -> Ending:
-    """The ending that `symptoms`, the cause first, come to."""
+    """The ending that symptoms come to."""
+    symptoms = sorted(symptoms, key=lambda symptom: (symptom.blame, symptom.when))
     cause = symptoms[0]
     last = [line[:_LINE_LENGTH] for line in cause.log.splitlines()[-_LOG_LINES:]]
     error = last_error(cause.error.splitlines()) or cause.headline

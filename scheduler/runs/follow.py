@@ -144,13 +144,10 @@ class Follower:
                 if self._done is not None:
                     return Outcome(report=self._done)
             if symptoms := self._symptoms({}):
-                lost = self._replaceable(stop)
-                if lost is None:
-                    return self.diagnose(stop)
-                ending = ending_of(sorted(symptoms, key=lambda one: (one.blame, one.when)))
-                if not may_recover(ending):
-                    return self.diagnose(stop)
-                return Outcome(ending=ending, lost=lost)
+                outcome = self._replaceable(symptoms, stop)
+                if outcome.ending is not None and may_recover(outcome.ending):
+                    return outcome
+                return self.diagnose(stop)
             self._wake.wait(_POLL_S)
             self._wake.clear()
 
@@ -169,9 +166,7 @@ class Follower:
                     return Outcome(report=self._done)
             self._symptoms({})  # notes when each was first seen
             time.sleep(_POLL_S / 2)
-        symptoms = sorted(
-            self._symptoms(self._ask(stop)), key=lambda symptom: (symptom.blame, symptom.when)
-        )
+        symptoms = self._symptoms(self._ask(stop))
         return Outcome(ending=ending_of(symptoms) if symptoms else otherwise)
 
     def so_far(self) -> tuple[Measurement, int]:
@@ -249,10 +244,13 @@ class Follower:
                     ended.add(process.process_id)
         return symptoms + self._reported(ended)
 
-    def _replaceable(self, stop: Stop) -> tuple[Process, ...] | None:
-        """The workers that are gone, where nothing else is wrong; None where something is.
+    def _replaceable(self, symptoms: list[Symptom], stop: Stop) -> Outcome:
+        """The workers that are gone, and why; nothing where something else is wrong, too.
 
         Where workers only lost touch with others, those are waited for to be seen gone.
+
+        Args:
+            symptoms: that were seen.
         """
         until = time.monotonic() + COLLECT_S
         while True:
@@ -262,35 +260,28 @@ class Follower:
                 if process.standing:
                     continue
                 answer = asked.get(process.node.node_id) or self._nodes.get(process.node.node_id)
-                if not self._is_gone(process, answer):
+                status = answer if isinstance(answer, NodeStatus) else None
+                if process.runs_on(status):
                     continue
-                if process.role == SHARD or not self._may_be_replaced(process, answer):
-                    return None
+                if process.role == SHARD or not self._may_be_replaced(process, status):
+                    return Outcome()
                 gone.append(process)
             if gone or time.monotonic() > until:
-                return tuple(gone)
+                ending = ending_of(self._symptoms(asked) or symptoms)
+                return Outcome(ending=ending, lost=tuple(gone))
             if stop():
                 raise Interrupted
             time.sleep(_POLL_S / 4)
 
-    @staticmethod
-    def _is_gone(process: Process, answer: NodeStatus | str | None) -> bool:
-        if not isinstance(answer, NodeStatus):
-            return True
-        return not any(p.process_id == process.process_id and p.running for p in answer.processes)
-
-    def _may_be_replaced(self, process: Process, answer: NodeStatus | str | None) -> bool:
+    def _may_be_replaced(self, process: Process, status: NodeStatus | None) -> bool:
         """Whether a worker that is gone was killed: what ended by itself would do so again."""
         worker = (process.index, process.rank)
         with self._lock:
             if worker in self._trained or worker in self._failures:
                 return False
-        if not isinstance(answer, NodeStatus):
-            return True
-        entries = [p for p in answer.processes if p.process_id == process.process_id]
-        if not entries:
-            return True
-        return entries[0].exit_code < 0 and not entries[0].out_of_memory
+        processes = status.processes if status is not None else ()
+        entries = [p for p in processes if p.process_id == process.process_id]
+        return all(entry.exit_code < 0 and not entry.out_of_memory for entry in entries)
 
     def _is_forgotten(self, process: Process) -> bool:
         """Whether a live node has been saying for a while that it does not run a process."""

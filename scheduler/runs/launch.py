@@ -130,11 +130,9 @@ def launch(
 
     Args:
         processes: all of the job.
+        resume: folder or URL of the cut that they go on from; empty for none.
         generation: of the workers that are started.
         former: the last generation of each attempt before.
-
-    Args:
-        resume: folder or URL of the cut that they go on from; empty for none.
 
     Returns:
         The processes with their addresses and process ids, in the same order.

@@ -52,6 +52,12 @@ class Process:
         pid = f"pid {self.pid} on " if self.pid else ""
         return f"{pid}node {self.node.node_id}, {self.node.type} at {self.node.address}"
 
+    def runs_on(self, status: NodeStatus | None) -> bool:
+        """Whether its node tells that it runs."""
+        return status is not None and any(
+            p.process_id == self.process_id and p.running for p in status.processes
+        )
+
     @classmethod
     def of(cls, placed: PlacedProcess) -> "Process":
         """Read what was kept of it."""

@@ -179,17 +179,12 @@ def _replaced(attempt: Attempt, gone: set[str], generation: int, cause: Ending) 
 
 def _ended(attempt: Attempt, processes: Sequence[Process]) -> set[str]:
     """Those whose node is gone, or tells that they ended."""
-    ended = set()
-    for process in processes:
-        if process.role != STAGE:
-            continue
-        status = attempt.context.nodes.get(process.node.node_id)
-        runs = status is not None and any(
-            p.process_id == process.process_id and p.running for p in status.processes
-        )
-        if not runs:
-            ended.add(process.process_id)
-    return ended
+    nodes = attempt.context.nodes
+    return {
+        process.process_id
+        for process in processes
+        if process.role == STAGE and not process.runs_on(nodes.get(process.node.node_id))
+    }
 
 
 def _go_on(

@@ -54,7 +54,7 @@ def _ending(attempt: Attempt, may_reserve: Callable[[Attempt], bool]) -> Ending:
             _begin_again(attempt)
         if attempt.state is State.RUNNING:
             while (lost := _follow(attempt)) is not None:
-                regroup(attempt, *lost)
+                _replace(attempt, *lost)
             return Ending(END_SUCCEEDED)
     except Interrupted:
         pass
@@ -78,6 +78,18 @@ def _begin_again(attempt: Attempt) -> None:
         begin(attempt.id, attempt.processes, attempt.context.channels, attempt.is_cancelled)
     except CallError as error:  # one that has ended is found by following
         _log.info("job %s: %s", attempt.id.job_id, error)
+
+
+def _replace(attempt: Attempt, lost: Sequence[Process], cause: Ending) -> None:
+    """Have it go on without the workers that were lost, or end for what is to blame."""
+    try:
+        regroup(attempt, lost, cause)
+    except JobError as error:
+        follower = attempt.follower
+        if error.ending is not cause or follower is None:
+            raise
+        found = follower.diagnose(attempt.is_cancelled, cause).ending
+        raise JobError(found or cause) from None
 
 
 def _follow(attempt: Attempt) -> tuple[Sequence[Process], Ending] | None:
@@ -126,7 +138,8 @@ def _end(attempt: Attempt, ending: Ending) -> bool:
         if attempt.is_cancelled() and ending.reason != END_SUCCEEDED:
             ending = attempt.ending  # asked each time: it may have come while Redis was away
         try:
-            if not jobs.retry(job_id, ending, attempt.decision.price_per_hour):
+            price = attempt.decision.price_per_hour
+            if not jobs.retry(job_id, ending, price, attempt.generation):
                 jobs.end(job_id, ending)
             return True
         except DeposedError:

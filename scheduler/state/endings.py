@@ -75,7 +75,9 @@ class Ending:
 
 
 def may_retry(status: JobStatus, ending: Ending) -> bool:
-    """Whether the job is to start over: `retries` faults that are not its own are forgiven.
+    """Whether the job is to start over, or to have lost workers replaced.
+
+    `retries` faults that are not its own are forgiven, the replacements among them.
 
     Attempts lost to a scheduler that went away count apart, up to `SCHEDULER_LIMIT`; so do those
     that found a cut of the job's own unreadable, as each leaves one less. The cut of an earlier job
@@ -92,18 +94,20 @@ def may_retry(status: JobStatus, ending: Ending) -> bool:
     return len(status.attempts) - apart + len(status.recoveries) < status.retries
 
 
-def may_recover(status: JobStatus, ending: Ending) -> bool:
-    """Whether lost workers may be replaced; that takes one of the job's `retries`, too."""
-    return may_retry(status, ending)
-
-
-def start_over(status: JobStatus, ending: Ending, now: float, price_per_hour: float = 0.0) -> None:
+def start_over(
+    status: JobStatus,
+    ending: Ending,
+    now: float,
+    price_per_hour: float = 0.0,
+    generation: int = 0,
+) -> None:
     """Close the attempt and forget its progress, but for its cuts; the caller sets the state.
 
     A cut that could not be read is no cut, nor are those after it.
 
     Args:
         price_per_hour: of the attempt's plan.
+        generation: of its workers, the last.
     """
     cuts = list(status.cuts)
     if ending.reason == END_CUT_UNREADABLE:
@@ -120,7 +124,7 @@ def start_over(status: JobStatus, ending: Ending, now: float, price_per_hour: fl
             step=status.step,
             started_at=status.started_at,
             price_per_hour=price_per_hour,
-            generation=status.generation,
+            generation=generation,
         )
     )
     goes_on = f"; it goes on from step {cuts[-1].step}" if cuts else ""

@@ -245,11 +245,14 @@ class Jobs:
         if self.change(job_id, edit):
             self.write(job_id)
 
-    def retry(self, job_id: str, ending: Ending, price_per_hour: float = 0.0) -> bool:
+    def retry(
+        self, job_id: str, ending: Ending, price_per_hour: float = 0.0, generation: int = 0
+    ) -> bool:
         """Put a job whose attempt ended back into the queue; False when it may not start over.
 
         Args:
             price_per_hour: of the attempt's plan.
+            generation: of its workers, the last.
 
         Raises:
             StoreError: Redis did not take it; nothing has changed.
@@ -259,7 +262,7 @@ class Jobs:
             current = self._copy(job_id)
         if current is None or current.state in TERMINAL or not may_retry(current, ending):
             return False
-        start_over(current, ending, time.time(), price_per_hour)
+        start_over(current, ending, time.time(), price_per_hour, generation)
         current.state = QUEUED
         with self._writing:
             if not self._store.requeue(current):

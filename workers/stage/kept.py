@@ -10,7 +10,7 @@ from workers.model.cut import ScaleState
 from workers.stage.beginning import Beginning
 from workers.stage.state import StageState
 
-_LOSSES = "losses"
+_HEAD, _LOSSES = "head", "losses"
 
 
 def to_bytes(kept: Beginning) -> bytes:
@@ -22,20 +22,21 @@ def to_bytes(kept: Beginning) -> bytes:
         "applied": kept.applied,
         "scales": None if kept.scales is None else asdict(kept.scales),
         "train_seconds": kept.train_seconds,
-        "ages": len(kept.state.earlier),
     }
-    tensors = {_LOSSES: torch.tensor(kept.losses, dtype=torch.float64)}
+    tensors = {
+        _HEAD: torch.tensor(list(json.dumps(head).encode()), dtype=torch.uint8),
+        _LOSSES: torch.tensor(kept.losses, dtype=torch.float64),
+    }
     for kinds in kept.state.by_layer(()).values():
         for kind, some in kinds.items():
             tensors |= {f"{kind}/{name}": tensor for name, tensor in some.items()}
-    return save(tensors, {"kept": json.dumps(head)})
+    return save(tensors)
 
 
 def of_bytes(data: bytes) -> Beginning:
     """What `to_bytes` made."""
-    length = int.from_bytes(data[:8], "little")
-    head = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["kept"])
     tensors = load(data)
+    head = json.loads(bytes(tensors.pop(_HEAD).tolist()))
     losses = tensors.pop(_LOSSES).tolist()
     kinds: dict[str, dict[str, torch.Tensor]] = {}
     for name, tensor in tensors.items():

@@ -57,7 +57,6 @@ from workers.stage.verdict import LossScales
 from workers.stage.versions import Versions
 
 _log = logging.getLogger("heterps.stage")
-_UNTRAINED = 5  # generations that may come to nothing before one trains
 _SILENCE_S = 30.0  # how long a shard may not answer
 _OUTAGE_S = 300.0  # the same of one that its node starts again: it reads what it kept first
 
@@ -117,7 +116,8 @@ class Share:
                 f"{job.model.entry}: its layers are {', '.join(names)}; expected those that were "
                 f"planned, {', '.join(launch.layers)}"
             )
-        if place.stage == place.rank == 0:  # held-out splits, too, before anything is trained
+        first = place.stage == place.rank == 0 and not anew
+        if first:  # held-out splits, too, before anything is trained
             check_all(job)
             check_parameters(traced, job)
         batches = GlobalBatches.of(job, Dataset.of(job, "train"))
@@ -140,7 +140,6 @@ class Share:
         weights: Weights | None = None
         if job.train.warm_start and not launch.resume:
             weights = read_weights(job.train.warm_start)
-            first = place.stage == place.rank == 0
             give_weights(traced.model, weights, base_names(names), tell=first)
         graph, staleness = traced.stage(plan.first, plan.last), staleness_of(launch)
         return Share(
@@ -429,8 +428,7 @@ def close_attempts_before(
     """Have the shards take no commit any more of the attempts before this one.
 
     Args:
-        former: the last generation of each; 0 unless given. It may never have trained, nor a few
-            before it; those before these were closed by the ones that did.
+        former: the last generation of each; 0 unless given.
         stages: that any of them may have had.
     """
     closing = []
@@ -438,7 +436,7 @@ def close_attempts_before(
         last = former[earlier - 1] if earlier <= len(former) else 0
         closing += [
             client.discard_async(series_of(tables, earlier, generation, stage), LAST_STEP)
-            for generation in range(max(0, last - _UNTRAINED), last + 1)
+            for generation in range(last + 1)
             for stage in range(stages)
         ]
     for one in closing:

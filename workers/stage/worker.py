@@ -282,11 +282,11 @@ class Worker:
             return
         told: list[Address] = []
         if generation and place.rank == 0:
-            former = range(topology.former[place.stage], generation)
-            names = [
-                series_of(share.tables, self._launch.attempt, one, place.stage) for one in former
-            ]
             last = topology.former[place.stage]
+            names = [
+                series_of(share.tables, self._launch.attempt, one, place.stage)
+                for one in range(last, generation)
+            ]
             judged = [notice for notice in topology.judged if notice.generation == last]
             parts.ending.take_over(names, judged, beginning.step)
             told = [(place.stage, rank) for rank in range(place.width)]

@@ -238,6 +238,26 @@ def test_two_at_once(service: Service, unfailed: str) -> None:
 
 
 @pytest.mark.exhaustive
+def test_a_stage_that_is_gone_ends_the_attempt_which_names_it(
+    service: Service, unfailed: str
+) -> None:
+    name = "stage-killed"
+    spec = service.job(name)
+    spec.retries = 1
+    service.submit(spec)
+    wait_until(lambda: service.get(name).step >= 4, "it trains")
+    pids = service.pids(name)
+    for rank in range(2):
+        os.kill(pids[f"stage 1 worker {rank}"], signal.SIGKILL)
+    status = service.end(name)
+    assert (status.end_reason, status.attempt) == (END_SUCCEEDED, 2), status.reason
+    (first,) = status.attempts
+    assert first.end_reason == END_WORKER_CRASHED
+    assert first.process in ("stage 1 worker 0", "stage 1 worker 1")
+    assert service.digest(name) == unfailed
+
+
+@pytest.mark.exhaustive
 def test_with_staleness_no_step_is_lost(service: Service) -> None:
     losses = []
     for name in ("stale", "stale-killed"):
