@@ -100,7 +100,7 @@ def _cell(hours: float, restart_s: float, seeds: int) -> dict[str, Any]:
     sure_message = sure_plan(chosen.to_message(), hours)
     assert sure_message is not None
     sure = Decision.from_message(sure_message)
-    job = _job(chosen, sure, hours, restart_s, alone_s)
+    job = _job(chosen, sure, stays, hours, restart_s, alone_s)
     units = sum(job.stages)
     ours: list[Outcome] = []
     others: list[Outcome] = []
@@ -142,7 +142,14 @@ def _cell(hours: float, restart_s: float, seeds: int) -> dict[str, Any]:
     return found
 
 
-def _job(chosen: Decision, sure: Decision, hours: float, restart_s: float, alone_s: float) -> Job:
+def _job(
+    chosen: Decision,
+    sure: Decision,
+    stays: Decision,
+    hours: float,
+    restart_s: float,
+    alone_s: float,
+) -> Job:
     assert chosen.resources is not None
     assert chosen.workload is not None
     prices = {kind.name: kind.price_per_hour for kind in chosen.resources.types}
@@ -157,6 +164,8 @@ def _job(chosen: Decision, sure: Decision, hours: float, restart_s: float, alone
         waiting_price=chosen.plan.price_per_hour - prices["gpu-spot"] * units["gpu-spot"],
         sure_rate=sure.throughput,
         sure_price=sure.plan.price_per_hour,
+        least_rate=stays.throughput,
+        least_price=stays.plan.price_per_hour,
         stages=spot,
         replaced_s=restart_s,
         restarted_s=alone_s,

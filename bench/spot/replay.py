@@ -5,7 +5,7 @@ has all others wait; the bill goes on for them. In a gap nothing trains and only
 stay are paid. Units are there again at once where the type is on offer.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bench.spot.traces import Trace
 from scheduler.problem.deadline import Deadline
@@ -18,7 +18,9 @@ class Job:
     Attributes:
         samples: in all.
         rate, sure_rate: samples/s of the two plans while they train.
-        price, sure_price: dollars an hour of them; `waiting_price` of what stays in a gap.
+        least_rate: of units that stay, no faster than the deadline asks.
+        price, sure_price, least_price: dollars an hour of them; `waiting_price` of what stays in
+            a gap.
         stages: units of the spot plan's stages on spot units.
         replaced_s: for a unit whose stage has others; `restarted_s` for all of a stage, without
             the work since the cut.
@@ -32,6 +34,8 @@ class Job:
     waiting_price: float
     sure_rate: float
     sure_price: float
+    least_rate: float
+    least_price: float
     stages: tuple[int, ...]
     replaced_s: float
     restarted_s: float
@@ -79,10 +83,12 @@ class _Run:
             self.cut, self.since_cut = self.done - left * job.rate, left
         return took
 
-    def stand(self, seconds: float) -> None:
-        self.now += seconds / 3600
-        self.paid += seconds / 3600 * self.job.price
-        self.spot_paid += seconds / 3600 * self.job.price
+    def stand(self, hours: float, price: float) -> None:
+        """Wait, with so many dollars an hour to pay."""
+        self.now += hours
+        self.paid += hours * price
+        if price == self.job.price:
+            self.spot_paid += hours * price
 
     def lose(self) -> None:
         """Back to the last cut."""
@@ -109,13 +115,14 @@ def guarded(job: Job, trace: Trace) -> Outcome:
     for at, end, lost in _spans(trace):
         if run.now < at:  # a gap
             run.gaps += 1
-            if _until_guard(run, deadline, at, trains=False):
+            if _until_guard(run, deadline, at, job.waiting_price):
                 return run.finish_sure(job.moving_s)
-        if _until_guard(run, deadline, end, trains=True):
+        if _until_guard(run, deadline, end):
             return run.finish_sure(job.moving_s)
         if run.done >= job.samples * (1 - 1e-12):
             break
-        _strike(run, lost)
+        if _until_guard(run, deadline, run.now + _strike(run, lost) / 3600, job.price):
+            return run.finish_sure(job.moving_s)
     return run.finish_sure(job.moving_s)
 
 
@@ -124,7 +131,7 @@ def unmoved(job: Job, trace: Trace, restart_s: float) -> Outcome:
 
     Nothing watches the deadline, and nothing comes back to spot units.
     """
-    run = _Run(job)
+    run = _Run(replace(job, sure_rate=job.least_rate, sure_price=job.least_price))
     for at, end, _ in _spans(trace):
         if run.now < at:
             run.gaps += 1
@@ -134,29 +141,20 @@ def unmoved(job: Job, trace: Trace, restart_s: float) -> Outcome:
             break
         run.interruptions += 1
         run.lose()
-        run.stand(restart_s)
+        run.stand(restart_s / 3600, job.price)
     return run.finish_sure(restart_s)
 
 
 def omniscient(job: Job, trace: Trace) -> float:
-    """Dollars that no rule is below: spot units whenever they pay, free moves, nothing ever lost.
+    """Dollars that no rule with these plans is below: free moves at the best times, nothing lost.
 
-    With x hours on spot units and y on those that stay, both plans' samples make up the job, x is
-    at most what is on offer until the deadline and x + y the deadline. The cost is linear in both,
-    so the least is at one end of the range of x.
+    The most that is on offer until the deadline goes to spot units, and the rest to the cheapest of
+    those that stay, at whatever pace.
     """
     total = job.samples / 3600
-    most = min(trace.available(job.hours), total / job.rate)
-    # x + (total - x * rate) / sure_rate <= hours
-    if job.sure_rate > job.rate:
-        share = 1 - job.rate / job.sure_rate
-        most = min(most, (job.hours - total / job.sure_rate) / share)
-    most = max(0.0, most)
-
-    def paid(hours: float) -> float:
-        return hours * job.price + (total - hours * job.rate) / job.sure_rate * job.sure_price
-
-    return min(paid(0.0), paid(most))
+    a_sample = min(job.sure_price / job.sure_rate, job.least_price / job.least_rate)
+    hours = min(trace.available(job.hours), total / job.rate)
+    return min(total * a_sample, hours * job.price + (total - hours * job.rate) * a_sample)
 
 
 def _spans(trace: Trace) -> list[tuple[float, float, int]]:
@@ -173,8 +171,10 @@ def _spans(trace: Trace) -> list[tuple[float, float, int]]:
     return spans
 
 
-def _until_guard(run: _Run, deadline: Deadline, until: float, trains: bool) -> bool:
-    """Go on until then; whether the guard ends it before."""
+def _until_guard(
+    run: _Run, deadline: Deadline, until: float, standing: float | None = None
+) -> bool:
+    """Train until then, or stand for so many dollars an hour; whether the guard ends it before."""
     job = run.job
     step = deadline.every_s / 2 / 3600
     while run.now < until and run.done < job.samples * (1 - 1e-12):
@@ -185,21 +185,19 @@ def _until_guard(run: _Run, deadline: Deadline, until: float, trains: bool) -> b
         # Without a cut the spare time falls by a second a second, so nothing can happen before.
         ahead = max(step, (spare - deadline.every_s) / 3600)
         ahead = min(ahead, until - run.now)
-        if trains:
+        if standing is None:
             ahead = min(ahead, max(step, (job.cut_s - run.since_cut) / 3600))
             run.train(ahead)
         else:
-            run.now += ahead
-            run.paid += ahead * job.waiting_price
+            run.stand(ahead, standing)
     return False
 
 
-def _strike(run: _Run, lost: int) -> None:
-    """Units are taken away: of stages with others, or all of one stage."""
+def _strike(run: _Run, lost: int) -> float:
+    """Units are taken away, of stages with others or all of one stage; seconds that all wait."""
     job = run.job
     run.interruptions += 1
     if lost >= min(job.stages):
         run.lose()
-        run.stand(job.restarted_s)
-    else:
-        run.stand(job.replaced_s)
+        return job.restarted_s
+    return job.replaced_s

@@ -16,7 +16,7 @@ from scheduler.problem.interruptions import Expected
 from scheduler.problem.steps import Steps
 from scheduler.problem.workload import Resources, Workload
 
-_SLOWER = 3  # searches with what the best plan so far loses to interruptions
+_SLOWER = 4  # searches with what the best plan so far loses to interruptions
 _TURNS = 8  # plans made anew, as what a plan comes to shows what is missing
 _MOST_PARTS = 64  # micro-batches of a flushed step, where the planner chooses
 _PARTS_S = 0.1  # of the solver, to compare numbers of micro-batches
@@ -87,14 +87,13 @@ class Asked:
             found.append(self._expecting(Expected(least), cuts))
             bound = max(bound, found[-1].bound)
         tried: set[Expected] = set()
-        for _ in range(_SLOWER):
+        for turn in range(_SLOWER):
             best = min(found, key=lambda one: one.plan.rank).plan
-            expected = Expected(best.price_per_hour, 1 + best.lost_share)
-            if not best.stages or expected in tried:
-                break
+            expected = Expected(best.price_per_hour, 1 + best.lost_share, alone=turn % 2 == 1)
+            if best.stages and expected not in tried:
+                found.append(self._expecting(expected, cuts))
             tried.add(expected)
-            found.append(self._expecting(expected, cuts))
-        if not any(one.plan.feasible for one in found) and (sure := self.sure()) is not None:
+        if (sure := self.sure()) is not None:
             found.append(sure._answer(cuts)[1])
         chosen = min(found, key=lambda one: one.plan.rank)
         plans = [one.plan for each in found for one in each.results.values()]

@@ -139,7 +139,7 @@ class CostModel:
         self.paid = np.array([kind.price_per_hour for kind in resources.types])
         self.interruptions = Interruptions.of(resources)
         self.expected = expected or Expected()
-        self.price = self.interruptions.prices(self.paid, self.expected.waiting)
+        self.price = self.interruptions.prices(self.paid, self.expected)
         self.limit = np.array([kind.limit for kind in resources.types])
         self.capacity = np.array([kind.memory_bytes for kind in resources.types])
         self.samples = workload.samples
@@ -242,11 +242,13 @@ class CostModel:
 
     @property
     def search_cap(self) -> float:
-        """What `price` of all units may come to: with a slowdown no more than the cap allows.
+        """What `price` of all units may come to.
 
-        Without one no plan within the cap is left out, though some may be let in.
+        No plan within the cap is left out, though some may be let in, unless a slowdown or stages
+        of one unit are expected: then none is let in.
         """
-        if self.expected.slowdown > 1 or not self.interruptions.matter:
+        sharp = self.expected.slowdown > 1 or self.expected.alone
+        if sharp or not self.interruptions.matter:
             return self.max_price
         with np.errstate(divide="ignore", invalid="ignore"):
             more = np.where(self.price > self.paid, self.price / self.paid, 1.0)

@@ -62,9 +62,10 @@ class Interruptions:
         )
         return lost + float(self.alone[ps_type]) * ps_units
 
-    def prices(self, paid: Floats, waiting: float) -> Floats:
-        """What a search counts an hour of a unit, [T], of plans of at least `waiting` $ an hour."""
-        found: Floats = paid + self.shared * np.maximum(paid, waiting)
+    def prices(self, paid: Floats, expected: "Expected") -> Floats:
+        """What a search counts an hour of a unit as, [T]."""
+        lost = self.alone if expected.alone else self.shared
+        found: Floats = paid + lost * np.maximum(paid, expected.waiting)
         return found
 
 
@@ -72,13 +73,15 @@ class Interruptions:
 class Expected:
     """What a search takes for granted of the plan that it looks for.
 
-    That it costs `waiting` dollars an hour at least, and takes `slowdown` times as long as without
-    interruptions. With a slowdown of 1 what it proves holds for all plans of that price; with a
-    greater one it finds plans that keep the floor in spite of interruptions.
+    That it costs `waiting` dollars an hour at least, takes `slowdown` times as long as without
+    interruptions, and where `alone` has stages of one unit. With the defaults of the last two what
+    it proves holds for all plans of that price; with others it finds plans that keep the floor in
+    spite of interruptions, or lose less.
     """
 
     waiting: float = 0.0
     slowdown: float = 1.0
+    alone: bool = False
 
 
 def _lost(kind: ResourceType, seconds: float) -> float:

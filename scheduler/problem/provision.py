@@ -37,12 +37,32 @@ def provision(model: CostModel, assignment: Sequence[int], floor: float = 0.0) -
     plan, searched = _by_pace(model, kinds, floor, floor), floor
     for _ in range(_TURNS):
         if plan.feasible or not plan.lost_share or plan.sustained >= floor:
-            return plan
+            break
         # Interruptions take more than was allowed for; more units make it faster, and lose more.
         needed = floor * (1 + plan.lost_share) / model.expected.slowdown * (1 + TOLERANCE)
         if needed <= searched:
-            return plan
+            break
         plan, searched = _by_pace(model, kinds, floor, needed), needed
+    return _refined(model, kinds, plan, floor) if plan.lost_share and plan.feasible else plan
+
+
+def _refined(model: CostModel, kinds: Sequence[int], plan: Plan, floor: float) -> Plan:
+    """The plan with a unit more or less here and there, as long as that makes it cheaper.
+
+    What interruptions cost is not a price a unit, so the search does not see all of it.
+    """
+    for _ in range(_TURNS):
+        units = [stage.units for stage in plan.stages]
+        changed = [
+            [*units[:n], units[n] + more, *units[n + 1 :]]
+            for n in range(len(units))
+            for more in (-1, 1)
+            if units[n] + more
+        ]
+        best = min((model.evaluate(kinds, one, floor) for one in changed), key=lambda p: p.rank)
+        if not best.feasible or best.cost >= plan.cost * (1 - TOLERANCE):
+            break
+        plan = best
     return plan
 
 

@@ -10,7 +10,6 @@ from protos.scheduler_pb2 import END_INTERNAL, END_SCHEDULER_LOST, END_SUCCEEDED
 from scheduler.runs.attempt import Attempt, State
 from scheduler.runs.calls import CallError, Interrupted
 from scheduler.runs.cleanup import clean_up
-from scheduler.runs.deadline import guard
 from scheduler.runs.failures import JobError, ending_of
 from scheduler.runs.launch import begin
 from scheduler.runs.prepare import Preparation
@@ -98,10 +97,7 @@ def _follow(attempt: Attempt) -> tuple[Sequence[Process], Ending] | None:
     decision, follower = attempt.decision, attempt.follower
     assert follower is not None
     store = attempt.context.store
-    with (
-        watch(attempt.id.job_id, decision, follower.so_far, store, attempt.started_s),
-        guard(attempt),
-    ):
+    with watch(attempt.id.job_id, decision, follower.so_far, store, attempt.started_s):
         outcome = follower.follow(attempt.is_cancelled, attempt.may_recover)
     report, ending = outcome.report, outcome.ending
     if report is None:

@@ -8,6 +8,7 @@ import pytest
 from bench.spot.coupled import Spot, cheapest, drawn, priced
 from scheduler import plan
 from scheduler.decision.record import Decision
+from tests.scheduler.instances import cost, resources, workload
 
 
 def solved(problem: Spot, method: str = "exact") -> Decision:
@@ -41,8 +42,7 @@ def test_no_bound_is_above_and_no_plan_below_the_cheapest_of_all() -> None:
 @pytest.mark.exhaustive
 def test_no_bound_is_above_the_cheapest_of_many_problems() -> None:
     over = [check(problem, solved(problem)) for problem in map(drawn, range(1000, 1300))]
-    assert sum(over) / len(over) < 0.005
-    assert max(over) < 0.1
+    assert sum(over) / len(over) < 0.002
 
 
 def test_every_unit_of_a_plan_waits_for_the_one_that_was_taken() -> None:
@@ -91,23 +91,21 @@ def test_without_interruptions_nothing_of_them_is_said() -> None:
 
 
 def test_a_deadline_needs_units_that_stay() -> None:
-    problem = drawn(5)
-    kinds = {kind["name"]: dict(kind) for kind in problem.resources["types"]}
-    for name in ("cpu", "gpu"):
-        for key in ("interruptions_per_hour", "recovery_s", "restart_s"):
-            kinds[name].pop(key, None)
-    kinds["spot"].update(price_per_hour=0.01, limit=50, recovery_s=1.0, restart_s=1.0)
-    offer = {"types": list(kinds.values())}
-    spot_only = plan(problem.workload, offer, None, "exact")
-    assert "spot" in spot_only.assignment
-    sure = plan(problem.workload, offer, None, "exact", exclude=["spot"])
-    top = sure.max_throughput
-    samples = problem.workload["samples"]
-    kept = plan(problem.workload, offer, None, "exact", finish_by=samples / (0.8 * top) / 3600)
-    assert kept.feasible
-    hours = samples / (1.3 * top) / 3600
-    refused = plan(problem.workload, offer, None, "exact", finish_by=hours)
-    assert plan(problem.workload, offer, samples / hours / 3600, "exact").feasible
-    assert not refused.feasible
-    assert refused.plan.reason.startswith("finish_by: units that are never taken away")
-    assert math.isinf(refused.gap)
+    layer = {"cpu": cost(1.0), "spot": cost(1.0)}
+    offer = resources(cpu=(1.0, 10), spot=(0.1, 40))
+    offer["types"][1].update(interruptions_per_hour=0.5, recovery_s=1.0)
+    work = workload(layer)  # 3.6 M samples, of which 10 cores do 1,000 a second
+
+    def within(hours: float) -> Decision:
+        return plan(work, offer, None, "exact", finish_by=hours)
+
+    assert within(1.2).assignment == ("spot",)
+    # Those that stay are fast enough, but not to make up for anything.
+    close = within(1.05)
+    assert close.assignment == ("cpu",)
+    assert "with 10% to spare" in close.reasons[-1]
+    hurried = within(0.9)
+    assert plan(work, offer, 3.6e6 / 0.9 / 3600, "exact").feasible
+    assert not hurried.feasible
+    assert hurried.plan.reason.startswith("finish_by: units that are never taken away")
+    assert math.isinf(hurried.gap)

@@ -1,29 +1,24 @@
 """A job with a deadline: what its plans are asked for, and when it goes over to sure units."""
 
-import time
 from typing import Any
 
 import pytest
 
 from protos.decision_pb2 import Decision
 from protos.job_pb2 import JobSpec
-from protos.scheduler_pb2 import Cut, JobStatus, Recovery
+from protos.scheduler_pb2 import Cut, JobStatus
 from scheduler import plan
 from scheduler.replanning.measure import Filtered, Measurement
-from scheduler.runs import deadline as module
 from scheduler.runs.deadline import (
     ENDING_S,
-    DeadlineGuard,
     finish_at,
     hours_for_all,
     may_be_struck,
-    may_go_over,
     seconds_left,
     slower,
     sure_plan,
 )
 from tests.scheduler.instances import cost, resources, workload
-from tests.waiting import wait_until
 
 HOUR = 3600.0
 
@@ -91,41 +86,3 @@ def test_a_job_that_is_slower_than_predicted_is_expected_to_stay_so() -> None:
     assert slower(Measurement((), Filtered(20, pace, 0.0)), decision) == pytest.approx(2.5)
     assert slower(Measurement((), Filtered(20, 0.1 * pace, 0.0)), decision) == 1.0
     assert slower(None, decision) == 1.0
-
-
-def test_the_guard_acts_when_time_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_LOOK_S", 0.01)
-    monkeypatch.setattr(module, "_AGAIN_S", 0.01)
-    decision = decided()
-    told: list[Decision] = []
-    status = trained(began_at=time.time(), samples=10)
-
-    with DeadlineGuard(job(), decision, lambda: status, lambda: 1.0, told.append, 1.0):
-        time.sleep(0.3)  # looks many times, and there is time
-        assert not told
-        status.began_at -= 1.2 * HOUR  # the rest takes at most an hour, and a tenth more
-        wait_until(lambda: len(told) > 1)  # until it has gone over
-    assert {stage.type for stage in told[0].stages} == {"cpu"}
-
-
-def test_one_retry_is_kept_for_going_over() -> None:
-    decision, status = decided(), trained()
-    assert may_go_over(status, job(), decision)
-    status.recoveries.extend([Recovery()] * 3)
-    assert may_go_over(status, job(), decision)
-    status.recoveries.append(Recovery())
-    assert not may_go_over(status, job(), decision)
-    assert not may_go_over(JobStatus(), job(), decision)
-    split = job()
-    split.train.split_experts = True
-    assert not may_go_over(trained(), split, decision)
-
-
-def test_without_a_deadline_or_with_units_that_stay_nothing_is_watched() -> None:
-    sure = sure_plan(decided(), 2.0)
-    assert sure is not None
-    status = trained(began_at=1.0)
-    for spec, decision in ((job(0.0), decided()), (job(), sure)):
-        guard = DeadlineGuard(spec, decision, lambda: status, lambda: 1.0, lambda _: None, 1.0)
-        with guard:
-            assert guard._thread is None

@@ -47,7 +47,7 @@ def test_what_was_measured_takes_the_place_of_what_the_file_says() -> None:
     assert (spot.recovery_s, spot.restart_s) == (0.2, 33.0)
     assert found.types[0] == offered().types[0]
     assert len(said) == 1
-    assert "200 ms (measured, 3 times), and 33.0 s (measured, once)" in said[0]
+    assert "200 ms (measured, 3 times), and 33 s (measured, once)" in said[0]
 
 
 def test_what_was_not_measured_is_the_files_and_half_of_the_time_between_cuts() -> None:
