@@ -29,7 +29,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 from bench.pages import RESULTS, machine, versions, write
 from bench.survive.figures import Run, figures
 from bench.survive.job import Shape, result_of, steps_begun, write_job
-from bench.survive.kills import KINDS, Killer, drawn, pause
+from bench.survive.kills import KINDS, SHARDS, Killer, drawn, pause
 from bench.survive.rivals import RIVALS, run_rival
 from heterps import Client
 from heterps.errors import UnreachableError
@@ -48,7 +48,7 @@ def main() -> int:
         steps=arguments.epochs * Shape().steps_per_epoch,
         staleness=arguments.staleness,
     )
-    nodes = {"cpu-0": ("cpu", 1)}
+    nodes = {f"{SHARDS}-0": ("cpu", 1)}
     for kind, units in (("front", shape.front), ("back", shape.back)):
         nodes |= {f"{kind}-{number}": (kind, 1) for number in range(units + 1)}
     with tempfile.TemporaryDirectory(prefix="heterps-survive-") as folder:
@@ -73,7 +73,7 @@ def main() -> int:
     if not arguments.no_write:
         name = "survive_rivals.json" if arguments.rivals else "survive.json"
         write(RESULTS / name, json.dumps(result, indent=1) + "\n")
-    return 0 if result["equal"] == result["jobs_killed"] else 1
+    return 0 if result["holds"] else 1
 
 
 def _runs(

@@ -51,6 +51,7 @@ def figures(runs: Sequence[Run]) -> dict[str, Any]:
     kills = sum(len(run.kills) for run in killed)
     lost_s = seconds - unfailed.seconds * len(killed)
     return {
+        "holds": holds(runs),
         "jobs_killed": len(killed),
         "kills": kills,
         "kinds": dict(Counter(kill.kind for run in killed for kill in run.kills)),
@@ -66,6 +67,12 @@ def figures(runs: Sequence[Run]) -> dict[str, Any]:
         "unfailed": {"seconds": unfailed.seconds, "digest": unfailed.digest},
         "jobs": [_told(run) for run in killed],
     }
+
+
+def holds(runs: Sequence[Run]) -> bool:
+    """Whether each trained every sample once an epoch, and all came to the same bits."""
+    whole = all(run.each_trained_once and run.digest for run in runs)
+    return whole and len({run.digest for run in runs}) == 1
 
 
 def longest_gap(begun: Sequence[float], at: float, after_s: float = _AFTER_S) -> float:

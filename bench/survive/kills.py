@@ -19,6 +19,7 @@ from protos.node_pb2_grpc import NodeStub
 from tests.machines import REDIS, SCHEDULER, Machines
 
 T = TypeVar("T")
+SHARDS = "cpu"  # what names of nodes begin with that have shards
 _ANSWER_S = 2.0
 _REPLACED_S = 3.0  # for a replacement to be started, or a cut to be begun
 _LOOK_S = 0.002
@@ -142,9 +143,10 @@ class Killer:
         self.reviving[-1].start()
         return [name]
 
-    def node(self) -> list[str]:
-        """One that has a worker or shard."""
-        return self.machine(self.chance.choice(self.nodes))
+    def node(self, *, of_shards: bool) -> list[str]:
+        """One of those that have shards, or of those that have workers."""
+        found = [name for name in self.nodes if name.startswith(SHARDS) == of_shards]
+        return self.machine(self.chance.choice(found))
 
     def _cut_folders(self) -> set[str]:
         if not self.cuts.is_dir():
@@ -159,7 +161,8 @@ KINDS: dict[str, tuple[int, Callable[[Killer], list[str]]]] = {
     "worker and replacement": (2, Killer.replacement),
     "during a checkpoint": (2, Killer.while_cutting),
     "shard": (3, lambda killer: killer.one("shard")),
-    "node": (2, Killer.node),
+    "node": (2, lambda killer: killer.node(of_shards=False)),
+    "node with shards": (1, lambda killer: killer.node(of_shards=True)),
     "scheduler": (1, lambda killer: killer.machine(SCHEDULER)),
     "scheduler and worker": (2, Killer.while_replaced),
     "redis": (1, lambda killer: killer.machine(REDIS)),

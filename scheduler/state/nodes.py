@@ -210,9 +210,9 @@ class Nodes:
     def give_back(self, owner: str, node_ids: Iterable[str]) -> None:
         """Give back some of the units that `owner` holds, one for each time a node is named."""
         with self.changed:
-            taken = self._taken.get(owner, Counter())
-            self._taken[owner] = taken - Counter(node_ids)
-            self.changed.notify_all()
+            if owner in self._taken:
+                self._taken[owner] -= Counter(node_ids)
+                self.changed.notify_all()
 
     def release(self, owner: str) -> None:
         """Give back all units of `owner`; safe to repeat."""
