@@ -282,9 +282,12 @@ class Attempt:
         self._keep_run()
         return self._record.generation
 
-    def take_unit(self, node_id: str) -> None:
-        """Note that the job holds one more unit."""
-        self._record.units.append(node_id)
+    def move_unit(self, old: str, new: str) -> None:
+        """Give back a unit of one node, for one of another that was reserved."""
+        self._record.units.append(new)
+        if old in self._record.units:
+            self._record.units.remove(old)
+            self.context.nodes.give_back(self.id.job_id, [old])
 
     def place(self, processes: Sequence[Process]) -> None:
         """Note the workers of a new generation, before they are told to go on."""

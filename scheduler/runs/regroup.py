@@ -7,12 +7,13 @@ Where nobody of a stage has it, the attempt cannot go on.
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
-from protos.node_pb2 import STAGE
-from protos.scheduler_pb2 import Recovery
+from protos.job_pb2 import JobSpec
+from protos.node_pb2 import STAGE, NodeStatusRequest
+from protos.scheduler_pb2 import END_LOST_NODE, END_WORKER_CRASHED, NodeStatus, Recovery
 from protos.stage_pb2 import Notice, RegroupReply, RegroupRequest
 from protos.stage_pb2_grpc import StageStub
 from scheduler.runs.attempt import Attempt
@@ -23,6 +24,9 @@ from scheduler.runs.processes import Process
 from scheduler.state.endings import Ending, first_line
 from scheduler.state.packing import Group
 
+_STATUS_S = 2.0
+# Of one that was killed as it started, or whose node was: another may start.
+_PASSING = (END_LOST_NODE, END_WORKER_CRASHED)
 _REGROUP_S = 120.0  # a worker may be in the midst of a long micro-batch
 _ROUNDS = 5  # in which others may be found to be gone, too
 _log = logging.getLogger("heterps.runner")
@@ -94,13 +98,15 @@ def _one_round(attempt: Attempt, gone: set[str], generation: int, cause: Ending)
             process.process_id: pool.submit(_ask, attempt, process, generation)
             for process in survivors
         }
-        replaced = _replaced(attempt, gone, generation, cause)
+        replaced = _replaced_if_they_start(attempt, gone, generation, cause)
         states = {name: _told(future, name, gone) for name, future in asked.items()}
+    if replaced is None:
+        return None
     if any(state is None for state in states.values()):
         attempt.place(replaced)  # those who were just started are asked next time
         return None
     kept = {name: state for name, state in states.items() if state is not None}
-    found = _go_on(replaced, kept, len(attempt.decision.stages))
+    found = _go_on(replaced, kept, len(attempt.decision.stages), attempt.beginning.step)
     if found is None:
         raise JobError(cause)
     attempt.place(replaced)
@@ -140,29 +146,84 @@ def _told(future: "Future[RegroupReply]", name: str, gone: set[str]) -> RegroupR
         return None
 
 
+def _replaced_if_they_start(
+    attempt: Attempt, gone: set[str], generation: int, cause: Ending
+) -> list[Process] | None:
+    """As `_replaced`; None where one was killed as it started, or its node was.
+
+    Raises:
+        JobError: there is no unit for one, or it failed by an error of its own.
+    """
+    try:
+        return _replaced(attempt, gone, generation, cause)
+    except JobError as error:
+        if error.ending is cause or error.ending.reason not in _PASSING:
+            raise
+        _log.warning("job %s: %s", attempt.id.job_id, error)
+        return None
+
+
 def _replaced(attempt: Attempt, gone: set[str], generation: int, cause: Ending) -> list[Process]:
     """All processes, the lost ones replaced by others that listen.
 
     Raises:
         JobError: there is no unit for one, or it did not start.
     """
-    nodes = attempt.context.nodes
-    news: dict[str, Process] = {}
-    for process in attempt.processes:
-        if process.process_id not in gone:
-            continue
-        home = nodes.get(process.node.node_id)
-        if home is None:
-            placed = nodes.reserve(attempt.id.job_id, [Group(process.node.type, 1)])
-            if placed is None:
-                raise JobError(cause)
-            (home,) = placed
-            attempt.take_unit(home.node_id)
-        news[process.process_id] = replacement_of(process, home, generation)
-    context, job_id = attempt.context, attempt.id.job_id
-    spec = attempt.persist(lambda: context.store.spec(job_id))
+    nodes, job_id = attempt.context.nodes, attempt.id.job_id
+    spec = attempt.persist(lambda: attempt.context.store.spec(job_id))
     if spec is None:
         raise JobError(cause)
+    news: dict[str, Process] = {}
+    moved: list[tuple[str, str]] = []  # from which node to which
+    try:
+        for process in attempt.processes:
+            if process.process_id not in gone:
+                continue
+            home = _home(attempt, process.node.node_id)
+            if home is None:
+                placed = nodes.reserve(job_id, [Group(process.node.type, 1)])
+                if placed is None:
+                    raise JobError(cause)
+                (home,) = placed
+                moved.append((process.node.node_id, home.node_id))
+            news[process.process_id] = replacement_of(process, home, generation)
+        replaced = _launched(attempt, spec, news, generation)
+    except BaseException:
+        nodes.give_back(job_id, [new for _, new in moved])
+        raise
+    for old, new in moved:
+        attempt.move_unit(old, new)
+    return replaced
+
+
+def _home(attempt: Attempt, node_id: str) -> NodeStatus | None:
+    """A node as it is now; None where it does not answer, though its lease may hold for a while."""
+    context = attempt.context
+    status = context.nodes.get(node_id)
+    if status is None:
+        return None
+    try:
+        call(
+            context.channels.node(status.address).Status,
+            NodeStatusRequest(),
+            what=f"node {node_id} at {status.address}: status",
+            timeout_s=_STATUS_S,
+            stop=attempt.is_cancelled,
+        )
+    except CallError:
+        return None
+    return status
+
+
+def _launched(
+    attempt: Attempt, spec: JobSpec, news: Mapping[str, Process], generation: int
+) -> list[Process]:
+    """All processes, with new ones in the place of some that are gone.
+
+    Raises:
+        JobError: one did not start.
+    """
+    context = attempt.context
     return launch(
         attempt.id,
         spec,
@@ -188,13 +249,14 @@ def _ended(attempt: Attempt, processes: Sequence[Process]) -> set[str]:
 
 
 def _go_on(
-    processes: Sequence[Process], states: dict[str, RegroupReply], stages: int
+    processes: Sequence[Process], states: dict[str, RegroupReply], stages: int, first: int
 ) -> GoOn | None:
     """Where all can go on; None where nobody of a stage has the state.
 
     Args:
         processes: of the new generation.
-        states: by process, of those of the one before.
+        states: by process, of those of the one before; some may not have begun.
+        first: the step that the attempt began with.
     """
     workers = {p.process_id: p for p in processes if p.role == STAGE}
     former = [0] * stages
@@ -202,14 +264,11 @@ def _go_on(
         stage = workers[name].index
         former[stage] = max(former[stage], state.trained)
     kept = {name: state for name, state in states.items() if state.has_state}
-    if len(kept) < len(states):  # one has not even begun, so that nobody has taken a step
-        nothing = all(state.step == 0 for state in kept.values())
-        return GoOn(0, former=tuple(former)) if nothing else None
-    step = max(state.step for state in kept.values())
+    step = max((state.step for state in kept.values()), default=0)
     having = [workers[name] for name, state in kept.items() if state.step == step]
     donors = {worker.index: worker for worker in having}
-    if len(donors) < stages:
-        return None
+    if len(donors) < stages:  # as they were launched, where nobody has taken a step
+        return GoOn(0, former=tuple(former)) if step <= first else None
     judged: dict[tuple[int, int], Notice] = {}
     for state in kept.values():
         judged |= {(n.generation, n.step): n for n in state.judged if n.step < step}

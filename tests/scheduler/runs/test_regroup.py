@@ -1,7 +1,5 @@
 """Workers that are killed are replaced while the others go on, and the result is the same."""
 
-import hashlib
-import json
 import os
 import signal
 from collections.abc import Iterator
@@ -10,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bench.survive.job import Result, Shape, result_of, write_job
 from heterps.job.file import load_job
 from protos.job_pb2 import JobSpec
 from protos.scheduler_pb2 import (
@@ -23,74 +22,60 @@ from protos.scheduler_pb2 import (
     SubmitRequest,
 )
 from protos.scheduler_pb2_grpc import SchedulerStub
-from ps import LocalTable
 from tests.cluster import Roles
 from tests.waiting import wait_until
-from workers.data import Dataset
 
 pytest.importorskip("workers.stage")
-STEPS, BATCH = 24, 32
-_MODEL = """
+SHAPE = Shape(seconds=0.001, steps=27)
+_TRAINING = {
+    "train.clip": 0.5,
+    "train.optimizer.warmup_steps": 5,
+    "train.optimizer.schedule": "cosine",
+}
+# A worker that kills itself where its part of a step's rows is staged, or all are committed.
+_FAULT = """
+import os
+import signal
 import time
 
-from torch import nn
-
-from heterps import SparseEmbedding
-
-
-class Slow(nn.Linear):
-    def forward(self, x):
-        if self.training:
-            time.sleep(0.02)
-        return super().forward(x)
+from model import Model
+from workers.stage.commits import RowCommits
 
 
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embedding = SparseEmbedding("rows", 4, optimizer="adam", learning_rate=0.05)
-        self.tower = nn.Sequential(nn.Flatten(), nn.Linear(8, 8), nn.BatchNorm1d(8), nn.GELU())
-        self.head = Slow(8, 1)
+def build(when, rank, **arguments):
+    name = "_stage" if when.endswith("staged") else "_commit"
+    own = getattr(RowCommits, name)
 
-    def forward(self, sparse):
-        return self.head(self.tower(self.embedding(sparse))).squeeze(-1)
-"""
-_JOB = """
-name: survivor
-model: {entry: model.py:Model}
-data: {train: train.csv, label: y, sparse: [a, b]}
-train:
-  epochs: 100
-  max_steps: STEPS
-  batch_size: BATCH
-  micro_batches: 4
-  staleness: 0
-  loss: bce_with_logits
-  optimizer: {name: adam, learning_rate: 0.01, warmup_steps: 5, schedule: cosine}
-  clip: 0.5
-servers: {shards: 2}
-schedule:
-  method: exact
-  workload: workload.json
-  resources: resources.json
-  pin: {embedding: first, tower: first, head: last}
-  min_throughput: 74
-output: out
+    def faulty(self, step, *others):
+        doomed = step == 6 and self._rank == rank and self._series.endswith(".1.0.0")
+        if doomed and when.startswith("before"):
+            time.sleep(0.3)  # others would have come to the verdict
+            os.kill(os.getpid(), signal.SIGKILL)
+        own(self, step, *others)
+        if doomed:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    setattr(RowCommits, name, faulty)
+    return Model(**arguments)
 """
 
 
 class Service:
-    """A scheduler, a node of two units of each of two types, and one for the shards."""
+    """A scheduler, nodes of two units of each of two types and a spare, and one for the shards."""
 
     def __init__(self, roles: Roles, directory: Path) -> None:
         self.directory = directory
+        write_job(directory, SHAPE)
+        (directory / "fault.py").write_text(_FAULT)
+        with (directory / ".heterpsignore").open("a") as file:
+            file.write("!fault.py\n")
         scheduler = roles.scheduler()
-        for kind, units in (("cpu", 1), ("first", 3), ("last", 2)):
+        for kind, units in (("cpu", 1), ("front", 3), ("back", 2)):
             roles.node(scheduler, kind, "--units", str(units), "--emulate")
         self.stub: SchedulerStub = roles.stub(scheduler)
 
     def job(self, name: str, **overrides: object) -> JobSpec:
-        spec = load_job(self.directory / "job.yaml", overrides)
+        spec = load_job(self.directory / "job.json", _TRAINING | overrides)
         spec.name = name
         return spec
 
@@ -116,57 +101,23 @@ class Service:
         found = [p for node in nodes for p in node.processes if p.job_id == job_id and p.running]
         return {process.label: process.pid for process in found}
 
+    def result(self, job_id: str) -> Result:
+        """What a job came to."""
+        result = result_of(self.job("any"), self.directory / "out" / job_id)
+        assert len(result.rows) > 40
+        assert np.abs(result.rows).max() > 0.02  # they have learned
+        return result
+
     def digest(self, job_id: str) -> str:
         """Of a job's weights and rows, to the bit."""
-        folder = self.directory / "out" / job_id
-        tables = LocalTable.load_checkpoint(folder / "tables")
-        (table,) = tables.values()
-        keys = np.unique(np.asarray(Dataset.of(self.job("any"), "train").encoded().sparse))
-        rows = table.pull(keys)
-        assert len(keys) > 40
-        assert np.abs(rows).max() > 0.02  # they have learned
-        weights = (folder / "dense.safetensors").read_bytes()
-        return hashlib.sha256(weights + rows.tobytes()).hexdigest()
+        return self.result(job_id).digest
 
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     directory = tmp_path_factory.mktemp("regroup")
-    (directory / "model.py").write_text(_MODEL)
-    (directory / "job.yaml").write_text(
-        _JOB.replace("STEPS", str(STEPS)).replace("BATCH", str(BATCH))
-    )
-    rng = np.random.default_rng(0)
-    lines = [f"{rng.integers(2)},{rng.integers(40)},{rng.integers(40)}" for _ in range(300)]
-    (directory / "train.csv").write_text("\n".join(["y,a,b", *lines]) + "\n")
-    (directory / ".heterpsignore").write_text("*\n!model.py\n")
-    cost = {
-        "sync_s": 1e-9,
-        "transfer_s": 1e-9,
-        "parallel_compute": 1.0,
-        "parallel_sync": 1.0,
-        "memory_bytes": 1e3,
-    }
-    layers = {"embedding": ("first", 0.09), "tower": ("first", 0.09), "head": ("last", 0.18)}
-    workload = {
-        "name": "survivor",
-        "reference_batch": 10,
-        "samples": 10_000,
-        "ps_type": "cpu",
-        "ps_core_s": 1e-6,
-        "layers": [
-            {"name": name, "kind": "dense", "cost": {kind: cost | {"compute_s": seconds}}}
-            for name, (kind, seconds) in layers.items()
-        ],
-    }
-    (directory / "workload.json").write_text(json.dumps(workload))
-    types = [
-        {"name": name, "price_per_hour": 1.0, "limit": limit, "memory_bytes": 1e9, "device": "cpu"}
-        for name, limit in (("cpu", 1), ("first", 2), ("last", 2))
-    ]
-    (directory / "resources.json").write_text(json.dumps({"types": types}))
     with Roles(directory) as roles:
-        yield Service(roles, directory)
+        yield Service(roles, directory / "job")
 
 
 @pytest.fixture(scope="module")
@@ -199,11 +150,43 @@ def test_the_others_keep_their_processes_and_the_result_is_the_same_to_the_bit(
     after = service.pids(name)
     assert {label: after.get(label) for label in before} == before
     status = service.end(name)
-    assert (status.end_reason, status.attempt, status.step) == (END_SUCCEEDED, 1, STEPS)
+    assert (status.end_reason, status.attempt, status.step) == (END_SUCCEEDED, 1, SHAPE.steps)
     (recovery,) = status.recoveries
     assert list(recovery.lost) == [victim]
-    assert 4 <= recovery.step < STEPS
+    assert 4 <= recovery.step < SHAPE.steps
     assert service.digest(name) == unfailed
+
+
+@pytest.mark.parametrize(
+    ("when", "rank"),
+    [
+        ("before it is staged", 1),
+        *(
+            pytest.param(*at, marks=pytest.mark.exhaustive)
+            for at in (
+                ("before it is staged", 0),
+                ("after it is staged", 0),
+                ("after it is staged", 1),
+                ("before they are committed", 0),
+                ("after they are committed", 0),
+            )
+        ),
+    ],
+)
+@pytest.mark.parametrize("staleness", [0, pytest.param(1, marks=pytest.mark.exhaustive)])
+def test_a_part_of_the_rows_is_lost_with_no_worker(
+    service: Service, when: str, rank: int, staleness: int
+) -> None:
+    name = f"{when.replace(' ', '-')}-{rank}-{staleness}"
+    fault = {"model.entry": "fault.py:build", "model.args.when": when, "model.args.rank": rank}
+    spec = service.job(name, **fault, **{"train.clip": 0, "train.staleness": staleness})
+    spec.retries = 1
+    service.submit(spec)
+    status = service.end(name)
+    assert (status.end_reason, status.attempt) == (END_SUCCEEDED, 1), status.reason
+    (recovery,) = status.recoveries
+    assert list(recovery.lost) == [f"stage 0 worker {rank}"]
+    assert (service.result(name).trained == SHAPE.steps / SHAPE.steps_per_epoch).all()
 
 
 @pytest.mark.exhaustive
@@ -268,10 +251,10 @@ def test_with_staleness_no_step_is_lost(service: Service) -> None:
             wait_until(lambda: service.get("stale-killed").step >= 4, "it trains")
             os.kill(service.pids(name)["stage 0 worker 0"], signal.SIGKILL)
         status = service.end(name)
-        assert (status.end_reason, status.attempt, status.step) == (END_SUCCEEDED, 1, STEPS)
+        assert (status.end_reason, status.attempt, status.step) == (END_SUCCEEDED, 1, SHAPE.steps)
         lines = (service.directory / "out" / name / "loss.csv").read_text().splitlines()[1:]
         losses.append([float(line.split(",")[1]) for line in lines])
-    assert len(losses[0]) == len(losses[1]) == STEPS
+    assert len(losses[0]) == len(losses[1]) == SHAPE.steps
     # The steps that were under way see rows that are fresher by a step.
     np.testing.assert_allclose(losses[1], losses[0], atol=0.02)
 

@@ -4,6 +4,7 @@ import math
 import random
 import threading
 import time
+from collections import defaultdict
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 
@@ -23,6 +24,7 @@ from workers.embedding.sparse import SparseEmbedding
 from workers.links import step_sum
 from workers.links.ring import Ring
 from workers.moe.layer import MoE
+from workers.stage.ending import Ending
 
 KEYS = 11
 
@@ -331,6 +333,39 @@ def test_what_is_trained_depends_on_no_timing(staleness, widths):
             assert all(torch.equal(first[name], second[name]) for name in first)
         for first, second in zip(one[2], other[2], strict=True):
             np.testing.assert_array_equal(first, second)
+
+
+class Brought(Delayed):
+    """Remembers whose parts of which step of which stage it has."""
+
+    def __init__(self):
+        super().__init__(0)
+        self.slots = defaultdict(set)  # stage and step -> ranks
+
+    def stage_async(self, series, step, slot, parts, *, distinct):
+        time.sleep(0.01 * slot)
+        done = super().stage_async(series, step, slot, parts, distinct=distinct)
+        self.slots[int(series.rpartition(".")[2]), step].add(slot)
+        return done
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+@pytest.mark.parametrize(("cuts", "widths"), [((4,), (3,)), ((0, 4), (2, 3))])
+def test_nobody_applies_a_step_before_all_parts_of_its_rows_are_staged(
+    monkeypatch, staleness, cuts, widths
+):
+    client, found = Brought(), []
+    apply = Ending.apply
+
+    def checked(ending):
+        step = ending._begun[0][0].step
+        found.append([len(client.slots[stage, step]) for stage in range(len(widths))])
+        return apply(ending)
+
+    monkeypatch.setattr(Ending, "apply", checked)
+    case = replace(wide(staleness, cuts=cuts, widths=widths), sizes=(13,) * 4)
+    case.pipeline(client=client).run()
+    assert found == [list(widths)] * (4 * sum(widths))
 
 
 @pytest.mark.parametrize("staleness", [0, 1, 2])
