@@ -1267,6 +1267,40 @@ class PlanUse(_message.Message):
 Global___PlanUse: _TypeAlias = PlanUse  # noqa: Y015
 
 @_typing.final
+class RecoveryTimes(_message.Message):
+    """What it took when units of a type were lost: means, in seconds."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPLACED_FIELD_NUMBER: _builtins.int
+    REPLACED_S_FIELD_NUMBER: _builtins.int
+    RESTARTED_FIELD_NUMBER: _builtins.int
+    RESTARTED_S_FIELD_NUMBER: _builtins.int
+    replaced: _builtins.int
+    """while others of their stage went on"""
+    replaced_s: _builtins.float
+    """until all were told to go on"""
+    restarted: _builtins.int
+    """and another attempt began"""
+    restarted_s: _builtins.float
+    """until it trained, and for the steps that were done again"""
+    def __init__(
+        self,
+        *,
+        replaced: _builtins.int = ...,
+        replaced_s: _builtins.float = ...,
+        restarted: _builtins.int = ...,
+        restarted_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["replaced", b"replaced", "replaced_s", b"replaced_s", "restarted", b"restarted", "restarted_s", b"restarted_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecoveryTimes: _TypeAlias = RecoveryTimes  # noqa: Y015
+
+@_typing.final
 class Cut(_message.Message):
     """A running job after a step, complete: what it can go on from under any plan."""
 

@@ -58,8 +58,6 @@ class _NoticeKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_NoticeKind
     NOTICE_UNSPECIFIED: _NoticeKind.ValueType  # 0
     PULLED: _NoticeKind.ValueType  # 1
     """to a stage's leader: this worker has the rows of the step"""
-    STAGED: _NoticeKind.ValueType  # 2
-    """to a stage's leader: the servers have this worker's part of the step"""
     REPORTED: _NoticeKind.ValueType  # 3
     """a stage's leader to the judge, that of the first stage"""
     JUDGED: _NoticeKind.ValueType  # 4
@@ -82,8 +80,6 @@ class NoticeKind(_NoticeKind, metaclass=_NoticeKindEnumTypeWrapper): ...
 NOTICE_UNSPECIFIED: NoticeKind.ValueType  # 0
 PULLED: NoticeKind.ValueType  # 1
 """to a stage's leader: this worker has the rows of the step"""
-STAGED: NoticeKind.ValueType  # 2
-"""to a stage's leader: the servers have this worker's part of the step"""
 REPORTED: NoticeKind.ValueType  # 3
 """a stage's leader to the judge, that of the first stage"""
 JUDGED: NoticeKind.ValueType  # 4

@@ -1,11 +1,15 @@
-"""What kills cost a running job: workers, shards, nodes and schedulers that die at random instants.
+"""What kills cost running jobs: workers, shards, nodes, scheduler and Redis die at random instants.
 
-    python -m bench.survive --kills 20 --every 5 --seed 1
-    python -m bench.survive --front 1 --back 3 --what worker
+    python -m bench.survive --kills 200 --seed 1
+    python -m bench.survive --kills 20 --kinds worker shard
+    python -m bench.survive --rivals --every 30 --kills 4
 
-The same job runs once without and once with kills, on a cluster of its own; their weights and rows
-are compared to the bit. Seconds are those of the layers' own clock. Results go to
-bench/results/survive.json.
+Jobs of one shape run one after the other on a cluster of nodes of one unit each, with a spare one
+of each type: first one that nothing happens to, then others, while kills come, until there were
+enough. Each is to train every sample once an epoch, and to end with the same weights and rows, to
+the bit. Seconds are those of the layers' own clock. With `--rivals` workers alone are killed, and
+the same model is trained by torchrun and by Ray Train besides, whose workers are killed at the
+same instants. Results go to bench/results/survive.json, or survive_rivals.json.
 """
 
 import argparse
@@ -13,46 +17,26 @@ import datetime
 import json
 import os
 import random
-import signal
-import statistics
 import tempfile
 import time
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field
-from itertools import pairwise
+from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 from bench.pages import RESULTS, machine, versions, write
-from bench.survive.job import Shape, digest, steps_begun, write_job
-from heterps import Client, Cluster
+from bench.survive.figures import Run, figures
+from bench.survive.job import Shape, result_of, steps_begun, write_job
+from bench.survive.kills import KINDS, SHARDS, Killer, drawn, pause
+from bench.survive.rivals import RIVALS, run_rival
+from heterps import Client
+from heterps.errors import UnreachableError
+from protos.naming import cuts_of
+from tests.machines import Machines
 
-_LOOK_S = 10.0
-WHAT = ("worker", "shard")
-
-
-@dataclass
-class Run:
-    """What a run came to.
-
-    Attributes:
-        seconds: from its first micro-batch to its last.
-        gaps_s: after each kill, the longest that the last stage began nothing for.
-        recovered_s: of each recovery, by the scheduler's clock.
-        redone: micro-batches that were computed more than once.
-        ended: why attempts before the last one did.
-    """
-
-    state: str
-    digest: str
-    seconds: float
-    attempts: int
-    kills: list[str] = field(default_factory=list)
-    gaps_s: list[float] = field(default_factory=list)
-    recovered_s: list[float] = field(default_factory=list)
-    redone: int = 0
-    ended: list[str] = field(default_factory=list)
-    begun: list[float] = field(default_factory=list, repr=False)
+_LOOK_S = 0.05
 
 
 def main() -> int:
@@ -61,121 +45,117 @@ def main() -> int:
         front=arguments.front,
         back=arguments.back,
         seconds=arguments.seconds,
-        steps=arguments.steps,
+        steps=arguments.epochs * Shape().steps_per_epoch,
         staleness=arguments.staleness,
     )
+    nodes = {f"{SHARDS}-0": ("cpu", 1)}
+    for kind, units in (("front", shape.front), ("back", shape.back)):
+        nodes |= {f"{kind}-{number}": (kind, 1) for number in range(units + 1)}
     with tempfile.TemporaryDirectory(prefix="heterps-survive-") as folder:
-        units = {"cpu": 1, "front": shape.front, "back": shape.back}
-        with Cluster(
-            Path(folder, "cluster"), units, list(units), devices=dict.fromkeys(units, "cpu")
-        ) as cluster:
-            unfailed = _run(cluster, Path(folder, "unfailed"), shape, arguments, kills=0)
-            print(f"unfailed: {unfailed.seconds:.1f} s", flush=True)
-            killed = _run(cluster, Path(folder, "killed"), shape, arguments, arguments.kills)
-    equal = killed.digest == unfailed.digest
-    goodput = unfailed.seconds / killed.seconds if killed.seconds else 0.0
-    print(
-        f"{len(killed.kills)} kills in {killed.seconds:.1f} s: {killed.state}, "
-        f"{killed.attempts} attempts, {len(killed.recovered_s)} recoveries, "
-        f"{'equal to the bit' if equal else 'NOT EQUAL'}, goodput {goodput:.3f}"
-    )
-    if killed.gaps_s:
-        gaps = sorted(killed.gaps_s)
-        usual = max(_gaps(unfailed.begun))
-        print(
-            f"the last stage stood still for {statistics.median(gaps):.2f} s, at most "
-            f"{gaps[-1]:.2f} s; without kills {usual:.2f} s at most"
-        )
-    if not arguments.no_write:
+        with Machines(Path(folder, "cluster"), nodes) as machines:
+            runs = list(_runs(arguments, shape, machines, list(nodes), Path(folder)))
         result = {
             "benchmark": "survive",
             "date": datetime.date.today().isoformat(),
             "machine": machine(),
-            "versions": versions("torch"),
+            "versions": versions("torch", "ray"),
             "shape": asdict(shape),
+            "checkpoint": arguments.checkpoint,
             "every_s": arguments.every,
             "seed": arguments.seed,
-            "equal": equal,
-            "goodput": goodput,
-            "unfailed": _told(unfailed),
-            "killed": _told(killed),
+            **figures(runs),
         }
-        write(RESULTS / "survive.json", json.dumps(result, indent=1) + "\n")
-    return 0 if equal and killed.state == "succeeded" else 1
+        if arguments.rivals:
+            result["rivals"] = {
+                name: run_rival(name, Path(folder, name), shape, arguments) for name in RIVALS
+            }
+    print(json.dumps({k: v for k, v in result.items() if k != "jobs"}, indent=1))
+    if not arguments.no_write:
+        name = "survive_rivals.json" if arguments.rivals else "survive.json"
+        write(RESULTS / name, json.dumps(result, indent=1) + "\n")
+    return 0 if result["holds"] else 1
+
+
+def _runs(
+    arguments: argparse.Namespace,
+    shape: Shape,
+    machines: Machines,
+    nodes: list[str],
+    folder: Path,
+) -> Iterator[Run]:
+    """The unfailed run, then others until there were enough kills."""
+    yield _run(arguments, shape, machines, nodes, folder / "unfailed", 0)
+    kills = number = 0
+    while kills < arguments.kills:
+        number += 1
+        run = _run(
+            *(arguments, shape, machines, nodes, folder / str(number)),
+            arguments.kills - kills,
+            random.Random(f"{arguments.seed} {number}"),
+        )
+        kills += len(run.kills)
+        print(
+            f"job {number}: {len(run.kills)} kills, {kills} in all: {run.state} in "
+            f"{run.seconds:.1f} s, {len(run.ended)} attempts ended, "
+            f"{len(run.recovered_s)} recoveries",
+            flush=True,
+        )
+        for reason in run.ended:
+            print(f"  an attempt ended: {reason}", flush=True)
+        yield run
 
 
 def _run(
-    cluster: Cluster, folder: Path, shape: Shape, arguments: argparse.Namespace, kills: int
+    arguments: argparse.Namespace,
+    shape: Shape,
+    machines: Machines,
+    nodes: list[str],
+    folder: Path,
+    most: int,
+    chance: random.Random | None = None,
 ) -> Run:
-    overrides: dict[str, Any] = {"retries": 10 * kills}
-    if kills and arguments.checkpoint:
-        overrides["train.checkpoint.every"] = arguments.checkpoint
+    """One job, with at most so many kills."""
+    chance = chance or random.Random(0)
+    overrides: dict[str, Any] = {"retries": 10_000, "train.checkpoint.every": arguments.checkpoint}
     spec = write_job(folder, shape, **overrides)
-    chance = random.Random(arguments.seed)
-    run = Run("", "", 0.0, 0)
-    with Client(cluster.address) as client:
+    run = Run()
+    with Client(machines.address) as client:
         job_id = client.submit(spec)
-        when: list[float] = []
-        due = None
-        while not (job := client.status(job_id)).state.is_final:
-            if job.step and due is None:
-                due = time.monotonic() + chance.uniform(0.3, 1.7) * arguments.every
-            if due is not None and time.monotonic() > due and len(run.kills) < kills:
-                victim = _victim(client, job_id, chance, arguments.what)
-                if victim is not None:
-                    label, pid = victim
-                    with suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGKILL)
-                        run.kills.append(label)
-                        when.append(time.time())
-                        due = time.monotonic() + chance.uniform(0.3, 1.7) * arguments.every
-            time.sleep(0.02)
+        output = folder / "out" / job_id
+        killer = Killer(machines, job_id, nodes, Path(cuts_of(str(output))), chance)
+        due: float | None = None
+        while not (status := _status(client, job_id)) or not status.state.is_final:
+            now = time.monotonic()
+            if due is None:
+                due = now + pause(chance, arguments.every) if status and status.step else None
+            elif now > due and len(run.kills) < most:
+                kind = drawn(chance, arguments.kinds)
+                if (killed := killer.kill(kind)) is not None:
+                    run.kills.append(killed)
+                due = time.monotonic() + pause(chance, arguments.every)
+            time.sleep(_LOOK_S)
+        killer.settle()
         message = client.status_message(job_id)
-    begun = steps_begun(folder)
-    run.state, run.attempts = job.state.value, max(1, message.attempt)
-    run.begun = begun
-    run.seconds = begun[-1] - begun[0] if begun else 0.0
-    run.redone = len(begun) - shape.steps * shape.micro_batches
-    run.gaps_s = [_longest_gap(begun, t) for t in when]
+    run.begun = steps_begun(folder)
+    run.state = status.state.value
     run.ended = [attempt.reason for attempt in message.attempts]
-    for reason in run.ended:
-        print(f"an attempt ended: {reason}")
     run.recovered_s = [recovery.seconds for recovery in message.recoveries]
+    run.redone = len(run.begun) - shape.steps * shape.micro_batches
     if run.state == "succeeded":
-        run.digest = digest(spec, folder / "out" / job_id)
+        result = result_of(spec, output)
+        run.digest = result.digest
+        run.each_trained_once = bool((result.trained == arguments.epochs).all())
     else:
-        print(f"{run.state}: {message.reason}")
+        run.ended.append(message.reason)
     return run
 
 
-def _told(run: Run) -> dict[str, Any]:
-    """What of a run is written down."""
-    return {key: value for key, value in asdict(run).items() if key != "begun"}
-
-
-def _gaps(begun: list[float]) -> list[float]:
-    return [after - before for before, after in pairwise(begun)]
-
-
-def _longest_gap(begun: list[float], when: float) -> float:
-    """The longest time without a beginning that has a part in the seconds after `when`."""
-    near = [t for t in begun if t <= when][-1:] + [t for t in begun if when < t < when + _LOOK_S]
-    return max(_gaps(near), default=0.0)
-
-
-def _victim(
-    client: Client, job_id: str, chance: random.Random, what: list[str]
-) -> tuple[str, int] | None:
-    """A process of the job, and what it is."""
-    found = [
-        (process.label, process.pid)
-        for node in client.nodes()
-        for process in node.processes
-        if process.job_id == job_id
-        and process.running
-        and ("shard" if process.label.startswith("shard") else "worker") in what
-    ]
-    return chance.choice(sorted(found)) if found else None
+def _status(client: Client, job_id: str) -> Any:
+    """How the job stands; None while no scheduler answers."""
+    try:
+        return client.status(job_id)
+    except UnreachableError:
+        return None
 
 
 def _parse() -> argparse.Namespace:
@@ -185,18 +165,22 @@ def _parse() -> argparse.Namespace:
         description=__doc__,
     )
     add = parser.add_argument
-    add("--kills", type=int, default=20)
+    add("--kills", type=int, default=200)
     add("--every", type=float, default=5.0, help="seconds between two, on average")
     add("--seed", type=int, default=1)
-    add("--what", nargs="+", choices=WHAT, default=list(WHAT))
+    add("--kinds", nargs="+", choices=list(KINDS), default=list(KINDS))
     add("--front", type=int, default=2, help="workers of the first stage")
     add("--back", type=int, default=2, help="of the second")
     add("--seconds", type=float, default=0.002, help="that a sample takes in a stage")
-    add("--steps", type=int, default=400)
+    add("--epochs", type=int, default=55, help="of nine steps each")
     add("--staleness", type=int, default=0)
-    add("--checkpoint", default="", help="such as 10s: take cuts")
+    add("--checkpoint", default="40 steps")
+    add("--rivals", action="store_true", help="torchrun and Ray Train beside it")
     add("--no-write", action="store_true")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if arguments.rivals:
+        arguments.kinds = ["worker"]
+    return arguments
 
 
 if __name__ == "__main__":

@@ -1,71 +1,30 @@
-"""A job of two stages with rows, whose layers sleep: exact costs, and real gradients."""
+"""A job of two stages with rows, whose layers sleep: exact costs, and real gradients.
+
+Each sample has a row of its own besides, which counts how often it was trained.
+"""
 
 import hashlib
 import json
+import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from heterps.job.file import load_job
 from protos.job_pb2 import JobSpec
+from protos.naming import without_prefix
 from ps import LocalTable
 from scheduler import plan
 from workers.data import Dataset
 
 _ROWS = 40  # keys of each column
-_MODEL = """
-import os
-import time
-
-import torch
-from torch import nn
-
-from heterps import SparseEmbedding
-
-
-class Sleep(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, layer):
-        ctx.layer = layer
-        time.sleep(layer.seconds * len(x) / 3)
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        ctx.layer.note(len(gradient))
-        time.sleep(ctx.layer.seconds * len(gradient) * 2 / 3)
-        return gradient, None
-
-
-class Slow(nn.Module):
-    def __init__(self, layer, seconds, trace=""):
-        super().__init__()
-        self.layer, self.seconds, self.trace = layer, seconds, trace
-
-    def note(self, samples):
-        if self.trace:
-            with open(os.path.join(self.trace, str(os.getpid())), "a") as file:
-                file.write(f"{time.time()!r} {samples}\\n")
-
-    def forward(self, x):
-        x = self.layer(x)
-        return Sleep.apply(x, self) if self.training and x.requires_grad else x
-
-
-class Model(nn.Module):
-    def __init__(self, front_s, back_s, width, trace):
-        super().__init__()
-        self.embedding = SparseEmbedding("rows", 4, optimizer="adam", learning_rate=0.05)
-        tower = nn.Sequential(nn.Flatten(), nn.Linear(8, width), nn.GELU())
-        self.tower = Slow(tower, front_s)
-        self.head = Slow(nn.Linear(width, 1), back_s, trace)
-
-    def forward(self, sparse):
-        return self.head(self.tower(self.embedding(sparse))).squeeze(-1)
-"""
-_LAYERS = {"embedding": "front", "tower": "front", "head": "back"}
+_COLUMNS = 2
+CODE = Path(__file__).parent / "code"
+_LAYERS = {"counter": "front", "embedding": "front", "tower": "front", "head": "back"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,17 +47,28 @@ class Shape:
     width: int = 8
     staleness: int = 0
 
+    @property
+    def samples(self) -> int:
+        """Of an epoch, which ends in the midst of a batch."""
+        return 8 * self.batch + self.batch // 2 + 1
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Of which the last is of fewer samples."""
+        return 9
+
 
 def write_job(folder: Path, shape: Shape, **overrides: object) -> JobSpec:
     """Write the job's files; the job, which keeps two workers in each stage busy."""
     folder.mkdir(parents=True)
     (folder / "trace").mkdir()
-    (folder / "model.py").write_text(_MODEL)
+    for file in CODE.glob("*.py"):
+        shutil.copy(file, folder)
     rng = np.random.default_rng(0)
-    keys = rng.integers(0, _ROWS, (8 * shape.batch + 5, 2))
-    lines = [f"{rng.integers(2)},{a},{b}" for a, b in keys]
-    (folder / "train.csv").write_text("\n".join(["y,a,b", *lines]) + "\n")
-    (folder / ".heterpsignore").write_text("*\n!model.py\n")
+    keys = rng.integers(0, _ROWS, (shape.samples, _COLUMNS))
+    lines = [f"{rng.integers(2)},{a},{b},{n}" for n, (a, b) in enumerate(keys)]
+    (folder / "train.csv").write_text("\n".join(["y,a,b,sample", *lines]) + "\n")
+    (folder / ".heterpsignore").write_text("*\n!model.py\n!sleeping.py\n")
     (folder / "workload.json").write_text(json.dumps(_workload(shape)))
     (folder / "resources.json").write_text(json.dumps(_resources(shape)))
     job = {
@@ -112,7 +82,7 @@ def write_job(folder: Path, shape: Shape, **overrides: object) -> JobSpec:
                 "trace": str(folder / "trace"),
             },
         },
-        "data": {"train": "train.csv", "label": "y", "sparse": ["a", "b"]},
+        "data": {"train": "train.csv", "label": "y", "sparse": ["a", "b", "sample"]},
         "train": {
             "epochs": 1_000_000,
             "max_steps": shape.steps,
@@ -136,12 +106,31 @@ def write_job(folder: Path, shape: Shape, **overrides: object) -> JobSpec:
     return load_job(folder / "job.json", overrides)
 
 
-def digest(spec: JobSpec, model: Path) -> str:
-    """Of a saved model's weights and rows, to the bit."""
-    (table,) = LocalTable.load_checkpoint(model / "tables").values()
-    rows = table.pull(np.unique(np.asarray(Dataset.of(spec, "train").encoded().sparse)))
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a job came to.
+
+    Attributes:
+        digest: of weights and rows, to the bit.
+        rows: float32 [keys, 4], learned.
+        trained: float32 [samples], how often each was, in the order of the data.
+    """
+
+    digest: str
+    rows: NDArray[np.float32]
+    trained: NDArray[np.float32]
+
+
+def result_of(spec: JobSpec, model: Path) -> Result:
+    """Of a saved model."""
+    saved = LocalTable.load_checkpoint(model / "tables")
+    tables: Mapping[str, LocalTable] = {without_prefix(name): t for name, t in saved.items()}
+    keys = np.asarray(Dataset.of(spec, "train").encoded().sparse)
+    rows = tables["rows"].pull(np.unique(keys[:, :_COLUMNS]))
+    trained = tables["seen"].pull(keys[:, _COLUMNS])[:, 0]
     weights = (model / "dense.safetensors").read_bytes()
-    return hashlib.sha256(weights + rows.tobytes()).hexdigest()
+    whole = hashlib.sha256(weights + rows.tobytes() + trained.tobytes())
+    return Result(whole.hexdigest(), rows, trained)
 
 
 def steps_begun(folder: Path) -> list[float]:
@@ -159,7 +148,7 @@ def _workload(shape: Shape) -> dict[str, Any]:
     cost = {"sync_s": 0.0, "transfer_s": 0.0, "parallel_compute": 1.0, "parallel_sync": 1.0}
     size = max(1, shape.batch // shape.micro_batches)
     units = {"front": shape.front, "back": shape.back}
-    share = {"embedding": 0.01, "tower": 0.99, "head": 1.0}
+    share = {"counter": 0.01, "embedding": 0.01, "tower": 0.98, "head": 1.0}
     layers = [
         {
             "name": name,

@@ -4,7 +4,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from enum import Enum, auto
 from typing import TypeVar
@@ -22,6 +22,7 @@ from scheduler.runs.launch import may_regroup
 from scheduler.runs.logs import JobLogs
 from scheduler.runs.processes import AttemptId, Process
 from scheduler.runs.record import Record
+from scheduler.runs.recoveries import began_again, measured
 from scheduler.state.endings import Ending, may_retry
 from scheduler.state.packing import Group
 from scheduler.state.store import DeposedError, StoreError, TransitionError
@@ -165,6 +166,10 @@ class Attempt:
         if self.is_cancelled() or not self.context.jobs.change(self.id.job_id, edit):
             raise Interrupted
         self.move(state)
+        status = self.context.jobs.get(self.id.job_id)
+        if state is State.RUNNING and status is not None and status.attempts:
+            kinds = {stage.type for stage in self.decision.stages}
+            self._note_times(kinds, lambda before: began_again(status, before))
 
     def take_up(self, record: pb.RunRecord) -> None:
         """Follow on where another scheduler stopped; before any worker is answered."""
@@ -415,7 +420,7 @@ class Attempt:
         return status is not None and may_retry(status, ending)
 
     def recovered(self, recovery: pb.Recovery, samples: int) -> None:
-        """Tell the job's owner of workers that were replaced.
+        """Tell the job's owner of workers that were replaced, and note how long it took.
 
         Args:
             samples: trained until the step that all went on from.
@@ -427,6 +432,19 @@ class Attempt:
                 status.step, status.samples = recovery.step, samples
 
         self.context.jobs.change(self.id.job_id, edit)
+        lost = {process.node.type for process in self.processes if process.label in recovery.lost}
+        self._note_times(lost, lambda before: measured(recovery, before))
+
+    def _note_times(
+        self, kinds: Iterable[str], edit: Callable[[pb.RecoveryTimes], pb.RecoveryTimes]
+    ) -> None:
+        store = self.context.store
+        try:
+            times = store.recovery_times()
+            for kind in sorted(kinds):
+                store.put_recovery_times(kind, edit(times.get(kind, pb.RecoveryTimes())))
+        except StoreError as error:
+            _log.warning("job %s: %s; how long it took is not kept", self.id.job_id, error)
 
     def _put_run(self, message: pb.RunRecord) -> None:
         self.persist(lambda: self.context.store.put_run(self.id.job_id, message))

@@ -8,13 +8,19 @@ of before is applied any more then, and no state that somebody kept of it counts
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from protos.job_pb2 import JobSpec
-from protos.node_pb2 import STAGE
-from protos.scheduler_pb2 import END_CONNECTION_LOST, Recovery
+from protos.node_pb2 import STAGE, NodeStatusRequest
+from protos.scheduler_pb2 import (
+    END_CONNECTION_LOST,
+    END_LOST_NODE,
+    END_WORKER_CRASHED,
+    NodeStatus,
+    Recovery,
+)
 from protos.stage_pb2 import Notice, RegroupReply, RegroupRequest
 from protos.stage_pb2_grpc import StageStub
 from scheduler.runs.attempt import Attempt
@@ -33,6 +39,9 @@ from scheduler.runs.processes import Process
 from scheduler.state.endings import Ending, first_line
 from scheduler.state.packing import Group
 
+_STATUS_S = 2.0
+# Of one that was killed as it started, or whose node was: another may start.
+_PASSING = (END_LOST_NODE, END_WORKER_CRASHED)
 _REGROUP_S = 120.0  # a worker may be in the midst of a long micro-batch
 _ROUNDS = 5  # in which others may be found to be gone, too
 _log = logging.getLogger("heterps.runner")
@@ -131,8 +140,10 @@ def _one_round(attempt: Attempt, gone: set[str], generation: int, cause: Ending)
             process.process_id: pool.submit(_ask, attempt, process, generation)
             for process in survivors
         }
-        replaced = _replaced(attempt, gone, generation, cause)
+        replaced = _replaced_if_they_start(attempt, gone, generation, cause)
         states = {name: _told(future, name, gone) for name, future in asked.items()}
+    if replaced is None:
+        return None
     if any(state is None for state in states.values()):
         attempt.place(replaced)  # those who were just started are asked next time
         return None
@@ -178,30 +189,84 @@ def _told(future: "Future[RegroupReply]", name: str, gone: set[str]) -> RegroupR
         return None
 
 
+def _replaced_if_they_start(
+    attempt: Attempt, gone: set[str], generation: int, cause: Ending
+) -> list[Process] | None:
+    """As `_replaced`; None where one was killed as it started, or its node was.
+
+    Raises:
+        JobError: there is no unit for one, or it failed by an error of its own.
+    """
+    try:
+        return _replaced(attempt, gone, generation, cause)
+    except JobError as error:
+        if error.ending is cause or error.ending.reason not in _PASSING:
+            raise
+        _log.warning("job %s: %s", attempt.id.job_id, error)
+        return None
+
+
 def _replaced(attempt: Attempt, gone: set[str], generation: int, cause: Ending) -> list[Process]:
     """All processes, the lost ones replaced by others that listen.
 
     Raises:
         JobError: there is no unit for one, or it did not start.
     """
-    nodes = attempt.context.nodes
+    nodes, job_id = attempt.context.nodes, attempt.id.job_id
+    spec = _spec(attempt, cause)
     news: dict[str, Process] = {}
-    for process in attempt.processes:
-        if process.process_id not in gone:
-            continue
-        home = nodes.get(process.node.node_id)
-        if home is None:
-            placed = nodes.reserve(attempt.id.job_id, [Group(process.node.type, 1)])
-            if placed is None:
-                raise JobError(cause)
-            (home,) = placed
-        news[process.process_id] = worker_of(
-            attempt.id, process.index, process.rank, home, generation
+    taken: list[str] = []  # nodes of units in the place of others
+    try:
+        for process in attempt.processes:
+            if process.process_id not in gone:
+                continue
+            home = _home(attempt, process.node.node_id)
+            if home is None:
+                placed = nodes.reserve(job_id, [Group(process.node.type, 1)])
+                if placed is None:
+                    raise JobError(cause)
+                (home,) = placed
+                taken.append(home.node_id)
+            news[process.process_id] = worker_of(
+                attempt.id, process.index, process.rank, home, generation
+            )
+        return _launched(attempt, spec, news, generation)
+    except BaseException:
+        nodes.give_back(job_id, taken)
+        raise
+
+
+def _home(attempt: Attempt, node_id: str) -> NodeStatus | None:
+    """A node as it is now; None where it does not answer, though its lease may hold for a while."""
+    context = attempt.context
+    status = context.nodes.get(node_id)
+    if status is None:
+        return None
+    try:
+        call(
+            context.channels.node(status.address).Status,
+            NodeStatusRequest(),
+            what=f"node {node_id} at {status.address}: status",
+            timeout_s=_STATUS_S,
+            stop=attempt.is_cancelled,
         )
+    except CallError:
+        return None
+    return status
+
+
+def _launched(
+    attempt: Attempt, spec: JobSpec, news: Mapping[str, Process], generation: int
+) -> list[Process]:
+    """All processes, with new ones in the place of some that are gone.
+
+    Raises:
+        JobError: one did not start.
+    """
     context = attempt.context
     return launch(
         attempt.id,
-        _spec(attempt, cause),
+        spec,
         attempt.decision,
         [news.get(process.process_id, process) for process in attempt.processes],
         context.address,
@@ -257,7 +322,7 @@ def _go_on(
 
     Args:
         processes: of the new generation.
-        states: by process, of those of the one before.
+        states: by process, of those of the one before; some may not have begun.
         line: that a state must be of.
     """
     workers = {p.process_id: p for p in processes if p.role == STAGE}

@@ -4,7 +4,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from protos.scheduler_pb2 import NodeStatus
@@ -240,6 +240,13 @@ class Nodes:
         with self.changed:
             self._taken[owner] = Counter(node_ids)
             self.changed.notify_all()
+
+    def give_back(self, owner: str, node_ids: Iterable[str]) -> None:
+        """Give back some of the units that `owner` holds, one for each time a node is named."""
+        with self.changed:
+            if owner in self._taken:
+                self._taken[owner] -= Counter(node_ids)
+                self.changed.notify_all()
 
     def release(self, owner: str) -> None:
         """Give back all units of `owner`; safe to repeat."""

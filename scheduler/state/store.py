@@ -32,6 +32,7 @@ from protos.scheduler_pb2 import (
     NodeStatus,
     PlanHistory,
     ProgressReport,
+    RecoveryTimes,
     Replan,
     RunRecord,
 )
@@ -268,6 +269,17 @@ class Store:
         """All tokens that are kept."""
         found = cast(dict[bytes, bytes], self._do("HGETALL", PREFIX + "tokens"))
         return [Token.FromString(data) for data in found.values()]
+
+    # What was measured of all jobs
+
+    def put_recovery_times(self, kind: str, times: RecoveryTimes) -> None:
+        """Keep how long units of a type that were lost took to be made up for."""
+        self._set(PREFIX + "recovery", kind, times.SerializeToString())
+
+    def recovery_times(self) -> dict[str, RecoveryTimes]:
+        """The same of all types of which units were lost."""
+        found = cast(dict[bytes, bytes], self._do("HGETALL", PREFIX + "recovery"))
+        return {kind.decode(): RecoveryTimes.FromString(data) for kind, data in found.items()}
 
     # Leases
 

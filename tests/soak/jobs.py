@@ -10,18 +10,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from chassis.closing import Closing
-from chassis.process import Child
 from heterps import Client
 from heterps.errors import UnknownJobError, UnreachableError
 from scheduler.state.store import Store
-from tests.cluster import Roles
-from tests.pids import alive
+from tests.machines import REDIS, SCHEDULER, Machines
 from tests.scheduler.lives import job, log_of, prepare, steps_of
 from tests.soak.tables import Breach
-from tests.valkey import Valkey
 from tests.waiting import wait_until
 
-_NODES = 2
+_NODES = ("node-0", "node-1")
 _STEPS = 20
 _LIMIT_S = 300.0
 _CANCEL_S = 30.0  # for a job to end once its cancel is acknowledged
@@ -50,12 +47,9 @@ class Jobs(Closing):
         directory.mkdir(parents=True, exist_ok=True)
         prepare(directory, _STEPS)
         self._stack = ExitStack()
-        self._valkey = self._stack.enter_context(Valkey(directory / "valkey"))
-        self._roles = self._stack.enter_context(Roles(directory, self._valkey.url))
-        self._scheduler = self._start_scheduler("127.0.0.1:0")
-        self._address = self._scheduler.address
-        self._nodes = [self._start_node(number) for number in range(_NODES)]
-        self._client = self._stack.enter_context(Client(self._address))
+        nodes = dict.fromkeys(_NODES, ("cpu", 2))
+        self._machines = self._stack.enter_context(Machines(directory, nodes))
+        self._client = self._stack.enter_context(Client(self._machines.address))
         self._open: dict[str, float] = {}  # jobs, and when a cancel was acknowledged; 0: none was
         self._unanswered: set[str] = set()  # jobs whose cancel was not acknowledged
         self._weights: str | None = None
@@ -88,27 +82,25 @@ class Jobs(Closing):
 
     def kill_scheduler(self) -> None:
         """It is started again at its address."""
-        self._kill(self._scheduler.pid, "scheduler")
-        self._scheduler = self._start_scheduler(self._address)
+        self._kill(SCHEDULER, "scheduler")
+        self._machines.start(SCHEDULER)
 
     def kill_node(self) -> None:
         """With its workers; it comes back by its name."""
-        index = self._chance.randrange(_NODES)
-        self._kill(self._nodes[index].pid, "node")
-        self._nodes[index] = self._start_node(index)
+        name = self._chance.choice(_NODES)
+        self._kill(name, "node")
+        self._machines.start(name)
 
     def kill_redis(self) -> None:
         """It comes back with all that it had answered."""
-        self._valkey.kill()
-        self._count_fault(self.figures.kills, "redis")
+        self._kill(REDIS, "redis")
         time.sleep(self._chance.uniform(0, 2.0))
-        self._valkey.start()
+        self._machines.start(REDIS)
 
     def pause(self) -> None:
         """One of them stands still for a while."""
-        what = self._chance.choice(["redis", "scheduler", "node"])
-        node = self._chance.choice(self._nodes)
-        pid = {"redis": self._valkey.pid, "scheduler": self._scheduler.pid, "node": node.pid}[what]
+        what = self._chance.choice([REDIS, SCHEDULER, "node"])
+        pid = self._machines.pid(self._chance.choice(_NODES) if what == "node" else what)
         os.kill(pid, signal.SIGSTOP)
         time.sleep(self._chance.uniform(0.1, 3.0))
         os.kill(pid, signal.SIGCONT)
@@ -133,7 +125,7 @@ class Jobs(Closing):
 
     def memory(self) -> int:
         """Resident bytes of the scheduler."""
-        pages = int(Path(f"/proc/{self._scheduler.pid}/statm").read_text().split()[1])
+        pages = int(Path(f"/proc/{self._machines.pid(SCHEDULER)}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGESIZE")
 
     def close(self) -> None:
@@ -141,7 +133,7 @@ class Jobs(Closing):
 
     def _known(self) -> set[str]:
         """The open jobs that the cluster was really given."""
-        with closing(Store(self._valkey.url)) as store:
+        with closing(Store(self._machines.redis_url)) as store:
             taken = {status.job_id for status in store.statuses()}
         for name in [n for n in self._open if n not in taken]:
             del self._open[name]  # its submit was never answered
@@ -177,18 +169,8 @@ class Jobs(Closing):
             raise Breach(f"{name} succeeded and {folder} has no model")
         return hashlib.sha256(found[0].read_bytes()).hexdigest()
 
-    def _start_scheduler(self, bind: str) -> Child:
-        kept = ("--artifacts", str(self._directory / "artifacts"))
-        return self._roles.scheduler(*kept, "--bind", bind)
-
-    def _start_node(self, number: int) -> Child:
-        return self._roles.node(
-            self._scheduler, "cpu", "--node-id", f"node-{number}", "--units", "2"
-        )
-
-    def _kill(self, pid: int, what: str) -> None:
-        os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: not alive(pid), f"{what} dies")
+    def _kill(self, name: str, what: str) -> None:
+        self._machines.kill(name)
         self._count_fault(self.figures.kills, what)
 
     @staticmethod

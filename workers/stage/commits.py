@@ -1,9 +1,10 @@
 """A step's gradients of rows on their way into the tables: workers' parts, then one commit.
 
-Every worker of a stage stages its part with the shards; once the verdict is known, the stage's
-leader commits them together, or drops them. So a row's optimizer steps once a step on the gradient
-of the whole batch. A stage of one worker, whose gradient need not be known before the verdict,
-sends its part with the commit.
+Every worker of a stage stages its part with the shards, and completes its share of the step's sums
+after that. The verdict follows from the sums, so that who dies once it is known takes no part away.
+Then the stage's leader commits all parts together, or drops them: a row's optimizer steps once a
+step on the gradient of the whole batch. A stage of one worker, whose gradient need not be known
+before the verdict, sends its part with the commit.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -79,6 +80,7 @@ class RowCommits:
         self._sending = ThreadPoolExecutor(1, thread_name_prefix="parts")
         self._committing = ThreadPoolExecutor(1, thread_name_prefix="commit")
         self._kept: dict[int, list[_Collected]] = {}  # parts that go with their commit
+        self._unstaged: set[int] = set()  # steps whose part is on its way to the shards
         self._begun: list[Future[None]] = []
         self._undone: dict[int, tuple[float, float] | None] = {}  # scale and rate; None: to drop
 
@@ -98,16 +100,20 @@ class RowCommits:
         if self._alone:
             self._kept[step] = collected
         else:
+            self._unstaged.add(step)
             self._do(self._sending, self._stage, step, collected)
 
+    def is_staged(self, step: int) -> bool:
+        """Whether the shards keep this worker's part of a step, or are not to."""
+        return step not in self._unstaged
+
     def squared_norm(self, step: int) -> tuple[float, bool]:
-        """At the leader: of all workers' summed gradient, and whether it is finite.
+        """At the leader, when all parts are staged: of their sum, and whether it is finite.
 
         0 and True where nobody asked for it to be measured.
         """
         if not self.any or not self._measured:
             return 0.0, True
-        self._order.wait_for_parts(step)
         tally = self._client.tally(self._series, step, self._width)
         return tally.squared_norm, tally.finite
 
@@ -215,14 +221,13 @@ class RowCommits:
         part = self._part(collected)
         self._client.stage_async(self._series, step, self._rank, part, distinct=True).result()
         self._release(collected)
-        self._order.staged(step)
+        self._unstaged.remove(step)
 
     def _commit(self, step: int, scale: float, rate: float) -> None:
         self._order.wait_to_commit(step)
         if self._alone:
             self._send_alone(step, scale, rate)
         else:
-            self._order.wait_for_parts(step)
             self._client.commit_async(
                 self._series, step, self._width, scale=scale, rate=rate
             ).result()
@@ -247,7 +252,6 @@ class RowCommits:
         if self._alone:
             self._release(self._kept.pop(step))
         else:
-            self._order.wait_for_parts(step)
             self._client.discard_async(self._series, step).result()
         del self._undone[step]
         self._order.committed(step)

@@ -231,7 +231,11 @@ class Ending:
             self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _end(self, gradient: Gradient) -> _Judged:
-        step, report = gradient.step, self._update.report(gradient)
+        step = gradient.step
+        # All sums are complete after all parts are staged, so that none can be lacking once
+        # somebody has applied the step.
+        self._wait(lambda: self._commits.is_staged(step))
+        report = self._update.report(gradient)
         if self._place.rank == 0:
             squared, finite = self._commits.squared_norm(step)
             report = replace(

@@ -5,7 +5,7 @@ committed once every worker of the stage has pulled its rows of step u+S and of 
 what a pull has seen depends on no timing, whatever the number of workers.
 """
 
-from protos.stage_pb2 import COMMITTED, PULLED, STAGED
+from protos.stage_pb2 import COMMITTED, PULLED
 from workers.links.inbox import Inbox
 from workers.links.notices import Notices
 from workers.links.pipeline import Place
@@ -58,14 +58,6 @@ class RowOrder:
     def pulled(self, step: int) -> None:
         """This worker has all of its rows of a step."""
         self._notices.tell(self._leader, PULLED, step)
-
-    def staged(self, step: int) -> None:
-        """The servers have this worker's part of a step."""
-        self._notices.tell(self._leader, STAGED, step)
-
-    def wait_for_parts(self, step: int) -> None:
-        """At the leader: wait until the servers have all workers' parts of a step."""
-        self._inbox.wait(lambda: self._board.count(STAGED, step) == self._place.width)
 
     def wait_to_commit(self, step: int) -> None:
         """At the leader: wait until no worker has to pull rows that must not see this step.

@@ -1,7 +1,5 @@
 """A job of two stages of two workers, on a cluster that tests of what becomes of it share."""
 
-import hashlib
-import json
 import os
 import signal
 from collections.abc import Iterator
@@ -11,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bench.survive.job import Result, Shape, result_of, write_job
 from heterps.job.file import load_job
 from protos.job_pb2 import JobSpec
 from protos.scheduler_pb2 import (
@@ -22,81 +21,71 @@ from protos.scheduler_pb2 import (
     SubmitRequest,
 )
 from protos.scheduler_pb2_grpc import SchedulerStub
-from ps import LocalTable
 from tests.cluster import Roles
-from workers.data import Dataset
 
-STEPS, BATCH = 24, 32
-_MODEL = """
+SHAPE = Shape(seconds=0.001, steps=27)
+_TRAINING = {
+    "train.clip": 0.5,
+    "train.optimizer.warmup_steps": 5,
+    "train.optimizer.schedule": "cosine",
+}
+ALONE = {"schedule.min_throughput": 400}  # stages of one worker
+# A worker that kills itself where its part of a step's rows is staged, or all are committed; and
+# workers that end no step while a file is there.
+_FAULT = """
 import os
+import signal
 import time
 
-from torch import nn
-
-from heterps import SparseEmbedding
-
-
-class Slow(nn.Linear):
-    def forward(self, x):
-        if self.training:
-            time.sleep(0.02)
-            while os.path.exists("HELD"):
-                time.sleep(0.01)
-        return super().forward(x)
+from model import Model
+from workers.stage.commits import RowCommits
+from workers.stage.executor import StageExecutor
 
 
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embedding = SparseEmbedding("rows", 4, optimizer="adam", learning_rate=0.05)
-        self.tower = nn.Sequential(nn.Flatten(), nn.Linear(8, 8), nn.BatchNorm1d(8), nn.GELU())
-        self.head = Slow(8, 1)
+def build(when, rank, **arguments):
+    name = "_stage" if when.endswith("staged") else "_commit"
+    own = getattr(RowCommits, name)
 
-    def forward(self, sparse):
-        return self.head(self.tower(self.embedding(sparse))).squeeze(-1)
-"""
-_JOB = """
-name: survivor
-model: {entry: model.py:Model}
-data: {train: train.csv, label: y, sparse: [a, b]}
-train:
-  epochs: 100
-  max_steps: STEPS
-  batch_size: BATCH
-  micro_batches: 4
-  staleness: 0
-  loss: bce_with_logits
-  optimizer: {name: adam, learning_rate: 0.01, warmup_steps: 5, schedule: cosine}
-  clip: 0.5
-servers: {shards: 2}
-schedule:
-  method: exact
-  workload: workload.json
-  resources: resources.json
-  pin: {embedding: first, tower: first, head: last}
-  min_throughput: 74
-output: out
+    def faulty(self, step, *others):
+        doomed = step == 6 and self._rank == rank and self._series.endswith(".1.0.0")
+        if doomed and when.startswith("before"):
+            time.sleep(0.3)  # others would have come to the verdict
+            os.kill(os.getpid(), signal.SIGKILL)
+        own(self, step, *others)
+        if doomed:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    setattr(RowCommits, name, faulty)
+    return Model(**arguments)
+
+
+def held(file, **arguments):
+    own = StageExecutor._apply
+
+    def waits(self):
+        while os.path.exists(file):
+            time.sleep(0.01)
+        return own(self)
+
+    StageExecutor._apply = waits
+    return Model(**arguments)
 """
 
 
 class Service:
-    """A scheduler, a node of two units of each of two types, and one for the shards."""
+    """A scheduler, nodes of two units of each of two types and a spare, and one for the shards."""
 
     def __init__(self, roles: Roles, directory: Path) -> None:
         self.directory = directory
-        prepare(directory)
+        write_job(directory, SHAPE)
+        (directory / "fault.py").write_text(_FAULT)
+        with (directory / ".heterpsignore").open("a") as file:
+            file.write("!fault.py\n")
         self._roles = roles
         self._scheduler = roles.scheduler()
-        for kind, units in (("cpu", 1), ("first", 3), ("last", 2)):
+        for kind, units in (("cpu", 1), ("front", 3), ("back", 2)):
             roles.node(self._scheduler, kind, "--units", str(units), "--emulate")
         self.stub: SchedulerStub = roles.stub(self._scheduler)
-
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """No step ends meanwhile."""
-        (self.directory / "held").touch()
-        yield
-        (self.directory / "held").unlink()
 
     def replace_scheduler(self) -> None:
         """Kill it, and start another one on the same Redis."""
@@ -104,8 +93,23 @@ class Service:
         self._scheduler = self._roles.scheduler()
         self.stub = self._roles.stub(self._scheduler)
 
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """No step of a job that `may_be_held` ends meanwhile."""
+        file = self.directory / "held"
+        file.touch()
+        try:
+            yield
+        finally:
+            file.unlink()
+
+    def may_be_held(self, name: str, **overrides: object) -> JobSpec:
+        """As `job`."""
+        file = {"model.args.file": str(self.directory / "held")}
+        return self.job(name, **{"model.entry": "fault.py:held"}, **file, **overrides)
+
     def job(self, name: str, **overrides: object) -> JobSpec:
-        spec = load_job(self.directory / "job.yaml", overrides)
+        spec = load_job(self.directory / "job.json", _TRAINING | overrides)
         spec.name = name
         return spec
 
@@ -131,67 +135,29 @@ class Service:
         found = [p for node in nodes for p in node.processes if p.job_id == job_id and p.running]
         return {process.label: process.pid for process in found}
 
+    def result(self, job_id: str) -> Result:
+        """What a job came to."""
+        result = result_of(self.job("any"), self.directory / "out" / job_id)
+        assert len(result.rows) > 40
+        assert np.abs(result.rows).max() > 0.02  # they have learned
+        return result
+
     def losses(self, job_id: str) -> list[float]:
         """Of each step, as they are kept."""
         lines = (self.directory / "out" / job_id / "loss.csv").read_text().splitlines()[1:]
-        assert len(lines) == STEPS
+        assert len(lines) == SHAPE.steps
         return [float(line.split(",")[1]) for line in lines]
 
     def digest(self, job_id: str) -> str:
         """Of a job's weights and rows, to the bit."""
-        folder = self.directory / "out" / job_id
-        tables = LocalTable.load_checkpoint(folder / "tables")
-        (table,) = tables.values()
-        keys = np.unique(np.asarray(Dataset.of(self.job("any"), "train").encoded().sparse))
-        rows = table.pull(keys)
-        assert len(keys) > 40
-        assert np.abs(rows).max() > 0.02  # they have learned
-        weights = (folder / "dense.safetensors").read_bytes()
-        return hashlib.sha256(weights + rows.tobytes()).hexdigest()
-
-
-def prepare(directory: Path) -> None:
-    """Write the job, its model and its data."""
-    (directory / "model.py").write_text(_MODEL.replace("HELD", str(directory / "held")))
-    (directory / "job.yaml").write_text(
-        _JOB.replace("STEPS", str(STEPS)).replace("BATCH", str(BATCH))
-    )
-    rng = np.random.default_rng(0)
-    lines = [f"{rng.integers(2)},{rng.integers(40)},{rng.integers(40)}" for _ in range(300)]
-    (directory / "train.csv").write_text("\n".join(["y,a,b", *lines]) + "\n")
-    (directory / ".heterpsignore").write_text("*\n!model.py\n")
-    cost = {
-        "sync_s": 1e-9,
-        "transfer_s": 1e-9,
-        "parallel_compute": 1.0,
-        "parallel_sync": 1.0,
-        "memory_bytes": 1e3,
-    }
-    layers = {"embedding": ("first", 0.09), "tower": ("first", 0.09), "head": ("last", 0.18)}
-    workload = {
-        "name": "survivor",
-        "reference_batch": 10,
-        "samples": 10_000,
-        "ps_type": "cpu",
-        "ps_core_s": 1e-6,
-        "layers": [
-            {"name": name, "kind": "dense", "cost": {kind: cost | {"compute_s": seconds}}}
-            for name, (kind, seconds) in layers.items()
-        ],
-    }
-    (directory / "workload.json").write_text(json.dumps(workload))
-    types = [
-        {"name": name, "price_per_hour": 1.0, "limit": limit, "memory_bytes": 1e9, "device": "cpu"}
-        for name, limit in (("cpu", 1), ("first", 2), ("last", 2))
-    ]
-    (directory / "resources.json").write_text(json.dumps({"types": types}))
+        return self.result(job_id).digest
 
 
 @pytest.fixture(scope="session")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     directory = tmp_path_factory.mktemp("survivors")
     with Roles(directory) as roles:
-        yield Service(roles, directory)
+        yield Service(roles, directory / "job")
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ import pytest
 
 from protos.job_pb2 import JobSpec
 from protos.scheduler_pb2 import END_SUCCEEDED, END_WORKER_CRASHED, FAILED, JobStatus
-from tests.scheduler.runs.survivors import STEPS, Service
+from tests.scheduler.runs.survivors import ALONE, SHAPE, Service
 from tests.waiting import wait_until
 
 pytest.importorskip("workers.stage")
@@ -37,11 +37,43 @@ def test_the_others_keep_their_processes_and_the_result_is_the_same_to_the_bit(
     after = service.pids(name)
     assert {label: after.get(label) for label in before} == before
     status = service.end(name)
-    assert (status.end_reason, status.attempt, status.step) == (END_SUCCEEDED, 1, STEPS)
+    assert (status.end_reason, status.attempt, status.step) == (END_SUCCEEDED, 1, SHAPE.steps)
     (recovery,) = status.recoveries
     assert list(recovery.lost) == [victim]
-    assert 4 <= recovery.step < STEPS
+    assert 4 <= recovery.step < SHAPE.steps
     assert service.digest(name) == unfailed
+
+
+@pytest.mark.parametrize(
+    ("when", "rank"),
+    [
+        ("before it is staged", 1),
+        *(
+            pytest.param(*at, marks=pytest.mark.exhaustive)
+            for at in (
+                ("before it is staged", 0),
+                ("after it is staged", 0),
+                ("after it is staged", 1),
+                ("before they are committed", 0),
+                ("after they are committed", 0),
+            )
+        ),
+    ],
+)
+@pytest.mark.parametrize("staleness", [0, pytest.param(1, marks=pytest.mark.exhaustive)])
+def test_a_part_of_the_rows_is_lost_with_no_worker(
+    service: Service, when: str, rank: int, staleness: int
+) -> None:
+    name = f"{when.replace(' ', '-')}-{rank}-{staleness}"
+    fault = {"model.entry": "fault.py:build", "model.args.when": when, "model.args.rank": rank}
+    spec = service.job(name, **fault, **{"train.clip": 0, "train.staleness": staleness})
+    spec.retries = 1
+    service.submit(spec)
+    status = service.end(name)
+    assert (status.end_reason, status.attempt) == (END_SUCCEEDED, 1), status.reason
+    (recovery,) = status.recoveries
+    assert list(recovery.lost) == [f"stage 0 worker {rank}"]
+    assert (service.result(name).trained == SHAPE.steps / SHAPE.steps_per_epoch).all()
 
 
 @pytest.mark.exhaustive
@@ -83,9 +115,10 @@ def killed(service: Service, spec: JobSpec, *victims: str, at: int = 8) -> JobSt
     name = service.submit(spec)
     cuts = bool(spec.train.checkpoint.every)
     wait_until(lambda: service.get(name).step >= at and len(service.get(name).cuts) >= cuts, "cuts")
-    before = service.pids(name)
-    for victim in victims:
-        os.kill(before.pop(victim), signal.SIGKILL)
+    with service.held():
+        before = service.pids(name)
+        for victim in victims:
+            os.kill(before.pop(victim), signal.SIGKILL)
     wait_until(lambda: service.recovered(name), "it is replaced")
     after = service.pids(name)
     assert {label: after.get(label) for label in before} == before
@@ -95,24 +128,21 @@ def killed(service: Service, spec: JobSpec, *victims: str, at: int = 8) -> JobSt
 def test_a_stage_that_is_gone_takes_all_back_to_the_last_cut_with_their_processes(
     service: Service, unfailed: str
 ) -> None:
-    spec = service.job("stage-killed", **{"train.checkpoint.every": "3 steps"})
+    spec = service.may_be_held("stage-killed", **{"train.checkpoint.every": "3 steps"})
     spec.retries = 1
     killed(service, spec, "stage 1 worker 0", "stage 1 worker 1")
     status = service.end("stage-killed")
-    assert (status.end_reason, status.attempt, status.step) == (END_SUCCEEDED, 1, STEPS)
+    assert (status.end_reason, status.attempt, status.step) == (END_SUCCEEDED, 1, SHAPE.steps)
     (recovery,) = status.recoveries
     assert recovery.back
     assert recovery.step % 3 == 0
-    assert 8 <= recovery.reached < STEPS
+    assert 8 <= recovery.reached < SHAPE.steps
     assert 0 < recovery.step <= recovery.reached, "a cut may be on its way when workers die"
     assert 0 < recovery.lost_s < 60
     steps = [cut.step for cut in status.cuts]
     assert steps == sorted(set(steps)), "each of them once"
     assert len(steps) == 3
     assert service.digest("stage-killed") == unfailed
-
-
-ALONE = {"schedule.min_throughput": 40}  # stages of one worker
 
 
 @pytest.mark.exhaustive
@@ -122,11 +152,13 @@ def test_the_only_worker_of_a_stage(service: Service, stage: int, every: str) ->
     name = f"alone-{stage}-{every[:1] or 'never'}"
     whole = f"{name}-unfailed"
     assert service.end(service.submit(service.job(whole, **ALONE))).end_reason == END_SUCCEEDED
-    spec = service.job(name, **ALONE, **({"train.checkpoint.every": every} if every else {}))
+    spec = service.may_be_held(
+        name, **ALONE, **({"train.checkpoint.every": every} if every else {})
+    )
     spec.retries = 1
     killed(service, spec, f"stage {stage} worker 0", at=9)
     status = service.end(name)
-    assert (status.end_reason, status.attempt, status.step) == (END_SUCCEEDED, 1, STEPS)
+    assert (status.end_reason, status.attempt, status.step) == (END_SUCCEEDED, 1, SHAPE.steps)
     assert status.recoveries[0].step in ((4, 8) if every else (0,))
     assert service.digest(name) == service.digest(whole)
     assert service.losses(name) == service.losses(whole)
@@ -172,7 +204,7 @@ def test_a_damaged_cut_gives_way_to_the_one_before(service: Service, unfailed: s
         if label.startswith("stage 0"):
             os.kill(pids[label], signal.SIGCONT)
     status = service.end(name)
-    assert (status.end_reason, status.step) == (END_SUCCEEDED, STEPS), status.reason
+    assert (status.end_reason, status.step) == (END_SUCCEEDED, SHAPE.steps), status.reason
     assert service.digest(name) == unfailed
 
 
@@ -187,7 +219,7 @@ def test_with_staleness_no_step_is_lost(service: Service) -> None:
             wait_until(lambda: service.get("stale-killed").step >= 4, "it trains")
             os.kill(service.pids(name)["stage 0 worker 0"], signal.SIGKILL)
         status = service.end(name)
-        assert (status.end_reason, status.attempt, status.step) == (END_SUCCEEDED, 1, STEPS)
+        assert (status.end_reason, status.attempt, status.step) == (END_SUCCEEDED, 1, SHAPE.steps)
         losses.append(service.losses(name))
     # The steps that were under way see rows that are fresher by a step.
     np.testing.assert_allclose(losses[1], losses[0], atol=0.02)

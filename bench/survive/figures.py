@@ -1,0 +1,98 @@
+"""What runs with kills came to, in numbers."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from bench.survive.kills import Kill
+
+_AFTER_S = 10.0
+
+
+@dataclass
+class Run:
+    """What a job came to.
+
+    Attributes:
+        begun: when each micro-batch's backward began in the last stage, Unix time, in order.
+        recovered_s: of each recovery, by the scheduler's clock.
+        redone: micro-batches that were computed more than once.
+        ended: why attempts before the last one did, and the last one if it failed.
+        each_trained_once: whether every sample was, once an epoch.
+    """
+
+    state: str = ""
+    digest: str = ""
+    each_trained_once: bool = False
+    kills: list[Kill] = field(default_factory=list)
+    recovered_s: list[float] = field(default_factory=list)
+    redone: int = 0
+    ended: list[str] = field(default_factory=list)
+    begun: list[float] = field(default_factory=list)
+
+    @property
+    def seconds(self) -> float:
+        """From its first micro-batch to its last."""
+        return self.begun[-1] - self.begun[0] if self.begun else 0.0
+
+
+def figures(runs: Sequence[Run]) -> dict[str, Any]:
+    """Of an unfailed run and of those after it, which had kills."""
+    unfailed, killed = runs[0], runs[1:]
+    gaps: dict[str, list[float]] = {}
+    for run in killed:
+        for kill in run.kills:
+            gaps.setdefault(kill.kind, []).append(longest_gap(run.begun, kill.at))
+    seconds = sum(run.seconds for run in killed)
+    kills = sum(len(run.kills) for run in killed)
+    lost_s = seconds - unfailed.seconds * len(killed)
+    return {
+        "holds": holds(runs),
+        "jobs_killed": len(killed),
+        "kills": kills,
+        "kinds": dict(Counter(kill.kind for run in killed for kill in run.kills)),
+        "equal": sum(run.digest == unfailed.digest != "" for run in killed),
+        "each_trained_once": sum(run.each_trained_once for run in killed),
+        "attempts_ended": sum(len(run.ended) for run in killed),
+        "recoveries": sum(len(run.recovered_s) for run in killed),
+        "goodput": unfailed.seconds * len(killed) / seconds if seconds else 0.0,
+        "lost_s_a_kill": lost_s / kills if kills else 0.0,
+        "stood_still_s": {kind: _spread(some) for kind, some in sorted(gaps.items())},
+        "usual_gap_s": max((b - a for a, b in pairwise(unfailed.begun)), default=0.0),
+        "recovered_s": _spread([s for run in killed for s in run.recovered_s]),
+        "unfailed": {"seconds": unfailed.seconds, "digest": unfailed.digest},
+        "jobs": [_told(run) for run in killed],
+    }
+
+
+def holds(runs: Sequence[Run]) -> bool:
+    """Whether each trained every sample once an epoch, and all came to the same bits."""
+    whole = all(run.each_trained_once and run.digest for run in runs)
+    return whole and len({run.digest for run in runs}) == 1
+
+
+def longest_gap(begun: Sequence[float], at: float, after_s: float = _AFTER_S) -> float:
+    """Seconds: the longest time without a beginning that has a part in those after `at`."""
+    near = [t for t in begun if t <= at][-1:] + [t for t in begun if at < t < at + after_s]
+    later = [t for t in begun if t >= at + after_s][:1]
+    return max((b - a for a, b in pairwise([*near, *later])), default=0.0)
+
+
+def _spread(seconds: Sequence[float]) -> dict[str, float]:
+    if not seconds:
+        return {}
+    return {
+        "count": len(seconds),
+        "median": float(np.median(seconds)),
+        "p99": float(np.quantile(seconds, 0.99)),
+        "most": max(seconds),
+    }
+
+
+def _told(run: Run) -> dict[str, Any]:
+    told = {k: v for k, v in asdict(run).items() if k != "begun"}
+    return {"seconds": run.seconds, **told}

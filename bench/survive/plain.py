@@ -1,0 +1,190 @@
+"""The model of the jobs under plain PyTorch: each worker has all of it, and a share of the data.
+
+    python -m torch.distributed.run --standalone --nproc-per-node 4 --max-restarts 1000 \\
+        -m bench.survive.plain torchrun SETTINGS
+    python -m bench.survive.plain ray SETTINGS
+
+SETTINGS is a file of JSON, see `Settings`. A worker has as much to do for a sample as a worker of
+each stage together, and there are as many workers as in all stages, so the pace is the same.
+"""
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+sys.path.insert(0, str(Path(__file__).parent / "code"))
+from sleeping import Slow
+
+State = dict[str, Any]
+_KEYS, _COLUMNS = 40, 2
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What is trained.
+
+    Attributes:
+        folder: of the checkpoints.
+        trace: where layers tell of their work.
+        front_s, back_s: that a sample takes in each half.
+        samples: of an epoch.
+        every: steps between two checkpoints.
+    """
+
+    folder: str
+    trace: str
+    workers: int
+    front_s: float
+    back_s: float
+    width: int
+    samples: int
+    batch: int
+    steps: int
+    every: int
+
+
+class Plain(nn.Module):
+    """Its rows are weights like others."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__()
+        width = settings.width
+        self.embedding = nn.Embedding(_KEYS * _COLUMNS, 4)
+        tower = nn.Sequential(nn.Flatten(), nn.Linear(8, width), nn.BatchNorm1d(width), nn.GELU())
+        self.tower = Slow(tower, settings.front_s)
+        self.head = Slow(nn.Linear(width, 1), settings.back_s, settings.trace)
+
+    def forward(self, keys: Tensor) -> Tensor:
+        """Scores [n] of keys [n, 2]."""
+        scores: Tensor = self.head(self.tower(self.embedding(keys))).squeeze(-1)
+        return scores
+
+
+def train(
+    settings: Settings, rank: int, load: Callable[[State], int], save: Callable[[State, int], None]
+) -> None:
+    """Train from where `load` says; `save` every so many steps."""
+    torch.manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
+    offsets = torch.arange(_COLUMNS) * _KEYS
+    keys = torch.randint(0, _KEYS, (settings.samples, _COLUMNS), generator=generator) + offsets
+    labels = torch.randint(0, 2, (settings.samples,), generator=generator).float()
+    model = DistributedDataParallel(Plain(settings))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    state: State = {"model": model.module, "optimizer": optimizer}
+    steps_per_epoch = -(-settings.samples // settings.batch)
+    for step in range(load(state), settings.steps):
+        first = step % steps_per_epoch * settings.batch
+        own = torch.arange(first, min(first + settings.batch, settings.samples))
+        own = own.tensor_split(settings.workers)[rank]
+        optimizer.zero_grad()
+        loss = nn.functional.binary_cross_entropy_with_logits(model(keys[own]), labels[own])
+        loss.backward()
+        optimizer.step()
+        if (step + 1) % settings.every == 0:
+            save(state, step + 1)
+
+
+def under_torchrun(settings: Settings) -> None:
+    """A worker of `torchrun`, with torch.distributed.checkpoint."""
+    from torch.distributed import checkpoint
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+    dist.init_process_group("gloo")
+    newest = Path(settings.folder, "newest")
+
+    def load(state: State) -> int:
+        if not newest.exists():
+            return 0
+        step = int(newest.read_text())
+        model, optimizer = get_state_dict(state["model"], state["optimizer"])
+        saved = {"model": model, "optimizer": optimizer}
+        checkpoint.load(saved, checkpoint_id=Path(settings.folder, str(step)))
+        set_state_dict(
+            *(state["model"], state["optimizer"]),
+            model_state_dict=saved["model"],
+            optim_state_dict=saved["optimizer"],
+        )
+        return step
+
+    def save(state: State, step: int) -> None:
+        model, optimizer = get_state_dict(state["model"], state["optimizer"])
+        folder = Path(settings.folder, str(step))
+        checkpoint.save({"model": model, "optimizer": optimizer}, checkpoint_id=folder)
+        if dist.get_rank() == 0:
+            newest.with_suffix(".part").write_text(str(step))
+            newest.with_suffix(".part").replace(newest)
+
+    train(settings, dist.get_rank(), load, save)
+    dist.destroy_process_group()
+
+
+def _in_ray(told: dict[str, Any]) -> None:
+    import ray.train
+
+    settings = Settings(**told)
+    rank = ray.train.get_context().get_world_rank()
+
+    def load(state: State) -> int:
+        kept = ray.train.get_checkpoint()
+        if kept is None:
+            return 0
+        with kept.as_directory() as folder:
+            saved = torch.load(Path(folder, "state.pt"))
+        state["model"].load_state_dict(saved["model"])
+        state["optimizer"].load_state_dict(saved["optimizer"])
+        return int(saved["step"])
+
+    def save(state: State, step: int) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            if rank == 0:
+                saved = {name: part.state_dict() for name, part in state.items()} | {"step": step}
+                torch.save(saved, Path(folder, "state.pt"))
+            kept = ray.train.Checkpoint.from_directory(folder) if rank == 0 else None
+            ray.train.report({"step": step}, checkpoint=kept)
+
+    train(settings, rank, load, save)
+
+
+def under_ray(settings: Settings) -> None:
+    """The driver of a run of Ray Train on a cluster of its own."""
+    import ray
+    from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
+    from ray.train.torch import TorchTrainer
+
+    root = str(Path(__file__).resolve().parents[2])
+    environment = {"env_vars": {"PYTHONPATH": root, "OMP_NUM_THREADS": "1"}}
+    ray.init(num_cpus=settings.workers + 2, include_dashboard=False, runtime_env=environment)
+    trainer = TorchTrainer(
+        _in_ray,
+        train_loop_config=asdict(settings),
+        scaling_config=ScalingConfig(num_workers=settings.workers),
+        run_config=RunConfig(
+            storage_path=settings.folder,
+            failure_config=FailureConfig(max_failures=-1),
+            checkpoint_config=CheckpointConfig(num_to_keep=2),
+        ),
+    )
+    trainer.fit()
+
+
+def main() -> None:
+    settings = Settings(**json.loads(Path(sys.argv[2]).read_text()))
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    {"torchrun": under_torchrun, "ray": under_ray}[sys.argv[1]](settings)
+
+
+if __name__ == "__main__":
+    from bench.survive import plain  # by the name that Ray's workers import it by
+
+    plain.main()

@@ -1,0 +1,48 @@
+"""The benchmark of kills: what it takes for success, and how long a job stood still."""
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from bench.survive.figures import Run, figures, holds, longest_gap
+from bench.survive.kills import KINDS, Kill, drawn
+
+WELL = Run(state="succeeded", digest="a", each_trained_once=True, begun=[0.0, 1.0, 2.0])
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(WELL, digest="b"),
+        replace(WELL, each_trained_once=False),
+        Run(state="failed"),
+    ],
+)
+def test_one_run_that_is_otherwise_and_nothing_holds(other):
+    assert holds([WELL, WELL])
+    assert not holds([WELL, WELL, other])
+    assert not holds([other, WELL])
+    assert not holds([other, other])
+
+
+def test_a_job_stands_still_from_the_last_thing_before_a_kill_to_the_first_after_it():
+    begun = [0.0, 1.0, 1.1, 4.0, 4.1, 30.0, 31.0]
+    assert longest_gap(begun, 1.05) == pytest.approx(2.9)
+    assert longest_gap(begun, 4.05) == pytest.approx(25.9)  # and it has not ended after ten seconds
+    assert longest_gap(begun, 31.0) == 0.0
+
+
+def test_goodput_is_that_of_the_unfailed_run():
+    killed = replace(WELL, begun=[0.0, 1.0, 4.0], kills=[Kill("worker", 1.5, ["one"])])
+    found = figures([WELL, killed])
+    assert (found["goodput"], found["lost_s_a_kill"]) == (0.5, 2.0)
+    assert found["stood_still_s"]["worker"]["most"] == 3.0
+    assert (found["kills"], found["equal"], found["holds"]) == (1, 1, True)
+
+
+def test_kills_are_drawn_by_the_seed():
+    draws = [[drawn(random.Random(seed), list(KINDS)) for _ in range(3)] for seed in (1, 1, 2)]
+    assert draws[0] == draws[1]
+    every = random.Random(3)
+    assert {drawn(every, list(KINDS)) for _ in range(300)} == set(KINDS)
