@@ -301,7 +301,7 @@ class Preparation:
         """Start all processes, and give the word to train."""
         context, attempt = self._context, self._attempt
         starting = time.monotonic()
-        attempt.processes = place(attempt.id, spec, decision, units, standing, context.nodes)
+        attempt.record.processes = place(attempt.id, spec, decision, units, standing, context.nodes)
         started = launch(
             attempt.id,
             spec,

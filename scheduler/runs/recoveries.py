@@ -11,9 +11,17 @@ _WEIGHT = 20  # of the latest: a mean of about so many
 
 
 def measured(recovery: Recovery, before: RecoveryTimes) -> RecoveryTimes:
-    """The times of a type with those of workers that were replaced while others went on."""
+    """The times of a type with those of workers that were replaced while others went on.
+
+    Where all went back to a cut it was as if another attempt had begun.
+    """
     after = RecoveryTimes()
     after.CopyFrom(before)
+    if recovery.back:
+        seconds = recovery.seconds + recovery.lost_s
+        after.restarted += 1
+        after.restarted_s += (seconds - before.restarted_s) / min(after.restarted, _WEIGHT)
+        return after
     after.replaced += 1
     after.replaced_s += (recovery.seconds - before.replaced_s) / min(after.replaced, _WEIGHT)
     return after

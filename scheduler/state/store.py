@@ -1,7 +1,7 @@
 """What the scheduler must not forget, in Redis: jobs, decisions, the queue, logs and leases.
 
 Keys: `heterps:jobs` (ids by submission), `heterps:job:ID` (hash: spec, status, state, decision,
-replan, run, history, cancelled), `heterps:final:ID` (hash by worker: its last word),
+plans, replan, run, history, cancelled), `heterps:final:ID` (hash by worker: its last word),
 `heterps:queue` (list), `heterps:log:ID` (hash by process), `heterps:tokens` (hash by name),
 `heterps:node:ID` (with a time to live), `heterps:nodes` (their ids), `heterps:scheduler` (who
 leads, with a time to live),
@@ -30,6 +30,7 @@ from protos.scheduler_pb2 import (
     JobState,
     JobStatus,
     NodeStatus,
+    PlanHistory,
     ProgressReport,
     RecoveryTimes,
     Replan,
@@ -193,6 +194,14 @@ class Store:
     def replan(self, job_id: str) -> Replan | None:
         """What `put_replan` kept; None before anything was measured."""
         return self._read(job_id, "replan", Replan)
+
+    def put_plans(self, job_id: str, history: PlanHistory) -> None:
+        """Keep the plans that a job has trained under."""
+        self._set(_job(job_id), "plans", history.SerializeToString())
+
+    def plans(self, job_id: str) -> PlanHistory:
+        """What `put_plans` kept; empty where the job has kept its first plan."""
+        return self._read(job_id, "plans", PlanHistory) or PlanHistory()
 
     # Attempts that run
 
