@@ -419,10 +419,11 @@ class Attempt:
         status = self.context.jobs.get(self.id.job_id)
         return status is not None and may_retry(status, ending)
 
-    def recovered(self, recovery: pb.Recovery, samples: int) -> None:
+    def recovered(self, recovery: pb.Recovery, kinds: Iterable[str], samples: int) -> None:
         """Tell the job's owner of workers that were replaced, and note how long it took.
 
         Args:
+            kinds: types of the units that were lost.
             samples: trained until the step that all went on from.
         """
 
@@ -432,8 +433,7 @@ class Attempt:
                 status.step, status.samples = recovery.step, samples
 
         self.context.jobs.change(self.id.job_id, edit)
-        lost = {process.node.type for process in self.processes if process.label in recovery.lost}
-        self._note_times(lost, lambda before: measured(recovery, before))
+        self._note_times(kinds, lambda before: measured(recovery, before))
 
     def _note_times(
         self, kinds: Iterable[str], edit: Callable[[pb.RecoveryTimes], pb.RecoveryTimes]

@@ -24,8 +24,9 @@ from scheduler.runs.attempt import Attempt, State
 from scheduler.runs.beginning import beginning_of
 from scheduler.runs.calls import CallError, Interrupted, in_background
 from scheduler.runs.constraints import may_depend_on_model, of_job, of_model, shared_cores
-from scheduler.runs.deadline import hours_for_all
+from scheduler.runs.deadline import hours_for_all, may_be_struck, unsure
 from scheduler.runs.failures import JobError
+from scheduler.runs.guard import may_go_over
 from scheduler.runs.launch import begin, groups_of, launch, place, shards_of
 from scheduler.runs.offer import (
     AbsentError,
@@ -41,6 +42,10 @@ from scheduler.state import nodes as registry
 from scheduler.state.endings import Ending, first_line
 from scheduler.state.packing import Group
 
+_STAYS = (
+    "Units that may be taken away are not used: the job has a deadline, and without two retries "
+    "left, or with workers on GPUs or split experts, it could not leave such units in time."
+)
 _RETURN_S = 60.0  # for lost nodes to be there again before the next attempt is planned
 _log = logging.getLogger("heterps.runner")
 
@@ -159,7 +164,9 @@ class Preparation:
         schedule = spec.schedule
         status = self._context.jobs.get(self._attempt.id.job_id) or JobStatus()
 
-        def within(hours: float) -> Decision:
+        def within(hours: float, without: Sequence[str] = ()) -> Decision:
+            # A type that no live node has is out of reach anyhow.
+            barred = [kind for kind in schedule.exclude if kind not in offer.missing]
             return plan(
                 workload,
                 offer.resources,
@@ -167,8 +174,7 @@ class Preparation:
                 method=schedule.method or DEFAULT,
                 seed=spec.train.seed % 2**32,
                 pin=dict(schedule.pin) or None,
-                # A type that no live node has is out of reach anyhow.
-                exclude=[kind for kind in schedule.exclude if kind not in offer.missing],
+                exclude=list(dict.fromkeys([*barred, *without])),
                 max_price_per_hour=schedule.max_price_per_hour or None,
                 finish_by=hours or None,
             ).to_message()
@@ -176,6 +182,9 @@ class Preparation:
         def decide() -> Decision:
             hours = hours_for_all(status, spec, workload.samples, time.time())
             found = within(hours)
+            if hours and may_be_struck(found) and not may_go_over(status, spec, found):
+                found = within(hours, unsure(offer.resources))
+                found.reasons.append(_STAYS)
             if hours and self._attempt.id.number > 1:  # late is better than given up
                 for longer in (schedule.finish_by_hours, 0.0):
                     found = found if found.feasible else within(longer)

@@ -11,6 +11,7 @@ from scheduler.runs.attempt import Attempt, State
 from scheduler.runs.calls import CallError, Interrupted
 from scheduler.runs.cleanup import clean_up
 from scheduler.runs.failures import JobError, ending_of
+from scheduler.runs.guard import guard
 from scheduler.runs.launch import begin
 from scheduler.runs.move import advance, give_up, settle
 from scheduler.runs.prepare import Preparation
@@ -99,7 +100,10 @@ def _follow(attempt: Attempt) -> bool:
     decision, follower = attempt.decision, attempt.follower
     assert follower is not None
     store = attempt.context.store
-    with watch(attempt.id.job_id, decision, follower.so_far, store, attempt.started_s):
+    with (
+        watch(attempt.id.job_id, decision, follower.so_far, store, attempt.started_s),
+        guard(attempt),
+    ):
         outcome = follower.follow(attempt.is_cancelled, attempt.may_recover, attempt.is_due)
     report, ending = outcome.report, outcome.ending
     if outcome.due:
