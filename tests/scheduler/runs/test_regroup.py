@@ -250,7 +250,7 @@ def test_a_node_that_drains_is_left_for_none_of_the_retries_and_ends_by_itself(
     del before[leaving]
     assert {label: after.get(label) for label in before} == before
     status = service.end(name)
-    assert (status.end_reason, status.attempt, status.step) == (END_SUCCEEDED, 1, STEPS)
+    assert (status.end_reason, status.attempt, status.step) == (END_SUCCEEDED, 1, SHAPE.steps)
     (recovery,) = status.recoveries
     assert (list(recovery.lost), recovery.drained) == ([leaving], True)
     assert service.digest(name) == unfailed
@@ -275,7 +275,7 @@ def test_a_node_with_a_whole_stage_is_left_with_nothing_lost(
         assert node.process.wait(30) == 0
         service.add_node("back", 2)
     status = service.end(name)
-    assert (status.end_reason, status.step) == (END_SUCCEEDED, STEPS), status.reason
+    assert (status.end_reason, status.step) == (END_SUCCEEDED, SHAPE.steps), status.reason
     if room:
         (move,) = status.moves
         assert (move.reason, move.failed) == ("drained", "")
