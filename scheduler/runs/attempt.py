@@ -167,7 +167,7 @@ class Attempt:
             raise Interrupted
         self.move(state)
         status = self.context.jobs.get(self.id.job_id)
-        if state is State.RUNNING and status is not None and status.attempts:
+        if state is State.RUNNING and status is not None and _lost_one(status):
             kinds = {stage.type for stage in self.decision.stages}
             self._note_times(kinds, lambda before: began_again(status, before))
 
@@ -485,6 +485,11 @@ class Attempt:
     def _place(self, record: pb.RunRecord) -> None:
         self.record.take_up(record)
         self.logs.set_processes(self.processes)
+
+
+def _lost_one(status: pb.JobStatus) -> bool:
+    """Whether it goes on where an attempt was lost, and did not leave by itself."""
+    return bool(status.attempts) and not status.attempts[-1].drained
 
 
 def _progress(status: pb.JobStatus, report: pb.ProgressReport) -> None:
