@@ -100,6 +100,8 @@ def _runs(
             f"{len(run.recovered_s)} recoveries",
             flush=True,
         )
+        for kill, gap in zip(run.kills, run.gaps, strict=True):
+            print(f"  {kill.kind}: {', '.join(kill.victims)}: {gap:.2f} s", flush=True)
         for reason in run.ended:
             print(f"  an attempt ended: {reason}", flush=True)
         yield run
