@@ -8,9 +8,10 @@ Jobs of one shape run one after the other on a cluster of nodes of one unit each
 of each type: first one that nothing happens to, then others, while kills come, until there were
 enough. Each is to train every sample once an epoch, and to end with the same weights and rows, to
 the bit. The pause before a kill begins when the job trains again after the one before; those that
-are to overlap are kinds of their own. Seconds are those of the layers' own clock. With `--rivals` workers alone are killed, and
-the same model is trained by torchrun and by Ray Train besides, whose workers are killed at the
-same instants. Results go to bench/results/survive.json, or survive_rivals.json.
+are to overlap are kinds of their own. Seconds are those of the layers' own clock. With `--rivals`
+workers alone are killed, and the same model is trained by torchrun and by Ray Train besides, whose
+workers are killed at the same instants. Results go to bench/results/survive.json, or
+survive_rivals.json.
 """
 
 import argparse

@@ -107,6 +107,7 @@ class Ending:
             else ThreadPoolExecutor(1, thread_name_prefix="ending")
         )
         self._begun: deque[tuple[Gradient, Future[_Judged]]] = deque()
+        self._reported: tuple[Gradient, Report] | None = None  # whose verdict is not known here
         self._next = 0  # step to begin
         self._cut_due = cut_due
         self.applied = 0  # updates that count
@@ -162,6 +163,21 @@ class Ending:
             future.set_result(self._end(gradient))
 
     @property
+    def in_doubt(self) -> bool:
+        """Whether all there is to the next step is here but the verdict, which others may have."""
+        reported = self._reported is not None and not self.ready
+        return reported and not self._commits.goes_alone
+
+    def hear(self, notice: Notice) -> None:
+        """Take the verdict that others had on the step in doubt, once no thread waits for it."""
+        assert self._reported is not None
+        gradient, report = self._reported
+        verdict = Verdict(_FROM_WIRE[notice.outcome], notice.scale)
+        future: Future[_Judged] = Future()
+        future.set_result(_Judged(verdict, report.loss, cut=False))
+        self._begun[0] = (gradient, future)
+
+    @property
     def ready(self) -> bool:
         """Whether the verdict on the next step is here."""
         return bool(self._begun) and self._begun[0][1].done()
@@ -178,6 +194,8 @@ class Ending:
         outcome = _ON_WIRE[verdict.outcome]
         self.judged.append(Notice(kind=JUDGED, step=step, outcome=outcome, scale=verdict.scale))
         self._scales.judged(step, verdict.outcome)
+        if self._reported is not None and self._reported[0] is gradient:
+            self._reported = None
         if verdict.outcome is Outcome.DIVERGED:
             raise DivergedError(
                 f"step {step}: a loss or gradient is not finite; the model is kept as it was before"
@@ -243,6 +261,7 @@ class Ending:
                 squared_norm=report.squared_norm + squared,
                 finite=report.finite and finite,
             )
+        self._reported = gradient, report
         if self._judges:
             return _Judged(self._judge(step, [report]), report.loss, report.cut)
         if self._place.rank == 0:
