@@ -32,6 +32,7 @@ _COMMANDS = {
     "tensorboard": ("tensorboard", "Write a job's curves as TensorBoard event files."),
     "logs": ("jobs", "Show what a job's processes wrote."),
     "cancel": ("jobs", "Stop a job."),
+    "move": ("jobs", "Have a running job go over to another plan."),
     "checkpoints": ("checkpoints", "List a job's checkpoints, from which jobs can go on."),
     "get": ("get", "Fetch a job's model, metrics and decision."),
     "scheduler": ("rooms", "Run the scheduler."),

@@ -61,6 +61,11 @@ class SchedulerStub:
                 request_serializer=protos_dot_scheduler__pb2.JobRequest.SerializeToString,
                 response_deserializer=protos_dot_scheduler__pb2.JobStatus.FromString,
                 _registered_method=True)
+        self.MoveJob = channel.unary_unary(
+                '/heterps.v1.Scheduler/MoveJob',
+                request_serializer=protos_dot_scheduler__pb2.MoveJobRequest.SerializeToString,
+                response_deserializer=protos_dot_scheduler__pb2.JobStatus.FromString,
+                _registered_method=True)
         self.Logs = channel.unary_stream(
                 '/heterps.v1.Scheduler/Logs',
                 request_serializer=protos_dot_scheduler__pb2.LogsRequest.SerializeToString,
@@ -134,6 +139,13 @@ class SchedulerServicer:
 
     def CancelJob(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def MoveJob(self, request, context):
+        """Have a running job go over to another plan; answers at once, `moves` tells what comes of it.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -215,6 +227,11 @@ def add_SchedulerServicer_to_server(servicer, server):
             'CancelJob': grpc.unary_unary_rpc_method_handler(
                     servicer.CancelJob,
                     request_deserializer=protos_dot_scheduler__pb2.JobRequest.FromString,
+                    response_serializer=protos_dot_scheduler__pb2.JobStatus.SerializeToString,
+            ),
+            'MoveJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.MoveJob,
+                    request_deserializer=protos_dot_scheduler__pb2.MoveJobRequest.FromString,
                     response_serializer=protos_dot_scheduler__pb2.JobStatus.SerializeToString,
             ),
             'Logs': grpc.unary_stream_rpc_method_handler(
@@ -393,6 +410,33 @@ class Scheduler:
             target,
             '/heterps.v1.Scheduler/CancelJob',
             protos_dot_scheduler__pb2.JobRequest.SerializeToString,
+            protos_dot_scheduler__pb2.JobStatus.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def MoveJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/heterps.v1.Scheduler/MoveJob',
+            protos_dot_scheduler__pb2.MoveJobRequest.SerializeToString,
             protos_dot_scheduler__pb2.JobStatus.FromString,
             options,
             channel_credentials,

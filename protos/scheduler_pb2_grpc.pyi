@@ -40,6 +40,8 @@ class SchedulerStub:
     WatchJob: _grpc.UnaryStreamMultiCallable[_scheduler_pb2.JobRequest, _scheduler_pb2.JobStatus]
     """one now, then one a change, until the end"""
     CancelJob: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.JobRequest, _scheduler_pb2.JobStatus]
+    MoveJob: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.MoveJobRequest, _scheduler_pb2.JobStatus]
+    """Have a running job go over to another plan; answers at once, `moves` tells what comes of it."""
     Logs: _grpc.UnaryStreamMultiCallable[_scheduler_pb2.LogsRequest, _scheduler_pb2.LogChunk]
     GetDecision: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.JobRequest, _decision_pb2.Decision]
     ListDecisions: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.ListDecisionsRequest, _scheduler_pb2.ListDecisionsReply]
@@ -63,6 +65,8 @@ class SchedulerAsyncStub(SchedulerStub):
     WatchJob: _aio.UnaryStreamMultiCallable[_scheduler_pb2.JobRequest, _scheduler_pb2.JobStatus]  # type: ignore[assignment]
     """one now, then one a change, until the end"""
     CancelJob: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.JobRequest, _scheduler_pb2.JobStatus]  # type: ignore[assignment]
+    MoveJob: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.MoveJobRequest, _scheduler_pb2.JobStatus]  # type: ignore[assignment]
+    """Have a running job go over to another plan; answers at once, `moves` tells what comes of it."""
     Logs: _aio.UnaryStreamMultiCallable[_scheduler_pb2.LogsRequest, _scheduler_pb2.LogChunk]  # type: ignore[assignment]
     GetDecision: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.JobRequest, _decision_pb2.Decision]  # type: ignore[assignment]
     ListDecisions: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.ListDecisionsRequest, _scheduler_pb2.ListDecisionsReply]  # type: ignore[assignment]
@@ -113,6 +117,14 @@ class SchedulerServicer(metaclass=_abc_1.ABCMeta):
         request: _scheduler_pb2.JobRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_scheduler_pb2.JobStatus, _abc.Awaitable[_scheduler_pb2.JobStatus]]: ...
+
+    @_abc_1.abstractmethod
+    def MoveJob(
+        self,
+        request: _scheduler_pb2.MoveJobRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_scheduler_pb2.JobStatus, _abc.Awaitable[_scheduler_pb2.JobStatus]]:
+        """Have a running job go over to another plan; answers at once, `moves` tells what comes of it."""
 
     @_abc_1.abstractmethod
     def Logs(

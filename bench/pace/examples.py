@@ -203,7 +203,9 @@ def cut_at_random(number: int, of: Profiled, staleness: int) -> Cut:
         units = [math.ceil(t / taken[computing]) if t else 1 for t in taken]
         if sum(units) <= UNITS:
             cut = Cut(f"{of.job.name}-{number}", of, cuts, tuple(units), computing, staleness)
-            return replace(cut, floor=0.999999 * cut.decide().max_throughput)
+            # A plan is made for a floor's share that the executor takes beside it.
+            reached = (1 - of.workload.get("overhead", 0.0)) * cut.decide().max_throughput
+            return replace(cut, floor=0.999999 * reached)
     raise ValueError(f"{of.job.name}: no stages with {UNITS} units in {_DRAWS} draws")
 
 

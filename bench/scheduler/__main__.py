@@ -4,11 +4,11 @@
     python -m bench.scheduler --only unseen,paper     # some; the others' results are kept
     python -m bench.scheduler --quick                 # a look at everything, in minutes
 
-Parts are unseen (gap, feasibility and time of ppo on problems it was not trained on), rivals (every
-other method at the same evaluations, and at 100 times the time), paper (the four published models),
-scaling (time against layers and types) and finetune. A part that was interrupted goes on where it
-was, unless `--fresh`. Results go to bench/results/scheduler.json, tables and plots into docs/; of
-`--quick` both go to runs/bench/.
+Parts are unseen (gap, feasibility and time of ppo on problems it was not trained on), flushed (the
+same at staleness 0), rivals (every other method at the same evaluations, and at 100 times the
+time), paper (the four published models), scaling (time against layers and types) and finetune. A
+part that was interrupted goes on where it was, unless `--fresh`. Results go to
+bench/results/scheduler.json, tables and plots into docs/; of `--quick` both go to runs/bench/.
 """
 
 import argparse
@@ -38,6 +38,7 @@ def main() -> int:
         options = Options(
             store,
             count=24,
+            flushed_problems=12,
             seed=arguments.seed,
             rival_problems=6,
             timed_problems=1,
@@ -54,7 +55,7 @@ def main() -> int:
     if arguments.budgets:
         options.budgets = tuple(arguments.budgets.split(","))
     if arguments.count:
-        options.count = arguments.count
+        options.count = options.flushed_problems = arguments.count
     for part in names([name for name in arguments.only.split(",") if name]):
         PARTS[part](options)
     if not arguments.no_page:

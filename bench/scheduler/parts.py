@@ -20,6 +20,7 @@ from scheduler.problem.fields import InputError
 PAPER: Final = ("ctrdnn", "matchnet", "two_embeddings", "nce")
 PAPER_FLOORS: Final = (0.0, 0.5, 0.9)  # shares of the highest throughput
 _UNREACHABLE: Final = 1e15  # samples/s
+MICRO_BATCHES: Final = 16  # of a step that is flushed
 TIMES: Final = 100  # a rival's time, in times of ppo's
 
 
@@ -29,6 +30,7 @@ class Options:
 
     store: Store
     count: int = 400
+    flushed_problems: int = 200
     seed: int = 1
     rival_problems: int = 48
     timed_problems: int = 24
@@ -45,21 +47,31 @@ class Options:
 
 def unseen(options: Options) -> None:
     """Gap, feasibility and time of `ppo` over the unseen problems."""
-    settings = {"count": options.count, "seed": options.seed}
-    done = {row["name"] for row in options.store.begin("unseen", settings, options.resume)}
+    _gaps(options, "unseen", options.count, lambda given: given)
+
+
+def flushed(options: Options) -> None:
+    """As `unseen`, where each step is flushed: priced by the simulation of its micro-batches."""
+    _gaps(options, "flushed", options.flushed_problems, _flushed)
+
+
+def _gaps(options: Options, part: str, count: int, changed: Callable[[Problem], Problem]) -> None:
+    settings = {"count": count, "seed": options.seed}
+    done = {row["name"] for row in options.store.begin(part, settings, options.resume)}
     _warm_up()
-    for number, given in enumerate(_problems(options, options.count)):
-        if given.name in done:
+    for number, drawn in enumerate(_problems(options, count)):
+        if drawn.name in done:
             continue
+        given = changed(drawn)
         solved = reference(given)
         found = run_ppo(given)
         alone = run(given, "ppo")
         row = {**_about(given), **_solved(solved), **found.to_json()}
         row |= {"evaluations": alone.evaluations, "own_seconds": alone.seconds}
         row["gap"] = gap(found.cost, solved.bound)
-        options.store.add("unseen", row)
-        options.say(f"unseen {number + 1}/{options.count} {given.name}: gap {_percent(row['gap'])}")
-    rows = options.store.rows("unseen")
+        options.store.add(part, row)
+        options.say(f"{part} {number + 1}/{count} {given.name}: gap {_percent(row['gap'])}")
+    rows = options.store.rows(part)
     summary: dict[str, Any] = {"all": gaps(rows), "error": quantiles([r["error"] for r in rows])}
     for key in ("family", "demand"):
         summary[key] = {name: gaps(some) for name, some in grouped(rows, key).items()}
@@ -69,7 +81,18 @@ def unseen(options: Options) -> None:
     }
     small = [row["seconds"] for row in rows if row["layers"] <= 32]
     summary["seconds_to_32_layers"] = quantiles(small)
-    options.store.finish("unseen", summary)
+    options.store.finish(part, summary)
+
+
+def _flushed(given: Problem) -> Problem:
+    """The problem at staleness 0, its floor at the same share of what is the highest then."""
+    batch = given.workload["reference_batch"]
+    work = given.workload | {"staleness": 0, "micro_batches": MICRO_BATCHES, "batch": batch}
+    found = replace(given, workload=work)
+    if not given.min_throughput:
+        return found
+    share = given.min_throughput / reference(given).max_throughput
+    return replace(found, min_throughput=share * reference(found).max_throughput)
 
 
 def rivals(options: Options) -> None:
@@ -205,6 +228,7 @@ def finetune(options: Options) -> None:
 
 PARTS: Final[dict[str, Callable[[Options], None]]] = {
     "unseen": unseen,
+    "flushed": flushed,
     "rivals": rivals,
     "paper": paper,
     "scaling": scaling,

@@ -102,7 +102,7 @@ def _running(decision: Decision, workload: Workload) -> Plan:
         found,
         ps_units=decision.plan.ps_units,
         price_per_hour=decision.plan.price_per_hour,
-        cost=workload.samples / found.throughput / 3600 * decision.plan.price_per_hour,
+        cost=workload.samples / found.sustained / 3600 * decision.plan.price_per_hour,
     )
 
 

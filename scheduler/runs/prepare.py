@@ -4,6 +4,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from protos.decision_pb2 import Decision, Workload
 from protos.job_pb2 import JobSpec
@@ -13,6 +14,7 @@ from protos.scheduler_pb2 import (
     END_INVALID_JOB,
     END_LOST_NODE,
     END_NO_CAPACITY,
+    JobStatus,
     NodeStatus,
 )
 from scheduler.methods.names import DEFAULT
@@ -22,6 +24,7 @@ from scheduler.runs.attempt import Attempt, State
 from scheduler.runs.beginning import beginning_of
 from scheduler.runs.calls import CallError, Interrupted, in_background
 from scheduler.runs.constraints import may_depend_on_model, of_job, of_model, shared_cores
+from scheduler.runs.deadline import hours_for_all
 from scheduler.runs.failures import JobError
 from scheduler.runs.launch import begin, groups_of, launch, place, shards_of
 from scheduler.runs.offer import (
@@ -33,6 +36,7 @@ from scheduler.runs.offer import (
     profile,
     profiling_types,
 )
+from scheduler.runs.recoveries import with_times
 from scheduler.state import nodes as registry
 from scheduler.state.endings import Ending, first_line
 from scheduler.state.packing import Group
@@ -81,6 +85,9 @@ class Preparation:
         offer, live = self._offer(spec)
         if offer.note:
             _log.info("job %s: %s", attempt.id.job_id, offer.note)
+        times = attempt.persist(context.store.recovery_times)
+        resources, said = with_times(offer.resources, times, spec)
+        offer = replace(offer, resources=resources)
         given = bool(spec.schedule.given.layers)
         workload = given_workload(spec, offer) if given else self._profile(spec, offer)
         constrained = of_job(workload, spec, live)
@@ -93,7 +100,7 @@ class Preparation:
             if full.workload != constrained.workload:
                 decision = self._plan(spec, full.workload, offer)
             constrained = full
-        attempt.decision = self._keep(decision, offer, [*constrained.notes])
+        attempt.decision = self._keep(decision, offer, [*constrained.notes, *said])
         units, standing = self._reserve(spec, decision)
         attempt.enter(State.STARTING)
         self._launch(spec, decision, units, standing)
@@ -150,8 +157,9 @@ class Preparation:
         from scheduler.planning.planner import plan
 
         schedule = spec.schedule
+        status = self._context.jobs.get(self._attempt.id.job_id) or JobStatus()
 
-        def decide() -> Decision:
+        def within(hours: float) -> Decision:
             return plan(
                 workload,
                 offer.resources,
@@ -162,8 +170,16 @@ class Preparation:
                 # A type that no live node has is out of reach anyhow.
                 exclude=[kind for kind in schedule.exclude if kind not in offer.missing],
                 max_price_per_hour=schedule.max_price_per_hour or None,
-                finish_by=schedule.finish_by_hours or None,
+                finish_by=hours or None,
             ).to_message()
+
+        def decide() -> Decision:
+            hours = hours_for_all(status, spec, workload.samples, time.time())
+            found = within(hours)
+            if hours and self._attempt.id.number > 1:  # late is better than given up
+                for longer in (schedule.finish_by_hours, 0.0):
+                    found = found if found.feasible else within(longer)
+            return found
 
         try:
             return in_background(decide, self._stop)
@@ -285,7 +301,7 @@ class Preparation:
         """Start all processes, and give the word to train."""
         context, attempt = self._context, self._attempt
         starting = time.monotonic()
-        attempt.processes = place(attempt.id, spec, decision, units, standing, context.nodes)
+        attempt.record.processes = place(attempt.id, spec, decision, units, standing, context.nodes)
         started = launch(
             attempt.id,
             spec,

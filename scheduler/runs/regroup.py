@@ -2,7 +2,8 @@
 
 Everybody gives up the steps under way and tells how many updates its state has. The most that any
 has is where all go on: whoever has fewer, or is new, takes the state from another of its stage.
-Where nobody of a stage has it, the attempt cannot go on.
+Where nobody of a stage has it, all go back to the job's newest cut, or to where it began; nothing
+of before is applied any more then, and no state that somebody kept of it counts.
 """
 
 import logging
@@ -13,13 +14,27 @@ from dataclasses import dataclass
 
 from protos.job_pb2 import JobSpec
 from protos.node_pb2 import STAGE, NodeStatusRequest
-from protos.scheduler_pb2 import END_LOST_NODE, END_WORKER_CRASHED, NodeStatus, Recovery
+from protos.scheduler_pb2 import (
+    END_CONNECTION_LOST,
+    END_LOST_NODE,
+    END_WORKER_CRASHED,
+    NodeStatus,
+    Recovery,
+)
 from protos.stage_pb2 import Notice, RegroupReply, RegroupRequest
 from protos.stage_pb2_grpc import StageStub
 from scheduler.runs.attempt import Attempt
+from scheduler.runs.beginning import beginning_of
 from scheduler.runs.calls import CallError, call
 from scheduler.runs.failures import JobError
-from scheduler.runs.launch import begin, launch, replacement_of, topology_of
+from scheduler.runs.launch import (
+    begin,
+    drop_tables,
+    launch,
+    may_regroup,
+    topology_of,
+    worker_of,
+)
 from scheduler.runs.processes import Process
 from scheduler.state.endings import Ending, first_line
 from scheduler.state.packing import Group
@@ -38,15 +53,19 @@ class GoOn:
 
     Attributes:
         step: updates in the state.
-        donors: by stage, the process that has it; empty: all begin as they were launched.
+        samples: trained until then.
+        donors: by stage, the process that has it; empty: all go back.
         judged: verdicts on the last steps before.
         former: by stage, the newest generation that any of its workers trained in.
+        cut: folder or URL of the one that all go back to; empty: the first step.
     """
 
     step: int
+    samples: int
     donors: tuple[Process, ...] = ()
     judged: tuple[Notice, ...] = ()
     former: tuple[int, ...] = ()
+    cut: str = ""
 
 
 def regroup(attempt: Attempt, lost: Sequence[Process], cause: Ending) -> None:
@@ -56,28 +75,51 @@ def regroup(attempt: Attempt, lost: Sequence[Process], cause: Ending) -> None:
         JobError: that is not possible, with `cause` as its ending; the attempt is over.
         Interrupted: the job is cancelled, or another scheduler has taken over.
     """
+    _regroup(attempt, lost, cause)
+
+
+def resume(attempt: Attempt) -> None:
+    """Have all workers go on that wait after a step, for nothing has come of what was to follow.
+
+    Raises:
+        JobError, Interrupted: as of `regroup`.
+    """
+    text = "its workers did not go on after a pause"
+    _regroup(attempt, (), Ending(END_CONNECTION_LOST, text, error=text), paused=True)
+
+
+def _regroup(
+    attempt: Attempt, lost: Sequence[Process], cause: Ending, *, paused: bool = False
+) -> None:
     began = time.monotonic()
     at = time.time()
     gone = {process.process_id for process in lost}
     labels = [process.label for process in lost]
+    reached, line = attempt.step, attempt.record.line
     for _ in range(_ROUNDS):
-        generation = attempt.next_generation()
+        generation = attempt.record.next_generation()
         found = _one_round(attempt, gone, generation, cause)
         if found is not None:
             break
         labels += [p.label for p in attempt.processes if p.process_id in gone]
     else:
         raise JobError(cause)
-    attempt.recovered(
-        Recovery(
-            at=at,
-            lost=list(dict.fromkeys(labels)),
-            seconds=time.monotonic() - began,
-            step=found.step,
-            attempt=attempt.id.number,
-            reason=cause.error or first_line(cause.text),
-        )
+    if paused and not gone and attempt.record.line == line:
+        return
+    recovery = Recovery(
+        at=at,
+        lost=list(dict.fromkeys(labels)),
+        seconds=time.monotonic() - began,
+        step=found.step,
+        attempt=attempt.id.number,
+        reason=cause.error or first_line(cause.text),
+        reached=found.step,
+        price_per_hour=attempt.decision.price_per_hour,
     )
+    if attempt.record.line != line:
+        recovery.back, recovery.reached = True, max(reached, found.step)
+        recovery.lost_s = max(0.0, at - attempt.reached_at(found.step))
+    attempt.recovered(recovery, found.samples)
     _log.warning(
         "job %s: %s replaced in %.1f s; it goes on from step %d",
         attempt.id.job_id,
@@ -91,7 +133,7 @@ def _one_round(attempt: Attempt, gone: set[str], generation: int, cause: Ending)
     """Try it once; None where more turn out to be gone, who are added to `gone`."""
     stop, channels = attempt.is_cancelled, attempt.context.channels
     survivors = [p for p in attempt.processes if p.role == STAGE and p.process_id not in gone]
-    if len({process.index for process in survivors}) < len(attempt.decision.stages):
+    if not survivors or not may_regroup(_spec(attempt, cause), attempt.decision):
         raise JobError(cause)
     with ThreadPoolExecutor(max(1, len(survivors))) as pool:
         asked = {
@@ -106,12 +148,13 @@ def _one_round(attempt: Attempt, gone: set[str], generation: int, cause: Ending)
         attempt.place(replaced)  # those who were just started are asked next time
         return None
     kept = {name: state for name, state in states.items() if state is not None}
-    found = _go_on(replaced, kept, len(attempt.decision.stages), attempt.beginning.step)
-    if found is None:
-        raise JobError(cause)
     attempt.place(replaced)
+    found = _go_on(replaced, kept, len(attempt.decision.stages), attempt.record.line)
+    if found is None:
+        found = _go_back(attempt, cause)
     topology = topology_of(attempt.id.job_id, replaced)
-    topology.generation, topology.step = generation, found.step
+    topology.generation, topology.step, topology.cut = generation, found.step, found.cut
+    topology.line = attempt.record.line
     topology.donors.extend(donor.address for donor in found.donors)
     topology.judged.extend(found.judged)
     topology.former.extend(found.former)
@@ -121,7 +164,7 @@ def _one_round(attempt: Attempt, gone: set[str], generation: int, cause: Ending)
         _log.warning("job %s: %s", attempt.id.job_id, error)
         gone |= _ended(attempt, replaced)
         return None
-    attempt.go_on()
+    attempt.go_on(found.samples)
     return found
 
 
@@ -170,11 +213,9 @@ def _replaced(attempt: Attempt, gone: set[str], generation: int, cause: Ending) 
         JobError: there is no unit for one, or it did not start.
     """
     nodes, job_id = attempt.context.nodes, attempt.id.job_id
-    spec = attempt.persist(lambda: attempt.context.store.spec(job_id))
-    if spec is None:
-        raise JobError(cause)
+    spec = _spec(attempt, cause)
     news: dict[str, Process] = {}
-    moved: list[tuple[str, str]] = []  # from which node to which
+    taken: list[str] = []  # nodes of units in the place of others
     try:
         for process in attempt.processes:
             if process.process_id not in gone:
@@ -185,15 +226,14 @@ def _replaced(attempt: Attempt, gone: set[str], generation: int, cause: Ending) 
                 if placed is None:
                     raise JobError(cause)
                 (home,) = placed
-                moved.append((process.node.node_id, home.node_id))
-            news[process.process_id] = replacement_of(process, home, generation)
-        replaced = _launched(attempt, spec, news, generation)
+                taken.append(home.node_id)
+            news[process.process_id] = worker_of(
+                attempt.id, process.index, process.rank, home, generation
+            )
+        return _launched(attempt, spec, news, generation)
     except BaseException:
-        nodes.give_back(job_id, [new for _, new in moved])
+        nodes.give_back(job_id, taken)
         raise
-    for old, new in moved:
-        attempt.move_unit(old, new)
-    return replaced
 
 
 def _home(attempt: Attempt, node_id: str) -> NodeStatus | None:
@@ -248,32 +288,60 @@ def _ended(attempt: Attempt, processes: Sequence[Process]) -> set[str]:
     }
 
 
+def _spec(attempt: Attempt, cause: Ending) -> JobSpec:
+    spec = attempt.persist(lambda: attempt.context.store.spec(attempt.id.job_id))
+    if spec is None:
+        raise JobError(cause)
+    return spec
+
+
+def _go_back(attempt: Attempt, cause: Ending) -> GoOn:
+    """Where all begin anew: at the newest cut, else at the first step, without tables.
+
+    Raises:
+        JobError: nobody of this attempt can begin there.
+    """
+    context = attempt.context
+    spec, status = _spec(attempt, cause), context.jobs.get(attempt.id.job_id)
+    if status is None:
+        raise JobError(cause)
+    beginning = beginning_of(status, spec, context.address)
+    attempt.record.begin_line()
+    if not beginning.place:
+        # Those that were launched to begin at a cut have not read what the job itself begins with.
+        shards = [address for _, address in attempt.shards()]
+        if attempt.record.resumed or drop_tables(attempt.id.job_id, shards, attempt.id.token):
+            raise JobError(cause)
+    return GoOn(beginning.step, beginning.samples, cut=beginning.place)
+
+
 def _go_on(
-    processes: Sequence[Process], states: dict[str, RegroupReply], stages: int, first: int
+    processes: Sequence[Process], states: dict[str, RegroupReply], stages: int, line: int
 ) -> GoOn | None:
     """Where all can go on; None where nobody of a stage has the state.
 
     Args:
         processes: of the new generation.
         states: by process, of those of the one before; some may not have begun.
-        first: the step that the attempt began with.
+        line: that a state must be of.
     """
     workers = {p.process_id: p for p in processes if p.role == STAGE}
     former = [0] * stages
     for name, state in states.items():
         stage = workers[name].index
         former[stage] = max(former[stage], state.trained)
-    kept = {name: state for name, state in states.items() if state.has_state}
+    kept = {name: state for name, state in states.items() if state.has_state and state.line == line}
     step = max((state.step for state in kept.values()), default=0)
     having = [workers[name] for name, state in kept.items() if state.step == step]
     donors = {worker.index: worker for worker in having}
-    if len(donors) < stages:  # as they were launched, where nobody has taken a step
-        return GoOn(0, former=tuple(former)) if step <= first else None
+    if len(donors) < stages:
+        return None
     judged: dict[tuple[int, int], Notice] = {}
     for state in kept.values():
         judged |= {(n.generation, n.step): n for n in state.judged if n.step < step}
     return GoOn(
         step,
+        next(state.samples for state in kept.values() if state.step == step),
         tuple(donor for _, donor in sorted(donors.items())),
         tuple(notice for _, notice in sorted(judged.items())),
         tuple(former),

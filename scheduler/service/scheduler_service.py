@@ -27,6 +27,7 @@ from protos.scheduler_pb2 import (
     ListNodesRequest,
     LogChunk,
     LogsRequest,
+    MoveJobRequest,
     PlanRequest,
     ProgressReport,
     Replan,
@@ -38,11 +39,13 @@ from protos.scheduler_pb2_grpc import SchedulerServicer
 from scheduler.methods.names import DEFAULT
 from scheduler.problem.fields import InputError
 from scheduler.runs.attempt import Attempt
+from scheduler.runs.change import ChangeRefusedError, PlanChange
 from scheduler.runs.context import Context
 from scheduler.runs.dispatcher import Dispatcher
 from scheduler.runs.logs import stream
 from scheduler.service.access import Access
 from scheduler.service.artifacts import CODE_NAME, Artifacts, MissingError
+from scheduler.service.moving import given, planned_anew
 from scheduler.service.origins import GoneError, Origins
 from scheduler.service.readers import Readers
 from scheduler.state.endings import Ending
@@ -171,6 +174,27 @@ class SchedulerService(SchedulerServicer):
             details = f"{text}would not know: {error}; cancel it again"
             refuse(context, grpc.StatusCode.UNAVAILABLE, details, STORE_UNREACHABLE)
         return self._status_of(job_id, context)
+
+    def MoveJob(self, request: MoveJobRequest, context: grpc.ServicerContext) -> JobStatus:  # noqa: N802
+        """Have a running job go over to another plan; it trains on until that is ready."""
+        job_id = request.job_id
+        status = self._status_of(job_id, context)
+        self._require_leadership(context)
+        attempt = self._dispatcher.get(job_id)
+        try:
+            if attempt is None:
+                raise ChangeRefusedError(f"job {job_id} does not train")
+            plan = (
+                given(attempt, request.decision)
+                if request.HasField("decision")
+                else planned_anew(attempt, status.samples)
+            )
+            attempt.request_change(PlanChange("asked", plan))
+        except (ChangeRefusedError, InputError) as error:
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        except StoreError as error:
+            _unavailable(context, error)
+        return status
 
     def Logs(self, request: LogsRequest, context: grpc.ServicerContext) -> Iterator[LogChunk]:  # noqa: N802
         """What the job's processes have printed from `offsets` on; with `follow`, to its end."""

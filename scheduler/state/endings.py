@@ -86,7 +86,7 @@ def may_retry(status: JobStatus, ending: Ending) -> bool:
     if ending.reason not in RETRIED:
         return False
     if ending.reason == END_CUT_UNREADABLE:
-        return any(cut.step == status.from_step for cut in status.cuts)
+        return any(cut.step == _begun_at(status) for cut in status.cuts)
     ended = Counter(attempt.end_reason for attempt in status.attempts)
     if ending.reason == END_SCHEDULER_LOST:
         return ended[END_SCHEDULER_LOST] < SCHEDULER_LIMIT
@@ -111,7 +111,7 @@ def start_over(
     """
     cuts = list(status.cuts)
     if ending.reason == END_CUT_UNREADABLE:
-        cuts = [cut for cut in cuts if cut.step < status.from_step]
+        cuts = [cut for cut in cuts if cut.step < _begun_at(status)]
     status.attempts.append(
         Attempt(
             number=status.attempt,
@@ -140,9 +140,18 @@ def start_over(
         cuts=cuts,
         submitted_by=status.submitted_by,
         recoveries=status.recoveries,
+        moves=status.moves,
         reason=f"attempt {status.attempt} ended: {first_line(ending.text)}{goes_on}",
     )
     status.CopyFrom(fresh)
+
+
+def _begun_at(status: JobStatus) -> int:
+    """The step of the cut that the attempt's workers have read last; 0 for none."""
+    number = status.attempt
+    read = [(one.at, one.step) for one in status.recoveries if one.back and one.attempt == number]
+    read += [(m.at, m.step) for m in status.moves if not m.failed and m.attempt == number]
+    return max(read)[1] if read else status.from_step
 
 
 def last_error(lines: Sequence[str]) -> str:

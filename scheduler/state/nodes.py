@@ -4,7 +4,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from protos.scheduler_pb2 import NodeStatus
@@ -196,6 +196,39 @@ class Nodes:
             taken.update(s.node_id for s in placed)
             return placed
 
+    def reserve_anew(
+        self,
+        owner: str,
+        held: Sequence[str],
+        groups: Sequence[Group],
+        avoid: Collection[str] = (),
+    ) -> list[NodeStatus] | None:
+        """Take units for other workers of an owner, who may be where those are that they replace.
+
+        Args:
+            held: node ids, one for each unit of those that are replaced; they stay taken.
+            groups: as of `reserve`.
+            avoid: ids of nodes where none is to be.
+
+        Returns:
+            The node of each unit; None when there are not enough.
+        """
+        with self.changed:
+            nodes = [
+                s
+                for s in self._live(NODE)
+                if not self._leases[s.node_id].presumed and s.node_id not in avoid
+            ]
+            own = Counter(held)
+            free = Counter(
+                {s.node_id: s.units - self._used(s.node_id) + own[s.node_id] for s in nodes}
+            )
+            placed = _placed(groups, (), nodes, free)
+            if placed is not None:
+                more = Counter(s.node_id for s in placed) - own
+                self._taken.setdefault(owner, Counter()).update(more)
+            return placed
+
     def could_reserve(self, groups: Sequence[Group], singles: Sequence[str] = ()) -> bool:
         """Whether the live nodes would have all these units if no job held any."""
         nodes = self.live(NODE)
@@ -203,9 +236,10 @@ class Nodes:
         return _placed(groups, singles, nodes, units) is not None
 
     def restore(self, owner: str, node_ids: Sequence[str]) -> None:
-        """Take the units again that `owner` held under another scheduler."""
+        """Have these be the units that `owner` holds."""
         with self.changed:
             self._taken[owner] = Counter(node_ids)
+            self.changed.notify_all()
 
     def give_back(self, owner: str, node_ids: Iterable[str]) -> None:
         """Give back some of the units that `owner` holds, one for each time a node is named."""

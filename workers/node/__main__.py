@@ -200,10 +200,15 @@ class NodeService(NodeServicer):
             _fail(context, str(error), error.exit_code)
 
     def StopJob(self, request: StopJobRequest, context: grpc.ServicerContext) -> StopJobReply:  # noqa: N802
-        """Stop every process of a job, up to an attempt; safe to repeat."""
+        """Stop every process of a job, up to an attempt, or some of one; safe to repeat."""
         self._obey(request.term, context)
         _check_id(request.job_id, "job_id", context)
         grace_s = min(max(request.grace_s, 0.0), 60.0)
+        if request.processes:
+            of = request.job_id, request.attempt
+            return StopJobReply(
+                stopped=self._processes.stop_some(*of, set(request.processes), grace_s)
+            )
         stopped = self._processes.stop_job(request.job_id, request.attempt, grace_s)
         return StopJobReply(stopped=stopped)
 

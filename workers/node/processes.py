@@ -10,7 +10,7 @@ import signal
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from contextvars import copy_context
 from pathlib import Path
@@ -212,6 +212,21 @@ class Processes:
             _end_group(child)
         for job in jobs:
             self._forget(job)
+        self._changed()
+        return len(running)
+
+    def stop_some(self, job_id: str, attempt: int, names: Collection[str], grace_s: float) -> int:
+        """Stop some processes of an attempt, which goes on; how many ran."""
+        with self._lock:
+            job = self._jobs.get((job_id, attempt))
+            entries = [e for n, e in job.entries.items() if n in names] if job is not None else []
+        for entry in entries:
+            entry.ready.wait(grace_s)  # one that is being started
+        children = [entry.child for entry in entries if entry.child is not None]
+        running = [child for child in children if child.poll() is None]
+        stop_all(children, grace_s)
+        for child in running:
+            _end_group(child)
         self._changed()
         return len(running)
 

@@ -95,19 +95,27 @@ class Regroups:
             return self._wanted
 
     def begin(
-        self, session: Session, kept: Beginning | None, judged: Sequence[Notice], trained: int
+        self,
+        session: Session,
+        kept: Beginning | None,
+        judged: Sequence[Notice],
+        trained: int,
+        line: int,
     ) -> None:
         """Be of another generation, with what was kept of those before.
 
         Args:
             judged: verdicts on the last steps.
             trained: the newest generation that it trained in.
+            line: the last generation before that began at a cut.
         """
         self._reply = RegroupReply(
             has_state=kept is not None,
             step=kept.step if kept is not None else 0,
+            samples=kept.samples if kept is not None else 0,
             judged=judged,
             trained=trained,
+            line=line,
         )
         self._service.begin(session)
         with self._changed:

@@ -78,3 +78,15 @@ def test_cuts_and_owner_stay_when_a_job_starts_over() -> None:
         start_over(status, Ending(END_CUT_UNREADABLE), 8.0)
     assert len(status.cuts) == 0
     assert not may_retry(status, Ending(END_CUT_UNREADABLE))
+
+
+def test_a_cut_that_an_attempt_went_back_to_and_cannot_read_gives_way_to_the_one_before() -> None:
+    status = JobStatus(job_id="a", attempt=2, retries=1, from_step=10)
+    for step in (5, 10, 20):
+        status.cuts.add(step=step)
+    status.recoveries.add(attempt=1, back=True, step=5)
+    status.recoveries.add(attempt=2, back=True, step=20)
+    unreadable = Ending(END_CUT_UNREADABLE)
+    assert may_retry(status, unreadable)
+    start_over(status, unreadable, 7.0)
+    assert [cut.step for cut in status.cuts] == [5, 10]

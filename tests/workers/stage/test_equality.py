@@ -23,6 +23,7 @@ from workers.data.columns import Batch
 from workers.embedding.sparse import SparseEmbedding
 from workers.links import step_sum
 from workers.links.ring import Ring
+from workers.moe.layer import MoE
 from workers.stage.ending import Ending
 
 KEYS = 11
@@ -58,11 +59,11 @@ class Penalised(nn.Module):
 class Net(nn.Module):
     """Embeddings at both ends of dense layers; each name is a layer."""
 
-    def __init__(self, first, second):
+    def __init__(self, first, second, small):
         super().__init__()
         self.first = first
         self.middle = nn.Linear(6, 4)
-        self.small = Penalised()
+        self.small = small
         self.second = second
         self.top = nn.Linear(4, 1)
 
@@ -72,6 +73,8 @@ class Net(nn.Module):
 
 
 LAYERS = 5
+TABLES = ("one", 3), ("two", 4)
+MIXTURE = {"capacity_factor": 1.25, "balance_weight": 0.1, "z_weight": 0.01, "seed": 5}
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,7 @@ class Case:
     widths: tuple[int, ...]
     micro_batches: int
     row_settings: tuple[tuple[str, object], ...] = ()  # of the rows' optimizer
+    experts: int = 0  # of a mixture in the middle, which sees a micro-batch whole; 0: none
 
     def options(self):
         options = {"learning_rate": 0.05, "weight_decay": self.row_decay}
@@ -93,9 +97,9 @@ class Case:
 
     def model(self):
         torch.manual_seed(7)
-        return Net(
-            SparseEmbedding("one", 3, **self.options()), SparseEmbedding("two", 4, **self.options())
-        )
+        first, second = (SparseEmbedding(*table, **self.options()) for table in TABLES)
+        small = MoE(4, self.experts, 5, 2, **MIXTURE) if self.experts else Penalised()
+        return Net(first, second, small)
 
     def batches(self):
         generator = np.random.default_rng(0)
@@ -132,10 +136,17 @@ class Case:
             )
 
         def forward(model, batch):
-            out = model(torch.from_numpy(batch.sparse)).reshape(-1)
-            label = torch.from_numpy(batch.label)
-            loss = nn.functional.binary_cross_entropy_with_logits(out, label)
-            return loss, model.small.aux_loss, set(batch.sparse.ravel().tolist())
+            samples = len(batch.label)
+            count = min(self.micro_batches, samples) if self.experts else 1
+            loss = auxiliary = 0.0
+            for index in range(count):
+                part = slice(samples * index // count, samples * (index + 1) // count)
+                out = model(torch.from_numpy(batch.sparse[part])).reshape(-1)
+                label = torch.from_numpy(batch.label[part])
+                weight = len(label) / samples
+                loss += weight * nn.functional.binary_cross_entropy_with_logits(out, label)
+                auxiliary += weight * model.small.aux_loss
+            return loss, auxiliary, set(batch.sparse.ravel().tolist())
 
         return reference.train(model, tables, forward, self.job, self.batches())
 
@@ -182,6 +193,7 @@ def cases(draw):
         tuple(draw(st.integers(1, 3)) for _ in range(stages)),
         draw(st.integers(1, 7)),
         draw(st.sampled_from(((), SETTINGS[rows]))) if rows in SETTINGS else (),
+        draw(st.sampled_from((0, 0, 3))),
     )
 
 
