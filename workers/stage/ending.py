@@ -162,20 +162,25 @@ class Ending:
             gradient, future = self._begun[0]
             future.set_result(self._end(gradient))
 
-    @property
-    def in_doubt(self) -> bool:
-        """Whether all there is to the next step is here but the verdict, which others may have."""
-        reported = self._reported is not None and not self.ready
-        return reported and not self._commits.goes_alone
+    def in_doubt(self, step: int) -> bool:
+        """Whether all there is to a step is here but the verdict, which others may have.
+
+        Args:
+            step: the first that was not applied here.
+        """
+        if self._reported is None or self._commits.goes_alone:
+            return False
+        gradient, _ = self._reported
+        return gradient.step == step
 
     def hear(self, notice: Notice) -> None:
-        """Take the verdict that others had on the step in doubt, once no thread waits for it."""
+        """Have the verdict on the step in doubt be that which others had; nobody waits any more."""
         assert self._reported is not None
         gradient, report = self._reported
         verdict = Verdict(_FROM_WIRE[notice.outcome], notice.scale)
         future: Future[_Judged] = Future()
-        future.set_result(_Judged(verdict, report.loss, cut=False))
-        self._begun[0] = (gradient, future)
+        future.set_result(_Judged(verdict, report.loss, AfterStep.NOTHING))
+        self._begun = deque([(gradient, future)])
 
     @property
     def ready(self) -> bool:
