@@ -167,17 +167,18 @@ class Worker:
             with suppress(Exception):  # what does not come to pass is done again
                 parts.executor.catch_up()
             session.inbox.close()
-            self._keep(parts)
-            self._doubtful = parts if parts.ending.in_doubt(self._kept.step) else None
-            _log.warning("gave up step %d: %s", self._kept.step, told(error))
+            kept = self._keep(parts)
+            self._doubtful = parts if parts.ending.in_doubt(kept.step) else None
+            _log.warning("gave up step %d: %s", kept.step, told(error))
         if not self._regroups.is_due(session):
             reporter.send("lost", error=told(error))
 
-    def _keep(self, parts: Parts) -> None:
-        self._kept = parts.keep()
+    def _keep(self, parts: Parts) -> Beginning:
+        kept = self._kept = parts.keep()
         for notice in parts.ending.judged:
             notice.generation = self._trained or 0
         self._judged = tuple(parts.ending.judged)
+        return kept
 
     @property
     def _judges(self) -> bool:
