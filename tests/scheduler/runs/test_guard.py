@@ -57,7 +57,7 @@ def test_without_a_deadline_or_with_units_that_stay_nothing_is_watched() -> None
 
 @pytest.mark.exhaustive
 def test_a_job_that_trains_goes_over_for_its_deadline(service: Service) -> None:
-    spec = service.may_be_held("dated", retries=3)
+    spec = service.may_be_held("dated", **{"retries": 3, "train.max_steps": 300})
     schedule = spec.schedule
     front, back = (next(k for k in schedule.offered.types if k.name == n) for n in KINDS)
     back.interruptions_per_hour, back.recovery_s, back.price_per_hour = 0.1, 1.0, 0.01
@@ -77,7 +77,9 @@ def test_a_job_that_trains_goes_over_for_its_deadline(service: Service) -> None:
         wait_until(lambda: len(service.pids("dated")) > 4, "it is to train")
         decision = service.stub.GetDecision(JobRequest(job_id="dated"), timeout=20)
         assert {stage.type for stage in decision.stages} == set(KINDS), decision.reasons
-        time.sleep(3.0)  # it is due at the first look
+        running = len(service.pids("dated"))
+        # It is due at the first look.
+        wait_until(lambda: len(service.pids("dated")) > running, "others begin")
     status = service.end("dated")
     assert status.end_reason == END_SUCCEEDED, status.reason
     (move,) = status.moves
