@@ -9,90 +9,16 @@ import grpc
 import numpy as np
 import pytest
 
-from protos.decision_pb2 import Decision
 from protos.scheduler_pb2 import (
     END_SUCCEEDED,
-    JobRequest,
-    JobStatus,
-    ListNodesRequest,
-    LogsRequest,
     MoveJobRequest,
 )
 from tests.cluster import Roles
-from tests.scheduler.runs.survivors import ALONE, SHAPE, Service
+from tests.scheduler.runs.survivors import ALONE, SHAPE, Service, move, plan, trains, used
 from tests.valkey import Valkey
 from tests.waiting import wait_until
 
 pytest.importorskip("workers.stage")
-
-
-def plan(service: Service, job_id: str, *stages: tuple[int, int, str, int]) -> Decision:
-    """The job's plan, with other stages where these are given: first, last, type, units."""
-    found = service.stub.GetDecision(JobRequest(job_id=job_id), timeout=20)
-    if stages:
-        del found.stages[:]
-        for first, last, kind, units in stages:
-            found.stages.add(first=first, last=last, type=kind, units=units)
-    return found
-
-
-def move(service: Service, job_id: str, to: Decision) -> JobStatus:
-    """Ask for it, and wait until it has moved or said why not.
-
-    No step ends until the others listen: however long that takes, it moves within a few steps.
-    """
-    moves, running = len(service.get(job_id).moves), len(service.pids(job_id))
-    more = sum(stage.units for stage in to.stages)
-
-    def moved() -> bool:
-        return len(service.get(job_id).moves) > moves
-
-    with service.held():
-        service.stub.MoveJob(MoveJobRequest(job_id=job_id, decision=to), timeout=20)
-        wait_until(lambda: moved() or len(service.pids(job_id)) == running + more, "others listen")
-    wait_until(moved, "it moves")
-    return service.get(job_id)
-
-
-def trains(service: Service, job_id: str, step: int) -> None:
-    wait_until(lambda: service.get(job_id).step >= step, "it trains")
-
-
-def logged(service: Service, job_id: str) -> str:
-    chunks = service.stub.Logs(LogsRequest(job_id=job_id), timeout=20)
-    return "".join(chunk.text for chunk in chunks)
-
-
-def used(service: Service) -> dict[str, int]:
-    nodes = service.stub.ListNodes(ListNodesRequest(), timeout=20).nodes
-    return {node.type: node.units_used for node in nodes}
-
-
-def test_a_job_moves_to_other_workers_and_comes_to_the_same_bits(
-    service: Service, unfailed: str
-) -> None:
-    """All units that it may have are its own: the others begin beside those that train."""
-    service.submit(service.may_be_held("moved"))
-    trains(service, "moved", 4)
-    before = service.pids("moved")
-    status = move(service, "moved", plan(service, "moved"))
-    (one,) = status.moves
-    assert not one.failed, one.failed
-    assert (one.reason, one.before, one.after) == ("asked", "2 front + 2 back", "2 front + 2 back")
-    assert one.seconds < 60
-    with service.held():
-        wait_until(lambda: len(service.pids("moved")) == len(before), "those before are stopped")
-        after = service.pids("moved")
-        assert used(service) == {"cpu": 1, "front": 2, "back": 2}
-    kept = set(before.values()) & set(after.values())
-    assert kept == {pid for label, pid in before.items() if label.startswith("shard")}
-    status = service.end("moved")
-    assert (status.end_reason, status.attempt, status.step) == (END_SUCCEEDED, 1, SHAPE.steps)
-    assert 4 < one.step < SHAPE.steps
-    assert service.digest("moved") == unfailed
-    assert "the tables hold just the cut" in logged(service, "moved")
-    assert not status.cuts, "it was to take none"
-    assert not (service.directory / "out" / "moved.cuts").exists()
 
 
 @pytest.mark.exhaustive
