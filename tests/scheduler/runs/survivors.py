@@ -172,7 +172,7 @@ def move(service: Service, job_id: str, to: Decision) -> JobStatus:
 
     No step ends until the others listen: however long that takes, it moves within a few steps.
     """
-    moves, running = len(service.get(job_id).moves), len(service.pids(job_id))
+    moves, before = len(service.get(job_id).moves), {*service.pids(job_id).values()}
     more = sum(stage.units for stage in to.stages)
 
     def moved() -> bool:
@@ -180,7 +180,10 @@ def move(service: Service, job_id: str, to: Decision) -> JobStatus:
 
     with service.held():
         service.stub.MoveJob(MoveJobRequest(job_id=job_id, decision=to), timeout=20)
-        wait_until(lambda: moved() or len(service.pids(job_id)) == running + more, "others listen")
+        wait_until(
+            lambda: moved() or len({*service.pids(job_id).values()} - before) == more,
+            "others listen",
+        )
     wait_until(moved, "it moves")
     return service.get(job_id)
 
