@@ -146,10 +146,10 @@ class Service:
         assert np.abs(result.rows).max() > 0.02  # they have learned
         return result
 
-    def losses(self, job_id: str) -> list[float]:
+    def losses(self, job_id: str, steps: int = SHAPE.steps) -> list[float]:
         """Of each step, as they are kept."""
         lines = (self.directory / "out" / job_id / "loss.csv").read_text().splitlines()[1:]
-        assert len(lines) == SHAPE.steps
+        assert len(lines) == steps
         return [float(line.split(",")[1]) for line in lines]
 
     def digest(self, job_id: str) -> str:

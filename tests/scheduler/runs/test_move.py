@@ -23,9 +23,10 @@ pytest.importorskip("workers.stage")
 
 @pytest.mark.exhaustive
 def test_widths_types_and_stages_change_and_the_losses_stay(service: Service) -> None:
-    whole, name = "unmoved", "moving"
-    assert service.end(service.submit(service.job(whole, **ALONE))).end_reason == END_SUCCEEDED
-    service.submit(service.may_be_held(name, **ALONE))
+    whole, name, steps = "unmoved", "moving", 90
+    longer = ALONE | {"train.max_steps": steps}
+    assert service.end(service.submit(service.job(whole, **longer))).end_reason == END_SUCCEEDED
+    service.submit(service.may_be_held(name, **longer))
     ways = (
         ((0, 2, "front", 3), (3, 3, "back", 1)),
         ((0, 2, "front", 2), (3, 3, "back", 2)),
@@ -37,11 +38,11 @@ def test_widths_types_and_stages_change_and_the_losses_stay(service: Service) ->
         moved = move(service, name, plan(service, name, *way)).moves[-1]
         assert not moved.failed, moved.failed
     status = service.end(name)
-    assert (status.end_reason, status.attempt, status.step) == (END_SUCCEEDED, 1, SHAPE.steps)
+    assert (status.end_reason, status.attempt, status.step) == (END_SUCCEEDED, 1, steps)
     assert [one.after for one in status.moves] == [
         *("3 front + 1 back", "2 front + 2 back", "1 front + 1 front + 1 back", "2 back"),
     ]
-    np.testing.assert_allclose(service.losses(name), service.losses(whole), rtol=1e-5)
+    np.testing.assert_allclose(service.losses(name, steps), service.losses(whole, steps), rtol=1e-5)
     wait_until(lambda: not any(used(service).values()), "all units are given back")
 
 
