@@ -37,6 +37,7 @@ _COMMANDS = {
     "get": ("get", "Fetch a job's model, metrics and decision."),
     "scheduler": ("rooms", "Run the scheduler."),
     "node": ("rooms", "Run the daemon of one host."),
+    "drain": ("drain", "Have a node end once its jobs have left it."),
     "ps": ("ps", "Run one parameter-server shard, or look into those that run."),
     "context": ("context", "Name clusters, and choose the one that commands use."),
     "completion": ("completion", "Print the script that completes commands in a shell."),

@@ -459,6 +459,7 @@ class Attempt(_message.Message):
     STARTED_AT_FIELD_NUMBER: _builtins.int
     PRICE_PER_HOUR_FIELD_NUMBER: _builtins.int
     GENERATION_FIELD_NUMBER: _builtins.int
+    DRAINED_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     end_reason: Global___EndReason.ValueType
     reason: _builtins.str
@@ -476,6 +477,8 @@ class Attempt(_message.Message):
     """of its plan"""
     generation: _builtins.int
     """of its workers, the last"""
+    drained: _builtins.bool
+    """a node was to be left. It takes none of `retries`"""
     def __init__(
         self,
         *,
@@ -490,10 +493,11 @@ class Attempt(_message.Message):
         started_at: _builtins.float = ...,
         price_per_hour: _builtins.float = ...,
         generation: _builtins.int = ...,
+        drained: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_reason", b"end_reason", "ended_at", b"ended_at", "error", b"error", "from_step", b"from_step", "generation", b"generation", "number", b"number", "price_per_hour", b"price_per_hour", "process", b"process", "reason", b"reason", "started_at", b"started_at", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drained", b"drained", "end_reason", b"end_reason", "ended_at", b"ended_at", "error", b"error", "from_step", b"from_step", "generation", b"generation", "number", b"number", "price_per_hour", b"price_per_hour", "process", b"process", "reason", b"reason", "started_at", b"started_at", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -808,6 +812,8 @@ class NodeStatus(_message.Message):
     CORES_FIELD_NUMBER: _builtins.int
     WITHOUT_BF16_FIELD_NUMBER: _builtins.int
     PLAIN_COLLECTIVES_FIELD_NUMBER: _builtins.int
+    DRAINING_FIELD_NUMBER: _builtins.int
+    ENDS_IN_S_FIELD_NUMBER: _builtins.int
     KEEPS_ROWS_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     kind: _builtins.str
@@ -826,6 +832,10 @@ class NodeStatus(_message.Message):
     """its units do not compute in bf16"""
     plain_collectives: _builtins.bool
     """torch.distributed may cross hosts"""
+    draining: _builtins.bool
+    """it takes nothing new, and ends once nothing of a job runs on it"""
+    ends_in_s: _builtins.float
+    """of one that drains: seconds until it ends, whatever runs there"""
     keeps_rows: _builtins.bool
     """of a standing shard: it brings durable rows back when it restarts"""
     @_builtins.property
@@ -845,11 +855,13 @@ class NodeStatus(_message.Message):
         cores: _builtins.int = ...,
         without_bf16: _builtins.bool = ...,
         plain_collectives: _builtins.bool = ...,
+        draining: _builtins.bool = ...,
+        ends_in_s: _builtins.float = ...,
         keeps_rows: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "cores", b"cores", "device", b"device", "emulated", b"emulated", "keeps_rows", b"keeps_rows", "kind", b"kind", "node_id", b"node_id", "plain_collectives", b"plain_collectives", "processes", b"processes", "type", b"type", "units", b"units", "units_used", b"units_used", "without_bf16", b"without_bf16"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "cores", b"cores", "device", b"device", "draining", b"draining", "emulated", b"emulated", "ends_in_s", b"ends_in_s", "keeps_rows", b"keeps_rows", "kind", b"kind", "node_id", b"node_id", "plain_collectives", b"plain_collectives", "processes", b"processes", "type", b"type", "units", b"units", "units_used", b"units_used", "without_bf16", b"without_bf16"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -884,22 +896,49 @@ class HeartbeatReply(_message.Message):
 
     LEASE_S_FIELD_NUMBER: _builtins.int
     TERM_FIELD_NUMBER: _builtins.int
+    DRAIN_S_FIELD_NUMBER: _builtins.int
     lease_s: _builtins.float
     term: _builtins.int
     """of the scheduler that leads; nodes obey no lower one"""
+    drain_s: _builtins.float
+    """above 0: drain, and end in so many seconds at the latest"""
     def __init__(
         self,
         *,
         lease_s: _builtins.float = ...,
         term: _builtins.int = ...,
+        drain_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_s", b"lease_s", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drain_s", b"drain_s", "lease_s", b"lease_s", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___HeartbeatReply: _TypeAlias = HeartbeatReply  # noqa: Y015
+
+@_typing.final
+class DrainNodeRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    NOTICE_S_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.str
+    notice_s: _builtins.float
+    """until it ends, whatever runs there; above 0"""
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.str = ...,
+        notice_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["node_id", b"node_id", "notice_s", b"notice_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainNodeRequest: _TypeAlias = DrainNodeRequest  # noqa: Y015
 
 @_typing.final
 class ListNodesRequest(_message.Message):
@@ -1102,6 +1141,7 @@ class Recovery(_message.Message):
     REACHED_FIELD_NUMBER: _builtins.int
     LOST_S_FIELD_NUMBER: _builtins.int
     PRICE_PER_HOUR_FIELD_NUMBER: _builtins.int
+    DRAINED_FIELD_NUMBER: _builtins.int
     at: _builtins.float
     """seconds since the epoch: it was noticed"""
     seconds: _builtins.float
@@ -1119,6 +1159,8 @@ class Recovery(_message.Message):
     """seconds in training that went into those that are lost"""
     price_per_hour: _builtins.float
     """of the plan"""
+    drained: _builtins.bool
+    """nothing had: a node was to be left. It takes none of `retries`"""
     @_builtins.property
     def lost(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """processes"""
@@ -1136,10 +1178,11 @@ class Recovery(_message.Message):
         reached: _builtins.int = ...,
         lost_s: _builtins.float = ...,
         price_per_hour: _builtins.float = ...,
+        drained: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "attempt", b"attempt", "back", b"back", "lost", b"lost", "lost_s", b"lost_s", "price_per_hour", b"price_per_hour", "reached", b"reached", "reason", b"reason", "seconds", b"seconds", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "attempt", b"attempt", "back", b"back", "drained", b"drained", "lost", b"lost", "lost_s", b"lost_s", "price_per_hour", b"price_per_hour", "reached", b"reached", "reason", b"reason", "seconds", b"seconds", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

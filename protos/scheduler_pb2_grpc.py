@@ -96,6 +96,11 @@ class SchedulerStub:
                 request_serializer=protos_dot_scheduler__pb2.ListNodesRequest.SerializeToString,
                 response_deserializer=protos_dot_scheduler__pb2.ListNodesReply.FromString,
                 _registered_method=True)
+        self.DrainNode = channel.unary_unary(
+                '/heterps.v1.Scheduler/DrainNode',
+                request_serializer=protos_dot_scheduler__pb2.DrainNodeRequest.SerializeToString,
+                response_deserializer=protos_dot_scheduler__pb2.NodeStatus.FromString,
+                _registered_method=True)
         self.Heartbeat = channel.unary_unary(
                 '/heterps.v1.Scheduler/Heartbeat',
                 request_serializer=protos_dot_scheduler__pb2.HeartbeatRequest.SerializeToString,
@@ -187,6 +192,13 @@ class SchedulerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DrainNode(self, request, context):
+        """Has a node end once its jobs have left it; it hears so with its next heartbeat.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Heartbeat(self, request, context):
         """From nodes and standing shards: renews the lease.
         """
@@ -263,6 +275,11 @@ def add_SchedulerServicer_to_server(servicer, server):
                     servicer.ListNodes,
                     request_deserializer=protos_dot_scheduler__pb2.ListNodesRequest.FromString,
                     response_serializer=protos_dot_scheduler__pb2.ListNodesReply.SerializeToString,
+            ),
+            'DrainNode': grpc.unary_unary_rpc_method_handler(
+                    servicer.DrainNode,
+                    request_deserializer=protos_dot_scheduler__pb2.DrainNodeRequest.FromString,
+                    response_serializer=protos_dot_scheduler__pb2.NodeStatus.SerializeToString,
             ),
             'Heartbeat': grpc.unary_unary_rpc_method_handler(
                     servicer.Heartbeat,
@@ -600,6 +617,33 @@ class Scheduler:
             '/heterps.v1.Scheduler/ListNodes',
             protos_dot_scheduler__pb2.ListNodesRequest.SerializeToString,
             protos_dot_scheduler__pb2.ListNodesReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DrainNode(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/heterps.v1.Scheduler/DrainNode',
+            protos_dot_scheduler__pb2.DrainNodeRequest.SerializeToString,
+            protos_dot_scheduler__pb2.NodeStatus.FromString,
             options,
             channel_credentials,
             insecure,

@@ -49,6 +49,8 @@ class SchedulerStub:
     GetReplan: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.JobRequest, _scheduler_pb2.Replan]
     """What a job's run was measured to take, and whether another plan would pay."""
     ListNodes: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.ListNodesRequest, _scheduler_pb2.ListNodesReply]
+    DrainNode: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.DrainNodeRequest, _scheduler_pb2.NodeStatus]
+    """Has a node end once its jobs have left it; it hears so with its next heartbeat."""
     Heartbeat: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.HeartbeatRequest, _scheduler_pb2.HeartbeatReply]
     """From nodes and standing shards: renews the lease."""
     Report: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.ProgressReport, _scheduler_pb2.ReportReply]
@@ -74,6 +76,8 @@ class SchedulerAsyncStub(SchedulerStub):
     GetReplan: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.JobRequest, _scheduler_pb2.Replan]  # type: ignore[assignment]
     """What a job's run was measured to take, and whether another plan would pay."""
     ListNodes: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.ListNodesRequest, _scheduler_pb2.ListNodesReply]  # type: ignore[assignment]
+    DrainNode: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.DrainNodeRequest, _scheduler_pb2.NodeStatus]  # type: ignore[assignment]
+    """Has a node end once its jobs have left it; it hears so with its next heartbeat."""
     Heartbeat: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.HeartbeatRequest, _scheduler_pb2.HeartbeatReply]  # type: ignore[assignment]
     """From nodes and standing shards: renews the lease."""
     Report: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.ProgressReport, _scheduler_pb2.ReportReply]  # type: ignore[assignment]
@@ -168,6 +172,14 @@ class SchedulerServicer(metaclass=_abc_1.ABCMeta):
         request: _scheduler_pb2.ListNodesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_scheduler_pb2.ListNodesReply, _abc.Awaitable[_scheduler_pb2.ListNodesReply]]: ...
+
+    @_abc_1.abstractmethod
+    def DrainNode(
+        self,
+        request: _scheduler_pb2.DrainNodeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_scheduler_pb2.NodeStatus, _abc.Awaitable[_scheduler_pb2.NodeStatus]]:
+        """Has a node end once its jobs have left it; it hears so with its next heartbeat."""
 
     @_abc_1.abstractmethod
     def Heartbeat(

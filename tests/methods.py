@@ -48,6 +48,6 @@ MAY = {
     "read": _LOOKS,
     "job": _JOBS_OWN,
     "submit": _SUBMITS,
-    "operate": _SUBMITS | _of("Access", "ListTokens"),
+    "operate": _SUBMITS | _of("Access", "ListTokens") | _of("Scheduler", "DrainNode"),
     "cluster": every_method(),
 }

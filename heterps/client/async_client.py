@@ -128,6 +128,10 @@ class AsyncClient:
         """The nodes and standing shards that are alive."""
         return await steps.nodes(self._transport)
 
+    async def drain(self, node_id: str, notice_s: float = 120.0) -> Node:
+        """As `Client.drain`."""
+        return await self._transport.call(calls.drain(node_id, notice_s))
+
     async def plan(
         self,
         workload: "WorkloadLike | str | Path",

@@ -204,6 +204,12 @@ def nodes(after: str) -> Call[tuple[list[Node], str]]:
     return Call("ListNodes", pb.ListNodesRequest(after=after), "list nodes", read)
 
 
+def drain(node_id: str, notice_s: float) -> Call[Node]:
+    """Ask a node to end once its jobs have left it."""
+    request = pb.DrainNodeRequest(node_id=node_id, notice_s=notice_s)
+    return Call("DrainNode", request, f"drain {node_id}", Node.of)
+
+
 def plan(
     workload: "WorkloadLike | str | Path",
     resources: "ResourcesLike | str | Path",

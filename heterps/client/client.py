@@ -215,6 +215,17 @@ class Client(Closing):
         """The nodes and standing shards that are alive."""
         return run(steps.nodes(self._transport))
 
+    def drain(self, node_id: str, notice_s: float = 120.0) -> Node:
+        """Have a node take nothing new and end once its jobs have left it; returns at once.
+
+        Args:
+            notice_s: seconds until it ends, whatever runs there.
+
+        Raises:
+            HeterpsError: there is no such node.
+        """
+        return run(self._transport.call(calls.drain(node_id, notice_s)))
+
     def plan(
         self,
         workload: "WorkloadLike | str | Path",

@@ -243,7 +243,10 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A host's daemon, or a standing parameter-server shard (`kind` is "shard")."""
+    """A host's daemon, or a standing parameter-server shard (`kind` is "shard").
+
+    One that is `draining` takes nothing new and ends in `ends_in_s` seconds at the latest.
+    """
 
     node_id: str
     kind: str
@@ -254,6 +257,8 @@ class Node:
     emulated: bool
     device: str
     processes: tuple[Process, ...]
+    draining: bool = False
+    ends_in_s: float = 0.0
 
     @classmethod
     def of(cls, status: pb.NodeStatus) -> "Node":

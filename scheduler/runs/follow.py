@@ -147,13 +147,19 @@ class Follower:
             for told in (self._trained, self._failures, self._cut_off, self._reports):
                 told.clear()
 
+    @property
+    def is_ending(self) -> bool:
+        """Whether a worker has trained all there is to train."""
+        with self._lock:
+            return bool(self._trained)
+
     def follow(
         self,
         stop: Stop,
         may_recover: Callable[[Ending], bool] = lambda ending: False,
         is_due: Callable[[], bool] = lambda: False,
     ) -> Outcome:
-        """Wait for the end, or for workers to be lost that may be replaced.
+        """Wait for the end, or for workers to be lost that may be replaced, or to be called away.
 
         Args:
             may_recover: whether workers lost for such a reason may be.

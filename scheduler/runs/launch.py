@@ -26,7 +26,6 @@ from scheduler.runs.beginning import taken_over
 from scheduler.runs.calls import CallError, Channels, Interrupted, Stop, call
 from scheduler.runs.failures import JobError, ending_of_call
 from scheduler.runs.processes import AttemptId, Process
-from scheduler.state import nodes as registry
 from scheduler.state.endings import Ending
 from scheduler.state.nodes import Nodes
 from scheduler.state.packing import Group
@@ -405,7 +404,7 @@ def _keeping_nothing(shard: NodeStatus) -> NodeStatus:
 
 
 def _home(decision: Decision, nodes: Nodes) -> NodeStatus:
-    live = nodes.live(registry.NODE)
+    live = nodes.placeable()
     if not live:
         text = "no node is alive to run the parameter server on"
         raise JobError(Ending(END_NO_CAPACITY, text, error=text))

@@ -144,24 +144,33 @@ def _pause(attempt: Attempt, change: Change) -> None:
     if until is not None and time.monotonic() > until:
         give_up(attempt, "its workers were not started in time")
         return
-    judge = next(p for p in _workers(attempt) if (p.index, p.rank) == (0, 0))
-    stub = StageStub(attempt.context.channels.to(judge.address, attempt.id.token))
     change.stage = Stage.PAUSING
     try:
-        call(
-            stub.Pause,
-            PauseRequest(generation=attempt.record.generation),
-            what=f"{judge.label} at {judge.address}: pause",
-            timeout_s=_CALL_S,
-            stop=attempt.is_cancelled,
-        )
+        pause(attempt)
     except CallError as error:
         give_up(attempt, str(error))
 
 
+def pause(attempt: Attempt) -> None:
+    """Have the workers take a cut after a step and wait there; the follower hears when they do.
+
+    Raises:
+        CallError: they were not told.
+        Interrupted: the job is cancelled, or another scheduler has taken over.
+    """
+    judge = next(p for p in _workers(attempt) if (p.index, p.rank) == (0, 0))
+    call(
+        StageStub(attempt.context.channels.to(judge.address, attempt.id.token)).Pause,
+        PauseRequest(generation=attempt.record.generation),
+        what=f"{judge.label} at {judge.address}: pause",
+        timeout_s=_CALL_S,
+        stop=attempt.is_cancelled,
+    )
+
+
 def _go_over(attempt: Attempt, change: Change, step: int) -> None:
     """All wait after a step; have the workers of the other plan begin there."""
-    cut = _cut(attempt, step)
+    cut = cut_at(attempt, step)
     if cut is None:
         status = attempt.context.jobs.get(attempt.id.job_id) or JobStatus()
         give_up(attempt, status.cut_error or f"no checkpoint was taken at step {step}")
@@ -227,7 +236,7 @@ def _workers(attempt: Attempt) -> list[Process]:
     return [process for process in attempt.processes if process.role == STAGE]
 
 
-def _cut(attempt: Attempt, step: int) -> Cut | None:
+def cut_at(attempt: Attempt, step: int) -> Cut | None:
     """The one that was taken of this attempt after a step, as the job's status has it."""
     status = attempt.context.jobs.get(attempt.id.job_id) or JobStatus()
     found = [c for c in status.cuts if (c.step, c.attempt) == (step, attempt.id.number)]

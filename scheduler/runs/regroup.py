@@ -68,14 +68,22 @@ class GoOn:
     cut: str = ""
 
 
-def regroup(attempt: Attempt, lost: Sequence[Process], cause: Ending) -> None:
+def regroup(
+    attempt: Attempt,
+    lost: Sequence[Process],
+    cause: Ending,
+    homes: Mapping[str, NodeStatus] | None = None,
+) -> None:
     """Replace the workers that are lost, and have all go on.
+
+    Args:
+        homes: by process, the node of a unit that was reserved for the one in its place.
 
     Raises:
         JobError: that is not possible, with `cause` as its ending; the attempt is over.
         Interrupted: the job is cancelled, or another scheduler has taken over.
     """
-    _regroup(attempt, lost, cause)
+    _regroup(attempt, lost, cause, homes or {})
 
 
 def resume(attempt: Attempt) -> None:
@@ -85,11 +93,16 @@ def resume(attempt: Attempt) -> None:
         JobError, Interrupted: as of `regroup`.
     """
     text = "its workers did not go on after a pause"
-    _regroup(attempt, (), Ending(END_CONNECTION_LOST, text, error=text), paused=True)
+    _regroup(attempt, (), Ending(END_CONNECTION_LOST, text, error=text), {}, paused=True)
 
 
 def _regroup(
-    attempt: Attempt, lost: Sequence[Process], cause: Ending, *, paused: bool = False
+    attempt: Attempt,
+    lost: Sequence[Process],
+    cause: Ending,
+    homes: Mapping[str, NodeStatus],
+    *,
+    paused: bool = False,
 ) -> None:
     began = time.monotonic()
     at = time.time()
@@ -98,7 +111,7 @@ def _regroup(
     reached, line = attempt.step, attempt.record.line
     for _ in range(_ROUNDS):
         generation = attempt.record.next_generation()
-        found = _one_round(attempt, gone, generation, cause)
+        found = _one_round(attempt, gone, generation, cause, homes)
         if found is not None:
             break
         labels += [p.label for p in attempt.processes if p.process_id in gone]
@@ -115,6 +128,7 @@ def _regroup(
         reason=cause.error or first_line(cause.text),
         reached=found.step,
         price_per_hour=attempt.decision.price_per_hour,
+        drained=cause.drained,
     )
     if attempt.record.line != line:
         recovery.back, recovery.reached = True, max(reached, found.step)
@@ -129,7 +143,13 @@ def _regroup(
     )
 
 
-def _one_round(attempt: Attempt, gone: set[str], generation: int, cause: Ending) -> GoOn | None:
+def _one_round(
+    attempt: Attempt,
+    gone: set[str],
+    generation: int,
+    cause: Ending,
+    homes: Mapping[str, NodeStatus],
+) -> GoOn | None:
     """Try it once; None where more turn out to be gone, who are added to `gone`."""
     stop, channels = attempt.is_cancelled, attempt.context.channels
     survivors = [p for p in attempt.processes if p.role == STAGE and p.process_id not in gone]
@@ -140,7 +160,7 @@ def _one_round(attempt: Attempt, gone: set[str], generation: int, cause: Ending)
             process.process_id: pool.submit(_ask, attempt, process, generation)
             for process in survivors
         }
-        replaced = _replaced_if_they_start(attempt, gone, generation, cause)
+        replaced = _replaced_if_they_start(attempt, gone, generation, cause, homes)
         states = {name: _told(future, name, gone) for name, future in asked.items()}
     if replaced is None:
         return None
@@ -190,7 +210,11 @@ def _told(future: "Future[RegroupReply]", name: str, gone: set[str]) -> RegroupR
 
 
 def _replaced_if_they_start(
-    attempt: Attempt, gone: set[str], generation: int, cause: Ending
+    attempt: Attempt,
+    gone: set[str],
+    generation: int,
+    cause: Ending,
+    homes: Mapping[str, NodeStatus],
 ) -> list[Process] | None:
     """As `_replaced`; None where one was killed as it started, or its node was.
 
@@ -198,7 +222,7 @@ def _replaced_if_they_start(
         JobError: there is no unit for one, or it failed by an error of its own.
     """
     try:
-        return _replaced(attempt, gone, generation, cause)
+        return _replaced(attempt, gone, generation, cause, homes)
     except JobError as error:
         if error.ending is cause or error.ending.reason not in _PASSING:
             raise
@@ -206,7 +230,13 @@ def _replaced_if_they_start(
         return None
 
 
-def _replaced(attempt: Attempt, gone: set[str], generation: int, cause: Ending) -> list[Process]:
+def _replaced(
+    attempt: Attempt,
+    gone: set[str],
+    generation: int,
+    cause: Ending,
+    homes: Mapping[str, NodeStatus],
+) -> list[Process]:
     """All processes, the lost ones replaced by others that listen.
 
     Raises:
@@ -220,7 +250,7 @@ def _replaced(attempt: Attempt, gone: set[str], generation: int, cause: Ending) 
         for process in attempt.processes:
             if process.process_id not in gone:
                 continue
-            home = _home(attempt, process.node.node_id)
+            home = homes.get(process.process_id) or _home(attempt, process.node.node_id)
             if home is None:
                 placed = nodes.reserve(job_id, [Group(process.node.type, 1)])
                 if placed is None:
@@ -237,10 +267,13 @@ def _replaced(attempt: Attempt, gone: set[str], generation: int, cause: Ending) 
 
 
 def _home(attempt: Attempt, node_id: str) -> NodeStatus | None:
-    """A node as it is now; None where it does not answer, though its lease may hold for a while."""
+    """A node as it is now; None where it takes nothing, or does not answer.
+
+    Its lease may hold for a while after its end.
+    """
     context = attempt.context
     status = context.nodes.get(node_id)
-    if status is None:
+    if status is None or status.draining:
         return None
     try:
         call(

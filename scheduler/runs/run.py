@@ -10,6 +10,7 @@ from protos.scheduler_pb2 import END_INTERNAL, END_SCHEDULER_LOST, END_SUCCEEDED
 from scheduler.runs.attempt import Attempt, State
 from scheduler.runs.calls import CallError, Interrupted
 from scheduler.runs.cleanup import clean_up
+from scheduler.runs.drain import Drain, marked
 from scheduler.runs.failures import JobError, ending_of
 from scheduler.runs.launch import begin
 from scheduler.runs.move import advance, give_up, settle
@@ -54,7 +55,8 @@ def _ending(attempt: Attempt, may_reserve: Callable[[Attempt], bool]) -> Ending:
         elif attempt.state is State.RUNNING:
             _begin_again(attempt)
         if attempt.state is State.RUNNING:
-            while _follow(attempt):
+            drain = Drain(attempt)
+            while _follow(attempt, drain):
                 pass
             return Ending(END_SUCCEEDED)
     except Interrupted:
@@ -63,7 +65,7 @@ def _ending(attempt: Attempt, may_reserve: Callable[[Attempt], bool]) -> Ending:
         ending = ending_of(error)
         if ending.reason == END_INTERNAL:
             _log.exception("job %s", attempt.id.job_id)
-        return ending
+        return marked(attempt, ending)
     return attempt.ending
 
 
@@ -94,21 +96,26 @@ def _replace(attempt: Attempt, lost: Sequence[Process], cause: Ending) -> None:
         raise JobError(found or cause) from None
 
 
-def _follow(attempt: Attempt) -> bool:
+def _follow(attempt: Attempt, drain: Drain) -> bool:
     """Wait for the end, or do what keeps it going; whether it goes on."""
     decision, follower = attempt.decision, attempt.follower
     assert follower is not None
-    store = attempt.context.store
-    with watch(attempt.id.job_id, decision, follower.so_far, store, attempt.started_s):
-        outcome = follower.follow(attempt.is_cancelled, attempt.may_recover, attempt.is_due)
+    with watch(attempt):
+        outcome = follower.follow(
+            attempt.is_cancelled,
+            lambda ending: attempt.may_recover(marked(attempt, ending)),
+            lambda: attempt.is_due() or drain.is_due(),
+        )
     report, ending = outcome.report, outcome.ending
     if outcome.due:
-        advance(attempt)
+        if not drain.step():
+            advance(attempt)
         return True
     if report is None:
         ending = ending or Ending(END_INTERNAL, "it ended without a reason")
         if outcome.lost is None:
             raise JobError(ending)
+        ending = marked(attempt, ending)
         give_up(attempt, f"workers died meanwhile: {ending.error or first_line(ending.text)}")
         _replace(attempt, outcome.lost, ending)
         return True

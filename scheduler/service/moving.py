@@ -1,6 +1,8 @@
 """The plan that a job is to move to, when it is asked to."""
 
 from protos.decision_pb2 import Decision
+from protos.job_pb2 import JobSpec
+from scheduler.runs.anew import for_job, on_nodes_now, propose_now
 from scheduler.runs.attempt import Attempt
 from scheduler.runs.change import ChangeRefusedError
 
@@ -16,28 +18,25 @@ def given(attempt: Attempt, plan: Decision) -> Decision:
     return made
 
 
-def planned_anew(attempt: Attempt, samples: int) -> Decision:
+def planned_anew(attempt: Attempt, spec: JobSpec) -> Decision:
     """The best plan for the rest of a job, by what its run was measured to take.
-
-    Args:
-        samples: that it has trained.
 
     Raises:
         ChangeRefusedError: that is the plan that it has, or too little was measured.
-        InputError: its decision has no workload to plan with.
+        InputError, OfferError: it cannot be planned on what is there.
     """
-    # These bring NumPy: only when they are needed.
-    from scheduler.decision.record import Decision as Record
-    from scheduler.replanning.replan import propose
-
     job_id, measurement = attempt.id.job_id, attempt.measurement()
-    left = attempt.decision.workload.samples - samples
-    if measurement is None or not measurement.counts or left <= 0:
+    proposal = None
+    if measurement is not None and measurement.counts:
+        offered = on_nodes_now(attempt, spec)
+        proposal = propose_now(attempt, spec, measurement, offered=offered)
+    if proposal is None:
         raise ChangeRefusedError(
             f"job {job_id}: its run was not measured for long enough to plan anew; give a plan, or "
             "try again later"
         )
-    proposal = propose(Record.from_message(attempt.decision), measurement, left)
+    if not proposal.proposed.feasible:
+        raise ChangeRefusedError(f"job {job_id}: {proposal.proposed.plan.reason}")
     if not proposal.moves:
         raise ChangeRefusedError(f"job {job_id} has the best plan, by what its run was measured")
-    return proposal.proposed.to_message()
+    return for_job(proposal.proposed.to_message(), attempt.decision)

@@ -230,6 +230,13 @@ class Processes:
         self._changed()
         return len(running)
 
+    def busy(self) -> bool:
+        """Whether anything of a job runs, or is about to."""
+        with self._lock:
+            jobs = [job for job in self._jobs.values() if not job.stopped]
+            entries = [entry for job in jobs for entry in job.entries.values()]
+        return any(not entry.error and entry.exit_code() is None for entry in entries)
+
     def read_log(self, process_id: str, offset: int, limit: int) -> ReadLogReply | None:
         """Bytes of a log; None for an unknown process."""
         with self._lock:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from bench.survive.job import Result, Shape, result_of, write_job
+from chassis.process import Child
 from heterps.job.file import load_job
 from protos.decision_pb2 import Decision
 from protos.job_pb2 import JobSpec
@@ -77,7 +78,7 @@ def held(file, **arguments):
 
 
 class Service:
-    """A scheduler, nodes of two units of each of two types and a spare, and one for the shards."""
+    """A scheduler, a node for the shards, three of a unit of one type, one of two of another."""
 
     def __init__(self, roles: Roles, directory: Path) -> None:
         self.directory = directory
@@ -87,9 +88,26 @@ class Service:
             file.write("!fault.py\n")
         self._roles = roles
         self._scheduler = roles.scheduler()
-        for kind, units in (("cpu", 1), ("front", 3), ("back", 2)):
-            roles.node(self._scheduler, kind, "--units", str(units), "--emulate")
+        self._nodes: list[Child] = []
+        for kind, units in (("cpu", 1), ("front", 1), ("front", 1), ("front", 1), ("back", 2)):
+            self.add_node(kind, units)
         self.stub: SchedulerStub = roles.stub(self._scheduler)
+
+    def add_node(self, kind: str, units: int) -> None:
+        """Start one, that waits for a minute for jobs to leave it."""
+        told = ("--units", str(units), "--emulate", "--notice", "60")
+        self._nodes.append(self._roles.node(self._scheduler, kind, *told))
+
+    def home(self, job_id: str, label: str) -> Child:
+        """The node that a process of a job runs on."""
+        nodes = self.stub.ListNodes(ListNodesRequest(), timeout=20).nodes
+        (address,) = {
+            node.address
+            for node in nodes
+            for process in node.processes
+            if (process.job_id, process.label) == (job_id, label)
+        }
+        return next(node for node in self._nodes if node.address == address)
 
     def replace_scheduler(self) -> None:
         """Kill it, and start another one on the same Redis."""

@@ -269,3 +269,55 @@ def test_each_time_takes_one_of_the_jobs_retries(service: Service) -> None:
     status = service.end(name)
     assert (status.state, status.end_reason) == (FAILED, END_WORKER_CRASHED)
     assert status.process == "stage 1 worker 0"
+
+
+def test_a_node_that_drains_is_left_for_none_of_the_retries_and_ends_by_itself(
+    service: Service, unfailed: str
+) -> None:
+    name = "drained"
+    service.submit(service.job(name))
+    wait_until(lambda: service.get(name).step >= 4, "it trains")
+    before = service.pids(name)
+    leaving = "stage 0 worker 0"
+    node = service.home(name, leaving)
+    os.kill(node.pid, signal.SIGTERM)
+    wait_until(lambda: service.recovered(name), "its worker is replaced")
+    after = service.pids(name)
+    del before[leaving]
+    assert {label: after.get(label) for label in before} == before
+    status = service.end(name)
+    assert (status.end_reason, status.attempt, status.step) == (END_SUCCEEDED, 1, SHAPE.steps)
+    (recovery,) = status.recoveries
+    assert (list(recovery.lost), recovery.drained) == ([leaving], True)
+    assert service.digest(name) == unfailed
+    assert node.process.wait(30) == 0
+    service.add_node("front", 1)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("room", [True, False])
+def test_a_node_with_a_whole_stage_is_left_with_nothing_lost(
+    service: Service, unfailed: str, room: bool
+) -> None:
+    name = f"drained-{'room' if room else 'full'}"
+    if room:
+        service.add_node("back", 2)
+    service.submit(service.job(name))
+    wait_until(lambda: service.get(name).step >= 4, "it trains")
+    node = service.home(name, "stage 1 worker 0")
+    os.kill(node.pid, signal.SIGTERM)
+    if not room:
+        wait_until(lambda: service.get(name).attempts, "it waits for another node")
+        assert node.process.wait(30) == 0
+        service.add_node("back", 2)
+    status = service.end(name)
+    assert (status.end_reason, status.step) == (END_SUCCEEDED, SHAPE.steps), status.reason
+    if room:
+        (move,) = status.moves
+        assert (move.reason, move.failed) == ("drained", "")
+        assert node.process.wait(30) == 0
+    else:
+        (went,) = status.attempts
+        assert went.drained
+        assert status.from_step >= went.step >= 4, "no step is done twice"
+    assert service.digest(name) == unfailed

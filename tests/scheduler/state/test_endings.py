@@ -53,6 +53,20 @@ def test_faults_that_are_not_the_jobs_own_are_forgiven_as_often_as_it_says() -> 
     assert not may_retry(status, Ending(END_SCHEDULER_LOST))
 
 
+def test_nodes_that_drain_cost_none_of_the_retries() -> None:
+    status = JobStatus(job_id="a", attempt=1, retries=1)
+    left = Ending(END_LOST_NODE, "node n drains", "node n", drained=True)
+    for _ in range(3):
+        assert may_retry(status, left)
+        start_over(status, left, 7.0)
+    status.recoveries.add(drained=True)
+    lost = Ending(END_LOST_NODE, "node n is lost", "node n")
+    assert may_retry(status, lost)
+    status.recoveries.add()
+    assert not may_retry(status, lost)
+    assert may_retry(status, left)
+
+
 def test_every_reason_has_a_meaning_for_people() -> None:
     names = {name.removeprefix("END_").lower() for name in EndReason.DESCRIPTOR.values_by_name} - {
         "unspecified"
