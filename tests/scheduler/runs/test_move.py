@@ -99,9 +99,9 @@ def test_a_job_that_moved_goes_back_to_its_cut_under_the_plan_that_it_has(
     way = ((0, 2, "front", 2), (3, 3, "back", 1))
     moved = move(service, name, plan(service, name, *way)).moves[0]
     trains(service, name, moved.step + 3)
-    pids = service.pids(name)
-    (alone,) = (label for label in pids if label.startswith("stage 1"))
-    os.kill(pids[alone], signal.SIGKILL)
+    with service.held():
+        pids = service.pids(name)
+        os.kill(pids["stage 1 worker 0, generation 1"], signal.SIGKILL)
     status = service.end(name)
     assert (status.end_reason, status.attempt, status.step) == (END_SUCCEEDED, 1, SHAPE.steps)
     (recovery,) = status.recoveries
@@ -114,22 +114,23 @@ def test_a_scheduler_that_dies_while_it_moves(tmp_path: Path) -> None:
     """The next one goes on with the plan before or the other one, and with no worker of both."""
     with Valkey(tmp_path / "redis") as redis, Roles(tmp_path, redis.url) as roles:
         service = Service(roles, tmp_path / "job")
-        whole = service.submit(service.job("whole"))
+        steps = {"train.max_steps": 300}
+        whole = service.submit(service.job("whole", **steps))
         assert service.end(whole).end_reason == END_SUCCEEDED
         plans = set()
-        for number in range(8):
-            spec = service.job(f"led-{number}")
+        for number in range(6):
+            spec = service.job(f"led-{number}", **steps)
             spec.retries = 1
             name = service.submit(spec)
             trains(service, name, 3)
             request = MoveJobRequest(job_id=name, decision=plan(service, name))
             service.stub.MoveJob(request, timeout=20)
-            time.sleep(0.12 * number)
+            time.sleep(0.25 * number)
             service.replace_scheduler()
             wait_until(lambda name=name: len(service.pids(name)) == 4 + 2, "one plan's workers")
             plans.add(any("generation" in label for label in service.pids(name)))
             status = service.end(name)
-            assert (status.end_reason, status.step) == (END_SUCCEEDED, SHAPE.steps), status.reason
+            assert (status.end_reason, status.step) == (END_SUCCEEDED, 300), status.reason
             assert service.digest(name) == service.digest(whole)
             wait_until(lambda: not any(used(service).values()), "all units are given back")
         assert plans == {False, True}, "before the write, and after it"
