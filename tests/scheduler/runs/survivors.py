@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -215,9 +216,10 @@ def logged(service: Service, job_id: str) -> str:
     return "".join(chunk.text for chunk in chunks)
 
 
-def used(service: Service) -> dict[str, int]:
+def used(service: Service) -> Counter[str]:
+    """Units that jobs hold, by type."""
     nodes = service.stub.ListNodes(ListNodesRequest(), timeout=20).nodes
-    return {node.type: node.units_used for node in nodes}
+    return sum((Counter({node.type: node.units_used}) for node in nodes), Counter())
 
 
 @pytest.fixture(scope="session")
