@@ -258,6 +258,7 @@ class RegroupReply(_message.Message):
     TRAINED_FIELD_NUMBER: _builtins.int
     SAMPLES_FIELD_NUMBER: _builtins.int
     LINE_FIELD_NUMBER: _builtins.int
+    IN_DOUBT_FIELD_NUMBER: _builtins.int
     has_state: _builtins.bool
     """it trained, or has trained; else it never began"""
     step: _builtins.int
@@ -268,6 +269,8 @@ class RegroupReply(_message.Message):
     """trained until `step`, over all workers"""
     line: _builtins.int
     """of its state, as in Topology"""
+    in_doubt: _builtins.bool
+    """It has all of step `step` but the verdict, and takes the one that others have."""
     @_builtins.property
     def judged(self) -> _containers.RepeatedCompositeFieldContainer[Global___Notice]:
         """verdicts on the last steps of that generation, in their order"""
@@ -281,10 +284,11 @@ class RegroupReply(_message.Message):
         trained: _builtins.int = ...,
         samples: _builtins.int = ...,
         line: _builtins.int = ...,
+        in_doubt: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["has_state", b"has_state", "judged", b"judged", "line", b"line", "samples", b"samples", "step", b"step", "trained", b"trained"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["has_state", b"has_state", "in_doubt", b"in_doubt", "judged", b"judged", "line", b"line", "samples", b"samples", "step", b"step", "trained", b"trained"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

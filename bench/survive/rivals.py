@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.survive.figures import longest_gap
-from bench.survive.job import Shape, steps_begun
-from bench.survive.kills import drawn, pause
+from bench.survive.job import Shape, steps_begun, trained_last
+from bench.survive.kills import SETTLED_S, drawn, pause
 from bench.survive.plain import Settings
 from tests.pids import alive
 
@@ -64,18 +64,18 @@ def _run(
     kills: list[float] = []
     until = time.monotonic() + _LIMIT_S
     due: float | None = None
+    after = 0.0  # Unix time
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(argv, stdout=log, stderr=log)
         while (code := process.poll()) is None and time.monotonic() < until:
-            pids = _training(folder / "trace")
-            if due is None:
-                due = time.monotonic() + pause(chance, arguments.every) if pids else None
-            elif time.monotonic() > due and len(kills) < most and len(pids) == settings.workers:
+            if due is None and trained_last(folder) > after:
+                due = time.monotonic() + pause(chance, arguments.every)
+            elif due is not None and time.monotonic() > due and len(kills) < most:
                 drawn(chance, arguments.kinds)
                 with suppress(ProcessLookupError):
-                    os.kill(chance.sample(pids, 1)[0], signal.SIGKILL)
+                    os.kill(chance.choice(_training(folder / "trace")), signal.SIGKILL)
                     kills.append(time.time())
-                due = time.monotonic() + pause(chance, arguments.every)
+                due, after = None, time.time() + SETTLED_S
             time.sleep(_LOOK_S)
         if code is None:
             process.kill()

@@ -1,7 +1,8 @@
 """Workers that died are replaced, and the others of the attempt keep their processes.
 
 Everybody gives up the steps under way and tells how many updates its state has. The most that any
-has is where all go on: whoever has fewer, or is new, takes the state from another of its stage.
+has is where all go on: whoever has fewer, or is new, takes the state from another of its stage. Of
+a stage whose workers waited for the verdict that others had, each takes the step by that.
 Where nobody of a stage has it, all go back to the job's newest cut, or to where it began; nothing
 of before is applied any more then, and no state that somebody kept of it counts.
 """
@@ -365,13 +366,18 @@ def _go_on(
         former[stage] = max(former[stage], state.trained)
     kept = {name: state for name, state in states.items() if state.has_state and state.line == line}
     step = max((state.step for state in kept.values()), default=0)
-    having = [workers[name] for name, state in kept.items() if state.step == step]
-    donors = {worker.index: worker for worker in having}
-    if len(donors) < stages:
-        return None
     judged: dict[tuple[int, int], Notice] = {}
     for state in kept.values():
         judged |= {(n.generation, n.step): n for n in state.judged if n.step < step}
+    decided = [
+        workers[name]
+        for name, state in kept.items()
+        if state.in_doubt and state.step + 1 == step and (state.trained, state.step) in judged
+    ]
+    having = [workers[name] for name, state in kept.items() if state.step == step]
+    donors = {worker.index: worker for worker in (*decided, *having)}
+    if len(donors) < stages:
+        return None
     return GoOn(
         step,
         next(state.samples for state in kept.values() if state.step == step),

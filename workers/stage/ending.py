@@ -107,6 +107,7 @@ class Ending:
             else ThreadPoolExecutor(1, thread_name_prefix="ending")
         )
         self._begun: deque[tuple[Gradient, Future[_Judged]]] = deque()
+        self._reported: tuple[Gradient, Report] | None = None  # whose verdict is not known here
         self._next = 0  # step to begin
         self._due = due
         self.applied = 0  # updates that count
@@ -161,6 +162,26 @@ class Ending:
             gradient, future = self._begun[0]
             future.set_result(self._end(gradient))
 
+    def in_doubt(self, step: int) -> bool:
+        """Whether all there is to a step is here but the verdict, which others may have.
+
+        Args:
+            step: the first that was not applied here.
+        """
+        if self._reported is None or self._commits.goes_alone:
+            return False
+        gradient, _ = self._reported
+        return gradient.step == step
+
+    def hear(self, notice: Notice) -> None:
+        """Have the verdict on the step in doubt be that which others had; nobody waits any more."""
+        assert self._reported is not None
+        gradient, report = self._reported
+        verdict = Verdict(_FROM_WIRE[notice.outcome], notice.scale)
+        future: Future[_Judged] = Future()
+        future.set_result(_Judged(verdict, report.loss, AfterStep.NOTHING))
+        self._begun = deque([(gradient, future)])
+
     @property
     def ready(self) -> bool:
         """Whether the verdict on the next step is here."""
@@ -178,6 +199,8 @@ class Ending:
         outcome = _ON_WIRE[verdict.outcome]
         self.judged.append(Notice(kind=JUDGED, step=step, outcome=outcome, scale=verdict.scale))
         self._scales.judged(step, verdict.outcome)
+        if self._reported is not None and self._reported[0] is gradient:
+            self._reported = None
         if verdict.outcome is Outcome.DIVERGED:
             raise DivergedError(
                 f"step {step}: a loss or gradient is not finite; the model is kept as it was before"
@@ -243,6 +266,7 @@ class Ending:
                 squared_norm=report.squared_norm + squared,
                 finite=report.finite and finite,
             )
+        self._reported = gradient, report
         if self._judges:
             return _Judged(self._judge(step, [report]), report.loss, report.after)
         if self._place.rank == 0:

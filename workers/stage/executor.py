@@ -34,7 +34,7 @@ from torch import Tensor
 
 from chassis.tracing import span
 from protos.job_pb2 import JobSpec
-from protos.stage_pb2 import FrameKind
+from protos.stage_pb2 import FrameKind, Notice
 from workers.data.reader import Split
 from workers.device.copies import Upload
 from workers.errors import DivergedError
@@ -375,6 +375,11 @@ class StageExecutor:
             if self._ending.ready:
                 self._apply()
             time.sleep(_SOON_S / 20)
+
+    def decide(self, notice: Notice) -> None:
+        """Apply the step in doubt by the verdict of others, at a worker that has given up."""
+        self._ending.hear(notice)
+        self._apply()
 
     def _update(self) -> None:
         """Apply the step whose verdict is here, and take a cut where one is to follow."""

@@ -101,6 +101,8 @@ class Regroups:
         judged: Sequence[Notice],
         trained: int,
         line: int,
+        *,
+        in_doubt: bool,
     ) -> None:
         """Be of another generation, with what was kept of those before.
 
@@ -108,6 +110,7 @@ class Regroups:
             judged: verdicts on the last steps.
             trained: the newest generation that it trained in.
             line: the last generation before that began at a cut.
+            in_doubt: whether it lacks of the next step only the verdict.
         """
         self._reply = RegroupReply(
             has_state=kept is not None,
@@ -116,6 +119,7 @@ class Regroups:
             judged=judged,
             trained=trained,
             line=line,
+            in_doubt=in_doubt,
         )
         self._service.begin(session)
         with self._changed:

@@ -3,6 +3,7 @@
 import logging
 import math
 import threading
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -40,6 +41,8 @@ from workers.stage.saved_check import check_saved
 from workers.stage.series import holds_just, series_of
 from workers.stage.source import TrainingSource
 
+_DECIDED_S = 30.0  # after others begin, for a step in doubt to be decided on
+_LOOK_S = 0.005
 _log = logging.getLogger("heterps.stage")
 
 
@@ -63,6 +66,7 @@ class Worker:
         self._service = StageService(self._session(launch.generation))
         self._regroups = Regroups(self._service, stop)
         self._kept: Beginning | None = None
+        self._doubtful: Parts | None = None  # that have all of the next step but the verdict
         self._judged: tuple[Notice, ...] = ()  # of the newest generation that this one trained in
         self._trained: int | None = None
         self._line = 0  # the last generation that began at a cut, of what is kept
@@ -150,7 +154,8 @@ class Worker:
             self._share.batches.close()
         number = self._regroups.wait(session)
         self._regroups.begin(
-            self._session(number), self._kept, self._judged, self._trained or 0, self._line
+            *(self._session(number), self._kept, self._judged, self._trained or 0, self._line),
+            in_doubt=self._doubtful is not None,
         )
         return False
 
@@ -162,13 +167,18 @@ class Worker:
             with suppress(Exception):  # what does not come to pass is done again
                 parts.executor.catch_up()
             session.inbox.close()
-            self._kept = parts.keep()
-            for notice in parts.ending.judged:
-                notice.generation = session.generation
-            self._judged = tuple(parts.ending.judged)
-            _log.warning("gave up step %d: %s", self._kept.step, told(error))
+            kept = self._keep(parts)
+            self._doubtful = parts if parts.ending.in_doubt(kept.step) else None
+            _log.warning("gave up step %d: %s", kept.step, told(error))
         if not self._regroups.is_due(session):
             reporter.send("lost", error=told(error))
+
+    def _keep(self, parts: Parts) -> Beginning:
+        kept = self._kept = parts.keep()
+        for notice in parts.ending.judged:
+            notice.generation = self._trained or 0
+        self._judged = tuple(parts.ending.judged)
+        return kept
 
     @property
     def _judges(self) -> bool:
@@ -186,11 +196,26 @@ class Worker:
         return end_reason_of(error, self._launch.job) == END_CONNECTION_LOST
 
     def _kept_after(self, step: int) -> bytes | None:
+        until = time.monotonic() + _DECIDED_S
+        while self._doubtful is not None and time.monotonic() < until:
+            time.sleep(_LOOK_S)  # it is told about now how the step ended
         kept = self._kept
         return to_bytes(kept) if kept is not None and kept.step == step else None
 
+    def _decide(self, topology: Topology) -> None:
+        """Take the step in doubt if others took it."""
+        doubtful, kept = self._doubtful, self._kept
+        if doubtful is not None and kept is not None and topology.donors:
+            known = {(notice.generation, notice.step): notice for notice in topology.judged}
+            notice = known.get((self._trained or 0, kept.step))
+            if notice is not None and (kept.step + 1, self._line) == (topology.step, topology.line):
+                doubtful.executor.decide(notice)
+                self._keep(doubtful)
+        self._doubtful = None
+
     def _kept_for(self, topology: Topology) -> Beginning | None:
         """What a generation goes on with; None: it begins at a cut, or at the first step."""
+        self._decide(topology)
         if not topology.donors:
             return None
         kept = self._kept

@@ -85,6 +85,26 @@ def test_a_part_of_the_rows_is_lost_with_no_worker(
     assert (service.result(name).trained == SHAPE.steps / SHAPE.steps_per_epoch).all()
 
 
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("staleness", [0, pytest.param(1, marks=pytest.mark.exhaustive)])
+def test_who_waits_for_a_verdict_takes_that_of_others(
+    service: Service, unfailed: str, rank: int, staleness: int
+) -> None:
+    name = f"in-doubt-{rank}-{staleness}"
+    fault = {"model.entry": "fault.py:unjudged", "model.args.rank": rank}
+    spec = service.job(name, **fault, **{"train.staleness": staleness})
+    spec.retries = 1
+    service.submit(spec)
+    status = service.end(name)
+    assert (status.end_reason, status.attempt) == (END_SUCCEEDED, 1), status.reason
+    (recovery,) = status.recoveries
+    assert list(recovery.lost) == [f"stage 1 worker {rank}"]
+    assert recovery.step in (6, 7)  # where stage 0 was not done with it, nobody takes it
+    assert not recovery.back
+    if not staleness:
+        assert service.digest(name) == unfailed
+
+
 @pytest.mark.exhaustive
 def test_one_death_after_another_before_a_step_is_over(service: Service, unfailed: str) -> None:
     name = "killed-again"
