@@ -137,7 +137,7 @@ def watch(attempt: Attempt) -> Watch:
     def fresh(measurement: Measurement, samples: int) -> "Proposal | None":
         nonlocal joined
         joined = max(0, joined - 1)
-        if mode == "off" and not joined:
+        if (mode == "off" and not joined) or attempt.change is not None:
             return None
         try:
             offered = on_nodes_now(attempt, spec) if mode == "auto" or joined else None
