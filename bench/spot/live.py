@@ -22,6 +22,7 @@ from typing import Any
 from bench.pages import RESULTS, write
 from bench.survive.job import Shape, result_of, write_job
 from heterps import Client, Cluster
+from heterps.client.attempts import trained
 from heterps.job.file import load_job
 from protos.job_pb2 import JobSpec
 
@@ -104,6 +105,7 @@ def _run(
         time.sleep(0.02)
     decision = client.decision_message(job_id)
     status = client.status_message(job_id)
+    spans = trained(job, decision.price_per_hour)
     return {
         "state": job.state.value,
         "reason": status.reason,
@@ -112,8 +114,8 @@ def _run(
         "attempts": status.attempt,
         "lost_share": decision.lost_share,
         "predicted": decision.cost,
-        "paid": decision.measured.cost,
-        "seconds": decision.measured.seconds,
+        "paid": sum(one.cost for one in spans),
+        "seconds": sum(one.seconds for one in spans),
         "digest": result_of(spec, folder / "out" / job_id).digest if status.output else "",
     }
 
