@@ -54,7 +54,7 @@ class Draining:
 
     def begin(self) -> None:
         """Have the node end: the first time when it may, the second time at once."""
-        if not self.ask(self._notice_s):
+        if not self._notice_s or not self.ask(self._notice_s):
             self._stop.set()
 
     def ask(self, notice_s: float) -> bool:

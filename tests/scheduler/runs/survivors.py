@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,17 +13,21 @@ import pytest
 from bench.survive.job import Result, Shape, result_of, write_job
 from chassis.process import Child
 from heterps.job.file import load_job
+from protos.decision_pb2 import Decision
 from protos.job_pb2 import JobSpec
 from protos.scheduler_pb2 import (
     END_SUCCEEDED,
     JobRequest,
     JobStatus,
     ListNodesRequest,
+    LogsRequest,
+    MoveJobRequest,
     Recovery,
     SubmitRequest,
 )
 from protos.scheduler_pb2_grpc import SchedulerStub
 from tests.cluster import Roles
+from tests.waiting import wait_until
 
 SHAPE = Shape(seconds=0.001, steps=27)
 _TRAINING = {
@@ -175,15 +180,61 @@ class Service:
         assert np.abs(result.rows).max() > 0.02  # they have learned
         return result
 
-    def losses(self, job_id: str) -> list[float]:
+    def losses(self, job_id: str, steps: int = SHAPE.steps) -> list[float]:
         """Of each step, as they are kept."""
         lines = (self.directory / "out" / job_id / "loss.csv").read_text().splitlines()[1:]
-        assert len(lines) == SHAPE.steps
+        assert len(lines) == steps
         return [float(line.split(",")[1]) for line in lines]
 
     def digest(self, job_id: str) -> str:
         """Of a job's weights and rows, to the bit."""
         return self.result(job_id).digest
+
+
+def plan(service: Service, job_id: str, *stages: tuple[int, int, str, int]) -> Decision:
+    """The job's plan, with other stages where these are given: first, last, type, units."""
+    found = service.stub.GetDecision(JobRequest(job_id=job_id), timeout=20)
+    if stages:
+        del found.stages[:]
+        for first, last, kind, units in stages:
+            found.stages.add(first=first, last=last, type=kind, units=units)
+    return found
+
+
+def move(service: Service, job_id: str, to: Decision) -> JobStatus:
+    """Ask for it, and wait until it has moved or said why not.
+
+    No step ends until the others listen: however long that takes, it moves within a few steps.
+    """
+    moves, before = len(service.get(job_id).moves), {*service.pids(job_id).values()}
+    more = sum(stage.units for stage in to.stages)
+
+    def moved() -> bool:
+        return len(service.get(job_id).moves) > moves
+
+    with service.held():
+        service.stub.MoveJob(MoveJobRequest(job_id=job_id, decision=to), timeout=20)
+        wait_until(
+            lambda: moved() or len({*service.pids(job_id).values()} - before) == more,
+            "others listen",
+        )
+    wait_until(moved, "it moves")
+    return service.get(job_id)
+
+
+def trains(service: Service, job_id: str, step: int) -> None:
+    wait_until(lambda: service.get(job_id).step >= step, "it trains")
+
+
+def logged(service: Service, job_id: str) -> str:
+    chunks = service.stub.Logs(LogsRequest(job_id=job_id), timeout=20)
+    return "".join(chunk.text for chunk in chunks)
+
+
+def used(service: Service) -> Counter[str]:
+    """Units that jobs hold, by type."""
+    nodes = service.stub.ListNodes(ListNodesRequest(), timeout=20).nodes
+    return sum((Counter({node.type: node.units_used}) for node in nodes), Counter())
 
 
 @pytest.fixture(scope="session")

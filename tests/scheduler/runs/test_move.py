@@ -9,97 +9,24 @@ import grpc
 import numpy as np
 import pytest
 
-from protos.decision_pb2 import Decision
 from protos.scheduler_pb2 import (
     END_SUCCEEDED,
-    JobRequest,
-    JobStatus,
-    ListNodesRequest,
-    LogsRequest,
     MoveJobRequest,
 )
 from tests.cluster import Roles
-from tests.scheduler.runs.survivors import ALONE, SHAPE, Service
+from tests.scheduler.runs.survivors import ALONE, SHAPE, Service, move, plan, trains, used
 from tests.valkey import Valkey
 from tests.waiting import wait_until
 
 pytest.importorskip("workers.stage")
 
 
-def plan(service: Service, job_id: str, *stages: tuple[int, int, str, int]) -> Decision:
-    """The job's plan, with other stages where these are given: first, last, type, units."""
-    found = service.stub.GetDecision(JobRequest(job_id=job_id), timeout=20)
-    if stages:
-        del found.stages[:]
-        for first, last, kind, units in stages:
-            found.stages.add(first=first, last=last, type=kind, units=units)
-    return found
-
-
-def move(service: Service, job_id: str, to: Decision) -> JobStatus:
-    """Ask for it, and wait until it has moved or said why not.
-
-    No step ends until the others listen: however long that takes, it moves within a few steps.
-    """
-    moves, running = len(service.get(job_id).moves), len(service.pids(job_id))
-    more = sum(stage.units for stage in to.stages)
-
-    def moved() -> bool:
-        return len(service.get(job_id).moves) > moves
-
-    with service.held():
-        service.stub.MoveJob(MoveJobRequest(job_id=job_id, decision=to), timeout=20)
-        wait_until(lambda: moved() or len(service.pids(job_id)) == running + more, "others listen")
-    wait_until(moved, "it moves")
-    return service.get(job_id)
-
-
-def trains(service: Service, job_id: str, step: int) -> None:
-    wait_until(lambda: service.get(job_id).step >= step, "it trains")
-
-
-def logged(service: Service, job_id: str) -> str:
-    chunks = service.stub.Logs(LogsRequest(job_id=job_id), timeout=20)
-    return "".join(chunk.text for chunk in chunks)
-
-
-def used(service: Service) -> dict[str, int]:
-    nodes = service.stub.ListNodes(ListNodesRequest(), timeout=20).nodes
-    return {node.type: node.units_used for node in nodes}
-
-
-def test_a_job_moves_to_other_workers_and_comes_to_the_same_bits(
-    service: Service, unfailed: str
-) -> None:
-    """All units that it may have are its own: the others begin beside those that train."""
-    service.submit(service.may_be_held("moved"))
-    trains(service, "moved", 4)
-    before = service.pids("moved")
-    status = move(service, "moved", plan(service, "moved"))
-    (one,) = status.moves
-    assert not one.failed, one.failed
-    assert (one.reason, one.before, one.after) == ("asked", "2 front + 2 back", "2 front + 2 back")
-    assert one.seconds < 60
-    with service.held():
-        wait_until(lambda: len(service.pids("moved")) == len(before), "those before are stopped")
-        after = service.pids("moved")
-        assert used(service) == {"cpu": 1, "front": 2, "back": 2}
-    kept = set(before.values()) & set(after.values())
-    assert kept == {pid for label, pid in before.items() if label.startswith("shard")}
-    status = service.end("moved")
-    assert (status.end_reason, status.attempt, status.step) == (END_SUCCEEDED, 1, SHAPE.steps)
-    assert 4 < one.step < SHAPE.steps
-    assert service.digest("moved") == unfailed
-    assert "the tables hold just the cut" in logged(service, "moved")
-    assert not status.cuts, "it was to take none"
-    assert not (service.directory / "out" / "moved.cuts").exists()
-
-
 @pytest.mark.exhaustive
 def test_widths_types_and_stages_change_and_the_losses_stay(service: Service) -> None:
-    whole, name = "unmoved", "moving"
-    assert service.end(service.submit(service.job(whole, **ALONE))).end_reason == END_SUCCEEDED
-    service.submit(service.may_be_held(name, **ALONE))
+    whole, name, steps = "unmoved", "moving", 90
+    longer = ALONE | {"train.max_steps": steps}
+    assert service.end(service.submit(service.job(whole, **longer))).end_reason == END_SUCCEEDED
+    service.submit(service.may_be_held(name, **longer))
     ways = (
         ((0, 2, "front", 3), (3, 3, "back", 1)),
         ((0, 2, "front", 2), (3, 3, "back", 2)),
@@ -111,11 +38,11 @@ def test_widths_types_and_stages_change_and_the_losses_stay(service: Service) ->
         moved = move(service, name, plan(service, name, *way)).moves[-1]
         assert not moved.failed, moved.failed
     status = service.end(name)
-    assert (status.end_reason, status.attempt, status.step) == (END_SUCCEEDED, 1, SHAPE.steps)
+    assert (status.end_reason, status.attempt, status.step) == (END_SUCCEEDED, 1, steps)
     assert [one.after for one in status.moves] == [
         *("3 front + 1 back", "2 front + 2 back", "1 front + 1 front + 1 back", "2 back"),
     ]
-    np.testing.assert_allclose(service.losses(name), service.losses(whole), rtol=1e-5)
+    np.testing.assert_allclose(service.losses(name, steps), service.losses(whole, steps), rtol=1e-5)
     wait_until(lambda: not any(used(service).values()), "all units are given back")
 
 
@@ -172,9 +99,9 @@ def test_a_job_that_moved_goes_back_to_its_cut_under_the_plan_that_it_has(
     way = ((0, 2, "front", 2), (3, 3, "back", 1))
     moved = move(service, name, plan(service, name, *way)).moves[0]
     trains(service, name, moved.step + 3)
-    pids = service.pids(name)
-    (alone,) = (label for label in pids if label.startswith("stage 1"))
-    os.kill(pids[alone], signal.SIGKILL)
+    with service.held():
+        pids = service.pids(name)
+        os.kill(pids["stage 1 worker 0, generation 1"], signal.SIGKILL)
     status = service.end(name)
     assert (status.end_reason, status.attempt, status.step) == (END_SUCCEEDED, 1, SHAPE.steps)
     (recovery,) = status.recoveries
@@ -187,22 +114,23 @@ def test_a_scheduler_that_dies_while_it_moves(tmp_path: Path) -> None:
     """The next one goes on with the plan before or the other one, and with no worker of both."""
     with Valkey(tmp_path / "redis") as redis, Roles(tmp_path, redis.url) as roles:
         service = Service(roles, tmp_path / "job")
-        whole = service.submit(service.job("whole"))
+        steps = {"train.max_steps": 300}
+        whole = service.submit(service.job("whole", **steps))
         assert service.end(whole).end_reason == END_SUCCEEDED
         plans = set()
-        for number in range(8):
-            spec = service.job(f"led-{number}")
+        for number in range(6):
+            spec = service.job(f"led-{number}", **steps)
             spec.retries = 1
             name = service.submit(spec)
             trains(service, name, 3)
             request = MoveJobRequest(job_id=name, decision=plan(service, name))
             service.stub.MoveJob(request, timeout=20)
-            time.sleep(0.12 * number)
+            time.sleep(0.25 * number)
             service.replace_scheduler()
             wait_until(lambda name=name: len(service.pids(name)) == 4 + 2, "one plan's workers")
             plans.add(any("generation" in label for label in service.pids(name)))
             status = service.end(name)
-            assert (status.end_reason, status.step) == (END_SUCCEEDED, SHAPE.steps), status.reason
+            assert (status.end_reason, status.step) == (END_SUCCEEDED, 300), status.reason
             assert service.digest(name) == service.digest(whole)
             wait_until(lambda: not any(used(service).values()), "all units are given back")
         assert plans == {False, True}, "before the write, and after it"

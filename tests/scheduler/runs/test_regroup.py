@@ -9,7 +9,16 @@ import pytest
 
 from protos.job_pb2 import JobSpec
 from protos.scheduler_pb2 import END_SUCCEEDED, END_WORKER_CRASHED, FAILED, JobStatus
-from tests.scheduler.runs.survivors import ALONE, SHAPE, Service
+from tests.scheduler.runs.survivors import (
+    ALONE,
+    SHAPE,
+    Service,
+    logged,
+    move,
+    plan,
+    trains,
+    used,
+)
 from tests.waiting import wait_until
 
 pytest.importorskip("workers.stage")
@@ -243,6 +252,33 @@ def test_with_staleness_no_step_is_lost(service: Service) -> None:
         losses.append(service.losses(name))
     # The steps that were under way see rows that are fresher by a step.
     np.testing.assert_allclose(losses[1], losses[0], atol=0.02)
+
+
+def test_a_job_moves_to_other_workers_and_comes_to_the_same_bits(
+    service: Service, unfailed: str
+) -> None:
+    """All units that it may have are its own: the others begin beside those that train."""
+    service.submit(service.may_be_held("moved"))
+    trains(service, "moved", 4)
+    before = service.pids("moved")
+    status = move(service, "moved", plan(service, "moved"))
+    (one,) = status.moves
+    assert not one.failed, one.failed
+    assert (one.reason, one.before, one.after) == ("asked", "2 front + 2 back", "2 front + 2 back")
+    assert one.seconds < 60
+    with service.held():
+        wait_until(lambda: len(service.pids("moved")) == len(before), "those before are stopped")
+        after = service.pids("moved")
+        assert used(service) == {"cpu": 1, "front": 2, "back": 2}
+    kept = set(before.values()) & set(after.values())
+    assert kept == {pid for label, pid in before.items() if label.startswith("shard")}
+    status = service.end("moved")
+    assert (status.end_reason, status.attempt, status.step) == (END_SUCCEEDED, 1, SHAPE.steps)
+    assert 4 < one.step < SHAPE.steps
+    assert service.digest("moved") == unfailed
+    assert "the tables hold just the cut" in logged(service, "moved")
+    assert not status.cuts, "it was to take none"
+    assert not (service.directory / "out" / "moved.cuts").exists()
 
 
 def test_each_time_takes_one_of_the_jobs_retries(service: Service) -> None:

@@ -10,6 +10,8 @@ from protos.job_pb2 import JobSpec
 from protos.node_pb2 import LaunchRequest
 from protos.scheduler_pb2 import JobRequest
 from scheduler.runs import watch
+from tests.cluster import Roles
+from tests.scheduler.lives import log_of, prepare, steps_of
 from tests.scheduler.stub_node import BATCH, Service, StubNode, serving
 from tests.waiting import wait_until
 
@@ -101,3 +103,39 @@ def test_a_job_that_is_elastic_is_offered_a_node_that_joins(service: Service) ->
     wait_until(lambda: measured(service, "elastic"), "it is considered")
     with StubNode(service.address, "other", "gpu") as other:
         wait_until(lambda: other.placed("elastic", 1), "a worker is started there")
+
+
+@pytest.mark.exhaustive
+def test_a_real_job_of_a_wrong_profile_goes_over_once_and_trains_on(
+    service: Service, tmp_path: Path
+) -> None:
+    """By its profile a dear unit is five times as fast as a cheap one; they are the same."""
+    prepare(tmp_path)
+    made = service.spec("wrong", every="")
+    made.train.epochs = 1000
+    made.schedule.replan = "auto"
+    del made.schedule.offered.types[:]
+    only = made.schedule.given.layers[0]
+    only.cost.clear()
+    for name, price, compute_s in (("dear", 4.0, 0.08), ("cheap", 1.0, 0.4)):
+        made.schedule.offered.types.add(
+            name=name, device="cpu", price_per_hour=price, limit=1, memory_bytes=1e9
+        )
+        cost = LayerCost(compute_s=compute_s, parallel_compute=0.9, memory_bytes=1.0)
+        only.cost[name].CopyFrom(cost)
+    service.node.leave()
+    with Roles(tmp_path) as roles:
+        for name in ("dear", "cheap"):
+            told = ("--type", name, "--device", "cpu", "--units", "2", "--notice", "0")
+            roles.start("workers.node", *told, "--scheduler", service.address)
+        service.submit(made)
+        wait_until(lambda: service.get("wrong").moves, "it moves", 200.0)
+        (move,) = service.get("wrong").moves
+        assert (move.reason, move.failed) == ("replanned", "")
+        assert (move.before, move.after) == ("1 dear", "1 cheap")
+        wait_until(lambda: service.get("wrong").step > move.step + 500, "it trains on", 200.0)
+        status = service.stub.CancelJob(JobRequest(job_id="wrong"), timeout=60)
+    assert (len(status.moves), status.attempt) == (1, 1), "it has learned, and stays"
+    pids = steps_of(log_of(tmp_path, "wrong"))
+    assert len(set(pids)) == 2
+    assert pids == sorted(pids, key=pids.index), "no step under the plan before after the move"

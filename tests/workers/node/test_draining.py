@@ -49,6 +49,7 @@ def test_where_nothing_runs_or_there_is_no_notice_it_ends_at_once(notice_s: floa
     draining.serve(lambda: not notice_s, lambda: None)
     draining.begin()
     assert stop.wait(10)
+    assert (draining.ends_in_s is None) == (notice_s == 0), "else jobs are told that they may leave"
 
 
 def test_a_place_gives_notice_once_it_says_so(tmp_path: Path) -> None:
