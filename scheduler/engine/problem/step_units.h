@@ -23,7 +23,9 @@ class StepUnits {
   // A number of units of a stage: more than of the option before it, and less waiting for it.
   struct Option {
     StepStage stage;
-    double wait;  // seconds of a step beyond a micro-batch's way through all stages
+    double wait;     // seconds of a step beyond a micro-batch's way through all stages
+    double rounds;   // micro-batches of a worker
+    double slowest;  // ET, s a sample
   };
   struct Choice {
     double value = kInf;  // by what no step takes less than
@@ -31,6 +33,7 @@ class StepUnits {
   };
 
   bool List();
+  bool Holds(const std::vector<int>& at) const;
   double Value(const std::vector<int>& at, bool simulated, bool* fits);
   void Improve(Choice now);
 
@@ -38,6 +41,8 @@ class StepUnits {
   double floor_, slowest_;  // seconds a sample
   std::vector<Stage> stages_;
   std::vector<std::vector<Option>> options_;
+  bool crowded_ = false;  // what is in flight may exceed the memory of some stage
+  double least_ = 0;      // seconds a sample that no choice takes less than
   std::vector<Choice> choices_;
   std::vector<StepStage> made_;
 };
