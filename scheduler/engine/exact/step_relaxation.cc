@@ -72,17 +72,16 @@ void StepRelaxation::Add(const Span& span) {
     Choice made;
     made.units = units;
     made.price = units * problem_.price[span.type];
-    made.trip = made.longest = stage.Busy() + stage.cross;
+    made.trip = stage.Busy() + stage.cross;
     made.slowest = span.terms.Busy(units) * problem_.batch;
     made.alone = std::max(busy, stage.Busy() + rounds * stage.cross);
     made.again = (rounds - 1) * std::max(stage.forward, stage.backward);
     made.sum = stage.sync;
     bool worth = true;
     for (size_t n = first; n < choices_.size() && worth; ++n) {
-      Choice& other = choices_[n];
+      const Choice& other = choices_[n];
       worth = made.slowest < other.slowest || made.alone < other.alone ||
               made.again < other.again || made.sum < other.sum;
-      if (!worth) other.longest = std::max(other.longest, made.longest);
     }
     if (worth) choices_.push_back(made);
   }
@@ -110,14 +109,14 @@ double StepRelaxation::Price(const Box& box, double most, Chain* chain) const {
           const Choice& choice = choices_[now];
           double price = here.price[way] + choice.price;
           if (price >= most || choice.trip > left) break;
-          if (choice.longest <= before || choice.slowest > step) continue;
+          if (choice.trip <= before || choice.slowest > step) continue;
           if (std::max(here.least, ahead + choice.sum) + choice.alone > step) continue;
           if (trip + choice.again + std::max(0.0, late + choice.sum) > step) continue;
-          before = choice.longest;
+          before = choice.trip;
           double least = here.least + choice.trip;
           int to = std::min(static_cast<int>(least / width), count - 1);
           cells[static_cast<size_t>(span.last + 1) * count + to].Offer(
-              price, least, here.most + choice.longest, span.type,
+              price, least, here.most + choice.trip, span.type,
               {n, choice.units, static_cast<int16_t>(c), static_cast<int16_t>(way)});
         }
       }

@@ -14,8 +14,10 @@
 // T and its least R, so the cheapest chain of stages that keeps them, times the box's least T, is
 // below the cost of each. A chain is a shortest path over (boundary, P in so many cells). Of what
 // falls into it a cell keeps the least price and between what P lies: to every plan there is a path
-// through cells that is no dearer, with the plan's P between theirs. Limits that stages share are
-// left out. The box of the least bound is split, or gets more cells.
+// through cells that is no dearer, with the plan's P between theirs. Units that make a trip longer
+// and ease nothing are left out: with fewer the plan keeps the same T, as all that is on the left
+// grows with each trip. So are limits that stages share. The box of the least bound is split, or
+// gets more cells.
 #pragma once
 
 #include <cstdint>
@@ -50,10 +52,9 @@ class StepRelaxation {
 
  private:
   // So many units of a span, and what they take: see `alone` and `again` in the formulas above.
-  // `longest` is the trip with more units that serve no better.
   struct Choice {
     int units;
-    double price, trip, longest, slowest, alone, again, sum;
+    double price, trip, slowest, alone, again, sum;
   };
   // A number of plans: T and R from low to high.
   struct Box {

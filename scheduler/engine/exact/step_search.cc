@@ -6,6 +6,7 @@
 
 #include "exact/step_relaxation.h"
 #include "problem/chain.h"
+#include "problem/step_units.h"
 
 namespace heterps::scheduler {
 namespace {
@@ -117,18 +118,25 @@ class StepSearch {
     auto started = Clock::now();
     auto end = started + (deadline_ - started) * kRelaxing;
     StepRelaxation relaxation(problem_, spans_, slack_);
+    StepUnits rounded(problem_, floor_);
     std::vector<Stage> stages;
-    std::vector<double> units;
+    std::vector<int32_t> assignment(layers_);
     relaxed_ = relaxation.Bound(
         &incumbent_,
         [&](const Chain& chain) {
           stages.clear();
-          units.assign(chain.units.begin(), chain.units.end());
+          int code = -1;
           for (int32_t n : chain.spans) {
             const Span& span = spans_[n];
             stages.push_back({span.first, span.last, span.type, span.terms});
+            code = Code(span.type, code, types_);
+            std::fill(assignment.begin() + span.first, assignment.begin() + span.last + 1, code);
           }
-          if (Needed(stages)) Judge(stages, units);
+          if (!Needed(stages)) return;
+          Judge(stages, {chain.units.begin(), chain.units.end()});
+          bool fits = false;
+          rounded.Price(assignment, incumbent_, &fits);
+          if (fits) Judge(stages, rounded.units());
         },
         [&] { return Clock::now() > end; });
   }

@@ -17,6 +17,7 @@ StepUnits::StepUnits(const Problem& problem, double floor)
 
 double StepUnits::Price(const std::vector<int32_t>& assignment, double most, bool* fits) {
   *fits = false;
+  units_.clear();
   if (!Split(problem_, assignment.data(), &stages_) || !List()) return kInf;
   choices_.clear();
   // Again and again the stage that is waited for longest gets more units.
@@ -55,7 +56,10 @@ double StepUnits::Price(const std::vector<int32_t>& assignment, double most, boo
     if (choices_[n].value > most) return std::min(least, choices_[n].value);
     if (choices_[n].value >= least) break;
     double value = Value(choices_[n].at, true, &one);
-    if (value < least) least = value, *fits = one;
+    if (!(value < least)) continue;
+    least = value, *fits = one;
+    units_.clear();
+    for (const StepStage& stage : made_) units_.push_back(stage.units);
   }
   return least;
 }

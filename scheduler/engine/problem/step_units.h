@@ -19,6 +19,9 @@ class StepUnits {
   // false. What is above `most` is not simulated: the result is then at least `most`.
   double Price(const std::vector<int32_t>& assignment, double most, bool* fits);
 
+  // The units of each stage that the last price is for, where it was simulated; else none.
+  const std::vector<double>& units() const { return units_; }
+
  private:
   // A number of units of a stage: more than of the option before it, and less waiting for it.
   struct Option {
@@ -45,6 +48,7 @@ class StepUnits {
   double least_ = 0;      // seconds a sample that no choice takes less than
   std::vector<Choice> choices_;
   std::vector<StepStage> made_;
+  std::vector<double> units_;
 };
 
 }  // namespace heterps::scheduler
