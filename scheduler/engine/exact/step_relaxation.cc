@@ -6,22 +6,26 @@
 namespace heterps::scheduler {
 namespace {
 
-constexpr int kCells = 64, kMostCells = 256;
-constexpr size_t kMostChoices = 2'000'000;  // beyond there is no bound: they would take seconds
-constexpr double kFine = 1e-3;              // boxes no larger than this get more cells
-constexpr double kRounding = 1 + 1e-9;      // of sums
+constexpr int kCells = 64, kMostCells = 256;  // by the trip before
+constexpr int kOwed = 8;                      // and by what sums before take longer
+constexpr size_t kMostChoices = 2'000'000;    // beyond there is no bound: they would take seconds
+constexpr double kFine = 1e-3;                // boxes no larger than this get more cells
+constexpr double kRounding = 1 + 1e-9;        // of sums
 
 }  // namespace
 
 // What falls into it: the two cheapest ways, whose last stages are on different types.
 struct StepRelaxation::Cell {
   double least = kInf, most = 0;  // trip through the stages before
+  double owed = kInf;
   double price[2] = {kInf, kInf};
   int32_t type[2] = {-1, -1};
   From from[2] = {};
 
-  void Offer(double value, double shortest, double longest, int32_t kind, const From& how) {
+  void Offer(double value, double shortest, double longest, double owes, int32_t kind,
+             const From& how) {
     least = std::min(least, shortest);
+    owed = std::min(owed, owes);
     most = std::max(most, longest);
     if (value < price[0]) {
       if (kind != type[0]) price[1] = price[0], type[1] = type[0], from[1] = from[0];
@@ -91,9 +95,9 @@ void StepRelaxation::Add(const Span& span) {
 double StepRelaxation::Price(const Box& box, double most, Chain* chain) const {
   double step = box.step[1] * kRounding, trip = box.trip[0], width = box.trip[1] / box.cells;
   if (trip > step) return kInf;
-  int layers = problem_.layers, count = box.cells;
+  int layers = problem_.layers, count = box.cells * kOwed;
   std::vector<Cell> cells(static_cast<size_t>(layers + 1) * count);
-  cells[0].least = cells[0].price[0] = 0;
+  cells[0].least = cells[0].owed = cells[0].price[0] = 0;
   for (int at = 0; at < layers; ++at) {
     for (int c = 0; c < count; ++c) {
       const Cell& here = cells[static_cast<size_t>(at) * count + c];
@@ -110,13 +114,15 @@ double StepRelaxation::Price(const Box& box, double most, Chain* chain) const {
           double price = here.price[way] + choice.price;
           if (price >= most || choice.trip > left) break;
           if (choice.trip <= before || choice.slowest > step) continue;
-          if (std::max(here.least, ahead + choice.sum) + choice.alone > step) continue;
-          if (trip + choice.again + std::max(0.0, late + choice.sum) > step) continue;
+          if (ahead + choice.sum + choice.alone > step) continue;
+          double owed = std::max(here.owed, late + choice.sum);
+          if (std::max(here.least + choice.alone, trip + choice.again) + owed > step) continue;
           before = choice.trip;
           double least = here.least + choice.trip;
-          int to = std::min(static_cast<int>(least / width), count - 1);
+          int to = std::min(static_cast<int>(least / width), box.cells - 1) * kOwed +
+                   std::min(static_cast<int>(owed / step * kOwed), kOwed - 1);
           cells[static_cast<size_t>(span.last + 1) * count + to].Offer(
-              price, least, here.most + choice.trip, span.type,
+              price, least, here.most + choice.trip, owed, span.type,
               {n, choice.units, static_cast<int16_t>(c), static_cast<int16_t>(way)});
         }
       }
