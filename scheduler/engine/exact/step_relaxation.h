@@ -6,18 +6,25 @@
 // sum:
 //
 //   alone = max(n (f + b), f + n x + b),   P + alone <= T,   A + alone + g <= T,
-//   again = (n - 1) max(f, b),             R + again <= T,   R - P + A + again + g <= T
+//   again = (n - 1) max(f, b),             R + again <= T,   R - P + A + again + g <= T,
+//
+// and with A' - P' + g' of each stage before it
+//
+//   A' - P' + g' + max(P + alone, R + again) <= T.
 //
 // That is `StepBound` with the stages before: each of them adds its f + x + b to what the later
 // ones take until the last backward, and f + x / 2 to when they have summed; what is away of a
-// stage, itself and P make R. For all plans with T and R in a box these hold with the box's largest
-// T and its least R, so the cheapest chain of stages that keeps them, times the box's least T, is
-// below the cost of each. A chain is a shortest path over (boundary, P in so many cells). Of what
-// falls into it a cell keeps the least price and between what P lies: to every plan there is a path
-// through cells that is no dearer, with the plan's P between theirs. Units that make a trip longer
-// and ease nothing are left out: with fewer the plan keeps the same T, as all that is on the left
-// grows with each trip. So are limits that stages share. The box of the least bound is split, or
-// gets more cells.
+// stage, itself and P make R. An earlier stage sums after its own last backward, which comes after
+// those of later ones.
+//
+// For all plans with T and R in a box these hold with the box's largest T and its least R, so the
+// cheapest chain of stages that keeps them, times the box's least T, is below the cost of each. A
+// chain is a shortest path over (boundary, cell), cells being of P and of the largest A' - P' + g'.
+// Of what falls into it a cell keeps the least price, the least A' - P' + g' and between what P
+// lies: to every plan there is a path through cells that is no dearer, with the plan's P between
+// theirs. Units that make a trip longer and ease nothing are left out: with fewer the plan keeps
+// the same T, as all that is on the left grows with each trip. So are limits that stages share. The
+// box of the least bound is split, or gets more cells.
 #pragma once
 
 #include <cstdint>
