@@ -8,7 +8,7 @@ namespace {
 
 constexpr int kCells = 64, kMostCells = 256;  // by the trip before
 constexpr int kOwed = 8;                      // and by what sums before take longer
-constexpr size_t kMostChoices = 2'000'000;    // beyond there is no bound: they would take seconds
+constexpr size_t kMostChoices = 300'000;      // beyond there is no bound: a box would take seconds
 constexpr double kFine = 1e-3;                // boxes no larger than this get more cells
 constexpr double kRounding = 1 + 1e-9;        // of sums
 
