@@ -104,6 +104,8 @@ def _by_steps(
     if not best.assignment:
         return Solution(None, bound, math.isinf(bound), top)
     plan = model.evaluate(best.assignment, best.units, floor)
+    if not plan.feasible and plan.lost_share:
+        plan = provision(model, best.assignment, floor)
     if not plan.feasible:
         return Solution(plan, bound, math.isinf(bound), max(top, plan.throughput))
     proven = plan.cost <= bound * (1 + TOLERANCE)
@@ -126,7 +128,8 @@ def _search(
         if left < _LONG:
             break
         try:
-            at_pace = milp.cheapest(model, tau, floor, left / 2)
+            slow = model.expected.slowdown
+            at_pace = milp.cheapest(model, tau / slow, floor * slow, left / 2)
         except ImportError:
             break
         least[tau] = at_pace.bound
