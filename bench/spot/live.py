@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.pages import RESULTS, write
-from bench.survive.job import Shape, digest, write_job
+from bench.survive.job import Shape, result_of, write_job
 from heterps import Client, Cluster
 from heterps.job.file import load_job
 from protos.job_pb2 import JobSpec
@@ -71,7 +71,8 @@ def _job(folder: Path, shape: Shape, arguments: argparse.Namespace) -> JobSpec:
     (folder / "workload.json").write_text(json.dumps(work))
     (folder / "resources.json").write_text(json.dumps({"types": types}))
     overrides = {
-        "schedule.pin": {"embedding": "front", "tower": "front"},
+        "schedule.pin": {n["name"]: "front" for n in work["layers"][:-1]},
+        "schedule.min_throughput": 0.55 / shape.seconds,
         "retries": 1000,
         "train.checkpoint.every": "10s",
     }
@@ -105,6 +106,7 @@ def _run(
     status = client.status_message(job_id)
     return {
         "state": job.state.value,
+        "reason": status.reason,
         "kills": kills,
         "recoveries": len(status.recoveries),
         "attempts": status.attempt,
@@ -112,7 +114,7 @@ def _run(
         "predicted": decision.cost,
         "paid": decision.measured.cost,
         "seconds": decision.measured.seconds,
-        "digest": digest(spec, folder / "out" / job_id) if job.state.value == "succeeded" else "",
+        "digest": result_of(spec, folder / "out" / job_id).digest if status.output else "",
     }
 
 

@@ -39,8 +39,12 @@ def offered_now(decision: Decision, spec: JobSpec, nodes: Nodes, owner: str) -> 
     offer = make_offer(spec, live)
     found = Decision()
     found.CopyFrom(decision)
+    known = {kind.name: kind for kind in decision.resources.types}
     del found.resources.types[:]
     for kind in offer.resources.types:
+        if kind.name in known:  # with the recovery times that were measured
+            kind.recovery_s = known[kind.name].recovery_s
+            kind.restart_s = known[kind.name].restart_s
         kind.limit = max(1, min(kind.limit, free.get(kind.name, 0)))
         found.resources.types.append(kind)
     there = {kind.name for kind in found.resources.types}

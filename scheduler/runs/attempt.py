@@ -167,7 +167,7 @@ class Attempt:
             raise Interrupted
         self.move(state)
         status = self.context.jobs.get(self.id.job_id)
-        if state is State.RUNNING and status is not None and status.attempts:
+        if state is State.RUNNING and status is not None and _lost_one(status):
             kinds = {stage.type for stage in self.decision.stages}
             self._note_times(kinds, lambda before: began_again(status, before))
 
@@ -419,10 +419,11 @@ class Attempt:
         status = self.context.jobs.get(self.id.job_id)
         return status is not None and may_retry(status, ending)
 
-    def recovered(self, recovery: pb.Recovery, samples: int) -> None:
+    def recovered(self, recovery: pb.Recovery, kinds: Iterable[str], samples: int) -> None:
         """Tell the job's owner of workers that were replaced, and note how long it took.
 
         Args:
+            kinds: types of the units that were lost.
             samples: trained until the step that all went on from.
         """
 
@@ -432,8 +433,7 @@ class Attempt:
                 status.step, status.samples = recovery.step, samples
 
         self.context.jobs.change(self.id.job_id, edit)
-        lost = {process.node.type for process in self.processes if process.label in recovery.lost}
-        self._note_times(lost, lambda before: measured(recovery, before))
+        self._note_times(kinds, lambda before: measured(recovery, before))
 
     def _note_times(
         self, kinds: Iterable[str], edit: Callable[[pb.RecoveryTimes], pb.RecoveryTimes]
@@ -485,6 +485,11 @@ class Attempt:
     def _place(self, record: pb.RunRecord) -> None:
         self.record.take_up(record)
         self.logs.set_processes(self.processes)
+
+
+def _lost_one(status: pb.JobStatus) -> bool:
+    """Whether it goes on where an attempt was lost, and did not leave by itself."""
+    return bool(status.attempts) and not status.attempts[-1].drained
 
 
 def _progress(status: pb.JobStatus, report: pb.ProgressReport) -> None:

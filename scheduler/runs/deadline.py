@@ -70,7 +70,9 @@ def sure_plan(decision: Decision, finish_by_hours: float) -> Decision | None:
             max_price_per_hour=decision.max_price_per_hour or None,
         )
         if found.feasible:
-            return found.to_message()
+            message = found.to_message()
+            message.min_throughput = decision.min_throughput
+            return message
     return None
 
 

@@ -24,8 +24,9 @@ from scheduler.runs.attempt import Attempt, State
 from scheduler.runs.beginning import beginning_of
 from scheduler.runs.calls import CallError, Interrupted, in_background
 from scheduler.runs.constraints import may_depend_on_model, of_job, of_model, shared_cores
-from scheduler.runs.deadline import hours_for_all
+from scheduler.runs.deadline import hours_for_all, may_be_struck, unsure
 from scheduler.runs.failures import JobError
+from scheduler.runs.guard import may_go_over
 from scheduler.runs.launch import begin, groups_of, launch, place, shards_of
 from scheduler.runs.offer import (
     AbsentError,
@@ -43,6 +44,10 @@ from scheduler.state import nodes as registry
 from scheduler.state.endings import Ending, first_line
 from scheduler.state.packing import Group
 
+_STAYS = (
+    "Units that may be taken away are not used: the job has a deadline, and without two retries "
+    "left, or with workers on GPUs or split experts, it could not leave such units in time."
+)
 _RETURN_S = 60.0  # for lost nodes to be there again before the next attempt is planned
 _log = logging.getLogger("heterps.runner")
 
@@ -199,18 +204,21 @@ class Preparation:
                 finish_by=hours or None,
             )
 
-        def within(hours: float) -> Decision:
+        def within(hours: float, left_out: Sequence[str] = ()) -> Decision:
             found = plan_within(
                 bounds,
                 resources,
                 schedule.min_throughput,
-                lambda some, floor, without: best(some, floor, without, hours),
+                lambda some, floor, without: best(some, floor, [*without, *left_out], hours),
             )
             return found.to_message()
 
         def decide() -> Decision:
             hours = hours_for_all(status, spec, workload.samples, time.time())
             found = within(hours)
+            if hours and may_be_struck(found) and not may_go_over(status, spec, found):
+                found = within(hours, unsure(offer.resources))
+                found.reasons.append(_STAYS)
             if hours and self._attempt.id.number > 1:  # late is better than given up
                 for longer in (schedule.finish_by_hours, 0.0):
                     found = found if found.feasible else within(longer)

@@ -109,6 +109,7 @@ def _regroup(
     at = time.time()
     gone = {process.process_id for process in lost}
     labels = [process.label for process in lost]
+    kinds = {process.node.type for process in lost}
     reached, line = attempt.step, attempt.record.line
     for _ in range(_ROUNDS):
         generation = attempt.record.next_generation()
@@ -116,6 +117,7 @@ def _regroup(
         if found is not None:
             break
         labels += [p.label for p in attempt.processes if p.process_id in gone]
+        kinds |= {p.node.type for p in attempt.processes if p.process_id in gone}
     else:
         raise JobError(cause)
     if paused and not gone and attempt.record.line == line:
@@ -134,7 +136,7 @@ def _regroup(
     if attempt.record.line != line:
         recovery.back, recovery.reached = True, max(reached, found.step)
         recovery.lost_s = max(0.0, at - attempt.reached_at(found.step))
-    attempt.recovered(recovery, found.samples)
+    attempt.recovered(recovery, kinds, found.samples)
     _log.warning(
         "job %s: %s replaced in %.1f s; it goes on from step %d",
         attempt.id.job_id,

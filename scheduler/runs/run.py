@@ -12,6 +12,7 @@ from scheduler.runs.calls import CallError, Interrupted
 from scheduler.runs.cleanup import clean_up
 from scheduler.runs.drain import Drain, marked
 from scheduler.runs.failures import JobError, ending_of
+from scheduler.runs.guard import guard
 from scheduler.runs.launch import begin
 from scheduler.runs.move import advance, give_up, settle
 from scheduler.runs.prepare import Preparation
@@ -100,7 +101,7 @@ def _follow(attempt: Attempt, drain: Drain) -> bool:
     """Wait for the end, or do what keeps it going; whether it goes on."""
     decision, follower = attempt.decision, attempt.follower
     assert follower is not None
-    with watch(attempt):
+    with watch(attempt), guard(attempt):
         outcome = follower.follow(
             attempt.is_cancelled,
             lambda ending: attempt.may_recover(marked(attempt, ending)),

@@ -13,6 +13,7 @@ from scheduler.replanning.recommendation import Recommendation
 from scheduler.runs.anew import Joins, for_job, on_nodes_now, past_of, propose_now
 from scheduler.runs.attempt import Attempt
 from scheduler.runs.change import ChangeRefusedError, PlanChange
+from scheduler.runs.deadline import may_be_struck
 from scheduler.runs.offer import OfferError
 from scheduler.state.store import Store, StoreError
 
@@ -158,6 +159,9 @@ def watch(attempt: Attempt) -> Watch:
             return
         reason = "joined" if joined else "replanned"
         plan = for_job(proposal.proposed.to_message(), attempt.decision)
+        dated = spec.schedule.finish_by_hours and not may_be_struck(attempt.decision)
+        if dated and may_be_struck(plan):
+            return  # its deadline was not made to allow for that
         try:
             attempt.request_change(PlanChange(reason, plan))
         except ChangeRefusedError as error:
