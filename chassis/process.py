@@ -57,18 +57,24 @@ def setup_logging(role: str) -> None:
             handler.setFormatter(JsonFormatter(role))
 
 
-def install_signals(stop: threading.Event) -> None:
+def install_signals(stop: threading.Event, term: Callable[[], None] | None = None) -> None:
     """Turn SIGTERM and SIGINT into `stop`, and end with the parent where it holds a lifeline.
 
     A thread of its own sets `stop`: a handler would run in the main thread, which may hold the
     event's lock just then, or be about to wait without having seen the signal.
+
+    Args:
+        term: called at a SIGTERM, on that thread, in place of setting `stop`.
     """
+    end = term or stop.set
     reading, writing = socket.socketpair()
     writing.setblocking(False)
 
     def watch() -> None:
         while number := reading.recv(1):
-            if number[0] in (signal.SIGTERM, signal.SIGINT):
+            if number[0] == signal.SIGTERM:
+                end()
+            elif number[0] == signal.SIGINT:
                 stop.set()
 
     def nothing(number: int, frame: FrameType | None) -> None:

@@ -4,7 +4,7 @@
 |---|---|---|
 | read | a token that was made with it | see all jobs, nodes and metrics; change nothing |
 | submit | the same | submit jobs; see, cancel and fetch its own user's, and no others |
-| operate | the same | all of that with the jobs of all users; see the tokens |
+| operate | the same | all of that with the jobs of all users; see the tokens; drain nodes |
 | job | the processes of one job | report for it, keep and fetch its files, use shards |
 | cluster | schedulers, nodes and shards, by the token in HETERPS_TOKEN_FILE | everything |
 
@@ -87,7 +87,8 @@ _SHARD: Final = "heterps.v1.ParameterServer"
 REQUIRED: Final[Mapping[str, Role]] = MappingProxyType(
     _methods(_SCHEDULER, Role.READ, "GetJob ListJobs WatchJob Logs GetDecision ListDecisions")
     | _methods(_SCHEDULER, Role.READ, "GetReplan ListNodes")
-    | _methods(_SCHEDULER, Role.SUBMIT, "Submit CancelJob Plan")
+    | _methods(_SCHEDULER, Role.SUBMIT, "Submit CancelJob MoveJob Plan")
+    | _methods(_SCHEDULER, Role.OPERATE, "DrainNode")
     | _methods(_SCHEDULER, Role.JOB, "Report")
     | _methods(_SCHEDULER, Role.CLUSTER, "Heartbeat")
     | _methods("heterps.v1.History", Role.READ, "GetHistory")
@@ -97,7 +98,7 @@ REQUIRED: Final[Mapping[str, Role]] = MappingProxyType(
     | _methods(_ACCESS, Role.CLUSTER, "CreateToken RevokeToken")
     | _methods("heterps.v1.Node", Role.CLUSTER, "Follow Profile Launch StopJob ReadLog Status")
     # Between the workers of a job, which ask for that job's token: see `chassis.callers`.
-    | _methods("heterps.v1.Stage", Role.JOB, "Start Regroup ReadState Connect Join")
+    | _methods("heterps.v1.Stage", Role.JOB, "Start Regroup Pause ReadState Connect Join")
     | _methods(_SHARD, Role.JOB, "Pull Push Attach Advance Stage Tally Commit Stats Keys Route")
     | _methods(_SHARD, Role.JOB, "CreateTable DropTables Shrink Cut Save Load")
     | _methods(_SHARD, Role.CLUSTER, "Fetch Move Absorb Replicate")

@@ -220,6 +220,7 @@ class ResourceType(_message.Message):
     RECOVERY_S_FIELD_NUMBER: _builtins.int
     UNITS_PER_HOST_FIELD_NUMBER: _builtins.int
     HOST_BANDWIDTH_BYTES_S_FIELD_NUMBER: _builtins.int
+    RESTART_S_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     price_per_hour: _builtins.float
     limit: _builtins.int
@@ -234,11 +235,13 @@ class ResourceType(_message.Message):
     interruptions_per_hour: _builtins.float
     """of a spot unit; 0 for one that is never taken away"""
     recovery_s: _builtins.float
-    """seconds of work that an interruption costs the unit"""
+    """seconds for which an interruption has all units of a job wait"""
     units_per_host: _builtins.int
     """0: all on one"""
     host_bandwidth_bytes_s: _builtins.float
     """between hosts; 0: as within one"""
+    restart_s: _builtins.float
+    """as recovery_s, of the only unit of its stage; 0: no more than that"""
     def __init__(
         self,
         *,
@@ -254,10 +257,11 @@ class ResourceType(_message.Message):
         recovery_s: _builtins.float = ...,
         units_per_host: _builtins.int = ...,
         host_bandwidth_bytes_s: _builtins.float = ...,
+        restart_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "emulated", b"emulated", "flops_per_s", b"flops_per_s", "host_bandwidth_bytes_s", b"host_bandwidth_bytes_s", "interruptions_per_hour", b"interruptions_per_hour", "limit", b"limit", "memory_bandwidth", b"memory_bandwidth", "memory_bytes", b"memory_bytes", "name", b"name", "price_per_hour", b"price_per_hour", "recovery_s", b"recovery_s", "units_per_host", b"units_per_host"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "emulated", b"emulated", "flops_per_s", b"flops_per_s", "host_bandwidth_bytes_s", b"host_bandwidth_bytes_s", "interruptions_per_hour", b"interruptions_per_hour", "limit", b"limit", "memory_bandwidth", b"memory_bandwidth", "memory_bytes", b"memory_bytes", "name", b"name", "price_per_hour", b"price_per_hour", "recovery_s", b"recovery_s", "restart_s", b"restart_s", "units_per_host", b"units_per_host"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -343,6 +347,7 @@ class Alternative(_message.Message):
     EVALUATIONS_FIELD_NUMBER: _builtins.int
     MICRO_BATCHES_FIELD_NUMBER: _builtins.int
     STALENESS_FIELD_NUMBER: _builtins.int
+    LOST_SHARE_FIELD_NUMBER: _builtins.int
     method: _builtins.str
     feasible: _builtins.bool
     reason: _builtins.str
@@ -356,6 +361,7 @@ class Alternative(_message.Message):
     micro_batches: _builtins.int
     """as in the decision"""
     staleness: _builtins.int
+    lost_share: _builtins.float
     @_builtins.property
     def assignment(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -376,10 +382,11 @@ class Alternative(_message.Message):
         evaluations: _builtins.int = ...,
         micro_batches: _builtins.int = ...,
         staleness: _builtins.int | None = ...,
+        lost_share: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_staleness", b"_staleness", "staleness", b"staleness"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_staleness", b"_staleness", "assignment", b"assignment", "cost", b"cost", "evaluations", b"evaluations", "feasible", b"feasible", "method", b"method", "micro_batches", b"micro_batches", "price_per_hour", b"price_per_hour", "ps_units", b"ps_units", "reason", b"reason", "seconds", b"seconds", "stages", b"stages", "staleness", b"staleness", "throughput", b"throughput"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_staleness", b"_staleness", "assignment", b"assignment", "cost", b"cost", "evaluations", b"evaluations", "feasible", b"feasible", "lost_share", b"lost_share", "method", b"method", "micro_batches", b"micro_batches", "price_per_hour", b"price_per_hour", "ps_units", b"ps_units", "reason", b"reason", "seconds", b"seconds", "stages", b"stages", "staleness", b"staleness", "throughput", b"throughput"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__staleness: _TypeAlias = _typing.Literal["staleness"]  # noqa: Y015
     _WhichOneofArgType__staleness: _TypeAlias = _typing.Literal["_staleness", b"_staleness"]  # noqa: Y015
@@ -658,6 +665,7 @@ class Decision(_message.Message):
     MICRO_BATCHES_FIELD_NUMBER: _builtins.int
     STALENESS_FIELD_NUMBER: _builtins.int
     OVERHEAD_FIELD_NUMBER: _builtins.int
+    LOST_SHARE_FIELD_NUMBER: _builtins.int
     method: _builtins.str
     feasible: _builtins.bool
     reason: _builtins.str
@@ -690,6 +698,8 @@ class Decision(_message.Message):
     """updates that a step lacks"""
     overhead: _builtins.float
     """share of the time by which the plan exceeds its floor"""
+    lost_share: _builtins.float
+    """hours lost to interruptions for an hour trained"""
     @_builtins.property
     def assignment(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -765,10 +775,11 @@ class Decision(_message.Message):
         micro_batches: _builtins.int = ...,
         staleness: _builtins.int | None = ...,
         overhead: _builtins.float = ...,
+        lost_share: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_staleness", b"_staleness", "measured", b"measured", "resources", b"resources", "staleness", b"staleness", "workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_staleness", b"_staleness", "alternatives", b"alternatives", "assignment", b"assignment", "cost", b"cost", "created_at", b"created_at", "excluded", b"excluded", "feasible", b"feasible", "gap", b"gap", "input_hash", b"input_hash", "lower_bound", b"lower_bound", "max_price_per_hour", b"max_price_per_hour", "max_throughput", b"max_throughput", "measured", b"measured", "method", b"method", "micro_batches", b"micro_batches", "min_throughput", b"min_throughput", "overhead", b"overhead", "pareto", b"pareto", "pin", b"pin", "price_per_hour", b"price_per_hour", "probabilities", b"probabilities", "proven", b"proven", "ps_units", b"ps_units", "reason", b"reason", "reasons", b"reasons", "relaxations", b"relaxations", "resources", b"resources", "seconds", b"seconds", "seed", b"seed", "stages", b"stages", "staleness", b"staleness", "throughput", b"throughput", "training", b"training", "versions", b"versions", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_staleness", b"_staleness", "alternatives", b"alternatives", "assignment", b"assignment", "cost", b"cost", "created_at", b"created_at", "excluded", b"excluded", "feasible", b"feasible", "gap", b"gap", "input_hash", b"input_hash", "lost_share", b"lost_share", "lower_bound", b"lower_bound", "max_price_per_hour", b"max_price_per_hour", "max_throughput", b"max_throughput", "measured", b"measured", "method", b"method", "micro_batches", b"micro_batches", "min_throughput", b"min_throughput", "overhead", b"overhead", "pareto", b"pareto", "pin", b"pin", "price_per_hour", b"price_per_hour", "probabilities", b"probabilities", "proven", b"proven", "ps_units", b"ps_units", "reason", b"reason", "reasons", b"reasons", "relaxations", b"relaxations", "resources", b"resources", "seconds", b"seconds", "seed", b"seed", "stages", b"stages", "staleness", b"staleness", "throughput", b"throughput", "training", b"training", "versions", b"versions", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__staleness: _TypeAlias = _typing.Literal["staleness"]  # noqa: Y015
     _WhichOneofArgType__staleness: _TypeAlias = _typing.Literal["_staleness", b"_staleness"]  # noqa: Y015

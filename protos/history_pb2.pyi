@@ -138,6 +138,7 @@ class StagePoint(_message.Message):
     TRAIN_SECONDS_FIELD_NUMBER: _builtins.int
     METRICS_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
     at: _builtins.float
     phase: _builtins.str
     """as in ProgressReport"""
@@ -151,6 +152,8 @@ class StagePoint(_message.Message):
     train_seconds: _builtins.float
     """of so many"""
     attempt: _builtins.int
+    generation: _builtins.int
+    """of the attempt's workers"""
     @_builtins.property
     def metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]: ...
     def __init__(
@@ -166,10 +169,11 @@ class StagePoint(_message.Message):
         train_seconds: _builtins.float = ...,
         metrics: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         attempt: _builtins.int = ...,
+        generation: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "attempt", b"attempt", "busy_s", b"busy_s", "loss", b"loss", "metrics", b"metrics", "phase", b"phase", "samples", b"samples", "samples_per_s", b"samples_per_s", "step", b"step", "train_seconds", b"train_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "attempt", b"attempt", "busy_s", b"busy_s", "generation", b"generation", "loss", b"loss", "metrics", b"metrics", "phase", b"phase", "samples", b"samples", "samples_per_s", b"samples_per_s", "step", b"step", "train_seconds", b"train_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -458,6 +458,8 @@ class ScheduleSpec(_message.Message):
     MAX_PRICE_PER_HOUR_FIELD_NUMBER: _builtins.int
     FINISH_BY_HOURS_FIELD_NUMBER: _builtins.int
     EXCLUDE_FIELD_NUMBER: _builtins.int
+    REPLAN_FIELD_NUMBER: _builtins.int
+    ELASTIC_FIELD_NUMBER: _builtins.int
     method: _builtins.str
     """ppo | exact | greedy | all-cpu | all-gpu | best"""
     min_throughput: _builtins.float
@@ -470,6 +472,8 @@ class ScheduleSpec(_message.Message):
     """dollars an hour, 0: no cap"""
     finish_by_hours: _builtins.float
     """deadline for all samples, 0: none"""
+    replan: _builtins.str
+    """off | advise | auto: of another plan for a job that runs"""
     @_builtins.property
     def pin(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """layer -> type"""
@@ -490,6 +494,8 @@ class ScheduleSpec(_message.Message):
     def exclude(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """types that no layer may run on"""
 
+    @_builtins.property
+    def elastic(self) -> Global___ElasticSpec: ...
     def __init__(
         self,
         *,
@@ -504,11 +510,39 @@ class ScheduleSpec(_message.Message):
         max_price_per_hour: _builtins.float = ...,
         finish_by_hours: _builtins.float = ...,
         exclude: _abc.Iterable[_builtins.str] | None = ...,
+        replan: _builtins.str = ...,
+        elastic: Global___ElasticSpec | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["given", b"given", "offered", b"offered"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["elastic", b"elastic", "given", b"given", "offered", b"offered"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["emulate", b"emulate", "exclude", b"exclude", "finish_by_hours", b"finish_by_hours", "given", b"given", "max_price_per_hour", b"max_price_per_hour", "method", b"method", "min_throughput", b"min_throughput", "offered", b"offered", "pin", b"pin", "resources", b"resources", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["elastic", b"elastic", "emulate", b"emulate", "exclude", b"exclude", "finish_by_hours", b"finish_by_hours", "given", b"given", "max_price_per_hour", b"max_price_per_hour", "method", b"method", "min_throughput", b"min_throughput", "offered", b"offered", "pin", b"pin", "replan", b"replan", "resources", b"resources", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ScheduleSpec: _TypeAlias = ScheduleSpec  # noqa: Y015
+
+@_typing.final
+class ElasticSpec(_message.Message):
+    """Units that a job's workers may have in all. A job that has one is offered nodes that join."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MIN_FIELD_NUMBER: _builtins.int
+    MAX_FIELD_NUMBER: _builtins.int
+    min: _builtins.int
+    """0: 1"""
+    max: _builtins.int
+    """0: any number"""
+    def __init__(
+        self,
+        *,
+        min: _builtins.int = ...,
+        max: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max", b"max", "min", b"min"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ElasticSpec: _TypeAlias = ElasticSpec  # noqa: Y015

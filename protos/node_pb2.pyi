@@ -235,11 +235,16 @@ class StopJobRequest(_message.Message):
     GRACE_S_FIELD_NUMBER: _builtins.int
     TERM_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
+    PROCESSES_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     grace_s: _builtins.float
     term: _builtins.int
     attempt: _builtins.int
     """this one and those before it"""
+    @_builtins.property
+    def processes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """only these, of this attempt; empty: all, for good"""
+
     def __init__(
         self,
         *,
@@ -247,10 +252,11 @@ class StopJobRequest(_message.Message):
         grace_s: _builtins.float = ...,
         term: _builtins.int = ...,
         attempt: _builtins.int = ...,
+        processes: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "grace_s", b"grace_s", "job_id", b"job_id", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "grace_s", b"grace_s", "job_id", b"job_id", "processes", b"processes", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

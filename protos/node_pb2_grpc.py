@@ -100,7 +100,7 @@ class NodeServicer:
         raise NotImplementedError('Method not implemented!')
 
     def StopJob(self, request, context):
-        """Stops every process of a job; safe to repeat.
+        """Stops every process of a job, or some; safe to repeat.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -45,7 +45,7 @@ class NodeStub:
     Launch: _grpc.UnaryUnaryMultiCallable[_node_pb2.LaunchRequest, _node_pb2.LaunchReply]
     """Starts one process; answers when it listens."""
     StopJob: _grpc.UnaryUnaryMultiCallable[_node_pb2.StopJobRequest, _node_pb2.StopJobReply]
-    """Stops every process of a job; safe to repeat."""
+    """Stops every process of a job, or some; safe to repeat."""
     ReadLog: _grpc.UnaryUnaryMultiCallable[_node_pb2.ReadLogRequest, _node_pb2.ReadLogReply]
     Status: _grpc.UnaryUnaryMultiCallable[_node_pb2.NodeStatusRequest, _scheduler_pb2.NodeStatus]
 
@@ -65,7 +65,7 @@ class NodeAsyncStub(NodeStub):
     Launch: _aio.UnaryUnaryMultiCallable[_node_pb2.LaunchRequest, _node_pb2.LaunchReply]  # type: ignore[assignment]
     """Starts one process; answers when it listens."""
     StopJob: _aio.UnaryUnaryMultiCallable[_node_pb2.StopJobRequest, _node_pb2.StopJobReply]  # type: ignore[assignment]
-    """Stops every process of a job; safe to repeat."""
+    """Stops every process of a job, or some; safe to repeat."""
     ReadLog: _aio.UnaryUnaryMultiCallable[_node_pb2.ReadLogRequest, _node_pb2.ReadLogReply]  # type: ignore[assignment]
     Status: _aio.UnaryUnaryMultiCallable[_node_pb2.NodeStatusRequest, _scheduler_pb2.NodeStatus]  # type: ignore[assignment]
 
@@ -106,7 +106,7 @@ class NodeServicer(metaclass=_abc_1.ABCMeta):
         request: _node_pb2.StopJobRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_node_pb2.StopJobReply, _abc.Awaitable[_node_pb2.StopJobReply]]:
-        """Stops every process of a job; safe to repeat."""
+        """Stops every process of a job, or some; safe to repeat."""
 
     @_abc_1.abstractmethod
     def ReadLog(

@@ -195,6 +195,31 @@ class JobRequest(_message.Message):
 Global___JobRequest: _TypeAlias = JobRequest  # noqa: Y015
 
 @_typing.final
+class MoveJobRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    DECISION_FIELD_NUMBER: _builtins.int
+    job_id: _builtins.str
+    @_builtins.property
+    def decision(self) -> _decision_pb2.Decision:
+        """the plan; absent: planned anew by what its run was measured to take"""
+
+    def __init__(
+        self,
+        *,
+        job_id: _builtins.str = ...,
+        decision: _decision_pb2.Decision | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["decision", b"decision"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decision", b"decision", "job_id", b"job_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MoveJobRequest: _TypeAlias = MoveJobRequest  # noqa: Y015
+
+@_typing.final
 class ListJobsRequest(_message.Message):
     """A page of jobs: the latest `limit` of those submitted before the job `before`."""
 
@@ -312,6 +337,7 @@ class JobStatus(_message.Message):
     FROM_SAMPLES_FIELD_NUMBER: _builtins.int
     CUT_ERROR_FIELD_NUMBER: _builtins.int
     RECOVERIES_FIELD_NUMBER: _builtins.int
+    MOVES_FIELD_NUMBER: _builtins.int
     SUBMITTED_BY_FIELD_NUMBER: _builtins.int
     CANCELLED_BY_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
@@ -371,6 +397,8 @@ class JobStatus(_message.Message):
 
     @_builtins.property
     def recoveries(self) -> _containers.RepeatedCompositeFieldContainer[Global___Recovery]: ...
+    @_builtins.property
+    def moves(self) -> _containers.RepeatedCompositeFieldContainer[Global___Move]: ...
     def __init__(
         self,
         *,
@@ -404,12 +432,13 @@ class JobStatus(_message.Message):
         from_samples: _builtins.int = ...,
         cut_error: _builtins.str = ...,
         recoveries: _abc.Iterable[Global___Recovery] | None = ...,
+        moves: _abc.Iterable[Global___Move] | None = ...,
         submitted_by: _builtins.str = ...,
         cancelled_by: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["job", b"job"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "attempts", b"attempts", "began_at", b"began_at", "cancelled_by", b"cancelled_by", "cut_error", b"cut_error", "cuts", b"cuts", "end_reason", b"end_reason", "ended_at", b"ended_at", "error", b"error", "from_samples", b"from_samples", "from_step", b"from_step", "job", b"job", "job_id", b"job_id", "last_lines", b"last_lines", "loss", b"loss", "metrics", b"metrics", "name", b"name", "output", b"output", "phase", b"phase", "priority", b"priority", "process", b"process", "reason", b"reason", "recoveries", b"recoveries", "retries", b"retries", "samples", b"samples", "samples_per_s", b"samples_per_s", "started_at", b"started_at", "state", b"state", "step", b"step", "submitted_at", b"submitted_at", "submitted_by", b"submitted_by", "total_steps", b"total_steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "attempts", b"attempts", "began_at", b"began_at", "cancelled_by", b"cancelled_by", "cut_error", b"cut_error", "cuts", b"cuts", "end_reason", b"end_reason", "ended_at", b"ended_at", "error", b"error", "from_samples", b"from_samples", "from_step", b"from_step", "job", b"job", "job_id", b"job_id", "last_lines", b"last_lines", "loss", b"loss", "metrics", b"metrics", "moves", b"moves", "name", b"name", "output", b"output", "phase", b"phase", "priority", b"priority", "process", b"process", "reason", b"reason", "recoveries", b"recoveries", "retries", b"retries", "samples", b"samples", "samples_per_s", b"samples_per_s", "started_at", b"started_at", "state", b"state", "step", b"step", "submitted_at", b"submitted_at", "submitted_by", b"submitted_by", "total_steps", b"total_steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -430,6 +459,7 @@ class Attempt(_message.Message):
     STARTED_AT_FIELD_NUMBER: _builtins.int
     PRICE_PER_HOUR_FIELD_NUMBER: _builtins.int
     GENERATION_FIELD_NUMBER: _builtins.int
+    DRAINED_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     end_reason: Global___EndReason.ValueType
     reason: _builtins.str
@@ -447,6 +477,8 @@ class Attempt(_message.Message):
     """of its plan"""
     generation: _builtins.int
     """of its workers, the last"""
+    drained: _builtins.bool
+    """a node was to be left. It takes none of `retries`"""
     def __init__(
         self,
         *,
@@ -461,10 +493,11 @@ class Attempt(_message.Message):
         started_at: _builtins.float = ...,
         price_per_hour: _builtins.float = ...,
         generation: _builtins.int = ...,
+        drained: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_reason", b"end_reason", "ended_at", b"ended_at", "error", b"error", "from_step", b"from_step", "generation", b"generation", "number", b"number", "price_per_hour", b"price_per_hour", "process", b"process", "reason", b"reason", "started_at", b"started_at", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drained", b"drained", "end_reason", b"end_reason", "ended_at", b"ended_at", "error", b"error", "from_step", b"from_step", "generation", b"generation", "number", b"number", "price_per_hour", b"price_per_hour", "process", b"process", "reason", b"reason", "started_at", b"started_at", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -779,6 +812,8 @@ class NodeStatus(_message.Message):
     CORES_FIELD_NUMBER: _builtins.int
     WITHOUT_BF16_FIELD_NUMBER: _builtins.int
     PLAIN_COLLECTIVES_FIELD_NUMBER: _builtins.int
+    DRAINING_FIELD_NUMBER: _builtins.int
+    ENDS_IN_S_FIELD_NUMBER: _builtins.int
     KEEPS_ROWS_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     kind: _builtins.str
@@ -797,6 +832,10 @@ class NodeStatus(_message.Message):
     """its units do not compute in bf16"""
     plain_collectives: _builtins.bool
     """torch.distributed may cross hosts"""
+    draining: _builtins.bool
+    """it takes nothing new, and ends once nothing of a job runs on it"""
+    ends_in_s: _builtins.float
+    """of one that drains: seconds until it ends, whatever runs there"""
     keeps_rows: _builtins.bool
     """of a standing shard: it brings durable rows back when it restarts"""
     @_builtins.property
@@ -816,11 +855,13 @@ class NodeStatus(_message.Message):
         cores: _builtins.int = ...,
         without_bf16: _builtins.bool = ...,
         plain_collectives: _builtins.bool = ...,
+        draining: _builtins.bool = ...,
+        ends_in_s: _builtins.float = ...,
         keeps_rows: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "cores", b"cores", "device", b"device", "emulated", b"emulated", "keeps_rows", b"keeps_rows", "kind", b"kind", "node_id", b"node_id", "plain_collectives", b"plain_collectives", "processes", b"processes", "type", b"type", "units", b"units", "units_used", b"units_used", "without_bf16", b"without_bf16"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "cores", b"cores", "device", b"device", "draining", b"draining", "emulated", b"emulated", "ends_in_s", b"ends_in_s", "keeps_rows", b"keeps_rows", "kind", b"kind", "node_id", b"node_id", "plain_collectives", b"plain_collectives", "processes", b"processes", "type", b"type", "units", b"units", "units_used", b"units_used", "without_bf16", b"without_bf16"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -855,22 +896,49 @@ class HeartbeatReply(_message.Message):
 
     LEASE_S_FIELD_NUMBER: _builtins.int
     TERM_FIELD_NUMBER: _builtins.int
+    DRAIN_S_FIELD_NUMBER: _builtins.int
     lease_s: _builtins.float
     term: _builtins.int
     """of the scheduler that leads; nodes obey no lower one"""
+    drain_s: _builtins.float
+    """above 0: drain, and end in so many seconds at the latest"""
     def __init__(
         self,
         *,
         lease_s: _builtins.float = ...,
         term: _builtins.int = ...,
+        drain_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_s", b"lease_s", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drain_s", b"drain_s", "lease_s", b"lease_s", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___HeartbeatReply: _TypeAlias = HeartbeatReply  # noqa: Y015
+
+@_typing.final
+class DrainNodeRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    NOTICE_S_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.str
+    notice_s: _builtins.float
+    """until it ends, whatever runs there; above 0"""
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.str = ...,
+        notice_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["node_id", b"node_id", "notice_s", b"notice_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainNodeRequest: _TypeAlias = DrainNodeRequest  # noqa: Y015
 
 @_typing.final
 class ListNodesRequest(_message.Message):
@@ -971,7 +1039,7 @@ class ProgressReport(_message.Message):
     stage: _builtins.int
     rank: _builtins.int
     phase: _builtins.str
-    """train | test | save | trained | done | lost | failed"""
+    """train | paused | test | save | trained | done | lost | failed"""
     step: _builtins.int
     total_steps: _builtins.int
     samples: _builtins.int
@@ -1057,7 +1125,9 @@ Global___CutList: _TypeAlias = CutList  # noqa: Y015
 
 @_typing.final
 class Recovery(_message.Message):
-    """Workers that died and were replaced while the others of the attempt kept their processes."""
+    """Workers that died and were replaced while the others of the attempt kept their processes.
+    Where nobody had the state of a stage any more, all went back to a cut.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1067,6 +1137,11 @@ class Recovery(_message.Message):
     STEP_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    BACK_FIELD_NUMBER: _builtins.int
+    REACHED_FIELD_NUMBER: _builtins.int
+    LOST_S_FIELD_NUMBER: _builtins.int
+    PRICE_PER_HOUR_FIELD_NUMBER: _builtins.int
+    DRAINED_FIELD_NUMBER: _builtins.int
     at: _builtins.float
     """seconds since the epoch: it was noticed"""
     seconds: _builtins.float
@@ -1076,6 +1151,16 @@ class Recovery(_message.Message):
     attempt: _builtins.int
     reason: _builtins.str
     """what had broken, in one line"""
+    back: _builtins.bool
+    """`step` is that of a cut, or 0, and the steps after it are lost"""
+    reached: _builtins.int
+    """steps that were over"""
+    lost_s: _builtins.float
+    """seconds in training that went into those that are lost"""
+    price_per_hour: _builtins.float
+    """of the plan"""
+    drained: _builtins.bool
+    """nothing had: a node was to be left. It takes none of `retries`"""
     @_builtins.property
     def lost(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """processes"""
@@ -1089,14 +1174,174 @@ class Recovery(_message.Message):
         step: _builtins.int = ...,
         attempt: _builtins.int = ...,
         reason: _builtins.str = ...,
+        back: _builtins.bool = ...,
+        reached: _builtins.int = ...,
+        lost_s: _builtins.float = ...,
+        price_per_hour: _builtins.float = ...,
+        drained: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "attempt", b"attempt", "lost", b"lost", "reason", b"reason", "seconds", b"seconds", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "attempt", b"attempt", "back", b"back", "drained", b"drained", "lost", b"lost", "lost_s", b"lost_s", "price_per_hour", b"price_per_hour", "reached", b"reached", "reason", b"reason", "seconds", b"seconds", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Recovery: _TypeAlias = Recovery  # noqa: Y015
+
+@_typing.final
+class Move(_message.Message):
+    """A job that went over to another plan, or to other nodes, from a cut while it ran."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AT_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    BEFORE_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
+    PREDICTED_FIELD_NUMBER: _builtins.int
+    MEASURED_FIELD_NUMBER: _builtins.int
+    PRICE_BEFORE_FIELD_NUMBER: _builtins.int
+    PRICE_AFTER_FIELD_NUMBER: _builtins.int
+    FAILED_FIELD_NUMBER: _builtins.int
+    at: _builtins.float
+    """seconds since the epoch: training paused"""
+    seconds: _builtins.float
+    """until the workers of the new plan were told to go on"""
+    step: _builtins.int
+    """of the cut"""
+    attempt: _builtins.int
+    reason: _builtins.str
+    """asked | replanned | drained | joined | deadline"""
+    before: _builtins.str
+    """the plans in short: units and types of their stages"""
+    after: _builtins.str
+    predicted: _builtins.float
+    """samples/s of the plan before"""
+    measured: _builtins.float
+    """likewise; 0: it was too short for that"""
+    price_before: _builtins.float
+    """dollars an hour"""
+    price_after: _builtins.float
+    failed: _builtins.str
+    """why it went on under the plan before; empty: it did not"""
+    def __init__(
+        self,
+        *,
+        at: _builtins.float = ...,
+        seconds: _builtins.float = ...,
+        step: _builtins.int = ...,
+        attempt: _builtins.int = ...,
+        reason: _builtins.str = ...,
+        before: _builtins.str = ...,
+        after: _builtins.str = ...,
+        predicted: _builtins.float = ...,
+        measured: _builtins.float = ...,
+        price_before: _builtins.float = ...,
+        price_after: _builtins.float = ...,
+        failed: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "at", b"at", "attempt", b"attempt", "before", b"before", "failed", b"failed", "measured", b"measured", "predicted", b"predicted", "price_after", b"price_after", "price_before", b"price_before", "reason", b"reason", "seconds", b"seconds", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Move: _TypeAlias = Move  # noqa: Y015
+
+@_typing.final
+class PlanHistory(_message.Message):
+    """The plans that a job has trained under, the oldest first."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PLANS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def plans(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlanUse]: ...
+    def __init__(
+        self,
+        *,
+        plans: _abc.Iterable[Global___PlanUse] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["plans", b"plans"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlanHistory: _TypeAlias = PlanHistory  # noqa: Y015
+
+@_typing.final
+class PlanUse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DECISION_FIELD_NUMBER: _builtins.int
+    BEGAN_AT_FIELD_NUMBER: _builtins.int
+    FROM_STEP_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    began_at: _builtins.float
+    """seconds since the epoch"""
+    from_step: _builtins.int
+    reason: _builtins.str
+    """as of Move; planned: it is the attempt's first"""
+    attempt: _builtins.int
+    @_builtins.property
+    def decision(self) -> _decision_pb2.Decision:
+        """with what was measured of it, without what is bulky"""
+
+    def __init__(
+        self,
+        *,
+        decision: _decision_pb2.Decision | None = ...,
+        began_at: _builtins.float = ...,
+        from_step: _builtins.int = ...,
+        reason: _builtins.str = ...,
+        attempt: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["decision", b"decision"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "began_at", b"began_at", "decision", b"decision", "from_step", b"from_step", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlanUse: _TypeAlias = PlanUse  # noqa: Y015
+
+@_typing.final
+class RecoveryTimes(_message.Message):
+    """What it took when units of a type were lost: means, in seconds."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPLACED_FIELD_NUMBER: _builtins.int
+    REPLACED_S_FIELD_NUMBER: _builtins.int
+    RESTARTED_FIELD_NUMBER: _builtins.int
+    RESTARTED_S_FIELD_NUMBER: _builtins.int
+    replaced: _builtins.int
+    """while others of their stage went on"""
+    replaced_s: _builtins.float
+    """until all were told to go on"""
+    restarted: _builtins.int
+    """and another attempt began"""
+    restarted_s: _builtins.float
+    """until it trained, and for the steps that were done again"""
+    def __init__(
+        self,
+        *,
+        replaced: _builtins.int = ...,
+        replaced_s: _builtins.float = ...,
+        restarted: _builtins.int = ...,
+        restarted_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["replaced", b"replaced", "replaced_s", b"replaced_s", "restarted", b"restarted", "restarted_s", b"restarted_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecoveryTimes: _TypeAlias = RecoveryTimes  # noqa: Y015
 
 @_typing.final
 class Cut(_message.Message):
@@ -1177,19 +1422,15 @@ class ReportReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     STOP_FIELD_NUMBER: _builtins.int
-    CUT_FIELD_NUMBER: _builtins.int
     stop: _builtins.bool
-    cut: _builtins.bool
-    """to the leader of the first stage: take one now"""
     def __init__(
         self,
         *,
         stop: _builtins.bool = ...,
-        cut: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cut", b"cut", "stop", b"stop"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["stop", b"stop"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1353,6 +1594,13 @@ class RunRecord(_message.Message):
     START_S_FIELD_NUMBER: _builtins.int
     GENERATION_FIELD_NUMBER: _builtins.int
     REGROUPING_FIELD_NUMBER: _builtins.int
+    LINE_FIELD_NUMBER: _builtins.int
+    RESUMED_FIELD_NUMBER: _builtins.int
+    SAMPLES_FIELD_NUMBER: _builtins.int
+    LAUNCHED_FIELD_NUMBER: _builtins.int
+    OTHERS_FIELD_NUMBER: _builtins.int
+    DECISION_FIELD_NUMBER: _builtins.int
+    OF_SHARDS_FIELD_NUMBER: _builtins.int
     attempt: _builtins.int
     start_s: _builtins.float
     """seconds that its processes took to start"""
@@ -1360,11 +1608,31 @@ class RunRecord(_message.Message):
     """of its workers"""
     regrouping: _builtins.bool
     """that generation has not been told to train"""
+    line: _builtins.int
+    """the last generation that went back to a cut"""
+    resumed: _builtins.bool
+    """its workers were launched to begin at a cut"""
+    samples: _builtins.int
+    """trained before that generation"""
+    launched: _builtins.int
+    """the last generation that workers were started for"""
     @_builtins.property
     def processes(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlacedProcess]: ...
     @_builtins.property
     def units(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """node ids, one for each unit that the job holds"""
+
+    @_builtins.property
+    def others(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlacedProcess]:
+        """Started for another plan that is not begun yet, or left behind by the one before: to be stopped."""
+
+    @_builtins.property
+    def decision(self) -> _decision_pb2.Decision:
+        """that the processes are of, while the job's may be the one before"""
+
+    @_builtins.property
+    def of_shards(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """those of `units` that no worker has"""
 
     def __init__(
         self,
@@ -1375,10 +1643,17 @@ class RunRecord(_message.Message):
         start_s: _builtins.float = ...,
         generation: _builtins.int = ...,
         regrouping: _builtins.bool = ...,
+        line: _builtins.int = ...,
+        resumed: _builtins.bool = ...,
+        samples: _builtins.int = ...,
+        launched: _builtins.int = ...,
+        others: _abc.Iterable[Global___PlacedProcess] | None = ...,
+        decision: _decision_pb2.Decision | None = ...,
+        of_shards: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["decision", b"decision"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "generation", b"generation", "processes", b"processes", "regrouping", b"regrouping", "start_s", b"start_s", "units", b"units"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "decision", b"decision", "generation", b"generation", "launched", b"launched", "line", b"line", "of_shards", b"of_shards", "others", b"others", "processes", b"processes", "regrouping", b"regrouping", "resumed", b"resumed", "samples", b"samples", "start_s", b"start_s", "units", b"units"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -61,6 +61,11 @@ class SchedulerStub:
                 request_serializer=protos_dot_scheduler__pb2.JobRequest.SerializeToString,
                 response_deserializer=protos_dot_scheduler__pb2.JobStatus.FromString,
                 _registered_method=True)
+        self.MoveJob = channel.unary_unary(
+                '/heterps.v1.Scheduler/MoveJob',
+                request_serializer=protos_dot_scheduler__pb2.MoveJobRequest.SerializeToString,
+                response_deserializer=protos_dot_scheduler__pb2.JobStatus.FromString,
+                _registered_method=True)
         self.Logs = channel.unary_stream(
                 '/heterps.v1.Scheduler/Logs',
                 request_serializer=protos_dot_scheduler__pb2.LogsRequest.SerializeToString,
@@ -90,6 +95,11 @@ class SchedulerStub:
                 '/heterps.v1.Scheduler/ListNodes',
                 request_serializer=protos_dot_scheduler__pb2.ListNodesRequest.SerializeToString,
                 response_deserializer=protos_dot_scheduler__pb2.ListNodesReply.FromString,
+                _registered_method=True)
+        self.DrainNode = channel.unary_unary(
+                '/heterps.v1.Scheduler/DrainNode',
+                request_serializer=protos_dot_scheduler__pb2.DrainNodeRequest.SerializeToString,
+                response_deserializer=protos_dot_scheduler__pb2.NodeStatus.FromString,
                 _registered_method=True)
         self.Heartbeat = channel.unary_unary(
                 '/heterps.v1.Scheduler/Heartbeat',
@@ -138,6 +148,13 @@ class SchedulerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def MoveJob(self, request, context):
+        """Have a running job go over to another plan; answers at once, `moves` tells what comes of it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Logs(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -171,6 +188,13 @@ class SchedulerServicer:
 
     def ListNodes(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DrainNode(self, request, context):
+        """Has a node end once its jobs have left it; it hears so with its next heartbeat.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -217,6 +241,11 @@ def add_SchedulerServicer_to_server(servicer, server):
                     request_deserializer=protos_dot_scheduler__pb2.JobRequest.FromString,
                     response_serializer=protos_dot_scheduler__pb2.JobStatus.SerializeToString,
             ),
+            'MoveJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.MoveJob,
+                    request_deserializer=protos_dot_scheduler__pb2.MoveJobRequest.FromString,
+                    response_serializer=protos_dot_scheduler__pb2.JobStatus.SerializeToString,
+            ),
             'Logs': grpc.unary_stream_rpc_method_handler(
                     servicer.Logs,
                     request_deserializer=protos_dot_scheduler__pb2.LogsRequest.FromString,
@@ -246,6 +275,11 @@ def add_SchedulerServicer_to_server(servicer, server):
                     servicer.ListNodes,
                     request_deserializer=protos_dot_scheduler__pb2.ListNodesRequest.FromString,
                     response_serializer=protos_dot_scheduler__pb2.ListNodesReply.SerializeToString,
+            ),
+            'DrainNode': grpc.unary_unary_rpc_method_handler(
+                    servicer.DrainNode,
+                    request_deserializer=protos_dot_scheduler__pb2.DrainNodeRequest.FromString,
+                    response_serializer=protos_dot_scheduler__pb2.NodeStatus.SerializeToString,
             ),
             'Heartbeat': grpc.unary_unary_rpc_method_handler(
                     servicer.Heartbeat,
@@ -393,6 +427,33 @@ class Scheduler:
             target,
             '/heterps.v1.Scheduler/CancelJob',
             protos_dot_scheduler__pb2.JobRequest.SerializeToString,
+            protos_dot_scheduler__pb2.JobStatus.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def MoveJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/heterps.v1.Scheduler/MoveJob',
+            protos_dot_scheduler__pb2.MoveJobRequest.SerializeToString,
             protos_dot_scheduler__pb2.JobStatus.FromString,
             options,
             channel_credentials,
@@ -556,6 +617,33 @@ class Scheduler:
             '/heterps.v1.Scheduler/ListNodes',
             protos_dot_scheduler__pb2.ListNodesRequest.SerializeToString,
             protos_dot_scheduler__pb2.ListNodesReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DrainNode(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/heterps.v1.Scheduler/DrainNode',
+            protos_dot_scheduler__pb2.DrainNodeRequest.SerializeToString,
+            protos_dot_scheduler__pb2.NodeStatus.FromString,
             options,
             channel_credentials,
             insecure,

@@ -40,6 +40,8 @@ class SchedulerStub:
     WatchJob: _grpc.UnaryStreamMultiCallable[_scheduler_pb2.JobRequest, _scheduler_pb2.JobStatus]
     """one now, then one a change, until the end"""
     CancelJob: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.JobRequest, _scheduler_pb2.JobStatus]
+    MoveJob: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.MoveJobRequest, _scheduler_pb2.JobStatus]
+    """Have a running job go over to another plan; answers at once, `moves` tells what comes of it."""
     Logs: _grpc.UnaryStreamMultiCallable[_scheduler_pb2.LogsRequest, _scheduler_pb2.LogChunk]
     GetDecision: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.JobRequest, _decision_pb2.Decision]
     ListDecisions: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.ListDecisionsRequest, _scheduler_pb2.ListDecisionsReply]
@@ -47,6 +49,8 @@ class SchedulerStub:
     GetReplan: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.JobRequest, _scheduler_pb2.Replan]
     """What a job's run was measured to take, and whether another plan would pay."""
     ListNodes: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.ListNodesRequest, _scheduler_pb2.ListNodesReply]
+    DrainNode: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.DrainNodeRequest, _scheduler_pb2.NodeStatus]
+    """Has a node end once its jobs have left it; it hears so with its next heartbeat."""
     Heartbeat: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.HeartbeatRequest, _scheduler_pb2.HeartbeatReply]
     """From nodes and standing shards: renews the lease."""
     Report: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.ProgressReport, _scheduler_pb2.ReportReply]
@@ -63,6 +67,8 @@ class SchedulerAsyncStub(SchedulerStub):
     WatchJob: _aio.UnaryStreamMultiCallable[_scheduler_pb2.JobRequest, _scheduler_pb2.JobStatus]  # type: ignore[assignment]
     """one now, then one a change, until the end"""
     CancelJob: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.JobRequest, _scheduler_pb2.JobStatus]  # type: ignore[assignment]
+    MoveJob: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.MoveJobRequest, _scheduler_pb2.JobStatus]  # type: ignore[assignment]
+    """Have a running job go over to another plan; answers at once, `moves` tells what comes of it."""
     Logs: _aio.UnaryStreamMultiCallable[_scheduler_pb2.LogsRequest, _scheduler_pb2.LogChunk]  # type: ignore[assignment]
     GetDecision: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.JobRequest, _decision_pb2.Decision]  # type: ignore[assignment]
     ListDecisions: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.ListDecisionsRequest, _scheduler_pb2.ListDecisionsReply]  # type: ignore[assignment]
@@ -70,6 +76,8 @@ class SchedulerAsyncStub(SchedulerStub):
     GetReplan: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.JobRequest, _scheduler_pb2.Replan]  # type: ignore[assignment]
     """What a job's run was measured to take, and whether another plan would pay."""
     ListNodes: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.ListNodesRequest, _scheduler_pb2.ListNodesReply]  # type: ignore[assignment]
+    DrainNode: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.DrainNodeRequest, _scheduler_pb2.NodeStatus]  # type: ignore[assignment]
+    """Has a node end once its jobs have left it; it hears so with its next heartbeat."""
     Heartbeat: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.HeartbeatRequest, _scheduler_pb2.HeartbeatReply]  # type: ignore[assignment]
     """From nodes and standing shards: renews the lease."""
     Report: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.ProgressReport, _scheduler_pb2.ReportReply]  # type: ignore[assignment]
@@ -115,6 +123,14 @@ class SchedulerServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_scheduler_pb2.JobStatus, _abc.Awaitable[_scheduler_pb2.JobStatus]]: ...
 
     @_abc_1.abstractmethod
+    def MoveJob(
+        self,
+        request: _scheduler_pb2.MoveJobRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_scheduler_pb2.JobStatus, _abc.Awaitable[_scheduler_pb2.JobStatus]]:
+        """Have a running job go over to another plan; answers at once, `moves` tells what comes of it."""
+
+    @_abc_1.abstractmethod
     def Logs(
         self,
         request: _scheduler_pb2.LogsRequest,
@@ -156,6 +172,14 @@ class SchedulerServicer(metaclass=_abc_1.ABCMeta):
         request: _scheduler_pb2.ListNodesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_scheduler_pb2.ListNodesReply, _abc.Awaitable[_scheduler_pb2.ListNodesReply]]: ...
+
+    @_abc_1.abstractmethod
+    def DrainNode(
+        self,
+        request: _scheduler_pb2.DrainNodeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_scheduler_pb2.NodeStatus, _abc.Awaitable[_scheduler_pb2.NodeStatus]]:
+        """Has a node end once its jobs have left it; it hears so with its next heartbeat."""
 
     @_abc_1.abstractmethod
     def Heartbeat(

@@ -157,11 +157,20 @@ class Topology(_message.Message):
     DONORS_FIELD_NUMBER: _builtins.int
     JUDGED_FIELD_NUMBER: _builtins.int
     FORMER_FIELD_NUMBER: _builtins.int
+    CUT_FIELD_NUMBER: _builtins.int
+    PAUSED_FIELD_NUMBER: _builtins.int
+    LINE_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     generation: _builtins.int
     """Of the attempt's workers: 0 at first, one more whenever some of them are replaced."""
     step: _builtins.int
     """updates in the state that the generation goes on from"""
+    cut: _builtins.str
+    """folder or URL; empty: the first step, with tables begun anew"""
+    paused: _builtins.int
+    """That paused there: the tables hold the cut, unless the shards know of later commits of its."""
+    line: _builtins.int
+    """the last generation that began at a cut: of what state there is"""
     @_builtins.property
     def stages(self) -> _containers.RepeatedCompositeFieldContainer[Global___StageWorkers]: ...
     @_builtins.property
@@ -170,7 +179,7 @@ class Topology(_message.Message):
 
     @_builtins.property
     def donors(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """By stage, who has that state; empty: the workers begin as their launch says."""
+        """By stage, who has that state; empty: the workers of a later generation than 0 begin at `cut`."""
 
     @_builtins.property
     def judged(self) -> _containers.RepeatedCompositeFieldContainer[Global___Notice]:
@@ -191,12 +200,17 @@ class Topology(_message.Message):
         donors: _abc.Iterable[_builtins.str] | None = ...,
         judged: _abc.Iterable[Global___Notice] | None = ...,
         former: _abc.Iterable[_builtins.int] | None = ...,
+        cut: _builtins.str = ...,
+        paused: _builtins.int | None = ...,
+        line: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_paused", b"_paused", "paused", b"paused"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["donors", b"donors", "former", b"former", "generation", b"generation", "job_id", b"job_id", "judged", b"judged", "shards", b"shards", "stages", b"stages", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_paused", b"_paused", "cut", b"cut", "donors", b"donors", "former", b"former", "generation", b"generation", "job_id", b"job_id", "judged", b"judged", "line", b"line", "paused", b"paused", "shards", b"shards", "stages", b"stages", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__paused: _TypeAlias = _typing.Literal["paused"]  # noqa: Y015
+    _WhichOneofArgType__paused: _TypeAlias = _typing.Literal["_paused", b"_paused"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__paused) -> _WhichOneofReturnType__paused | None: ...
 
 Global___Topology: _TypeAlias = Topology  # noqa: Y015
 
@@ -242,12 +256,21 @@ class RegroupReply(_message.Message):
     STEP_FIELD_NUMBER: _builtins.int
     JUDGED_FIELD_NUMBER: _builtins.int
     TRAINED_FIELD_NUMBER: _builtins.int
+    SAMPLES_FIELD_NUMBER: _builtins.int
+    LINE_FIELD_NUMBER: _builtins.int
+    IN_DOUBT_FIELD_NUMBER: _builtins.int
     has_state: _builtins.bool
     """it trained, or has trained; else it never began"""
     step: _builtins.int
     """updates in its state"""
     trained: _builtins.int
     """the newest generation that it trained in"""
+    samples: _builtins.int
+    """trained until `step`, over all workers"""
+    line: _builtins.int
+    """of its state, as in Topology"""
+    in_doubt: _builtins.bool
+    """It has all of step `step` but the verdict, and takes the one that others have."""
     @_builtins.property
     def judged(self) -> _containers.RepeatedCompositeFieldContainer[Global___Notice]:
         """verdicts on the last steps of that generation, in their order"""
@@ -259,14 +282,51 @@ class RegroupReply(_message.Message):
         step: _builtins.int = ...,
         judged: _abc.Iterable[Global___Notice] | None = ...,
         trained: _builtins.int = ...,
+        samples: _builtins.int = ...,
+        line: _builtins.int = ...,
+        in_doubt: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["has_state", b"has_state", "judged", b"judged", "step", b"step", "trained", b"trained"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["has_state", b"has_state", "in_doubt", b"in_doubt", "judged", b"judged", "line", b"line", "samples", b"samples", "step", b"step", "trained", b"trained"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RegroupReply: _TypeAlias = RegroupReply  # noqa: Y015
+
+@_typing.final
+class PauseRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GENERATION_FIELD_NUMBER: _builtins.int
+    generation: _builtins.int
+    def __init__(
+        self,
+        *,
+        generation: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PauseRequest: _TypeAlias = PauseRequest  # noqa: Y015
+
+@_typing.final
+class PauseReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PauseReply: _TypeAlias = PauseReply  # noqa: Y015
 
 @_typing.final
 class ReadStateRequest(_message.Message):
@@ -442,6 +502,7 @@ class Notice(_message.Message):
     OUTCOME_FIELD_NUMBER: _builtins.int
     SCALE_FIELD_NUMBER: _builtins.int
     CUT_FIELD_NUMBER: _builtins.int
+    PAUSE_FIELD_NUMBER: _builtins.int
     GENERATION_FIELD_NUMBER: _builtins.int
     FACTS_FIELD_NUMBER: _builtins.int
     kind: Global___NoticeKind.ValueType
@@ -461,6 +522,8 @@ class Notice(_message.Message):
     """JUDGED: by which gradients are multiplied"""
     cut: _builtins.bool
     """JUDGED: a cut is taken once the step is over"""
+    pause: _builtins.bool
+    """JUDGED: and all wait there"""
     generation: _builtins.int
     """JUDGED, when it is told anew: that it was given in"""
     facts: _builtins.str
@@ -478,12 +541,13 @@ class Notice(_message.Message):
         outcome: Global___Outcome.ValueType = ...,
         scale: _builtins.float = ...,
         cut: _builtins.bool = ...,
+        pause: _builtins.bool = ...,
         generation: _builtins.int = ...,
         facts: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cut", b"cut", "facts", b"facts", "finite", b"finite", "generation", b"generation", "kind", b"kind", "loss", b"loss", "outcome", b"outcome", "rank", b"rank", "scale", b"scale", "squared_norm", b"squared_norm", "stage", b"stage", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cut", b"cut", "facts", b"facts", "finite", b"finite", "generation", b"generation", "kind", b"kind", "loss", b"loss", "outcome", b"outcome", "pause", b"pause", "rank", b"rank", "scale", b"scale", "squared_norm", b"squared_norm", "stage", b"stage", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

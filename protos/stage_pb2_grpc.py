@@ -45,6 +45,11 @@ class StageStub:
                 request_serializer=protos_dot_stage__pb2.RegroupRequest.SerializeToString,
                 response_deserializer=protos_dot_stage__pb2.RegroupReply.FromString,
                 _registered_method=True)
+        self.Pause = channel.unary_unary(
+                '/heterps.v1.Stage/Pause',
+                request_serializer=protos_dot_stage__pb2.PauseRequest.SerializeToString,
+                response_deserializer=protos_dot_stage__pb2.PauseReply.FromString,
+                _registered_method=True)
         self.ReadState = channel.unary_stream(
                 '/heterps.v1.Stage/ReadState',
                 request_serializer=protos_dot_stage__pb2.ReadStateRequest.SerializeToString,
@@ -75,6 +80,13 @@ class StageServicer:
 
     def Regroup(self, request, context):
         """Give up the steps under way, for another generation of the job's workers; tells what is kept.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Pause(self, request, context):
+        """To the leader of the first stage: have all take a cut after a step, and wait there.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -113,6 +125,11 @@ def add_StageServicer_to_server(servicer, server):
                     servicer.Regroup,
                     request_deserializer=protos_dot_stage__pb2.RegroupRequest.FromString,
                     response_serializer=protos_dot_stage__pb2.RegroupReply.SerializeToString,
+            ),
+            'Pause': grpc.unary_unary_rpc_method_handler(
+                    servicer.Pause,
+                    request_deserializer=protos_dot_stage__pb2.PauseRequest.FromString,
+                    response_serializer=protos_dot_stage__pb2.PauseReply.SerializeToString,
             ),
             'ReadState': grpc.unary_stream_rpc_method_handler(
                     servicer.ReadState,
@@ -185,6 +202,33 @@ class Stage:
             '/heterps.v1.Stage/Regroup',
             protos_dot_stage__pb2.RegroupRequest.SerializeToString,
             protos_dot_stage__pb2.RegroupReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Pause(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/heterps.v1.Stage/Pause',
+            protos_dot_stage__pb2.PauseRequest.SerializeToString,
+            protos_dot_stage__pb2.PauseReply.FromString,
             options,
             channel_credentials,
             insecure,

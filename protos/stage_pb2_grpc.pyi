@@ -37,6 +37,8 @@ class StageStub:
     """Every worker of the job listens and every address is known: begin."""
     Regroup: _grpc.UnaryUnaryMultiCallable[_stage_pb2.RegroupRequest, _stage_pb2.RegroupReply]
     """Give up the steps under way, for another generation of the job's workers; tells what is kept."""
+    Pause: _grpc.UnaryUnaryMultiCallable[_stage_pb2.PauseRequest, _stage_pb2.PauseReply]
+    """To the leader of the first stage: have all take a cut after a step, and wait there."""
     ReadState: _grpc.UnaryStreamMultiCallable[_stage_pb2.ReadStateRequest, _stage_pb2.StateChunk]
     """The training state that this worker has kept, for another of its stage."""
     Join: _grpc.UnaryUnaryMultiCallable[_stage_pb2.JoinRequest, _stage_pb2.JoinReply]
@@ -53,6 +55,8 @@ class StageAsyncStub(StageStub):
     """Every worker of the job listens and every address is known: begin."""
     Regroup: _aio.UnaryUnaryMultiCallable[_stage_pb2.RegroupRequest, _stage_pb2.RegroupReply]  # type: ignore[assignment]
     """Give up the steps under way, for another generation of the job's workers; tells what is kept."""
+    Pause: _aio.UnaryUnaryMultiCallable[_stage_pb2.PauseRequest, _stage_pb2.PauseReply]  # type: ignore[assignment]
+    """To the leader of the first stage: have all take a cut after a step, and wait there."""
     ReadState: _aio.UnaryStreamMultiCallable[_stage_pb2.ReadStateRequest, _stage_pb2.StateChunk]  # type: ignore[assignment]
     """The training state that this worker has kept, for another of its stage."""
     Join: _aio.UnaryUnaryMultiCallable[_stage_pb2.JoinRequest, _stage_pb2.JoinReply]  # type: ignore[assignment]
@@ -78,6 +82,14 @@ class StageServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_stage_pb2.RegroupReply, _abc.Awaitable[_stage_pb2.RegroupReply]]:
         """Give up the steps under way, for another generation of the job's workers; tells what is kept."""
+
+    @_abc_1.abstractmethod
+    def Pause(
+        self,
+        request: _stage_pb2.PauseRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_stage_pb2.PauseReply, _abc.Awaitable[_stage_pb2.PauseReply]]:
+        """To the leader of the first stage: have all take a cut after a step, and wait there."""
 
     @_abc_1.abstractmethod
     def ReadState(

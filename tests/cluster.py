@@ -44,7 +44,7 @@ class Roles(Closing):
         return self.start("scheduler.service", *redis, *arguments)
 
     def node(self, scheduler: Child, kind: str, *arguments: str) -> Child:
-        to = ("--type", kind, "--scheduler", scheduler.address)
+        to = ("--type", kind, "--scheduler", scheduler.address, "--notice", "0")
         return self.start("workers.node", *to, *arguments)
 
     def shard(self, scheduler: Child, *arguments: str) -> Child:

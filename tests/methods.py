@@ -39,15 +39,15 @@ _LOOKS = (
 _JOBS_OWN = (
     _of("Scheduler", "Report")
     | _of("Artifacts", "Has Put Get List Remove")
-    | _of("Stage", "Start Regroup ReadState Connect Join")
+    | _of("Stage", "Start Regroup Pause ReadState Connect Join")
     | _of("ParameterServer", "Pull Push Attach Advance Stage Tally Commit Stats Keys Route")
     | _of("ParameterServer", "CreateTable DropTables Shrink Cut Save Load")
 )
-_SUBMITS = _LOOKS | _JOBS_OWN | _of("Scheduler", "Submit CancelJob Plan")
+_SUBMITS = _LOOKS | _JOBS_OWN | _of("Scheduler", "Submit CancelJob MoveJob Plan")
 MAY = {
     "read": _LOOKS,
     "job": _JOBS_OWN,
     "submit": _SUBMITS,
-    "operate": _SUBMITS | _of("Access", "ListTokens"),
+    "operate": _SUBMITS | _of("Access", "ListTokens") | _of("Scheduler", "DrainNode"),
     "cluster": every_method(),
 }

@@ -7,9 +7,10 @@
 Jobs of one shape run one after the other on a cluster of nodes of one unit each, with a spare one
 of each type: first one that nothing happens to, then others, while kills come, until there were
 enough. Each is to train every sample once an epoch, and to end with the same weights and rows, to
-the bit. Seconds are those of the layers' own clock. With `--rivals` workers alone are killed, and
-the same model is trained by torchrun and by Ray Train besides, whose workers are killed at the
-same instants. Results go to bench/results/survive.json, or survive_rivals.json.
+the bit. The pause before a kill begins when the job trains again after the one before; those that
+are to overlap are kinds of their own. Seconds are those of the layers' own clock. With `--rivals`
+workers alone are killed, and the same model is trained by torchrun besides, whose workers are
+killed after the same pauses. Results go to bench/results/survive.json, or survive_rivals.json.
 """
 
 import argparse
@@ -28,9 +29,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from bench.pages import RESULTS, machine, versions, write
 from bench.survive.figures import Run, figures
-from bench.survive.job import Shape, result_of, steps_begun, write_job
-from bench.survive.kills import KINDS, SHARDS, Killer, drawn, pause
-from bench.survive.rivals import RIVALS, run_rival
+from bench.survive.job import Shape, result_of, steps_begun, trained_last, write_job
+from bench.survive.kills import KINDS, SETTLED_S, SHARDS, Killer, drawn, pause
+from bench.survive.torchrun import run_torchrun
 from heterps import Client
 from heterps.errors import UnreachableError
 from protos.naming import cuts_of
@@ -53,27 +54,36 @@ def main() -> int:
         nodes |= {f"{kind}-{number}": (kind, 1) for number in range(units + 1)}
     with tempfile.TemporaryDirectory(prefix="heterps-survive-") as folder:
         with Machines(Path(folder, "cluster"), nodes) as machines:
-            runs = list(_runs(arguments, shape, machines, list(nodes), Path(folder)))
-        result = {
-            "benchmark": "survive",
-            "date": datetime.date.today().isoformat(),
-            "machine": machine(),
-            "versions": versions("torch", "ray"),
-            "shape": asdict(shape),
-            "checkpoint": arguments.checkpoint,
-            "every_s": arguments.every,
-            "seed": arguments.seed,
-            **figures(runs),
-        }
+            runs = []
+            for run in _runs(arguments, shape, machines, list(nodes), Path(folder)):
+                runs.append(run)
+                result = _result(arguments, shape, runs)
+                _keep(arguments, result)  # whatever becomes of the next one
         if arguments.rivals:
-            result["rivals"] = {
-                name: run_rival(name, Path(folder, name), shape, arguments) for name in RIVALS
-            }
+            result["torchrun"] = run_torchrun(Path(folder, "torchrun"), shape, arguments)
+        _keep(arguments, result)
     print(json.dumps({k: v for k, v in result.items() if k != "jobs"}, indent=1))
+    return 0 if result["holds"] else 1
+
+
+def _result(arguments: argparse.Namespace, shape: Shape, runs: list[Run]) -> dict[str, Any]:
+    return {
+        "benchmark": "survive",
+        "date": datetime.date.today().isoformat(),
+        "machine": machine(),
+        "versions": versions("torch"),
+        "shape": asdict(shape),
+        "checkpoint": arguments.checkpoint,
+        "every_s": arguments.every,
+        "seed": arguments.seed,
+        **figures(runs),
+    }
+
+
+def _keep(arguments: argparse.Namespace, result: dict[str, Any]) -> None:
     if not arguments.no_write:
         name = "survive_rivals.json" if arguments.rivals else "survive.json"
         write(RESULTS / name, json.dumps(result, indent=1) + "\n")
-    return 0 if result["holds"] else 1
 
 
 def _runs(
@@ -100,6 +110,8 @@ def _runs(
             f"{len(run.recovered_s)} recoveries",
             flush=True,
         )
+        for kill, gap in zip(run.kills, run.gaps, strict=True):
+            print(f"  {kill.kind}: {', '.join(kill.victims)}: {gap:.2f} s", flush=True)
         for reason in run.ended:
             print(f"  an attempt ended: {reason}", flush=True)
         yield run
@@ -124,15 +136,14 @@ def _run(
         output = folder / "out" / job_id
         killer = Killer(machines, job_id, nodes, Path(cuts_of(str(output))), chance)
         due: float | None = None
+        after = 0.0  # Unix time
         while not (status := _status(client, job_id)) or not status.state.is_final:
-            now = time.monotonic()
-            if due is None:
-                due = now + pause(chance, arguments.every) if status and status.step else None
-            elif now > due and len(run.kills) < most:
-                kind = drawn(chance, arguments.kinds)
-                if (killed := killer.kill(kind)) is not None:
-                    run.kills.append(killed)
+            if due is None and trained_last(folder) > after:
                 due = time.monotonic() + pause(chance, arguments.every)
+            elif due is not None and time.monotonic() > due and len(run.kills) < most:
+                if (killed := killer.kill(drawn(chance, arguments.kinds))) is not None:
+                    run.kills.append(killed)
+                due, after = None, time.time() + SETTLED_S
             time.sleep(_LOOK_S)
         killer.settle()
         message = client.status_message(job_id)
@@ -175,7 +186,7 @@ def _parse() -> argparse.Namespace:
     add("--epochs", type=int, default=55, help="of nine steps each")
     add("--staleness", type=int, default=0)
     add("--checkpoint", default="40 steps")
-    add("--rivals", action="store_true", help="torchrun and Ray Train beside it")
+    add("--rivals", action="store_true", help="torchrun beside it")
     add("--no-write", action="store_true")
     arguments = parser.parse_args()
     if arguments.rivals:

@@ -39,14 +39,23 @@ class Run:
         """From its first micro-batch to its last."""
         return self.begun[-1] - self.begun[0] if self.begun else 0.0
 
+    @property
+    def gaps(self) -> list[float]:
+        """Seconds: after each kill, the longest that nothing was begun for until the next one."""
+        ends = [kill.at for kill in self.kills[1:]] + [float("inf")]
+        return [
+            longest_gap(self.begun, kill.at, min(end - kill.at, _AFTER_S))
+            for kill, end in zip(self.kills, ends, strict=True)
+        ]
+
 
 def figures(runs: Sequence[Run]) -> dict[str, Any]:
     """Of an unfailed run and of those after it, which had kills."""
     unfailed, killed = runs[0], runs[1:]
     gaps: dict[str, list[float]] = {}
     for run in killed:
-        for kill in run.kills:
-            gaps.setdefault(kill.kind, []).append(longest_gap(run.begun, kill.at))
+        for kill, gap in zip(run.kills, run.gaps, strict=True):
+            gaps.setdefault(kill.kind, []).append(gap)
     seconds = sum(run.seconds for run in killed)
     kills = sum(len(run.kills) for run in killed)
     lost_s = seconds - unfailed.seconds * len(killed)
@@ -75,8 +84,8 @@ def holds(runs: Sequence[Run]) -> bool:
     return whole and len({run.digest for run in runs}) == 1
 
 
-def longest_gap(begun: Sequence[float], at: float, after_s: float = _AFTER_S) -> float:
-    """Seconds: the longest time without a beginning that has a part in those after `at`."""
+def longest_gap(begun: Sequence[float], at: float, after_s: float) -> float:
+    """Seconds: the longest without a beginning that has a part in the `after_s` after `at`."""
     near = [t for t in begun if t <= at][-1:] + [t for t in begun if at < t < at + after_s]
     later = [t for t in begun if t >= at + after_s][:1]
     return max((b - a for a, b in pairwise([*near, *later])), default=0.0)
@@ -95,4 +104,4 @@ def _spread(seconds: Sequence[float]) -> dict[str, float]:
 
 def _told(run: Run) -> dict[str, Any]:
     told = {k: v for k, v in asdict(run).items() if k != "begun"}
-    return {"seconds": run.seconds, **told}
+    return {"seconds": run.seconds, "stood_still_s": run.gaps, **told}

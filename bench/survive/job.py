@@ -139,6 +139,11 @@ def steps_begun(folder: Path) -> list[float]:
     return sorted(float(line.split()[0]) for f in files for line in f.read_text().splitlines())
 
 
+def trained_last(folder: Path) -> float:
+    """When the last stage began something, Unix time; 0: it never did."""
+    return max((file.stat().st_mtime for file in (folder / "trace").iterdir()), default=0.0)
+
+
 def _highest(shape: Shape) -> float:
     """Samples a second that all units together reach."""
     return plan(_workload(shape), _resources(shape), 1e9, "exact", pin=_LAYERS).throughput

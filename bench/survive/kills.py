@@ -20,6 +20,7 @@ from tests.machines import REDIS, SCHEDULER, Machines
 
 T = TypeVar("T")
 SHARDS = "cpu"  # what names of nodes begin with that have shards
+SETTLED_S = 0.5  # after a kill, when those who begin something have noticed it
 _ANSWER_S = 2.0
 _REPLACED_S = 3.0  # for a replacement to be started, or a cut to be begun
 _LOOK_S = 0.002

@@ -98,6 +98,12 @@ class AsyncClient:
         """What the job's processes wrote; with `follow`, on to its end; see `Client.logs`."""
         return steps.logs(self._transport, job_id, follow)
 
+    async def move(
+        self, job_id: str, plan: "str | Path | Mapping[str, object] | None" = None
+    ) -> Job:
+        """As `Client.move`."""
+        return await steps.move(self._transport, job_id, plan)
+
     async def cancel(self, job_id: str) -> Job:
         """Ask a job to end; safe to repeat, without effect once it has ended."""
         return await self._transport.call(calls.cancel(job_id))
@@ -121,6 +127,10 @@ class AsyncClient:
     async def nodes(self) -> list[Node]:
         """The nodes and standing shards that are alive."""
         return await steps.nodes(self._transport)
+
+    async def drain(self, node_id: str, notice_s: float = 120.0) -> Node:
+        """As `Client.drain`."""
+        return await self._transport.call(calls.drain(node_id, notice_s))
 
     async def plan(
         self,

@@ -16,7 +16,7 @@ class Trained:
         end_reason: empty while it goes on.
         from_step, step: where it began, and what it had come to.
         seconds: in training; 0 where it did not come so far.
-        lost_steps: that a later attempt trained again.
+        lost_steps: that were trained again, by it or a later attempt.
         lost_s: seconds in training that went into these.
         away_s: seconds from its end until the next attempt trained; 0 where none has.
         price_per_hour: dollars, of its plan; 0 where that is unknown.
@@ -64,8 +64,10 @@ def trained(job: Job, price_per_hour: float = 0.0) -> Sequence[Trained]:
         lost = max(0, step - max(first, min(step, kept)))
         share = lost / (step - first) if step > first else float(bool(made))
         away_s = max(0.0, began - ended) if began else 0.0
-        made.append(
-            Trained(number, reason, first, step, seconds, lost, share * seconds, away_s, price)
-        )
+        back = [one for one in job.recoveries if one.back and one.attempt == number]
+        back_s = min(seconds, sum(one.lost_s for one in back))
+        lost_s = back_s + share * (seconds - back_s)
+        lost += sum(one.lost_steps for one in back)
+        made.append(Trained(number, reason, first, step, seconds, lost, lost_s, away_s, price))
         kept, began = min(kept, first), started or began
     return made[::-1]

@@ -115,6 +115,12 @@ def cancel(job_id: str) -> Call[Job]:
     return Call("CancelJob", request, what, Job.of, job_id, _CANCEL_S, _CANCEL_RETRY_S)
 
 
+def move(job_id: str, plan: "DecisionMessage | None") -> Call[Job]:
+    """Ask a job to go over to another plan; None: the best by what was measured."""
+    request = pb.MoveJobRequest(job_id=job_id, decision=plan)
+    return Call("MoveJob", request, f"move {job_id}", Job.of, job_id)
+
+
 def decision_message(job_id: str) -> "Call[DecisionMessage]":
     """What was decided for a job."""
     request = pb.JobRequest(job_id=job_id)
@@ -196,6 +202,12 @@ def nodes(after: str) -> Call[tuple[list[Node], str]]:
         return [Node.of(status) for status in reply.nodes], str(reply.next)
 
     return Call("ListNodes", pb.ListNodesRequest(after=after), "list nodes", read)
+
+
+def drain(node_id: str, notice_s: float) -> Call[Node]:
+    """Ask a node to end once its jobs have left it."""
+    request = pb.DrainNodeRequest(node_id=node_id, notice_s=notice_s)
+    return Call("DrainNode", request, f"drain {node_id}", Node.of)
 
 
 def plan(

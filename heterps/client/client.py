@@ -172,6 +172,22 @@ class Client(Closing):
         """Ask a job to end; safe to repeat, without effect once it has ended."""
         return run(self._transport.call(calls.cancel(job_id)))
 
+    def move(self, job_id: str, plan: "str | Path | Mapping[str, object] | None" = None) -> Job:
+        """Have a running job go over to another plan, and wait until it has.
+
+        The last of its `moves` says how that went: with `failed` it goes on under the plan before.
+
+        Args:
+            job_id: of the job.
+            plan: a file that `Decision.export` or `heterps plan --json` wrote, or its content; None
+                for the best plan by what the run was measured to take.
+
+        Raises:
+            HeterpsError: it does not train, or cannot have that plan.
+            InputError: `plan` is none.
+        """
+        return run(steps.move(self._transport, job_id, plan))
+
     def decision(self, job_id: str) -> "Decision":
         """What was decided for a job, and why.
 
@@ -198,6 +214,17 @@ class Client(Closing):
     def nodes(self) -> list[Node]:
         """The nodes and standing shards that are alive."""
         return run(steps.nodes(self._transport))
+
+    def drain(self, node_id: str, notice_s: float = 120.0) -> Node:
+        """Have a node take nothing new and end once its jobs have left it; returns at once.
+
+        Args:
+            notice_s: seconds until it ends, whatever runs there.
+
+        Raises:
+            HeterpsError: there is no such node.
+        """
+        return run(self._transport.call(calls.drain(node_id, notice_s)))
 
     def plan(
         self,

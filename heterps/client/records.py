@@ -60,6 +60,10 @@ class Recovery:
         seconds: until all were told to go on.
         step: that they went on from.
         reason: what had broken, in one line.
+        back: whether nobody had a later state, so that all went back to this step.
+        reached: steps that were over; those after `step` are trained again.
+        lost_s: seconds in training that had gone into these.
+        price_per_hour: dollars, of the plan.
     """
 
     at: float
@@ -68,6 +72,49 @@ class Recovery:
     step: int
     attempt: int
     reason: str
+    back: bool = False
+    reached: int = 0
+    lost_s: float = 0.0
+    price_per_hour: float = 0.0
+
+    @property
+    def lost_steps(self) -> int:
+        """Steps that are trained again."""
+        return self.reached - self.step if self.back else 0
+
+    @property
+    def lost_cost(self) -> float:
+        """Dollars for these."""
+        return self.lost_s * self.price_per_hour / 3600
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A job that went over to another plan, or to other nodes, while it ran.
+
+    Attributes:
+        at: seconds since the epoch: training paused.
+        seconds: until the workers of the other plan were told to go on.
+        step: after which that was.
+        reason: asked | replanned | drained | joined | deadline.
+        before, after: the plans in short, units and types of their stages.
+        predicted, measured: samples/s of the plan before; measured 0 where it was too short.
+        price_before, price_after: dollars an hour.
+        failed: why it went on under the plan before; empty where it did not.
+    """
+
+    at: float
+    seconds: float
+    step: int
+    attempt: int
+    reason: str
+    before: str
+    after: str
+    predicted: float
+    measured: float
+    price_before: float
+    price_after: float
+    failed: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +188,7 @@ class Job:
     from_samples: int = 0  # trained until then
     cut_error: str = ""  # what the newest cut failed of; empty where it did not
     recoveries: tuple[Recovery, ...] = ()
+    moves: tuple[Move, ...] = ()
 
     @classmethod
     def of(cls, status: pb.JobStatus) -> "Job":
@@ -158,6 +206,7 @@ class Job:
             recoveries=tuple(
                 _read(Recovery, one, lost=tuple(one.lost)) for one in status.recoveries
             ),
+            moves=tuple(_read(Move, one) for one in status.moves),
         )
 
     @property
@@ -194,7 +243,10 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A host's daemon, or a standing parameter-server shard (`kind` is "shard")."""
+    """A host's daemon, or a standing parameter-server shard (`kind` is "shard").
+
+    One that is `draining` takes nothing new and ends in `ends_in_s` seconds at the latest.
+    """
 
     node_id: str
     kind: str
@@ -205,6 +257,8 @@ class Node:
     emulated: bool
     device: str
     processes: tuple[Process, ...]
+    draining: bool = False
+    ends_in_s: float = 0.0
 
     @classmethod
     def of(cls, status: pb.NodeStatus) -> "Node":

@@ -111,6 +111,25 @@ async def _look_up_weights(transport: Transport, job: JobSpec) -> None:
         job.train.warm_start = weights_of(found, named.step)
 
 
+async def move(
+    transport: Transport, job_id: str, plan: "str | Path | Mapping[str, object] | None"
+) -> Job:
+    """Have a job go over to another plan, and wait until it has, or has said why not."""
+    from scheduler import Decision
+
+    message = None
+    if plan is not None:
+        asked = Decision.load(plan) if isinstance(plan, str | Path) else Decision.from_json(plan)
+        message = asked.to_message()
+    before = (await transport.call(calls.status(job_id))).moves
+    await transport.call(calls.move(job_id, message))
+    while True:
+        found = await transport.call(calls.status(job_id))
+        if len(found.moves) > len(before) or found.state.is_final:
+            return found
+        await transport.sleep(_POLL_S)
+
+
 async def find(transport: Transport, prefix: str | None) -> str:
     """The id of the job that `prefix` begins, of the latest for None."""
     limit = 0 if prefix is not None else 1

@@ -262,7 +262,7 @@ class NodeActor:
             path.chmod(0o600)
             environment[variable] = str(path)
         argv = module_argv("workers.node", "--type", daemon.type, "--units", str(daemon.units))
-        argv += ["--scheduler", scheduler, "--bind", f"{host}:0"]
+        argv += ["--scheduler", scheduler, "--bind", f"{host}:0", "--notice", "0"]
         argv += ["--node-id", f"{daemon.type}-ray-{place}-{uuid.uuid4().hex[:4]}"]
         argv += ["--emulate"] if daemon.emulated else []
         self._child = spawn("node", argv, directory=self._directory, environment=environment)

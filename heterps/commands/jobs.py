@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from heterps.commands import lookup, named, options
-from heterps.errors import OK, HeterpsError, UnreachableError
+from heterps.errors import JOB_FAILED, OK, HeterpsError, UnreachableError
 
 if TYPE_CHECKING:
     from heterps.client.records import LogText
@@ -95,6 +96,33 @@ def cancel(job: str | None, as_json: bool) -> int:
     else:
         click.echo(f"{ended.job_id} is {ended.state}")
     return OK
+
+
+@click.command(help=f"Have a running job go over to another plan. {options.JOB_HELP}")
+@options.job
+@click.option(
+    "--plan",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="As `heterps plan --json` writes it.  [default: the best, by what its run was measured]",
+)
+@options.cluster
+@options.as_json
+def move(job: str | None, plan: Path | None, as_json: bool) -> int:
+    """Move."""
+    with named.client() as client:
+        found = client.move(client.find(job), plan)
+    last = found.moves[-1] if found.moves else None
+    if as_json:
+        options.print_json(found.to_json())
+    elif last is None:
+        click.echo(f"{found.job_id} was {found.state} before it could move")
+    elif last.failed:
+        click.echo(f"{found.job_id} keeps its plan, {last.before}: {last.failed}", err=True)
+    else:
+        paused = f"training paused for {last.seconds:.1f} s at step {last.step}"
+        click.echo(f"{found.job_id} went from {last.before} to {last.after}; {paused}")
+    return OK if last is not None and not last.failed else JOB_FAILED
 
 
 def _show(process: str, text: str) -> None:

@@ -45,6 +45,7 @@ _DEFAULTS: Final[Mapping[str, Any]] = {
     "train.rows.schedule": "constant",
     "train.batch_norm": "local",
     "schedule.method": "ppo",
+    "schedule.replan": "advise",
 }
 METHODS: Final = JOB_METHODS
 _CHOICES: Final = {
@@ -56,6 +57,7 @@ _CHOICES: Final = {
     "train.batch_norm": ("local", "sync"),
     "servers.durability": ("none", "checkpoint", "log"),
     "schedule.method": METHODS,
+    "schedule.replan": ("off", "advise", "auto"),
 }
 # Which optimizers have the keys that not all have.
 _OPTIMIZERS_WITH: Final = {
@@ -186,6 +188,10 @@ class _Check:
         memory = self.job.servers.memory_bytes
         if 0 < memory < _LEAST_MEMORY:
             self._wrong("servers.memory_bytes", str(memory), f"0 or at least {_LEAST_MEMORY}")
+        elastic = self.job.schedule.elastic
+        if 0 < elastic.max < elastic.min:
+            text = f"at least schedule.elastic.min, {elastic.min}"
+            self._wrong("schedule.elastic.max", str(elastic.max), text)
         self._optimizer()
         train = self.job.train
         if train.batch_norm == "sync" and train.micro_batches > 1:

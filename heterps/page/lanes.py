@@ -101,7 +101,7 @@ def _lane(
     middle = share((place + 0.5) / many)
     units = decision.total_units.get(name, 0)
     kind = offered_type(decision, name)
-    price = kind.effective_price * units if kind is not None else 0.0
+    price = kind.price_per_hour * units if kind is not None else 0.0
     rented = [f"{units:,}" if units else "not used" if many <= _FEW_TYPES else "-"]
     if units and many <= _FEW_TYPES:
         rented.append(tag("tspan", f" for {money(price)}/h", class_="roomy"))

@@ -52,6 +52,6 @@ def _marks(kind: "ResourceType") -> str:
     if kind.interruptions_per_hour:
         marks.append(
             f"spot: {kind.interruptions_per_hour:g} interruptions an hour, "
-            f"{duration(kind.recovery_s)} each; {money(kind.effective_price)} an hour of work"
+            f"{duration(kind.recovery_s)} each"
         )
     return "; ".join(marks)

@@ -70,7 +70,7 @@ def _tiles(decision: "Decision") -> Markup:
         ),
     ]
     if decision.workload is not None:
-        seconds = decision.workload.samples / decision.throughput
+        seconds = decision.workload.samples / decision.plan.sustained
         shown.append(
             ("for all samples", duration(seconds), f"{decision.workload.samples:,.0f} samples")
         )

@@ -6,7 +6,7 @@ from datetime import datetime
 from rich.table import Table
 
 from heterps.client.attempts import Trained
-from heterps.client.records import Cut
+from heterps.client.records import Cut, Move, Recovery
 from heterps.report.terminal import table
 from heterps.view.figures import duration, money, size
 
@@ -40,6 +40,21 @@ def lost_text(one: Trained) -> str:
     if one.away_s:
         parts.append(f"training again after {duration(one.away_s)}")
     return ", ".join(parts)
+
+
+def went_back_text(one: Recovery) -> str:
+    """What is trained again, where all went back to a checkpoint."""
+    where = f"checkpoint {one.step}" if one.step else "the start"
+    cost = f", {money(one.lost_cost)}" if one.price_per_hour else ""
+    return f"all went back to {where}: {one.lost_steps} steps again ({duration(one.lost_s)}{cost})"
+
+
+def moved_text(one: Move) -> str:
+    """From which plan to which, and what that took."""
+    way = f"{one.before} to {one.after}, {one.reason}"
+    if one.failed:
+        return f"{way}: {one.failed}"
+    return f"{way}: at step {one.step}, in {one.seconds:.1f} s"
 
 
 def clock(seconds: float) -> str:

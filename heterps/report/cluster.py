@@ -62,6 +62,7 @@ def nodes_table(nodes: Sequence[Node]) -> Table:
     for node in nodes:
         kind = node.type if node.kind == "node" else "shard"
         mark = " (emulated)" if node.emulated else ""
+        mark += f" (drains: {node.ends_in_s:.0f} s)" if node.draining else ""
         counts = (str(node.units), str(node.units_used)) if node.kind == "node" else ("", "")
         made.add_row(node.node_id, kind + mark, *counts, node.address, node.device)
         for process in node.processes:

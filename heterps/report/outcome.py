@@ -8,7 +8,7 @@ from rich.text import Text
 
 from heterps.client.attempts import trained
 from heterps.client.records import Job, State
-from heterps.report.checkpoints import clock, lost_text
+from heterps.report.checkpoints import clock, lost_text, moved_text, went_back_text
 from heterps.report.cluster import STYLES
 from heterps.report.terminal import heading, indented, pairs, table
 from heterps.view import decision as view
@@ -67,6 +67,10 @@ def job_report(job: Job) -> RenderableType:
         lost = ", ".join(recovery.lost) or "none"
         text = f"{lost}, in {recovery.seconds:.1f} s, from step {recovery.step}: {recovery.reason}"
         lines.append(("replaced", text))
+        if recovery.back:
+            lines.append(("", went_back_text(recovery)))
+    for move in job.moves[-3:]:
+        lines.append(("keeps its plan" if move.failed else "moved", moved_text(move)))
     if job.cuts:
         newest = job.cuts[-1]
         text = f"{len(job.cuts)}, the newest of step {newest.step}, {clock(newest.taken_at)}"

@@ -216,7 +216,7 @@ def _figures(decision: "Decision") -> Iterator[tuple[str, Value]]:
     yield "lower_bound", decision.lower_bound
     yield "gap", decision.gap
     if decision.workload is not None and decision.throughput > 0:
-        yield "hours", decision.workload.samples / decision.throughput / 3600
+        yield "hours", decision.workload.samples / decision.plan.sustained / 3600
     if decision.measured is not None:
         yield "measured.throughput", decision.measured.throughput
         yield "measured.steady_throughput", decision.measured.steady_throughput or None

@@ -346,7 +346,7 @@ def _replayed(
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     if plan.throughput <= 0:
         return np.zeros(model.allowed.shape, np.float32), np.zeros(model.num_layers, np.float32)
-    pace = _planner.Pace(model.native, plan.throughput * (1 - 1e-9))
+    pace = _planner.Pace(model.native, plan.throughput / model.expected.slowdown * (1 - 1e-9))
     return policy.network.replay(pace, assignment)
 
 

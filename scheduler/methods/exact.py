@@ -19,6 +19,7 @@ from scheduler.problem.provision import provision
 
 # Integer programming takes seconds a pace; with less there is no point in starting.
 _LONG = 1.0
+_FIRST = 0.7  # of the time, of the search by simulated steps that bounds them
 _LABELS = 200_000  # ways to cover some layers that a search by simulated steps looks at
 
 
@@ -77,14 +78,15 @@ def _by_steps(
 ) -> Solution:
     """The same where what counts is the simulated time of a step.
 
-    First dropping ways to cover some layers that look worse in everything, then none of them.
+    First bounding steps by their time and trip, and dropping ways to cover some layers that look
+    worse in everything; then dropping none.
     """
-    native, limit = model.native, seconds / 3
-    found = _planner.solve_steps(native, floor, starts, _LABELS, False, limit)
+    native = model.native
+    found = _planner.solve_steps(native, floor, starts, _LABELS, False, _FIRST * seconds)
     bound = found.bound
     if found.value > bound * (1 + TOLERANCE):
         more = [*starts, found.assignment] if found.assignment else starts
-        other = _planner.solve_steps(native, floor, more, _LABELS, True, limit)
+        other = _planner.solve_steps(native, floor, more, _LABELS, True, (1 - _FIRST) / 2 * seconds)
         bound = max(bound, other.bound)
         found = other if other.value < found.value else found
     fastest = _planner.solve_steps(
@@ -93,7 +95,7 @@ def _by_steps(
         [found.assignment] if found.assignment else starts,
         _LABELS // 4,
         False,
-        limit / 4,
+        (1 - _FIRST) / 2 * seconds,
         fastest=True,
     )
     top = 1 / fastest.tau if fastest.assignment else 0.0
@@ -102,6 +104,8 @@ def _by_steps(
     if not best.assignment:
         return Solution(None, bound, math.isinf(bound), top)
     plan = model.evaluate(best.assignment, best.units, floor)
+    if not plan.feasible and plan.lost_share:
+        plan = provision(model, best.assignment, floor)
     if not plan.feasible:
         return Solution(plan, bound, math.isinf(bound), max(top, plan.throughput))
     proven = plan.cost <= bound * (1 + TOLERANCE)
@@ -124,7 +128,8 @@ def _search(
         if left < _LONG:
             break
         try:
-            at_pace = milp.cheapest(model, tau, floor, left / 2)
+            slow = model.expected.slowdown
+            at_pace = milp.cheapest(model, tau / slow, floor * slow, left / 2)
         except ImportError:
             break
         least[tau] = at_pace.bound

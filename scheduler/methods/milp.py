@@ -79,8 +79,8 @@ def cheapest(model: CostModel, tau: float, floor: float = 0.0, seconds: float = 
     ]
     if not model.cuts:
         constraints.append(LinearConstraint(meeting, -np.inf, 1.0))
-    if math.isfinite(model.max_price):
-        most = model.max_price * (1 + TOLERANCE) - fixed
+    if math.isfinite(model.search_cap):
+        most = model.search_cap * (1 + TOLERANCE) - fixed
         constraints.append(LinearConstraint(rows(price, 0 * each, each, 1), -np.inf, most))
     found = milp(
         price,

@@ -17,6 +17,7 @@ _TYPE_KEYS: Final[Mapping[str, str]] = {
     "memory": "memory_bytes",
     "interruptions": "interruptions_per_hour",
     "recovery": "recovery_s",
+    "restart": "restart_s",
 }
 _DEMANDS: Final = ("min-throughput", "max-price", "finish-by", "exclude", "allow")
 _FULL: Final[Mapping[str, str]] = {"max-price-per-hour": "max-price", "floor": "min-throughput"}

@@ -72,7 +72,7 @@ def reasons(
 
 
 def _headline(decision: Decision, workload: Workload) -> str:
-    hours = workload.samples / decision.throughput / 3600
+    hours = workload.samples / decision.plan.sustained / 3600
     stages = len(decision.stages)
     return (
         f"{stages} {'stages train' if stages != 1 else 'stage trains'} {workload.samples:,.0f} "
@@ -226,7 +226,7 @@ def _pace(decision: Decision, model: CostModel, finish_by: float) -> str:
             f"{rate_text(free.throughput)} samples/s."
         )
     return (
-        f"{name} is met with {decision.throughput / floor - 1:.1%} to spare and does not bind: "
+        f"{name} is met with {decision.plan.sustained / floor - 1:.1%} to spare and does not bind: "
         "running slower on the same placement saves nothing, as units are whole."
     )
 
@@ -251,17 +251,27 @@ def _limits(decision: Decision, model: CostModel) -> list[str]:
 
 
 def _spot(decision: Decision, resources: Resources) -> list[str]:
-    """Say what interruptions add to the price of the types that the plan uses."""
+    """Say what interruptions add to the time of the plan."""
     lines = []
     for kind in resources.types:
-        rate, lost = kind.interruptions_per_hour, kind.recovery_s
-        if decision.total_units.get(kind.name) and rate > 0 and lost > 0:
-            lines.append(
-                f"A unit of {kind.name} is interrupted {rate:.3g} times an hour and loses "
-                f"{time_text(lost)} of work each time, so its price counts as "
-                f"{money_text(kind.effective_price)} an hour instead of "
-                f"{money_text(kind.price_per_hour)}."
-            )
+        units, lost = decision.total_units.get(kind.name, 0), kind.recovery_s
+        if not units or kind.is_sure or not kind.alone_s:
+            continue
+        text = (
+            f"A unit of {kind.name} is interrupted {kind.interruptions_per_hour:.3g} times an "
+            "hour, "
+            f"the {units_text(units, kind.name)} {kind.interruptions_per_hour * units:.3g} times; "
+            f"all units then wait {time_text(lost)}"
+        )
+        if kind.alone_s > lost:
+            text += f", and {time_text(kind.alone_s)} where it was the only one of its stage"
+        lines.append(text + ".")
+    if lines:
+        lines.append(
+            f"Interruptions add {decision.plan.lost_share:.2%} to time and cost: "
+            f"{rate_text(decision.plan.sustained)} samples/s are left of "
+            f"{rate_text(decision.throughput)}."
+        )
     return lines
 
 

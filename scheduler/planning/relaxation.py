@@ -68,9 +68,9 @@ class _Search:
 
     def _floor(self) -> Relaxation | None:
         floor, fastest = self.demands.min_throughput, self.fastest
-        if fastest is None or not 0 < fastest.throughput < floor:
+        if fastest is None or not 0 < fastest.sustained < floor:
             return None
-        top = fastest.throughput
+        top = fastest.sustained
         reached = replace(fastest, feasible=True, reason="")
         plan = (
             self._plan(demands=replace(self.demands, min_throughput=top), start=reached) or reached

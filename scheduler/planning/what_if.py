@@ -45,7 +45,7 @@ def what_if(
     Args:
         decision: one that keeps its workload and resources, as `plan` returns it.
         changes: new values, numbers or their text, by key: `TYPE.price`, `TYPE.limit`,
-            `TYPE.memory`, `TYPE.interruptions` and `TYPE.recovery` of a resource type,
+            `TYPE.memory`, `TYPE.interruptions`, `TYPE.recovery` and `TYPE.restart` of a type,
             `min-throughput` (samples/s), `max-price` (dollars an hour) and `finish-by` (hours),
             each 0 for none, `exclude` and `allow` (a type), `pin.LAYER` (a type).
         method, finetune: as of `plan`; None for the method of the decision.

@@ -7,7 +7,8 @@ With k units its times per sample are
             unless the stage is the final one,
 and ET = max(CT, DT). Each of CT and DT has the form serial + parallel / k, and that is how they
 are held here. Throughput is the least 1 / ET; the parameter server adds
-ceil(throughput * ps_core_s) units of its type.
+ceil(throughput * ps_core_s) units of its type. Interruptions make all of it take longer (see
+`scheduler.problem.interruptions`).
 """
 
 import math
@@ -24,6 +25,7 @@ from chassis.near import near_or_all
 from scheduler.engine import _planner
 from scheduler.problem.fields import InputError
 from scheduler.problem.footprint import Footprint
+from scheduler.problem.interruptions import Expected, Interruptions
 from scheduler.problem.mapper import OPTIONAL
 from scheduler.problem.run import Run
 from scheduler.problem.steps import Steps
@@ -64,7 +66,8 @@ class Plan:
     A plan that is not feasible says why in `reason`; when only the floor is missed it is the
     fastest plan of its assignment, and when no number of units helps it has no stages. A step
     computes `micro_batches` micro-batches (0 where the workload says nothing of steps) and lacks
-    `staleness` updates.
+    `staleness` updates. `throughput` is that of the time in which all units run; for each hour of
+    it `lost_share` hours are lost to interruptions, and are in `cost`.
     """
 
     feasible: bool
@@ -77,6 +80,12 @@ class Plan:
     cost: float
     micro_batches: int = field(default=0, metadata=OPTIONAL)
     staleness: int | None = field(default=None, metadata=OPTIONAL)
+    lost_share: float = field(default=0.0, metadata=OPTIONAL)
+
+    @property
+    def sustained(self) -> float:
+        """Samples/s over all the time, that of interruptions included."""
+        return self.throughput / (1 + self.lost_share)
 
     @property
     def rank(self) -> tuple[bool, float, float]:
@@ -94,6 +103,12 @@ class CostModel:
         cuts: whether neighbouring stages may be on one type, where together they exceed its
             memory. By default they may if the workload says what its layers' memory is made of.
         steps: how it is trained, by default as `Steps.of` the workload.
+        expected: what searches take for granted of the plan.
+
+    Attributes:
+        paid: dollars an hour of a unit, [T].
+        price: what searches count it as, interruptions included, and `search_cap` what they hold
+            plans to, where `max_price` is what is held to.
 
     An assignment is a type index a layer. With cuts the index of a type plus the number of types
     stands for the type, too, so that stages side by side can be told apart; without such a sign a
@@ -112,6 +127,7 @@ class CostModel:
         max_price_per_hour: float = math.inf,
         cuts: bool | None = None,
         steps: Steps | None = None,
+        expected: Expected | None = None,
     ) -> None:
         check_together(workload, resources)
         self.workload = workload
@@ -120,7 +136,10 @@ class CostModel:
         self.num_layers = len(workload.layers)
         self.num_types = len(self.types)
         self.max_price = max_price_per_hour
-        self.price = np.array([kind.effective_price for kind in resources.types])
+        self.paid = np.array([kind.price_per_hour for kind in resources.types])
+        self.interruptions = Interruptions.of(resources)
+        self.expected = expected or Expected()
+        self.price = self.interruptions.prices(self.paid, self.expected)
         self.limit = np.array([kind.limit for kind in resources.types])
         self.capacity = np.array([kind.memory_bytes for kind in resources.types])
         self.samples = workload.samples
@@ -221,17 +240,32 @@ class CostModel:
                 raise InputError("", f"pin.{name}", problem)
             self.allowed[row] = np.arange(self.num_types) == self.types.index(kind)
 
+    @property
+    def search_cap(self) -> float:
+        """What `price` of all units may come to.
+
+        No plan within the cap is left out, though some may be let in, unless a slowdown or stages
+        of one unit are expected: then none is let in.
+        """
+        sharp = self.expected.slowdown > 1 or self.expected.alone
+        if sharp or not self.interruptions.matter:
+            return self.max_price
+        with np.errstate(divide="ignore", invalid="ignore"):
+            more = np.where(self.price > self.paid, self.price / self.paid, 1.0)
+        return self.max_price * float(more.max())
+
     @cached_property
     def native(self) -> _planner.Problem:
-        """The same problem for the native solvers."""
+        """The same problem for the native solvers: their times are those of the slowdown."""
+        slow = self.expected.slowdown
         return _planner.Problem(
             self.allowed,
-            self.compute_serial,
-            self.compute_parallel,
-            self.sync_serial,
-            self.sync_parallel,
-            self.transfer_serial,
-            self.transfer_parallel,
+            self.compute_serial * slow,
+            self.compute_parallel * slow,
+            self.sync_serial * slow,
+            self.sync_parallel * slow,
+            self.transfer_serial * slow,
+            self.transfer_parallel * slow,
             self.memory,
             self.forward_share,
             self.held,
@@ -242,9 +276,9 @@ class CostModel:
             self.limit.astype(np.float64),
             self.capacity,
             self.samples,
-            self.ps_core_s,
+            self.ps_core_s * slow,
             self.ps_type,
-            self.max_price,
+            self.search_cap,
             self.steps.batch,
             self.steps.micro_batches if self.steps.simulated else 0,
             self.steps.staleness or 0,
@@ -390,13 +424,18 @@ class CostModel:
         pace = max([*busy, 1 / rate])
         if self.steps.simulated:
             pace = max(pace, self.step_s(runs, units, self.steps, pace) / self.steps.batch)
+        lost, of_stages = 0.0, [(run.type, k) for run, k in zip(runs, units, strict=True)]
+        if self.interruptions.matter:
+            ps_units = int(self.ps_units(self.throughput(np.array(pace), floor)))
+            lost = self.interruptions.lost_share(of_stages, self.ps_type, ps_units)
+            floor *= 1 + lost
         throughput = float(self.throughput(np.array(pace), floor))
         ps_units = int(self.ps_units(np.array(throughput)))
         total = np.zeros(self.num_types)
-        for run, number in zip(runs, units, strict=True):
-            total[run.type] += number
+        for kind, number in of_stages:
+            total[kind] += number
         total[self.ps_type] += ps_units
-        price = float(total @ self.price)
+        price = float(total @ self.paid)
         over = np.flatnonzero(total > self.limit)
         if over.size:
             kind = over[0]
@@ -404,8 +443,8 @@ class CostModel:
         elif price > self.max_price * (1 + TOLERANCE):
             problem = f"${price:,.2f} an hour, the cap is ${self.max_price:,.2f}"
         elif throughput < floor:
-            reached = rate_text(throughput, down=True)
-            problem = f"{reached} samples/s, the floor is {rate_text(floor)}"
+            reached = rate_text(throughput / (1 + lost), down=True)
+            problem = f"{reached} samples/s, the floor is {rate_text(floor / (1 + lost))}"
         if self.steps.simulated:
             problem = self.footprint.why_overfull(runs, units, self.steps) or problem
         problem = self._why_too_many(runs, units) or problem
@@ -422,5 +461,7 @@ class CostModel:
             )
             for run, number, spent in zip(runs, units, busy, strict=True)
         )
-        cost = self.samples / throughput / 3600 * price
-        return Plan(not problem, problem, names, stages, ps_units, throughput, price, cost)
+        cost = self.samples / throughput / 3600 * price * (1 + lost)
+        return Plan(
+            not problem, problem, names, stages, ps_units, throughput, price, cost, lost_share=lost
+        )

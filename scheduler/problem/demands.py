@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from scheduler.problem.cost import CostModel
 from scheduler.problem.fields import InputError
+from scheduler.problem.interruptions import Expected
 from scheduler.problem.steps import Steps
 from scheduler.problem.workload import Resources, Workload
 
@@ -85,8 +86,9 @@ class Demands:
         resources: Resources,
         cuts: bool | None = None,
         steps: Steps | None = None,
+        expected: Expected | None = None,
     ) -> CostModel:
-        """The cost model under these demands; `cuts` and `steps` as of `CostModel`.
+        """The cost model under these demands; `cuts`, `steps`, `expected` as of `CostModel`.
 
         Raises:
             InputError: they do not fit workload and resources.
@@ -99,6 +101,7 @@ class Demands:
             self.max_price_per_hour,
             cuts,
             steps,
+            expected,
         )
 
     def to_json(self) -> dict[str, Any]:

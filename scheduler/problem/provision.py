@@ -11,12 +11,13 @@ from dataclasses import replace
 import numpy as np
 
 from scheduler.engine import _planner
-from scheduler.problem.cost import CostModel, Plan
+from scheduler.problem.cost import TOLERANCE, CostModel, Plan
 from scheduler.problem.run import Run
 from scheduler.problem.wording import rate_text, time_text
 
 # Ways to choose the units of some of an assignment's stages that are looked at, and at first.
 _LABELS, _QUICK = 20_000, 2_000
+_TURNS = 8  # units added for the time that is lost to interruptions
 
 
 def provision(model: CostModel, assignment: Sequence[int], floor: float = 0.0) -> Plan:
@@ -31,46 +32,83 @@ def provision(model: CostModel, assignment: Sequence[int], floor: float = 0.0) -
     """
     kinds = [int(code) for code in assignment]
     runs = model.runs(kinds)
-    ones = [1] * len(runs)
     if model.why_impossible(kinds, runs):
-        return model.evaluate(kinds, ones, floor)
+        return model.evaluate(kinds, [1] * len(runs), floor)
+    plan, searched = _by_pace(model, kinds, floor, floor), floor
+    for _ in range(_TURNS):
+        if plan.feasible or not plan.lost_share or plan.sustained >= floor:
+            break
+        # Interruptions take more than was allowed for; more units make it faster, and lose more.
+        needed = floor * (1 + plan.lost_share) / model.expected.slowdown * (1 + TOLERANCE)
+        if needed <= searched:
+            break
+        plan, searched = _by_pace(model, kinds, floor, needed), needed
+    return _refined(model, kinds, plan, floor) if plan.lost_share and plan.feasible else plan
+
+
+def _refined(model: CostModel, kinds: Sequence[int], plan: Plan, floor: float) -> Plan:
+    """The plan with a unit more or less here and there, as long as that makes it cheaper.
+
+    What interruptions cost is not a price a unit, so the search does not see all of it.
+    """
+    for _ in range(_TURNS):
+        units = [stage.units for stage in plan.stages]
+        changed = [
+            [*units[:n], units[n] + more, *units[n + 1 :]]
+            for n in range(len(units))
+            for more in (-1, 1)
+            if units[n] + more
+        ]
+        best = min((model.evaluate(kinds, one, floor) for one in changed), key=lambda p: p.rank)
+        if not best.feasible or best.cost >= plan.cost * (1 - TOLERANCE):
+            break
+        plan = best
+    return plan
+
+
+def _by_pace(model: CostModel, kinds: Sequence[int], floor: float, searched: float) -> Plan:
+    """The cheapest units for which the search sees the floor `searched`, held to `floor`."""
     if model.steps.simulated:
-        return _by_steps(model, kinds, floor)
-    _, taus = _planner.provision(model.native, np.array([kinds], dtype=np.int32), floor)
+        return _by_steps(model, kinds, floor, searched)
+    runs = model.runs(kinds)
+    _, taus = _planner.provision(model.native, np.array([kinds], dtype=np.int32), searched)
     if math.isfinite(taus[0]):
         return model.evaluate(kinds, _units(model, kinds, float(taus[0])), floor)
     fastest = _planner.fastest(model.native, kinds)
     if math.isinf(fastest):
-        slow = model.evaluate(kinds, ones, floor)
+        slow = model.evaluate(kinds, [1] * len(runs), floor)
         return Plan(False, slow.reason, slow.assignment, (), 0, 0.0, 0.0, math.inf)
     plan = model.evaluate(kinds, _units(model, kinds, fastest), floor)
+    if plan.feasible and model.interruptions.matter:
+        return plan
     reason = (
-        f"reaches at most {rate_text(plan.throughput, down=True)} samples/s, "
+        f"reaches at most {rate_text(plan.sustained, down=True)} samples/s, "
         f"the floor is {rate_text(floor)}: " + _why_no_faster(model, kinds, runs, fastest)
     )
     return replace(plan, feasible=False, reason=reason)
 
 
-def _by_steps(model: CostModel, assignment: Sequence[int], floor: float) -> Plan:
+def _by_steps(model: CostModel, assignment: Sequence[int], floor: float, searched: float) -> Plan:
     """The same where what counts is the simulated time of a step."""
-    quick = _planner.solve_steps(model.native, floor, [assignment], _QUICK, False, math.inf, True)
+    native = model.native
+    quick = _planner.solve_steps(native, searched, [assignment], _QUICK, False, math.inf, True)
     found = _planner.solve_steps(
-        model.native, floor, [assignment], _LABELS, True, math.inf, True, quick.value
+        native, searched, [assignment], _LABELS, True, math.inf, True, quick.value
     )
     if not found.assignment:
         found = quick
     if not found.assignment:
         found = _planner.solve_steps(
-            model.native, 0.0, [assignment], _QUICK, False, math.inf, True, fastest=True
+            native, 0.0, [assignment], _QUICK, False, math.inf, True, fastest=True
         )
     if not found.assignment:
         slow = model.evaluate(assignment, [1] * len(model.runs(assignment)), floor)
         return Plan(False, slow.reason, slow.assignment, (), 0, 0.0, 0.0, math.inf)
     plan = model.evaluate(assignment, found.units, floor)
-    if plan.feasible or plan.throughput >= floor:
+    if plan.feasible or plan.sustained >= floor:
         return plan
     reason = (
-        f"reaches at most {rate_text(plan.throughput, down=True)} samples/s, the floor is "
+        f"reaches at most {rate_text(plan.sustained, down=True)} samples/s, the floor is "
         f"{rate_text(floor)}"
     )
     return replace(plan, reason=reason)

@@ -147,10 +147,11 @@ class Workload:
 class ResourceType:
     """A kind of unit that can be rented: a CPU core, a GPU.
 
-    A spot unit is taken away `interruptions_per_hour` times on average, and each time costs
-    `recovery_s` seconds of its work. `units_per_host` units are on a host, all of them where it is
-    0, and `host_bandwidth_bytes_s` bytes a second pass between two hosts; 0 where that costs no
-    more than within one.
+    A spot unit is taken away `interruptions_per_hour` times on average. Each time all units of the
+    job wait `recovery_s` seconds, and `restart_s` where it was the only one of its stage, the steps
+    since the last cut included that are done again; 0: as where there are others. `units_per_host`
+    units are on a host, all of them where it is 0, and `host_bandwidth_bytes_s` bytes a second pass
+    between two hosts; 0 where that costs no more than within one.
     """
 
     name: str
@@ -165,11 +166,17 @@ class ResourceType:
     recovery_s: float = 0.0
     units_per_host: int = field(default=0, metadata=OPTIONAL)
     host_bandwidth_bytes_s: float = field(default=0.0, metadata=OPTIONAL)
+    restart_s: float = field(default=0.0, metadata=OPTIONAL)
 
     @property
-    def effective_price(self) -> float:
-        """Dollars for an hour of work: the price, and what is paid while recovering."""
-        return self.price_per_hour * (1 + self.interruptions_per_hour * self.recovery_s / 3600)
+    def alone_s(self) -> float:
+        """Seconds that all lose where a unit is taken away that was the only one of its stage."""
+        return max(self.recovery_s, self.restart_s)
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether its units are never taken away."""
+        return not self.interruptions_per_hour
 
     @property
     def is_cpu(self) -> bool:
@@ -268,6 +275,7 @@ def _parse_type(value: object, path: str, source: str) -> ResourceType:
         recovery_s=fields.number("recovery_s", default=0.0),
         units_per_host=fields.integer("units_per_host", 0, MAX_LIMIT, default=0),
         host_bandwidth_bytes_s=fields.number("host_bandwidth_bytes_s", default=0.0),
+        restart_s=fields.number("restart_s", default=0.0),
     )
 
 

@@ -13,6 +13,8 @@ What is changed, and nothing else:
   sheet that was wrong about those that did: their `compute_s` is scaled by the square root of the
   ratio of the stages that ran on estimates there (geometric mean, weighted by CT). They stay
   estimates.
+- **Caution**, where it is asked for: a type that was slower than its profile on what ran there is
+  taken to be as much slower on every other layer; one that was faster is not taken to be so.
 - Stages on an emulated type say nothing about that type, and a plan with one nothing about pace.
 """
 
@@ -57,6 +59,8 @@ def calibrate(
     stages: Sequence[PlanStage],
     measurement: Measurement,
     filled: float = 1.0,
+    *,
+    cautious: bool = False,
 ) -> Calibration:
     """Update `workload` by the measurement of a plan that was made from it.
 
@@ -65,6 +69,7 @@ def calibrate(
         measurement: of as many stages; those with too few windows are left out.
         filled: the share of the pace that the slowest stage works in that plan; less than 1 where
             the pipeline fills and drains.
+        cautious: see above; all else is what is most likely.
     """
     emulated = {kind.name for kind in resources.types if kind.emulated}
     pace_s = None
@@ -85,12 +90,16 @@ def calibrate(
     layers = [dict(layer.cost) for layer in workload.layers]
     for stage, ratio in zip(stages, ratios, strict=True):
         _scale(layers, stage, ratio)
-    for kind, factor in _inherited(workload, stages, ratios).items():
+    inherited = _inherited(workload, stages, ratios)
+    slower = _slower(stages, ratios) if cautious else {}
+    for kind in {*inherited, *slower}:
         ran = {n for stage in stages if stage.type == kind for n in _rows(stage)}
         for number, costs in enumerate(layers):
             cost = costs.get(kind)
-            if number not in ran and cost is not None and cost.estimated:
-                costs[kind] = replace(cost, compute_s=cost.compute_s * factor)
+            if number in ran or cost is None:
+                continue
+            factor = max(inherited.get(kind, 1.0) if cost.estimated else 1.0, slower.get(kind, 0.0))
+            costs[kind] = replace(cost, compute_s=cost.compute_s * factor)
     updated = tuple(
         replace(layer, cost=costs) for layer, costs in zip(workload.layers, layers, strict=True)
     )
@@ -145,6 +154,15 @@ def _inherited(
         kind: math.exp(INHERITED * sum(w * log for w, log in pairs) / sum(w for w, _ in pairs))
         for kind, pairs in logs.items()
     }
+
+
+def _slower(stages: Sequence[PlanStage], ratios: Sequence[StageRatio]) -> Mapping[str, float]:
+    """By type, the most that a stage there is slower than its profile."""
+    most: dict[str, float] = {}
+    for stage, ratio in zip(stages, ratios, strict=True):
+        if ratio.compute is not None:
+            most[stage.type] = max(ratio.compute, most.get(stage.type, 1.0))
+    return most
 
 
 def _rows(stage: PlanStage) -> range:

@@ -45,6 +45,20 @@ class Filtered:
         """Whether there were windows enough to act on."""
         return self.windows >= MIN_WINDOWS and self.seconds > 0
 
+    @property
+    def error(self) -> float:
+        """Standard error of the logarithm of `seconds`; infinite while it does not count.
+
+        A window's standard deviation is sqrt(pi / 2) times its mean absolute one. The filter's
+        variance is that of the first windows' median, as far as they weigh still, and that of an
+        exponentially weighted mean of the later ones, of a window's.
+        """
+        if not self.counts:
+            return math.inf
+        first = (1.0 - GAIN) ** (2 * (self.windows - MIN_WINDOWS))
+        variance = first * math.pi / 2 / MIN_WINDOWS + (1.0 - first) * GAIN / (2.0 - GAIN)
+        return math.log1p(self.spread) * math.sqrt(math.pi / 2 * variance)
+
 
 @dataclass(slots=True)
 class LogFilter:

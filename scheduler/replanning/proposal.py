@@ -34,6 +34,17 @@ class Moving:
             if not 0 <= value < math.inf:
                 raise InputError("", f"moving.{name}", f"{value!r}: expected seconds, at least 0")
 
+    @classmethod
+    def as_before(cls, seconds: Sequence[float], restart_s: float) -> "Moving":
+        """Of a job that has moved, or lost workers, before: the longest of these, and a start.
+
+        Args:
+            seconds: that training paused for each time; of none the defaults are taken.
+            restart_s: that its processes took to start.
+        """
+        longest = max(seconds, default=0.0)
+        return cls(0.0, 0.0, restart_s + longest, 0.0) if longest else cls(restart_s=restart_s)
+
     @property
     def seconds(self) -> float:
         """In all."""

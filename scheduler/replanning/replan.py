@@ -8,13 +8,15 @@ workers start and pull; meanwhile the units of both plans are paid.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 from scheduler.decision.record import Decision
+from scheduler.planning.elastic import Bounds, plan_within
 from scheduler.planning.executed import steady_rate
 from scheduler.problem.cost import Plan
 from scheduler.problem.fields import InputError
-from scheduler.problem.workload import Workload
+from scheduler.problem.workload import Resources, Workload
 from scheduler.replanning.calibrate import calibrate
 from scheduler.replanning.explain import reasons
 from scheduler.replanning.measure import Measurement
@@ -29,6 +31,8 @@ def propose(
     method: str = "exact",
     moving: Moving | None = None,
     threshold: Threshold | None = None,
+    bounds: Bounds | None = None,
+    cautious: bool = False,
 ) -> Proposal:
     """Plan the rest of a run anew with what was measured, and compare.
 
@@ -38,6 +42,8 @@ def propose(
         measurement: of a run of that decision.
         remaining_samples: above 0; None for all of the workload's, as of a next run.
         method: one of `METHODS`.
+        bounds: on the units of the new plan.
+        cautious: of layers that did not run on a type: see `calibrate`.
 
     Raises:
         InputError: the decision has no plan or lacks its inputs, or an argument cannot be used.
@@ -55,7 +61,9 @@ def propose(
     moving, threshold = moving or Moving(), threshold or Threshold()
     slowest_s = max(stage.busy_s for stage in decision.stages)
     filled = min(1.0, decision.throughput * slowest_s)
-    calibration = calibrate(workload, resources, decision.stages, measurement, filled)
+    calibration = calibrate(
+        workload, resources, decision.stages, measurement, filled, cautious=cautious
+    )
     rest = replace(calibration.workload, samples=left)
     current = _running(decision, rest)
     overhead = 1 / (1 - workload.overhead)
@@ -63,7 +71,7 @@ def propose(
         overhead = max(1.0, calibration.pace_s * current.throughput)
     floor = Floor.of(decision.min_throughput, current.throughput / overhead)
     rest = replace(rest, overhead=1 - 1 / overhead)
-    proposed = _plan(decision, rest, floor.needed, method)
+    proposed = _plan(decision, rest, floor.needed, method, bounds or Bounds())
     moving_cost = moving.seconds / 3600 * (current.price_per_hour + proposed.plan.price_per_hour)
     current_cost = current.cost * overhead
     proposed_cost = proposed.cost * overhead if proposed.feasible else math.inf
@@ -102,21 +110,26 @@ def _running(decision: Decision, workload: Workload) -> Plan:
         found,
         ps_units=decision.plan.ps_units,
         price_per_hour=decision.plan.price_per_hour,
-        cost=workload.samples / found.throughput / 3600 * decision.plan.price_per_hour,
+        cost=workload.samples / found.sustained / 3600 * decision.plan.price_per_hour,
     )
 
 
-def _plan(decision: Decision, workload: Workload, floor: float, method: str) -> Decision:
+def _plan(
+    decision: Decision, workload: Workload, floor: float, method: str, bounds: Bounds
+) -> Decision:
     from scheduler.planning.planner import plan
 
+    def best(resources: Resources, aim: float, without: Sequence[str]) -> Decision:
+        return plan(
+            workload,
+            resources,
+            aim or None,
+            method=method,
+            seed=decision.seed,
+            pin=dict(decision.pin) or None,
+            exclude=[*decision.excluded, *without],
+            max_price_per_hour=decision.max_price_per_hour or None,
+        )
+
     assert decision.resources is not None
-    return plan(
-        workload,
-        decision.resources,
-        floor or None,
-        method=method,
-        seed=decision.seed,
-        pin=dict(decision.pin) or None,
-        exclude=decision.excluded,
-        max_price_per_hour=decision.max_price_per_hour or None,
-    )
+    return plan_within(bounds, decision.resources, floor, best)

@@ -3,7 +3,8 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from enum import Enum, auto
 from typing import TypeVar
@@ -14,11 +15,16 @@ from protos.node_pb2 import SHARD
 from scheduler.replanning.measure import Measurement
 from scheduler.runs.beginning import Beginning, descended, leads_cuts
 from scheduler.runs.calls import Interrupted
+from scheduler.runs.change import Change, ChangeRefusedError, PlanChange, check
 from scheduler.runs.context import Context
 from scheduler.runs.follow import Follower
+from scheduler.runs.launch import may_regroup
 from scheduler.runs.logs import JobLogs
 from scheduler.runs.processes import AttemptId, Process
+from scheduler.runs.record import Record
+from scheduler.runs.recoveries import began_again, measured
 from scheduler.state.endings import Ending, may_retry
+from scheduler.state.packing import Group
 from scheduler.state.store import DeposedError, StoreError, TransitionError
 
 R = TypeVar("R")
@@ -83,12 +89,13 @@ class Attempt:
         may_run_unseen: whether nodes may have been asked to start it without our knowing.
         decision: empty until there is a plan.
         beginning: the cut that it begins with, if any.
-        processes: of the job, once they are placed.
+        record: of its processes, as another scheduler finds it.
         started_s: seconds that they took to start.
         follower: of the processes; None until they are started.
     """
 
     def __init__(self, attempt_id: AttemptId, context: Context, priority: int = 0) -> None:
+        job_id = attempt_id.job_id
         self.id = attempt_id
         self.priority = priority
         self.context = context
@@ -99,15 +106,20 @@ class Attempt:
         self.may_run_unseen = False
         self.decision = Decision()
         self.beginning = Beginning()
-        self.processes: list[Process] = []
         self.started_s = 0.0
         self.follower: Follower | None = None
-        self._record = pb.RunRecord()
+        self.record = Record(self._put_run, lambda units: context.nodes.restore(job_id, units))
+        self._change: Change | None = None
         self._state = State.NEW
         self._had_units = False
         self._cancelled = threading.Event()
         self._ending = Ending(pb.END_CANCELLED)
         self._handed_over = False
+
+    @property
+    def processes(self) -> list[Process]:
+        """Of the job, once they are placed."""
+        return self.record.processes
 
     @property
     def state(self) -> State:
@@ -154,6 +166,10 @@ class Attempt:
         if self.is_cancelled() or not self.context.jobs.change(self.id.job_id, edit):
             raise Interrupted
         self.move(state)
+        status = self.context.jobs.get(self.id.job_id)
+        if state is State.RUNNING and status is not None and _lost_one(status):
+            kinds = {stage.type for stage in self.decision.stages}
+            self._note_times(kinds, lambda before: began_again(status, before))
 
     def take_up(self, record: pb.RunRecord) -> None:
         """Follow on where another scheduler stopped; before any worker is answered."""
@@ -162,6 +178,9 @@ class Attempt:
         status = context.jobs.get(self.id.job_id) or pb.JobStatus()
         self.beginning = Beginning(status.from_step, status.from_samples)
         self.decision = context.store.decision(self.id.job_id) or Decision()
+        if record.HasField("decision"):  # the job's may not have been written any more
+            self.decision.CopyFrom(record.decision)
+            context.store.put_decision(self.id.job_id, self.decision)
         self.started_s = record.start_s
         for process in self.processes:
             context.nodes.presume(process.node)
@@ -218,7 +237,9 @@ class Attempt:
             raise StoreError("this scheduler is ending; another one takes over")
         if report.attempt != self.id.number:
             return True
-        if leads_cuts(report):  # also of one that is cancelled: others may go on from them
+        if leads_cuts(
+            report, self.record.generation
+        ):  # also when cancelled: others may go on from them
             with suppress(TransitionError):  # a Redis that lost the job
                 cuts = descended(report, self.beginning)
                 jobs.take_cuts(self.id.job_id, cuts, report.cuts.failed[:1000])
@@ -234,7 +255,79 @@ class Attempt:
 
     def add_progress(self, report: pb.ProgressReport) -> None:
         """Make a worker's progress that of the job."""
-        self.context.jobs.change(self.id.job_id, lambda status: _progress(status, report))
+
+        def edit(status: pb.JobStatus) -> None:
+            if report.generation == self.record.generation:
+                _progress(status, report)
+
+        self.context.jobs.change(self.id.job_id, edit)
+
+    def request_change(self, change: PlanChange) -> None:
+        """Have the job go over to another plan; from any thread. It trains on until that is ready.
+
+        What comes of it is among `moves` of the job's status.
+
+        Raises:
+            ChangeRefusedError: it cannot, or another change is under way.
+        """
+        job_id = self.id.job_id
+        spec = self.context.store.spec(job_id)
+        with self.record.lock:
+            follower = self.follower
+            running = self._state is State.RUNNING and not self._cancelled.is_set()
+            if not running or follower is None or spec is None:
+                raise ChangeRefusedError(f"job {job_id} does not train")
+            if self._change is not None or self.record.is_regrouping:
+                raise ChangeRefusedError(f"job {job_id} is going over to other workers already")
+            after = change.decision or self.decision
+            check(self.decision, after)
+            if not (may_regroup(spec, self.decision) and may_regroup(spec, after)):
+                raise ChangeRefusedError(
+                    f"job {job_id}: workers on GPUs, or with split_experts, cannot go over to "
+                    "another plan while they train; submit --resume the job with the plan"
+                )
+            made = Decision()
+            made.CopyFrom(after)
+            made.ClearField("measured")
+            self._change = Change(change, made)
+        follower.wake()
+
+    @property
+    def change(self) -> Change | None:
+        """The one that is under way."""
+        return self._change
+
+    def end_change(self) -> None:
+        """None is under way any more."""
+        with self.record.lock:
+            self._change = None
+
+    def reserve(
+        self, change: Change, groups: Sequence[Group], held: Sequence[str]
+    ) -> list[pb.NodeStatus] | None:
+        """Take units for a change, beside those that the job holds; None: there are too few.
+
+        Args:
+            held: node ids of the workers that will be replaced, whose units may be used again.
+
+        Raises:
+            Interrupted: it is not under way any more.
+        """
+        with self.record.lock:
+            if self._change is not change:
+                raise Interrupted
+            nodes, avoid = self.context.nodes, change.wanted.avoid
+            placed = nodes.reserve_anew(self.id.job_id, held, groups, avoid)
+            if placed is not None:
+                more = Counter(node.node_id for node in placed) - Counter(held)
+                self.record.hold(more.elements())
+            return placed
+
+    def is_due(self) -> bool:
+        """Whether a change is to be taken further, or workers wait to be told to go on."""
+        change, follower = self._change, self.follower
+        paused = follower is not None and follower.paused is not None
+        return paused or (change is not None and change.is_due)
 
     def set_reason(self, text: str) -> None:
         """Tell the job's owner why it does not go on; "": it does."""
@@ -249,20 +342,10 @@ class Attempt:
         found = [one for one in self.processes if one.role == SHARD and one.address]
         return [(one.label, one.address) for one in found]
 
-    @property
-    def generation(self) -> int:
-        """Of its workers."""
-        return self._record.generation
-
     def former(self) -> list[int]:
         """The last generation of each attempt before."""
         status = self.context.jobs.get(self.id.job_id)
         return [earlier.generation for earlier in status.attempts] if status is not None else []
-
-    @property
-    def is_regrouping(self) -> bool:
-        """Whether not all workers of this generation were told to go on."""
-        return self._record.regrouping
 
     def run(self, processes: Sequence[Process], units: Sequence[str]) -> None:
         """Keep what another scheduler needs to follow the processes.
@@ -270,57 +353,107 @@ class Attempt:
         Args:
             units: node ids, one for each unit that the job holds.
         """
-        self.processes = list(processes)
-        self.logs.set_processes(self.processes)
-        self._record = pb.RunRecord(attempt=self.id.number, units=units, start_s=self.started_s)
-        self._keep_run()
+        self.logs.set_processes(processes)
+        message = pb.RunRecord(
+            attempt=self.id.number,
+            units=units,
+            start_s=self.started_s,
+            resumed=bool(self.beginning.place),
+            samples=self.beginning.samples,
+        )
+        self.record.begin(message, processes)
 
-    def next_generation(self) -> int:
-        """The number of another generation of workers, which nobody else will have."""
-        self._record.generation += 1
-        self._record.regrouping = True
-        self._keep_run()
-        return self._record.generation
+    def go_over(self, decision: Decision, processes: Sequence[Process]) -> None:
+        """Be of another plan, with its workers, from a cut on."""
+        self.decision = decision
+        self.record.go_over(decision, processes)
+        self.logs.add_processes(processes)
+        self.keep(decision)
 
-    def move_unit(self, old: str, new: str) -> None:
-        """Give back a unit of one node, for one of another that was reserved."""
-        self._record.units.append(new)
-        if old in self._record.units:
-            self._record.units.remove(old)
-            self.context.nodes.give_back(self.id.job_id, [old])
+    def forget_cuts(self) -> None:
+        """A job that has its model keeps no cuts that it only moved by."""
+        job_id = self.id.job_id
+        status = self.context.jobs.get(job_id)
+        if status is None or not (status.moves and status.cuts):
+            return
+        spec = self.persist(lambda: self.context.store.spec(job_id))
+        if spec is not None and not spec.train.checkpoint.every:
+            self.persist(lambda: self.context.jobs.take_cuts(job_id, []))
+
+    def moved(self, move: pb.Move) -> None:
+        """Tell the job's owner of a change, or what it failed of."""
+        self.context.jobs.change(self.id.job_id, lambda status: status.moves.append(move))
 
     def place(self, processes: Sequence[Process]) -> None:
         """Note the workers of a new generation, before they are told to go on."""
-        self.processes = list(processes)
-        self.logs.add_processes(self.processes)
-        self._keep_run()
+        self.record.place(processes)
+        self.logs.add_processes(processes)
 
-    def go_on(self) -> None:
-        """All workers of the generation were told to go on."""
+    def go_on(self, samples: int) -> None:
+        """All workers of the generation were told to go on.
+
+        Args:
+            samples: trained until then.
+        """
         assert self.follower is not None
-        self.follower.follow_others(self.processes, self.generation)
-        self._record.regrouping = False
-        self._keep_run()
+        stages = len(self.decision.stages)
+        self.follower.follow_others(self.processes, self.record.generation, samples, stages)
+        self.record.go_on(samples)
+
+    @property
+    def step(self) -> int:
+        """How many steps are over, as workers have told."""
+        status = self.context.jobs.get(self.id.job_id)
+        return status.step if status is not None else 0
+
+    def reached_at(self, step: int) -> float:
+        """When the job came to a step that it goes back to, in seconds since the epoch."""
+        status = self.context.jobs.get(self.id.job_id) or pb.JobStatus()
+        times = [status.started_at]
+        times += [cut.taken_at - cut.seconds for cut in status.cuts if cut.step == step]
+        times += [one.at + one.seconds for one in status.recoveries if one.back]
+        return max(times)
 
     def may_recover(self, ending: Ending) -> bool:
         """Whether workers lost for that reason may be replaced, for one of `retries`."""
         status = self.context.jobs.get(self.id.job_id)
         return status is not None and may_retry(status, ending)
 
-    def recovered(self, recovery: pb.Recovery) -> None:
-        """Tell the job's owner of workers that were replaced."""
-        self.context.jobs.change(self.id.job_id, lambda status: status.recoveries.append(recovery))
+    def recovered(self, recovery: pb.Recovery, kinds: Iterable[str], samples: int) -> None:
+        """Tell the job's owner of workers that were replaced, and note how long it took.
 
-    def _keep_run(self) -> None:
-        del self._record.processes[:]
-        self._record.processes.extend(process.to_message() for process in self.processes)
-        self.persist(lambda: self.context.store.put_run(self.id.job_id, self._record))
+        Args:
+            kinds: types of the units that were lost.
+            samples: trained until the step that all went on from.
+        """
+
+        def edit(status: pb.JobStatus) -> None:
+            status.recoveries.append(recovery)
+            if recovery.back:
+                status.step, status.samples = recovery.step, samples
+
+        self.context.jobs.change(self.id.job_id, edit)
+        self._note_times(kinds, lambda before: measured(recovery, before))
+
+    def _note_times(
+        self, kinds: Iterable[str], edit: Callable[[pb.RecoveryTimes], pb.RecoveryTimes]
+    ) -> None:
+        store = self.context.store
+        try:
+            times = store.recovery_times()
+            for kind in sorted(kinds):
+                store.put_recovery_times(kind, edit(times.get(kind, pb.RecoveryTimes())))
+        except StoreError as error:
+            _log.warning("job %s: %s; how long it took is not kept", self.id.job_id, error)
+
+    def _put_run(self, message: pb.RunRecord) -> None:
+        self.persist(lambda: self.context.store.put_run(self.id.job_id, message))
 
     def new_follower(self) -> Follower:
         """A follower of the processes as they are now; not yet the attempt's."""
         nodes, channels = self.context.nodes, self.context.channels
-        stages, samples = len(self.decision.stages), self.beginning.samples
-        return Follower(self.processes, stages, nodes, channels, samples, self.generation)
+        stages, samples = len(self.decision.stages), self.record.samples
+        return Follower(self.processes, stages, nodes, channels, samples, self.record.generation)
 
     def keep(self, decision: Decision) -> None:
         """Write the decision, waiting for a Redis that is away."""
@@ -350,9 +483,13 @@ class Attempt:
             )
 
     def _place(self, record: pb.RunRecord) -> None:
-        self._record.CopyFrom(record)
-        self.processes = [Process.of(placed) for placed in record.processes]
+        self.record.take_up(record)
         self.logs.set_processes(self.processes)
+
+
+def _lost_one(status: pb.JobStatus) -> bool:
+    """Whether it goes on where an attempt was lost, and did not leave by itself."""
+    return bool(status.attempts) and not status.attempts[-1].drained
 
 
 def _progress(status: pb.JobStatus, report: pb.ProgressReport) -> None:

@@ -53,9 +53,13 @@ def taken_over(job_id: str, place: str, scheduler: str) -> str:
     return f"{KEPT}{scheduler}/{job_id}/{TAKEN_OVER}" + (f"/{step}" if step else "")
 
 
-def leads_cuts(report: ProgressReport) -> bool:
-    """Whether a worker tells of the job's cuts who may."""
-    return (report.stage, report.rank) == (0, 0) and report.HasField("cuts")
+def leads_cuts(report: ProgressReport, generation: int) -> bool:
+    """Whether a worker tells of the job's cuts who may: of the generation of the job's workers.
+
+    One that was given up may tell of a cut after that which the others have gone back to.
+    """
+    leads = (report.stage, report.rank, report.generation) == (0, 0, generation)
+    return leads and report.HasField("cuts")
 
 
 def descended(report: ProgressReport, beginning: Beginning) -> list[Cut]:

@@ -17,13 +17,14 @@ def clean_up(attempt: Attempt) -> None:
     channels, processes = attempt.context.channels, attempt.processes
     if attempt.may_run_unseen:
         _stop_everywhere(attempt)
-    addresses = [p.node.address for p in processes if not p.standing]
+    everybody = (*processes, *attempt.record.others, *attempt.logs.processes())
+    addresses = [p.node.address for p in everybody if not p.standing]
     for silent in stop_job(attempt.id, addresses, channels, GRACE_S):
         _log.warning("%s", silent)
     standing = [p.address for p in processes if p.standing and p.address]
     for silent in drop_tables(attempt.id.job_id, standing):
         _log.warning("%s", silent)
-    attempt.logs.set_processes(processes)
+    attempt.logs.add_processes(processes)
     attempt.logs.keep()
 
 

@@ -43,6 +43,7 @@ class Outcome:
     ending: Ending | None = None
     # Workers that may be replaced, so that it goes on; they may be none, where others lost touch.
     lost: tuple[Process, ...] | None = None
+    due: bool = False  # it has not ended; what was asked for is
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,17 @@ class Follower:
         self._seen: dict[str, float] = {}  # when each process was first seen ended
         self._restarts: dict[str, int] = {}  # of each shard, as told
         self._done: ProgressReport | None = None
+        self._paused: int | None = None
         self._wake = threading.Event()
+
+    @property
+    def paused(self) -> int | None:
+        """The step after which all workers wait; None: they do not."""
+        return self._paused
+
+    def wake(self) -> None:
+        """Have who follows look at what is due."""
+        self._wake.set()
 
     def report(self, report: ProgressReport) -> bool:
         """Take in a worker's report; whether it is the one whose progress is the job's."""
@@ -101,6 +112,9 @@ class Follower:
             self._reports[worker] = report
             if report.rank == 0 and report.phase == "train":
                 self._windows.add(report.stage, _mark(report))
+            if report.phase == "paused" and worker == (0, 0) and self._paused is None:
+                self._paused = report.step
+                self._wake.set()
             if report.phase == "lost":
                 self._cut_off.setdefault(
                     worker, Failure(time.monotonic(), report.error, END_CONNECTION_LOST)
@@ -118,21 +132,38 @@ class Follower:
                 self._wake.set()
         return leads
 
-    def follow_others(self, processes: Sequence[Process], generation: int) -> None:
-        """Follow a new generation of workers; what those before said of themselves is over."""
+    def follow_others(
+        self, processes: Sequence[Process], generation: int, samples: int, stages: int
+    ) -> None:
+        """Follow a new generation of workers; what those before said of themselves is over.
+
+        Args:
+            samples: trained before it.
+        """
         with self._lock:
-            self._processes, self._generation = processes, generation
-            self._windows = Windows(self._stages)
-            for told in (self._trained, self._failures, self._cut_off):
+            self._processes, self._generation, self._before = processes, generation, samples
+            self._stages, self._last_stage = stages, stages - 1
+            self._windows, self._paused = Windows(stages), None
+            for told in (self._trained, self._failures, self._cut_off, self._reports):
                 told.clear()
 
+    @property
+    def is_ending(self) -> bool:
+        """Whether a worker has trained all there is to train."""
+        with self._lock:
+            return bool(self._trained)
+
     def follow(
-        self, stop: Stop, may_recover: Callable[[Ending], bool] = lambda ending: False
+        self,
+        stop: Stop,
+        may_recover: Callable[[Ending], bool] = lambda ending: False,
+        is_due: Callable[[], bool] = lambda: False,
     ) -> Outcome:
-        """Wait for the end, or for workers to be lost that may be replaced.
+        """Wait for the end, or for workers to be lost that may be replaced, or to be called away.
 
         Args:
             may_recover: whether workers lost for such a reason may be.
+            is_due: asked often; whether something else is to be done.
 
         Raises:
             Interrupted: `stop` said so.
@@ -148,6 +179,8 @@ class Follower:
                 if outcome.ending is not None and may_recover(outcome.ending):
                     return outcome
                 return self.diagnose(stop)
+            if is_due():
+                return Outcome(due=True)
             self._wake.wait(_POLL_S)
             self._wake.clear()
 
@@ -174,6 +207,11 @@ class Follower:
         with self._lock:
             last = self._reports.get((self._last_stage, 0))
             return self._windows.measurement, last.samples if last is not None else 0
+
+    def last_report(self) -> ProgressReport | None:
+        """Of the worker whose progress is the job's."""
+        with self._lock:
+            return self._reports.get((self._last_stage, 0))
 
     def measured(self, decision: Decision, report: ProgressReport) -> Measured:
         """What the run came to, beside what was predicted.

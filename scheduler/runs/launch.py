@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from chassis.channels import connect
+from chassis.channels import connect, showing
 from protos.decision_pb2 import Decision
 from protos.job_pb2 import JobSpec
 from protos.naming import KEPT, cuts_of, table_prefix
@@ -26,7 +26,6 @@ from scheduler.runs.beginning import taken_over
 from scheduler.runs.calls import CallError, Channels, Interrupted, Stop, call
 from scheduler.runs.failures import JobError, ending_of_call
 from scheduler.runs.processes import AttemptId, Process
-from scheduler.state import nodes as registry
 from scheduler.state.endings import Ending
 from scheduler.state.nodes import Nodes
 from scheduler.state.packing import Group
@@ -96,22 +95,38 @@ def place(
     Raises:
         JobError: there are fewer standing shards than the job asks for, or no node at all.
     """
-    processes = _place_shards(attempt, job, decision, units, standing, nodes)
-    position = 0
-    for index, stage in enumerate(decision.stages):
-        for rank in range(stage.units):
-            processes.append(
-                Process(
-                    process_id=_process_id(attempt, f"stage-{index}-worker-{rank}"),
-                    label=f"stage {index} worker {rank}",
-                    role=STAGE,
-                    index=index,
-                    rank=rank,
-                    node=units[position],
-                )
-            )
-            position += 1
-    return processes
+    shards = _place_shards(attempt, job, decision, units, standing, nodes)
+    return [*shards, *workers_of(attempt, decision, units)]
+
+
+def workers_of(
+    attempt: AttemptId, decision: Decision, units: Sequence[NodeStatus], generation: int = 0
+) -> list[Process]:
+    """The workers of all stages; not started yet.
+
+    Args:
+        units: the node of each, in order.
+    """
+    places = [(i, rank) for i, stage in enumerate(decision.stages) for rank in range(stage.units)]
+    return [
+        worker_of(attempt, index, rank, node, generation)
+        for (index, rank), node in zip(places, units, strict=False)
+    ]
+
+
+def worker_of(
+    attempt: AttemptId, index: int, rank: int, node: NodeStatus, generation: int = 0
+) -> Process:
+    """A worker of a stage; not started yet."""
+    later = f".g{generation}" if generation else ""
+    return Process(
+        process_id=_process_id(attempt, f"stage-{index}-worker-{rank}") + later,
+        label=f"stage {index} worker {rank}" + (f", generation {generation}" if later else ""),
+        role=STAGE,
+        index=index,
+        rank=rank,
+        node=node,
+    )
 
 
 def launch(
@@ -159,8 +174,7 @@ def launch(
         former=former,
         token=attempt.token,
     )
-    if job.train.checkpoint.every:
-        base.cuts = cuts_of(base.output)
+    base.cuts = cuts_of(base.output)
     base.job.train.warm_start = (
         "" if resume else taken_over(attempt.job_id, job.train.warm_start, scheduler)
     )
@@ -241,19 +255,6 @@ def begin(
             channels.forget(worker.address)
 
 
-def replacement_of(process: Process, home: NodeStatus, generation: int) -> Process:
-    """A worker of a new generation in the place of one that is gone; not started yet."""
-    return replace(
-        process,
-        process_id=f"{process.process_id.partition('.g')[0]}.g{generation}",
-        label=f"stage {process.index} worker {process.rank}, generation {generation}",
-        node=home,
-        address="",
-        rendezvous="",
-        pid=0,
-    )
-
-
 def _by_node(work: Callable[[Process], T], processes: Sequence[Process]) -> list[T]:
     """What `work` gives of each process, a few of each node at a time."""
     pools: dict[str, ThreadPoolExecutor] = {}
@@ -267,9 +268,17 @@ def _by_node(work: Callable[[Process], T], processes: Sequence[Process]) -> list
 
 
 def stop_job(
-    attempt: AttemptId, addresses: Sequence[str], channels: Channels, grace_s: float
+    attempt: AttemptId,
+    addresses: Sequence[str],
+    channels: Channels,
+    grace_s: float,
+    only: Sequence[Process] = (),
 ) -> list[str]:
-    """Stop this attempt, and those before it, on the nodes; what came of those that did not."""
+    """Stop this attempt, and those before it, on the nodes; what came of those that did not.
+
+    Args:
+        only: stop these alone, of an attempt that goes on.
+    """
     job_id = attempt.job_id
     silent: list[str] = []
 
@@ -278,7 +287,11 @@ def stop_job(
             call(
                 channels.node(address).StopJob,
                 StopJobRequest(
-                    job_id=job_id, grace_s=grace_s, term=attempt.term, attempt=attempt.number
+                    job_id=job_id,
+                    grace_s=grace_s,
+                    term=attempt.term,
+                    attempt=attempt.number,
+                    processes=[p.process_id for p in only if p.node.address == address],
                 ),
                 what=f"node at {address}: stop job {job_id}",
                 timeout_s=grace_s + 5.0,
@@ -293,17 +306,21 @@ def stop_job(
     return silent
 
 
-def drop_tables(job_id: str, shards: Sequence[str]) -> list[str]:
-    """Free what a job kept on standing shards; the shards that did not answer."""
+def drop_tables(job_id: str, shards: Sequence[str], token: str = "") -> list[str]:
+    """Free what a job keeps on shards; those that did not answer.
+
+    Args:
+        token: that they ask for; empty for the cluster's.
+    """
     silent: list[str] = []
     for address in shards:
         # Jobs that end together share a shard: none may close the channel of another.
-        with connect(address) as channel:
+        with connect(address, showing(token)) as channel:
             try:
                 call(
                     ParameterServerStub(channel).DropTables,
                     DropTablesRequest(prefix=table_prefix(job_id)),
-                    what=f"standing shard at {address}: drop the tables of {job_id}",
+                    what=f"shard at {address}: drop the tables of {job_id}",
                     timeout_s=_START_TIMEOUT_S,
                     retry_s=2.0,
                     stop=lambda: False,
@@ -387,7 +404,7 @@ def _keeping_nothing(shard: NodeStatus) -> NodeStatus:
 
 
 def _home(decision: Decision, nodes: Nodes) -> NodeStatus:
-    live = nodes.live(registry.NODE)
+    live = nodes.placeable()
     if not live:
         text = "no node is alive to run the parameter server on"
         raise JobError(Ending(END_NO_CAPACITY, text, error=text))
@@ -397,6 +414,11 @@ def _home(decision: Decision, nodes: Nodes) -> NodeStatus:
         return node.type == ps_type, node.type.lower().startswith("cpu"), node.units
 
     return max(live, key=fitness)
+
+
+def may_regroup(job: JobSpec, decision: Decision) -> bool:
+    """Whether workers may go over to another generation: torch's collectives bind none of them."""
+    return not job.train.split_experts and "cuda" not in _devices(decision)
 
 
 def _devices(decision: Decision) -> list[str]:

@@ -113,8 +113,17 @@ def given_workload(job: JobSpec, offer: Offer) -> Workload:
     Raises:
         OfferError: a layer, or the parameter server, has no type left.
     """
+    return offered(job.schedule.given, offer)
+
+
+def offered(before: Workload, offer: Offer) -> Workload:
+    """A workload without costs on types that are not offered.
+
+    Raises:
+        OfferError: a layer, or the parameter server, has no type left.
+    """
     workload = Workload()
-    workload.CopyFrom(job.schedule.given)
+    workload.CopyFrom(before)
     names = {kind.name for kind in offer.resources.types}
     if workload.ps_type and workload.ps_type in offer.missing:
         raise AbsentError(f"ps_type: no node of type {workload.ps_type!r} is offered")

@@ -4,6 +4,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from protos.decision_pb2 import Decision, Workload
 from protos.job_pb2 import JobSpec
@@ -13,6 +14,7 @@ from protos.scheduler_pb2 import (
     END_INVALID_JOB,
     END_LOST_NODE,
     END_NO_CAPACITY,
+    JobStatus,
     NodeStatus,
 )
 from scheduler.methods.names import DEFAULT
@@ -22,21 +24,30 @@ from scheduler.runs.attempt import Attempt, State
 from scheduler.runs.beginning import beginning_of
 from scheduler.runs.calls import CallError, Interrupted, in_background
 from scheduler.runs.constraints import may_depend_on_model, of_job, of_model, shared_cores
+from scheduler.runs.deadline import hours_for_all, may_be_struck, unsure
 from scheduler.runs.failures import JobError
+from scheduler.runs.guard import may_go_over
 from scheduler.runs.launch import begin, groups_of, launch, place, shards_of
 from scheduler.runs.offer import (
     AbsentError,
     Offer,
+    OfferError,
     given_workload,
     look,
     make_offer,
+    offered,
     profile,
     profiling_types,
 )
+from scheduler.runs.recoveries import with_times
 from scheduler.state import nodes as registry
 from scheduler.state.endings import Ending, first_line
 from scheduler.state.packing import Group
 
+_STAYS = (
+    "Units that may be taken away are not used: the job has a deadline, and without two retries "
+    "left, or with workers on GPUs or split experts, it could not leave such units in time."
+)
 _RETURN_S = 60.0  # for lost nodes to be there again before the next attempt is planned
 _log = logging.getLogger("heterps.runner")
 
@@ -76,11 +87,14 @@ class Preparation:
             _log.info("job %s: goes on from %s", attempt.id.job_id, attempt.beginning.place)
         # No other attempt may ever have this number: nodes know attempts by it.
         attempt.persist(lambda: context.jobs.write(attempt.id.job_id))
-        if attempt.id.number > 1:
-            self._await_nodes()
+        if status is not None and status.attempts:
+            self._await_nodes(spec, drained=status.attempts[-1].drained)
         offer, live = self._offer(spec)
         if offer.note:
             _log.info("job %s: %s", attempt.id.job_id, offer.note)
+        times = attempt.persist(context.store.recovery_times)
+        resources, said = with_times(offer.resources, times, spec)
+        offer = replace(offer, resources=resources)
         given = bool(spec.schedule.given.layers)
         workload = given_workload(spec, offer) if given else self._profile(spec, offer)
         constrained = of_job(workload, spec, live)
@@ -93,13 +107,17 @@ class Preparation:
             if full.workload != constrained.workload:
                 decision = self._plan(spec, full.workload, offer)
             constrained = full
-        attempt.decision = self._keep(decision, offer, [*constrained.notes])
+        attempt.decision = self._keep(decision, offer, [*constrained.notes, *said])
         units, standing = self._reserve(spec, decision)
         attempt.enter(State.STARTING)
         self._launch(spec, decision, units, standing)
 
-    def _await_nodes(self) -> None:
-        """Give nodes of the attempt before, which may be starting again, a while to come back."""
+    def _await_nodes(self, spec: JobSpec, *, drained: bool) -> None:
+        """Give nodes of the attempt before, which may be starting again, a while to come back.
+
+        Args:
+            drained: they went for good; those that are left, or others, must do, or be waited for.
+        """
         nodes = self._context.nodes
         store, job_id = self._context.store, self._attempt.id.job_id
         before = self._attempt.persist(lambda: store.decision(job_id))
@@ -108,14 +126,27 @@ class Preparation:
         shards, singles = shards_of(before, 0, nodes.live(registry.SHARD))
         counts = _counted([*groups_of(before), *shards], singles)
         until = time.monotonic() + _RETURN_S
+        tried: list[Offer] = []
 
         def back() -> bool:
             alive = nodes.units()
-            there = all(alive.get(kind, 0) >= count for kind, count in counts.items())
-            return there or time.monotonic() > until
+            if all(alive.get(kind, 0) >= count for kind, count in counts.items()):
+                return True
+            if not drained:
+                return time.monotonic() > until
+            try:
+                offer = make_offer(spec, nodes.placeable())
+                if offer in tried:
+                    return False
+                tried.append(offer)
+                return self._plan(spec, offered(before.workload, offer), offer).feasible
+            except OfferError:
+                return False
 
-        text = "waits for nodes that have gone to come back"
-        self._wait_for(lambda: back() or self._lacks(text, nodes_too=False))
+        text = "waits for nodes in the place of those that drained"
+        if not drained:
+            text = "waits for nodes that have gone to come back"
+        self._wait_for(lambda: back() or self._lacks(text, nodes_too=drained))
 
     def _offer(self, spec: JobSpec) -> tuple[Offer, list[NodeStatus]]:
         """What the job can be planned on, and the live nodes; waits until there is something."""
@@ -123,7 +154,7 @@ class Preparation:
         found: list[tuple[Offer, list[NodeStatus]]] = []
 
         def ready() -> bool:
-            live = nodes.live(registry.NODE)
+            live = nodes.placeable()
             try:
                 found.append((make_offer(spec, live), live))
             except AbsentError as error:
@@ -147,23 +178,51 @@ class Preparation:
 
     def _plan(self, spec: JobSpec, workload: Workload, offer: Offer) -> Decision:
         # Brings NumPy and, for ppo, torch: only when it is needed.
+        from scheduler.decision import record
+        from scheduler.planning.elastic import Bounds, plan_within
         from scheduler.planning.planner import plan
+        from scheduler.problem import workload as problem
 
         schedule = spec.schedule
+        status = self._context.jobs.get(self._attempt.id.job_id) or JobStatus()
+        bounds = Bounds(schedule.elastic.min, schedule.elastic.max)
+        resources = problem.Resources.from_message(offer.resources)
 
-        def decide() -> Decision:
+        def best(
+            some: problem.Resources, floor: float, without: Sequence[str], hours: float
+        ) -> record.Decision:
             return plan(
                 workload,
-                offer.resources,
-                schedule.min_throughput or None,
+                some,
+                floor or None,
                 method=schedule.method or DEFAULT,
                 seed=spec.train.seed % 2**32,
                 pin=dict(schedule.pin) or None,
                 # A type that no live node has is out of reach anyhow.
-                exclude=[kind for kind in schedule.exclude if kind not in offer.missing],
+                exclude=[*(k for k in schedule.exclude if k not in offer.missing), *without],
                 max_price_per_hour=schedule.max_price_per_hour or None,
-                finish_by=schedule.finish_by_hours or None,
-            ).to_message()
+                finish_by=hours or None,
+            )
+
+        def within(hours: float, left_out: Sequence[str] = ()) -> Decision:
+            found = plan_within(
+                bounds,
+                resources,
+                schedule.min_throughput,
+                lambda some, floor, without: best(some, floor, [*without, *left_out], hours),
+            )
+            return found.to_message()
+
+        def decide() -> Decision:
+            hours = hours_for_all(status, spec, workload.samples, time.time())
+            found = within(hours)
+            if hours and may_be_struck(found) and not may_go_over(status, spec, found):
+                found = within(hours, unsure(offer.resources))
+                found.reasons.append(_STAYS)
+            if hours and self._attempt.id.number > 1:  # late is better than given up
+                for longer in (schedule.finish_by_hours, 0.0):
+                    found = found if found.feasible else within(longer)
+            return found
 
         try:
             return in_background(decide, self._stop)
@@ -248,7 +307,9 @@ class Preparation:
 
     def _gone(self, kind: str) -> list[str]:
         """Nodes, or standing shards, that were alive when the job was planned and are not."""
-        alive = {status.node_id for status in self._context.nodes.live(kind)}
+        nodes = self._context.nodes
+        live = nodes.placeable() if kind == registry.NODE else nodes.live(kind)
+        alive = {status.node_id for status in live}
         return sorted(i for i, one in self._planned_for.items() if one == kind and i not in alive)
 
     def _lacks(self, text: str, *, nodes_too: bool = True) -> bool:
@@ -285,7 +346,7 @@ class Preparation:
         """Start all processes, and give the word to train."""
         context, attempt = self._context, self._attempt
         starting = time.monotonic()
-        attempt.processes = place(attempt.id, spec, decision, units, standing, context.nodes)
+        attempt.record.processes = place(attempt.id, spec, decision, units, standing, context.nodes)
         started = launch(
             attempt.id,
             spec,

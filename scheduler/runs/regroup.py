@@ -1,8 +1,10 @@
 """Workers that died are replaced, and the others of the attempt keep their processes.
 
 Everybody gives up the steps under way and tells how many updates its state has. The most that any
-has is where all go on: whoever has fewer, or is new, takes the state from another of its stage.
-Where nobody of a stage has it, the attempt cannot go on.
+has is where all go on: whoever has fewer, or is new, takes the state from another of its stage. Of
+a stage whose workers waited for the verdict that others had, each takes the step by that.
+Where nobody of a stage has it, all go back to the job's newest cut, or to where it began; nothing
+of before is applied any more then, and no state that somebody kept of it counts.
 """
 
 import logging
@@ -13,13 +15,27 @@ from dataclasses import dataclass
 
 from protos.job_pb2 import JobSpec
 from protos.node_pb2 import STAGE, NodeStatusRequest
-from protos.scheduler_pb2 import END_LOST_NODE, END_WORKER_CRASHED, NodeStatus, Recovery
+from protos.scheduler_pb2 import (
+    END_CONNECTION_LOST,
+    END_LOST_NODE,
+    END_WORKER_CRASHED,
+    NodeStatus,
+    Recovery,
+)
 from protos.stage_pb2 import Notice, RegroupReply, RegroupRequest
 from protos.stage_pb2_grpc import StageStub
 from scheduler.runs.attempt import Attempt
+from scheduler.runs.beginning import beginning_of
 from scheduler.runs.calls import CallError, call
 from scheduler.runs.failures import JobError
-from scheduler.runs.launch import begin, launch, replacement_of, topology_of
+from scheduler.runs.launch import (
+    begin,
+    drop_tables,
+    launch,
+    may_regroup,
+    topology_of,
+    worker_of,
+)
 from scheduler.runs.processes import Process
 from scheduler.state.endings import Ending, first_line
 from scheduler.state.packing import Group
@@ -38,46 +54,89 @@ class GoOn:
 
     Attributes:
         step: updates in the state.
-        donors: by stage, the process that has it; empty: all begin as they were launched.
+        samples: trained until then.
+        donors: by stage, the process that has it; empty: all go back.
         judged: verdicts on the last steps before.
         former: by stage, the newest generation that any of its workers trained in.
+        cut: folder or URL of the one that all go back to; empty: the first step.
     """
 
     step: int
+    samples: int
     donors: tuple[Process, ...] = ()
     judged: tuple[Notice, ...] = ()
     former: tuple[int, ...] = ()
+    cut: str = ""
 
 
-def regroup(attempt: Attempt, lost: Sequence[Process], cause: Ending) -> None:
+def regroup(
+    attempt: Attempt,
+    lost: Sequence[Process],
+    cause: Ending,
+    homes: Mapping[str, NodeStatus] | None = None,
+) -> None:
     """Replace the workers that are lost, and have all go on.
+
+    Args:
+        homes: by process, the node of a unit that was reserved for the one in its place.
 
     Raises:
         JobError: that is not possible, with `cause` as its ending; the attempt is over.
         Interrupted: the job is cancelled, or another scheduler has taken over.
     """
+    _regroup(attempt, lost, cause, homes or {})
+
+
+def resume(attempt: Attempt) -> None:
+    """Have all workers go on that wait after a step, for nothing has come of what was to follow.
+
+    Raises:
+        JobError, Interrupted: as of `regroup`.
+    """
+    text = "its workers did not go on after a pause"
+    _regroup(attempt, (), Ending(END_CONNECTION_LOST, text, error=text), {}, paused=True)
+
+
+def _regroup(
+    attempt: Attempt,
+    lost: Sequence[Process],
+    cause: Ending,
+    homes: Mapping[str, NodeStatus],
+    *,
+    paused: bool = False,
+) -> None:
     began = time.monotonic()
     at = time.time()
     gone = {process.process_id for process in lost}
     labels = [process.label for process in lost]
+    kinds = {process.node.type for process in lost}
+    reached, line = attempt.step, attempt.record.line
     for _ in range(_ROUNDS):
-        generation = attempt.next_generation()
-        found = _one_round(attempt, gone, generation, cause)
+        generation = attempt.record.next_generation()
+        found = _one_round(attempt, gone, generation, cause, homes)
         if found is not None:
             break
         labels += [p.label for p in attempt.processes if p.process_id in gone]
+        kinds |= {p.node.type for p in attempt.processes if p.process_id in gone}
     else:
         raise JobError(cause)
-    attempt.recovered(
-        Recovery(
-            at=at,
-            lost=list(dict.fromkeys(labels)),
-            seconds=time.monotonic() - began,
-            step=found.step,
-            attempt=attempt.id.number,
-            reason=cause.error or first_line(cause.text),
-        )
+    if paused and not gone and attempt.record.line == line:
+        return
+    recovery = Recovery(
+        at=at,
+        lost=list(dict.fromkeys(labels)),
+        seconds=time.monotonic() - began,
+        step=found.step,
+        attempt=attempt.id.number,
+        reason=cause.error or first_line(cause.text),
+        reached=found.step,
+        price_per_hour=attempt.decision.price_per_hour,
+        drained=cause.drained,
     )
+    if attempt.record.line != line:
+        recovery.back, recovery.reached = True, max(reached, found.step)
+        recovery.lost_s = max(0.0, at - attempt.reached_at(found.step))
+    attempt.recovered(recovery, kinds, found.samples)
     _log.warning(
         "job %s: %s replaced in %.1f s; it goes on from step %d",
         attempt.id.job_id,
@@ -87,18 +146,24 @@ def regroup(attempt: Attempt, lost: Sequence[Process], cause: Ending) -> None:
     )
 
 
-def _one_round(attempt: Attempt, gone: set[str], generation: int, cause: Ending) -> GoOn | None:
+def _one_round(
+    attempt: Attempt,
+    gone: set[str],
+    generation: int,
+    cause: Ending,
+    homes: Mapping[str, NodeStatus],
+) -> GoOn | None:
     """Try it once; None where more turn out to be gone, who are added to `gone`."""
     stop, channels = attempt.is_cancelled, attempt.context.channels
     survivors = [p for p in attempt.processes if p.role == STAGE and p.process_id not in gone]
-    if len({process.index for process in survivors}) < len(attempt.decision.stages):
+    if not survivors or not may_regroup(_spec(attempt, cause), attempt.decision):
         raise JobError(cause)
     with ThreadPoolExecutor(max(1, len(survivors))) as pool:
         asked = {
             process.process_id: pool.submit(_ask, attempt, process, generation)
             for process in survivors
         }
-        replaced = _replaced_if_they_start(attempt, gone, generation, cause)
+        replaced = _replaced_if_they_start(attempt, gone, generation, cause, homes)
         states = {name: _told(future, name, gone) for name, future in asked.items()}
     if replaced is None:
         return None
@@ -106,12 +171,13 @@ def _one_round(attempt: Attempt, gone: set[str], generation: int, cause: Ending)
         attempt.place(replaced)  # those who were just started are asked next time
         return None
     kept = {name: state for name, state in states.items() if state is not None}
-    found = _go_on(replaced, kept, len(attempt.decision.stages), attempt.beginning.step)
-    if found is None:
-        raise JobError(cause)
     attempt.place(replaced)
+    found = _go_on(replaced, kept, len(attempt.decision.stages), attempt.record.line)
+    if found is None:
+        found = _go_back(attempt, cause)
     topology = topology_of(attempt.id.job_id, replaced)
-    topology.generation, topology.step = generation, found.step
+    topology.generation, topology.step, topology.cut = generation, found.step, found.cut
+    topology.line = attempt.record.line
     topology.donors.extend(donor.address for donor in found.donors)
     topology.judged.extend(found.judged)
     topology.former.extend(found.former)
@@ -121,7 +187,7 @@ def _one_round(attempt: Attempt, gone: set[str], generation: int, cause: Ending)
         _log.warning("job %s: %s", attempt.id.job_id, error)
         gone |= _ended(attempt, replaced)
         return None
-    attempt.go_on()
+    attempt.go_on(found.samples)
     return found
 
 
@@ -147,7 +213,11 @@ def _told(future: "Future[RegroupReply]", name: str, gone: set[str]) -> RegroupR
 
 
 def _replaced_if_they_start(
-    attempt: Attempt, gone: set[str], generation: int, cause: Ending
+    attempt: Attempt,
+    gone: set[str],
+    generation: int,
+    cause: Ending,
+    homes: Mapping[str, NodeStatus],
 ) -> list[Process] | None:
     """As `_replaced`; None where one was killed as it started, or its node was.
 
@@ -155,7 +225,7 @@ def _replaced_if_they_start(
         JobError: there is no unit for one, or it failed by an error of its own.
     """
     try:
-        return _replaced(attempt, gone, generation, cause)
+        return _replaced(attempt, gone, generation, cause, homes)
     except JobError as error:
         if error.ending is cause or error.ending.reason not in _PASSING:
             raise
@@ -163,44 +233,50 @@ def _replaced_if_they_start(
         return None
 
 
-def _replaced(attempt: Attempt, gone: set[str], generation: int, cause: Ending) -> list[Process]:
+def _replaced(
+    attempt: Attempt,
+    gone: set[str],
+    generation: int,
+    cause: Ending,
+    homes: Mapping[str, NodeStatus],
+) -> list[Process]:
     """All processes, the lost ones replaced by others that listen.
 
     Raises:
         JobError: there is no unit for one, or it did not start.
     """
     nodes, job_id = attempt.context.nodes, attempt.id.job_id
-    spec = attempt.persist(lambda: attempt.context.store.spec(job_id))
-    if spec is None:
-        raise JobError(cause)
+    spec = _spec(attempt, cause)
     news: dict[str, Process] = {}
-    moved: list[tuple[str, str]] = []  # from which node to which
+    taken: list[str] = []  # nodes of units in the place of others
     try:
         for process in attempt.processes:
             if process.process_id not in gone:
                 continue
-            home = _home(attempt, process.node.node_id)
+            home = homes.get(process.process_id) or _home(attempt, process.node.node_id)
             if home is None:
                 placed = nodes.reserve(job_id, [Group(process.node.type, 1)])
                 if placed is None:
                     raise JobError(cause)
                 (home,) = placed
-                moved.append((process.node.node_id, home.node_id))
-            news[process.process_id] = replacement_of(process, home, generation)
-        replaced = _launched(attempt, spec, news, generation)
+                taken.append(home.node_id)
+            news[process.process_id] = worker_of(
+                attempt.id, process.index, process.rank, home, generation
+            )
+        return _launched(attempt, spec, news, generation)
     except BaseException:
-        nodes.give_back(job_id, [new for _, new in moved])
+        nodes.give_back(job_id, taken)
         raise
-    for old, new in moved:
-        attempt.move_unit(old, new)
-    return replaced
 
 
 def _home(attempt: Attempt, node_id: str) -> NodeStatus | None:
-    """A node as it is now; None where it does not answer, though its lease may hold for a while."""
+    """A node as it is now; None where it takes nothing, or does not answer.
+
+    Its lease may hold for a while after its end.
+    """
     context = attempt.context
     status = context.nodes.get(node_id)
-    if status is None:
+    if status is None or status.draining:
         return None
     try:
         call(
@@ -248,32 +324,65 @@ def _ended(attempt: Attempt, processes: Sequence[Process]) -> set[str]:
     }
 
 
+def _spec(attempt: Attempt, cause: Ending) -> JobSpec:
+    spec = attempt.persist(lambda: attempt.context.store.spec(attempt.id.job_id))
+    if spec is None:
+        raise JobError(cause)
+    return spec
+
+
+def _go_back(attempt: Attempt, cause: Ending) -> GoOn:
+    """Where all begin anew: at the newest cut, else at the first step, without tables.
+
+    Raises:
+        JobError: nobody of this attempt can begin there.
+    """
+    context = attempt.context
+    spec, status = _spec(attempt, cause), context.jobs.get(attempt.id.job_id)
+    if status is None:
+        raise JobError(cause)
+    beginning = beginning_of(status, spec, context.address)
+    attempt.record.begin_line()
+    if not beginning.place:
+        # Those that were launched to begin at a cut have not read what the job itself begins with.
+        shards = [address for _, address in attempt.shards()]
+        if attempt.record.resumed or drop_tables(attempt.id.job_id, shards, attempt.id.token):
+            raise JobError(cause)
+    return GoOn(beginning.step, beginning.samples, cut=beginning.place)
+
+
 def _go_on(
-    processes: Sequence[Process], states: dict[str, RegroupReply], stages: int, first: int
+    processes: Sequence[Process], states: dict[str, RegroupReply], stages: int, line: int
 ) -> GoOn | None:
     """Where all can go on; None where nobody of a stage has the state.
 
     Args:
         processes: of the new generation.
         states: by process, of those of the one before; some may not have begun.
-        first: the step that the attempt began with.
+        line: that a state must be of.
     """
     workers = {p.process_id: p for p in processes if p.role == STAGE}
     former = [0] * stages
     for name, state in states.items():
         stage = workers[name].index
         former[stage] = max(former[stage], state.trained)
-    kept = {name: state for name, state in states.items() if state.has_state}
+    kept = {name: state for name, state in states.items() if state.has_state and state.line == line}
     step = max((state.step for state in kept.values()), default=0)
-    having = [workers[name] for name, state in kept.items() if state.step == step]
-    donors = {worker.index: worker for worker in having}
-    if len(donors) < stages:  # as they were launched, where nobody has taken a step
-        return GoOn(0, former=tuple(former)) if step <= first else None
     judged: dict[tuple[int, int], Notice] = {}
     for state in kept.values():
         judged |= {(n.generation, n.step): n for n in state.judged if n.step < step}
+    decided = [
+        workers[name]
+        for name, state in kept.items()
+        if state.in_doubt and state.step + 1 == step and (state.trained, state.step) in judged
+    ]
+    having = [workers[name] for name, state in kept.items() if state.step == step]
+    donors = {worker.index: worker for worker in (*decided, *having)}
+    if len(donors) < stages:
+        return None
     return GoOn(
         step,
+        next(state.samples for state in kept.values() if state.step == step),
         tuple(donor for _, donor in sorted(donors.items())),
         tuple(notice for _, notice in sorted(judged.items())),
         tuple(former),

@@ -10,13 +10,16 @@ from protos.scheduler_pb2 import END_INTERNAL, END_SCHEDULER_LOST, END_SUCCEEDED
 from scheduler.runs.attempt import Attempt, State
 from scheduler.runs.calls import CallError, Interrupted
 from scheduler.runs.cleanup import clean_up
+from scheduler.runs.drain import Drain, marked
 from scheduler.runs.failures import JobError, ending_of
+from scheduler.runs.guard import guard
 from scheduler.runs.launch import begin
+from scheduler.runs.move import advance, give_up, settle
 from scheduler.runs.prepare import Preparation
 from scheduler.runs.processes import Process
 from scheduler.runs.regroup import regroup
 from scheduler.runs.watch import watch
-from scheduler.state.endings import Ending
+from scheduler.state.endings import Ending, first_line
 from scheduler.state.store import DeposedError, StoreError, TransitionError
 
 _PAUSE_S = 1.0
@@ -53,8 +56,9 @@ def _ending(attempt: Attempt, may_reserve: Callable[[Attempt], bool]) -> Ending:
         elif attempt.state is State.RUNNING:
             _begin_again(attempt)
         if attempt.state is State.RUNNING:
-            while (lost := _follow(attempt)) is not None:
-                _replace(attempt, *lost)
+            drain = Drain(attempt)
+            while _follow(attempt, drain):
+                pass
             return Ending(END_SUCCEEDED)
     except Interrupted:
         pass
@@ -62,17 +66,18 @@ def _ending(attempt: Attempt, may_reserve: Callable[[Attempt], bool]) -> Ending:
         ending = ending_of(error)
         if ending.reason == END_INTERNAL:
             _log.exception("job %s", attempt.id.job_id)
-        return ending
+        return marked(attempt, ending)
     return attempt.ending
 
 
 def _begin_again(attempt: Attempt) -> None:
     """Give the word once more: the scheduler before may have died while it did."""
-    if attempt.is_regrouping:
+    settle(attempt)  # of a change that was under way, which is not gone on with
+    if attempt.record.is_regrouping:
         text = "the scheduler was restarted while workers were replaced"
         regroup(attempt, [], Ending(END_SCHEDULER_LOST, text, "scheduler", text))
         return
-    if attempt.generation:
+    if attempt.record.generation:
         return
     try:
         begin(attempt.id, attempt.processes, attempt.context.channels, attempt.is_cancelled)
@@ -92,23 +97,34 @@ def _replace(attempt: Attempt, lost: Sequence[Process], cause: Ending) -> None:
         raise JobError(found or cause) from None
 
 
-def _follow(attempt: Attempt) -> tuple[Sequence[Process], Ending] | None:
-    """Wait for the end; else the workers that were lost, and why."""
+def _follow(attempt: Attempt, drain: Drain) -> bool:
+    """Wait for the end, or do what keeps it going; whether it goes on."""
     decision, follower = attempt.decision, attempt.follower
     assert follower is not None
-    store = attempt.context.store
-    with watch(attempt.id.job_id, decision, follower.so_far, store, attempt.started_s):
-        outcome = follower.follow(attempt.is_cancelled, attempt.may_recover)
+    with watch(attempt), guard(attempt):
+        outcome = follower.follow(
+            attempt.is_cancelled,
+            lambda ending: attempt.may_recover(marked(attempt, ending)),
+            lambda: attempt.is_due() or drain.is_due(),
+        )
     report, ending = outcome.report, outcome.ending
+    if outcome.due:
+        if not drain.step():
+            advance(attempt)
+        return True
     if report is None:
         ending = ending or Ending(END_INTERNAL, "it ended without a reason")
         if outcome.lost is None:
             raise JobError(ending)
-        return outcome.lost, ending
+        ending = marked(attempt, ending)
+        give_up(attempt, f"workers died meanwhile: {ending.error or first_line(ending.text)}")
+        _replace(attempt, outcome.lost, ending)
+        return True
     attempt.add_progress(report)
+    attempt.forget_cuts()
     decision.measured.CopyFrom(follower.measured(decision, report))
     attempt.keep(decision)
-    return None
+    return False
 
 
 def _finish(attempt: Attempt, ending: Ending) -> None:
@@ -118,6 +134,7 @@ def _finish(attempt: Attempt, ending: Ending) -> None:
     if not attempt.is_handed_over and context.leadership.confirm():
         if attempt.state is not State.STOPPING:
             attempt.move(State.STOPPING)
+        attempt.end_change()
         try:
             clean_up(attempt)
         except Exception:
@@ -139,7 +156,7 @@ def _end(attempt: Attempt, ending: Ending) -> bool:
             ending = attempt.ending  # asked each time: it may have come while Redis was away
         try:
             price = attempt.decision.price_per_hour
-            if not jobs.retry(job_id, ending, price, attempt.generation):
+            if not jobs.retry(job_id, ending, price, attempt.record.generation):
                 jobs.end(job_id, ending)
             return True
         except DeposedError:

@@ -6,10 +6,15 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from protos import decision_pb2
 from protos import scheduler_pb2 as pb
+from protos.job_pb2 import JobSpec
 from scheduler.replanning.measure import Measurement
 from scheduler.replanning.recommendation import Recommendation
+from scheduler.runs.anew import Joins, for_job, on_nodes_now, past_of, propose_now
+from scheduler.runs.attempt import Attempt
+from scheduler.runs.change import ChangeRefusedError, PlanChange
+from scheduler.runs.deadline import may_be_struck
+from scheduler.runs.offer import OfferError
 from scheduler.state.store import Store, StoreError
 
 if TYPE_CHECKING:
@@ -17,6 +22,8 @@ if TYPE_CHECKING:
 
 FIRST_S = 20.0
 MOST_S = 600.0
+_LOOK_S = 1.0
+_JOINED = 4  # the next three considerations: a proposal stands after two, one may come too early
 _IDLE = 100.0  # planning takes at most one part in so many of one core's time
 _log = logging.getLogger("heterps.replan")
 
@@ -30,6 +37,8 @@ class Watch:
         measured: what was measured so far, and the samples trained; called from the thread.
         fresh: makes a proposal from these.
         first_s: seconds to the first consideration; each later one waits twice as long.
+        act: told of each proposal, whether it stands or not, and of what it rests on.
+        hurries: asked often; whether to consider at once, and then as often as at first.
     """
 
     def __init__(
@@ -39,12 +48,16 @@ class Watch:
         measured: Callable[[], tuple[Measurement, int]],
         fresh: "Callable[[Measurement, int], Proposal | None]",
         first_s: float = FIRST_S,
+        act: "Callable[[Proposal, Measurement], None]" = lambda proposal, measurement: None,
+        hurries: Callable[[], bool] = lambda: False,
     ) -> None:
         self._job_id = job_id
         self._store = store
         self._measured = measured
         self._fresh = fresh
         self._first_s = first_s
+        self._act = act
+        self._hurries = hurries
         self._recommendation = Recommendation()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._loop, name=f"replan {job_id}", daemon=True)
@@ -60,14 +73,20 @@ class Watch:
 
     def _loop(self) -> None:
         wait_s = self._first_s
-        while not self._stop.wait(wait_s):
+        due = time.monotonic() + wait_s
+        while not self._stop.wait(min(_LOOK_S, max(0.0, due - time.monotonic()))):
             began = time.monotonic()
+            if self._hurries():
+                wait_s, due = self._first_s / 2, began
+            if began < due:
+                continue
             try:
                 self._consider()
             except Exception:  # the job goes on whatever becomes of advice about it
                 _log.exception("job %s: considering another plan", self._job_id)
             took_s = time.monotonic() - began
             wait_s = max(min(2 * wait_s, MOST_S), _IDLE * took_s)
+            due = time.monotonic() + wait_s
 
     def _consider(self) -> None:
         measurement, samples = self._measured()
@@ -83,6 +102,7 @@ class Watch:
         elif now is None and before is not None:
             _log.info("job %s: the proposal is withdrawn", self._job_id)
         self._keep(measurement)
+        self._act(fresh, measurement)
 
     def _keep(self, measurement: Measurement) -> None:
         if not measurement.counts:
@@ -96,30 +116,56 @@ class Watch:
             _log.warning("job %s: %s; what was measured is kept later", self._job_id, error)
 
 
-def watch(
-    job_id: str,
-    decision: decision_pb2.Decision,
-    so_far: Callable[[], tuple[Measurement, int]],
-    store: Store,
-    restart_s: float,
-) -> Watch:
-    """A watch over the run of `decision`, to be entered when it begins.
+def watch(attempt: Attempt) -> Watch:
+    """A watch over an attempt that trains, as its job's `schedule.replan` has it."""
+    from scheduler.replanning.moves import Answer, InARow  # brings NumPy
 
-    Args:
-        so_far: what was measured so far, and the samples trained.
-        restart_s: seconds that the job's processes took to start, as they would again.
-    """
+    job_id, context, follower = attempt.id.job_id, attempt.context, attempt.follower
+    assert follower is not None
+    spec = attempt.persist(lambda: context.store.spec(job_id)) or JobSpec()
+    mode, elastic = spec.schedule.replan, spec.schedule.HasField("elastic")
+    joins = Joins(context.nodes)
+    joined = 0  # considerations for which nodes that came still count
+
+    def hurries() -> bool:
+        nonlocal joined
+        if not (mode == "auto" or elastic) or not joins.seen():
+            return False
+        joined = _JOINED
+        return True
 
     def fresh(measurement: Measurement, samples: int) -> "Proposal | None":
-        # These bring NumPy: only when they are needed.
-        from scheduler.decision.record import Decision
-        from scheduler.replanning.proposal import Moving
-        from scheduler.replanning.replan import propose
-
-        left = decision.workload.samples - samples
-        if left <= 0:
+        nonlocal joined
+        joined = max(0, joined - 1)
+        if (mode == "off" and not joined) or attempt.change is not None:
             return None
-        moving = Moving(restart_s=restart_s)
-        return propose(Decision.from_message(decision), measurement, left, moving=moving)
+        try:
+            offered = on_nodes_now(attempt, spec) if mode == "auto" or joined else None
+        except OfferError:
+            return None
+        return propose_now(attempt, spec, measurement, offered=offered)
 
-    return Watch(job_id, store, so_far, fresh)
+    rule = InARow()
+
+    def act(proposal: "Proposal", measurement: Measurement) -> None:
+        status = context.jobs.get(job_id)
+        if status is None or not (mode == "auto" or joined):
+            return
+        if any(move.reason == "deadline" and not move.failed for move in status.moves):
+            return  # it needs units that stay, whatever others would cost
+        answer = rule.consider(proposal, measurement, past_of(status, spec))
+        if answer is not Answer.MOVE:
+            _log.info("job %s: it does not move: %s", job_id, answer.name.lower())
+            return
+        reason = "joined" if joined else "replanned"
+        plan = for_job(proposal.proposed.to_message(), attempt.decision)
+        dated = spec.schedule.finish_by_hours and not may_be_struck(attempt.decision)
+        if dated and may_be_struck(plan):
+            return  # its deadline was not made to allow for that
+        try:
+            attempt.request_change(PlanChange(reason, plan))
+        except ChangeRefusedError as error:
+            _log.warning("job %s: it does not move: %s", job_id, error)
+
+    store, so_far = context.store, follower.so_far
+    return Watch(job_id, store, so_far, fresh, FIRST_S, act, hurries)

@@ -1,5 +1,6 @@
 """The methods of the gRPC service Scheduler."""
 
+import math
 import re
 import threading
 import uuid
@@ -11,9 +12,11 @@ import grpc
 from chassis.refusal import refuse
 from chassis.roles import Role
 from protos.decision_pb2 import Decision
+from protos.job_pb2 import JobSpec
 from protos.reason_pb2 import CODE_MISSING, NO_DECISION, STORE_UNREACHABLE
 from protos.scheduler_pb2 import (
     END_CANCELLED,
+    DrainNodeRequest,
     HeartbeatReply,
     HeartbeatRequest,
     JobDecision,
@@ -27,6 +30,8 @@ from protos.scheduler_pb2 import (
     ListNodesRequest,
     LogChunk,
     LogsRequest,
+    MoveJobRequest,
+    NodeStatus,
     PlanRequest,
     ProgressReport,
     Replan,
@@ -38,11 +43,14 @@ from protos.scheduler_pb2_grpc import SchedulerServicer
 from scheduler.methods.names import DEFAULT
 from scheduler.problem.fields import InputError
 from scheduler.runs.attempt import Attempt
+from scheduler.runs.change import ChangeRefusedError, PlanChange
 from scheduler.runs.context import Context
 from scheduler.runs.dispatcher import Dispatcher
 from scheduler.runs.logs import stream
+from scheduler.runs.offer import OfferError
 from scheduler.service.access import Access
 from scheduler.service.artifacts import CODE_NAME, Artifacts, MissingError
+from scheduler.service.moving import given, planned_anew
 from scheduler.service.origins import GoneError, Origins
 from scheduler.service.readers import Readers
 from scheduler.state.endings import Ending
@@ -172,6 +180,27 @@ class SchedulerService(SchedulerServicer):
             refuse(context, grpc.StatusCode.UNAVAILABLE, details, STORE_UNREACHABLE)
         return self._status_of(job_id, context)
 
+    def MoveJob(self, request: MoveJobRequest, context: grpc.ServicerContext) -> JobStatus:  # noqa: N802
+        """Have a running job go over to another plan; it trains on until that is ready."""
+        job_id = request.job_id
+        status = self._status_of(job_id, context)
+        self._require_leadership(context)
+        attempt = self._dispatcher.get(job_id)
+        try:
+            if attempt is None:
+                raise ChangeRefusedError(f"job {job_id} does not train")
+            plan = (
+                given(attempt, request.decision)
+                if request.HasField("decision")
+                else planned_anew(attempt, self._store.spec(job_id) or JobSpec())
+            )
+            attempt.request_change(PlanChange("asked", plan))
+        except (ChangeRefusedError, InputError, OfferError) as error:
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        except StoreError as error:
+            _unavailable(context, error)
+        return status
+
     def Logs(self, request: LogsRequest, context: grpc.ServicerContext) -> Iterator[LogChunk]:  # noqa: N802
         """What the job's processes have printed from `offsets` on; with `follow`, to its end."""
         job_id = request.job_id
@@ -291,6 +320,16 @@ class SchedulerService(SchedulerServicer):
             node.processes.extend(seen)
         return ListNodesReply(nodes=nodes, next=following)
 
+    def DrainNode(self, request: DrainNodeRequest, context: grpc.ServicerContext) -> NodeStatus:  # noqa: N802
+        """Have a node end once its jobs have left it; it hears so within a second."""
+        self._require_leadership(context)
+        if not 0 < request.notice_s < math.inf:
+            _refuse(context, f"notice_s: {request.notice_s}: expected seconds, above 0")
+        node_id = request.node_id
+        if not self._nodes.drain(node_id, request.notice_s):
+            context.abort(grpc.StatusCode.NOT_FOUND, f"node {node_id!r}: there is no such node")
+        return self._nodes.get(node_id) or NodeStatus(node_id=node_id)
+
     def Heartbeat(self, request: HeartbeatRequest, context: grpc.ServicerContext) -> HeartbeatReply:  # noqa: N802
         """Renew a lease, or end it."""
         node = request.node
@@ -303,7 +342,9 @@ class SchedulerService(SchedulerServicer):
             self._nodes.leave(node)
         else:
             self._nodes.renew(node)
-        return HeartbeatReply(lease_s=self._nodes.lease_s, term=self._store.term)
+        return HeartbeatReply(
+            lease_s=self._nodes.lease_s, term=self._store.term, drain_s=self._nodes.drain_s(node)
+        )
 
     def Report(self, request: ProgressReport, context: grpc.ServicerContext) -> ReportReply:  # noqa: N802
         """Take in a worker's progress; `stop` once its job is over."""

@@ -52,6 +52,7 @@ class Ending:
         error: what broke it, in one line.
         last_lines: of that process's log.
         cancelled_by: the user who cancelled the job.
+        drained: nothing broke: the job had to leave a node.
     """
 
     reason: "EndReason.ValueType"
@@ -60,6 +61,7 @@ class Ending:
     error: str = ""
     last_lines: str = ""
     cancelled_by: str = ""
+    drained: bool = False
 
     @property
     def state(self) -> "JobState.ValueType":
@@ -81,17 +83,21 @@ def may_retry(status: JobStatus, ending: Ending) -> bool:
 
     Attempts lost to a scheduler that went away count apart, up to `SCHEDULER_LIMIT`; so do those
     that found a cut of the job's own unreadable, as each leaves one less. The cut of an earlier job
-    that it was told to go on from cannot be done without.
+    that it was told to go on from cannot be done without. What had to leave a node that drains is
+    always forgiven: each such node is one less.
     """
     if ending.reason not in RETRIED:
         return False
+    if ending.drained:
+        return True
     if ending.reason == END_CUT_UNREADABLE:
-        return any(cut.step == status.from_step for cut in status.cuts)
-    ended = Counter(attempt.end_reason for attempt in status.attempts)
+        return any(cut.step == _begun_at(status) for cut in status.cuts)
+    ended = Counter(one.end_reason for one in status.attempts if not one.drained)
     if ending.reason == END_SCHEDULER_LOST:
         return ended[END_SCHEDULER_LOST] < SCHEDULER_LIMIT
     apart = ended[END_SCHEDULER_LOST] + ended[END_CUT_UNREADABLE]
-    return len(status.attempts) - apart + len(status.recoveries) < status.retries
+    replaced = sum(not recovery.drained for recovery in status.recoveries)
+    return ended.total() - apart + replaced < status.retries
 
 
 def start_over(
@@ -111,7 +117,7 @@ def start_over(
     """
     cuts = list(status.cuts)
     if ending.reason == END_CUT_UNREADABLE:
-        cuts = [cut for cut in cuts if cut.step < status.from_step]
+        cuts = [cut for cut in cuts if cut.step < _begun_at(status)]
     status.attempts.append(
         Attempt(
             number=status.attempt,
@@ -125,6 +131,7 @@ def start_over(
             started_at=status.started_at,
             price_per_hour=price_per_hour,
             generation=generation,
+            drained=ending.drained,
         )
     )
     goes_on = f"; it goes on from step {cuts[-1].step}" if cuts else ""
@@ -140,9 +147,18 @@ def start_over(
         cuts=cuts,
         submitted_by=status.submitted_by,
         recoveries=status.recoveries,
+        moves=status.moves,
         reason=f"attempt {status.attempt} ended: {first_line(ending.text)}{goes_on}",
     )
     status.CopyFrom(fresh)
+
+
+def _begun_at(status: JobStatus) -> int:
+    """The step of the cut that the attempt's workers have read last; 0 for none."""
+    number = status.attempt
+    read = [(one.at, one.step) for one in status.recoveries if one.back and one.attempt == number]
+    read += [(m.at, m.step) for m in status.moves if not m.failed and m.attempt == number]
+    return max(read)[1] if read else status.from_step
 
 
 def last_error(lines: Sequence[str]) -> str:

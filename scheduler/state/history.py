@@ -55,6 +55,7 @@ class Histories:
                     train_seconds=report.train_seconds,
                     metrics=report.metrics,
                     attempt=report.attempt,
+                    generation=report.generation,
                 ),
             )
             self._dirty.add(report.job_id)

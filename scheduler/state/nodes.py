@@ -4,7 +4,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from protos.scheduler_pb2 import NodeStatus
@@ -41,6 +41,8 @@ class Nodes:
         self._leases: dict[str, _Lease] = {}
         self._taken: dict[str, Counter[str]] = {}  # owner -> node id -> units
         self._gone: dict[str, str] = {}  # how nodes ended, by id
+        self._drained: set[str] = set()  # ids of nodes that drain, or did until they ended
+        self._to_drain: dict[str, float] = {}  # seconds by id, of nodes that were not told yet
         self._unwritten: dict[str, NodeStatus | None] = {}  # by node id; None: it has left
         self.changed = threading.Condition()
         self._checked = time.monotonic()  # when leases were checked last, which is often
@@ -56,6 +58,8 @@ class Nodes:
         """
         with self.changed:
             known = self._leases.get(status.node_id)
+        if known is not None and status.draining and not known.status.draining:
+            _log.info("%s", _describe(status, f"drains, for {status.ends_in_s:.0f} s at most"))
         if known is None or known.status.address != status.address:
             _log.info("%s", _describe(status, "joins"))
             try:
@@ -63,6 +67,7 @@ class Nodes:
             except Exception as error:  # it joins all the same, and `flush` writes it later
                 _log.warning("node %s is not in Redis yet: %s", status.node_id, error)
         with self.changed:
+            (self._drained.add if status.draining else self._drained.discard)(status.node_id)
             self._leases[status.node_id] = _Lease(status, time.monotonic() + self.lease_s)
             self._unwritten[status.node_id] = status
             self.changed.notify_all()
@@ -104,7 +109,7 @@ class Nodes:
         """A node says goodbye."""
         with self.changed:
             if self._leases.pop(status.node_id, None) is not None:
-                self._gone[status.node_id] = "was stopped"
+                self._gone[status.node_id] = "was drained" if status.draining else "was stopped"
             self._unwritten[status.node_id] = None
             self.changed.notify_all()
         _log.info("%s", _describe(status, "leaves"))
@@ -133,6 +138,37 @@ class Nodes:
         """Nodes with a valid lease, by id."""
         with self.changed:
             return self._live(kind)
+
+    def placeable(self) -> list[NodeStatus]:
+        """Live nodes that take processes: they do not drain."""
+        return [status for status in self.live(NODE) if not status.draining]
+
+    def draining(self, node_ids: Collection[str]) -> list[NodeStatus]:
+        """Those of some nodes that drain, the one that ends first at the head."""
+        found = [s for s in self.live(NODE) if s.draining and s.node_id in node_ids]
+        return sorted(found, key=lambda s: s.ends_in_s)
+
+    def drain(self, node_id: str, notice_s: float) -> bool:
+        """Have a node told that it is to drain; False where there is none of that id."""
+        with self.changed:
+            status = self.get(node_id)
+            if status is None or status.kind != NODE:
+                return False
+            if not status.draining:
+                self._to_drain[node_id] = notice_s
+            return True
+
+    def drain_s(self, status: NodeStatus) -> float:
+        """Seconds for which a node that reports is to drain; 0: it is not, or does so already."""
+        with self.changed:
+            if status.draining:
+                self._to_drain.pop(status.node_id, None)
+            return self._to_drain.get(status.node_id, 0.0)
+
+    def is_drained(self, node_id: str) -> bool:
+        """Whether a node drains, or did until it ended."""
+        with self.changed:
+            return node_id in self._drained
 
     def get(self, node_id: str) -> NodeStatus | None:
         """A live node; None when its lease has expired."""
@@ -166,10 +202,20 @@ class Nodes:
         return left[:most], left[most - 1].node_id if len(left) > most else ""
 
     def units(self) -> dict[str, int]:
-        """Units of live nodes by type, taken or not."""
+        """Units of live nodes that take processes, by type; taken or not."""
         units: Counter[str] = Counter()
-        for status in self.live(NODE):
+        for status in self.placeable():
             units[status.type] += status.units
+        return dict(units)
+
+    def available(self, owner: str) -> dict[str, int]:
+        """Units by type that `owner` could have: those that nobody else holds."""
+        with self.changed:
+            units: Counter[str] = Counter()
+            own = self._taken.get(owner, Counter())
+            for status in self.placeable():
+                used = self._used(status.node_id) - own[status.node_id]
+                units[status.type] += max(0, status.units - used)
         return dict(units)
 
     def reserve(
@@ -187,7 +233,7 @@ class Nodes:
             not enough.
         """
         with self.changed:
-            nodes = [s for s in self._live(NODE) if not self._leases[s.node_id].presumed]
+            nodes = [s for s in self.placeable() if not self._leases[s.node_id].presumed]
             free = Counter({s.node_id: s.units - self._used(s.node_id) for s in nodes})
             placed = _placed(groups, singles, nodes, free)
             if placed is None:
@@ -196,16 +242,50 @@ class Nodes:
             taken.update(s.node_id for s in placed)
             return placed
 
+    def reserve_anew(
+        self,
+        owner: str,
+        held: Sequence[str],
+        groups: Sequence[Group],
+        avoid: Collection[str] = (),
+    ) -> list[NodeStatus] | None:
+        """Take units for other workers of an owner, who may be where those are that they replace.
+
+        Args:
+            held: node ids, one for each unit of those that are replaced; they stay taken.
+            groups: as of `reserve`.
+            avoid: ids of nodes where none is to be.
+
+        Returns:
+            The node of each unit; None when there are not enough.
+        """
+        with self.changed:
+            nodes = [
+                s
+                for s in self.placeable()
+                if not self._leases[s.node_id].presumed and s.node_id not in avoid
+            ]
+            own = Counter(held)
+            free = Counter(
+                {s.node_id: s.units - self._used(s.node_id) + own[s.node_id] for s in nodes}
+            )
+            placed = _placed(groups, (), nodes, free)
+            if placed is not None:
+                more = Counter(s.node_id for s in placed) - own
+                self._taken.setdefault(owner, Counter()).update(more)
+            return placed
+
     def could_reserve(self, groups: Sequence[Group], singles: Sequence[str] = ()) -> bool:
         """Whether the live nodes would have all these units if no job held any."""
-        nodes = self.live(NODE)
+        nodes = self.placeable()
         units = Counter({s.node_id: s.units for s in nodes})
         return _placed(groups, singles, nodes, units) is not None
 
     def restore(self, owner: str, node_ids: Sequence[str]) -> None:
-        """Take the units again that `owner` held under another scheduler."""
+        """Have these be the units that `owner` holds."""
         with self.changed:
             self._taken[owner] = Counter(node_ids)
+            self.changed.notify_all()
 
     def give_back(self, owner: str, node_ids: Iterable[str]) -> None:
         """Give back some of the units that `owner` holds, one for each time a node is named."""

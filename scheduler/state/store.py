@@ -1,7 +1,7 @@
 """What the scheduler must not forget, in Redis: jobs, decisions, the queue, logs and leases.
 
 Keys: `heterps:jobs` (ids by submission), `heterps:job:ID` (hash: spec, status, state, decision,
-replan, run, history, cancelled), `heterps:final:ID` (hash by worker: its last word),
+plans, replan, run, history, cancelled), `heterps:final:ID` (hash by worker: its last word),
 `heterps:queue` (list), `heterps:log:ID` (hash by process), `heterps:tokens` (hash by name),
 `heterps:node:ID` (with a time to live), `heterps:nodes` (their ids), `heterps:scheduler` (who
 leads, with a time to live),
@@ -30,7 +30,9 @@ from protos.scheduler_pb2 import (
     JobState,
     JobStatus,
     NodeStatus,
+    PlanHistory,
     ProgressReport,
+    RecoveryTimes,
     Replan,
     RunRecord,
 )
@@ -193,6 +195,14 @@ class Store:
         """What `put_replan` kept; None before anything was measured."""
         return self._read(job_id, "replan", Replan)
 
+    def put_plans(self, job_id: str, history: PlanHistory) -> None:
+        """Keep the plans that a job has trained under."""
+        self._set(_job(job_id), "plans", history.SerializeToString())
+
+    def plans(self, job_id: str) -> PlanHistory:
+        """What `put_plans` kept; empty where the job has kept its first plan."""
+        return self._read(job_id, "plans", PlanHistory) or PlanHistory()
+
     # Attempts that run
 
     def put_run(self, job_id: str, record: RunRecord) -> None:
@@ -259,6 +269,17 @@ class Store:
         """All tokens that are kept."""
         found = cast(dict[bytes, bytes], self._do("HGETALL", PREFIX + "tokens"))
         return [Token.FromString(data) for data in found.values()]
+
+    # What was measured of all jobs
+
+    def put_recovery_times(self, kind: str, times: RecoveryTimes) -> None:
+        """Keep how long units of a type that were lost took to be made up for."""
+        self._set(PREFIX + "recovery", kind, times.SerializeToString())
+
+    def recovery_times(self) -> dict[str, RecoveryTimes]:
+        """The same of all types of which units were lost."""
+        found = cast(dict[bytes, bytes], self._do("HGETALL", PREFIX + "recovery"))
+        return {kind.decode(): RecoveryTimes.FromString(data) for kind, data in found.items()}
 
     # Leases
 

@@ -23,14 +23,19 @@ def test_one_run_that_is_otherwise_and_nothing_holds(other):
     assert holds([WELL, WELL])
     assert not holds([WELL, WELL, other])
     assert not holds([other, WELL])
-    assert not holds([other, other])
 
 
 def test_a_job_stands_still_from_the_last_thing_before_a_kill_to_the_first_after_it():
     begun = [0.0, 1.0, 1.1, 4.0, 4.1, 30.0, 31.0]
-    assert longest_gap(begun, 1.05) == pytest.approx(2.9)
-    assert longest_gap(begun, 4.05) == pytest.approx(25.9)  # and it has not ended after ten seconds
-    assert longest_gap(begun, 31.0) == 0.0
+    assert longest_gap(begun, 1.05, 2.0) == pytest.approx(2.9)
+    assert longest_gap(begun, 1.05, 5.0) == pytest.approx(25.9)  # that is not over by then
+    assert longest_gap(begun, 31.0, 5.0) == 0.0
+
+
+def test_where_a_job_stands_still_is_told_of_the_kill_before():
+    kills = [Kill("worker", 1.05, ["one"]), Kill("worker", 4.05, ["two"])]
+    run = replace(WELL, begun=[0.0, 1.0, 1.1, 4.0, 4.1, 5.0], kills=kills)
+    assert run.gaps == pytest.approx([2.9, 0.9])
 
 
 def test_goodput_is_that_of_the_unfailed_run():

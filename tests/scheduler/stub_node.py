@@ -26,7 +26,7 @@ from protos.scheduler_pb2 import (
     SubmitRequest,
 )
 from protos.scheduler_pb2_grpc import SchedulerStub
-from protos.stage_pb2 import StartReply
+from protos.stage_pb2 import PauseReply, StartReply
 from protos.stage_pb2_grpc import StageServicer, add_StageServicer_to_server
 from scheduler.runs import follow
 from scheduler.service.process import SchedulerProcess
@@ -39,14 +39,19 @@ BATCH = 16
 
 
 class StubNode(NodeServicer, StageServicer, Closing):
-    """One unit of type cpu. Shards and workers are entries in a table.
+    """One unit of a type. Shards and workers are entries in a table.
 
     Args:
         scheduler: its address; another one that takes over tells its own.
     """
 
-    def __init__(self, scheduler: str) -> None:
+    def __init__(self, scheduler: str, node_id: str = "stub", kind: str = "cpu") -> None:
         self.scheduler = scheduler
+        self._kind = kind
+        self._node_id = node_id
+        self._ends_in_s: float | None = None
+        self.asked_to_pause = False
+        self.asked_to_drain = 0.0  # seconds
         self.launched: list[LaunchRequest] = []  # workers, in order
         self.begun: list[str] = []  # jobs whose workers were given the word
         self._processes: dict[str, ProcessStatus] = {}
@@ -97,6 +102,10 @@ class StubNode(NodeServicer, StageServicer, Closing):
         self.scheduler = request.scheduler or self.scheduler
         return self._status()
 
+    def Pause(self, request: Any, context: Any) -> PauseReply:
+        self.asked_to_pause = True
+        return PauseReply()
+
     def Start(self, request: Any, context: Any) -> StartReply:
         self.begun.append(request.job_id)
         return StartReply()
@@ -109,7 +118,11 @@ class StubNode(NodeServicer, StageServicer, Closing):
         def found() -> list[LaunchRequest]:
             return [o for o in self.launched if (o.job_id, o.attempt) == (job_id, attempt)]
 
-        wait_until(lambda: found() and self.begun.count(job_id) >= attempt, "it is told to train")
+        def told() -> bool:
+            here = [o for o in self.launched if o.job_id == job_id and o.attempt <= attempt]
+            return bool(found()) and self.begun.count(job_id) >= len(here)
+
+        wait_until(told, "it is told to train")
         return found()[0]
 
     def report(self, worker: LaunchRequest, cuts: list[Cut] | None = None, **said: Any) -> bool:
@@ -124,12 +137,35 @@ class StubNode(NodeServicer, StageServicer, Closing):
             reply: ReportReply = SchedulerStub(channel).Report(report, timeout=20)
         return reply.stop
 
+    def placed(self, job_id: str, attempt: int) -> bool:
+        """Whether a worker of an attempt was started here."""
+        return any((o.job_id, o.attempt) == (job_id, attempt) for o in self.launched)
+
+    def drain(self, ends_in_s: float) -> None:
+        """Say that it ends, and have the scheduler hear it."""
+        self._ends_in_s = ends_in_s
+        self.beat()
+
+    def beat(self) -> None:
+        """Renew the lease now."""
+        with connect(self.scheduler) as channel:
+            stub = SchedulerStub(channel)
+            reply = stub.Heartbeat(HeartbeatRequest(node=self._status()), timeout=20)
+        self.asked_to_drain = reply.drain_s
+
     def kill(self, worker: LaunchRequest) -> None:
         """Have a worker end by SIGKILL."""
         with self._changed:
             one = self._processes[worker.process_id]
             one.running, one.exit_code = False, -9
             self._changed.notify_all()
+
+    def leave(self) -> None:
+        """End with a goodbye."""
+        self.close()
+        with connect(self.scheduler) as channel:
+            request = HeartbeatRequest(node=self._status(), leaving=True)
+            SchedulerStub(channel).Heartbeat(request, timeout=20)
 
     def close(self) -> None:
         """End it."""
@@ -140,13 +176,15 @@ class StubNode(NodeServicer, StageServicer, Closing):
     def _status(self) -> NodeStatus:
         with self._changed:
             return NodeStatus(
-                node_id="stub",
+                node_id=self._node_id,
                 kind="node",
                 address=self.address,
-                type="cpu",
+                type=self._kind,
                 units=1,
                 cores=2,
                 processes=list(self._processes.values()),
+                draining=self._ends_in_s is not None,
+                ends_in_s=self._ends_in_s or 0.0,
             )
 
     def _beat(self) -> None:

@@ -24,11 +24,13 @@ class StageService(stage_pb2_grpc.StageServicer):
         on_regroup: given the number of another generation, has the worker give up its steps;
             returns once it has, and tells what it has kept. None: it cannot.
         kept: its training state after so many updates, if it has kept that.
+        on_pause: has all workers wait after a step; None: it cannot, or does not train.
     """
 
     def __init__(self, session: Session) -> None:
         self.on_regroup: Callable[[int], stage_pb2.RegroupReply] | None = None
         self.kept: Callable[[int], bytes | None] = lambda step: None
+        self.on_pause: Callable[[], None] | None = None
         self._session = session
         self._changed = threading.Condition()
         self._topology: stage_pb2.Topology | None = None
@@ -48,6 +50,7 @@ class StageService(stage_pb2_grpc.StageServicer):
     def begin(self, session: Session) -> None:
         """Go over to another generation, which takes nothing of the one before."""
         self._session.close()
+        self.on_pause = None
         session.open(self._host)
         with self._changed:
             self._session = session
@@ -99,6 +102,16 @@ class StageService(stage_pb2_grpc.StageServicer):
             return self.on_regroup(request.generation)
         except (ValueError, TimeoutError) as error:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+
+    def Pause(  # noqa: N802
+        self, request: stage_pb2.PauseRequest, context: grpc.ServicerContext
+    ) -> stage_pb2.PauseReply:
+        """Have all workers wait after a step."""
+        self._of(request.generation, context)
+        if self.on_pause is None:
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, "this worker does not train")
+        self.on_pause()
+        return stage_pb2.PauseReply()
 
     def ReadState(  # noqa: N802
         self, request: stage_pb2.ReadStateRequest, context: grpc.ServicerContext

@@ -67,12 +67,14 @@ from protos.scheduler_pb2 import (
     END_INVALID_JOB,
     END_OUT_OF_MEMORY,
     END_WORKER_CRASHED,
+    HeartbeatReply,
     NodeStatus,
 )
 from workers.device.units import gpus_of
 from workers.links.plain import plain_allowed
 from workers.model.code import CodeCache, CodeError
 from workers.node import privileges
+from workers.node.draining import NOTICE_S, Draining
 from workers.node.processes import LaunchError, Processes, wait_for
 from workers.node.users import Users
 
@@ -99,6 +101,7 @@ class NodeService(NodeServicer):
     Args:
         status: what this node is; its processes are filled in.
         code: that jobs bring.
+        draining: whether it is to end.
         follow: called with the address of a scheduler that has taken charge.
     """
 
@@ -108,15 +111,22 @@ class NodeService(NodeServicer):
         processes: Processes,
         stop: threading.Event,
         code: CodeCache,
+        draining: Draining,
         follow: Callable[[str], None] = lambda scheduler: None,
     ) -> None:
         self._code = code
+        self._draining = draining
         self._base = status
         self._processes = processes
         self._stop = stop
         self._follow = follow
         self._lock = threading.Lock()
         self._term = 0
+        self._profiles = set[object]()  # under way
+
+    def busy(self) -> bool:
+        """Whether it works for any job."""
+        return bool(self._profiles) or self._processes.busy()
 
     def status(self) -> NodeStatus:
         """The node as it is now."""
@@ -124,6 +134,9 @@ class NodeService(NodeServicer):
         status.CopyFrom(self._base)
         status.processes.extend(self._processes.statuses())
         status.units_used = sum(p.running and p.role == "stage" for p in status.processes)
+        ends_in_s = self._draining.ends_in_s
+        if ends_in_s is not None:
+            status.draining, status.ends_in_s = True, ends_in_s
         return status
 
     def heard(self, term: int) -> bool:
@@ -148,7 +161,11 @@ class NodeService(NodeServicer):
     def Profile(self, request: ProfileRequest, context: grpc.ServicerContext) -> ProfileReply:  # noqa: N802
         """Measure, or look at, a job's layers in another process, ended when the caller goes."""
         self._obey(request.term, context)
+        self._refuse_if_draining(context)
         _check_id(request.job_id, "job_id", context)
+        this = object()
+        self._profiles.add(this)
+        context.add_callback(lambda: self._profiles.discard(this))
         directory = self._processes.job_directory(request.job_id, request.attempt)
         token = request.token
         request.ClearField("token")  # it goes into a file of its own
@@ -188,6 +205,7 @@ class NodeService(NodeServicer):
     def Launch(self, request: LaunchRequest, context: grpc.ServicerContext) -> LaunchReply:  # noqa: N802
         """Start one process; answers when it listens."""
         self._obey(request.term, context)
+        self._refuse_if_draining(context)
         _check_id(request.process_id, "process_id", context)
         _check_id(request.job_id, "job_id", context)
         if request.role not in (SHARD, STAGE):
@@ -200,10 +218,15 @@ class NodeService(NodeServicer):
             _fail(context, str(error), error.exit_code)
 
     def StopJob(self, request: StopJobRequest, context: grpc.ServicerContext) -> StopJobReply:  # noqa: N802
-        """Stop every process of a job, up to an attempt; safe to repeat."""
+        """Stop every process of a job, up to an attempt, or some of one; safe to repeat."""
         self._obey(request.term, context)
         _check_id(request.job_id, "job_id", context)
         grace_s = min(max(request.grace_s, 0.0), 60.0)
+        if request.processes:
+            of = request.job_id, request.attempt
+            return StopJobReply(
+                stopped=self._processes.stop_some(*of, set(request.processes), grace_s)
+            )
         stopped = self._processes.stop_job(request.job_id, request.attempt, grace_s)
         return StopJobReply(stopped=stopped)
 
@@ -215,6 +238,10 @@ class NodeService(NodeServicer):
                 grpc.StatusCode.NOT_FOUND, f"process {request.process_id!r}: unknown to this node"
             )
         return reply
+
+    def _refuse_if_draining(self, context: grpc.ServicerContext) -> None:
+        if self._draining.ends_in_s is not None:
+            context.abort(grpc.StatusCode.UNAVAILABLE, "this node drains: it takes nothing new")
 
     def _obey(self, term: int, context: grpc.ServicerContext) -> None:
         if not self.heard(term):
@@ -270,21 +297,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     setup_logging(f"node {options.type}")
     stop = threading.Event()
-    install_signals(stop)
+    draining = Draining(options.notice, stop)
+    install_signals(stop, draining.begin)
     try:
         host = options.bind.rpartition(":")[0]
         if options.user and options.user_per_job:
             raise SecurityError("--user, --user-per-job: expected one of them")
         users = Users(options.user_per_job) if options.user_per_job else None
         privileges.settle(options.user, host, options.allow_root or users is not None)
-        _run(options, stop, users)
+        _run(options, stop, draining, users)
     except (BindError, SecurityError, DeviceError, RpcError) as error:
         _log.error("%s", error)
         return 1
     return 0
 
 
-def _run(options: argparse.Namespace, stop: threading.Event, users: Users | None) -> None:
+def _run(
+    options: argparse.Namespace, stop: threading.Event, draining: Draining, users: Users | None
+) -> None:
     device = options.device or ("cpu" if options.type.lower().startswith("cpu") else "cuda")
     hardware = find_hardware(options.type, device, options.emulate)
     host = options.advertise or options.bind.rpartition(":")[0]
@@ -326,7 +356,12 @@ def _run(options: argparse.Namespace, stop: threading.Event, users: Users | None
             if lease is not None:
                 lease.move(scheduler)
 
-        service = NodeService(status, processes, stop, code, follow)
+        service = NodeService(status, processes, stop, code, draining, follow)
+
+        def answered(reply: HeartbeatReply) -> None:
+            if service.heard(reply.term) and reply.drain_s > 0:
+                draining.ask(reply.drain_s)
+
         server = Server("node", options.bind, threads=64)  # each Launch waits for its process
         server.add(add_NodeServicer_to_server, service, "heterps.v1.Node")
         status.address = f"{host}:{server.start().rpartition(':')[2]}"
@@ -342,11 +377,14 @@ def _run(options: argparse.Namespace, stop: threading.Event, users: Users | None
         loops.changed = lambda: server.set_health(serving=not loops.failing)
         lease = Lease(
             *(options.scheduler, service.status),
-            answered=lambda reply: service.heard(reply.term),
+            answered=answered,
             loops=loops,
         )
         lease.start(options.wait, stop.is_set)
         stack.callback(lease.close)  # first of all: nobody is to see the children end
+        draining.serve(service.busy, changed)
+        if options.notice_from:
+            draining.watch(options.notice_from, loops)
         _log.info(
             "%s: %d units of %s at %s", status.node_id, status.units, hardware.name, status.address
         )
@@ -401,6 +439,19 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--wait", type=float, default=30.0, metavar="S", help="for the scheduler at the start"
     )
+    parser.add_argument(
+        "--notice",
+        type=_seconds,
+        default=NOTICE_S,
+        metavar="S",
+        help="seconds that jobs have to leave, from SIGTERM on; default: %(default)g",
+    )
+    parser.add_argument(
+        "--notice-from",
+        default="",
+        metavar="PLACE",
+        help="a file, or URL, that is there once this machine goes away: as SIGTERM",
+    )
     add_metrics_option(parser)
     parser.add_argument("--ready-file", metavar="FILE", help="written once the lease is held")
     return parser
@@ -410,6 +461,16 @@ def _units(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number of 1 or more")
     return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = -1.0
+    if not 0 <= found < 86400:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected seconds, from 0 to a day")
+    return found
 
 
 def _processor() -> str:

@@ -10,7 +10,7 @@ import signal
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from contextvars import copy_context
 from pathlib import Path
@@ -214,6 +214,28 @@ class Processes:
             self._forget(job)
         self._changed()
         return len(running)
+
+    def stop_some(self, job_id: str, attempt: int, names: Collection[str], grace_s: float) -> int:
+        """Stop some processes of an attempt, which goes on; how many ran."""
+        with self._lock:
+            job = self._jobs.get((job_id, attempt))
+            entries = [e for n, e in job.entries.items() if n in names] if job is not None else []
+        for entry in entries:
+            entry.ready.wait(grace_s)  # one that is being started
+        children = [entry.child for entry in entries if entry.child is not None]
+        running = [child for child in children if child.poll() is None]
+        stop_all(children, grace_s)
+        for child in running:
+            _end_group(child)
+        self._changed()
+        return len(running)
+
+    def busy(self) -> bool:
+        """Whether anything of a job runs, or is about to."""
+        with self._lock:
+            jobs = [job for job in self._jobs.values() if not job.stopped]
+            entries = [entry for job in jobs for entry in job.entries.values()]
+        return any(not entry.error and entry.exit_code() is None for entry in entries)
 
     def read_log(self, process_id: str, offset: int, limit: int) -> ReadLogReply | None:
         """Bytes of a log; None for an unknown process."""

@@ -58,25 +58,31 @@ class Beginning:
 
 
 def beginning_of(
-    launch: LaunchRequest, graph: StageGraph, staleness: int, weights: Weights | None = None
+    launch: LaunchRequest,
+    graph: StageGraph,
+    staleness: int,
+    weights: Weights | None = None,
+    *,
+    place: str,
 ) -> Beginning:
-    """Where a launched worker begins; its stage's layers are given their weights.
+    """Where a worker begins; its stage's layers are given their weights.
 
     Args:
         weights: that they have already, of `train.from`.
+        place: folder or URL of the cut to go on from; empty: the first step.
 
     Raises:
         CutError: the cut to go on from is gone or damaged.
         UnfitCutError: it is one of another job, model or training.
     """
-    if not launch.resume:
+    if not place:
         if weights is None:
             return Beginning()
         rename = weights.prefix, table_prefix(launch.job_id)
         return Beginning(tables=weights.tables, rename=rename)
-    cut = read_cut(launch.resume)
-    _check(cut, launch)
-    cuts, _ = split_place(launch.resume)
+    cut = read_cut(place)
+    _check(cut, launch, place)
+    cuts, _ = split_place(place)
     dense = DenseFiles(cuts)
     plan = launch.stages[launch.index]
     wanted = {*base_names(launch.layers[plan.first : plan.last + 1])}
@@ -90,7 +96,7 @@ def beginning_of(
     give(graph, state)
     if cut.staleness != staleness:
         _log.info("the cut was taken at staleness %d; going on at %d", cut.staleness, staleness)
-    _log.info("going on from %s: %d steps", launch.resume, cut.step)
+    _log.info("going on from %s: %d steps", place, cut.step)
     return Beginning(
         cut.step,
         cut.samples,
@@ -104,13 +110,13 @@ def beginning_of(
     )
 
 
-def _check(cut: Cut, launch: LaunchRequest) -> None:
+def _check(cut: Cut, launch: LaunchRequest, where: str) -> None:
     """Refuse a cut that is not of this training.
 
     Raises:
         UnfitCutError: naming the first key that differs.
     """
-    where, job = launch.resume, launch.job
+    job = launch.job
     if cut.job_id not in (launch.job_id, job.train.resume.job_id):
         raise UnfitCutError(f"{where}: a cut of job {cut.job_id}; expected {launch.job_id}'s")
     _check_entry(job)

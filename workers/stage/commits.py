@@ -79,10 +79,16 @@ class RowCommits:
         self._measured = measured
         self._sending = ThreadPoolExecutor(1, thread_name_prefix="parts")
         self._committing = ThreadPoolExecutor(1, thread_name_prefix="commit")
+        self._settled = False
         self._kept: dict[int, list[_Collected]] = {}  # parts that go with their commit
         self._unstaged: set[int] = set()  # steps whose part is on its way to the shards
         self._begun: list[Future[None]] = []
         self._undone: dict[int, tuple[float, float] | None] = {}  # scale and rate; None: to drop
+
+    @property
+    def goes_alone(self) -> bool:
+        """Whether this worker's part travels with its commit, so that nobody can take it over."""
+        return self.any and self._alone
 
     @property
     def any(self) -> bool:
@@ -124,14 +130,14 @@ class RowCommits:
             scale: by which gradients are multiplied.
             rate: by which learning rates are.
         """
-        if self.any and self._rank == 0:
+        if self.any and self._rank == 0 and not self._settled:
             self.check()
             self._undone[step] = scale, rate
             self._begin(self._committing, self._commit, step, scale, rate)
 
     def discard(self, step: int) -> None:
         """At every worker: a step does not count."""
-        if self.any and self._rank == 0:
+        if self.any and self._rank == 0 and not self._settled:
             self.check()
             self._undone[step] = None
             self._begin(self._committing, self._discard, step)
@@ -155,7 +161,11 @@ class RowCommits:
             future.result()
 
     def settle(self) -> None:
-        """Finish, at a worker that gives up the steps under way, the commits that it alone can."""
+        """Finish, at a worker that gives up the steps under way, the commits that it alone can.
+
+        Those of steps that are decided on later are left to who takes over.
+        """
+        self._settled = True
         self._committing.shutdown(wait=True, cancel_futures=True)
         if not self._alone:
             return

@@ -18,16 +18,16 @@ _KEEP = 3
 
 
 class SupersededError(RuntimeError):
-    """A later attempt at the job takes cuts."""
+    """A later attempt at the job, or generation of its workers, takes cuts."""
 
 
 class CutFolder:
-    """The cuts of one job, written by one attempt at a time.
+    """The cuts of one job, written by one generation of an attempt's workers at a time.
 
     Args:
         place: where they lie now; a folder or URL.
-        attempt: the one that writes.
-        from_step: of the cut that it goes on from; those after it are of attempts that ended.
+        writer: attempt and generation.
+        from_step: that these began with; cuts after it are of those before, and given up.
     """
 
     def __init__(
@@ -35,13 +35,13 @@ class CutFolder:
         place: Callable[[], str],
         job_id: str,
         job: JobSpec,
-        attempt: int,
+        writer: tuple[int, int],
         from_step: int,
     ) -> None:
         self._place = place
         self._job_id = job_id
         self._job = job
-        self._attempt = attempt
+        self._writer = writer
         self._from_step = from_step
         self._kept: list[Cut] = []
         self._others: list[Cut] = []  # of jobs that had the same output
@@ -59,7 +59,7 @@ class CutFolder:
         return list(self._kept)
 
     def open(self) -> None:
-        """Say that this attempt writes here from now on, and look at what is there.
+        """Say that this generation writes here from now on, and look at what is there.
 
         Raises:
             SupersededError: a later one does.
@@ -73,7 +73,8 @@ class CutFolder:
             written.claim(Path(store.url))
             if self._job.code_digest:
                 copy_code(self._job, Path(store.url) / "code")
-        store.replace(_ATTEMPT, f"{self._job_id} {self._attempt}\n".encode())
+        attempt, generation = self._writer
+        store.replace(_ATTEMPT, f"{self._job_id} {attempt}.{generation}\n".encode())
         for step in _steps(store):
             try:
                 cut = read_cut(f"{store.url}/{step}")
@@ -93,7 +94,7 @@ class CutFolder:
                 is not known, so that all have to stay.
 
         Raises:
-            SupersededError: a later attempt writes here.
+            SupersededError: a later attempt or generation writes here.
             OSError, CheckpointError: it cannot be written.
         """
         store = open_store(self.place)
@@ -130,9 +131,29 @@ class CutFolder:
             return
         except CheckpointError:
             return  # whatever it is, it is not ours
-        job_id, _, attempt = text.strip().rpartition(" ")
-        if job_id == self._job_id and attempt.isdecimal() and int(attempt) > self._attempt:
-            raise SupersededError(f"{store.url}: attempt {attempt} at the job takes cuts here")
+        job_id, _, told = text.strip().rpartition(" ")
+        attempt, _, generation = told.partition(".")
+        if job_id != self._job_id or not attempt.isdecimal():
+            return
+        writer = int(attempt), int(generation) if generation.isdecimal() else 0
+        if writer > self._writer:
+            raise SupersededError(f"{store.url}: attempt {told} at the job takes cuts here")
+
+
+def remove_cuts(place: str, job_id: str) -> None:
+    """Remove the cuts of a job that has its model and takes none, but those that it moved by.
+
+    Raises:
+        OSError, CheckpointError: they cannot be removed.
+    """
+    try:
+        with open_store(place).open(_ATTEMPT) as stream:
+            text = read_at_most(stream, _MOST_ATTEMPT, _ATTEMPT).decode(errors="replace")
+    except FileNotFoundError:
+        return
+    if text.rpartition(" ")[0] == job_id:
+        above, _, name = place.rpartition("/")
+        open_store(above).remove(name)
 
 
 def _steps(store: Store) -> list[int]:

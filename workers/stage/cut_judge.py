@@ -24,6 +24,7 @@ from workers.links.notices import Notices
 from workers.model.cut import Cut, LayerFiles, PartFile, ScaleState, TablesSave, files_of, part_file
 from workers.stage.cut_folder import CutFolder, SupersededError
 from workers.stage.progress import Progress
+from workers.stage.verdict import AfterStep
 
 _LONGEST_CHAIN = 16  # saves of tables that build on each other
 _LONGEST_HELD_S = 10.0  # for which commits wait; then there is no cut
@@ -58,6 +59,7 @@ class CutFacts:
     Attributes:
         layers: names of the model's, in its order.
         tables: what the names of the job's tables begin with.
+        generation: of the job's workers.
     """
 
     job_id: str
@@ -67,6 +69,7 @@ class CutFacts:
     staleness: int
     micro_batches: int
     tables: str
+    generation: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,22 +129,22 @@ class CutJudge:
         self._freed = 0  # the last cut whose commits wait no more
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="judge")
         self._completing: Future[None] | None = None
-        self._thread.submit(self._open)
+        if every:
+            self._thread.submit(self._open)
 
-    def due(self, step: int) -> bool:
+    def due(self, step: int) -> AfterStep:
         """Once for each step, before it ends: whether a cut with it and those before is taken."""
         if self._under_way or self._superseded or step == self._steps:
-            return False
-        now, every, asked = time.monotonic(), self._every, self._progress.cut_asked
+            return AfterStep.NOTHING
+        now, every, pause = time.monotonic(), self._every, self._progress.pause_asked.is_set()
         if not (
-            asked.is_set()
+            pause
             or (every.steps and step % every.steps == 0)
             or (every.seconds and now - self._last >= every.seconds)
         ):
-            return False
-        asked.clear()
+            return AfterStep.NOTHING
         self._under_way, self._last = True, now
-        return True
+        return AfterStep.PAUSE if pause else AfterStep.CUT
 
     def begin(self, moment: Moment) -> None:
         """Begin to complete the cut that was decided on: its last step is over."""
@@ -241,7 +244,8 @@ class CutJudge:
             and len(self._chain) < _LONGEST_CHAIN
             and sum(one.bytes for one in deltas) <= whole[0].bytes
         )
-        folder = f"{step}-{self._facts.attempt}"
+        # A generation before may be writing still what it saved at this very step.
+        folder = f"{step}-{self._facts.attempt}.{self._facts.generation}"
         tables = f"{self._folder.place}/tables"
 
         def held() -> None:

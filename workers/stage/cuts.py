@@ -20,6 +20,7 @@ from workers.model.cut import DenseFiles, PartFile, files_as_json
 from workers.stage.commits import RowCommits
 from workers.stage.cut_judge import CutJudge, Moment
 from workers.stage.state import StageState
+from workers.stage.verdict import AfterStep
 
 _JUDGE = (0, 0)
 _log = logging.getLogger("heterps.stage")
@@ -57,9 +58,9 @@ class Cuts:
         self._writing = ThreadPoolExecutor(1, thread_name_prefix="cut")
         self._written: Future[None] | None = None
 
-    def due(self, step: int) -> bool:
-        """At the judge, once for each step: whether a cut is to follow it."""
-        return self.judge is not None and self.judge.due(step + 1)
+    def due(self, step: int) -> AfterStep:
+        """At the judge, once for each step: what is to follow it."""
+        return self.judge.due(step + 1) if self.judge is not None else AfterStep.NOTHING
 
     def take(self, moment: Moment, measure: Callable[[], Mapping[str, float]]) -> None:
         """Take a cut, on the thread that trains; all workers do.

@@ -28,7 +28,7 @@ from workers.model.cut import ScaleState
 from workers.stage.commits import RowCommits, largest
 from workers.stage.rows import PulledRows
 from workers.stage.update import Gradient, Update
-from workers.stage.verdict import LossScales, Outcome, Report, Verdict, judge
+from workers.stage.verdict import AfterStep, LossScales, Outcome, Report, Verdict, judge
 
 _log = logging.getLogger("heterps.stage")
 _JUDGE = (0, 0)
@@ -44,7 +44,7 @@ _FROM_WIRE = {number: outcome for outcome, number in _ON_WIRE.items()}
 class _Judged:
     verdict: Verdict
     loss: float
-    cut: bool
+    after: AfterStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +53,11 @@ class Ended:
 
     Attributes:
         loss: in the last stage.
-        cut: whether a cut is to be taken.
+        after: what follows.
     """
 
     loss: float
-    cut: bool
+    after: AfterStep
 
 
 class Ending:
@@ -70,7 +70,7 @@ class Ending:
         inbox: through which waiting threads are woken, and ended.
         steps: of the training, for the rows' learning rates.
         staleness: updates that a step lacks.
-        cut_due: at the judge, asked once for each step: whether a cut is to follow it.
+        due: at the judge, asked once for each step: what is to follow it.
         at_once: whether a gradient can be read without waiting for a device.
     """
 
@@ -86,7 +86,7 @@ class Ending:
         steps: int,
         staleness: int,
         *,
-        cut_due: Callable[[int], bool],
+        due: Callable[[int], AfterStep],
         at_once: bool,
     ) -> None:
         self._place = place
@@ -107,8 +107,9 @@ class Ending:
             else ThreadPoolExecutor(1, thread_name_prefix="ending")
         )
         self._begun: deque[tuple[Gradient, Future[_Judged]]] = deque()
+        self._reported: tuple[Gradient, Report] | None = None  # whose verdict is not known here
         self._next = 0  # step to begin
-        self._cut_due = cut_due
+        self._due = due
         self.applied = 0  # updates that count
         # On the last steps taken here: what those commit anew who take over from this worker.
         self.judged: deque[Notice] = deque(maxlen=staleness + 2)
@@ -146,7 +147,7 @@ class Ending:
         self._next, self._loss = step + 1, loss
         of_rows = largest(rows)
         self._commits.gather(step, rows)
-        gradient = self._update.gather(step, loss, of_rows, cut=self._cut_due(step))
+        gradient = self._update.gather(step, loss, of_rows, after=self._due(step))
         future: Future[_Judged] = Future()
         if self._thread is not None:
             future = self._thread.submit(self._end, gradient)
@@ -160,6 +161,26 @@ class Ending:
         if self._thread is None and self._begun and not self.ready:
             gradient, future = self._begun[0]
             future.set_result(self._end(gradient))
+
+    def in_doubt(self, step: int) -> bool:
+        """Whether all there is to a step is here but the verdict, which others may have.
+
+        Args:
+            step: the first that was not applied here.
+        """
+        if self._reported is None or self._commits.goes_alone:
+            return False
+        gradient, _ = self._reported
+        return gradient.step == step
+
+    def hear(self, notice: Notice) -> None:
+        """Have the verdict on the step in doubt be that which others had; nobody waits any more."""
+        assert self._reported is not None
+        gradient, report = self._reported
+        verdict = Verdict(_FROM_WIRE[notice.outcome], notice.scale)
+        future: Future[_Judged] = Future()
+        future.set_result(_Judged(verdict, report.loss, AfterStep.NOTHING))
+        self._begun = deque([(gradient, future)])
 
     @property
     def ready(self) -> bool:
@@ -178,6 +199,8 @@ class Ending:
         outcome = _ON_WIRE[verdict.outcome]
         self.judged.append(Notice(kind=JUDGED, step=step, outcome=outcome, scale=verdict.scale))
         self._scales.judged(step, verdict.outcome)
+        if self._reported is not None and self._reported[0] is gradient:
+            self._reported = None
         if verdict.outcome is Outcome.DIVERGED:
             raise DivergedError(
                 f"step {step}: a loss or gradient is not finite; the model is kept as it was before"
@@ -193,7 +216,7 @@ class Ending:
             self._commits.discard(step)
             self._update.skip(gradient)
         self._notices.board.forget_before(step - self._staleness)
-        return Ended(judged.loss, judged.cut)
+        return Ended(judged.loss, judged.after)
 
     def take_over(self, series: Sequence[str], judged: Sequence[Notice], step: int) -> None:
         """At a stage's leader: as of `RowCommits.take_over`, before the first step of these."""
@@ -243,8 +266,9 @@ class Ending:
                 squared_norm=report.squared_norm + squared,
                 finite=report.finite and finite,
             )
+        self._reported = gradient, report
         if self._judges:
-            return _Judged(self._judge(step, [report]), report.loss, report.cut)
+            return _Judged(self._judge(step, [report]), report.loss, report.after)
         if self._place.rank == 0:
             self._notices.tell(
                 _JUDGE,
@@ -255,18 +279,19 @@ class Ending:
                 loss=report.loss,
             )
             if self._place.stage == 0:
-                self._judge_for_all(step, report.cut)
+                self._judge_for_all(step, report.after)
             elif self._place.width > 1:
                 self._tell_workers(self._wait_for_verdict(step))
         notice = self._wait_for_verdict(step)
         verdict = Verdict(_FROM_WIRE[notice.outcome], notice.scale)
-        return _Judged(verdict, report.loss, notice.cut)
+        after = AfterStep.CUT if notice.cut else AfterStep.NOTHING
+        return _Judged(verdict, report.loss, AfterStep.PAUSE if notice.pause else after)
 
     def _judge(self, step: int, reports: Iterable[Report]) -> Verdict:
         scales = self._scales
         return judge(reports, self._clip, scales.of(step), scaled=scales.scaled)
 
-    def _judge_for_all(self, step: int, cut: bool) -> None:
+    def _judge_for_all(self, step: int, after: AfterStep) -> None:
         """At the judge: hear all stages, and tell their leaders and its own stage's workers."""
         board, stages = self._notices.board, len(self._place.widths)
         self._wait(lambda: board.count(REPORTED, step) == stages)
@@ -276,7 +301,13 @@ class Ending:
         ]
         verdict = self._judge(step, reports)
         outcome = _ON_WIRE[verdict.outcome]
-        notice = Notice(outcome=outcome, scale=verdict.scale, step=step, cut=cut)
+        notice = Notice(
+            outcome=outcome,
+            scale=verdict.scale,
+            step=step,
+            cut=after is AfterStep.CUT,
+            pause=after is AfterStep.PAUSE,
+        )
         self._tell_workers(notice)  # who begin the next step
         self._tell(_JUDGE, notice)
         for stage in range(1, stages):
@@ -294,6 +325,7 @@ class Ending:
             outcome=notice.outcome,
             scale=notice.scale,
             cut=notice.cut,
+            pause=notice.pause,
         )
 
     def _wait_for_verdict(self, step: int) -> Notice:

@@ -34,7 +34,7 @@ from torch import Tensor
 
 from chassis.tracing import span
 from protos.job_pb2 import JobSpec
-from protos.stage_pb2 import FrameKind
+from protos.stage_pb2 import FrameKind, Notice
 from workers.data.reader import Split
 from workers.device.copies import Upload
 from workers.errors import DivergedError
@@ -54,9 +54,11 @@ from workers.stage.progress import Progress
 from workers.stage.rows import PulledRows, StageRows
 from workers.stage.schedule import MicroBatchSpec, Schedule
 from workers.stage.source import StepInput, TrainingSource
+from workers.stage.verdict import AfterStep
 from workers.stage.versions import Versions
 
 TRAIN = "train"
+PAUSED = "paused"
 _DRAIN = "drain"
 _SOON_S = 0.05  # for a verdict to arrive
 
@@ -155,6 +157,7 @@ class StageExecutor:
         self._needed = (*layers.graph.inputs, *(("label",) if links.after is None else ()))
         self._arrivals = Arrivals(links.inbox, layers.staging, self.upload, rows)
         self._source: TrainingSource | None = None
+        self._on_pause: Callable[[], None] = lambda: None
         self._opened = beginning.step  # steps begun
         self._open: deque[_Step] = deque()  # with micro-batches to come
         self._in_flight: deque[_InFlight] = deque()  # in the order of their forwards
@@ -163,14 +166,20 @@ class StageExecutor:
         self._loss = loss_function(job.train.loss)
         self._auxiliary: list[torch.nn.Module] | None = None
 
-    def train(self, source: TrainingSource | None) -> None:
+    def train(
+        self, source: TrainingSource | None, on_pause: Callable[[], None] = lambda: None
+    ) -> None:
         """Run all steps; on return every gradient of this worker has been applied.
 
+        Args:
+            on_pause: called where all are to wait after a step, until the inbox is closed.
+
         Raises:
+            Stopped: it was.
             DivergedError: a loss or gradient is not finite. What was applied until then stays.
         """
         self._layers.graph.module.train()
-        self._source = source
+        self._source, self._on_pause = source, on_pause
         self.progress.phase = TRAIN
         self.progress.began = time.perf_counter()
         try:
@@ -367,13 +376,25 @@ class StageExecutor:
                 self._apply()
             time.sleep(_SOON_S / 20)
 
+    def decide(self, notice: Notice) -> None:
+        """Apply the step in doubt by the verdict of others, at a worker that has given up."""
+        self._ending.hear(notice)
+        self._apply()
+
     def _update(self) -> None:
         """Apply the step whose verdict is here, and take a cut where one is to follow."""
-        if self._apply() and self._cuts is not None:
-            self._take_cut(self._cuts)
+        after = self._apply()
+        if after is AfterStep.NOTHING or self._cuts is None:
+            return
+        self._take_cut(self._cuts, measured=after is AfterStep.CUT)
+        if after is AfterStep.PAUSE:
+            self._cuts.finish()
+            self.progress.phase = PAUSED
+            self._on_pause()
+            self._inbox.wait(lambda: False)
 
-    def _apply(self) -> bool:
-        """Apply the step whose verdict is here; whether a cut is to follow."""
+    def _apply(self) -> AfterStep:
+        """Apply the step whose verdict is here; what follows it."""
         number = self.progress.step
         with span("update", step=number, rank=self._place.rank), self._busy.running():
             ended = self._ending.apply()
@@ -382,10 +403,14 @@ class StageExecutor:
         self.progress.step = number + 1
         self.progress.samples += self._schedule.samples(number)
         self.progress.busy_s = self._busy.seconds()
-        return ended.cut
+        return ended.after
 
-    def _take_cut(self, cuts: Cuts) -> None:
-        """Take a cut after the step that has just ended, as all workers do."""
+    def _take_cut(self, cuts: Cuts, *, measured: bool) -> None:
+        """Take a cut after the step that has just ended, as all workers do.
+
+        Args:
+            measured: with the metrics of the validation data, where the job would have them.
+        """
         progress = self.progress
         moment = Moment(
             progress.step,
@@ -395,7 +420,7 @@ class StageExecutor:
             list(progress.losses),
             progress.before_s + progress.train_seconds,
         )
-        best = self._job.train.checkpoint.best
+        best = self._job.train.checkpoint.best and measured
         cuts.take(moment, self._measure if best else dict[str, float])
 
     def _measure(self) -> dict[str, float]:

@@ -12,7 +12,6 @@ from protos.naming import table_prefix
 from protos.node_pb2 import LaunchRequest
 from protos.stage_pb2 import StageWorkers, Topology
 from ps import ParameterClient
-from ps.table.series import LAST_STEP
 from workers.data import Dataset, GlobalBatches
 from workers.data.check import check_all
 from workers.device.copies import staging_for
@@ -50,10 +49,11 @@ from workers.stage.layers import StageLayers
 from workers.stage.progress import Progress
 from workers.stage.rows import StageRows
 from workers.stage.schedule import Schedule
+from workers.stage.series import close_series, series_of
 from workers.stage.staleness import RowOrder
 from workers.stage.state import base_names, capture, give
 from workers.stage.update import Update
-from workers.stage.verdict import LossScales
+from workers.stage.verdict import AfterStep, LossScales
 from workers.stage.versions import Versions
 
 _log = logging.getLogger("heterps.stage")
@@ -153,14 +153,18 @@ class Share:
             schedule,
             fixed > 0,
             staleness,
-            Beginning() if anew else beginning_of(launch, graph, staleness, weights),
+            Beginning()
+            if anew
+            else beginning_of(launch, graph, staleness, weights, place=launch.resume),
             weights,
         )
 
-    def begun(self, kept: Beginning | None) -> "Share":
-        """The same with the state that a worker has kept; None: as it was launched."""
+    def begun(self, kept: Beginning | None, place: str) -> "Share":
+        """The same with the state that a worker has kept; None: with that of the cut at `place`."""
         if kept is None:
-            beginning = beginning_of(self.launch, self.graph, self.staleness, self.weights)
+            beginning = beginning_of(
+                self.launch, self.graph, self.staleness, self.weights, place=place
+            )
             return replace(self, beginning=beginning)
         assert kept.state is not None
         give(self.graph, kept.state)
@@ -296,10 +300,11 @@ def build(
             share.staleness,
             share.schedule.micro_batches,
             share.tables,
+            generation,
         ),
         cuts,
-        generation,
         share.launch.former,
+        over=0 if topology.donors or topology.HasField("paused") else generation,
         lockstep=bool(split),
     )
 
@@ -317,9 +322,9 @@ def assemble(
     beginning: Beginning,
     facts: CutFacts,
     cuts: Callable[[], str] | None,
-    generation: int = 0,
     former: Sequence[int] = (),
     *,
+    over: int = 0,
     lockstep: bool = False,
 ) -> Parts:
     """The parts of a connected worker, its layers on their device.
@@ -330,13 +335,14 @@ def assemble(
         beginning: of the training.
         facts: of the job's cuts.
         cuts: where they lie now; None: none are taken.
-        generation: of the job's workers.
         former: the last generation of each attempt before.
+        over: how many generations of this attempt none of whose commits is applied any more.
         lockstep: whether the workers of the stage share out experts.
     """
     graph, inbox = layers.graph, links.inbox
-    if graph.lookups:  # before there are tables that something late could change
-        close_attempts_before(client, tables, facts.attempt, former, len(facts.layers))
+    leads = place.stage == place.rank == 0
+    if graph.lookups or leads:  # before there are tables that something late could change
+        close_series(client, tables, facts.attempt, former, over, len(facts.layers))
     rows = StageRows(
         graph.module,
         graph.lookups,
@@ -353,7 +359,7 @@ def assemble(
         client,
         layers.staging,
         tables,
-        series_of(tables, facts.attempt, generation, place.stage),
+        series_of(tables, facts.attempt, facts.generation, place.stage),
         place.rank,
         place.width,
         staleness,
@@ -365,8 +371,9 @@ def assemble(
     taken: Cuts | None = None
     if cuts is not None:
         judge: CutJudge | None = None
-        if place.stage == place.rank == 0:
-            folder = CutFolder(cuts, facts.job_id, job, facts.attempt, beginning.step)
+        if leads:
+            writer = facts.attempt, facts.generation
+            folder = CutFolder(cuts, facts.job_id, job, writer, beginning.step)
             stages, steps = len(place.widths), schedule.steps
             judge = CutJudge(facts, folder, stages, client, notices, inbox, steps, progress)
         taken = Cuts(
@@ -389,7 +396,7 @@ def assemble(
         inbox,
         schedule.steps,
         staleness,
-        cut_due=taken.due if taken is not None else lambda step: False,
+        due=taken.due if taken is not None else lambda step: AfterStep.NOTHING,
         at_once=layers.device.type == "cpu",
     )
     if (state := beginning.state) is not None:
@@ -415,32 +422,6 @@ def assemble(
         *(client, links, layers.group, rows, commits, ending, notices, executor, taken),
         *(graph, versions, update),
     )
-
-
-def series_of(tables: str, attempt: int, generation: int, stage: int) -> str:
-    """The name of the commits of a stage by one generation of an attempt's workers."""
-    return f"{tables}{attempt}.{generation}.{stage}"
-
-
-def close_attempts_before(
-    client: ParameterClient, tables: str, attempt: int, former: Sequence[int], stages: int
-) -> None:
-    """Have the shards take no commit any more of the attempts before this one.
-
-    Args:
-        former: the last generation of each; 0 unless given.
-        stages: that any of them may have had.
-    """
-    closing = []
-    for earlier in range(1, attempt):
-        last = former[earlier - 1] if earlier <= len(former) else 0
-        closing += [
-            client.discard_async(series_of(tables, earlier, generation, stage), LAST_STEP)
-            for generation in range(last + 1)
-            for stage in range(stages)
-        ]
-    for one in closing:
-        one.result()
 
 
 def _group(

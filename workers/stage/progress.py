@@ -19,7 +19,7 @@ class Progress:
         cuts: those that are kept, where this worker takes them; another object when they change.
         cuts_told: the last ones that the scheduler has answered for: what a later attempt may be
             told to go on from, so that none of these may go; None before it has.
-        cut_asked: one is to be taken after the next step.
+        pause_asked: all are to wait, after a step that a cut follows.
     """
 
     phase: str = "start"
@@ -31,7 +31,7 @@ class Progress:
     before_s: float = 0.0
     cuts: CutList | None = None
     cuts_told: CutList | None = None
-    cut_asked: threading.Event = field(default_factory=threading.Event)
+    pause_asked: threading.Event = field(default_factory=threading.Event)
     _last: tuple[int, float] = (0, 0.0)
 
     def resume(self, step: int, samples: int, losses: Sequence[float], seconds: float) -> None:

@@ -95,19 +95,31 @@ class Regroups:
             return self._wanted
 
     def begin(
-        self, session: Session, kept: Beginning | None, judged: Sequence[Notice], trained: int
+        self,
+        session: Session,
+        kept: Beginning | None,
+        judged: Sequence[Notice],
+        trained: int,
+        line: int,
+        *,
+        in_doubt: bool,
     ) -> None:
         """Be of another generation, with what was kept of those before.
 
         Args:
             judged: verdicts on the last steps.
             trained: the newest generation that it trained in.
+            line: the last generation before that began at a cut.
+            in_doubt: whether it lacks of the next step only the verdict.
         """
         self._reply = RegroupReply(
             has_state=kept is not None,
             step=kept.step if kept is not None else 0,
+            samples=kept.samples if kept is not None else 0,
             judged=judged,
             trained=trained,
+            line=line,
+            in_doubt=in_doubt,
         )
         self._service.begin(session)
         with self._changed:

@@ -57,12 +57,18 @@ class Reporter:
         self._seen = (0, 0.0)
         self._told_cuts: CutList | None = None
         self._thread = threading.Thread(target=self._loop, name="report", daemon=True)
-        self.generation = launch.generation  # of the job's workers
+        self._generation = launch.generation
 
     @property
     def scheduler(self) -> str:
         """The address of the one that is reported to now."""
         return self._scheduler
+
+    def begin(self, generation: int) -> None:
+        """Be of another generation of the job's workers, of whose progress nothing is known yet."""
+        # In this order: nobody tells of a generation what another has come to.
+        self._progress = None
+        self._generation = generation
 
     def follow(self, progress: Progress) -> None:
         """Report of this from now on."""
@@ -88,7 +94,7 @@ class Reporter:
         report = ProgressReport(
             job_id=self._launch.job_id,
             attempt=self._launch.attempt,
-            generation=self.generation,
+            generation=self._generation,
             stage=self._launch.index,
             rank=self._launch.rank,
             total_steps=self._total,
@@ -129,8 +135,6 @@ class Reporter:
             self._told_cuts = cuts
             if not reply.stop:
                 progress.cuts_told = cuts
-        if reply.cut and progress is not None:
-            progress.cut_asked.set()
         if reply.stop:
             self._stop.set()
 
@@ -175,6 +179,8 @@ class Reporter:
 
     def _loop(self) -> None:
         while not self._closed.wait(self._interval):
+            if self._progress is None:
+                continue
             try:
                 self.send(retry_s=0.0)
             except RpcError as error:

@@ -17,7 +17,7 @@ from workers.model.statistics import RunningStatistics
 from workers.moe.gates import Bias
 from workers.stage.overlap import Overlap, StepGradients
 from workers.stage.schedule import Schedule
-from workers.stage.verdict import Report
+from workers.stage.verdict import AfterStep, Report
 from workers.stage.versions import Versions, rekey
 
 _LARGEST = torch.finfo(torch.float32).max
@@ -30,7 +30,7 @@ class Gradient:
     Args:
         sums: that are under way.
         scalars: float64 [4]: loss, what no row's gradient is beyond, squared norm of the gradients
-            that no other worker has, above 0 where a cut follows the step.
+            that no other worker has, what follows the step, which one worker alone tells.
         used: float32, for each parameter whose gradient is summed how many workers have one.
         loads: of gates that a bias balances.
         statistics: what normalising layers add to their running ones.
@@ -153,14 +153,19 @@ class Update:
                 group["lr"] = base * factor
 
     def gather(
-        self, step: int, loss: Tensor, largest: Tensor | None, *, cut: bool = False
+        self,
+        step: int,
+        loss: Tensor,
+        largest: Tensor | None,
+        *,
+        after: AfterStep = AfterStep.NOTHING,
     ) -> Gradient:
         """Begin to sum what this worker's share of a step collected, when all of it is there.
 
         Args:
             loss: float64 [], this worker's part.
             largest: float64 [], what no gradient of its rows is beyond; None: there are none.
-            cut: whether this worker would have a cut follow the step.
+            after: what this worker would have follow the step.
         """
         own: list[nn.Parameter] = []
         parameters: list[nn.Parameter] = []
@@ -172,7 +177,7 @@ class Update:
         alone = [p.grad for p in own if p.grad is not None]
         of_rows = none if largest is None else largest.to(loss)
         of_own = _squared_norm(alone).to(loss) if alone else none
-        scalars = torch.stack([loss, of_rows, of_own, torch.ones_like(loss) if cut else none])
+        scalars = torch.stack([loss, of_rows, of_own, torch.full_like(loss, float(after))])
         loads = [gate.pending.clone() for gate in self._biased]
         for gate in self._biased:
             gate.pending.zero_()
@@ -196,7 +201,7 @@ class Update:
                 if not workers:  # so that optimizers leave it as it is, as they would alone
                     parameter.grad = None
         grads = [p.grad for p in self._summed(gradient.step) if p.grad is not None]
-        loss, of_rows, alone, cut = gradient.scalars.tolist()
+        loss, of_rows, alone, after = gradient.scalars.tolist()
         if self._clip:
             squared = _squared_norm(grads).item()
             finite = math.isfinite(squared)
@@ -206,7 +211,7 @@ class Update:
             squared + alone,
             finite and of_rows <= _LARGEST and math.isfinite(alone),
             loss,
-            cut > 0,
+            AfterStep(int(after)),
         )
 
     def check(self) -> None:

@@ -8,7 +8,7 @@ Nobody changes weights or rows before.
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import Enum, auto
+from enum import Enum, IntEnum, auto
 
 from workers.learning.precision import LossScale
 from workers.model.cut import ScaleState
@@ -24,6 +24,14 @@ class Outcome(Enum):
     DIVERGED = auto()
 
 
+class AfterStep(IntEnum):
+    """What follows a step, as its judge has decided."""
+
+    NOTHING = 0
+    CUT = 1
+    PAUSE = 2  # a cut, and all wait there
+
+
 @dataclass(frozen=True, slots=True)
 class Report:
     """A stage's word on a step.
@@ -32,13 +40,13 @@ class Report:
         squared_norm: of its gradient, rows included; 0 where nothing is clipped.
         finite: whether all of the gradient is.
         loss: of the step, in the last stage; 0 elsewhere. NaN where an auxiliary one is not finite.
-        cut: whether one of the stage's workers would have a cut follow the step.
+        after: what one of the stage's workers would have follow the step.
     """
 
     squared_norm: float
     finite: bool
     loss: float = 0.0
-    cut: bool = False
+    after: AfterStep = AfterStep.NOTHING
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,11 +3,13 @@
 import logging
 import math
 import threading
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from chassis import process
+from chassis.channels import RpcError
 from chassis.logs import log_fields
 from protos.naming import kept_with
 from protos.node_pb2 import LaunchRequest
@@ -27,16 +29,20 @@ from workers.model.cut import CutError
 from workers.model.entry import ModelError
 from workers.model.saved import KeptModel, SavedModel, saved_model
 from workers.stage.beginning import Beginning
+from workers.stage.cut_folder import remove_cuts
 from workers.stage.evaluation import Measured
 from workers.stage.experts import whole_state
 from workers.stage.failure import end_reason_of, told
 from workers.stage.kept import to_bytes
-from workers.stage.parts import Parts, Share, build, series_of
+from workers.stage.parts import Parts, Share, build
 from workers.stage.regroups import Regroups, may_regroup, read_state
 from workers.stage.reporter import Reporter
 from workers.stage.saved_check import check_saved
+from workers.stage.series import holds_just, series_of
 from workers.stage.source import TrainingSource
 
+_DECIDED_S = 30.0  # after others begin, for a step in doubt to be decided on
+_LOOK_S = 0.005
 _log = logging.getLogger("heterps.stage")
 
 
@@ -60,8 +66,10 @@ class Worker:
         self._service = StageService(self._session(launch.generation))
         self._regroups = Regroups(self._service, stop)
         self._kept: Beginning | None = None
+        self._doubtful: Parts | None = None  # that have all of the next step but the verdict
         self._judged: tuple[Notice, ...] = ()  # of the newest generation that this one trained in
         self._trained: int | None = None
+        self._line = 0  # the last generation that began at a cut, of what is kept
         if may_regroup(launch):
             self._service.on_regroup = self._regroups.ask
             self._service.kept = self._kept_after
@@ -85,12 +93,12 @@ class Worker:
             self._launch,
             self._share.schedule.steps,
             self._stop,
-            interval_s=0.5 if self._share.place.leads else 2.0,
+            interval_s=0.5 if self._share.place.leads or self._judges else 2.0,
             source=self._source,
         )
         try:
             while not self._generation(reporter):
-                reporter.generation = self._service.session.generation
+                reporter.begin(self._service.session.generation)
                 self._share = Share.of(self._launch, anew=True)
         except Stopped:
             raise
@@ -114,8 +122,8 @@ class Worker:
         try:
             topology = self._wait_for_topology()
             if session.generation:
-                self._kept = self._kept_for(topology)
-                self._share = self._share.begun(self._kept)
+                self._kept, self._line = self._kept_for(topology), topology.line
+                self._share = self._share.begun(self._kept, topology.cut)
             parts = build(
                 self._share,
                 topology,
@@ -127,6 +135,7 @@ class Worker:
             )
             progress = parts.executor.progress
             reporter.follow(progress)
+            self._service.on_pause = progress.pause_asked.set
             log_fields(step=lambda: progress.step)
             self._settle_tables(parts, topology)
             self._kept, self._trained = None, session.generation
@@ -144,8 +153,10 @@ class Worker:
                 parts.close()
             self._share.batches.close()
         number = self._regroups.wait(session)
-        trained = self._trained or 0
-        self._regroups.begin(self._session(number), self._kept, self._judged, trained)
+        self._regroups.begin(
+            *(self._session(number), self._kept, self._judged, self._trained or 0, self._line),
+            in_doubt=self._doubtful is not None,
+        )
         return False
 
     def _give_up(
@@ -156,13 +167,22 @@ class Worker:
             with suppress(Exception):  # what does not come to pass is done again
                 parts.executor.catch_up()
             session.inbox.close()
-            self._kept = parts.keep()
-            for notice in parts.ending.judged:
-                notice.generation = session.generation
-            self._judged = tuple(parts.ending.judged)
-            _log.warning("gave up step %d: %s", self._kept.step, told(error))
+            kept = self._keep(parts)
+            self._doubtful = parts if parts.ending.in_doubt(kept.step) else None
+            _log.warning("gave up step %d: %s", kept.step, told(error))
         if not self._regroups.is_due(session):
             reporter.send("lost", error=told(error))
+
+    def _keep(self, parts: Parts) -> Beginning:
+        kept = self._kept = parts.keep()
+        for notice in parts.ending.judged:
+            notice.generation = self._trained or 0
+        self._judged = tuple(parts.ending.judged)
+        return kept
+
+    @property
+    def _judges(self) -> bool:
+        return self._share.place.stage == self._share.place.rank == 0
 
     def _session(self, generation: int) -> Session:
         place = self._share.place
@@ -176,15 +196,30 @@ class Worker:
         return end_reason_of(error, self._launch.job) == END_CONNECTION_LOST
 
     def _kept_after(self, step: int) -> bytes | None:
+        until = time.monotonic() + _DECIDED_S
+        while self._doubtful is not None and time.monotonic() < until:
+            time.sleep(_LOOK_S)  # it is told about now how the step ended
         kept = self._kept
         return to_bytes(kept) if kept is not None and kept.step == step else None
 
+    def _decide(self, topology: Topology) -> None:
+        """Take the step in doubt if others took it."""
+        doubtful, kept = self._doubtful, self._kept
+        if doubtful is not None and kept is not None and topology.donors:
+            known = {(notice.generation, notice.step): notice for notice in topology.judged}
+            notice = known.get((self._trained or 0, kept.step))
+            if notice is not None and (kept.step + 1, self._line) == (topology.step, topology.line):
+                doubtful.executor.decide(notice)
+                self._keep(doubtful)
+        self._doubtful = None
+
     def _kept_for(self, topology: Topology) -> Beginning | None:
-        """What a generation begins with; None: as it was launched."""
+        """What a generation goes on with; None: it begins at a cut, or at the first step."""
+        self._decide(topology)
         if not topology.donors:
             return None
         kept = self._kept
-        if kept is not None and kept.step == topology.step:
+        if kept is not None and (kept.step, self._line) == (topology.step, topology.line):
             return kept
         return read_state(
             topology.donors[self._share.place.stage],
@@ -201,7 +236,7 @@ class Worker:
             saved.require_room(2 * sum(weight.nbytes for weight in weights))
         diverged: DivergedError | None = None
         try:
-            self._train(parts)
+            self._train(parts, reporter)
         except DivergedError as error:
             diverged = error
         saved = self._saved(reporter)  # the scheduler may have moved
@@ -234,6 +269,11 @@ class Worker:
         if diverged is None:
             check_saved(self._share, parts.client, output, measured)
             reporter.send("done", metrics=results, output=output)
+            moved = self._service.session.generation or self._launch.resume
+            if moved and not self._launch.job.train.checkpoint.every:
+                place = kept_with(self._launch.cuts, reporter.scheduler)
+                with suppress(OSError, CheckpointError):
+                    remove_cuts(place, self._launch.job_id)
         else:
             reason = end_reason_of(diverged)
             reporter.send("failed", error=told(diverged), end_reason=reason, output=output)
@@ -249,7 +289,7 @@ class Worker:
                 raise Stopped("stopped")
         return topology
 
-    def _train(self, parts: Parts) -> None:
+    def _train(self, parts: Parts, reporter: Reporter) -> None:
         share, job, executor = self._share, self._launch.job, parts.executor
         source = None
         if share.place.stage == 0:
@@ -264,7 +304,13 @@ class Worker:
             )
         precision = job.train.precision or "fp32"
         _log.info("training %d steps in %s on %s", share.schedule.steps, precision, share.device)
-        executor.train(source)
+
+        def on_pause() -> None:
+            if self._judges:
+                with suppress(RpcError):  # it is told again with each report
+                    reporter.send(retry_s=0.0)
+
+        executor.train(source, on_pause)
         share.batches.close()
         _log.info("trained in %.1f s", executor.progress.train_seconds)
 
@@ -281,7 +327,8 @@ class Worker:
         if not beginning.tables and not generation:
             return
         told: list[Address] = []
-        if generation and place.rank == 0:
+        held = False
+        if topology.donors and place.rank == 0:
             last = topology.former[place.stage]
             names = [
                 series_of(share.tables, self._launch.attempt, one, place.stage)
@@ -290,16 +337,21 @@ class Worker:
             judged = [notice for notice in topology.judged if notice.generation == last]
             parts.ending.take_over(names, judged, beginning.step)
             told = [(place.stage, rank) for rank in range(place.width)]
-        if beginning.tables:
-            told = []
-            if place.stage == place.rank == 0:
+        if not topology.donors and self._judges:
+            if topology.HasField("paused"):
+                held = holds_just(
+                    *(parts.client, share.tables, self._launch.attempt, topology.paused),
+                    *(len(share.layers), beginning.step),
+                )
+                _log.info("the tables hold %s the cut", "just" if held else "more than")
+            if beginning.tables and not held:
                 try:
                     rows = parts.client.load(beginning.tables, rename=beginning.rename)
                 except CheckpointError as error:
                     kind = CutError if beginning.step else ModelError
                     raise kind(f"{beginning.tables}: {error}") from error
                 _log.info("%d rows loaded from %s", rows, beginning.tables)
-                told = [(s, rank) for s, width in enumerate(place.widths) for rank in range(width)]
+            told = [(s, rank) for s, width in enumerate(place.widths) for rank in range(width)]
         for worker in told:
             notices.tell(worker, LOADED, beginning.step)
         inbox = self._service.session.inbox

@@ -1,15 +1,16 @@
 """A job's attempts and the cuts that they can go on from, on its own page."""
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from heterps.client.attempts import Trained, trained
-from heterps.client.records import Cut, Job
+from heterps.client.records import Cut, Job, Move, Recovery
 from heterps.console.pages.history import History
 from heterps.console.pages.parts import ago
 from heterps.html.markup import Markup, tag
 from heterps.html.parts import section, table
-from heterps.view.figures import duration, money, size
+from heterps.view.figures import duration, money, rate, size
 
 if TYPE_CHECKING:
     from scheduler import Decision
@@ -17,6 +18,11 @@ if TYPE_CHECKING:
 _ATTEMPTS = (
     *("attempt", ">from step", ">to step", "ended", ">trained for"),
     *(">steps lost", ">time lost", ">cost of that", ">until training again"),
+)
+_RECOVERIES = ("when", "lost", ">took", ">from step", ">steps lost", ">cost of that", "why")
+_MOVES = (
+    *("when", "from", "to", "why", ">step", ">took", ">samples/s before", ">predicted"),
+    *(">$/h before", ">$/h after", "failed"),
 )
 _CUTS = ("step", "taken", ">took", ">training waited", ">written", "metrics", "where")
 
@@ -31,6 +37,18 @@ def attempt_sections(job: Job, decision: "Decision | None") -> Iterator[Markup]:
             "after that is lost, and trained again. Costs are at each plan's price."
         )
         yield section("attempts", "Attempts", caption, table("Attempts", _ATTEMPTS, rows))
+    if job.recoveries:
+        rows = [_recovery(one) for one in reversed(job.recoveries)]
+        caption = (
+            "Workers that died were replaced, and the others kept their processes. Where nobody "
+            "had the state of a stage any more, all went back to a checkpoint."
+        )
+        shown = table("Workers replaced", _RECOVERIES, rows)
+        yield section("recoveries", "Workers replaced", caption, shown)
+    if job.moves:
+        rows = [_move(one) for one in reversed(job.moves)]
+        caption = "It took a checkpoint, and workers of another plan went on from it."
+        yield section("moves", "Moves", caption, table("Moves", _MOVES, rows))
     if job.cut_error:
         text = tag("p", f"The newest checkpoint failed: {job.cut_error}", class_="warn")
         yield section("cut-failed", "A checkpoint failed", None, text)
@@ -41,12 +59,20 @@ def attempt_sections(job: Job, decision: "Decision | None") -> Iterator[Markup]:
 
 
 def attempt_marks(job: Job, history: History) -> Sequence[tuple[float, str]]:
-    """Where on a curve over the time in training each attempt but the first began."""
+    """Where on a curve over the time in training each attempt began, or workers were replaced."""
     steps = {one.number: one.from_step for one in job.attempts} | {job.attempt: job.from_step}
-    return [
-        (run.began_s, f"attempt {run.attempt} from step {steps.get(run.attempt, 0)}")
-        for run in history.runs[1:]
-    ]
+    marks: list[tuple[float, str]] = []
+    runs = history.runs
+    for before, run in pairwise(runs):
+        text = f"attempt {run.attempt} from step {steps.get(run.attempt, 0)}"
+        if run.attempt == before.attempt:
+            at = run.points[0].at
+            begun = [(0.0, f"from step {before.points[-1].step}")]
+            begun += [(r.at, f"workers replaced, from step {r.step}") for r in job.recoveries]
+            begun += [(m.at, f"{m.after}, from step {m.step}") for m in job.moves if not m.failed]
+            text = max(one for one in begun if one[0] < at)[1]
+        marks.append((run.began_s, text))
+    return marks
 
 
 def _attempt(one: Trained) -> tuple[Markup | str, ...]:
@@ -61,6 +87,34 @@ def _attempt(one: Trained) -> tuple[Markup | str, ...]:
         duration(one.lost_s) if lost else "",
         money(one.lost_cost) if lost else "",
         duration(one.away_s) if one.away_s else "",
+    )
+
+
+def _recovery(one: Recovery) -> tuple[Markup | str, ...]:
+    return (
+        ago(one.at),
+        ", ".join(one.lost) or "none",
+        duration(one.seconds),
+        f"{one.step:,}",
+        f"{one.lost_steps:,}" if one.back else "",
+        money(one.lost_cost) if one.back else "",
+        one.reason,
+    )
+
+
+def _move(one: Move) -> tuple[Markup | str, ...]:
+    return (
+        ago(one.at),
+        one.before,
+        one.after,
+        one.reason,
+        f"{one.step:,}",
+        duration(one.seconds) if not one.failed else "",
+        rate(one.measured) if one.measured else "",
+        rate(one.predicted),
+        money(one.price_before),
+        money(one.price_after),
+        one.failed,
     )
 
 

@@ -16,20 +16,21 @@ _WINDOW_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The training of one attempt.
+    """The training of one generation of an attempt's workers.
 
     Attributes:
-        began_s: seconds in training of the attempts before it.
+        began_s: seconds in training of those before it.
         points: at which it had trained further.
     """
 
     attempt: int
+    generation: int
     began_s: float
     points: list[StagePoint]
 
     @property
     def end_s(self) -> float:
-        """Seconds in training of this attempt and those before it."""
+        """Seconds in training of this one and those before it."""
         return self.began_s + self.points[-1].train_seconds
 
 
@@ -53,15 +54,18 @@ class History:
 
     @property
     def runs(self) -> Sequence["Run"]:
-        """The training of each attempt, by the last stage, which knows the loss."""
+        """The training of each generation, by its last stage, which knows the loss."""
+        by_last: dict[tuple[int, int], Sequence[StagePoint]] = {}
+        for points in self.stages:  # how many there are may change
+            trained = [point for point in points if point.train_seconds > 0 and point.step]
+            by_last |= {one: [p for p in trained if of(p) == one] for one in map(of, trained)}
         found: list[Run] = []
-        for point in self.stages[-1] if self.stages else ():
-            if point.train_seconds <= 0 or not point.step:
-                continue
-            if not found or found[-1].attempt != point.attempt:
-                found.append(Run(point.attempt, found[-1].end_s if found else 0.0, [point]))
-            elif point.step > found[-1].points[-1].step:
-                found[-1].points.append(point)
+        for (attempt, generation), points in sorted(by_last.items()):
+            began_s = found[-1].end_s if found else 0.0
+            found.append(Run(attempt, generation, began_s, [points[0]]))
+            for point in points:
+                if point.step > found[-1].points[-1].step:
+                    found[-1].points.append(point)
         return found
 
     @property
@@ -90,8 +94,8 @@ class History:
 
     def utilisation(self, stage: int) -> tuple[float, float] | None:
         """The shares of its time that a stage computed, lately and over all of the training."""
-        latest = self.stages[stage][-1].attempt if self.stages[stage] else 0
-        points = [p for p in self.stages[stage] if p.train_seconds > 0 and p.attempt == latest]
+        latest = of(self.stages[stage][-1]) if self.stages[stage] else (0, 0)
+        points = [p for p in self.stages[stage] if p.train_seconds > 0 and of(p) == latest]
         if not points:
             return None
         last = points[-1]
@@ -110,7 +114,13 @@ class History:
             return decision
         from scheduler.decision.record import Measured
 
-        last, before = runs[-1].points[-1], job.from_samples
+        first, last, before = runs[-1].points[0], runs[-1].points[-1], float(job.from_samples)
+        passed = last.train_seconds - first.train_seconds
+        if (
+            runs[-1].generation and passed > 0
+        ):  # what it began with, by its pace since its first word
+            rate = (last.samples - first.samples) / passed
+            before = first.samples - rate * first.train_seconds
         if runs[-1].attempt != job.attempt or last.samples <= before:
             return decision
         kinds = {kind.name: kind for kind in decision.resources.types} if decision.resources else {}
@@ -129,3 +139,8 @@ class History:
             ),
         )
         return replace(decision, measured=measured)
+
+
+def of(point: StagePoint) -> tuple[int, int]:
+    """The attempt and the generation of its workers that a point is of."""
+    return point.attempt, point.generation

@@ -81,6 +81,8 @@ def _nodes(nodes: Sequence[Node], palette: Palette) -> Markup:
             aria_label=f"units of {node.node_id} in use",
         )
         numbers = (f"{node.units_used:,}", f"{node.units:,}")
+        if node.draining:
+            runs = join(tag("div", f"drains: it ends in {node.ends_in_s:.0f} s at most"), runs)
         rows.append((name, kind, drawn, *numbers, node.device, runs))
     return table("Nodes", _NODES, rows)
 

@@ -51,7 +51,7 @@ def shortfall(problem: Problem, rows: Assignments) -> Floats:
     used[:, model.ps_type] += max(np.ceil(floor * model.ps_core_s), float(model.ps_core_s > 0))
     with np.errstate(divide="ignore"):
         over = np.maximum(np.log(used / model.limit), 0.0).sum(axis=1)
-        over += np.maximum(np.log(used @ model.price / model.max_price), 0.0)
+        over += np.maximum(np.log(used @ model.price / model.search_cap), 0.0)
     # What does not fit is cut, where that may be.
     stages = np.maximum(late, 0.0) + np.maximum(memory, 0.0) * (not model.cuts)
     missed: Floats = over + np.bincount(row, stages, count)

@@ -63,3 +63,24 @@ def test_an_attempt_that_never_trained_lost_nothing_and_cost_nothing() -> None:
     status.attempts.add(number=1, end_reason=pb.END_NO_CAPACITY, ended_at=1e9)
     (one,) = trained(Job.of(status))
     assert (one.seconds, one.lost_s, one.cost, one.end_reason) == (0.0, 0.0, 0.0, "no_capacity")
+
+
+def test_steps_that_an_attempt_itself_went_back_over_are_lost_too() -> None:
+    status = pb.JobStatus(job_id="job", state=pb.SUCCEEDED, attempt=2, from_step=30, step=60)
+    # It trained to 25 and went back to 20, to 40 and went back to 30, and died at 50.
+    first = 25 + 20 + 20
+    status.attempts.add(number=1, step=50, started_at=1000.0, ended_at=1000.0 + first)
+    status.attempts[0].end_reason = pb.END_LOST_NODE
+    for step, reached in ((20, 25), (30, 40)):
+        status.recoveries.add(
+            attempt=1, back=True, step=step, reached=reached, lost_s=reached - step
+        )
+    status.recoveries.add(attempt=1, step=22, reached=22)
+    status.recoveries[0].price_per_hour = 3600.0
+    status.started_at, status.ended_at = 2000.0, 2030.0
+    found = Job.of(status)
+    one, other = trained(found)
+    assert (one.lost_steps, one.lost_s, one.seconds) == (5 + 10 + 20, 35.0, 65.0)
+    assert (other.lost_steps, other.lost_s) == (0, 0.0)
+    assert [r.lost_steps for r in found.recoveries] == [5, 10, 0]
+    assert [r.lost_cost for r in found.recoveries] == [5.0, 0.0, 0.0]

@@ -65,3 +65,44 @@ def test_the_page_tells_what_was_lost_and_marks_where_an_attempt_began() -> None
         *("Checkpoints", "2.0 kB", "/o.cuts/20", "heterps submit --resume job@STEP"),
     ):
         assert part in page, part
+
+
+def test_a_job_that_went_back_within_an_attempt_shows_where_and_what_it_lost() -> None:
+    made = JobHistory()
+    for stage in range(2):  # of one stage at first, then of two
+        points = made.stages.add(stage=stage).points
+        for generation, steps in ((0, range(0, 31, 5)), (1, range(20, 41, 5))):
+            if stage > generation:
+                continue
+            for step in steps:
+                seconds = float(step - (20 if generation else 0))
+                points.add(
+                    attempt=1,
+                    generation=generation,
+                    at=1e9 + step + 20 * generation,
+                    step=step,
+                    samples=step * 16,
+                    loss=0.5 if stage else 0.0,
+                    train_seconds=seconds,
+                )
+    found = History.of(made)
+    assert [(run.generation, run.began_s, run.end_s) for run in found.runs] == [
+        (0, 0, 30),
+        (1, 30, 50),
+    ]
+    status = pb.JobStatus(job_id="job", state=pb.RUNNING, attempt=1, step=40)
+    status.recoveries.add(
+        at=1e9 + 31,
+        lost=["stage 0 worker 0"],
+        seconds=2,
+        step=20,
+        attempt=1,
+        back=True,
+        reached=31,
+        lost_s=10,
+        price_per_hour=360,
+        reason="it was killed",
+    )
+    page = str("".join(map(str, job_sections(Job.of(status), None, found, []))))
+    for part in ("stage 0 worker 0", "it was killed", "11", "$1.00", "replaced, from step 20"):
+        assert part in page, part

@@ -170,7 +170,7 @@ def test_each_stage_has_the_error_of_its_prediction_but_for_emulated_ones() -> N
 
 
 def test_total_units_count_the_parameter_servers() -> None:
-    prices = {kind.name: kind.effective_price for kind in FIRST.resources.types}
+    prices = {kind.name: kind.price_per_hour for kind in FIRST.resources.types}
     total = sum(prices[name] * units for name, units in FIRST.total_units.items())
     assert FIRST.plan.ps_units > 0
     assert total == pytest.approx(FIRST.plan.price_per_hour)

@@ -41,14 +41,21 @@ def test_it_is_the_plan_of_the_changed_question() -> None:
     assert after.input_hash == same.input_hash
 
 
-def test_interruptions_make_a_type_dearer() -> None:
-    result = what_if(BEFORE, {"v100.interruptions": "0.5", "v100.recovery": 720})
-    after = result.after
+def test_interruptions_have_the_whole_plan_wait() -> None:
+    changes = {"v100.interruptions": "0.1", "v100.recovery": 72, "v100.restart": 720}
+    after = what_if(BEFORE, changes).after
     assert "v100" in after.assignment
-    spot = [line for line in after.reasons if "is interrupted 0.5 times an hour" in line]
+    spot = [line for line in after.reasons if "is interrupted 0.1 times an hour" in line]
     assert len(spot) == 1
-    # 2.42 * (1 + 0.5 * 720 / 3600)
-    assert "counts as $2.66 an hour instead of $2.42" in spot[0]
+    assert "all units then wait 72" in spot[0]
+    lost = [
+        0.1 * stage.units * (720 if stage.units == 1 else 72) / 3600
+        for stage in after.stages
+        if stage.type == "v100"
+    ]
+    assert after.plan.lost_share == pytest.approx(sum(lost))
+    assert after.cost >= BEFORE.cost
+    assert after.plan.sustained >= 600_000.0 * (1 - 1e-9)
     assert not any("interrupted" in line for line in BEFORE.reasons)
 
 

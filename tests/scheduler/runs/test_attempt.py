@@ -235,6 +235,36 @@ def test_a_scheduler_that_takes_over_knows_the_cuts_that_were_told_of(context: C
     assert begins.step == 30
 
 
+def test_cuts_and_progress_of_a_generation_that_was_given_up_count_no_more(
+    context: Context,
+) -> None:
+    attempt = entered(context, up_to=State.RUNNING)
+    attempt.decision.stages.add(type="cpu", units=1)
+    attempt.run([], [])
+    attempt.follower = attempt.new_follower()
+
+    def report(step: int, *cuts: int, generation: int) -> pb.ProgressReport:
+        made = pb.ProgressReport(
+            job_id="job", attempt=1, generation=generation, phase="train", step=step
+        )
+        for cut in cuts:
+            made.cuts.cuts.add(step=cut, attempt=1)
+        return made
+
+    attempt.report(report(12, 10, generation=0))
+    attempt.record.next_generation()
+    assert not attempt.report(report(25, 10, 20, generation=0)), "it is not to stop, but to regroup"
+    attempt.add_progress(report(25, generation=0))
+    status = context.jobs.get("job")
+    assert status is not None
+    assert ([cut.step for cut in status.cuts], status.step) == ([10], 12)
+    attempt.go_on(0)
+    attempt.report(report(15, 10, 15, generation=1))
+    status = context.jobs.get("job")
+    assert status is not None
+    assert ([cut.step for cut in status.cuts], status.step) == ([10, 15], 15)
+
+
 @pytest.mark.parametrize("kept", [None, record(1)])
 def test_an_attempt_of_which_too_little_is_known_is_stopped(
     context: Context, kept: pb.RunRecord | None
@@ -246,6 +276,47 @@ def test_an_attempt_of_which_too_little_is_known_is_stopped(
     assert len(attempt.processes) == (2 if kept else 0)
     assert attempt.ending.reason == pb.END_SCHEDULER_LOST
     assert attempt.ending.text == "the scheduler was restarted while the job was starting"
+
+
+def test_whoever_takes_over_in_the_midst_of_a_move_finds_one_plan_with_its_workers(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def decided(kind: str) -> Decision:
+        made = Decision(feasible=True)
+        made.stages.add(type=kind, units=1)
+        return made
+
+    def taken_up() -> Attempt:
+        kept = context.store.run("job")
+        assert kept is not None
+        made = new(context)
+        made.take_up(kept)
+        return made
+
+    attempt = entered(context, up_to=State.RUNNING)
+    attempt.decision = decided("before")
+    attempt.keep(attempt.decision)
+    own, other = ([Process.of(p)] for p in record(1).processes[:2])
+    attempt.run(own, [own[0].node.node_id])
+    attempt.record.add_others(other)
+    attempt.record.next_generation()
+    found = taken_up()
+    assert (found.processes, found.record.others) == (own, other)
+    assert found.decision.stages[0].type == "before"
+    assert found.record.is_regrouping
+
+    def dies(job_id: str, decision: Decision) -> None:
+        raise DeposedError("it dies here")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(context.store, "put_decision", dies)
+        with pytest.raises(Interrupted):
+            attempt.go_over(decided("after"), other)
+    found = taken_up()
+    assert (found.processes, found.record.others) == (other, own)
+    assert found.decision.stages[0].type == "after"
+    assert context.store.decision("job") == found.decision
+    assert found.record.line == found.record.generation == 1
 
 
 def test_a_write_waits_for_redis_and_not_for_another_scheduler(

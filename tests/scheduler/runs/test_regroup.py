@@ -2,130 +2,26 @@
 
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from bench.survive.job import Result, Shape, result_of, write_job
-from heterps.job.file import load_job
 from protos.job_pb2 import JobSpec
-from protos.scheduler_pb2 import (
-    END_SUCCEEDED,
-    END_WORKER_CRASHED,
-    FAILED,
-    JobRequest,
-    JobStatus,
-    ListNodesRequest,
-    Recovery,
-    SubmitRequest,
+from protos.scheduler_pb2 import END_SUCCEEDED, END_WORKER_CRASHED, FAILED, JobStatus
+from tests.scheduler.runs.survivors import (
+    ALONE,
+    SHAPE,
+    Service,
+    logged,
+    move,
+    plan,
+    trains,
+    used,
 )
-from protos.scheduler_pb2_grpc import SchedulerStub
-from tests.cluster import Roles
 from tests.waiting import wait_until
 
 pytest.importorskip("workers.stage")
-SHAPE = Shape(seconds=0.001, steps=27)
-_TRAINING = {
-    "train.clip": 0.5,
-    "train.optimizer.warmup_steps": 5,
-    "train.optimizer.schedule": "cosine",
-}
-# A worker that kills itself where its part of a step's rows is staged, or all are committed.
-_FAULT = """
-import os
-import signal
-import time
-
-from model import Model
-from workers.stage.commits import RowCommits
-
-
-def build(when, rank, **arguments):
-    name = "_stage" if when.endswith("staged") else "_commit"
-    own = getattr(RowCommits, name)
-
-    def faulty(self, step, *others):
-        doomed = step == 6 and self._rank == rank and self._series.endswith(".1.0.0")
-        if doomed and when.startswith("before"):
-            time.sleep(0.3)  # others would have come to the verdict
-            os.kill(os.getpid(), signal.SIGKILL)
-        own(self, step, *others)
-        if doomed:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    setattr(RowCommits, name, faulty)
-    return Model(**arguments)
-"""
-
-
-class Service:
-    """A scheduler, nodes of two units of each of two types and a spare, and one for the shards."""
-
-    def __init__(self, roles: Roles, directory: Path) -> None:
-        self.directory = directory
-        write_job(directory, SHAPE)
-        (directory / "fault.py").write_text(_FAULT)
-        with (directory / ".heterpsignore").open("a") as file:
-            file.write("!fault.py\n")
-        scheduler = roles.scheduler()
-        for kind, units in (("cpu", 1), ("front", 3), ("back", 2)):
-            roles.node(scheduler, kind, "--units", str(units), "--emulate")
-        self.stub: SchedulerStub = roles.stub(scheduler)
-
-    def job(self, name: str, **overrides: object) -> JobSpec:
-        spec = load_job(self.directory / "job.json", _TRAINING | overrides)
-        spec.name = name
-        return spec
-
-    def submit(self, spec: JobSpec) -> str:
-        self.stub.Submit(SubmitRequest(job_id=spec.name, job=spec), timeout=20)
-        return spec.name
-
-    def get(self, job_id: str) -> JobStatus:
-        return self.stub.GetJob(JobRequest(job_id=job_id), timeout=20)
-
-    def end(self, job_id: str) -> JobStatus:
-        return list(self.stub.WatchJob(JobRequest(job_id=job_id), timeout=300))[-1]
-
-    def recovered(self, job_id: str) -> list[Recovery]:
-        """When its workers were replaced; it has not ended."""
-        status = self.get(job_id)
-        assert not status.end_reason, status.reason
-        return list(status.recoveries)
-
-    def pids(self, job_id: str) -> dict[str, int]:
-        """The running processes of a job, by label."""
-        nodes = self.stub.ListNodes(ListNodesRequest(), timeout=20).nodes
-        found = [p for node in nodes for p in node.processes if p.job_id == job_id and p.running]
-        return {process.label: process.pid for process in found}
-
-    def result(self, job_id: str) -> Result:
-        """What a job came to."""
-        result = result_of(self.job("any"), self.directory / "out" / job_id)
-        assert len(result.rows) > 40
-        assert np.abs(result.rows).max() > 0.02  # they have learned
-        return result
-
-    def digest(self, job_id: str) -> str:
-        """Of a job's weights and rows, to the bit."""
-        return self.result(job_id).digest
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    directory = tmp_path_factory.mktemp("regroup")
-    with Roles(directory) as roles:
-        yield Service(roles, directory / "job")
-
-
-@pytest.fixture(scope="module")
-def unfailed(service: Service) -> str:
-    """What the job comes to where nothing happens to it."""
-    status = service.end(service.submit(service.job("unfailed")))
-    assert status.end_reason == END_SUCCEEDED, status.reason
-    return service.digest("unfailed")
 
 
 @pytest.mark.parametrize(
@@ -189,6 +85,26 @@ def test_a_part_of_the_rows_is_lost_with_no_worker(
     assert (service.result(name).trained == SHAPE.steps / SHAPE.steps_per_epoch).all()
 
 
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("staleness", [0, pytest.param(1, marks=pytest.mark.exhaustive)])
+def test_who_waits_for_a_verdict_takes_that_of_others(
+    service: Service, unfailed: str, rank: int, staleness: int
+) -> None:
+    name = f"in-doubt-{rank}-{staleness}"
+    fault = {"model.entry": "fault.py:unjudged", "model.args.rank": rank}
+    spec = service.job(name, **fault, **{"train.staleness": staleness})
+    spec.retries = 1
+    service.submit(spec)
+    status = service.end(name)
+    assert (status.end_reason, status.attempt) == (END_SUCCEEDED, 1), status.reason
+    (recovery,) = status.recoveries
+    assert list(recovery.lost) == [f"stage 1 worker {rank}"]
+    assert recovery.step in (6, 7)  # where stage 0 was not done with it, nobody takes it
+    assert not recovery.back
+    if not staleness:
+        assert service.digest(name) == unfailed
+
+
 @pytest.mark.exhaustive
 def test_one_death_after_another_before_a_step_is_over(service: Service, unfailed: str) -> None:
     name = "killed-again"
@@ -220,23 +136,107 @@ def test_two_at_once(service: Service, unfailed: str) -> None:
     assert service.digest(name) == unfailed
 
 
-@pytest.mark.exhaustive
-def test_a_stage_that_is_gone_ends_the_attempt_which_names_it(
+def killed(service: Service, spec: JobSpec, *victims: str, at: int = 8) -> JobStatus:
+    """Kill some workers of a job once it has come to a step; its status when it goes on.
+
+    All others keep their processes.
+    """
+    name = service.submit(spec)
+    cuts = bool(spec.train.checkpoint.every)
+    wait_until(lambda: service.get(name).step >= at and len(service.get(name).cuts) >= cuts, "cuts")
+    with service.held():
+        before = service.pids(name)
+        for victim in victims:
+            os.kill(before.pop(victim), signal.SIGKILL)
+    wait_until(lambda: service.recovered(name), "it is replaced")
+    after = service.pids(name)
+    assert {label: after.get(label) for label in before} == before
+    return service.get(name)
+
+
+def test_a_stage_that_is_gone_takes_all_back_to_the_last_cut_with_their_processes(
     service: Service, unfailed: str
 ) -> None:
-    name = "stage-killed"
-    spec = service.job(name)
+    spec = service.may_be_held("stage-killed", **{"train.checkpoint.every": "3 steps"})
     spec.retries = 1
-    service.submit(spec)
-    wait_until(lambda: service.get(name).step >= 4, "it trains")
+    killed(service, spec, "stage 1 worker 0", "stage 1 worker 1")
+    status = service.end("stage-killed")
+    assert (status.end_reason, status.attempt, status.step) == (END_SUCCEEDED, 1, SHAPE.steps)
+    (recovery,) = status.recoveries
+    assert recovery.back
+    assert recovery.step % 3 == 0
+    assert 8 <= recovery.reached < SHAPE.steps
+    assert 0 < recovery.step <= recovery.reached, "a cut may be on its way when workers die"
+    assert 0 < recovery.lost_s < 60
+    steps = [cut.step for cut in status.cuts]
+    assert steps == sorted(set(steps)), "each of them once"
+    assert len(steps) == 3
+    assert service.digest("stage-killed") == unfailed
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("every", ["4 steps", ""])
+@pytest.mark.parametrize("stage", [0, 1])
+def test_the_only_worker_of_a_stage(service: Service, stage: int, every: str) -> None:
+    name = f"alone-{stage}-{every[:1] or 'never'}"
+    whole = f"{name}-unfailed"
+    assert service.end(service.submit(service.job(whole, **ALONE))).end_reason == END_SUCCEEDED
+    spec = service.may_be_held(
+        name, **ALONE, **({"train.checkpoint.every": every} if every else {})
+    )
+    spec.retries = 1
+    killed(service, spec, f"stage {stage} worker 0", at=9)
+    status = service.end(name)
+    assert (status.end_reason, status.attempt, status.step) == (END_SUCCEEDED, 1, SHAPE.steps)
+    recovery = status.recoveries[0]
+    assert recovery.back
+    assert recovery.step % 4 == 0
+    assert (0 < recovery.step <= recovery.reached) if every else recovery.step == 0
+    assert service.digest(name) == service.digest(whole)
+    assert service.losses(name) == service.losses(whole)
+
+
+@pytest.mark.exhaustive
+def test_back_again_and_again(service: Service, unfailed: str) -> None:
+    spec = service.job("back-again", **{"train.checkpoint.every": "5 steps"})
+    spec.retries = 4
+    name = service.submit(spec)
+    for count, (at, stage) in enumerate(((7, 1), (9, 0), (12, 1), (13, 0)), 1):
+        wait_until(lambda at=at: service.get(name).step >= at, "it trains", pause_s=0.01)
+        pids = {label.partition(",")[0]: pid for label, pid in service.pids(name).items()}
+        for rank in range(2):
+            os.kill(pids[f"stage {stage} worker {rank}"], signal.SIGKILL)
+        wait_until(
+            lambda count=count: len(service.recovered(name)) >= count,
+            "it is replaced",
+            pause_s=0.001,
+        )
+    status = service.end(name)
+    assert (status.end_reason, status.attempt, len(status.recoveries)) == (END_SUCCEEDED, 1, 4)
+    assert all(one.back for one in status.recoveries)
+    assert service.digest(name) == unfailed
+
+
+@pytest.mark.exhaustive
+def test_a_damaged_cut_gives_way_to_the_one_before(service: Service, unfailed: str) -> None:
+    spec = service.job("damaged", **{"train.checkpoint.every": "3 steps"})
+    spec.retries = 1
+    name = service.submit(spec)
+    wait_until(lambda: len(service.get(name).cuts) > 1 and service.get(name).step >= 8, "it trains")
     pids = service.pids(name)
+    for label in pids:
+        if label.startswith("stage"):
+            os.kill(pids[label], signal.SIGSTOP)
+    newest = service.get(name).cuts[-1]
+    path = Path(newest.place) / "cut.json"
+    path.write_bytes(path.read_bytes()[:-40])
     for rank in range(2):
         os.kill(pids[f"stage 1 worker {rank}"], signal.SIGKILL)
+    for label in pids:
+        if label.startswith("stage 0"):
+            os.kill(pids[label], signal.SIGCONT)
     status = service.end(name)
-    assert (status.end_reason, status.attempt) == (END_SUCCEEDED, 2), status.reason
-    (first,) = status.attempts
-    assert first.end_reason == END_WORKER_CRASHED
-    assert first.process in ("stage 1 worker 0", "stage 1 worker 1")
+    assert (status.end_reason, status.step) == (END_SUCCEEDED, SHAPE.steps), status.reason
     assert service.digest(name) == unfailed
 
 
@@ -252,11 +252,36 @@ def test_with_staleness_no_step_is_lost(service: Service) -> None:
             os.kill(service.pids(name)["stage 0 worker 0"], signal.SIGKILL)
         status = service.end(name)
         assert (status.end_reason, status.attempt, status.step) == (END_SUCCEEDED, 1, SHAPE.steps)
-        lines = (service.directory / "out" / name / "loss.csv").read_text().splitlines()[1:]
-        losses.append([float(line.split(",")[1]) for line in lines])
-    assert len(losses[0]) == len(losses[1]) == SHAPE.steps
+        losses.append(service.losses(name))
     # The steps that were under way see rows that are fresher by a step.
     np.testing.assert_allclose(losses[1], losses[0], atol=0.02)
+
+
+def test_a_job_moves_to_other_workers_and_comes_to_the_same_bits(
+    service: Service, unfailed: str
+) -> None:
+    """All units that it may have are its own: the others begin beside those that train."""
+    service.submit(service.may_be_held("moved"))
+    trains(service, "moved", 4)
+    before = service.pids("moved")
+    status = move(service, "moved", plan(service, "moved"))
+    (one,) = status.moves
+    assert not one.failed, one.failed
+    assert (one.reason, one.before, one.after) == ("asked", "2 front + 2 back", "2 front + 2 back")
+    assert one.seconds < 60
+    with service.held():
+        wait_until(lambda: len(service.pids("moved")) == len(before), "those before are stopped")
+        after = service.pids("moved")
+        assert used(service) == {"cpu": 1, "front": 2, "back": 2}
+    kept = set(before.values()) & set(after.values())
+    assert kept == {pid for label, pid in before.items() if label.startswith("shard")}
+    status = service.end("moved")
+    assert (status.end_reason, status.attempt, status.step) == (END_SUCCEEDED, 1, SHAPE.steps)
+    assert 4 < one.step < SHAPE.steps
+    assert service.digest("moved") == unfailed
+    assert "the tables hold just the cut" in logged(service, "moved")
+    assert not status.cuts, "it was to take none"
+    assert not (service.directory / "out" / "moved.cuts").exists()
 
 
 def test_each_time_takes_one_of_the_jobs_retries(service: Service) -> None:
@@ -267,3 +292,55 @@ def test_each_time_takes_one_of_the_jobs_retries(service: Service) -> None:
     status = service.end(name)
     assert (status.state, status.end_reason) == (FAILED, END_WORKER_CRASHED)
     assert status.process == "stage 1 worker 0"
+
+
+def test_a_node_that_drains_is_left_for_none_of_the_retries_and_ends_by_itself(
+    service: Service, unfailed: str
+) -> None:
+    name = "drained"
+    service.submit(service.job(name))
+    wait_until(lambda: service.get(name).step >= 4, "it trains")
+    before = service.pids(name)
+    leaving = "stage 0 worker 0"
+    node = service.home(name, leaving)
+    os.kill(node.pid, signal.SIGTERM)
+    wait_until(lambda: service.recovered(name), "its worker is replaced")
+    after = service.pids(name)
+    del before[leaving]
+    assert {label: after.get(label) for label in before} == before
+    status = service.end(name)
+    assert (status.end_reason, status.attempt, status.step) == (END_SUCCEEDED, 1, SHAPE.steps)
+    (recovery,) = status.recoveries
+    assert (list(recovery.lost), recovery.drained) == ([leaving], True)
+    assert service.digest(name) == unfailed
+    assert node.process.wait(30) == 0
+    service.add_node("front", 1)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("room", [True, False])
+def test_a_node_with_a_whole_stage_is_left_with_nothing_lost(
+    service: Service, unfailed: str, room: bool
+) -> None:
+    name = f"drained-{'room' if room else 'full'}"
+    if room:
+        service.add_node("back", 2)
+    service.submit(service.job(name))
+    wait_until(lambda: service.get(name).step >= 4, "it trains")
+    node = service.home(name, "stage 1 worker 0")
+    os.kill(node.pid, signal.SIGTERM)
+    if not room:
+        wait_until(lambda: service.get(name).attempts, "it waits for another node")
+        assert node.process.wait(30) == 0
+        service.add_node("back", 2)
+    status = service.end(name)
+    assert (status.end_reason, status.step) == (END_SUCCEEDED, SHAPE.steps), status.reason
+    if room:
+        (move,) = status.moves
+        assert (move.reason, move.failed) == ("drained", "")
+        assert node.process.wait(30) == 0
+    else:
+        (went,) = status.attempts
+        assert went.drained
+        assert status.from_step >= went.step >= 4, "no step is done twice"
+    assert service.digest(name) == unfailed

@@ -53,6 +53,20 @@ def test_faults_that_are_not_the_jobs_own_are_forgiven_as_often_as_it_says() -> 
     assert not may_retry(status, Ending(END_SCHEDULER_LOST))
 
 
+def test_nodes_that_drain_cost_none_of_the_retries() -> None:
+    status = JobStatus(job_id="a", attempt=1, retries=1)
+    left = Ending(END_LOST_NODE, "node n drains", "node n", drained=True)
+    for _ in range(3):
+        assert may_retry(status, left)
+        start_over(status, left, 7.0)
+    status.recoveries.add(drained=True)
+    lost = Ending(END_LOST_NODE, "node n is lost", "node n")
+    assert may_retry(status, lost)
+    status.recoveries.add()
+    assert not may_retry(status, lost)
+    assert may_retry(status, left)
+
+
 def test_every_reason_has_a_meaning_for_people() -> None:
     names = {name.removeprefix("END_").lower() for name in EndReason.DESCRIPTOR.values_by_name} - {
         "unspecified"
@@ -78,3 +92,15 @@ def test_cuts_and_owner_stay_when_a_job_starts_over() -> None:
         start_over(status, Ending(END_CUT_UNREADABLE), 8.0)
     assert len(status.cuts) == 0
     assert not may_retry(status, Ending(END_CUT_UNREADABLE))
+
+
+def test_a_cut_that_an_attempt_went_back_to_and_cannot_read_gives_way_to_the_one_before() -> None:
+    status = JobStatus(job_id="a", attempt=2, retries=1, from_step=10)
+    for step in (5, 10, 20):
+        status.cuts.add(step=step)
+    status.recoveries.add(attempt=1, back=True, step=5)
+    status.recoveries.add(attempt=2, back=True, step=20)
+    unreadable = Ending(END_CUT_UNREADABLE)
+    assert may_retry(status, unreadable)
+    start_over(status, unreadable, 7.0)
+    assert [cut.step for cut in status.cuts] == [5, 10]

@@ -218,6 +218,7 @@ class Pipeline:
         widths: workers of each stage.
         folder: where cuts are taken; "" for none.
         resume: the place of one to go on from.
+        generation: of the attempt's workers, who go back to it.
     """
 
     def __init__(
@@ -234,6 +235,7 @@ class Pipeline:
         folder="",
         resume="",
         attempt=1,
+        generation=0,
     ):
         self.client = client or Tables()
         self._job, self._build, self._cuts, self._widths = job, build, cuts, tuple(widths)
@@ -245,6 +247,7 @@ class Pipeline:
         self._boards = [[NoticeBoard(inbox.wake) for inbox in some] for some in self._inboxes]
         self._told = told
         self._where, self._resume, self._attempt = str(folder), str(resume), attempt
+        self._generation = generation
         self._rings = [
             local_rings(width, self._stop.is_set) if width > 1 else [None] for width in widths
         ]
@@ -299,7 +302,7 @@ class Pipeline:
     def _made(self, place, graph):
         stage, rank, staging = place.stage, place.rank, OnHost()
         launch = self._launch(stage)
-        beginning = beginning_of(launch, graph, self._job.train.staleness)
+        beginning = beginning_of(launch, graph, self._job.train.staleness, place=launch.resume)
         if beginning.tables and stage == rank == 0:
             self.client.load(beginning.tables, rename=beginning.rename)
             self._loaded.set()
@@ -307,7 +310,7 @@ class Pipeline:
             assert self._loaded.wait(LIMIT_S)
         facts = CutFacts(
             *("job", self._job, self._attempt, base_names(self._layers)),
-            *(self._job.train.staleness, self._schedule.micro_batches, TABLES),
+            *(self._job.train.staleness, self._schedule.micro_batches, TABLES, self._generation),
         )
 
         def outbox(other):
@@ -336,6 +339,7 @@ class Pipeline:
             beginning,
             facts,
             (lambda: self._where) if self._where else None,
+            over=self._generation,
         )
         return Worker(place, graph.module, parts.rows, parts.executor)
 

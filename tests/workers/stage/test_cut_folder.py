@@ -3,15 +3,17 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+
 from protos.job_pb2 import JobSpec
 from workers.model.cut import Cut, DenseFiles, LayerFiles, TablesSave
-from workers.stage.cut_folder import CutFolder
+from workers.stage.cut_folder import CutFolder, SupersededError
 
 
-def folder(tmp_path: Path, attempt: int = 1, from_step: int = 0) -> CutFolder:
+def folder(tmp_path: Path, attempt: int = 1, from_step: int = 0, generation: int = 0) -> CutFolder:
     job = JobSpec(name="job")
     job.train.checkpoint.keep = 2
-    made = CutFolder(lambda: str(tmp_path), "job", job, attempt, from_step)
+    made = CutFolder(lambda: str(tmp_path), "job", job, (attempt, generation), from_step)
     made.open()
     return made
 
@@ -70,3 +72,15 @@ def test_an_attempt_that_begins_at_an_older_cut_writes_over_those_after_it(tmp_p
     second.add(cut(tmp_path, 30, 2), [20])
     assert [(one.step, one.attempt) for one in second.cuts] == [(20, 1), (30, 2)]
     assert there(tmp_path) == [20, 30]
+
+
+def test_a_generation_that_was_given_up_completes_no_cut_beside_the_next(tmp_path: Path) -> None:
+    first = folder(tmp_path)
+    first.add(cut(tmp_path, 10), [])
+    second = folder(tmp_path, from_step=10, generation=2)
+    with pytest.raises(SupersededError):
+        first.add(cut(tmp_path, 20), [10])
+    with pytest.raises(SupersededError):
+        folder(tmp_path, generation=1)
+    assert (there(tmp_path), [one.step for one in second.cuts]) == ([10], [10])
+    folder(tmp_path, attempt=2)

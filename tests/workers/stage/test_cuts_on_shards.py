@@ -20,8 +20,8 @@ from tests.workers.stage.test_cuts import (
 )
 from tests.workers.stage.test_equality import KEYS, wide
 from workers.model.cut import CutError, DenseFiles, UnfitCutError, check_tables, read_cut
-from workers.stage.parts import series_of
 from workers.stage.progress import Progress
+from workers.stage.series import holds_just, series_of
 
 ALL = np.arange(KEYS, dtype=np.uint64)
 
@@ -61,19 +61,20 @@ def test_tables_of_cuts_have_just_the_steps_before(tmp_path, client):
         assert_equal(gone_on(case, places[-1], client=elsewhere), found)
 
 
-def test_a_late_commit_of_an_earlier_attempt_changes_nothing(tmp_path, client):
+@pytest.mark.parametrize("after", [{"attempt": 2}, {"generation": 1}])
+def test_a_late_commit_of_an_earlier_attempt_or_generation_changes_nothing(tmp_path, client, after):
     case = replace(wide(), sizes=(13,) * 20)
     whole, places = with_cuts(case, tmp_path, client=client)
     step = read_cut(places[0]).step
     late = {TABLES + "one": (ALL, np.ones((KEYS, 3), np.float32))}
-    # A worker of the first attempt that was stopped had staged its part, or had it in its hands.
+    # A worker of those before that was stopped had staged its part, or had it in its hands.
     series = series_of(TABLES, 1, 0, 0)
 
     def commits(at):
         with pytest.raises(ShardError):
             client.commit_async(series, at, 1, parts=late).result()
 
-    pipeline = case.pipeline(client=client, resume=places[0], attempt=2)
+    pipeline = case.pipeline(client=client, resume=places[0], **after)
     made = pipeline._made
 
     def and_then(place, graph):
@@ -88,6 +89,32 @@ def test_a_late_commit_of_an_earlier_attempt_changes_nothing(tmp_path, client):
     commits(len(case.sizes))
     client.load(Path(places[0]).parent / "tables" / read_cut(places[0]).tables.folders[-1])
     commits(step)  # a load brings no series back that has ended
+
+
+def test_tables_that_hold_more_than_a_cut_are_found_out(client):
+    """Those of a generation that paused; whatever it has in its hands still is dropped."""
+    table = TABLES + "paused"
+    client.create_table(table, dim=3)
+    part = {table: (ALL[:4], np.ones((4, 3), np.float32))}
+    names = [series_of(TABLES, 7, 2, stage) for stage in range(3)]
+    for step in range(5):
+        client.commit_async(names[1], step, 1, parts=part).result()
+    client.stage_async(names[1], 5, 0, part).result()  # of a step that it has not taken
+    assert holds_just(client, TABLES, 7, 2, 3, 5)
+    before = client.pull(table, ALL[:4], read_only=True)
+    for late in (5, 6):
+        with pytest.raises(ShardError):
+            client.commit_async(names[1], late, 1, parts=part).result()
+        with pytest.raises(ShardError):
+            client.commit_async(names[2], late, 1, parts=part).result()
+    np.testing.assert_array_equal(client.pull(table, ALL[:4], read_only=True), before)
+
+    other = series_of(TABLES, 7, 3, 0)
+    for step in range(5, 7):
+        client.commit_async(other, step, 1, parts=part).result()
+    assert not holds_just(client, TABLES, 7, 3, 3, 6), "step 6 was committed"
+    with pytest.raises(ShardError):
+        client.commit_async(other, 7, 1, parts=part).result()
 
 
 class Heard(Progress):

@@ -1,0 +1,251 @@
+"""What the methods come to on one question: for steps as they run, and with interruptions."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from scheduler.decision.record import Decision
+from scheduler.methods.bench import Bench, Found, methods_for
+from scheduler.methods.exact import solve
+from scheduler.planning.executed import LADDER, MOST_STALE, executed, fills, holds
+from scheduler.planning.infeasible import barred
+from scheduler.problem.cost import TOLERANCE, CostModel, Plan
+from scheduler.problem.deadline import MARGIN
+from scheduler.problem.demands import Demands
+from scheduler.problem.interruptions import Expected
+from scheduler.problem.steps import Steps
+from scheduler.problem.workload import Resources, Workload
+
+_SLOWER = 4  # searches with what the best plan so far loses to interruptions
+_TURNS = 8  # plans made anew, as what a plan comes to shows what is missing
+_MOST_PARTS = 64  # micro-batches of a flushed step, where the planner chooses
+_PARTS_S = 0.1  # of the solver, to compare numbers of micro-batches
+_CLOSE = 1.01  # costs so near each other are not worth more micro-batches
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the methods came to; `bound` is a cost, `top` a throughput."""
+
+    chosen: str
+    results: Mapping[str, Found]
+    bound: float
+    top: float
+    bench: Bench | None
+
+    @property
+    def plan(self) -> Plan:
+        """The chosen one."""
+        return self.results[self.chosen].plan
+
+    @property
+    def feasible(self) -> bool:
+        """Whether some plan meets the demands."""
+        return any(found.plan.feasible for found in self.results.values())
+
+    def executed(self, model: CostModel, floor: float, method: str) -> "Answer":
+        """The same with each plan as it runs."""
+        results = {
+            name: replace(found, plan=executed(model, found.plan, floor))
+            for name, found in self.results.items()
+        }
+        chosen = self.chosen if self.bench is None else self.bench.choose(method, results)
+        return replace(self, results=results, chosen=chosen)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is asked, and how."""
+
+    workload: Workload
+    resources: Resources
+    demands: Demands
+    method: str
+    seed: int
+    finetune: float
+    expected: Expected | None = None
+
+    def answer(self) -> tuple[CostModel, Answer]:
+        """Plan, with stages side by side on one type where memory asks for it."""
+        model, answer = self._settle()
+        if not (answer.feasible or model.cuts) and model.overfull:
+            # Memory is in the way, or at least may be.
+            cut, other = self._settle(cuts=True)
+            if other.feasible or other.top > answer.top:
+                return cut, other
+        return model, answer
+
+    def _settle(self, cuts: bool | None = None) -> tuple[CostModel, Answer]:
+        """Plan; where units may be taken away, with what that costs the plans that are found."""
+        model, answer = self._answer(cuts)
+        if not model.interruptions.matter:
+            return model, answer
+        aim = self.demands.aim(self.workload.overhead)
+        found, bound = [answer], answer.bound
+        least = _least_price(model, bound, aim)
+        if least > 0:
+            found.append(self._expecting(Expected(least), cuts))
+            bound = max(bound, found[-1].bound)
+        tried: set[Expected] = set()
+        for turn in range(_SLOWER):
+            best = min(found, key=lambda one: one.plan.rank).plan
+            expected = Expected(best.price_per_hour, 1 + best.lost_share, alone=turn % 2 == 1)
+            if best.stages and expected not in tried:
+                found.append(self._expecting(expected, cuts))
+            tried.add(expected)
+        if (sure := self.sure()) is not None:
+            found.append(sure._answer(cuts)[1])
+        chosen = min(found, key=lambda one: one.plan.rank)
+        plans = [one.plan for each in found for one in each.results.values()]
+        top = chosen.top
+        if chosen.feasible:
+            bound = min([bound, *(plan.cost for plan in plans if plan.feasible)])
+        else:
+            within = [plan.sustained for plan in plans if plan.price_per_hour <= model.max_price]
+            top = max(within, default=0.0)
+        return model, replace(chosen, bound=bound, top=top)
+
+    def sure(self) -> "Asked | None":
+        """The same of units that are never taken away; None where the rows cannot lie on such."""
+        unsure = [kind.name for kind in self.resources.types if not kind.is_sure]
+        if self.workload.ps_type in unsure:
+            return None
+        if set(self.demands.pin.values()) & set(unsure):
+            return None
+        excluded = tuple(dict.fromkeys([*self.demands.excluded, *unsure]))
+        return replace(self, demands=replace(self.demands, excluded=excluded))
+
+    def assured(self, decision: Decision) -> bool:
+        """Whether what it uses is sure, or sure units keep the deadline with the margin."""
+        used = decision.total_units
+        if all(kind.is_sure for kind in self.resources.types if used.get(kind.name)):
+            return True
+        sure = self.sure()
+        if sure is None:
+            return False
+        floor = self.demands.min_throughput * MARGIN
+        hurried = replace(sure, demands=replace(sure.demands, min_throughput=floor))
+        return hurried.answer()[1].feasible
+
+    def _expecting(self, expected: Expected, cuts: bool | None) -> Answer:
+        return replace(self, expected=expected)._answer(cuts)[1]
+
+    def _answer(self, cuts: bool | None = None) -> tuple[CostModel, Answer]:
+        """Plan for what counts: the slowest stage alone, or the simulated time of a step."""
+        steps = Steps.of(self.workload)
+        if not steps.staleness:
+            least = math.inf
+            if steps.simulated and not steps.fixed:
+                steps, least = self._parts(steps, cuts)
+            model, answer = self._settled(steps, cuts)
+            return model, replace(answer, bound=min(answer.bound, least))
+        model, answer = self._settled(steps, cuts)
+        plan = answer.results[answer.chosen].plan
+        if plan.feasible and fills(model, plan):
+            return model, answer
+        # Too few micro-batches for so many units, or too many for their memory: plan with each
+        # plan's own steps.
+        parts = steps.micro_batches if steps.fixed else plan.micro_batches or steps.micro_batches
+        steps = replace(
+            steps,
+            micro_batches=parts,
+            staleness=min(steps.staleness, MOST_STALE),
+            simulated=True,
+        )
+        other_model, other = self._settled(steps, cuts)
+        bound = max(answer.bound, other.bound) if steps.fixed else answer.bound
+        if other.results[other.chosen].plan.rank < plan.rank:
+            model, answer = other_model, other
+        bound = min(bound, answer.results[answer.chosen].plan.cost)
+        return model, replace(answer, bound=bound)
+
+    def _parts(self, steps: Steps, cuts: bool | None) -> tuple[Steps, float]:
+        """The fewest micro-batches a step that cost next to nothing, and a bound for any number."""
+        aim = self.demands.aim(self.workload.overhead)
+        found: list[tuple[float, float, Steps]] = []
+        bound = math.inf
+        most = min(steps.batch, _MOST_PARTS)
+        for count in sorted({min(count, most) for count in (steps.micro_batches, *LADDER)}):
+            model = self._model(replace(steps, micro_batches=count), cuts)
+            if barred(model):
+                return steps, math.inf
+            solution = solve(model, aim, seconds=_PARTS_S)
+            bound = min(bound, solution.lower_bound)
+            feasible = solution.plan is not None and solution.plan.feasible
+            cost = solution.plan.cost if solution.plan and feasible else math.inf
+            found.append((cost, solution.max_throughput, replace(steps, micro_batches=count)))
+        least, top = min(cost for cost, _, _ in found), max(rate for _, rate, _ in found)
+        good = [
+            chosen
+            for cost, rate, chosen in found
+            if (cost <= least * _CLOSE if math.isfinite(least) else rate * _CLOSE >= top)
+        ]
+        return good[0], bound
+
+    def _model(self, steps: Steps, cuts: bool | None) -> CostModel:
+        return self.demands.model(self.workload, self.resources, cuts, steps, self.expected)
+
+    def _settled(self, steps: Steps, cuts: bool | None) -> tuple[CostModel, Answer]:
+        """Plan, with as much to spare for memory and floor as what the plan comes to asks for."""
+        allowed = steps
+        if steps.staleness and not steps.simulated:
+            steps = replace(steps, staleness=1)  # the least of weights
+        floor = aim = self.demands.aim(self.workload.overhead)
+        bound = top = 0.0
+        for turn in range(_TURNS):
+            model = self._model(steps, cuts)
+            answer = _answer(model, floor, self.method, self.seed, self.finetune)
+            if steps.staleness is None:
+                break
+            model = self._model(replace(allowed, depth=steps.depth), cuts)
+            answer = answer.executed(model, aim, self.method)
+            if turn == 0:
+                bound, top = answer.bound, answer.top
+            plan = answer.results[answer.chosen].plan
+            answer = replace(answer, bound=min(bound, plan.cost), top=max(top, answer.top))
+            if plan.feasible or not plan.stages:
+                break
+            if not holds(model, plan) and steps.depth < steps.deepest:
+                steps = replace(steps, depth=min(2 * steps.depth, steps.deepest))
+            elif plan.sustained < aim and answer.top > floor and not steps.simulated:
+                # The pipeline does not fill: the slowest stage has to be so much faster.
+                floor = min(floor * aim / plan.sustained * (1 + TOLERANCE), answer.top)
+            else:
+                break
+        return model, answer
+
+
+def _least_price(model: CostModel, bound: float, aim: float) -> float:
+    """Dollars an hour that no plan at a throughput of `aim` is below; `bound` dollars in all.
+
+    A search counts a unit as at most so many times its price, so the work of any plan is not below
+    the bound over that; and at a higher throughput less time is left to pay it in.
+    """
+    if not 0 < bound < math.inf:
+        return 0.0
+    most = 1 + float(model.interruptions.shared.max())
+    return bound * 3600 / model.samples * aim / most * (1 - TOLERANCE)
+
+
+def _answer(model: CostModel, floor: float, method: str, seed: int, finetune: float) -> Answer:
+    """Run the methods, and choose."""
+    names = methods_for(method)
+    reason = barred(model)
+    if reason:
+        able = [layer.cost for layer in model.workload.layers]
+        assignment = tuple(next(iter(costs)) for costs in able)
+        nothing = Plan(False, reason, assignment, (), 0, 0.0, 0.0, math.inf)
+        chosen = method if method in names else names[0]
+        return Answer(chosen, {chosen: Found(nothing, 0, 0.0)}, math.inf, 0.0, None)
+    bench = Bench(model, floor, seed, finetune=finetune)
+    results = bench.consider(method)
+    chosen = bench.choose(method, results)
+    plans = [found.plan for found in results.values()]
+    solution = bench.solution
+    assert solution is not None
+    costs = [plan.cost for plan in plans if plan.feasible]
+    # Costs of one plan from two sums differ in the last digit; a bound is below all of them.
+    bound = min([solution.lower_bound, *costs])
+    within = [p.throughput for p in plans if p.price_per_hour <= model.max_price]
+    top = max([solution.max_throughput, *within])
+    return Answer(chosen, results, bound, top, bench)

@@ -1,0 +1,299 @@
+"""A job that trains goes over to another plan, from a cut that its workers pause at.
+
+The workers of the other plan are started beside those that train. Once they listen, these take a
+cut after a step and wait there; then the others begin at it, and those before are stopped. The
+tables stay where they are. Up to the one write that says which workers the job has, it may go on
+under the plan before, with the state that these have kept; from then on it can only go on under the
+other one, from the cut.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+from protos.decision_pb2 import Decision
+from protos.naming import kept_with
+from protos.node_pb2 import STAGE
+from protos.scheduler_pb2 import END_CONNECTION_LOST, END_NO_CAPACITY, Cut, JobStatus, Move
+from protos.stage_pb2 import PauseRequest, RegroupRequest
+from protos.stage_pb2_grpc import StageStub
+from scheduler.runs.attempt import Attempt, State
+from scheduler.runs.calls import CallError, Interrupted, call
+from scheduler.runs.change import Change, Stage, in_short
+from scheduler.runs.cleanup import GRACE_S
+from scheduler.runs.failures import JobError, ending_of
+from scheduler.runs.launch import begin, groups_of, launch, stop_job, topology_of, workers_of
+from scheduler.runs.processes import Process
+from scheduler.runs.regroup import regroup, resume
+from scheduler.state.endings import Ending, first_line
+
+_CALL_S = 20.0
+_log = logging.getLogger("heterps.runner")
+
+
+def advance(attempt: Attempt) -> None:
+    """Take what is due a step further: a change, or workers that wait for none.
+
+    Raises:
+        JobError: the attempt is over.
+        Interrupted: the job is cancelled, or another scheduler has taken over.
+    """
+    change, follower = attempt.change, attempt.follower
+    assert follower is not None
+    if change is not None and change.failed:
+        give_up(attempt, change.failed)
+    elif follower.paused is not None:
+        if change is None or change.stage is not Stage.PAUSING:
+            resume(attempt)
+        else:
+            _go_over(attempt, change, follower.paused)
+    elif change is not None and change.stage is Stage.WANTED:
+        change.stage = Stage.STARTING
+        name = f"change {attempt.id.job_id}"
+        threading.Thread(target=_start, args=(attempt, change), name=name, daemon=True).start()
+    elif change is not None and change.stage is Stage.READY:
+        _pause(attempt, change)
+
+
+def give_up(attempt: Attempt, why: str) -> None:
+    """Have the job keep its plan; without effect where no change is under way."""
+    change = attempt.change
+    if change is None:
+        return
+    _log.warning("job %s: it keeps its plan: %s", attempt.id.job_id, why)
+    move = _move(attempt, change)
+    move.failed = why
+    attempt.end_change()
+    settle(attempt)
+    attempt.moved(move)
+
+
+def settle(attempt: Attempt) -> None:
+    """Stop the workers of plans that the job does not have, behind its back; safe to repeat.
+
+    Units that the job's own workers and shards do not have are given back.
+    """
+    attempt.record.hold()
+    others = attempt.record.others
+
+    def stop() -> None:
+        addresses = [process.node.address for process in others]
+        channels = attempt.context.channels
+        for silent in stop_job(attempt.id, addresses, channels, GRACE_S, others):
+            _log.warning("%s", silent)
+        if attempt.state is State.RUNNING:
+            with suppress(Interrupted):
+                attempt.record.drop_others(others)
+
+    if others:
+        threading.Thread(target=stop, name=f"stop {attempt.id.job_id}", daemon=True).start()
+
+
+def _start(attempt: Attempt, change: Change) -> None:
+    """Start the workers of the other plan, and wait until all listen."""
+    failed = ""
+    try:
+        _launch(attempt, change)
+    except Interrupted:
+        failed = "it ended meanwhile"
+    except Exception as error:
+        failed = first_line(ending_of(error).text)
+        _log.warning("job %s: %s", attempt.id.job_id, error)
+    if attempt.change is not change:  # given up meanwhile: what was started late is stopped, too
+        if attempt.state is State.RUNNING and not attempt.is_cancelled():
+            attempt.record.add_others(change.processes)
+            settle(attempt)
+        return
+    change.failed, change.stage = failed, Stage.READY
+    if attempt.follower is not None:
+        attempt.follower.wake()
+
+
+def _launch(attempt: Attempt, change: Change) -> None:
+    context = attempt.context
+    spec = context.store.spec(attempt.id.job_id)
+    units = attempt.reserve(change, groups_of(change.decision), _nodes(_workers(attempt)))
+    if units is None or spec is None:
+        text = f"the plan needs {in_short(change.decision)}, and not so many units are free"
+        raise JobError(Ending(END_NO_CAPACITY, text, error=text))
+    generation = change.generation = attempt.record.launched_generation()
+    change.processes = workers_of(attempt.id, change.decision, units, generation)
+    attempt.record.add_others(change.processes)
+    shards = [process for process in attempt.processes if process.role != STAGE]
+    started = launch(
+        attempt.id,
+        spec,
+        change.decision,
+        [*shards, *change.processes],
+        context.address,
+        context.channels,
+        lambda: attempt.is_cancelled() or attempt.change is not change,
+        attempt.beginning.place,
+        generation,
+        attempt.former(),
+    )
+    change.processes = started[len(shards) :]
+
+
+def _pause(attempt: Attempt, change: Change) -> None:
+    """Tell the workers that train to take a cut and wait there."""
+    until = change.wanted.until
+    if until is not None and time.monotonic() > until:
+        give_up(attempt, "its workers were not started in time")
+        return
+    change.stage = Stage.PAUSING
+    try:
+        pause(attempt)
+    except CallError as error:
+        give_up(attempt, str(error))
+
+
+def pause(attempt: Attempt) -> None:
+    """Have the workers take a cut after a step and wait there; the follower hears when they do.
+
+    Raises:
+        CallError: they were not told.
+        Interrupted: the job is cancelled, or another scheduler has taken over.
+    """
+    judge = next(p for p in _workers(attempt) if (p.index, p.rank) == (0, 0))
+    call(
+        StageStub(attempt.context.channels.to(judge.address, attempt.id.token)).Pause,
+        PauseRequest(generation=attempt.record.generation),
+        what=f"{judge.label} at {judge.address}: pause",
+        timeout_s=_CALL_S,
+        stop=attempt.is_cancelled,
+    )
+
+
+def _go_over(attempt: Attempt, change: Change, step: int) -> None:
+    """All wait after a step; have the workers of the other plan begin there."""
+    cut = cut_at(attempt, step)
+    if cut is None:
+        status = attempt.context.jobs.get(attempt.id.job_id) or JobStatus()
+        give_up(attempt, status.cut_error or f"no checkpoint was taken at step {step}")
+        resume(attempt)
+        return
+    paused, move = attempt.record.generation, _move(attempt, change)
+    move.at = min(move.at, cut.taken_at - cut.seconds)
+    generation = attempt.record.next_generation(change.generation)
+    if (problem := _gather(attempt, change.processes, generation)) is not None:
+        give_up(attempt, problem)
+        resume(attempt)
+        return
+    before = _measured(attempt)
+    shards = [process for process in attempt.processes if process.role != STAGE]
+    attempt.go_over(change.decision, [*shards, *change.processes])
+    topology = topology_of(attempt.id.job_id, attempt.processes)
+    topology.generation, topology.line = generation, generation
+    topology.step, topology.paused = step, paused
+    topology.cut = kept_with(cut.place, attempt.context.address)
+    try:
+        begin(
+            attempt.id, attempt.processes, attempt.context.channels, attempt.is_cancelled, topology
+        )
+    except CallError as error:
+        cause = Ending(END_CONNECTION_LOST, str(error), error=str(error))
+        if not attempt.may_recover(cause):
+            raise JobError(cause) from None
+        regroup(attempt, [], cause)
+    else:
+        attempt.go_on(cut.samples)
+    move.seconds = time.time() - move.at
+    attempt.end_change()
+    settle(attempt)
+    attempt.moved(move)
+    _keep_plans(attempt, before, move)
+    _log.info(
+        "job %s: from %s to %s in %.1f s, at step %d",
+        *(attempt.id.job_id, move.before, move.after, move.seconds, step),
+    )
+
+
+def _gather(attempt: Attempt, workers: Sequence[Process], generation: int) -> str | None:
+    """Bring the workers that were started to the generation that begins; why they cannot be."""
+
+    def ask(worker: Process) -> None:
+        call(
+            StageStub(attempt.context.channels.to(worker.address, attempt.id.token)).Regroup,
+            RegroupRequest(generation=generation),
+            what=f"{worker.label} at {worker.address} ({worker.place}): regroup",
+            timeout_s=_CALL_S,
+            stop=attempt.is_cancelled,
+        )
+
+    try:
+        with ThreadPoolExecutor(len(workers)) as pool:
+            list(pool.map(ask, workers))
+    except CallError as error:
+        return str(error)
+    return None
+
+
+def _workers(attempt: Attempt) -> list[Process]:
+    return [process for process in attempt.processes if process.role == STAGE]
+
+
+def cut_at(attempt: Attempt, step: int) -> Cut | None:
+    """The one that was taken of this attempt after a step, as the job's status has it."""
+    status = attempt.context.jobs.get(attempt.id.job_id) or JobStatus()
+    found = [c for c in status.cuts if (c.step, c.attempt) == (step, attempt.id.number)]
+    return found[0] if found else None
+
+
+def _measured(attempt: Attempt) -> Decision:
+    """The plan that the job has, with what was measured of it."""
+    made, follower = Decision(), attempt.follower
+    assert follower is not None
+    made.CopyFrom(attempt.decision)
+    report = follower.last_report()
+    if report is not None and report.train_seconds > 0:
+        made.measured.CopyFrom(follower.measured(made, report))
+    return made
+
+
+def _move(attempt: Attempt, change: Change) -> Move:
+    """What is to be said of a change, as far as it is known before."""
+    follower, before = attempt.follower, _measured(attempt)
+    assert follower is not None
+    return Move(
+        at=time.time(),
+        step=follower.paused or attempt.step,
+        attempt=attempt.id.number,
+        reason=change.wanted.reason,
+        before=in_short(before),
+        after=in_short(change.decision),
+        predicted=before.throughput,
+        measured=before.measured.throughput,
+        price_before=before.price_per_hour,
+        price_after=change.decision.price_per_hour,
+    )
+
+
+def _keep_plans(attempt: Attempt, before: Decision, move: Move) -> None:
+    """Keep the plan before in the job's history, and when and why the one that it has began."""
+    store, job_id = attempt.context.store, attempt.id.job_id
+    history = attempt.persist(lambda: store.plans(job_id))
+    if not history.plans or history.plans[-1].attempt != attempt.id.number:
+        status = attempt.context.jobs.get(job_id) or JobStatus()
+        history.plans.add(
+            began_at=status.started_at,
+            from_step=status.from_step,
+            reason="planned",
+            attempt=attempt.id.number,
+        )
+    history.plans[-1].decision.CopyFrom(before)
+    history.plans.add(
+        decision=attempt.decision,
+        began_at=move.at,
+        from_step=move.step,
+        reason=move.reason,
+        attempt=attempt.id.number,
+    )
+    attempt.persist(lambda: store.put_plans(job_id, history))
+
+
+def _nodes(processes: Sequence[Process]) -> list[str]:
+    return [process.node.node_id for process in processes]

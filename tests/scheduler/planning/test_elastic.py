@@ -1,0 +1,94 @@
+"""Plans within a bound on all units, against every plan that there is."""
+
+import math
+from collections.abc import Sequence
+from itertools import product
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scheduler import Decision, plan
+from scheduler.planning.elastic import Bounds, plan_within, units_of
+from scheduler.problem.workload import Resources
+from tests.scheduler.instances import cost, model, resources, workload
+
+TIMES = st.sampled_from([0.02, 0.1, 0.5, 2.0])
+
+
+def within(work: dict[str, Any], offer: dict[str, Any], floor: float, bounds: Bounds) -> Decision:
+    def decide(some: Resources, aim: float, exclude: Sequence[str]) -> Decision:
+        return plan(work, some, aim or None, method="exact", exclude=exclude)
+
+    return plan_within(bounds, Resources.parse(offer), floor, decide)
+
+
+def brute(work: dict[str, Any], offer: dict[str, Any], floor: float, bounds: Bounds) -> float:
+    """The cost of the cheapest plan within bounds, by trying all; infinite where there is none."""
+    problem = model(work, offer)
+    best = math.inf
+    for codes in product(range(problem.num_types), repeat=problem.num_layers):
+        if not all(problem.allowed[row, code] for row, code in enumerate(codes)):
+            continue
+        runs = problem.runs(codes)
+        ranges = [range(1, int(problem.limit[run.type]) + 1) for run in runs]
+        for units in product(*ranges):
+            fits = bounds.least <= sum(units) <= (bounds.most or math.inf)
+            found = problem.evaluate(codes, units, floor)
+            if fits and found.feasible:
+                best = min(best, found.cost)
+    return best
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(st.tuples(TIMES, TIMES), min_size=1, max_size=3),
+    st.sampled_from([0.0, 20.0, 100.0, 400.0]),
+    st.integers(0, 5),
+    st.integers(0, 5),
+)
+def test_what_is_found_keeps_the_bounds_and_the_floor(
+    times: list[tuple[float, float]], floor: float, least: int, more: int
+) -> None:
+    work = workload(*({"cpu": cost(20 * a), "gpu": cost(b)} for a, b in times))
+    offer = resources(cpu=(0.05, 4), gpu=(1.0, 3))
+    bounds = Bounds(least, least + more if more else 0)
+    found = within(work, offer, floor, bounds)
+    cheapest = brute(work, offer, floor, bounds)
+    if found.feasible:
+        assert bounds.hold(found)
+        assert found.throughput >= floor * (1 - 1e-9)
+        assert found.min_throughput == floor
+        assert found.cost >= cheapest * (1 - 1e-9)
+    if cheapest < math.inf and not least:
+        assert found.feasible, "there is one"
+
+
+def test_without_need_the_plan_is_the_planners() -> None:
+    work = workload({"cpu": cost(2.0)})
+    offer = resources(cpu=(0.05, 8))
+    free = plan(work, offer, 100.0, method="exact")
+    assert within(work, offer, 100.0, Bounds(1, 8)).plan == free.plan
+
+
+def test_at_least_so_many_are_as_few_as_do() -> None:
+    work, offer = workload({"cpu": cost(2.0)}), resources(cpu=(0.05, 8))
+    found = within(work, offer, 0.0, Bounds(5))
+    assert units_of(found) == 5
+    assert found.min_throughput == 0.0
+
+
+def test_a_floor_that_takes_more_is_refused_with_the_key() -> None:
+    work, offer = workload({"cpu": cost(2.0)}), resources(cpu=(0.05, 8))
+    found = within(work, offer, 300.0, Bounds(0, 2))
+    assert not found.feasible
+    assert "schedule.elastic.max: 2" in found.plan.reason
+
+
+@pytest.mark.parametrize("least", [9, 100])
+def test_more_than_there_are_is_refused_with_the_key(least: int) -> None:
+    work, offer = workload({"cpu": cost(2.0)}), resources(cpu=(0.05, 8))
+    found = within(work, offer, 0.0, Bounds(least))
+    assert not found.feasible
+    assert f"schedule.elastic.min: {least}" in found.plan.reason

@@ -1,0 +1,89 @@
+"""Jobs leave nodes that drain: with nothing lost, at no cost to their retries."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from protos.scheduler_pb2 import END_LOST_NODE, PROFILING, QUEUED, SUCCEEDED, DrainNodeRequest
+from tests.scheduler.stub_node import BATCH, Service, StubNode, serving
+from tests.waiting import wait_until
+
+
+@pytest.fixture
+def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
+    with serving(tmp_path, monkeypatch) as made:
+        yield made
+
+
+def test_it_leaves_with_a_cut_that_has_all_it_had_and_goes_on_elsewhere(service: Service) -> None:
+    node = service.node
+    service.submit(service.spec("job", retries=0))
+    first = node.worker("job", 1)
+    told = [service.cut("job", 10)]
+    node.report(first, told, step=14)
+    assert not node.asked_to_pause
+    node.drain(ends_in_s=60.0)
+    wait_until(lambda: node.asked_to_pause, "it is told to take a cut and wait")
+    # One from before has not all that was trained: it does not do.
+    assert not node.report(first, told, step=19)
+    assert not service.get("job").attempts
+    told.append(service.cut("job", 21))
+    node.report(first, told, step=21, phase="paused")
+    wait_until(lambda: service.get("job").attempts, "the attempt ends")
+    (went,) = service.get("job").attempts
+    assert (went.end_reason, went.drained, went.step) == (END_LOST_NODE, True, 21)
+    wait_until(lambda: service.get("job").state in (QUEUED, PROFILING), "it waits")
+    assert not node.placed("job", 2), "nothing is placed on a node that drains"
+    with StubNode(service.address, "another") as other:
+        second = other.worker("job", 2)
+        assert second.resume == f"{service.directory}/output/job.cuts/21"
+        other.report(second, phase="done", step=40, samples=40 * BATCH, train_seconds=1.0)
+        assert service.end("job").state == SUCCEEDED
+
+
+def test_a_node_that_ends_before_costs_no_retry_either(service: Service) -> None:
+    node = service.node
+    service.submit(service.spec("job", retries=0, every=""))
+    first = node.worker("job", 1)
+    node.report(first, step=5)
+    node.drain(ends_in_s=60.0)
+    wait_until(lambda: node.asked_to_pause, "it is told to take a cut and wait")
+    node.leave()
+    with StubNode(service.address, "another") as other:
+        second = other.worker("job", 2)
+        assert second.resume == ""
+        (went,) = service.get("job").attempts
+        assert (went.end_reason, went.drained) == (END_LOST_NODE, True)
+        other.report(second, phase="done", step=40, samples=40 * BATCH, train_seconds=1.0)
+        assert service.end("job").state == SUCCEEDED
+
+
+def test_a_job_that_is_about_to_end_is_let_be(service: Service) -> None:
+    node = service.node
+    service.submit(service.spec("job", retries=0))
+    first = node.worker("job", 1)
+    node.report(first, step=39, phase="trained")
+    node.drain(ends_in_s=60.0)
+    for _ in range(3):
+        node.beat()
+        assert not node.report(first, step=40, phase="save")
+    assert not node.asked_to_pause
+    node.report(first, phase="done", step=40, samples=40 * BATCH, train_seconds=1.0)
+    assert (service.end("job").state, len(service.get("job").attempts)) == (SUCCEEDED, 0)
+
+
+def test_a_node_is_told_to_drain_by_hand_until_it_says_that_it_does(service: Service) -> None:
+    node = service.node
+    node.beat()
+    assert node.asked_to_drain == 0.0
+    asked = DrainNodeRequest(node_id="stub", notice_s=90.0)
+    assert service.stub.DrainNode(asked, timeout=20).node_id == "stub"
+    node.beat()
+    assert node.asked_to_drain == 90.0
+    node.drain(ends_in_s=90.0)
+    assert node.asked_to_drain == 0.0
+    with pytest.raises(grpc.RpcError) as raised:
+        service.stub.DrainNode(DrainNodeRequest(node_id="nobody", notice_s=1.0), timeout=20)
+    assert raised.value.code() is grpc.StatusCode.NOT_FOUND
