@@ -9,9 +9,8 @@ of each type: first one that nothing happens to, then others, while kills come, 
 enough. Each is to train every sample once an epoch, and to end with the same weights and rows, to
 the bit. The pause before a kill begins when the job trains again after the one before; those that
 are to overlap are kinds of their own. Seconds are those of the layers' own clock. With `--rivals`
-workers alone are killed, and the same model is trained by torchrun and by Ray Train besides, whose
-workers are killed at the same instants. Results go to bench/results/survive.json, or
-survive_rivals.json.
+workers alone are killed, and the same model is trained by torchrun besides, whose workers are
+killed after the same pauses. Results go to bench/results/survive.json, or survive_rivals.json.
 """
 
 import argparse
@@ -32,7 +31,7 @@ from bench.pages import RESULTS, machine, versions, write
 from bench.survive.figures import Run, figures
 from bench.survive.job import Shape, result_of, steps_begun, trained_last, write_job
 from bench.survive.kills import KINDS, SETTLED_S, SHARDS, Killer, drawn, pause
-from bench.survive.rivals import RIVALS, run_rival
+from bench.survive.torchrun import run_torchrun
 from heterps import Client
 from heterps.errors import UnreachableError
 from protos.naming import cuts_of
@@ -61,9 +60,7 @@ def main() -> int:
                 result = _result(arguments, shape, runs)
                 _keep(arguments, result)  # whatever becomes of the next one
         if arguments.rivals:
-            result["rivals"] = {
-                name: run_rival(name, Path(folder, name), shape, arguments) for name in RIVALS
-            }
+            result["torchrun"] = run_torchrun(Path(folder, "torchrun"), shape, arguments)
         _keep(arguments, result)
     print(json.dumps({k: v for k, v in result.items() if k != "jobs"}, indent=1))
     return 0 if result["holds"] else 1
@@ -74,7 +71,7 @@ def _result(arguments: argparse.Namespace, shape: Shape, runs: list[Run]) -> dic
         "benchmark": "survive",
         "date": datetime.date.today().isoformat(),
         "machine": machine(),
-        "versions": versions("torch", "ray"),
+        "versions": versions("torch"),
         "shape": asdict(shape),
         "checkpoint": arguments.checkpoint,
         "every_s": arguments.every,
@@ -189,7 +186,7 @@ def _parse() -> argparse.Namespace:
     add("--epochs", type=int, default=55, help="of nine steps each")
     add("--staleness", type=int, default=0)
     add("--checkpoint", default="40 steps")
-    add("--rivals", action="store_true", help="torchrun and Ray Train beside it")
+    add("--rivals", action="store_true", help="torchrun beside it")
     add("--no-write", action="store_true")
     arguments = parser.parse_args()
     if arguments.rivals:

@@ -1,8 +1,7 @@
 """The model of the jobs under plain PyTorch: each worker has all of it, and a share of the data.
 
     python -m torch.distributed.run --standalone --nproc-per-node 4 --max-restarts 1000 \\
-        -m bench.survive.plain torchrun SETTINGS
-    python -m bench.survive.plain ray SETTINGS
+        -m bench.survive.plain SETTINGS
 
 SETTINGS is a file of JSON, see `Settings`. A worker has as much to do for a sample as a worker of
 each stage together, and there are as many workers as in all stages, so the pace is the same.
@@ -11,9 +10,8 @@ each stage together, and there are as many workers as in all stages, so the pace
 import json
 import os
 import sys
-import tempfile
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +98,14 @@ def under_torchrun(settings: Settings) -> None:
     from torch.distributed import checkpoint
     from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
-    dist.init_process_group("gloo")
+    told = os.environ
+    store = dist.TCPStore(told["MASTER_ADDR"], int(told["MASTER_PORT"]), is_master=False)
+    dist.init_process_group(  # by names of its own: the addresses of those before are still there
+        "gloo",
+        store=dist.PrefixStore(f"restart {told['TORCHELASTIC_RESTART_COUNT']}", store),
+        rank=int(told["RANK"]),
+        world_size=int(told["WORLD_SIZE"]),
+    )
     newest = Path(settings.folder, "newest")
 
     def load(state: State) -> int:
@@ -129,62 +134,5 @@ def under_torchrun(settings: Settings) -> None:
     dist.destroy_process_group()
 
 
-def _in_ray(told: dict[str, Any]) -> None:
-    import ray.train
-
-    settings = Settings(**told)
-    rank = ray.train.get_context().get_world_rank()
-
-    def load(state: State) -> int:
-        kept = ray.train.get_checkpoint()
-        if kept is None:
-            return 0
-        with kept.as_directory() as folder:
-            saved = torch.load(Path(folder, "state.pt"))
-        state["model"].load_state_dict(saved["model"])
-        state["optimizer"].load_state_dict(saved["optimizer"])
-        return int(saved["step"])
-
-    def save(state: State, step: int) -> None:
-        with tempfile.TemporaryDirectory() as folder:
-            if rank == 0:
-                saved = {name: part.state_dict() for name, part in state.items()} | {"step": step}
-                torch.save(saved, Path(folder, "state.pt"))
-            kept = ray.train.Checkpoint.from_directory(folder) if rank == 0 else None
-            ray.train.report({"step": step}, checkpoint=kept)
-
-    train(settings, rank, load, save)
-
-
-def under_ray(settings: Settings) -> None:
-    """The driver of a run of Ray Train on a cluster of its own."""
-    import ray
-    from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
-    from ray.train.torch import TorchTrainer
-
-    root = str(Path(__file__).resolve().parents[2])
-    environment = {"env_vars": {"PYTHONPATH": root, "OMP_NUM_THREADS": "1"}}
-    ray.init(num_cpus=settings.workers + 2, include_dashboard=False, runtime_env=environment)
-    trainer = TorchTrainer(
-        _in_ray,
-        train_loop_config=asdict(settings),
-        scaling_config=ScalingConfig(num_workers=settings.workers),
-        run_config=RunConfig(
-            storage_path=settings.folder,
-            failure_config=FailureConfig(max_failures=-1),
-            checkpoint_config=CheckpointConfig(num_to_keep=2),
-        ),
-    )
-    trainer.fit()
-
-
-def main() -> None:
-    settings = Settings(**json.loads(Path(sys.argv[2]).read_text()))
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    {"torchrun": under_torchrun, "ray": under_ray}[sys.argv[1]](settings)
-
-
 if __name__ == "__main__":
-    from bench.survive import plain  # by the name that Ray's workers import it by
-
-    plain.main()
+    under_torchrun(Settings(**json.loads(Path(sys.argv[1]).read_text())))

@@ -19,6 +19,7 @@ from scheduler.problem.provision import provision
 
 # Integer programming takes seconds a pace; with less there is no point in starting.
 _LONG = 1.0
+_FIRST = 0.7  # of the time, of the search by simulated steps that bounds them
 _LABELS = 200_000  # ways to cover some layers that a search by simulated steps looks at
 
 
@@ -77,14 +78,15 @@ def _by_steps(
 ) -> Solution:
     """The same where what counts is the simulated time of a step.
 
-    First dropping ways to cover some layers that look worse in everything, then none of them.
+    First bounding steps by their time and trip, and dropping ways to cover some layers that look
+    worse in everything; then dropping none.
     """
-    native, limit = model.native, seconds / 3
-    found = _planner.solve_steps(native, floor, starts, _LABELS, False, limit)
+    native = model.native
+    found = _planner.solve_steps(native, floor, starts, _LABELS, False, _FIRST * seconds)
     bound = found.bound
     if found.value > bound * (1 + TOLERANCE):
         more = [*starts, found.assignment] if found.assignment else starts
-        other = _planner.solve_steps(native, floor, more, _LABELS, True, limit)
+        other = _planner.solve_steps(native, floor, more, _LABELS, True, (1 - _FIRST) / 2 * seconds)
         bound = max(bound, other.bound)
         found = other if other.value < found.value else found
     fastest = _planner.solve_steps(
@@ -93,7 +95,7 @@ def _by_steps(
         [found.assignment] if found.assignment else starts,
         _LABELS // 4,
         False,
-        limit / 4,
+        (1 - _FIRST) / 2 * seconds,
         fastest=True,
     )
     top = 1 / fastest.tau if fastest.assignment else 0.0

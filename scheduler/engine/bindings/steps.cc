@@ -88,7 +88,9 @@ void BindSteps(nb::module_& m) {
       [](const Stages& stages, int micro_batches) {
         std::vector<StepStage> made = Made(stages, micro_batches);
         StepBound bound;
-        for (size_t s = made.size(); s-- > 0;) bound = bound.Before(made[s], micro_batches);
+        for (size_t s = made.size(); s-- > 0;) {
+          bound = bound.Before(made[s], Rounds(micro_batches, made[s].units));
+        }
         return bound.step;
       },
       "stages"_a, "micro_batches"_a, "Seconds that no flushed step takes less than.");

@@ -4,24 +4,23 @@
 #include <cmath>
 #include <queue>
 
+#include "exact/step_relaxation.h"
 #include "problem/chain.h"
+#include "problem/step_units.h"
 
 namespace heterps::scheduler {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr double kGrid = 1.01;  // between the paces at which earlier layers are priced
+constexpr double kGrid = 1.01;    // between the paces at which earlier layers are priced
+constexpr double kCoarse = 1.04;  // where only a few plans are simulated
+constexpr int kFew = 100;
+constexpr double kRelaxing = 0.6;  // share of the time
 constexpr int kMostPaces = 600;
 constexpr size_t kMostSpans = 1'000'000;  // priced at all of them
 constexpr size_t kCompared = 48;          // labels at a place that a new one is compared with
 constexpr double kSame = 1 - 1e-10;       // values closer than this are one
-
-// A possible stage.
-struct Span {
-  int first, last, type;
-  Terms terms;
-};
 
 struct Label {
   StepBound time;
@@ -95,7 +94,7 @@ class StepSearch {
   void TryPaces(const std::vector<Stage>& stages) {
     double high = 0;
     for (const Stage& stage : stages) high = std::max(high, stage.terms.Busy(1));
-    double step = effort_.plans < 100 ? 1.3 : 1.07;
+    double step = effort_.plans < kFew ? 1.3 : 1.07;
     tried_.clear();
     for (double tau = high; tau > high / 4096; tau /= step) Try(stages, tau);
   }
@@ -114,9 +113,41 @@ class StepSearch {
     }
   }
 
+  // Bounds all flushed plans by their steps' time and trip, and simulates what comes up.
+  void Relax() {
+    auto started = Clock::now();
+    auto end = started + (deadline_ - started) * kRelaxing;
+    StepRelaxation relaxation(problem_, spans_, slack_);
+    StepUnits rounded(problem_, floor_);
+    std::vector<Stage> stages;
+    std::vector<int32_t> assignment(layers_);
+    relaxed_ = relaxation.Bound(
+        &incumbent_,
+        [&](const Chain& chain) {
+          stages.clear();
+          int code = -1;
+          for (int32_t n : chain.spans) {
+            const Span& span = spans_[n];
+            stages.push_back({span.first, span.last, span.type, span.terms});
+            code = Code(span.type, code, types_);
+            std::fill(assignment.begin() + span.first, assignment.begin() + span.last + 1, code);
+          }
+          if (!Needed(stages)) return;
+          Judge(stages, {chain.units.begin(), chain.units.end()});
+          bool fits = false;
+          rounded.Price(assignment, incumbent_, &fits);
+          if (fits) Judge(stages, rounded.units());
+        },
+        [&] { return Clock::now() > end; });
+  }
+
   StepFound Run() {
     if (spans_.empty()) {
       found_.bound = kInf;
+      return found_;
+    }
+    if (relaxed_ >= incumbent_ * kSame) {
+      found_.bound = incumbent_;
       return found_;
     }
     Price();
@@ -142,7 +173,7 @@ class StepSearch {
       }
       for (int32_t span : ending_[top.at]) Lengthen(top.label, span);
     }
-    found_.bound = std::min({rest, lost_, incumbent_});
+    found_.bound = std::max(std::min({rest, lost_, incumbent_}), std::min(relaxed_, incumbent_));
     if (found_.bound == kInf && found_.assignment.empty()) found_.value = kInf;
     return found_;
   }
@@ -161,7 +192,9 @@ class StepSearch {
     high = std::min(high, slack_);
     low = std::min(low, high);
     double most = std::clamp<double>(kMostSpans / spans_.size(), 40, kMostPaces);
-    double count = std::min<double>(most, std::ceil(std::log(high / low) / std::log(kGrid)));
+    bool quick = problem_.staleness == 0 && effort_.plans < kFew;
+    double count = std::ceil(std::log(high / low) / std::log(quick ? kCoarse : kGrid));
+    count = std::min(most, count);
     ratio_ = count > 0 ? std::pow(high / low, 1 / count) : 1;
     low_ = low;
     paces_ = static_cast<int>(count) + 1;
@@ -280,7 +313,7 @@ class StepSearch {
       label.slowest = std::max(before.slowest, Floor(span, units));
       if (label.slowest > slack_ * (1 + 1e-12)) continue;
       StepStage stage = StageAt(problem_, span.terms, units);
-      label.time = before.time.Before(stage, problem_.micro_batches);
+      label.time = before.time.Before(stage, Rounds(problem_.micro_batches, units));
       label.value = std::max(before.value, Bound(label, span.first, span.type));
       if (label.value >= incumbent_ * kSame) {
         // With more units its time falls, but no further than one micro-batch's.
@@ -336,13 +369,16 @@ class StepSearch {
       stages.push_back({span.first, span.last, span.type, span.terms});
       units.push_back(labels_[label].units);
     }
+    if (Needed(stages)) Judge(stages, units);
+  }
+
+  // Whether every cut between stages of one type is asked for by its memory.
+  bool Needed(const std::vector<Stage>& stages) const {
     for (size_t n = 1; problem_.cuts && n < stages.size(); ++n) {
       const Stage &one = stages[n - 1], &other = stages[n];
-      if (one.type == other.type && !problem_.Apart(one.terms, other.terms, one.type)) {
-        return;  // nothing asks for this cut
-      }
+      if (one.type == other.type && !problem_.Apart(one.terms, other.terms, one.type)) return false;
     }
-    Judge(stages, units);
+    return true;
   }
 
   void Judge(const std::vector<Stage>& stages, const std::vector<double>& units) {
@@ -357,12 +393,21 @@ class StepSearch {
       if (units[n] > stage.terms.most) return;
       slowest = std::max(slowest, stage.terms.Busy(units[n]));
     }
+    double tau = slowest;
+    if (problem_.staleness == 0) {
+      StepBound bound;
+      for (size_t n = made.size(); n-- > 0;) {
+        bound = bound.Before(made[n], Rounds(problem_.micro_batches, made[n].units));
+      }
+      double least = std::max(tau, bound.step / problem_.batch * (1 - kTolerance));
+      if (Value(least, price) >= incumbent_ || least > slack_) return;
+    } else if (Value(tau, price) >= incumbent_) {
+      return;
+    }
     for (size_t n = 0; n < stages.size(); ++n) {
       double bytes = Bytes(problem_, stages[n].terms, made, n);
       if (bytes > problem_.capacity[stages[n].type] * (1 + kTolerance)) return;
     }
-    double tau = slowest;
-    if (Value(tau, price) >= incumbent_) return;
     tau = std::max(tau, StepSeconds(made, problem_.micro_batches, problem_.staleness,
                                     slowest * problem_.batch) /
                             problem_.batch);
@@ -405,6 +450,7 @@ class StepSearch {
   int paces_ = 0, finished_ = 0;
   std::vector<double> tried_;  // units last simulated
   double cheapest_, slack_, incumbent_, lost_ = kInf;
+  double relaxed_ = 0;  // no plan cheaper than the incumbent has a smaller value
   Clock::time_point deadline_;
   std::vector<Label> labels_;
   std::vector<int32_t> used_;  // units of each type, [labels, types]
@@ -429,6 +475,7 @@ StepFound SolveSteps(const Problem& problem, double floor, StepEffort effort,
       if (Split(problem, start.data(), &stages)) search.TryPaces(stages);
     }
     search.TryChain();
+    if (problem.staleness == 0 && !fastest && !effort.all) search.Relax();
   }
   return search.Run();
 }

@@ -5,6 +5,8 @@ namespace {
 
 constexpr int kSimulated = 3;   // choices of an assignment, the best by their bounds
 constexpr double kMissed = 12;  // power of the factor by which demands are missed: the fine
+constexpr double kFar = 1.2;    // times what is asked for: moves of single units save less
+constexpr double kSlow = 1.1;   // times the floor's step: the fine is more than units save
 
 }  // namespace
 
@@ -15,21 +17,35 @@ StepUnits::StepUnits(const Problem& problem, double floor)
 
 double StepUnits::Price(const std::vector<int32_t>& assignment, double most, bool* fits) {
   *fits = false;
+  units_.clear();
   if (!Split(problem_, assignment.data(), &stages_) || !List()) return kInf;
   choices_.clear();
   // Again and again the stage that is waited for longest gets more units.
   std::vector<int> at(stages_.size(), 0);
+  double price = 0;
+  for (const Stage& stage : stages_) price += problem_.price[stage.type];
+  if (price * least_ > most) return price * least_;
   Choice best;
+  bool missed = true;
   for (size_t longest = 0;; ++at[longest]) {
-    double value = Value(at, false, fits);
-    choices_.push_back({value, at});
-    if (value < best.value) best = choices_.back();
     longest = 0;
     for (size_t s = 1; s < at.size(); ++s) {
       if (options_[s][at[s]].wait > options_[longest][at[longest]].wait) longest = s;
     }
-    if (at[longest] + 1 == static_cast<int>(options_[longest].size())) break;
+    bool last = at[longest] + 1 == static_cast<int>(options_[longest].size());
+    if (last || options_[longest][at[longest]].wait <= kSlow * slowest_ * problem_.batch) {
+      double value = Value(at, false, fits);
+      choices_.push_back({value, at});
+      if (value < best.value) best = choices_.back(), missed = !*fits;
+    }
+    if (last) break;
+    int more =
+        options_[longest][at[longest] + 1].stage.units - options_[longest][at[longest]].stage.units;
+    price += more * problem_.price[stages_[longest].type];
+    if (price * least_ > best.value) break;
   }
+  *fits = false;
+  if (best.value > most * kFar && !missed) return best.value;
   Improve(best);
   std::sort(choices_.begin(), choices_.end(),
             [](const Choice& a, const Choice& b) { return a.value < b.value; });
@@ -40,7 +56,10 @@ double StepUnits::Price(const std::vector<int32_t>& assignment, double most, boo
     if (choices_[n].value > most) return std::min(least, choices_[n].value);
     if (choices_[n].value >= least) break;
     double value = Value(choices_[n].at, true, &one);
-    if (value < least) least = value, *fits = one;
+    if (!(value < least)) continue;
+    least = value, *fits = one;
+    units_.clear();
+    for (const StepStage& stage : made_) units_.push_back(stage.units);
   }
   return least;
 }
@@ -48,19 +67,41 @@ double StepUnits::Price(const std::vector<int32_t>& assignment, double most, boo
 // Finds the numbers of units that are worth having; whether each stage has one.
 bool StepUnits::List() {
   options_.resize(stages_.size());
+  crowded_ = false;
+  double trip = 0, longest = 0;
   for (size_t s = 0; s < stages_.size(); ++s) {
     const Stage& stage = stages_[s];
     options_[s].clear();
     double limit = std::min({problem_.limit[stage.type], stage.terms.most,
                              static_cast<double>(problem_.micro_batches)});
+    double quickest = kInf, shortest = kInf;
     for (int units = 1; units <= limit; ++units) {
       StepStage made = StageAt(problem_, stage.terms, units);
+      double rounds = Rounds(problem_.micro_batches, units);
       int more = (problem_.micro_batches - 1) / units;  // micro-batches after a worker's first
       double wait = more * std::max(made.Busy(), made.cross) + made.sync;
-      if (options_[s].empty() || wait < options_[s].back().wait)
-        options_[s].push_back({made, wait});
+      if (!options_[s].empty() && wait >= options_[s].back().wait) continue;
+      options_[s].push_back({made, wait, rounds, stage.terms.Busy(units)});
+      quickest = std::min(quickest, made.Busy() + made.cross);
+      shortest = std::min(shortest, rounds * made.Busy());
     }
     if (options_[s].empty()) return false;
+    trip += quickest;
+    longest = std::max(longest, shortest);
+    double held = (problem_.micro_batches - 1) * stage.terms.held;
+    crowded_ |= stage.terms.memory + held > problem_.capacity[stage.type];
+  }
+  least_ = std::max(trip, longest) / problem_.batch;
+  return true;
+}
+
+// Whether the stages' memory does, with what is in flight.
+bool StepUnits::Holds(const std::vector<int>& at) const {
+  std::vector<StepStage> made;
+  for (size_t s = 0; s < at.size(); ++s) made.push_back(options_[s][at[s]].stage);
+  for (size_t s = 0; s < made.size(); ++s) {
+    double bytes = Bytes(problem_, stages_[s].terms, made, s);
+    if (bytes > problem_.capacity[stages_[s].type] * (1 + kTolerance)) return false;
   }
   return true;
 }
@@ -68,27 +109,24 @@ bool StepUnits::List() {
 // With the units `at`: by simulation, or by a bound below it.
 double StepUnits::Value(const std::vector<int>& at, bool simulated, bool* fits) {
   *fits = false;
-  made_.clear();
+  if (crowded_ && !Holds(at)) return kInf;
   double price = 0, slowest = 0;
-  double used[kMaxTypes] = {};
-  for (size_t s = 0; s < stages_.size(); ++s) {
-    made_.push_back(options_[s][at[s]].stage);
-    int type = stages_[s].type, units = made_.back().units;
+  double used[kMaxTypes];
+  std::fill(used, used + problem_.types, 0.0);
+  StepBound bound;
+  for (size_t s = stages_.size(); s-- > 0;) {
+    const Option& option = options_[s][at[s]];
+    int type = stages_[s].type, units = option.stage.units;
     used[type] += units;
     price += units * problem_.price[type];
-    slowest = std::max(slowest, stages_[s].terms.Busy(units));
+    slowest = std::max(slowest, option.slowest);
+    if (!simulated) bound = bound.Before(option.stage, option.rounds);
   }
-  for (size_t s = 0; s < stages_.size(); ++s) {
-    double bytes = Bytes(problem_, stages_[s].terms, made_, s);
-    if (bytes > problem_.capacity[stages_[s].type] * (1 + kTolerance)) return kInf;
-  }
-  double seconds = 0;
+  double seconds = bound.step;
   if (simulated) {
+    made_.clear();
+    for (size_t s = 0; s < at.size(); ++s) made_.push_back(options_[s][at[s]].stage);
     seconds = StepSeconds(made_, problem_.micro_batches, 0, slowest * problem_.batch);
-  } else {
-    StepBound bound;
-    for (size_t s = made_.size(); s-- > 0;) bound = bound.Before(made_[s], problem_.micro_batches);
-    seconds = bound.step;
   }
   double tau = std::max(slowest, seconds / problem_.batch);
   double ps = problem_.PsUnits(problem_.Rate(tau, floor_));
@@ -114,6 +152,7 @@ void StepUnits::Improve(Choice now) {
       for (int move : {-1, 1}) {
         int to = now.at[s] + move;
         if (to < 0 || to == static_cast<int>(options_[s].size())) continue;
+        if (move < 0 && options_[s][to].wait > kSlow * slowest_ * problem_.batch) continue;
         Choice next = now;
         next.at[s] = to;
         next.value = Value(next.at, false, &fits);

@@ -223,15 +223,4 @@ double StepSeconds(const std::vector<StepStage>& stages, int micro_batches, int 
   return mean * kFull <= slowest ? slowest : mean;
 }
 
-StepBound StepBound::Before(const StepStage& stage, int micro_batches) const {
-  double rounds = (micro_batches + stage.units - 1) / stage.units;
-  double f = stage.forward, b = stage.backward, away = trip + stage.cross;
-  StepBound bound;
-  bound.trip = away + f + b;
-  bound.pipeline = std::max({rounds * (f + b), away + f + rounds * b, away + b + rounds * f,
-                             f + rounds * stage.cross + b, f + stage.cross + pipeline + b});
-  bound.step = std::max(bound.pipeline + stage.sync, f + stage.cross / 2 + step);
-  return bound;
-}
-
 }  // namespace heterps::scheduler

@@ -9,6 +9,7 @@
 // waits for update t - 1 - S, S being the staleness.
 #pragma once
 
+#include <algorithm>
 #include <vector>
 
 #include "problem/problem.h"
@@ -47,14 +48,25 @@ std::vector<double> Simulate(const std::vector<StepStage>& stages, int micro_bat
 double StepSeconds(const std::vector<StepStage>& stages, int micro_batches, int staleness,
                    double slowest);
 
+// The most micro-batches of a step that a worker of a stage of so many units gets.
+inline double Rounds(int micro_batches, int units) { return (micro_batches + units - 1) / units; }
+
 // Seconds that a flushed step takes, and no fewer: of the stages from some stage on.
 struct StepBound {
   double trip = 0;      // a micro-batch there and back
   double pipeline = 0;  // until the last backward leaves
   double step = 0;      // until everything is summed
 
-  // With one stage more before them.
-  StepBound Before(const StepStage& stage, int micro_batches) const;
+  // With one stage more before them, whose workers get `rounds` micro-batches at most.
+  StepBound Before(const StepStage& stage, double rounds) const {
+    double f = stage.forward, b = stage.backward, away = trip + stage.cross;
+    StepBound bound;
+    bound.trip = away + f + b;
+    bound.pipeline = std::max({rounds * (f + b), away + f + rounds * b, away + b + rounds * f,
+                               f + rounds * stage.cross + b, f + stage.cross + pipeline + b});
+    bound.step = std::max(bound.pipeline + stage.sync, f + stage.cross / 2 + step);
+    return bound;
+  }
 };
 
 }  // namespace heterps::scheduler

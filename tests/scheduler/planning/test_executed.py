@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler import Decision, load_resources, load_workload, plan
+from scheduler.engine import _planner
 from scheduler.methods.exact import solve
 from scheduler.planning.executed import steady_rate
 from scheduler.problem.cost import CostModel
@@ -41,6 +42,9 @@ def test_simulated_steps_are_solved_exactly(
         found = provision(model, assignment, floor)
         assert found.feasible == np.isfinite(least)
         assert not found.feasible or found.cost == pytest.approx(least, rel=1e-9)
+    # With hardly a label it is what the relaxation by step time and trip knows.
+    rough = _planner.solve_steps(model.native, floor, [], 1, False, 0.02)
+    assert rough.bound * model.samples / 3600 <= best * (1 + 1e-9)
     solution = solve(model, floor, seconds=10.0)
     assert solution.lower_bound <= best * (1 + 1e-9)
     feasible = solution.plan is not None and solution.plan.feasible

@@ -1,4 +1,4 @@
-"""torchrun with torch.distributed.checkpoint, and Ray Train: what kills of workers cost them."""
+"""torchrun with torch.distributed.checkpoint: what kills of its workers cost it."""
 
 import argparse
 import json
@@ -10,7 +10,6 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import asdict
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,28 +19,22 @@ from bench.survive.kills import SETTLED_S, drawn, pause
 from bench.survive.plain import Settings
 from tests.pids import alive
 
-RIVALS = {"torchrun": "torch", "ray": "ray"}  # and the package that it needs
 _LOOK_S = 0.05
 _LIMIT_S = 900.0
 
 
-def run_rival(
-    name: str, folder: Path, shape: Shape, arguments: argparse.Namespace
-) -> dict[str, Any]:
+def run_torchrun(folder: Path, shape: Shape, arguments: argparse.Namespace) -> dict[str, Any]:
     """One run without and one with kills, at the instants of the first job that has kills."""
-    if find_spec(RIVALS[name]) is None:
-        return {"skipped": f"{RIVALS[name]} is not installed"}
     every = int(arguments.checkpoint.removesuffix(" steps"))
-    unfailed = _run(name, folder / "unfailed", shape, every, arguments, 0)
-    print(f"{name}, unfailed: {unfailed['seconds']:.1f} s", flush=True)
-    killed = _run(name, folder / "killed", shape, every, arguments, arguments.kills)
-    print(f"{name}: {killed['seconds']:.1f} s, {killed['lost_steps']:.1f} lost steps", flush=True)
+    unfailed = _run(folder / "unfailed", shape, every, arguments, 0)
+    print(f"torchrun, unfailed: {unfailed['seconds']:.1f} s", flush=True)
+    killed = _run(folder / "killed", shape, every, arguments, arguments.kills)
+    print(f"torchrun: {killed['seconds']:.1f} s, {killed['lost_steps']:.1f} lost steps", flush=True)
     ratio = unfailed["seconds"] / killed["seconds"] if killed["seconds"] else 0.0
     return {"goodput": ratio, "unfailed": unfailed, "killed": killed}
 
 
 def _run(
-    name: str,
     folder: Path,
     shape: Shape,
     every: int,
@@ -56,10 +49,9 @@ def _run(
     )
     told = folder / "settings.json"
     told.write_text(json.dumps(asdict(settings)))
-    argv = [sys.executable, "-m", "bench.survive.plain", name, str(told)]
-    if name == "torchrun":
-        run = ["-m", "torch.distributed.run", "--standalone", "--max-restarts", "1000"]
-        argv[1:2] = [*run, "--nproc-per-node", str(settings.workers), "-m"]
+    run = ["-m", "torch.distributed.run", "--standalone", "--max-restarts", "1000"]
+    run += ["--nproc-per-node", str(settings.workers), "-m", "bench.survive.plain"]
+    argv = [sys.executable, *run, str(told)]
     chance = random.Random(f"{arguments.seed} 1")
     kills: list[float] = []
     until = time.monotonic() + _LIMIT_S
@@ -78,10 +70,11 @@ def _run(
                 due, after = None, time.time() + SETTLED_S
             time.sleep(_LOOK_S)
         if code is None:
-            process.kill()
+            process.terminate()  # with its workers
+            process.wait()
     begun = steps_begun(folder)
     if code != 0:
-        raise RuntimeError(f"{name} ended with {code}: {(folder / 'log').read_text()[-2000:]}")
+        raise RuntimeError(f"torchrun ended with {code}: {(folder / 'log').read_text()[-2000:]}")
     return {
         "seconds": begun[-1] - begun[0],
         "kills": len(kills),

@@ -1,0 +1,91 @@
+// A bound below the cost of every flushed plan, from the time of a step and a micro-batch's trip.
+//
+// Of a plan whose step takes T seconds and whose trip, a micro-batch's way through all stages and
+// back, takes R, each stage keeps the following, with n micro-batches a worker, P the trip through
+// the stages before it, A the forward part of P, and f, b, x, g its forward, backward, crossing and
+// sum:
+//
+//   alone = max(n (f + b), f + n x + b),   P + alone <= T,   A + alone + g <= T,
+//   again = (n - 1) max(f, b),             R + again <= T,   R - P + A + again + g <= T,
+//
+// and with A' - P' + g' of each stage before it
+//
+//   A' - P' + g' + max(P + alone, R + again) <= T.
+//
+// That is `StepBound` with the stages before: each of them adds its f + x + b to what the later
+// ones take until the last backward, and f + x / 2 to when they have summed; what is away of a
+// stage, itself and P make R. An earlier stage sums after its own last backward, which comes after
+// those of later ones.
+//
+// For all plans with T and R in a box these hold with the box's largest T and its least R, so the
+// cheapest chain of stages that keeps them, times the box's least T, is below the cost of each. A
+// chain is a shortest path over (boundary, cell), cells being of P and of the largest A' - P' + g'.
+// Of what falls into it a cell keeps the least price, the least A' - P' + g' and between what P
+// lies: to every plan there is a path through cells that is no dearer, with the plan's P between
+// theirs. Units that make a trip longer and ease nothing are left out: with fewer the plan keeps
+// the same T, as all that is on the left grows with each trip. So are limits that stages share. The
+// box of the least bound is split, or gets more cells.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "problem/steps.h"
+
+namespace heterps::scheduler {
+
+// A possible stage.
+struct Span {
+  int first, last, type;
+  Terms terms;
+};
+
+// A cheapest chain: its stages, by their spans, and their units.
+struct Chain {
+  std::vector<int32_t> spans, units;
+};
+
+class StepRelaxation {
+ public:
+  // `slack` is the most seconds a sample.
+  StepRelaxation(const Problem& problem, const std::vector<Span>& spans, double slack);
+
+  // No plan that costs less than `*incumbent` has a smaller value (seconds a sample * price an
+  // hour) than what is returned, at most `*incumbent`. `offer` gets the chains on the way, and may
+  // lower `*incumbent`; goes on until `done`.
+  double Bound(const double* incumbent, const std::function<void(const Chain&)>& offer,
+               const std::function<bool()>& done);
+
+ private:
+  // So many units of a span, and what they take: see `alone` and `again` in the formulas above.
+  struct Choice {
+    int units;
+    double price, trip, slowest, alone, again, sum;
+  };
+  // A number of plans: T and R from low to high.
+  struct Box {
+    double value, step[2], trip[2];
+    int cells;
+    bool operator<(const Box& other) const { return value > other.value; }
+  };
+  struct From {
+    int32_t span, units;
+    int16_t cell, way;
+  };
+  struct Cell;
+
+  void Add(const Span& span);
+  double Price(const Box& box, double most, Chain* chain) const;
+
+  const Problem& problem_;
+  const std::vector<Span>& spans_;
+  double slack_;
+  std::vector<std::vector<int32_t>> beginning_;  // spans by their first layer
+  std::vector<Choice> choices_;
+  std::vector<size_t> begin_;          // of each span's choices, [spans + 1]
+  std::vector<double> trips_, forth_;  // at least, through the layers from, and before, a boundary
+  double share_ = 0.5;                 // of a trip that is forward, at least
+};
+
+}  // namespace heterps::scheduler
