@@ -83,7 +83,9 @@ def check(folder, case, other, which):
     place = places[which % len(places)]
     if not case.job.train.staleness:
         assert_equal(gone_on(case, place), whole)
-    moved = replace(case, cuts=other.cuts, widths=other.widths, micro_batches=other.micro_batches)
+    # The job has the micro-batches, where a layer sees them whole.
+    micro_batches = case.micro_batches if case.experts else other.micro_batches
+    moved = replace(case, cuts=other.cuts, widths=other.widths, micro_batches=micro_batches)
     found = gone_on(moved, place)
     if not case.job.train.staleness:
         assert_close(found, case.reference(), 2e-5)
