@@ -39,6 +39,7 @@ JOBS = {
     "moe-lm": "examples/moe_lm/job.yaml",
 }
 _DRAWS = 1000
+_UNREACHABLE = 1e15  # samples/s
 _STAGES = (2, 4)
 _MODEL = Path(__file__).with_name("paced_model.py")
 
@@ -203,9 +204,10 @@ def cut_at_random(number: int, of: Profiled, staleness: int) -> Cut:
         units = [math.ceil(t / taken[computing]) if t else 1 for t in taken]
         if sum(units) <= UNITS:
             cut = Cut(f"{of.job.name}-{number}", of, cuts, tuple(units), computing, staleness)
-            # A plan is made for a floor's share that the executor takes beside it.
-            reached = (1 - of.workload.get("overhead", 0.0)) * cut.decide().max_throughput
-            return replace(cut, floor=0.999999 * reached)
+            # A plan is made for a floor's share that the executor takes beside it; where none
+            # reaches the floor the fastest is told.
+            fastest = replace(cut, floor=_UNREACHABLE).decide().throughput
+            return replace(cut, floor=0.999999 * (1 - of.workload.get("overhead", 0.0)) * fastest)
     raise ValueError(f"{of.job.name}: no stages with {UNITS} units in {_DRAWS} draws")
 
 
