@@ -57,8 +57,8 @@ def executed(model: CostModel, plan: Plan, floor: float = 0.0) -> Plan:
         if not plan.feasible:
             reason = plan.reason
             if found.sustained < floor and model.evaluate(codes, units, rate=rate).feasible:
-                reached = rate_text(found.sustained, down=True)
-                reason = f"reaches at most {reached} samples/s, the floor is {rate_text(floor)}"
+                most = rate_text(found.sustained, down=True)
+                reason = f"reaches at most {most} samples/s, the floor is {rate_text(floor)}"
             found = replace(found, feasible=False, reason=reason)
     kept = model.footprint.stage_bytes(runs, units, best)
     stages = [replace(s, memory_bytes=m) for s, m in zip(found.stages, kept, strict=True)]
