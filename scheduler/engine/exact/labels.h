@@ -7,17 +7,15 @@
 // same place uses no more of anything. A beam search over the same labels finds good plans first.
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <vector>
 
+#include "exact/clock.h"
 #include "problem/chain.h"
 #include "problem/problem.h"
 
 namespace heterps::scheduler {
-
-using Clock = std::chrono::steady_clock;
 
 // What to look for, and how hard.
 struct Effort {

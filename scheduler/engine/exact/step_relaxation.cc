@@ -3,12 +3,17 @@
 #include <cmath>
 #include <queue>
 
+#include "problem/chain.h"
+
 namespace heterps::scheduler {
 namespace {
 
 constexpr int kCells = 64, kMostCells = 256;  // by the trip before
 constexpr int kOwed = 8;                      // and by what sums before take longer
 constexpr size_t kMostChoices = 300'000;      // beyond there is no bound: a box would take seconds
+constexpr double kStride = 0.7, kBeyond = 1.1;  // of a subgradient step
+constexpr int kTurns = 6;                       // of them for all plans together
+constexpr size_t kTables = 256;                 // of boxes that are left open
 constexpr double kFine = 1e-3;                // boxes no larger than this get more cells
 constexpr double kRounding = 1 + 1e-9;        // of sums
 
@@ -92,10 +97,34 @@ void StepRelaxation::Add(const Span& span) {
 }
 
 // What the cheapest chain of a box costs an hour; infinite where it is at least `most`.
-double StepRelaxation::Price(const Box& box, double most, Chain* chain) const {
+double StepRelaxation::Price(const Box& box, double most, Chain* chain, Left* left) {
   double step = box.step[1] * kRounding, trip = box.trip[0], width = box.trip[1] / box.cells;
   if (trip > step) return kInf;
   int layers = problem_.layers, count = box.cells * kOwed;
+  open_.clear();
+  opened_.assign(1, 0);
+  rest_.assign(layers + 1, kInf);
+  for (size_t n = 0; n < spans_.size(); ++n) {
+    double before = trips_[0] - trips_[spans_[n].first], after = trips_[spans_[n].last + 1];
+    for (size_t now = begin_[n]; now < begin_[n + 1]; ++now) {
+      const Choice& choice = choices_[now];
+      if (choice.slowest > step || before + choice.alone > step || trip + choice.again > step ||
+          before + choice.trip + after > box.trip[1] * kRounding) {
+        continue;
+      }
+      open_.push_back(choice);
+      open_.back().price += choice.units * box.weight[spans_[n].type];
+    }
+    opened_.push_back(open_.size());
+  }
+  rest_[layers] = 0;
+  for (int at = layers; at-- > 0;) {
+    for (int32_t n : beginning_[at]) {
+      if (opened_[n] == opened_[n + 1]) continue;
+      rest_[at] = std::min(rest_[at], open_[opened_[n]].price + rest_[spans_[n].last + 1]);
+    }
+  }
+  if (rest_[0] >= most) return kInf;
   std::vector<Cell> cells(static_cast<size_t>(layers + 1) * count);
   cells[0].least = cells[0].owed = cells[0].price[0] = 0;
   for (int at = 0; at < layers; ++at) {
@@ -107,13 +136,14 @@ double StepRelaxation::Price(const Box& box, double most, Chain* chain) const {
       double late = std::max((share_ - 1) * here.most, forth_[at] - here.most);
       for (int32_t n : beginning_[at]) {
         const Span& span = spans_[n];
-        double left = box.trip[1] * kRounding - trips_[span.last + 1] - here.least, before = 0;
+        double longest = box.trip[1] * kRounding - trips_[span.last + 1] - here.least, before = 0;
         int way = !problem_.cuts && here.type[0] == span.type ? 1 : 0;
-        for (size_t now = begin_[n]; now < begin_[n + 1]; ++now) {
-          const Choice& choice = choices_[now];
+        double bar = most - rest_[span.last + 1];
+        for (size_t now = opened_[n]; now < opened_[n + 1]; ++now) {
+          const Choice& choice = open_[now];
           double price = here.price[way] + choice.price;
-          if (price >= most || choice.trip > left) break;
-          if (choice.trip <= before || choice.slowest > step) continue;
+          if (price >= bar || choice.trip > longest) break;
+          if (choice.trip <= before) continue;
           if (ahead + choice.sum + choice.alone > step) continue;
           double owed = std::max(here.owed, late + choice.sum);
           if (std::max(here.least + choice.alone, trip + choice.again) + owed > step) continue;
@@ -130,16 +160,80 @@ double StepRelaxation::Price(const Box& box, double most, Chain* chain) const {
   }
   const Cell* last = &cells[static_cast<size_t>(layers) * count];
   int best = 0;
-  for (int c = 1; c < count; ++c) {
-    if (last[c].price[0] < last[best].price[0]) best = c;
+  double price = kInf;
+  for (int c = 0; c < count; ++c) {
+    bool reaches = last[c].most * kRounding >= box.trip[0];
+    if (reaches && last[c].price[0] < price) best = c, price = last[c].price[0];
   }
-  double price = last[best].price[0];
+  if (left) Keep(cells, count, left);
   *chain = {};
   for (int at = layers, c = best, way = 0; price < kInf && at > 0;) {
     const From& from = cells[static_cast<size_t>(at) * count + c].from[way];
     chain->spans.insert(chain->spans.begin(), from.span);
     chain->units.insert(chain->units.begin(), from.units);
     at = spans_[from.span].first, c = from.cell, way = from.way;
+  }
+  return price;
+}
+
+// Keeps the cheapest ways to each boundary by trip.
+void StepRelaxation::Keep(const std::vector<Cell>& cells, int count, Left* left) const {
+  std::vector<int> order;
+  for (int at = 0; at <= problem_.layers; ++at) {
+    left->begin.push_back(left->ways.size());
+    const Cell* here = &cells[static_cast<size_t>(at) * count];
+    order.clear();
+    for (int c = 0; c < count; ++c) {
+      if (here[c].least < kInf) order.push_back(c);
+    }
+    std::sort(order.begin(), order.end(), [&](int a, int b) { return here[a].least < here[b].least; });
+    Ways best;
+    for (int c : order) {
+      for (int n : {0, 1}) {
+        if (here[c].price[n] < kInf) best.Offer(here[c].price[n], here[c].type[n], -1);
+      }
+      left->ways.push_back({here[c].least, {best.cost[0], best.cost[1]}, best.type[0]});
+    }
+  }
+  left->begin.push_back(left->ways.size());
+}
+
+double StepRelaxation::Bound(const Rest& rest, double enough) const {
+  double bound = kInf;
+  for (const Left& left : left_) {
+    double value = left.box.value;
+    if (!left.ways.empty()) {
+      double step = left.box.step[1] * kRounding;
+      double most = std::min({step - rest.time.pipeline, (step - rest.time.step) / share_,
+                              left.box.trip[1] * kRounding - rest.time.trip});
+      auto from = left.ways.begin() + left.begin[rest.at];
+      auto to = left.ways.begin() + left.begin[rest.at + 1];
+      auto way = std::upper_bound(from, to, most * kRounding,
+                                  [](double trip, const Way& way) { return trip < way.trip; });
+      if (way == from) continue;
+      --way;
+      double price = rest.price + left.price;
+      for (int type = 0; type < problem_.types; ++type) {
+        price += left.box.weight[type] * rest.used[type];
+      }
+      price += way->price[!problem_.cuts && way->type == rest.type ? 1 : 0];
+      value = std::max(value, left.box.step[0] / problem_.batch * price / kRounding);
+    }
+    bound = std::min(bound, value);
+    if (bound <= enough) break;
+  }
+  return bound;
+}
+
+// Dollars an hour of the parameter server, less what the limits allow at a box's weights; infinite
+// where those leave nothing.
+double StepRelaxation::Outside(const Box& box) const {
+  double ps = problem_.PsUnits(problem_.batch / box.step[1] / kRounding);
+  double price = ps * problem_.price[problem_.ps_type];
+  for (int type = 0; type < problem_.types; ++type) {
+    double room = problem_.limit[type] - (type == problem_.ps_type ? ps : 0);
+    if (room < 0) return kInf;
+    price -= box.weight[type] * room;
   }
   return price;
 }
@@ -152,27 +246,53 @@ double StepRelaxation::Bound(const double* incumbent,
   if (cheapest > 0) most = std::min(most, *incumbent / cheapest * problem_.batch);
   if (choices_.size() > kMostChoices || !(least > 0) || !(most < kInf)) return 0;
   std::priority_queue<Box> open;
-  auto evaluate = [&](Box box) {
-    if (box.step[0] > box.step[1] || box.trip[0] > box.trip[1]) return;
-    double ps = problem_.PsUnits(problem_.batch / box.step[1] / kRounding) *
-                problem_.price[problem_.ps_type];
-    double limit =
-        std::min(problem_.max_price * kRounding, *incumbent * problem_.batch / box.step[0]);
-    Chain chain;
-    double price = ps + Price(box, limit - ps, &chain);
-    if (price == kInf) return;
-    box.value = std::max(box.value, box.step[0] / problem_.batch * price);
-    open.push(box);
-    offer(chain);
+  auto most_price = [&](const Box& box) {
+    return std::min(problem_.max_price, *incumbent * problem_.batch / box.step[0]) * kRounding;
   };
-  evaluate({0, {least, most * kRounding}, {least, most * kRounding}, kCells});
+  auto evaluate = [&](Box box) {
+    if (box.step[0] > box.step[1] || box.trip[0] > box.trip[1]) return false;
+    double limit = most_price(box), outside = Outside(box);
+    if (outside == kInf) return false;
+    Chain chain;
+    double price = Price(box, limit - outside, &chain);
+    if (price == kInf) return false;
+    price += outside;
+    box.value = std::max(box.value, box.step[0] / problem_.batch * price);
+    std::vector<double> over(problem_.types);
+    for (int type = 0; type < problem_.types; ++type) over[type] = -problem_.limit[type];
+    over[problem_.ps_type] += problem_.PsUnits(problem_.batch / box.step[1] / kRounding);
+    for (size_t n = 0; n < chain.spans.size(); ++n) {
+      over[spans_[chain.spans[n]].type] += chain.units[n];
+    }
+    double square = 0, aim = limit < kInf ? limit : kBeyond * price;
+    for (int type = 0; type < problem_.types; ++type) {
+      if (over[type] < 0 && box.weight[type] <= 0) over[type] = 0;
+      square += over[type] * over[type];
+    }
+    bool moved = square > 0 && aim > price;
+    for (int type = 0; moved && type < problem_.types; ++type) {
+      double& weight = box.weight[type];
+      weight = std::max(0.0, weight + kStride * (aim - price) / square * over[type]);
+    }
+    open.push(std::move(box));
+    offer(chain);
+    return moved;
+  };
+  Box all{0, {least, most * kRounding}, {least, most * kRounding}, kCells, {}};
+  all.weight.assign(problem_.types, 0);
+  evaluate(all);
+  for (int turn = 0; turn < kTurns && !open.empty() && !done(); ++turn) {
+    all = open.top();
+    open.pop();
+    if (!evaluate(all)) break;
+  }
   while (!open.empty()) {
     Box box = open.top();
     if (box.value >= *incumbent) break;
     double tall = std::log(box.step[1] / box.step[0]);
     double wide = (box.trip[1] - box.trip[0]) / box.step[1];
     bool fine = std::max(tall, wide) < kFine;
-    if (done() || (fine && box.cells == kMostCells)) return box.value / kRounding;
+    if (done() || (fine && box.cells == kMostCells)) break;
     open.pop();
     Box one = box, other = box;
     if (fine) {
@@ -190,7 +310,17 @@ double StepRelaxation::Bound(const double* incumbent,
     evaluate(one);
     evaluate(other);
   }
-  return *incumbent;
+  double bound = *incumbent;
+  if (!open.empty()) bound = std::min(bound, open.top().value / kRounding);
+  for (; !open.empty() && open.top().value < *incumbent; open.pop()) {
+    left_.push_back({open.top(), 0, {}, {}});
+    Left& left = left_.back();
+    if (left_.size() > kTables) continue;
+    left.price = Outside(left.box);
+    Chain chain;
+    Price(left.box, most_price(left.box) - left.price, &chain, &left);
+  }
+  return bound;
 }
 
 }  // namespace heterps::scheduler

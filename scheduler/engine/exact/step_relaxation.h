@@ -57,26 +57,53 @@ class StepRelaxation {
   double Bound(const double* incumbent, const std::function<void(const Chain&)>& offer,
                const std::function<bool()>& done);
 
+  // What the last stages of a plan are, from some boundary on.
+  struct Rest {
+    int at, type;  // the boundary, and the type of the stage after it
+    const StepBound& time;
+    double price;
+    const int32_t* used;  // units, [types]
+  };
+  // After `Bound`: the same of all plans that end so. What is at most `enough` need not be known.
+  double Bound(const Rest& rest, double enough) const;
+
  private:
   // So many units of a span, and what they take: see `alone` and `again` in the formulas above.
   struct Choice {
     int units;
     double price, trip, slowest, alone, again, sum;
   };
-  // A number of plans: T and R from low to high.
+  // A number of plans: T and R from low to high, and dollars an hour that a unit of each type is
+  // counted as besides its price, [types].
   struct Box {
     double value, step[2], trip[2];
     int cells;
+    std::vector<double> weight;
     bool operator<(const Box& other) const { return value > other.value; }
+  };
+  struct Cell;
+  // What it takes at least to get to a boundary, in the cells of a box.
+  struct Way {
+    double trip, price[2];
+    int32_t type;  // of the last stage of the first price; the second is of all others
+  };
+  // A box that was left open, with the ways to each boundary by trip, and where those begin; none
+  // where there was no time.
+  struct Left {
+    Box box;
+    double price = 0;  // an hour, that all have: the parameter server's, less what limits allow
+    std::vector<Way> ways;
+    std::vector<size_t> begin;  // [layers + 1]
   };
   struct From {
     int32_t span, units;
     int16_t cell, way;
   };
-  struct Cell;
 
   void Add(const Span& span);
-  double Price(const Box& box, double most, Chain* chain) const;
+  double Price(const Box& box, double most, Chain* chain, Left* left = nullptr);
+  void Keep(const std::vector<Cell>& cells, int count, Left* left) const;
+  double Outside(const Box& box) const;
 
   const Problem& problem_;
   const std::vector<Span>& spans_;
@@ -84,8 +111,12 @@ class StepRelaxation {
   std::vector<std::vector<int32_t>> beginning_;  // spans by their first layer
   std::vector<Choice> choices_;
   std::vector<size_t> begin_;          // of each span's choices, [spans + 1]
+  std::vector<Choice> open_;           // those that a box leaves
+  std::vector<size_t> opened_;         // of each span's, [spans + 1]
+  std::vector<double> rest_;           // what the layers from a boundary on cost at least in a box
   std::vector<double> trips_, forth_;  // at least, through the layers from, and before, a boundary
   double share_ = 0.5;                 // of a trip that is forward, at least
+  std::vector<Left> left_;
 };
 
 }  // namespace heterps::scheduler

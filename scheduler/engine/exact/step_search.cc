@@ -1,9 +1,11 @@
 #include "exact/step_search.h"
 
-#include <chrono>
 #include <cmath>
+#include <memory>
 #include <queue>
 
+#include "exact/clock.h"
+#include "exact/step_descent.h"
 #include "exact/step_relaxation.h"
 #include "problem/chain.h"
 #include "problem/step_units.h"
@@ -11,12 +13,12 @@
 namespace heterps::scheduler {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 constexpr double kGrid = 1.01;    // between the paces at which earlier layers are priced
 constexpr double kCoarse = 1.04;  // where only a few plans are simulated
 constexpr int kFew = 100;
 constexpr double kRelaxing = 0.6;  // share of the time
+constexpr double kDescending = 0.25, kWindowsASecond = 10'000, kMostWindows = 60'000;
+constexpr size_t kStarts = 4;
 constexpr int kMostPaces = 600;
 constexpr size_t kMostSpans = 1'000'000;  // priced at all of them
 constexpr size_t kCompared = 48;          // labels at a place that a new one is compared with
@@ -28,7 +30,6 @@ struct Label {
   double slowest = 0;  // ET of its slowest stage, s a sample
   double value = 0;    // no plan that ends this way has a smaller one
   int32_t parent = -1, span = -1, units = 0;
-  bool dropped = false;
 };
 
 struct Open {
@@ -109,7 +110,36 @@ class StepSearch {
       std::vector<Stage> stages;
       tried_.clear();
       if (Split(problem_, path.assignment.data(), &stages)) Try(stages, tau);
+      if (paths_.empty() || paths_.back() != path.assignment) paths_.push_back(path.assignment);
       if (Clock::now() > deadline_) break;
+    }
+  }
+
+  void BeThorough() { thorough_ = true; }
+
+  // Goes on from the best of the shortest paths, also of those that miss demands.
+  void Descend() {
+    auto end = Clock::now() + (deadline_ - Clock::now()) * kDescending;
+    std::vector<std::pair<double, std::vector<int32_t>>> starts;
+    StepUnits units(problem_, floor_);
+    for (std::vector<int32_t>& path : paths_) {
+      bool fits = false;
+      starts.emplace_back(units.Price(path, kInf, &fits), std::move(path));
+    }
+    if (!found_.assignment.empty()) starts.emplace_back(0, found_.assignment);
+    std::sort(starts.begin(), starts.end());
+    starts.resize(std::min(starts.size(), kStarts));
+    int windows = static_cast<int>(
+        std::min(kMostWindows, effort_.seconds * kWindowsASecond) / std::max<size_t>(1, starts.size()));
+    StepDescent descent(problem_, floor_);
+    std::vector<Stage> stages;
+    for (const auto& [price, start] : starts) {
+      descent.Run(
+          start, windows,
+          [&](const std::vector<int32_t>& assignment, const std::vector<double>& units) {
+            if (Split(problem_, assignment.data(), &stages)) Judge(stages, units);
+          },
+          [&] { return Clock::now() > end; });
     }
   }
 
@@ -117,11 +147,11 @@ class StepSearch {
   void Relax() {
     auto started = Clock::now();
     auto end = started + (deadline_ - started) * kRelaxing;
-    StepRelaxation relaxation(problem_, spans_, slack_);
+    relaxation_ = std::make_unique<StepRelaxation>(problem_, spans_, slack_);
     StepUnits rounded(problem_, floor_);
     std::vector<Stage> stages;
     std::vector<int32_t> assignment(layers_);
-    relaxed_ = relaxation.Bound(
+    relaxed_ = relaxation_->Bound(
         &incumbent_,
         [&](const Chain& chain) {
           stages.clear();
@@ -146,34 +176,19 @@ class StepSearch {
       found_.bound = kInf;
       return found_;
     }
-    if (relaxed_ >= incumbent_ * kSame) {
-      found_.bound = incumbent_;
-      return found_;
-    }
     Price();
-    labels_.push_back({});
-    used_.assign(types_, 0);
-    open_.push({0, layers_, 0});
-    places_.resize(static_cast<size_t>(layers_ + 1) * (types_ + 1));
-    double rest = kInf;
-    for (int64_t popped = 0; !open_.empty(); ++popped) {
-      Open top = open_.top();
-      if (top.value >= incumbent_ * kSame) break;
-      bool late = ((popped & 63) == 63 || top.at == 0) && Clock::now() > deadline_;
-      if (late || labels_.size() > effort_.labels || finished_ >= effort_.plans) {
-        rest = top.value;
-        break;
-      }
-      open_.pop();
-      if (labels_[top.label].dropped) continue;
-      if (top.at == 0) {
-        Finish(top.label);
-        ++finished_;
-        continue;
-      }
-      for (int32_t span : ending_[top.at]) Lengthen(top.label, span);
+    double bound = relaxed_;
+    if (thorough_ && bound < incumbent_ * kSame) {
+      // First without the ways that look worse in everything: none of them has a smaller bound, but
+      // it may have a smaller cost.
+      auto end = deadline_;
+      deadline_ = Clock::now() + (end - Clock::now()) / 2;
+      bound = std::max(bound, Search());
+      deadline_ = end;
+      effort_.all = true;
     }
-    found_.bound = std::max(std::min({rest, lost_, incumbent_}), std::min(relaxed_, incumbent_));
+    if (bound < incumbent_ * kSame) bound = std::max(bound, Search());
+    found_.bound = std::min(bound, incumbent_);
     if (found_.bound == kInf && found_.assignment.empty()) found_.value = kInf;
     return found_;
   }
@@ -181,6 +196,35 @@ class StepSearch {
   const StepFound& found() const { return found_; }
 
  private:
+  // Lengthens labels, the least first; what no plan has a smaller value than.
+  double Search() {
+    labels_.assign(1, {});
+    used_.assign(types_, 0);
+    open_ = {};
+    open_.push({0, layers_, 0});
+    places_.assign(static_cast<size_t>(layers_ + 1) * (types_ + 1), {});
+    double rest = kInf;
+    for (int64_t popped = 0; !open_.empty(); ++popped) {
+      Open top = open_.top();
+      if (top.value >= incumbent_ * kSame) break;
+      bool late = ((popped & 63) == 63 || top.at == 0) && Clock::now() > deadline_;
+      if (late || labels_.size() > effort_.labels || finished_ >= effort_.plans) {
+        rest = std::min(rest, top.value);
+        break;
+      }
+      open_.pop();
+      if (top.at == 0) {
+        // A way that was dropped for another has no smaller bound than that one's plans.
+        if (!effort_.all) rest = std::min(rest, top.value);
+        Finish(top.label);
+        ++finished_;
+        continue;
+      }
+      for (int32_t span : ending_[top.at]) Lengthen(top.label, span);
+    }
+    return std::min(rest, incumbent_);
+  }
+
   // What the layers before each boundary cost at least, at paces from fast to slow.
   void Price() {
     double low = kInf, high = 0;
@@ -302,6 +346,7 @@ class StepSearch {
     if (span.type == behind && !problem_.cuts) return;
     auto mine = used_.begin() + static_cast<size_t>(from) * types_;
     const std::vector<int32_t> used(mine, mine + types_);
+    std::vector<int32_t> with(used);
     double room = std::min(problem_.limit[span.type] - used[span.type], span.terms.most);
     // More units than micro-batches under way have nothing to do.
     room = std::min(room, problem_.micro_batches * (problem_.staleness + 1.0));
@@ -315,6 +360,13 @@ class StepSearch {
       StepStage stage = StageAt(problem_, span.terms, units);
       label.time = before.time.Before(stage, Rounds(problem_.micro_batches, units));
       label.value = std::max(before.value, Bound(label, span.first, span.type));
+      if (relaxation_ && label.value < incumbent_ * kSame) {
+        for (int type = 0; type < types_; ++type) with[type] = used[type];
+        with[span.type] += units;
+        label.value = std::max(label.value, relaxation_->Bound({span.first, span.type, label.time,
+                                                                label.price, with.data()},
+                                                               label.value));
+      }
       if (label.value >= incumbent_ * kSame) {
         // With more units its time falls, but no further than one micro-batch's.
         if (label.value == kInf || price <= 0 || fastest_) continue;
@@ -335,10 +387,7 @@ class StepSearch {
           places_[static_cast<size_t>(span.first) * (types_ + 1) + span.type];
       size_t first = here.size() > kCompared ? here.size() - kCompared : 0;
       for (size_t n = first; n < here.size(); ++n) {
-        if (Dominates(here[n], label, used)) {
-          lost_ = std::min(lost_, std::max(label.value, 0.0));
-          return;
-        }
+        if (Dominates(here[n], label, used)) return;
       }
       here.push_back(static_cast<int32_t>(labels_.size()));
     }
@@ -449,8 +498,11 @@ class StepSearch {
   double low_ = 0, ratio_ = 1;
   int paces_ = 0, finished_ = 0;
   std::vector<double> tried_;  // units last simulated
-  double cheapest_, slack_, incumbent_, lost_ = kInf;
+  std::vector<std::vector<int32_t>> paths_;  // shortest, from slow to fast
+  double cheapest_, slack_, incumbent_;
+  bool thorough_ = false;  // all ways at last
   double relaxed_ = 0;  // no plan cheaper than the incumbent has a smaller value
+  std::unique_ptr<StepRelaxation> relaxation_;
   Clock::time_point deadline_;
   std::vector<Label> labels_;
   std::vector<int32_t> used_;  // units of each type, [labels, types]
@@ -475,7 +527,13 @@ StepFound SolveSteps(const Problem& problem, double floor, StepEffort effort,
       if (Split(problem, start.data(), &stages)) search.TryPaces(stages);
     }
     search.TryChain();
-    if (problem.staleness == 0 && !fastest && !effort.all) search.Relax();
+    if (!fastest && !effort.all) {
+      search.BeThorough();
+      if (problem.staleness == 0) {
+        search.Descend();
+        search.Relax();
+      }
+    }
   }
   return search.Run();
 }
