@@ -5,12 +5,13 @@
 namespace heterps::scheduler {
 namespace {
 
-constexpr double kHeat = 0.02;     // by which a plan that is gone on from may be dearer, at first
-constexpr double kCold = 0.6;      // share of the windows after which none may
-constexpr double kHot = 6;         // heats by which one is dearer that is all but never taken
-constexpr double kStages = 0.4;    // share of windows of whole stages
-constexpr double kNeighbour = 0.5; // share of windows that go to the type beside them
-constexpr int kLongest = 16;       // layers of a window, but for whole stages
+constexpr double kHeat = 0.03;      // by which a plan that is gone on from may be dearer, at first
+constexpr double kCold = 0.6;       // share of the windows after which none may
+constexpr double kHot = 6;          // heats by which one is dearer that is all but never taken
+constexpr double kStages = 0.4;     // share of windows of whole stages
+constexpr double kNeighbour = 0.5;  // share of windows that go to the type beside them
+constexpr double kMore = 0.5;       // share of windows after which another beside it goes elsewhere
+constexpr int kLongest = 16;        // layers of a window, but for whole stages
 
 }  // namespace
 
@@ -25,7 +26,10 @@ void StepDescent::Run(std::vector<int32_t> now, int windows, const Offer& offer,
   std::vector<int32_t> next;
   for (int n = 0; n < windows && !((n & 15) == 15 && done()); ++n) {
     next = now;
-    if (!Move(&next)) continue;
+    bool moved = Move(&next, Below(problem_.layers));
+    // Where memory is short a stage gives way only together with its neighbours.
+    while (Random() < kMore) moved |= Move(&next, near_);
+    if (!moved || next == now) continue;
     double heat = kHeat * std::max(0.0, 1 - n / (kCold * windows));
     double price = units_.Price(next, current * (1 + kHot * heat), &fits);
     if (!(price < kInf)) continue;
@@ -38,8 +42,8 @@ void StepDescent::Run(std::vector<int32_t> now, int windows, const Offer& offer,
   }
 }
 
-bool StepDescent::Move(std::vector<int32_t>* now) {
-  int layers = problem_.layers, from = Below(layers), to = from + 1;
+bool StepDescent::Move(std::vector<int32_t>* now, int from) {
+  int layers = problem_.layers, to = from + 1;
   auto at = [&](int layer) { return (*now)[layer]; };
   if (Random() < kStages) {
     while (from > 0 && at(from - 1) == at(from)) --from;
@@ -64,6 +68,7 @@ bool StepDescent::Move(std::vector<int32_t>* now) {
     other |= at(layer) != type;
   }
   std::fill(now->begin() + from, now->begin() + to, type);
+  near_ = std::clamp(Random() < 0.5 ? from - 1 : to, 0, layers - 1);
   return other;
 }
 

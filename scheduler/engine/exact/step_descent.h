@@ -24,14 +24,16 @@ class StepDescent {
            const std::function<bool()>& done);
 
  private:
-  // Lays a window of `now` on one type; whether that is something else and may run.
-  bool Move(std::vector<int32_t>* now);
+  // Lays a window of `now` about the layer `from` on one type; whether that is something else and
+  // may run.
+  bool Move(std::vector<int32_t>* now, int from);
   double Random();
   int Below(int count) { return static_cast<int>(Random() * count); }
 
   const Problem& problem_;
   StepUnits units_;
   uint64_t random_ = 1;
+  int near_ = 0;  // a layer beside the last window
 };
 
 }  // namespace heterps::scheduler

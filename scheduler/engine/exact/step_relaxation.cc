@@ -1,7 +1,6 @@
 #include "exact/step_relaxation.h"
 
 #include <cmath>
-#include <queue>
 
 #include "problem/chain.h"
 
@@ -14,8 +13,8 @@ constexpr size_t kMostChoices = 300'000;      // beyond there is no bound: a box
 constexpr double kStride = 0.7, kBeyond = 1.1;  // of a subgradient step
 constexpr int kTurns = 6;                       // of them for all plans together
 constexpr size_t kTables = 256;                 // of boxes that are left open
-constexpr double kFine = 1e-3;                // boxes no larger than this get more cells
-constexpr double kRounding = 1 + 1e-9;        // of sums
+constexpr double kFine = 1e-3;                  // boxes no larger than this get more cells
+constexpr double kRounding = 1 + 1e-9;          // of sums
 
 }  // namespace
 
@@ -165,7 +164,7 @@ double StepRelaxation::Price(const Box& box, double most, Chain* chain, Left* le
     bool reaches = last[c].most * kRounding >= box.trip[0];
     if (reaches && last[c].price[0] < price) best = c, price = last[c].price[0];
   }
-  if (left) Keep(cells, count, left);
+  if (left) KeepWays(cells, count, left);
   *chain = {};
   for (int at = layers, c = best, way = 0; price < kInf && at > 0;) {
     const From& from = cells[static_cast<size_t>(at) * count + c].from[way];
@@ -177,7 +176,7 @@ double StepRelaxation::Price(const Box& box, double most, Chain* chain, Left* le
 }
 
 // Keeps the cheapest ways to each boundary by trip.
-void StepRelaxation::Keep(const std::vector<Cell>& cells, int count, Left* left) const {
+void StepRelaxation::KeepWays(const std::vector<Cell>& cells, int count, Left* left) const {
   std::vector<int> order;
   for (int at = 0; at <= problem_.layers; ++at) {
     left->begin.push_back(left->ways.size());
@@ -186,7 +185,8 @@ void StepRelaxation::Keep(const std::vector<Cell>& cells, int count, Left* left)
     for (int c = 0; c < count; ++c) {
       if (here[c].least < kInf) order.push_back(c);
     }
-    std::sort(order.begin(), order.end(), [&](int a, int b) { return here[a].least < here[b].least; });
+    std::sort(order.begin(), order.end(),
+              [&](int a, int b) { return here[a].least < here[b].least; });
     Ways best;
     for (int c : order) {
       for (int n : {0, 1}) {
@@ -199,13 +199,15 @@ void StepRelaxation::Keep(const std::vector<Cell>& cells, int count, Left* left)
 }
 
 double StepRelaxation::Bound(const Rest& rest, double enough) const {
+  if (!bounded_) return 0;
   double bound = kInf;
   for (const Left& left : left_) {
     double value = left.box.value;
     if (!left.ways.empty()) {
       double step = left.box.step[1] * kRounding;
-      double most = std::min({step - rest.time.pipeline, (step - rest.time.step) / share_,
-                              left.box.trip[1] * kRounding - rest.time.trip});
+      double most =
+          std::min({step - rest.time.pipeline, share_ > 0 ? (step - rest.time.step) / share_ : kInf,
+                    left.box.trip[1] * kRounding - rest.time.trip});
       auto from = left.ways.begin() + left.begin[rest.at];
       auto to = left.ways.begin() + left.begin[rest.at + 1];
       auto way = std::upper_bound(from, to, most * kRounding,
@@ -245,13 +247,9 @@ double StepRelaxation::Bound(const double* incumbent,
   double least = trips_[0], most = slack_ * problem_.batch;
   if (cheapest > 0) most = std::min(most, *incumbent / cheapest * problem_.batch);
   if (choices_.size() > kMostChoices || !(least > 0) || !(most < kInf)) return 0;
-  std::priority_queue<Box> open;
-  auto most_price = [&](const Box& box) {
-    return std::min(problem_.max_price, *incumbent * problem_.batch / box.step[0]) * kRounding;
-  };
   auto evaluate = [&](Box box) {
     if (box.step[0] > box.step[1] || box.trip[0] > box.trip[1]) return false;
-    double limit = most_price(box), outside = Outside(box);
+    double limit = MostPrice(box, *incumbent), outside = Outside(box);
     if (outside == kInf) return false;
     Chain chain;
     double price = Price(box, limit - outside, &chain);
@@ -274,26 +272,26 @@ double StepRelaxation::Bound(const double* incumbent,
       double& weight = box.weight[type];
       weight = std::max(0.0, weight + kStride * (aim - price) / square * over[type]);
     }
-    open.push(std::move(box));
+    boxes_.push(std::move(box));
     offer(chain);
     return moved;
   };
   Box all{0, {least, most * kRounding}, {least, most * kRounding}, kCells, {}};
   all.weight.assign(problem_.types, 0);
   evaluate(all);
-  for (int turn = 0; turn < kTurns && !open.empty() && !done(); ++turn) {
-    all = open.top();
-    open.pop();
+  for (int turn = 0; turn < kTurns && !boxes_.empty() && !done(); ++turn) {
+    all = boxes_.top();
+    boxes_.pop();
     if (!evaluate(all)) break;
   }
-  while (!open.empty()) {
-    Box box = open.top();
+  while (!boxes_.empty()) {
+    Box box = boxes_.top();
     if (box.value >= *incumbent) break;
     double tall = std::log(box.step[1] / box.step[0]);
     double wide = (box.trip[1] - box.trip[0]) / box.step[1];
     bool fine = std::max(tall, wide) < kFine;
     if (done() || (fine && box.cells == kMostCells)) break;
-    open.pop();
+    boxes_.pop();
     Box one = box, other = box;
     if (fine) {
       one.cells *= 2;
@@ -310,17 +308,24 @@ double StepRelaxation::Bound(const double* incumbent,
     evaluate(one);
     evaluate(other);
   }
-  double bound = *incumbent;
-  if (!open.empty()) bound = std::min(bound, open.top().value / kRounding);
-  for (; !open.empty() && open.top().value < *incumbent; open.pop()) {
-    left_.push_back({open.top(), 0, {}, {}});
+  bounded_ = true;
+  return boxes_.empty() ? *incumbent : std::min(*incumbent, boxes_.top().value / kRounding);
+}
+
+void StepRelaxation::Keep(double incumbent, const std::function<bool()>& done) {
+  for (; !boxes_.empty() && boxes_.top().value < incumbent; boxes_.pop()) {
+    left_.push_back({boxes_.top(), 0, {}, {}});
     Left& left = left_.back();
-    if (left_.size() > kTables) continue;
+    if (left_.size() > kTables || done()) continue;
     left.price = Outside(left.box);
     Chain chain;
-    Price(left.box, most_price(left.box) - left.price, &chain, &left);
+    Price(left.box, MostPrice(left.box, incumbent) - left.price, &chain, &left);
   }
-  return bound;
+}
+
+// What a plan of a box that is cheaper than the incumbent may cost an hour.
+double StepRelaxation::MostPrice(const Box& box, double incumbent) const {
+  return std::min(problem_.max_price, incumbent * problem_.batch / box.step[0]) * kRounding;
 }
 
 }  // namespace heterps::scheduler

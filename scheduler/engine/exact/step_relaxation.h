@@ -29,6 +29,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <queue>
 #include <vector>
 
 #include "problem/steps.h"
@@ -57,6 +58,10 @@ class StepRelaxation {
   double Bound(const double* incumbent, const std::function<void(const Chain&)>& offer,
                const std::function<bool()>& done);
 
+  // Keeps what was learned, for bounds of plans that end in some way: as much as there is time for
+  // until `done`.
+  void Keep(double incumbent, const std::function<bool()>& done);
+
   // What the last stages of a plan are, from some boundary on.
   struct Rest {
     int at, type;  // the boundary, and the type of the stage after it
@@ -64,7 +69,7 @@ class StepRelaxation {
     double price;
     const int32_t* used;  // units, [types]
   };
-  // After `Bound`: the same of all plans that end so. What is at most `enough` need not be known.
+  // After `Keep`: the same of all plans that end so. What is at most `enough` need not be known.
   double Bound(const Rest& rest, double enough) const;
 
  private:
@@ -102,7 +107,8 @@ class StepRelaxation {
 
   void Add(const Span& span);
   double Price(const Box& box, double most, Chain* chain, Left* left = nullptr);
-  void Keep(const std::vector<Cell>& cells, int count, Left* left) const;
+  void KeepWays(const std::vector<Cell>& cells, int count, Left* left) const;
+  double MostPrice(const Box& box, double incumbent) const;
   double Outside(const Box& box) const;
 
   const Problem& problem_;
@@ -116,7 +122,9 @@ class StepRelaxation {
   std::vector<double> rest_;           // what the layers from a boundary on cost at least in a box
   std::vector<double> trips_, forth_;  // at least, through the layers from, and before, a boundary
   double share_ = 0.5;                 // of a trip that is forward, at least
+  std::priority_queue<Box> boxes_;     // open
   std::vector<Left> left_;
+  bool bounded_ = false;  // what is not in `left_` has no plan below the incumbent
 };
 
 }  // namespace heterps::scheduler

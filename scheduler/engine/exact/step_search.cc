@@ -16,8 +16,8 @@ namespace {
 constexpr double kGrid = 1.01;    // between the paces at which earlier layers are priced
 constexpr double kCoarse = 1.04;  // where only a few plans are simulated
 constexpr int kFew = 100;
-constexpr double kRelaxing = 0.6;  // share of the time
-constexpr double kDescending = 0.25, kWindowsASecond = 10'000, kMostWindows = 60'000;
+constexpr double kRelaxing = 0.6, kKeeping = 0.3;  // shares of the time that is left
+constexpr double kDescending = 0.35, kWindowsASecond = 40'000, kMostWindows = 400'000;
 constexpr size_t kStarts = 4;
 constexpr int kMostPaces = 600;
 constexpr size_t kMostSpans = 1'000'000;  // priced at all of them
@@ -115,8 +115,6 @@ class StepSearch {
     }
   }
 
-  void BeThorough() { thorough_ = true; }
-
   // Goes on from the best of the shortest paths, also of those that miss demands.
   void Descend() {
     auto end = Clock::now() + (deadline_ - Clock::now()) * kDescending;
@@ -129,8 +127,8 @@ class StepSearch {
     if (!found_.assignment.empty()) starts.emplace_back(0, found_.assignment);
     std::sort(starts.begin(), starts.end());
     starts.resize(std::min(starts.size(), kStarts));
-    int windows = static_cast<int>(
-        std::min(kMostWindows, effort_.seconds * kWindowsASecond) / std::max<size_t>(1, starts.size()));
+    int windows = static_cast<int>(std::min(kMostWindows, effort_.seconds * kWindowsASecond) /
+                                   std::max<size_t>(1, starts.size()));
     StepDescent descent(problem_, floor_);
     std::vector<Stage> stages;
     for (const auto& [price, start] : starts) {
@@ -169,16 +167,19 @@ class StepSearch {
           if (fits) Judge(stages, rounded.units());
         },
         [&] { return Clock::now() > end; });
+    auto last = Clock::now() + (deadline_ - Clock::now()) * kKeeping;
+    relaxation_->Keep(incumbent_, [&] { return Clock::now() > last; });
   }
 
-  StepFound Run() {
+  // With `thorough` labels that look worse in everything are lengthened, too, once the others are.
+  StepFound Run(bool thorough) {
     if (spans_.empty()) {
       found_.bound = kInf;
       return found_;
     }
     Price();
     double bound = relaxed_;
-    if (thorough_ && bound < incumbent_ * kSame) {
+    if (thorough && bound < incumbent_ * kSame) {
       // First without the ways that look worse in everything: none of them has a smaller bound, but
       // it may have a smaller cost.
       auto end = deadline_;
@@ -421,11 +422,12 @@ class StepSearch {
     if (Needed(stages)) Judge(stages, units);
   }
 
-  // Whether every cut between stages of one type is asked for by its memory.
+  // Whether every cut between stages of one type may be, and is asked for by its memory.
   bool Needed(const std::vector<Stage>& stages) const {
-    for (size_t n = 1; problem_.cuts && n < stages.size(); ++n) {
+    for (size_t n = 1; n < stages.size(); ++n) {
       const Stage &one = stages[n - 1], &other = stages[n];
-      if (one.type == other.type && !problem_.Apart(one.terms, other.terms, one.type)) return false;
+      if (one.type != other.type) continue;
+      if (!problem_.cuts || !problem_.Apart(one.terms, other.terms, one.type)) return false;
     }
     return true;
   }
@@ -497,10 +499,9 @@ class StepSearch {
   std::vector<double> trip_;
   double low_ = 0, ratio_ = 1;
   int paces_ = 0, finished_ = 0;
-  std::vector<double> tried_;  // units last simulated
+  std::vector<double> tried_;                // units last simulated
   std::vector<std::vector<int32_t>> paths_;  // shortest, from slow to fast
   double cheapest_, slack_, incumbent_;
-  bool thorough_ = false;  // all ways at last
   double relaxed_ = 0;  // no plan cheaper than the incumbent has a smaller value
   std::unique_ptr<StepRelaxation> relaxation_;
   Clock::time_point deadline_;
@@ -517,6 +518,7 @@ StepFound SolveSteps(const Problem& problem, double floor, StepEffort effort,
                      const std::vector<std::vector<int32_t>>& starts,
                      const std::vector<Stage>* fixed, double incumbent, bool fastest) {
   StepSearch search(problem, floor, effort, incumbent, fastest);
+  bool whole = !fixed && !fastest && !effort.all;
   if (fixed) {
     for (const Stage& stage : *fixed) search.Add(stage.first, stage.last, stage.type, stage.terms);
     search.TryPaces(*fixed);
@@ -527,15 +529,12 @@ StepFound SolveSteps(const Problem& problem, double floor, StepEffort effort,
       if (Split(problem, start.data(), &stages)) search.TryPaces(stages);
     }
     search.TryChain();
-    if (!fastest && !effort.all) {
-      search.BeThorough();
-      if (problem.staleness == 0) {
-        search.Descend();
-        search.Relax();
-      }
+    if (whole && problem.staleness == 0) {
+      search.Descend();
+      search.Relax();
     }
   }
-  return search.Run();
+  return search.Run(whole);
 }
 
 }  // namespace heterps::scheduler
