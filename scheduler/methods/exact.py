@@ -48,8 +48,8 @@ def solve(
     Args:
         floor: samples/s that a plan must reach.
         start: a plan already known, which saves searching for worse ones.
-        seconds: time after which the search stops with the best plan and bound so far; a few
-            hundredths are enough for a bound to compare other methods with.
+        seconds: processor time after which the search stops with the best plan and bound so far; a
+            few hundredths are enough for a bound to compare other methods with.
     """
     if not model.usable.any(axis=1).all():
         return Solution(None, math.inf, True, 0.0)

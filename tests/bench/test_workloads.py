@@ -2,14 +2,16 @@
 
 import json
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from bench.scheduler.families import FAMILIES
-from bench.scheduler.workloads import DEMANDS, problem, problems
+from bench.scheduler.workloads import DEMANDS, load_derived, problem, problems
 from scheduler.methods.exact import solve
 from scheduler.problem.cost import CostModel
+from scheduler.problem.provision import provision
 from scheduler.problem.workload import Resources, Workload
 
 SMALL = {"layers": (5, 7), "types": (2, 3)}
@@ -87,3 +89,14 @@ def test_costs_have_no_common_scale():
     ]
     seconds = [cost["compute_s"] for cost in costs]
     assert max(seconds) > 1000 * min(seconds)
+
+
+def test_a_flushed_plan_of_many_stages_gets_units_that_keep_a_floor_near_the_highest() -> None:
+    """Seventeen stages of up to 16 units: a search of so many choices does not come to an end."""
+    drawn = problem(15, derived=load_derived())
+    steps = {"staleness": 0, "micro_batches": 16, "batch": drawn.workload["reference_batch"]}
+    model = replace(drawn, workload=drawn.workload | steps).model()
+    assignment = [4, 4, 5, 4, 5, 5, 4, 5, 5, 0, 5, 3, 5, 0, 4, 5, 0, 4, 0, 3]
+    found = provision(model, assignment, 12_500.0)
+    assert found.feasible
+    assert found.throughput >= 12_500.0

@@ -23,8 +23,13 @@
 // Of what falls into it a cell keeps the least price, the least A' - P' + g' and between what P
 // lies: to every plan there is a path through cells that is no dearer, with the plan's P between
 // theirs. Units that make a trip longer and ease nothing are left out: with fewer the plan keeps
-// the same T, as all that is on the left grows with each trip. So are limits that stages share. The
-// box of the least bound is split, or gets more cells.
+// the same T, as all that is on the left grows with each trip. The box of the least bound is split,
+// or gets more cells.
+//
+// Limits that stages share are priced in: for any weights on the types' units a plan within the
+// limits costs at least what it does with each unit dearer by its weight, less what the limits
+// allow at these weights. Each box moves its weights by a subgradient step for those that it is
+// split in.
 #pragma once
 
 #include <cstdint>

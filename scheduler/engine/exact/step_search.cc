@@ -17,8 +17,9 @@ constexpr double kGrid = 1.01;    // between the paces at which earlier layers a
 constexpr double kCoarse = 1.04;  // where only a few plans are simulated
 constexpr int kFew = 100;
 constexpr double kRelaxing = 0.6, kKeeping = 0.3;  // shares of the time that is left
-constexpr double kDescending = 0.35, kWindowsASecond = 40'000, kMostWindows = 400'000;
+constexpr double kDescending = 0.35, kWindowsASecond = 40'000, kWindowsAPair = 300;
 constexpr size_t kStarts = 4;
+constexpr double kUnreachable = 1e15;  // samples/s
 constexpr int kMostPaces = 600;
 constexpr size_t kMostSpans = 1'000'000;  // priced at all of them
 constexpr size_t kCompared = 48;          // labels at a place that a new one is compared with
@@ -100,6 +101,21 @@ class StepSearch {
     for (double tau = high; tau > high / 4096; tau /= step) Try(stages, tau);
   }
 
+  // Tries given stages with the units that flushed steps want: of many stages the search for them
+  // may not come to an end.
+  void TryRounded(const std::vector<Stage>& stages) {
+    std::vector<int32_t> assignment;
+    int code = -1;
+    for (const Stage& stage : stages) {
+      code = Code(stage.type, code, types_);
+      assignment.resize(stage.last + 1, code);
+    }
+    bool fits = false;
+    StepUnits rounded(problem_, fastest_ ? kUnreachable : floor_);
+    rounded.Price(assignment, fastest_ ? kInf : incumbent_, &fits);
+    if (rounded.units().size() == stages.size()) Judge(stages, rounded.units());
+  }
+
   // Shortest paths at many paces, simulated.
   void TryChain() {
     double high = 0;
@@ -127,8 +143,9 @@ class StepSearch {
     if (!found_.assignment.empty()) starts.emplace_back(0, found_.assignment);
     std::sort(starts.begin(), starts.end());
     starts.resize(std::min(starts.size(), kStarts));
-    int windows = static_cast<int>(std::min(kMostWindows, effort_.seconds * kWindowsASecond) /
-                                   std::max<size_t>(1, starts.size()));
+    // Small problems have few plans.
+    double most = std::min(kWindowsAPair * layers_ * types_, effort_.seconds * kWindowsASecond);
+    int windows = static_cast<int>(most / std::max<size_t>(1, starts.size()));
     StepDescent descent(problem_, floor_);
     std::vector<Stage> stages;
     for (const auto& [price, start] : starts) {
@@ -521,6 +538,7 @@ StepFound SolveSteps(const Problem& problem, double floor, StepEffort effort,
   bool whole = !fixed && !fastest && !effort.all;
   if (fixed) {
     for (const Stage& stage : *fixed) search.Add(stage.first, stage.last, stage.type, stage.terms);
+    if (problem.staleness == 0) search.TryRounded(*fixed);
     search.TryPaces(*fixed);
   } else {
     search.AddAll();
