@@ -317,7 +317,7 @@ class Attempt:
             if self._change is not change:
                 raise Interrupted
             nodes, avoid = self.context.nodes, change.wanted.avoid
-            placed = nodes.reserve_anew(self.id.job_id, held, groups, avoid)
+            placed = nodes.reserve(self.id.job_id, groups, held=held, avoid=avoid)
             if placed is not None:
                 more = Counter(node.node_id for node in placed) - Counter(held)
                 self.record.hold(more.elements())
