@@ -11,6 +11,8 @@ from typing import TypeVar
 
 from protos import scheduler_pb2 as pb
 from protos.decision_pb2 import Decision
+from protos.generations import may_regroup
+from protos.job_pb2 import JobSpec
 from protos.node_pb2 import SHARD
 from scheduler.replanning.measure import Measurement
 from scheduler.runs.beginning import Beginning, descended, leads_cuts
@@ -18,11 +20,11 @@ from scheduler.runs.calls import Interrupted
 from scheduler.runs.change import Change, ChangeRefusedError, PlanChange, check
 from scheduler.runs.context import Context
 from scheduler.runs.follow import Follower
-from scheduler.runs.launch import may_regroup
+from scheduler.runs.launch import devices_of
 from scheduler.runs.logs import JobLogs
 from scheduler.runs.processes import AttemptId, Process
 from scheduler.runs.record import Record
-from scheduler.runs.recoveries import began_again, measured
+from scheduler.runs.recoveries import note_beginning, note_recovery
 from scheduler.state.endings import Ending, may_retry
 from scheduler.state.packing import Group
 from scheduler.state.store import DeposedError, StoreError, TransitionError
@@ -167,9 +169,8 @@ class Attempt:
             raise Interrupted
         self.move(state)
         status = self.context.jobs.get(self.id.job_id)
-        if state is State.RUNNING and status is not None and _lost_one(status):
-            kinds = {stage.type for stage in self.decision.stages}
-            self._note_times(kinds, lambda before: began_again(status, before))
+        if state is State.RUNNING and status is not None:
+            note_beginning(self.context.store, status, {s.type for s in self.decision.stages})
 
     def take_up(self, record: pb.RunRecord) -> None:
         """Follow on where another scheduler stopped; before any worker is answered."""
@@ -237,9 +238,8 @@ class Attempt:
             raise StoreError("this scheduler is ending; another one takes over")
         if report.attempt != self.id.number:
             return True
-        if leads_cuts(
-            report, self.record.generation
-        ):  # also when cancelled: others may go on from them
+        # Also when it is cancelled: others may go on from them.
+        if leads_cuts(report, self.record.generation):
             with suppress(TransitionError):  # a Redis that lost the job
                 cuts = descended(report, self.beginning)
                 jobs.take_cuts(self.id.job_id, cuts, report.cuts.failed[:1000])
@@ -281,7 +281,8 @@ class Attempt:
                 raise ChangeRefusedError(f"job {job_id} is going over to other workers already")
             after = change.decision or self.decision
             check(self.decision, after)
-            if not (may_regroup(spec, self.decision) and may_regroup(spec, after)):
+            plans = self.decision, after
+            if not all(may_regroup(spec, devices_of(plan)) for plan in plans):
                 raise ChangeRefusedError(
                     f"job {job_id}: workers on GPUs, or with split_experts, cannot go over to "
                     "another plan while they train; submit --resume the job with the plan"
@@ -342,6 +343,14 @@ class Attempt:
         found = [one for one in self.processes if one.role == SHARD and one.address]
         return [(one.label, one.address) for one in found]
 
+    def spec(self) -> JobSpec | None:
+        """What its owner submitted; waits for a Redis that is away, None where that has lost it.
+
+        Raises:
+            Interrupted: as of `persist`.
+        """
+        return self.persist(lambda: self.context.store.spec(self.id.job_id))
+
     def former(self) -> list[int]:
         """The last generation of each attempt before."""
         status = self.context.jobs.get(self.id.job_id)
@@ -376,7 +385,7 @@ class Attempt:
         status = self.context.jobs.get(job_id)
         if status is None or not (status.moves and status.cuts):
             return
-        spec = self.persist(lambda: self.context.store.spec(job_id))
+        spec = self.spec()
         if spec is not None and not spec.train.checkpoint.every:
             self.persist(lambda: self.context.jobs.take_cuts(job_id, []))
 
@@ -406,14 +415,6 @@ class Attempt:
         status = self.context.jobs.get(self.id.job_id)
         return status.step if status is not None else 0
 
-    def reached_at(self, step: int) -> float:
-        """When the job came to a step that it goes back to, in seconds since the epoch."""
-        status = self.context.jobs.get(self.id.job_id) or pb.JobStatus()
-        times = [status.started_at]
-        times += [cut.taken_at - cut.seconds for cut in status.cuts if cut.step == step]
-        times += [one.at + one.seconds for one in status.recoveries if one.back]
-        return max(times)
-
     def may_recover(self, ending: Ending) -> bool:
         """Whether workers lost for that reason may be replaced, for one of `retries`."""
         status = self.context.jobs.get(self.id.job_id)
@@ -433,18 +434,7 @@ class Attempt:
                 status.step, status.samples = recovery.step, samples
 
         self.context.jobs.change(self.id.job_id, edit)
-        self._note_times(kinds, lambda before: measured(recovery, before))
-
-    def _note_times(
-        self, kinds: Iterable[str], edit: Callable[[pb.RecoveryTimes], pb.RecoveryTimes]
-    ) -> None:
-        store = self.context.store
-        try:
-            times = store.recovery_times()
-            for kind in sorted(kinds):
-                store.put_recovery_times(kind, edit(times.get(kind, pb.RecoveryTimes())))
-        except StoreError as error:
-            _log.warning("job %s: %s; how long it took is not kept", self.id.job_id, error)
+        note_recovery(self.context.store, self.id.job_id, recovery, kinds)
 
     def _put_run(self, message: pb.RunRecord) -> None:
         self.persist(lambda: self.context.store.put_run(self.id.job_id, message))
@@ -485,11 +475,6 @@ class Attempt:
     def _place(self, record: pb.RunRecord) -> None:
         self.record.take_up(record)
         self.logs.set_processes(self.processes)
-
-
-def _lost_one(status: pb.JobStatus) -> bool:
-    """Whether it goes on where an attempt was lost, and did not leave by itself."""
-    return bool(status.attempts) and not status.attempts[-1].drained
 
 
 def _progress(status: pb.JobStatus, report: pb.ProgressReport) -> None:

@@ -114,7 +114,7 @@ def _start(attempt: Attempt, change: Change) -> None:
 
 def _launch(attempt: Attempt, change: Change) -> None:
     context = attempt.context
-    spec = context.store.spec(attempt.id.job_id)
+    spec = attempt.spec()
     units = attempt.reserve(change, groups_of(change.decision), _nodes(_workers(attempt)))
     if units is None or spec is None:
         text = f"the plan needs {in_short(change.decision)}, and not so many units are free"

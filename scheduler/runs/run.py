@@ -102,15 +102,17 @@ def _follow(attempt: Attempt, drain: Drain) -> bool:
     decision, follower = attempt.decision, attempt.follower
     assert follower is not None
     with watch(attempt), guard(attempt):
-        outcome = follower.follow(
-            attempt.is_cancelled,
-            lambda ending: attempt.may_recover(marked(attempt, ending)),
-            lambda: attempt.is_due() or drain.is_due(),
-        )
+        while True:
+            outcome = follower.follow(
+                attempt.is_cancelled,
+                lambda ending: attempt.may_recover(marked(attempt, ending)),
+                lambda: attempt.is_due() or drain.is_due(),
+            )
+            if not (outcome.due and drain.step()):
+                break
     report, ending = outcome.report, outcome.ending
     if outcome.due:
-        if not drain.step():
-            advance(attempt)
+        advance(attempt)
         return True
     if report is None:
         ending = ending or Ending(END_INTERNAL, "it ended without a reason")

@@ -11,6 +11,7 @@ from pathlib import Path
 from chassis import process
 from chassis.channels import RpcError
 from chassis.logs import log_fields
+from protos.generations import may_regroup
 from protos.naming import kept_with
 from protos.node_pb2 import LaunchRequest
 from protos.scheduler_pb2 import END_CONNECTION_LOST
@@ -35,7 +36,7 @@ from workers.stage.experts import whole_state
 from workers.stage.failure import end_reason_of, told
 from workers.stage.kept import to_bytes
 from workers.stage.parts import Parts, Share, build
-from workers.stage.regroups import Regroups, may_regroup, read_state
+from workers.stage.regroups import Regroups, read_state
 from workers.stage.reporter import Reporter
 from workers.stage.saved_check import check_saved
 from workers.stage.series import holds_just, series_of
@@ -70,7 +71,7 @@ class Worker:
         self._judged: tuple[Notice, ...] = ()  # of the newest generation that this one trained in
         self._trained: int | None = None
         self._line = 0  # the last generation that began at a cut, of what is kept
-        if may_regroup(launch):
+        if may_regroup(launch.job, launch.devices):
             self._service.on_regroup = self._regroups.ask
             self._service.kept = self._kept_after
         self._service.serve(bind)
@@ -191,9 +192,10 @@ class Worker:
 
     def _lost_touch(self, error: BaseException) -> bool:
         """Whether it is others who are gone, and they may be replaced."""
-        if not may_regroup(self._launch) or isinstance(error, Stopped | RowsLostError):
+        job, devices = self._launch.job, self._launch.devices
+        if not may_regroup(job, devices) or isinstance(error, Stopped | RowsLostError):
             return False
-        return end_reason_of(error, self._launch.job) == END_CONNECTION_LOST
+        return end_reason_of(error, job) == END_CONNECTION_LOST
 
     def _kept_after(self, step: int) -> bytes | None:
         until = time.monotonic() + _DECIDED_S
