@@ -183,6 +183,7 @@ class Client(Closing):
                 for the best plan by what the run was measured to take.
 
         Raises:
+            BestPlanError: it has the best plan already.
             HeterpsError: it does not train, or cannot have that plan.
             InputError: `plan` is none.
         """

@@ -262,10 +262,11 @@ class Attempt:
 
         self.context.jobs.change(self.id.job_id, edit)
 
-    def request_change(self, change: PlanChange) -> None:
+    def request_change(self, change: PlanChange) -> pb.JobStatus:
         """Have the job go over to another plan; from any thread. It trains on until that is ready.
 
-        What comes of it is among `moves` of the job's status.
+        Returns:
+            The job's status; what comes of the change is the next of its `moves`.
 
         Raises:
             ChangeRefusedError: it cannot, or another change is under way.
@@ -291,16 +292,19 @@ class Attempt:
             made.CopyFrom(after)
             made.ClearField("measured")
             self._change = Change(change, made)
+            status = self.context.jobs.get(job_id) or pb.JobStatus(job_id=job_id)
         follower.wake()
+        return status
 
     @property
     def change(self) -> Change | None:
         """The one that is under way."""
         return self._change
 
-    def end_change(self) -> None:
-        """None is under way any more."""
+    def end_change(self, move: pb.Move) -> None:
+        """None is under way any more; tell the job's owner of it, or what it failed of."""
         with self.record.lock:
+            self.context.jobs.change(self.id.job_id, lambda status: status.moves.append(move))
             self._change = None
 
     def reserve(
@@ -388,10 +392,6 @@ class Attempt:
         spec = self.spec()
         if spec is not None and not spec.train.checkpoint.every:
             self.persist(lambda: self.context.jobs.take_cuts(job_id, []))
-
-    def moved(self, move: pb.Move) -> None:
-        """Tell the job's owner of a change, or what it failed of."""
-        self.context.jobs.change(self.id.job_id, lambda status: status.moves.append(move))
 
     def place(self, processes: Sequence[Process]) -> None:
         """Note the workers of a new generation, before they are told to go on."""

@@ -29,6 +29,7 @@ from scheduler.runs.launch import begin, groups_of, launch, stop_job, topology_o
 from scheduler.runs.processes import Process
 from scheduler.runs.regroup import regroup, resume
 from scheduler.state.endings import Ending, first_line
+from scheduler.state.store import TransitionError
 
 _CALL_S = 20.0
 _log = logging.getLogger("heterps.runner")
@@ -66,9 +67,20 @@ def give_up(attempt: Attempt, why: str) -> None:
     _log.warning("job %s: it keeps its plan: %s", attempt.id.job_id, why)
     move = _move(attempt, change)
     move.failed = why
-    attempt.end_change()
+    attempt.end_change(move)
     settle(attempt)
-    attempt.moved(move)
+
+
+def overtaken(attempt: Attempt) -> None:
+    """Tell of a change that was under way when the attempt ended; without effect where none was."""
+    with attempt.record.lock:  # whoever asks for one holds it until it is under way, or refused
+        change = attempt.change
+    if change is None:
+        return
+    move = _move(attempt, change)
+    move.failed = change.failed or "the attempt ended before it could go over"
+    with suppress(TransitionError):  # a Redis that lost the job
+        attempt.end_change(move)
 
 
 def settle(attempt: Attempt) -> None:
@@ -202,9 +214,8 @@ def _go_over(attempt: Attempt, change: Change, step: int) -> None:
     else:
         attempt.go_on(cut.samples)
     move.seconds = time.time() - move.at
-    attempt.end_change()
+    attempt.end_change(move)
     settle(attempt)
-    attempt.moved(move)
     _keep_plans(attempt, before, move)
     _log.info(
         "job %s: from %s to %s in %.1f s, at step %d",

@@ -13,7 +13,7 @@ from chassis.refusal import refuse
 from chassis.roles import Role
 from protos.decision_pb2 import Decision
 from protos.job_pb2 import JobSpec
-from protos.reason_pb2 import CODE_MISSING, NO_DECISION, STORE_UNREACHABLE
+from protos.reason_pb2 import CODE_MISSING, HAS_BEST_PLAN, NO_DECISION, STORE_UNREACHABLE
 from protos.scheduler_pb2 import (
     END_CANCELLED,
     DrainNodeRequest,
@@ -43,7 +43,7 @@ from protos.scheduler_pb2_grpc import SchedulerServicer
 from scheduler.methods.names import DEFAULT
 from scheduler.problem.fields import InputError
 from scheduler.runs.attempt import Attempt
-from scheduler.runs.change import ChangeRefusedError, PlanChange
+from scheduler.runs.change import BestPlanError, ChangeRefusedError, PlanChange
 from scheduler.runs.context import Context
 from scheduler.runs.dispatcher import Dispatcher
 from scheduler.runs.logs import stream
@@ -183,7 +183,7 @@ class SchedulerService(SchedulerServicer):
     def MoveJob(self, request: MoveJobRequest, context: grpc.ServicerContext) -> JobStatus:  # noqa: N802
         """Have a running job go over to another plan; it trains on until that is ready."""
         job_id = request.job_id
-        status = self._status_of(job_id, context)
+        self._status_of(job_id, context)
         self._require_leadership(context)
         attempt = self._dispatcher.get(job_id)
         try:
@@ -194,12 +194,13 @@ class SchedulerService(SchedulerServicer):
                 if request.HasField("decision")
                 else planned_anew(attempt, self._store.spec(job_id) or JobSpec())
             )
-            attempt.request_change(PlanChange("asked", plan))
+            return attempt.request_change(PlanChange("asked", plan))
+        except BestPlanError as error:
+            refuse(context, grpc.StatusCode.FAILED_PRECONDITION, str(error), HAS_BEST_PLAN)
         except (ChangeRefusedError, InputError, OfferError) as error:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         except StoreError as error:
             _unavailable(context, error)
-        return status
 
     def Logs(self, request: LogsRequest, context: grpc.ServicerContext) -> Iterator[LogChunk]:  # noqa: N802
         """What the job's processes have printed from `offsets` on; with `follow`, to its end."""
