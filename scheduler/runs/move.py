@@ -261,7 +261,7 @@ def _measured(attempt: Attempt) -> Decision:
     made.CopyFrom(attempt.decision)
     report = follower.last_report()
     if report is not None and report.train_seconds > 0:
-        made.measured.CopyFrom(follower.measured(made, report))
+        made.measured.CopyFrom(attempt.measured(report))
     return made
 
 

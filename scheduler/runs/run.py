@@ -124,7 +124,7 @@ def _follow(attempt: Attempt, drain: Drain) -> bool:
         return True
     attempt.add_progress(report)
     attempt.forget_cuts()
-    decision.measured.CopyFrom(follower.measured(decision, report))
+    decision.measured.CopyFrom(attempt.measured(report))
     attempt.keep(decision)
     return False
 
