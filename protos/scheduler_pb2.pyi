@@ -1294,7 +1294,7 @@ class PlanUse(_message.Message):
     attempt: _builtins.int
     @_builtins.property
     def decision(self) -> _decision_pb2.Decision:
-        """with what was measured of it, without what is bulky"""
+        """with what was measured of it until it was left; figures and stages"""
 
     def __init__(
         self,

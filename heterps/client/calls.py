@@ -16,7 +16,7 @@ from google.protobuf.message import Message
 from chassis.channels import RpcError, status_of
 from chassis.near import nearest
 from chassis.refusal import reason_of
-from heterps.client.records import Identity, Job, JobDecision, JobsPage, Node, Token
+from heterps.client.records import Identity, Job, JobDecision, JobsPage, Node, PlanUse, Token
 from heterps.errors import (
     BestPlanError,
     ForbiddenError,
@@ -163,6 +163,16 @@ def history(job_id: str) -> Call[JobHistory]:
     """The states that a job came to, and what its stages reported over time."""
     request = pb.JobRequest(job_id=job_id)
     return Call("History.GetHistory", request, f"history of {job_id}", lambda r: r, job_id)
+
+
+def plans(job_id: str) -> Call[list[PlanUse]]:
+    """The plans that a job has trained under."""
+    request = pb.JobRequest(job_id=job_id)
+
+    def read(reply: JobHistory) -> list[PlanUse]:
+        return [PlanUse.of(one) for one in reply.plans]
+
+    return Call("History.GetHistory", request, f"plans of {job_id}", read, job_id)
 
 
 def who() -> Call[Identity]:

@@ -26,6 +26,7 @@ from scheduler.runs.change import Change, Stage, in_short
 from scheduler.runs.cleanup import GRACE_S
 from scheduler.runs.failures import JobError, ending_of
 from scheduler.runs.launch import begin, groups_of, launch, stop_job, topology_of, workers_of
+from scheduler.runs.plans import keep_moved
 from scheduler.runs.processes import Process
 from scheduler.runs.regroup import regroup, resume
 from scheduler.state.endings import Ending, first_line
@@ -216,7 +217,7 @@ def _go_over(attempt: Attempt, change: Change, step: int) -> None:
     move.seconds = time.time() - move.at
     attempt.end_change(move)
     settle(attempt)
-    _keep_plans(attempt, before, move)
+    keep_moved(attempt, before, move)
     _log.info(
         "job %s: from %s to %s in %.1f s, at step %d",
         *(attempt.id.job_id, move.before, move.after, move.seconds, step),
@@ -281,29 +282,6 @@ def _move(attempt: Attempt, change: Change) -> Move:
         price_before=before.price_per_hour,
         price_after=change.decision.price_per_hour,
     )
-
-
-def _keep_plans(attempt: Attempt, before: Decision, move: Move) -> None:
-    """Keep the plan before in the job's history, and when and why the one that it has began."""
-    store, job_id = attempt.context.store, attempt.id.job_id
-    history = attempt.persist(lambda: store.plans(job_id))
-    if not history.plans or history.plans[-1].attempt != attempt.id.number:
-        status = attempt.context.jobs.get(job_id) or JobStatus()
-        history.plans.add(
-            began_at=status.started_at,
-            from_step=status.from_step,
-            reason="planned",
-            attempt=attempt.id.number,
-        )
-    history.plans[-1].decision.CopyFrom(before)
-    history.plans.add(
-        decision=attempt.decision,
-        began_at=move.at,
-        from_step=move.step,
-        reason=move.reason,
-        attempt=attempt.id.number,
-    )
-    attempt.persist(lambda: store.put_plans(job_id, history))
 
 
 def _nodes(processes: Sequence[Process]) -> list[str]:

@@ -5,7 +5,7 @@ import re
 import threading
 import uuid
 from collections.abc import Iterator
-from typing import Final, NoReturn
+from typing import NoReturn
 
 import grpc
 
@@ -48,6 +48,7 @@ from scheduler.runs.context import Context
 from scheduler.runs.dispatcher import Dispatcher
 from scheduler.runs.logs import stream
 from scheduler.runs.offer import OfferError
+from scheduler.runs.plans import in_brief
 from scheduler.service.access import Access
 from scheduler.service.artifacts import CODE_NAME, Artifacts, MissingError
 from scheduler.service.moving import given, planned_anew
@@ -59,17 +60,6 @@ from scheduler.state.jobs import DuplicateError, Page
 from scheduler.state.store import TERMINAL, StoreError
 
 _CANCEL_WAIT_S = 15.0
-# What makes a decision large: kilobytes a layer, where its figures are a few hundred bytes.
-_BULKY: Final = (
-    "workload",
-    "resources",
-    "probabilities",
-    "alternatives",
-    "training",
-    "pareto",
-    "relaxations",
-    "reasons",
-)
 _JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -254,14 +244,12 @@ class SchedulerService(SchedulerServicer):
             decision = found.get(status.job_id)
             if decision is None:
                 continue
-            for name in _BULKY:
-                decision.ClearField(name)
             reply.decisions.append(
                 JobDecision(
                     job_id=status.job_id,
                     job_name=status.name,
                     submitted_at=status.submitted_at,
-                    decision=decision,
+                    decision=in_brief(decision),
                 )
             )
         return reply

@@ -52,3 +52,7 @@ def test_the_best_plan_is_an_answer_and_a_move_that_comes_too_late_is_none(
     said = capsys.readouterr()
     kept = "clicks keeps its plan, 1 cpu: the attempt ended before it could go over\n"
     assert (said.out, said.err) == ("", kept)
+    assert cli.main(["inspect", "clicks", "--scheduler", service.address, "--json"]) == OK
+    (used,) = json.loads(capsys.readouterr().out)["plans"]
+    assert (used["plan"], used["reason"], used["from_step"]) == ("1 cpu", "planned", 0)
+    assert used["measured"] == 200 * BATCH / 30.0

@@ -8,6 +8,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+from heterps import Client
 from protos.scheduler_pb2 import (
     CANCELLED,
     END_CUT_UNREADABLE,
@@ -70,6 +71,13 @@ def test_a_retry_begins_at_the_newest_cut_and_the_status_goes_on_from_it(service
     assert measured.throughput_s == pytest.approx(2.0)
     assert measured.seconds == pytest.approx(3.0 + 2.0), "the steps before as long as they took"
     assert measured.cost == pytest.approx(1.0 * 5.0 / 3600)
+    with Client(service.address) as client:
+        one, two = client.plans("job")
+    assert (one.plan, one.reason, one.attempt, one.from_step) == ("1 cpu", "planned", 1, 0)
+    assert (two.plan, two.reason, two.attempt, two.from_step) == ("1 cpu", "planned", 2, 20)
+    assert (one.measured, two.measured) == (0.0, pytest.approx(20 * BATCH / 2.0))
+    assert one.began_at < two.began_at
+    assert one.predicted == two.predicted > 0
 
 
 def test_a_cut_that_cannot_be_read_gives_way_to_the_one_before_and_that_to_the_start(

@@ -67,7 +67,8 @@ def test_an_attempt_that_is_followed_by_another_tells_of_it_once(service: Servic
     wait_until(lambda: node.asked_to_pause, "its workers are told to wait")
     node.kill(worker)
     wait_until(lambda: service.get(name).attempts, "the attempt ends")
-    second = node.worker(name, 2)
+    wait_until(lambda: node.begun.count(name) == 2, "the next one is told to train")
+    (second,) = [one for one in node.launched if (one.job_id, one.attempt) == (name, 2)]
     node.report(second, phase="done", step=40, samples=40 * BATCH, train_seconds=1.0)
     status = service.end(name)
     assert status.state == SUCCEEDED
