@@ -44,7 +44,7 @@ def test_where_a_job_stands_still_is_told_of_the_kill_before():
         ((1.05, 2.0), (0.9, 2.0)),
         ((1.05, 2.0, 3.5), (0.9, 1.5, 0.5)),
         ((0.5, 2.0), (0.9, 2.0)),
-        ((1.05, 12.0), (2.9, 8.0)),
+        ((1.05, 12.0), (7.9, 8.0)),
     ],
 )
 def test_one_standstill_counts_once_however_many_are_killed_in_it(at, gaps):

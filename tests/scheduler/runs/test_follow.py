@@ -80,8 +80,6 @@ def test_who_has_trained_is_replaced_with_who_was_to_save(nodes: Nodes) -> None:
     one = follower(nodes, workers=2)
     one.report(ProgressReport(job_id="job", rank=1, phase="trained"))
     outcome = one.follow(lambda: False, lambda ending: True)
-    assert outcome.ending is not None
-    assert outcome.ending.process == "stage 0 worker 0"
     assert outcome.lost is not None
     assert [process.rank for process in outcome.lost] == [0, 1]
 

@@ -99,8 +99,9 @@ def test_the_only_worker_of_the_last_stage_takes_all_back(service: Service, ever
     cuts = {"train.checkpoint.every": every} if every else {}
     status = ended(service, name, ("tables are saved", *LEADER), **ALONE, **cuts)
     (recovery,) = status.recoveries
-    assert (recovery.back, recovery.reached) == (True, SHAPE.steps)
+    assert recovery.back
     assert recovery.step == (25 if every else 0)
+    assert recovery.step <= recovery.reached <= SHAPE.steps
     assert service.digest(name) == service.digest(whole)
 
 

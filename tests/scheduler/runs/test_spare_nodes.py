@@ -11,23 +11,24 @@ from tests.scheduler.stub_node import BATCH, StubNode, serving
 def test_a_spare_node_is_warm_while_a_job_trains_on_its_type(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with (
-        serving(tmp_path, monkeypatch) as service,
-        StubNode(service.address, "spare") as spare,
-        StubNode(service.address, "of-another-type", "gpu") as other,
-    ):
-
-        def asked() -> tuple[bool, bool]:
-            for node in (spare, other):
-                node.beat()
-            return spare.asked_to_warm, other.asked_to_warm
-
+    with serving(tmp_path, monkeypatch) as service:
         service.submit(service.spec("job", retries=0))
-        one = next(node for node in (service.node, spare) if node.worker("job", 1))
-        assert asked() == (False, False), "it may be over before they are ready"
-        monkeypatch.setattr(dispatcher, "_SETTLED_S", 0.0)
-        assert asked() == (True, False)
-        worker = one.worker("job", 1)
-        one.report(worker, phase="done", step=40, samples=40 * BATCH, train_seconds=1.0)
-        service.end("job")
-        assert asked() == (False, False)
+        worker = service.node.worker("job", 1)
+        with (
+            StubNode(service.address, "spare") as spare,
+            StubNode(service.address, "of-another-type", "gpu") as other,
+        ):
+
+            def asked() -> tuple[bool, bool]:
+                for node in (spare, other):
+                    node.beat()
+                return spare.asked_to_warm, other.asked_to_warm
+
+            assert asked() == (False, False), "it may be over before they are ready"
+            monkeypatch.setattr(dispatcher, "_SETTLED_S", 0.0)
+            assert asked() == (True, False)
+            service.node.report(
+                worker, phase="done", step=40, samples=40 * BATCH, train_seconds=1.0
+            )
+            service.end("job")
+            assert asked() == (False, False)
