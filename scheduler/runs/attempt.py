@@ -253,13 +253,18 @@ class Attempt:
             return follower is not None
         if report.phase in FINAL_PHASES:
             self.context.store.put_final(report)
-        if follower.report(report) and report.generation == self.record.generation:
+        if follower.report(report):
             self.add_progress(report)
         return False
 
     def add_progress(self, report: pb.ProgressReport) -> None:
-        """Make a worker's progress that of the job."""
-        self.context.jobs.change(self.id.job_id, lambda status: _progress(status, report))
+        """Make a worker's progress that of the job; of others than its workers only the end."""
+
+        def edit(status: pb.JobStatus) -> None:
+            if report.generation == self.record.generation or report.phase == "done":
+                _progress(status, report)
+
+        self.context.jobs.change(self.id.job_id, edit)
 
     def request_change(self, change: PlanChange) -> None:
         """Have the job go over to another plan; from any thread. It trains on until that is ready.
