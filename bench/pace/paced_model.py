@@ -65,8 +65,9 @@ class Traced(nn.Module):
 
         def note(_):
             if self.file is None:
-                self.file = open(os.path.join(self.trace, str(os.getpid())), "a", buffering=1)
-            self.file.write(f"{begun!r} {rows}\n")
+                path = os.path.join(self.trace, str(os.getpid()))
+                self.file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+            os.write(self.file, f"{begun!r} {rows}\n".encode())
 
         if self.training and output.requires_grad:  # a forward alone is a trial
             output.register_hook(note)
