@@ -30,23 +30,13 @@ _ways = st.sampled_from([0, 2, 6])
 
 
 @settings(max_examples=150, deadline=None)
-<<<<<<< HEAD
 @given(_stages, st.integers(1, 7), st.integers(0, 2), st.integers(1, 5), _ways)
-def test_simulation_equals_one_inticks(
+def test_simulation_equals_one_in_ticks(
     stages: Stages, micro_batches: int, staleness: int, steps: int, way: int
 ) -> None:
     given_ = [(u, float(f), float(b), float(x), float(s)) for u, f, b, x, s in stages]
     given_[-1] = (*given_[-1][:3], 0.0, given_[-1][4])
     at = ticks(stages, micro_batches, staleness, steps, way)
-=======
-@given(_stages, st.integers(1, 7), st.integers(0, 2), st.integers(1, 5))
-def test_simulation_equals_one_inticks(
-    stages: Stages, micro_batches: int, staleness: int, steps: int
-) -> None:
-    given_ = [(u, float(f), float(b), float(x), float(s)) for u, f, b, x, s in stages]
-    given_[-1] = (*given_[-1][:3], 0.0, given_[-1][4])
-    at = ticks(stages, micro_batches, staleness, steps)
->>>>>>> main
     between = [end - start for start, end in pairwise([0, *at])]
     found = _planner.simulate(given_, micro_batches, staleness, steps, float(way))
     assert found == pytest.approx(between)
@@ -150,9 +140,5 @@ def test_the_price_of_a_flushed_plan_is_what_an_independent_simulation_takes(
         (units, forward, 3 * forward, cross if n < last else 0, sync // units)
         for n, (forward, cross, sync, units) in enumerate(layers)
     ]
-<<<<<<< HEAD
     step = ticks(stages, micro_batches, 0, 1, way)[0]
-=======
-    step = ticks(stages, micro_batches, 0, 1)[0]
->>>>>>> main
     assert step * (1 - 1e-9) <= 128 / priced.throughput <= 1.05 * step
