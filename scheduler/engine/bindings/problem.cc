@@ -132,8 +132,7 @@ void BindProblem(nb::module_& m) {
            "sync_serial"_a, "sync_parallel"_a, "transfer_serial"_a, "transfer_parallel"_a,
            "memory"_a, "forward_share"_a, "held"_a, "most_units"_a, "joined"_a, "cuts"_a, "price"_a,
            "limit"_a, "capacity"_a, "samples"_a, "ps_core_s"_a, "ps_type"_a, "max_price"_a,
-           "batch"_a = 0.0, "micro_batches"_a = 0, "staleness"_a = 0,
-           "crossing"_a = 0.0)
+           "batch"_a = 0.0, "micro_batches"_a = 0, "staleness"_a = 0, "crossing"_a = 0.0)
       .def_ro("layers", &Problem::layers)
       .def_ro("types", &Problem::types)
       .def_ro("cuts", &Problem::cuts);

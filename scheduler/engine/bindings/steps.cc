@@ -63,12 +63,12 @@ void BindSteps(nb::module_& m) {
       },
       "stages"_a, "micro_batches"_a, "staleness"_a, "steps"_a, "way"_a = 0.0,
       "Seconds between the updates of steps on end; a stage is (units, forward s, backward s, "
-      "crossing s a micro-batch, sync s a step); `way` is what a micro-batch takes to another stage "
+      "crossing s a micro-batch, sync s a step); `way` is what a micro-batch takes to another "
+      "stage "
       "and back besides.");
   m.def(
       "step_seconds",
-      [](const Stages& stages, int micro_batches, int staleness, double slowest,
-         double way) {
+      [](const Stages& stages, int micro_batches, int staleness, double slowest, double way) {
         if (staleness < 0) throw std::invalid_argument("expected staleness of at least 0");
         std::vector<StepStage> made = Made(stages, micro_batches, way);
         nb::gil_scoped_release release;
@@ -96,7 +96,8 @@ void BindSteps(nb::module_& m) {
         }
         return bound.step;
       },
-      "stages"_a, "micro_batches"_a, "way"_a = 0.0, "Seconds that no flushed step takes less than.");
+      "stages"_a, "micro_batches"_a, "way"_a = 0.0,
+      "Seconds that no flushed step takes less than.");
 }
 
 }  // namespace heterps::scheduler

@@ -4,9 +4,9 @@
 // steps. A worker computes one thing at a time: the backward of its earliest micro-batch if that
 // has returned, else the next forward if that has arrived, unless as many micro-batches as it may
 // hold are between the two. What crosses to the next stage and what comes back for it passes one
-// link of the worker, one after the other, and is on its way for a while. Once the backwards of a step are done, the stage's
-// workers sum its gradients; when all stages have, the step's update is made. The forward of step t
-// waits for update t - 1 - S, S being the staleness.
+// link of the worker, one after the other, and is on its way for a while. Once the backwards of a
+// step are done, the stage's workers sum its gradients; when all stages have, the step's update is
+// made. The forward of step t waits for update t - 1 - S, S being the staleness.
 #pragma once
 
 #include <algorithm>
@@ -64,9 +64,9 @@ struct StepBound {
     double across = stage.cross + stage.way, away = trip + across;
     StepBound bound;
     bound.trip = away + f + b;
-    bound.pipeline = std::max({rounds * (f + b), away + f + rounds * b, away + b + rounds * f,
-                               f + rounds * stage.cross + stage.way / 2 + b,
-                               f + across + pipeline + b});
+    bound.pipeline =
+        std::max({rounds * (f + b), away + f + rounds * b, away + b + rounds * f,
+                  f + rounds * stage.cross + stage.way / 2 + b, f + across + pipeline + b});
     bound.step = std::max(bound.pipeline + stage.sync, f + across / 2 + step);
     return bound;
   }
