@@ -897,21 +897,25 @@ class HeartbeatReply(_message.Message):
     LEASE_S_FIELD_NUMBER: _builtins.int
     TERM_FIELD_NUMBER: _builtins.int
     DRAIN_S_FIELD_NUMBER: _builtins.int
+    WARM_FIELD_NUMBER: _builtins.int
     lease_s: _builtins.float
     term: _builtins.int
     """of the scheduler that leads; nodes obey no lower one"""
     drain_s: _builtins.float
     """above 0: drain, and end in so many seconds at the latest"""
+    warm: _builtins.bool
+    """a job that trains may need a worker here: be ready to fork one"""
     def __init__(
         self,
         *,
         lease_s: _builtins.float = ...,
         term: _builtins.int = ...,
         drain_s: _builtins.float = ...,
+        warm: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["drain_s", b"drain_s", "lease_s", b"lease_s", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drain_s", b"drain_s", "lease_s", b"lease_s", "term", b"term", "warm", b"warm"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -94,6 +94,7 @@ class Attempt:
         beginning: the cut that it begins with, if any.
         record: of its processes, as another scheduler finds it.
         started_s: seconds that they took to start.
+        running_at: since when it is RUNNING, by time.monotonic(); None: it is not yet.
         follower: of the processes; None until they are started.
     """
 
@@ -110,6 +111,7 @@ class Attempt:
         self.decision = Decision()
         self.beginning = Beginning()
         self.started_s = 0.0
+        self.running_at: float | None = None
         self.follower: Follower | None = None
         self.record = Record(self._put_run, lambda units: context.nodes.restore(job_id, units))
         self._change: Change | None = None
@@ -142,6 +144,8 @@ class Attempt:
         """
         self._check(state)
         self._state = state
+        if state is State.RUNNING:
+            self.running_at = time.monotonic()
         if state in (State.STARTING, State.RUNNING):
             self._had_units = True
         if not _NEXT[state]:
@@ -255,10 +259,10 @@ class Attempt:
         return False
 
     def add_progress(self, report: pb.ProgressReport) -> None:
-        """Make a worker's progress that of the job."""
+        """Make a worker's progress that of the job; of others than its workers only the end."""
 
         def edit(status: pb.JobStatus) -> None:
-            if report.generation == self.record.generation:
+            if report.generation == self.record.generation or report.phase == "done":
                 _progress(status, report)
 
         self.context.jobs.change(self.id.job_id, edit)

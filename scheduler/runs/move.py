@@ -23,9 +23,9 @@ from protos.stage_pb2_grpc import StageStub
 from scheduler.runs.attempt import Attempt, State
 from scheduler.runs.calls import CallError, Interrupted, call
 from scheduler.runs.change import Change, Stage, in_short
-from scheduler.runs.cleanup import GRACE_S
+from scheduler.runs.cleanup import stop_others
 from scheduler.runs.failures import JobError, ending_of
-from scheduler.runs.launch import begin, groups_of, launch, stop_job, topology_of, workers_of
+from scheduler.runs.launch import begin, groups_of, launch, topology_of, workers_of
 from scheduler.runs.plans import keep_moved
 from scheduler.runs.processes import Process
 from scheduler.runs.regroup import regroup, resume
@@ -90,19 +90,7 @@ def settle(attempt: Attempt) -> None:
     Units that the job's own workers and shards do not have are given back.
     """
     attempt.record.hold()
-    others = attempt.record.others
-
-    def stop() -> None:
-        addresses = [process.node.address for process in others]
-        channels = attempt.context.channels
-        for silent in stop_job(attempt.id, addresses, channels, GRACE_S, others):
-            _log.warning("%s", silent)
-        if attempt.state is State.RUNNING:
-            with suppress(Interrupted):
-                attempt.record.drop_others(others)
-
-    if others:
-        threading.Thread(target=stop, name=f"stop {attempt.id.job_id}", daemon=True).start()
+    stop_others(attempt)
 
 
 def _start(attempt: Attempt, change: Change) -> None:

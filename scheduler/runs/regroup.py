@@ -29,6 +29,7 @@ from protos.stage_pb2_grpc import StageStub
 from scheduler.runs.attempt import Attempt
 from scheduler.runs.beginning import beginning_of
 from scheduler.runs.calls import CallError, call
+from scheduler.runs.cleanup import stop_others
 from scheduler.runs.failures import JobError
 from scheduler.runs.launch import (
     begin,
@@ -118,6 +119,8 @@ def _regroup(
     if spec is None:
         raise JobError(cause)
     for _ in range(_ROUNDS):
+        if attempt.follower is not None and attempt.follower.is_done:
+            return  # the leader had the model saved before it was asked
         generation = attempt.record.next_generation()
         found = _one_round(attempt, spec, gone, generation, cause, homes)
         if found is not None:
@@ -180,6 +183,7 @@ def _one_round(
         return None
     kept = {name: state for name, state in states.items() if state is not None}
     attempt.place(replaced)
+    stop_others(attempt)
     found = _go_on(replaced, kept, len(attempt.decision.stages), attempt.record.line)
     if found is None:
         found = _go_back(attempt, spec, cause)
@@ -272,6 +276,7 @@ def _replaced(
             news[process.process_id] = worker_of(
                 attempt.id, process.index, process.rank, home, generation
             )
+        attempt.record.add_others([*news.values()])
         return _launched(attempt, spec, news, generation)
     except BaseException:
         nodes.give_back(job_id, taken)

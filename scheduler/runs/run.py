@@ -93,8 +93,9 @@ def _replace(attempt: Attempt, lost: Sequence[Process], cause: Ending) -> None:
         follower = attempt.follower
         if error.ending is not cause or follower is None:
             raise
-        found = follower.diagnose(attempt.is_cancelled, cause).ending
-        raise JobError(found or cause) from None
+        found = follower.diagnose(attempt.is_cancelled, cause)
+        if found.report is None:  # else it was done before
+            raise JobError(found.ending or cause) from None
 
 
 def _follow(attempt: Attempt, drain: Drain) -> bool:

@@ -332,7 +332,10 @@ class SchedulerService(SchedulerServicer):
         else:
             self._nodes.renew(node)
         return HeartbeatReply(
-            lease_s=self._nodes.lease_s, term=self._store.term, drain_s=self._nodes.drain_s(node)
+            lease_s=self._nodes.lease_s,
+            term=self._store.term,
+            drain_s=self._nodes.drain_s(node),
+            warm=self._dispatcher.may_need(node),
         )
 
     def Report(self, request: ProgressReport, context: grpc.ServicerContext) -> ReportReply:  # noqa: N802

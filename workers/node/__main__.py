@@ -313,8 +313,12 @@ def _run(
         service = NodeService(status, processes, stop, code, draining, follow)
 
         def answered(reply: HeartbeatReply) -> None:
-            if service.heard(reply.term) and reply.drain_s > 0:
+            if not service.heard(reply.term):
+                return
+            if reply.drain_s > 0:
                 draining.ask(reply.drain_s)
+            if reply.warm and draining.ends_in_s is None:
+                processes.warm()
 
         server = Server("node", options.bind, threads=64)  # each Launch waits for its process
         server.add(add_NodeServicer_to_server, service, "heterps.v1.Node")

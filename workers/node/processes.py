@@ -149,6 +149,10 @@ class Processes:
                 told = entry.request.SerializeToString()
                 replace_file(entry.launch_file, told, owner=job.user)
 
+    def warm(self) -> None:
+        """Have what workers are forked from be there, before there is one."""
+        self._forks.warm()
+
     def helper(self, job_id: str, attempt: int, token: str, label: str, argv: list[str]) -> Child:
         """Start a process that only works for this node, such as the profiler's.
 

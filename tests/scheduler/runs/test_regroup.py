@@ -338,12 +338,16 @@ def test_a_node_with_a_whole_stage_is_left_with_nothing_lost(
     name = f"drained-{'room' if room else 'full'}"
     if room:
         service.add_node("back", 2)
-    service.submit(service.job(name))
-    wait_until(lambda: service.get(name).step >= 4, "it trains")
+    service.submit(service.may_be_held(name))
+    trains(service, name, 4)
     node = service.home(name, "stage 1 worker 0")
-    os.kill(node.pid, signal.SIGTERM)
+    with service.held():  # until the workers elsewhere listen, or there is no room for them
+        os.kill(node.pid, signal.SIGTERM)
+        if room:
+            wait_until(lambda: service.get(name).moves, "it moves", 120)
+        else:
+            wait_until(lambda: service.get(name).attempts, "it waits for another node", 120)
     if not room:
-        wait_until(lambda: service.get(name).attempts, "it waits for another node")
         assert node.process.wait(30) == 0
         service.add_node("back", 2)
     status = service.end(name)
