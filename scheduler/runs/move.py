@@ -185,6 +185,7 @@ def _go_over(attempt: Attempt, change: Change, step: int) -> None:
         resume(attempt)
         return
     before = _measured(attempt)
+    move.measured = before.measured.throughput
     shards = [process for process in attempt.processes if process.role != STAGE]
     attempt.go_over(change.decision, [*shards, *change.processes])
     topology = topology_of(attempt.id.job_id, attempt.processes)
