@@ -29,14 +29,15 @@ class Solution:
 
     `lower_bound` (dollars) is infinite where no plan exists; `proven` says that `plan` is the
     optimum, or that there is none. `max_throughput` (samples/s) is the highest found within limits
-    and cap; where no plan meets the floor, `plan` is the fastest one, not feasible, with the
-    reason.
+    and cap, and `fastest` the plan that reaches it, held to no floor; where no plan meets the
+    floor, `plan` is the fastest one, not feasible, with the reason.
     """
 
     plan: Plan | None
     lower_bound: float
     proven: bool
     max_throughput: float
+    fastest: Plan | None = None
 
 
 def solve(
@@ -62,15 +63,19 @@ def solve(
     top = 1 / found.fastest_tau if found.fastest else 0.0
     best = found.assignment or found.fastest
     plan = provision(model, best, floor) if best else None
+    fastest = None
+    if found.fastest:
+        units = _planner.units(model.native, found.fastest, found.fastest_tau)
+        fastest = model.evaluate(found.fastest, [int(number) for number in units])
     if start is not None and start.feasible and (plan is None or start.rank < plan.rank):
         plan = start
     if plan is None or not plan.feasible:
-        return Solution(plan, bound, math.isinf(bound), top)
+        return Solution(plan, bound, math.isinf(bound), top, fastest)
     top = max(top, plan.throughput)
     # A bound within rounding of the plan is the plan.
     if plan.cost <= bound * (1 + TOLERANCE):
-        return Solution(plan, plan.cost, True, top)
-    return Solution(plan, min(bound, plan.cost), False, top)
+        return Solution(plan, plan.cost, True, top, fastest)
+    return Solution(plan, min(bound, plan.cost), False, top, fastest)
 
 
 def _by_steps(
@@ -89,29 +94,34 @@ def _by_steps(
         other = _planner.solve_steps(native, floor, more, _LABELS, True, (1 - _FIRST) / 2 * seconds)
         bound = max(bound, other.bound)
         found = other if other.value < found.value else found
-    fastest = _planner.solve_steps(
-        native,
-        0.0,
-        [found.assignment] if found.assignment else starts,
-        _LABELS // 4,
-        False,
-        (1 - _FIRST) / 2 * seconds,
-        fastest=True,
-    )
-    top = 1 / fastest.tau if fastest.assignment else 0.0
+    known = [found.assignment] if found.assignment else starts
+    fastest = fastest_by_steps(model, known, (1 - _FIRST) / 2 * seconds)
+    top = fastest.throughput if fastest is not None else 0.0
     bound *= model.samples / 3600
-    best = found if found.assignment else fastest
-    if not best.assignment:
-        return Solution(None, bound, math.isinf(bound), top)
-    plan = model.evaluate(best.assignment, best.units, floor)
+    if found.assignment:
+        plan = model.evaluate(found.assignment, found.units, floor)
+    elif fastest is not None:
+        units = [stage.units for stage in fastest.stages]
+        plan = model.evaluate(model.codes(fastest), units, floor)
+    else:
+        return Solution(None, bound, math.isinf(bound), 0.0)
     if not plan.feasible and plan.lost_share:
-        plan = provision(model, best.assignment, floor)
+        plan = provision(model, model.codes(plan), floor)
+    top = max(top, plan.throughput)
     if not plan.feasible:
-        return Solution(plan, bound, math.isinf(bound), max(top, plan.throughput))
+        return Solution(plan, bound, math.isinf(bound), top, fastest)
     proven = plan.cost <= bound * (1 + TOLERANCE)
-    return Solution(
-        plan, plan.cost if proven else min(bound, plan.cost), proven, max(top, plan.throughput)
+    return Solution(plan, plan.cost if proven else min(bound, plan.cost), proven, top, fastest)
+
+
+def fastest_by_steps(
+    model: CostModel, starts: Sequence[Sequence[int]], seconds: float
+) -> Plan | None:
+    """The fastest plan found by simulated steps within limits and cap; None where there is none."""
+    found = _planner.solve_steps(
+        model.native, 0.0, starts, _LABELS // 4, False, seconds, fastest=True
     )
+    return model.evaluate(found.assignment, found.units) if found.assignment else None
 
 
 def _search(

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 from scheduler.decision.record import Decision
 from scheduler.methods.bench import Bench, Found, methods_for
-from scheduler.methods.exact import solve
-from scheduler.planning.executed import LADDER, MOST_STALE, executed, fills, holds
+from scheduler.methods.exact import fastest_by_steps, solve
+from scheduler.planning.executed import LADDER, MOST_STALE, executed, fastest, fills, holds
 from scheduler.planning.infeasible import barred
 from scheduler.problem.cost import TOLERANCE, CostModel, Plan
 from scheduler.problem.deadline import MARGIN
@@ -19,24 +19,33 @@ from scheduler.problem.workload import Resources, Workload
 _SLOWER = 4  # searches with what the best plan so far loses to interruptions
 _TURNS = 8  # plans made anew, as what a plan comes to shows what is missing
 _MOST_PARTS = 64  # micro-batches of a flushed step, where the planner chooses
+_FASTEST_S = 0.02  # of the solver, for the fastest plan where its pipeline does not fill
 _PARTS_S = 0.1  # of the solver, to compare numbers of micro-batches
 _CLOSE = 1.01  # costs so near each other are not worth more micro-batches
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the methods came to; `bound` is a cost, `top` a throughput."""
+    """What the methods came to; no plan costs less than `bound`.
+
+    `fastest` is the fastest plan that was found within limits and cap, whatever the floor.
+    """
 
     chosen: str
     results: Mapping[str, Found]
     bound: float
-    top: float
+    fastest: Plan | None
     bench: Bench | None
 
     @property
     def plan(self) -> Plan:
         """The chosen one."""
         return self.results[self.chosen].plan
+
+    @property
+    def top(self) -> float:
+        """The highest throughput that a plan was found to reach, samples/s."""
+        return self.fastest.sustained if self.fastest is not None else 0.0
 
     @property
     def feasible(self) -> bool:
@@ -50,7 +59,10 @@ class Answer:
             for name, found in self.results.items()
         }
         chosen = self.chosen if self.bench is None else self.bench.choose(method, results)
-        return replace(self, results=results, chosen=chosen)
+        plans = [found.plan for found in results.values()]
+        if self.fastest is not None:
+            plans.append(executed(model, self.fastest))
+        return replace(self, results=results, chosen=chosen, fastest=fastest(model, plans))
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +109,10 @@ class Asked:
             found.append(sure._answer(cuts)[1])
         chosen = min(found, key=lambda one: one.plan.rank)
         plans = [one.plan for each in found for one in each.results.values()]
-        top = chosen.top
         if chosen.feasible:
             bound = min([bound, *(plan.cost for plan in plans if plan.feasible)])
-        else:
-            within = [plan.sustained for plan in plans if plan.price_per_hour <= model.max_price]
-            top = max(within, default=0.0)
-        return model, replace(chosen, bound=bound, top=top)
+        quickest = max(found, key=lambda one: one.top).fastest
+        return model, replace(chosen, bound=bound, fastest=quickest)
 
     def sure(self) -> "Asked | None":
         """The same of units that are never taken away; None where the rows cannot lie on such."""
@@ -142,7 +151,7 @@ class Asked:
         model, answer = self._settled(steps, cuts)
         plan = answer.results[answer.chosen].plan
         if plan.feasible and fills(model, plan):
-            return model, answer
+            return model, self._faster(model, answer, cuts)
         # Too few micro-batches for so many units, or too many for their memory: plan with each
         # plan's own steps.
         parts = steps.micro_batches if steps.fixed else plan.micro_batches or steps.micro_batches
@@ -154,10 +163,28 @@ class Asked:
         )
         other_model, other = self._settled(steps, cuts)
         bound = max(answer.bound, other.bound) if steps.fixed else answer.bound
+        quickest = max(answer, other, key=lambda one: one.top).fastest
         if other.results[other.chosen].plan.rank < plan.rank:
             model, answer = other_model, other
         bound = min(bound, answer.results[answer.chosen].plan.cost)
-        return model, replace(answer, bound=bound)
+        return model, replace(answer, bound=bound, fastest=quickest)
+
+    def _faster(self, model: CostModel, answer: Answer, cuts: bool | None) -> Answer:
+        """With a faster plan where that of the fastest slowest stage does not fill."""
+        plan = answer.fastest
+        if plan is None or plan.staleness is None or fills(model, plan):
+            return answer
+        steps = replace(
+            model.steps,
+            micro_batches=plan.micro_batches,
+            staleness=min(model.steps.staleness or 0, MOST_STALE),
+            simulated=True,
+        )
+        stepped = self._model(steps, cuts)
+        other = fastest_by_steps(stepped, [model.codes(plan)], _FASTEST_S)
+        if other is None or other.sustained <= plan.sustained:
+            return answer
+        return replace(answer, fastest=executed(stepped, other))
 
     def _parts(self, steps: Steps, cuts: bool | None) -> tuple[Steps, float]:
         """The fewest micro-batches a step that cost next to nothing, and a bound for any number."""
@@ -191,25 +218,28 @@ class Asked:
         if steps.staleness and not steps.simulated:
             steps = replace(steps, staleness=1)  # the least of weights
         floor = aim = self.demands.aim(self.workload.overhead)
-        bound = top = 0.0
+        bound = top = 0.0  # the highest pace of a slowest stage
+        quickest: Plan | None = None
         for turn in range(_TURNS):
             model = self._model(steps, cuts)
             answer = _answer(model, floor, self.method, self.seed, self.finetune)
             if steps.staleness is None:
                 break
+            top = max(top, answer.top)
             model = self._model(replace(allowed, depth=steps.depth), cuts)
             answer = answer.executed(model, aim, self.method)
             if turn == 0:
-                bound, top = answer.bound, answer.top
-            plan = answer.results[answer.chosen].plan
-            answer = replace(answer, bound=min(bound, plan.cost), top=max(top, answer.top))
+                bound = answer.bound
+            plan = answer.plan
+            quickest = fastest(model, [p for p in (quickest, answer.fastest) if p is not None])
+            answer = replace(answer, bound=min(bound, plan.cost), fastest=quickest)
             if plan.feasible or not plan.stages:
                 break
             if not holds(model, plan) and steps.depth < steps.deepest:
                 steps = replace(steps, depth=min(2 * steps.depth, steps.deepest))
-            elif plan.sustained < aim and answer.top > floor and not steps.simulated:
+            elif plan.sustained < aim and top > floor and not steps.simulated:
                 # The pipeline does not fill: the slowest stage has to be so much faster.
-                floor = min(floor * aim / plan.sustained * (1 + TOLERANCE), answer.top)
+                floor = min(floor * aim / plan.sustained * (1 + TOLERANCE), top)
             else:
                 break
         return model, answer
@@ -236,7 +266,7 @@ def _answer(model: CostModel, floor: float, method: str, seed: int, finetune: fl
         assignment = tuple(next(iter(costs)) for costs in able)
         nothing = Plan(False, reason, assignment, (), 0, 0.0, 0.0, math.inf)
         chosen = method if method in names else names[0]
-        return Answer(chosen, {chosen: Found(nothing, 0, 0.0)}, math.inf, 0.0, None)
+        return Answer(chosen, {chosen: Found(nothing, 0, 0.0)}, math.inf, None, None)
     bench = Bench(model, floor, seed, finetune=finetune)
     results = bench.consider(method)
     chosen = bench.choose(method, results)
@@ -246,6 +276,6 @@ def _answer(model: CostModel, floor: float, method: str, seed: int, finetune: fl
     costs = [plan.cost for plan in plans if plan.feasible]
     # Costs of one plan from two sums differ in the last digit; a bound is below all of them.
     bound = min([solution.lower_bound, *costs])
-    within = [p.throughput for p in plans if p.price_per_hour <= model.max_price]
-    top = max([solution.max_throughput, *within])
-    return Answer(chosen, results, bound, top, bench)
+    if solution.fastest is not None:
+        plans.append(solution.fastest)
+    return Answer(chosen, results, bound, fastest(model, plans), bench)

@@ -75,7 +75,9 @@ def _fewer(
 
 
 def _more(bounds: Bounds, resources: Resources, found: Decision, decide: Decide) -> Decision | None:
-    low, high = found.throughput, found.max_throughput * (1 - 1e-9)
+    # Floors are aimed at with what the executor takes besides.
+    share = 1 - (found.workload.overhead if found.workload is not None else 0.0)
+    low, high = share * found.throughput, share * found.max_throughput * (1 - 1e-9)
     best = decide(resources, high, ())
     if not best.feasible or units_of(best) < bounds.least:
         return None

@@ -8,11 +8,12 @@ which no cost tells, find slack. Where nothing reaches that pace, the plan is pr
 reaches.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from scheduler.problem.cost import TOLERANCE, CostModel, Plan
 from scheduler.problem.steps import Steps
+from scheduler.problem.wording import rate_text
 
 _FULL = 0.99  # of the slowest stage's pace: the pipeline is filled
 MOST_STALE = 8  # updates; more than that fills nothing, and is paid with memory
@@ -51,9 +52,14 @@ def executed(model: CostModel, plan: Plan, floor: float = 0.0) -> Plan:
         reason = plan.reason or model.footprint.why_overfull(runs, units, best)
         found = replace(plan, feasible=False, reason=reason)
     elif not best.simulated:
-        found = model.evaluate(codes, units, floor, min(rate, plan.throughput))
+        rate = min(rate, plan.throughput)
+        found = model.evaluate(codes, units, floor, rate)
         if not plan.feasible:
-            found = replace(found, feasible=False, reason=plan.reason)
+            reason = plan.reason
+            if found.sustained < floor and model.evaluate(codes, units, rate=rate).feasible:
+                most = rate_text(found.sustained, down=True)
+                reason = f"reaches at most {most} samples/s, the floor is {rate_text(floor)}"
+            found = replace(found, feasible=False, reason=reason)
     kept = model.footprint.stage_bytes(runs, units, best)
     stages = [replace(s, memory_bytes=m) for s, m in zip(found.stages, kept, strict=True)]
     return replace(
@@ -62,6 +68,20 @@ def executed(model: CostModel, plan: Plan, floor: float = 0.0) -> Plan:
         micro_batches=best.micro_batches,
         staleness=best.staleness,
     )
+
+
+def fastest(model: CostModel, plans: Iterable[Plan]) -> Plan | None:
+    """The fastest of plans as they run that limits, cap and memory allow, whatever the floor."""
+    free = [plan if plan.feasible else _held_to_no_floor(model, plan) for plan in plans]
+    return max((p for p in free if p.feasible), key=lambda p: p.sustained, default=None)
+
+
+def _held_to_no_floor(model: CostModel, plan: Plan) -> Plan:
+    if not plan.stages or not holds(model, plan):
+        return plan
+    units = [stage.units for stage in plan.stages]
+    free = model.evaluate(model.codes(plan), units, rate=plan.throughput)
+    return replace(free, micro_batches=plan.micro_batches, staleness=plan.staleness)
 
 
 def steady_rate(model: CostModel, plan: Plan, steps: Steps) -> float:

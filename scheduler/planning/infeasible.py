@@ -50,6 +50,8 @@ def why_no_plan(decision: Decision, fastest: Plan | None = None) -> str:
     if top <= 0:
         text += "none costs that little at any speed"
     elif top < floor * (1 - TOLERANCE):
+        # Of steps that overlap, or are flushed, the highest is not proven.
+        proven &= decision.plan.staleness is None
         most = "that can be" if proven else "found"
         text += f"the highest throughput {most} is {rate_text(top, down=True)}"
     else:

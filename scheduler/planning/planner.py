@@ -14,7 +14,7 @@ from scheduler.planning.explain import reasons
 from scheduler.planning.frontier import frontier
 from scheduler.planning.infeasible import why_no_plan
 from scheduler.planning.relaxation import relaxations
-from scheduler.problem.cost import TOLERANCE, CostModel, Plan
+from scheduler.problem.cost import TOLERANCE, CostModel
 from scheduler.problem.deadline import MARGIN
 from scheduler.problem.demands import Demands, Pin
 from scheduler.problem.fields import Fields, InputError
@@ -117,9 +117,7 @@ def _decision(model: CostModel, demands: Demands, seed: int, answer: Answer) -> 
         created_at=time.time(),
     )
     if not found.feasible:
-        decision = _infeasible(
-            decision, model, demands, [found.plan for found in answer.results.values()]
-        )
+        decision = _infeasible(decision, model, demands, answer)
     return replace(decision, reasons=tuple(_reasons(decision, model, demands)))
 
 
@@ -131,9 +129,7 @@ def _reasons(decision: Decision, model: CostModel, demands: Demands) -> list[str
     return reasons(decision, model.workload, model.resources, model, demands.finish_by)
 
 
-def _infeasible(
-    decision: Decision, model: CostModel, demands: Demands, found: Sequence[Plan]
-) -> Decision:
+def _infeasible(decision: Decision, model: CostModel, demands: Demands, answer: Answer) -> Decision:
     """Say why there is no plan, or who has one, and what would have to change."""
     able = next((other for other in decision.alternatives if other.plan.feasible), None)
     if able is not None:
@@ -141,11 +137,12 @@ def _infeasible(
         return _because(
             decision, f"{decision.plan.reason}; {able.method} meets the demands for {cost}"
         )
+    found = [found.plan for found in answer.results.values()]
     within = [p for p in found if p.stages and p.price_per_hour <= demands.max_price_per_hour]
     fastest = max(within, key=lambda plan: plan.throughput, default=None)
     asked = replace(demands, min_throughput=decision.aim)
     changes = relaxations(
-        model.workload, model.resources, asked, fastest, cuts=model.cuts, steps=model.steps
+        model.workload, model.resources, asked, answer.fastest, cuts=model.cuts, steps=model.steps
     )
     share = 1 - decision.overhead
     changes = tuple(

@@ -385,6 +385,7 @@ class StageExecutor:
 
     def catch_up(self) -> None:
         """Apply the steps whose verdict is here or on its way, at a worker that gives up."""
+        self._ending.give_up()
         until = time.monotonic() + _SOON_S
         while time.monotonic() < until:
             if self._ending.ready:
