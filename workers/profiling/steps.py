@@ -100,7 +100,7 @@ def time_step(
             first.rows,
             first.executor.upload,
             inbox,
-            parts.executor.loss,
+            first.executor.loss,
         )
         others = stack.enter_context(ThreadPoolExecutor(len(workers)))
         trained = [others.submit(_train, stop, one.executor) for one in workers[1:]]
