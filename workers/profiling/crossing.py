@@ -40,7 +40,7 @@ from workers.stage.parts import Parts, assemble
 from workers.stage.schedule import Schedule
 from workers.stage.source import TrainingSource
 
-_STEPS, _WARM = 60, 10
+_STEPS, _WARM = 40, 8
 _PAUSE_S = 0.003  # of a layer's forward, after which caches are as cold as in a training
 _SAMPLES = 8
 _QUANTILE = 0.25  # of steps: a busy machine makes many of them longer, and none shorter
