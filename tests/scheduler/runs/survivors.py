@@ -176,6 +176,12 @@ class Service:
         told = ("--units", str(units), "--emulate", "--notice", "60")
         self._nodes.append(self._roles.node(self._scheduler, kind, *told))
 
+    def nodes(self, kind: str) -> list[Child]:
+        """Those of a type."""
+        nodes = self.stub.ListNodes(ListNodesRequest(), timeout=20).nodes
+        addresses = {node.address for node in nodes if node.type == kind}
+        return [node for node in self._nodes if node.address in addresses]
+
     def home(self, job_id: str, label: str) -> Child:
         """The node that a process of a job runs on."""
         nodes = self.stub.ListNodes(ListNodesRequest(), timeout=20).nodes

@@ -4,8 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from protos.scheduler_pb2 import END_SUCCEEDED
 from scheduler.runs import dispatcher
+from tests.scheduler.runs.survivors import Service, trains
 from tests.scheduler.stub_node import BATCH, StubNode, serving
+from tests.waiting import wait_until
 
 
 def test_a_spare_node_is_warm_while_a_job_trains_on_its_type(
@@ -32,3 +35,23 @@ def test_a_spare_node_is_warm_while_a_job_trains_on_its_type(
             )
             service.end("job")
             assert asked() == (False, False)
+
+
+@pytest.mark.exhaustive
+def test_a_real_one_has_what_workers_are_forked_from(service: Service) -> None:
+    name = service.submit(service.may_be_held("needs-two-of-three"))
+    trains(service, name, 3)
+    with service.held():
+        nodes = service.nodes("front")
+        assert len(nodes) == 3
+        wait_until(lambda: all(_forks(node.pid) for node in nodes), "all are ready", 120)
+        assert not any(_forks(node.pid) for node in service.nodes("cpu")), "of the job's shards"
+    assert service.end(name).end_reason == END_SUCCEEDED
+
+
+def _forks(pid: int) -> bool:
+    """Whether a node has a process that forks workers."""
+    found = " ".join(
+        task.joinpath("children").read_text() for task in Path(f"/proc/{pid}/task").iterdir()
+    )
+    return any(b"chassis.forking" in Path(f"/proc/{p}/cmdline").read_bytes() for p in found.split())
