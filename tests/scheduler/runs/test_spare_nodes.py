@@ -1,5 +1,6 @@
 """Nodes that a job may need get ready to start workers before it does."""
 
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -51,7 +52,9 @@ def test_a_real_one_has_what_workers_are_forked_from(service: Service) -> None:
 
 def _forks(pid: int) -> bool:
     """Whether a node has a process that forks workers."""
-    found = " ".join(
-        task.joinpath("children").read_text() for task in Path(f"/proc/{pid}/task").iterdir()
-    )
-    return any(b"chassis.forking" in Path(f"/proc/{p}/cmdline").read_bytes() for p in found.split())
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(FileNotFoundError):
+            for child in (task / "children").read_text().split():
+                if b"chassis.forking" in Path(f"/proc/{child}/cmdline").read_bytes():
+                    return True
+    return False
