@@ -210,8 +210,8 @@ class Service:
 
     def may_be_held(self, name: str, **overrides: object) -> JobSpec:
         """As `job`."""
-        file = {"model.args.file": str(self.hold)}
-        return self.job(name, **{"model.entry": "fault.py:held"}, **file, **overrides)
+        held = {"model.entry": "fault.py:held", "model.args.file": str(self.hold)}
+        return self.job(name, **held | overrides)
 
     def job(self, name: str, **overrides: object) -> JobSpec:
         spec = load_job(self.directory / "job.json", _TRAINING | overrides)
