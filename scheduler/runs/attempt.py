@@ -10,12 +10,13 @@ from enum import Enum, auto
 from typing import TypeVar
 
 from protos import scheduler_pb2 as pb
-from protos.decision_pb2 import Decision
+from protos.decision_pb2 import Decision, Measured
 from protos.generations import may_regroup
 from protos.job_pb2 import JobSpec
 from protos.node_pb2 import SHARD
 from scheduler.replanning.measure import Measurement
 from scheduler.runs.beginning import Beginning, descended, leads_cuts
+from scheduler.runs.bill import price_before
 from scheduler.runs.calls import Interrupted
 from scheduler.runs.change import Change, ChangeRefusedError, PlanChange, check
 from scheduler.runs.context import Context
@@ -266,10 +267,11 @@ class Attempt:
 
         self.context.jobs.change(self.id.job_id, edit)
 
-    def request_change(self, change: PlanChange) -> None:
+    def request_change(self, change: PlanChange) -> pb.JobStatus:
         """Have the job go over to another plan; from any thread. It trains on until that is ready.
 
-        What comes of it is among `moves` of the job's status.
+        Returns:
+            The job's status; what comes of the change is the next of its `moves`.
 
         Raises:
             ChangeRefusedError: it cannot, or another change is under way.
@@ -295,16 +297,19 @@ class Attempt:
             made.CopyFrom(after)
             made.ClearField("measured")
             self._change = Change(change, made)
+            status = self.context.jobs.get(job_id) or pb.JobStatus(job_id=job_id)
         follower.wake()
+        return status
 
     @property
     def change(self) -> Change | None:
         """The one that is under way."""
         return self._change
 
-    def end_change(self) -> None:
-        """None is under way any more."""
+    def end_change(self, move: pb.Move) -> None:
+        """None is under way any more; tell the job's owner of it, or what it failed of."""
         with self.record.lock:
+            self.context.jobs.change(self.id.job_id, lambda status: status.moves.append(move))
             self._change = None
 
     def reserve(
@@ -341,6 +346,13 @@ class Attempt:
     def measurement(self) -> Measurement | None:
         """What it was measured to take so far; None before it trains."""
         return self.follower.so_far()[0] if self.follower is not None else None
+
+    def measured(self, report: pb.ProgressReport) -> Measured:
+        """What its run came to, by the report of the worker whose progress is the job's."""
+        assert self.follower is not None
+        status = self.context.jobs.get(self.id.job_id) or pb.JobStatus()
+        price = price_before(status, self.decision.price_per_hour)
+        return self.follower.measured(self.decision, report, price)
 
     def shards(self) -> list[tuple[str, str]]:
         """Label and address of the shards that the job runs on, once they listen."""
@@ -392,10 +404,6 @@ class Attempt:
         spec = self.spec()
         if spec is not None and not spec.train.checkpoint.every:
             self.persist(lambda: self.context.jobs.take_cuts(job_id, []))
-
-    def moved(self, move: pb.Move) -> None:
-        """Tell the job's owner of a change, or what it failed of."""
-        self.context.jobs.change(self.id.job_id, lambda status: status.moves.append(move))
 
     def place(self, processes: Sequence[Process]) -> None:
         """Note the workers of a new generation, before they are told to go on."""

@@ -219,23 +219,23 @@ class Follower:
         with self._lock:
             return self._reports.get((self._last_stage, 0))
 
-    def measured(self, decision: Decision, report: ProgressReport) -> Measured:
+    def measured(self, decision: Decision, report: ProgressReport, price_before: float) -> Measured:
         """What the run came to, beside what was predicted.
 
-        Of one that went on from a cut, all samples at the pace of this attempt.
+        Args:
+            price_before: dollars an hour, of the time before the plan or attempt.
         """
         trained = max(0, report.samples - self._before)
         throughput = trained / report.train_seconds if report.train_seconds > 0 else 0.0
-        seconds = report.train_seconds
-        if trained and self._before:
-            seconds = report.samples / throughput
+        cost = decision.price_per_hour * report.train_seconds + price_before * report.before_s
         types = {kind.name: kind for kind in decision.resources.types}
         used = {stage.type for stage in decision.stages}
         measured = Measured(
             throughput=throughput,
             price_per_hour=decision.price_per_hour,
-            cost=decision.price_per_hour * seconds / 3600,
-            seconds=seconds,
+            cost=cost / 3600,
+            seconds=report.before_s + report.train_seconds,
+            throughput_s=report.train_seconds,
             emulated=any(types[name].emulated for name in used if name in types),
         )
         with self._lock:

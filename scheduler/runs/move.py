@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 from protos.decision_pb2 import Decision
 from protos.naming import kept_with
@@ -25,9 +26,11 @@ from scheduler.runs.change import Change, Stage, in_short
 from scheduler.runs.cleanup import stop_others
 from scheduler.runs.failures import JobError, ending_of
 from scheduler.runs.launch import begin, groups_of, launch, topology_of, workers_of
+from scheduler.runs.plans import keep_moved
 from scheduler.runs.processes import Process
 from scheduler.runs.regroup import regroup, resume
 from scheduler.state.endings import Ending, first_line
+from scheduler.state.store import TransitionError
 
 _CALL_S = 20.0
 _log = logging.getLogger("heterps.runner")
@@ -65,9 +68,20 @@ def give_up(attempt: Attempt, why: str) -> None:
     _log.warning("job %s: it keeps its plan: %s", attempt.id.job_id, why)
     move = _move(attempt, change)
     move.failed = why
-    attempt.end_change()
+    attempt.end_change(move)
     settle(attempt)
-    attempt.moved(move)
+
+
+def overtaken(attempt: Attempt) -> None:
+    """Tell of a change that was under way when the attempt ended; without effect where none was."""
+    with attempt.record.lock:  # whoever asks for one holds it until it is under way, or refused
+        change = attempt.change
+    if change is None:
+        return
+    move = _move(attempt, change)
+    move.failed = change.failed or "the attempt ended before it could go over"
+    with suppress(TransitionError):  # a Redis that lost the job
+        attempt.end_change(move)
 
 
 def settle(attempt: Attempt) -> None:
@@ -171,6 +185,7 @@ def _go_over(attempt: Attempt, change: Change, step: int) -> None:
         resume(attempt)
         return
     before = _measured(attempt)
+    move.measured = before.measured.throughput
     shards = [process for process in attempt.processes if process.role != STAGE]
     attempt.go_over(change.decision, [*shards, *change.processes])
     topology = topology_of(attempt.id.job_id, attempt.processes)
@@ -189,10 +204,9 @@ def _go_over(attempt: Attempt, change: Change, step: int) -> None:
     else:
         attempt.go_on(cut.samples)
     move.seconds = time.time() - move.at
-    attempt.end_change()
+    attempt.end_change(move)
     settle(attempt)
-    attempt.moved(move)
-    _keep_plans(attempt, before, move)
+    keep_moved(attempt, before, move)
     _log.info(
         "job %s: from %s to %s in %.1f s, at step %d",
         *(attempt.id.job_id, move.before, move.after, move.seconds, step),
@@ -237,7 +251,7 @@ def _measured(attempt: Attempt) -> Decision:
     made.CopyFrom(attempt.decision)
     report = follower.last_report()
     if report is not None and report.train_seconds > 0:
-        made.measured.CopyFrom(follower.measured(made, report))
+        made.measured.CopyFrom(attempt.measured(report))
     return made
 
 
@@ -257,29 +271,6 @@ def _move(attempt: Attempt, change: Change) -> Move:
         price_before=before.price_per_hour,
         price_after=change.decision.price_per_hour,
     )
-
-
-def _keep_plans(attempt: Attempt, before: Decision, move: Move) -> None:
-    """Keep the plan before in the job's history, and when and why the one that it has began."""
-    store, job_id = attempt.context.store, attempt.id.job_id
-    history = attempt.persist(lambda: store.plans(job_id))
-    if not history.plans or history.plans[-1].attempt != attempt.id.number:
-        status = attempt.context.jobs.get(job_id) or JobStatus()
-        history.plans.add(
-            began_at=status.started_at,
-            from_step=status.from_step,
-            reason="planned",
-            attempt=attempt.id.number,
-        )
-    history.plans[-1].decision.CopyFrom(before)
-    history.plans.add(
-        decision=attempt.decision,
-        began_at=move.at,
-        from_step=move.step,
-        reason=move.reason,
-        attempt=attempt.id.number,
-    )
-    attempt.persist(lambda: store.put_plans(job_id, history))
 
 
 def _nodes(processes: Sequence[Process]) -> list[str]:

@@ -40,6 +40,7 @@ from scheduler.runs.offer import (
     profile,
     profiling_types,
 )
+from scheduler.runs.plans import keep_begun
 from scheduler.runs.recoveries import with_times
 from scheduler.state import nodes as registry
 from scheduler.state.endings import Ending, first_line
@@ -369,6 +370,7 @@ class Preparation:
             told = Ending(END_LOST_NODE, str(error), error=first_line(str(error)))
             found = follower.diagnose(self._stop, told).ending
             raise JobError(found or told) from None
+        keep_begun(attempt)
 
 
 def _counted(groups: Sequence[Group], singles: Sequence[str]) -> Counter[str]:

@@ -14,7 +14,7 @@ from scheduler.runs.drain import Drain, marked
 from scheduler.runs.failures import JobError, ending_of
 from scheduler.runs.guard import guard
 from scheduler.runs.launch import begin
-from scheduler.runs.move import advance, give_up, settle
+from scheduler.runs.move import advance, give_up, overtaken, settle
 from scheduler.runs.prepare import Preparation
 from scheduler.runs.processes import Process
 from scheduler.runs.regroup import regroup
@@ -125,7 +125,7 @@ def _follow(attempt: Attempt, drain: Drain) -> bool:
         return True
     attempt.add_progress(report)
     attempt.forget_cuts()
-    decision.measured.CopyFrom(follower.measured(decision, report))
+    decision.measured.CopyFrom(attempt.measured(report))
     attempt.keep(decision)
     return False
 
@@ -137,7 +137,7 @@ def _finish(attempt: Attempt, ending: Ending) -> None:
     if not attempt.is_handed_over and context.leadership.confirm():
         if attempt.state is not State.STOPPING:
             attempt.move(State.STOPPING)
-        attempt.end_change()
+        overtaken(attempt)
         try:
             clean_up(attempt)
         except Exception:

@@ -12,6 +12,8 @@ import pytest
 
 from bench.survive.job import Result, Shape, result_of, write_job
 from chassis.process import Child
+from heterps import Client
+from heterps.client.records import PlanUse
 from heterps.job.file import load_job
 from protos.decision_pb2 import Decision
 from protos.job_pb2 import JobSpec
@@ -246,6 +248,11 @@ class Service:
         assert len(result.rows) > 40
         assert np.abs(result.rows).max() > 0.02  # they have learned
         return result
+
+    def plans(self, job_id: str) -> list[PlanUse]:
+        """That a job has trained under."""
+        with Client(self._scheduler.address) as client:
+            return client.plans(job_id)
 
     def losses(self, job_id: str, steps: int = SHAPE.steps) -> list[float]:
         """Of each step, as they are kept."""
