@@ -557,16 +557,21 @@ class Measured(_message.Message):
     STAGE_S_FIELD_NUMBER: _builtins.int
     STEADY_THROUGHPUT_FIELD_NUMBER: _builtins.int
     STEADY_STEPS_FIELD_NUMBER: _builtins.int
+    THROUGHPUT_S_FIELD_NUMBER: _builtins.int
     throughput: _builtins.float
-    """samples/s over the training phase"""
+    """samples/s in training under this plan, of the latest attempt"""
     price_per_hour: _builtins.float
     cost: _builtins.float
+    """of `seconds`, at the prices of the plans that they were under"""
     seconds: _builtins.float
+    """in training, for all samples, each as it was trained last"""
     emulated: _builtins.bool
     steady_throughput: _builtins.float
     """samples/s once it runs evenly; 0: it was too short for that"""
     steady_steps: _builtins.int
     """over so many steps"""
+    throughput_s: _builtins.float
+    """of `seconds`, those that throughput and stage_s are means over"""
     @_builtins.property
     def stage_s(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """measured busy seconds a sample, by stage"""
@@ -582,10 +587,11 @@ class Measured(_message.Message):
         stage_s: _abc.Iterable[_builtins.float] | None = ...,
         steady_throughput: _builtins.float = ...,
         steady_steps: _builtins.int = ...,
+        throughput_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cost", b"cost", "emulated", b"emulated", "price_per_hour", b"price_per_hour", "seconds", b"seconds", "stage_s", b"stage_s", "steady_steps", b"steady_steps", "steady_throughput", b"steady_throughput", "throughput", b"throughput"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cost", b"cost", "emulated", b"emulated", "price_per_hour", b"price_per_hour", "seconds", b"seconds", "stage_s", b"stage_s", "steady_steps", b"steady_steps", "steady_throughput", b"steady_throughput", "throughput", b"throughput", "throughput_s", b"throughput_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

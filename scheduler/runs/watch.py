@@ -122,7 +122,7 @@ def watch(attempt: Attempt) -> Watch:
 
     job_id, context, follower = attempt.id.job_id, attempt.context, attempt.follower
     assert follower is not None
-    spec = attempt.persist(lambda: context.store.spec(job_id)) or JobSpec()
+    spec = attempt.spec() or JobSpec()
     mode, elastic = spec.schedule.replan, spec.schedule.HasField("elastic")
     joins = Joins(context.nodes)
     joined = 0  # considerations for which nodes that came still count

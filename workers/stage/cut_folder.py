@@ -125,13 +125,9 @@ class CutFolder:
 
     def _check(self, store: Store) -> None:
         try:
-            with store.open(_ATTEMPT) as stream:
-                text = read_at_most(stream, _MOST_ATTEMPT, _ATTEMPT).decode(errors="replace")
-        except FileNotFoundError:
-            return
+            job_id, told = _writer(store)
         except CheckpointError:
             return  # whatever it is, it is not ours
-        job_id, _, told = text.strip().rpartition(" ")
         attempt, _, generation = told.partition(".")
         if job_id != self._job_id or not attempt.isdecimal():
             return
@@ -146,14 +142,26 @@ def remove_cuts(place: str, job_id: str) -> None:
     Raises:
         OSError, CheckpointError: they cannot be removed.
     """
-    try:
-        with open_store(place).open(_ATTEMPT) as stream:
-            text = read_at_most(stream, _MOST_ATTEMPT, _ATTEMPT).decode(errors="replace")
-    except FileNotFoundError:
-        return
-    if text.rpartition(" ")[0] == job_id:
+    if _writer(open_store(place))[0] == job_id:
         above, _, name = place.rpartition("/")
         open_store(above).remove(name)
+
+
+def _writer(store: Store) -> tuple[str, str]:
+    """The job whose cuts lie there, and `ATTEMPT.GENERATION` of the last that wrote any.
+
+    Empty where nobody did.
+
+    Raises:
+        OSError, CheckpointError: it cannot be read.
+    """
+    try:
+        with store.open(_ATTEMPT) as stream:
+            text = read_at_most(stream, _MOST_ATTEMPT, _ATTEMPT).decode(errors="replace")
+    except FileNotFoundError:
+        return "", ""
+    job_id, _, told = text.strip().rpartition(" ")
+    return job_id, told
 
 
 def _steps(store: Store) -> list[int]:

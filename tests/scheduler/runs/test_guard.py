@@ -77,9 +77,8 @@ def test_a_job_that_trains_goes_over_for_its_deadline(service: Service) -> None:
         wait_until(lambda: len(service.pids("dated")) > 4, "it is to train")
         decision = service.stub.GetDecision(JobRequest(job_id="dated"), timeout=20)
         assert {stage.type for stage in decision.stages} == set(KINDS), decision.reasons
-        running = len(service.pids("dated"))
         # It is due at the first look.
-        wait_until(lambda: len(service.pids("dated")) > running, "others begin")
+        wait_until(lambda: service.get("dated").moves, "it goes over")
     status = service.end("dated")
     assert status.end_reason == END_SUCCEEDED, status.reason
     (move,) = status.moves
