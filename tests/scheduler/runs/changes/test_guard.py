@@ -3,7 +3,6 @@
 import time
 
 import pytest
-from tests.scheduler.runs.test_deadline import HOUR, decided, job, trained
 
 from protos.decision_pb2 import Decision
 from protos.scheduler_pb2 import END_SUCCEEDED, JobRequest, JobStatus, Recovery
@@ -11,6 +10,7 @@ from scheduler import plan
 from scheduler.runs.changes import guard as module
 from scheduler.runs.changes.deadline import ENDING_S, sure_plan
 from scheduler.runs.changes.guard import DeadlineGuard, may_go_over
+from tests.scheduler.runs.changes.test_deadline import HOUR, decided, job, trained
 from tests.scheduler.runs.survivors import Service
 from tests.waiting import wait_until
 
