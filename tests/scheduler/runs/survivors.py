@@ -178,6 +178,12 @@ class Service:
         told = ("--units", str(units), "--emulate", "--notice", "60")
         self._nodes.append(self._roles.node(self._scheduler, kind, *told))
 
+    def nodes(self, kind: str) -> list[Child]:
+        """Those of a type."""
+        nodes = self.stub.ListNodes(ListNodesRequest(), timeout=20).nodes
+        addresses = {node.address for node in nodes if node.type == kind}
+        return [node for node in self._nodes if node.address in addresses]
+
     def home(self, job_id: str, label: str) -> Child:
         """The node that a process of a job runs on."""
         nodes = self.stub.ListNodes(ListNodesRequest(), timeout=20).nodes
@@ -206,8 +212,8 @@ class Service:
 
     def may_be_held(self, name: str, **overrides: object) -> JobSpec:
         """As `job`."""
-        file = {"model.args.file": str(self.hold)}
-        return self.job(name, **{"model.entry": "fault.py:held"}, **file, **overrides)
+        held = {"model.entry": "fault.py:held", "model.args.file": str(self.hold)}
+        return self.job(name, **held | overrides)
 
     def job(self, name: str, **overrides: object) -> JobSpec:
         spec = load_job(self.directory / "job.json", _TRAINING | overrides)

@@ -1,11 +1,15 @@
 """Nodes that a job may need get ready to start workers before it does."""
 
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from protos.scheduler_pb2 import END_SUCCEEDED
 from scheduler.runs import dispatcher
+from tests.scheduler.runs.survivors import Service, trains
 from tests.scheduler.stub_node import BATCH, StubNode, serving
+from tests.waiting import wait_until
 
 
 def test_a_spare_node_is_warm_while_a_job_trains_on_its_type(
@@ -32,3 +36,25 @@ def test_a_spare_node_is_warm_while_a_job_trains_on_its_type(
             )
             service.end("job")
             assert asked() == (False, False)
+
+
+@pytest.mark.exhaustive
+def test_a_real_one_has_what_workers_are_forked_from(service: Service) -> None:
+    name = service.submit(service.may_be_held("needs-two-of-three"))
+    trains(service, name, 3)
+    with service.held():
+        nodes = service.nodes("front")
+        assert len(nodes) == 3
+        wait_until(lambda: all(_forks(node.pid) for node in nodes), "all are ready", 120)
+        assert not any(_forks(node.pid) for node in service.nodes("cpu")), "of the job's shards"
+    assert service.end(name).end_reason == END_SUCCEEDED
+
+
+def _forks(pid: int) -> bool:
+    """Whether a node has a process that forks workers."""
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(FileNotFoundError):
+            for child in (task / "children").read_text().split():
+                if b"chassis.forking" in Path(f"/proc/{child}/cmdline").read_bytes():
+                    return True
+    return False
