@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from protos.decision_pb2 import Layer, LayerCost, Resources, ResourceType, Workload
-from protos.job_pb2 import JobSpec
 from protos.node_pb2 import ProfileRequest
 from ps import LocalShards, ParameterClient
 from workers.data import Dataset, GlobalBatches
@@ -33,6 +32,7 @@ from workers.model.probe import check_parameters, micro_batches_of
 from workers.model.trace import TracedModel
 from workers.profiling import datasheet
 from workers.profiling.catalogue import computes_in_bf16, with_data_sheet
+from workers.profiling.crossing import time_crossing
 from workers.profiling.look import shares_of
 from workers.profiling.memory import LayerBytes, layer_bytes
 from workers.profiling.peers import Peers
@@ -45,7 +45,6 @@ from workers.profiling.timing import LayerTimer, Part, RowPart, first_of, share_
 
 WARMUP = 2
 REPEATS = (3, 15)  # least and most, within the time below
-CROSSING_S = 0.7  # that steps of one stage and of two may take, each
 PHASE_S = 4.0  # that measuring one number of units may take
 SHARES = (1, 2, 4, 8)  # numbers of units that are measured or imitated
 
@@ -168,7 +167,8 @@ class Profiler:
             ps_core_s = self._server_seconds(timer, batches, rows)
             works, memories = self._inspect(timer, batches[0], rows)
             step_s = self._time_step(taken, shards.addresses)
-            crossing_s = self._time_crossing(works, taken, rate, shards.addresses)
+            crossing_s = time_crossing(shards.addresses)
+            self._log(f"to another stage and back: {crossing_s * 1e3:.2f} ms besides bytes")
         dense = sum(p.nbytes for own in timer.parameters for p in own)
         bytes_per_s = min(rate, self._stated_rate) if self._stated_rate else rate
         taken = replace(
@@ -262,39 +262,6 @@ class Profiler:
             max(once, 1e-4) * micro_batches,
             self._device.type,
         )
-
-    def _time_crossing(
-        self, works: list[datasheet.Work], taken: _Taken, rate: float, shards: list[str]
-    ) -> float:
-        """Seconds that two stages take longer than one, besides what bytes take; 0: cannot be told.
-
-        One micro-batch a step goes through both, which wait for one another: what each does
-        around its layers, and everything that is told between them, is on its way.
-        """
-        cuts = [i for i, uncut in enumerate(self._traced.uncut[:-1]) if not uncut]
-        if not cuts or self._device.type != "cpu" or self._job.train.split_experts:
-            return 0.0
-        cut = min(cuts, key=lambda index: works[index].crossing_bytes)
-        job = JobSpec()
-        job.CopyFrom(self._job)
-        job.train.batch_size, job.train.micro_batches = self._sizes.micro_batch, 1
-        job.train.staleness = 0
-        batches = GlobalBatches.of(job, self._dataset)
-        names = [layer.name for layer in self._traced.layers]
-        expected_s = max(float(np.median(taken.compute[1].sum(axis=(1, 2)))), 1e-4)
-        one, two = (
-            time_step(
-                *(job, names, shards, batches, 1, expected_s, "cpu", own),
-                attempt=number,
-                seconds=CROSSING_S,
-            )
-            for number, own in enumerate(((), (cut,)), 1)
-        )
-        if not one or not two:
-            return 0.0
-        found = max(0.0, two - one - works[cut].crossing_bytes / rate)
-        self._log(f"crossing to another stage and back: {found * 1e3:.2f} ms besides its bytes")
-        return found
 
     def _overhead(self, costs: list[LayerCost], step_s: float) -> float:
         """The share of a step's time that the costs of its layers do not tell."""

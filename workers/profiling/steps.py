@@ -1,10 +1,8 @@
-"""What a step takes besides its layers: some real ones, of one worker for each stage."""
+"""What a step takes besides its layers: some real ones, of one worker that has the whole model."""
 
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import replace
 
 import numpy as np
@@ -15,7 +13,6 @@ from protos.node_pb2 import LaunchRequest
 from protos.stage_pb2 import StageWorkers, Topology
 from workers.data import GlobalBatches
 from workers.links.inbox import Inbox
-from workers.links.service import StageService
 from workers.links.session import Session
 from workers.profiling.clock import QuietClock
 from workers.stage.executor import StageExecutor
@@ -26,7 +23,6 @@ MEASURED_S = 1.5
 _LEAST, _MOST = 8, 60  # steps
 _WARM = 3  # of them, in which what is needed is allocated
 _NAP_S = 0.0005
-_LOOPBACK = "127.0.0.1"
 
 
 def time_step(
@@ -37,9 +33,6 @@ def time_step(
     micro_batches: int,
     expected_s: float,
     device: str,
-    cuts: Sequence[int] = (),
-    attempt: int = 0,
-    seconds: float = MEASURED_S,
 ) -> float:
     """Seconds of a step, the median of some; 0 where the training has too few of them.
 
@@ -49,75 +42,44 @@ def time_step(
         micro_batches: of a step.
         expected_s: about how long one takes.
         device: cpu or cuda.
-        cuts: the last layer of each stage but the last one; every stage has a worker of its own,
-            on a thread.
-        attempt: tells its commits from those of others on the same shards.
-        seconds: that it may take, about.
     """
-    steps = _WARM + min(max(int(seconds / expected_s), _LEAST), _MOST)
+    steps = _WARM + min(max(int(MEASURED_S / expected_s), _LEAST), _MOST)
     steps = min(steps, batches.steps)
     if steps < _WARM + 2:
         return 0.0
+    launch = LaunchRequest(
+        job_id="profile",
+        job=job,
+        stages=[PlanStage(first=0, last=len(layers) - 1, units=1)],
+        layers=layers,
+        devices=[device],
+        micro_batches=micro_batches,
+        staleness=job.train.staleness,
+    )
+    launch.job.train.max_steps = steps
+    launch.job.train.warm_start = ""
+    share = replace(Share.of(launch), batches=batches)
     stop = threading.Event()
-    with ExitStack() as stack:
-        stack.callback(stop.set)
-        lasts = [*cuts, len(layers) - 1]
-        firsts = [0, *(cut + 1 for cut in cuts)]
-        launch = LaunchRequest(
-            job_id="profile",
-            job=job,
-            attempt=attempt,
-            stages=[
-                PlanStage(first=f, last=n, units=1) for f, n in zip(firsts, lasts, strict=True)
-            ],
-            layers=layers,
-            devices=[device] * len(lasts),
-            micro_batches=micro_batches,
-            staleness=job.train.staleness,
-        )
-        launch.job.train.max_steps = steps
-        launch.job.train.warm_start = ""
-        services = []
-        for _ in lasts:
-            services.append(StageService(Session(Inbox(stop))))
-            services[-1].serve(f"{_LOOPBACK}:0")
-            stack.callback(services[-1].stop, 0.0)
-        stages = [StageWorkers(addresses=[service.address]) for service in services]
-        topology = Topology(job_id=launch.job_id, shards=shards, stages=stages)
-        workers = []
-        for index, service in enumerate(services):
-            own = LaunchRequest(index=index)
-            own.MergeFrom(launch)
-            share = replace(Share.of(own), batches=batches)
-            workers.append(build(share, topology, service.session, None, None))
-            stack.callback(workers[-1].close)
-        first, inbox = workers[0], services[0].session.inbox
+    inbox = Inbox(stop)
+    alone = StageWorkers(addresses=["127.0.0.1:0"])  # which nobody calls
+    topology = Topology(job_id=launch.job_id, shards=shards, stages=[alone])
+    parts = build(share, topology, Session(inbox), None, None)
+    try:
         source = TrainingSource(
             batches,
-            first.executor.own,
+            parts.executor.own,
             range(steps),
-            job.train.staleness,
-            first.rows,
-            first.executor.upload,
+            share.staleness,
+            parts.rows,
+            parts.executor.upload,
             inbox,
         )
-        others = stack.enter_context(ThreadPoolExecutor(len(workers)))
-        trained = [others.submit(_train, stop, one.executor) for one in workers[1:]]
-        ends = _ends(first.executor, lambda: _train(stop, first.executor, source))
-        for one in trained:
-            one.result()
-    return float(np.median(np.diff(ends[_WARM:]))) if len(ends) > _WARM + 1 else 0.0
-
-
-def _train(
-    stop: threading.Event, executor: StageExecutor, source: TrainingSource | None = None
-) -> None:
-    """Run one worker's part; where it fails the others end, too."""
-    try:
-        executor.train(source)
-    except BaseException:
+        ends = _ends(parts.executor, lambda: parts.executor.train(source))
+    finally:
         stop.set()
-        raise
+        inbox.close()
+        parts.close()
+    return float(np.median(np.diff(ends[_WARM:]))) if len(ends) > _WARM + 1 else 0.0
 
 
 def _ends(executor: StageExecutor, train: Callable[[], None]) -> list[float]:
