@@ -20,14 +20,14 @@ from protos.scheduler_pb2 import (
 from scheduler.methods.names import DEFAULT
 from scheduler.problem.fields import InputError
 from scheduler.problem.wording import sentence
-from scheduler.runs.anew import bounds_of
 from scheduler.runs.attempt import Attempt, State
 from scheduler.runs.beginning import beginning_of
 from scheduler.runs.calls import CallError, Interrupted, in_background
+from scheduler.runs.changes.anew import bounds_of
+from scheduler.runs.changes.deadline import hours_for_all, may_be_struck, unsure
+from scheduler.runs.changes.guard import may_go_over
 from scheduler.runs.constraints import may_depend_on_model, of_job, of_model, shared_cores
-from scheduler.runs.deadline import hours_for_all, may_be_struck, unsure
 from scheduler.runs.failures import JobError
-from scheduler.runs.guard import may_go_over
 from scheduler.runs.launch import begin, groups_of, launch, place, shards_of
 from scheduler.runs.offer import (
     AbsentError,

@@ -9,16 +9,16 @@ from chassis.logs import log_scope
 from protos.scheduler_pb2 import END_INTERNAL, END_SCHEDULER_LOST, END_SUCCEEDED
 from scheduler.runs.attempt import Attempt, State
 from scheduler.runs.calls import CallError, Interrupted
+from scheduler.runs.changes.drain import Drain, marked
+from scheduler.runs.changes.guard import guard
+from scheduler.runs.changes.move import advance, give_up, overtaken, settle
+from scheduler.runs.changes.regroup import regroup
+from scheduler.runs.changes.watch import watch
 from scheduler.runs.cleanup import clean_up
-from scheduler.runs.drain import Drain, marked
 from scheduler.runs.failures import JobError, ending_of
-from scheduler.runs.guard import guard
 from scheduler.runs.launch import begin
-from scheduler.runs.move import advance, give_up, overtaken, settle
 from scheduler.runs.prepare import Preparation
 from scheduler.runs.processes import Process
-from scheduler.runs.regroup import regroup
-from scheduler.runs.watch import watch
 from scheduler.state.endings import Ending, first_line
 from scheduler.state.store import DeposedError, StoreError, TransitionError
 

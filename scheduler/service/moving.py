@@ -2,9 +2,9 @@
 
 from protos.decision_pb2 import Decision
 from protos.job_pb2 import JobSpec
-from scheduler.runs.anew import for_job, on_nodes_now, propose_now
 from scheduler.runs.attempt import Attempt
 from scheduler.runs.change import BestPlanError, ChangeRefusedError
+from scheduler.runs.changes.anew import for_job, on_nodes_now, propose_now
 
 
 def given(attempt: Attempt, plan: Decision) -> Decision:

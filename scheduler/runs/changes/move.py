@@ -23,12 +23,12 @@ from protos.stage_pb2_grpc import StageStub
 from scheduler.runs.attempt import Attempt, State
 from scheduler.runs.calls import CallError, Interrupted, call
 from scheduler.runs.change import Change, Stage, in_short
+from scheduler.runs.changes.regroup import regroup, resume
 from scheduler.runs.cleanup import stop_others
 from scheduler.runs.failures import JobError, ending_of
 from scheduler.runs.launch import begin, groups_of, launch, topology_of, workers_of
 from scheduler.runs.plans import keep_moved
 from scheduler.runs.processes import Process
-from scheduler.runs.regroup import regroup, resume
 from scheduler.state.endings import Ending, first_line
 from scheduler.state.store import TransitionError
 

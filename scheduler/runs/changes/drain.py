@@ -23,16 +23,16 @@ from protos.job_pb2 import JobSpec
 from protos.node_pb2 import SHARD, STAGE
 from protos.scheduler_pb2 import END_LOST_NODE, NodeStatus
 from scheduler.problem.fields import InputError
-from scheduler.runs.anew import for_job, on_nodes_now, propose_now
 from scheduler.runs.attempt import Attempt
 from scheduler.runs.calls import CallError
 from scheduler.runs.change import ChangeRefusedError, PlanChange
+from scheduler.runs.changes.anew import for_job, on_nodes_now, propose_now
+from scheduler.runs.changes.move import cut_at, pause
+from scheduler.runs.changes.regroup import regroup
 from scheduler.runs.failures import JobError
 from scheduler.runs.launch import devices_of, stop_job
-from scheduler.runs.move import cut_at, pause
 from scheduler.runs.offer import OfferError
 from scheduler.runs.processes import Process
-from scheduler.runs.regroup import regroup
 from scheduler.state.endings import Ending
 from scheduler.state.packing import Group
 

@@ -7,11 +7,11 @@ import pytest
 from protos.decision_pb2 import Decision
 from protos.scheduler_pb2 import END_SUCCEEDED, JobRequest, JobStatus, Recovery
 from scheduler import plan
-from scheduler.runs import guard as module
-from scheduler.runs.deadline import ENDING_S, sure_plan
-from scheduler.runs.guard import DeadlineGuard, may_go_over
+from scheduler.runs.changes import guard as module
+from scheduler.runs.changes.deadline import ENDING_S, sure_plan
+from scheduler.runs.changes.guard import DeadlineGuard, may_go_over
+from tests.scheduler.runs.changes.test_deadline import HOUR, decided, job, trained
 from tests.scheduler.runs.survivors import Service
-from tests.scheduler.runs.test_deadline import HOUR, decided, job, trained
 from tests.waiting import wait_until
 
 KINDS = ("front", "back")

@@ -13,7 +13,7 @@ from protos.scheduler_pb2 import END_LOST_NODE, JobStatus
 from scheduler.problem.deadline import Deadline
 from scheduler.runs.attempt import Attempt
 from scheduler.runs.change import ChangeRefusedError, PlanChange
-from scheduler.runs.deadline import (
+from scheduler.runs.changes.deadline import (
     ENDING_S,
     MOVING_S,
     finish_at,
