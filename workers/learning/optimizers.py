@@ -92,8 +92,8 @@ def group_of(spec: DenseOptimizer, names: Sequence[str]) -> str:
     ]
     if len(found) > 1:
         raise GroupError(
-            f"train.optimizer.groups: {names[0]!r} is in {found[0]!r} and in {found[1]!r}; expected "
-            "one group at most for each parameter"
+            f"train.optimizer.groups: {names[0]!r} is in {found[0]!r} and in {found[1]!r}; "
+            "expected one group at most for each parameter"
         )
     return found[0] if found else ""
 
