@@ -35,6 +35,7 @@ __getattr__, __dir__, __all__ = attach(
         "workers.embedding.config": ("EmbeddingBagConfig", "EmbeddingConfig"),
         "workers.embedding.jagged": ("KeyedJaggedTensor",),
         "workers.embedding.sparse": ("SparseEmbedding",),
+        "workers.learning.objective": ("loss",),
         "workers.learning.reduction": ("reduce_gradients",),
         "workers.model.saved": ("load",),
         "workers.moe.group": ("ExpertGroup",),

@@ -101,21 +101,31 @@ class ModelSpec(_message.Message):
 
     ENTRY_FIELD_NUMBER: _builtins.int
     ARGS_FIELD_NUMBER: _builtins.int
+    LOSS_FIELD_NUMBER: _builtins.int
+    METRICS_FIELD_NUMBER: _builtins.int
     entry: _builtins.str
     """model.py:build, a callable returning an nn.Module"""
+    loss: _builtins.str
+    """losses.py:total, of outputs and labels, in place of the built-in ones"""
     @_builtins.property
     def args(self) -> _struct_pb2.Struct:
         """its keyword arguments"""
+
+    @_builtins.property
+    def metrics(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """metrics.py:recall, of all held-out outputs and labels"""
 
     def __init__(
         self,
         *,
         entry: _builtins.str = ...,
         args: _struct_pb2.Struct | None = ...,
+        loss: _builtins.str = ...,
+        metrics: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["args", b"args"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["args", b"args", "entry", b"entry"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["args", b"args", "entry", b"entry", "loss", b"loss", "metrics", b"metrics"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -134,6 +144,8 @@ class DataSpec(_message.Message):
     DENSE_FIELD_NUMBER: _builtins.int
     SPARSE_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
+    LABELS_FIELD_NUMBER: _builtins.int
+    WEIGHT_FIELD_NUMBER: _builtins.int
     prepare: _builtins.str
     """optional, prepare.py:prepare, called with `path`; makes the files below once"""
     path: _builtins.str
@@ -143,9 +155,11 @@ class DataSpec(_message.Message):
     valid: _builtins.str
     test: _builtins.str
     label: _builtins.str
-    """column, 0 or 1; none: the tokens that follow"""
+    """column; none, and no `labels`: the tokens that follow"""
     tokens: _builtins.str
     """Parquet column of lists of whole numbers, all of one length"""
+    weight: _builtins.str
+    """column: what a sample counts in losses"""
     @_builtins.property
     def dense(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """numeric columns, in order"""
@@ -153,6 +167,10 @@ class DataSpec(_message.Message):
     @_builtins.property
     def sparse(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """columns, or crosses of columns: origin*date"""
+
+    @_builtins.property
+    def labels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """columns, in place of `label`; losses find each by its name"""
 
     def __init__(
         self,
@@ -166,10 +184,12 @@ class DataSpec(_message.Message):
         dense: _abc.Iterable[_builtins.str] | None = ...,
         sparse: _abc.Iterable[_builtins.str] | None = ...,
         tokens: _builtins.str = ...,
+        labels: _abc.Iterable[_builtins.str] | None = ...,
+        weight: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dense", b"dense", "label", b"label", "path", b"path", "prepare", b"prepare", "sparse", b"sparse", "test", b"test", "tokens", b"tokens", "train", b"train", "valid", b"valid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dense", b"dense", "label", b"label", "labels", b"labels", "path", b"path", "prepare", b"prepare", "sparse", b"sparse", "test", b"test", "tokens", b"tokens", "train", b"train", "valid", b"valid", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -250,6 +270,27 @@ Global___RowSchedule: _TypeAlias = RowSchedule  # noqa: Y015
 class TrainSpec(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class HeadsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> Global___HeadSpec: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: Global___HeadSpec | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     EPOCHS_FIELD_NUMBER: _builtins.int
     BATCH_SIZE_FIELD_NUMBER: _builtins.int
     MICRO_BATCHES_FIELD_NUMBER: _builtins.int
@@ -257,6 +298,7 @@ class TrainSpec(_message.Message):
     STALENESS_FIELD_NUMBER: _builtins.int
     OPTIMIZER_FIELD_NUMBER: _builtins.int
     LOSS_FIELD_NUMBER: _builtins.int
+    HEADS_FIELD_NUMBER: _builtins.int
     MAX_STEPS_FIELD_NUMBER: _builtins.int
     PRECISION_FIELD_NUMBER: _builtins.int
     SPLIT_EXPERTS_FIELD_NUMBER: _builtins.int
@@ -276,7 +318,9 @@ class TrainSpec(_message.Message):
     staleness: _builtins.int
     """updates that a step may lack, of weights and rows: 0 = synchronous"""
     loss: _builtins.str
-    """bce_with_logits | mse | next_token"""
+    """bce_with_logits | cross_entropy | mse | mae | huber | next_token; empty with heads or a loss of
+    the job's own
+    """
     max_steps: _builtins.int
     """0: no limit"""
     precision: _builtins.str
@@ -296,6 +340,10 @@ class TrainSpec(_message.Message):
     @_builtins.property
     def optimizer(self) -> Global___DenseOptimizer: ...
     @_builtins.property
+    def heads(self) -> _containers.MessageMap[_builtins.str, Global___HeadSpec]:
+        """by output of the model, in place of one loss"""
+
+    @_builtins.property
     def rows(self) -> Global___RowSchedule: ...
     @_builtins.property
     def checkpoint(self) -> Global___CheckpointSpec: ...
@@ -313,6 +361,7 @@ class TrainSpec(_message.Message):
         staleness: _builtins.int = ...,
         optimizer: Global___DenseOptimizer | None = ...,
         loss: _builtins.str = ...,
+        heads: _abc.Mapping[_builtins.str, Global___HeadSpec] | None = ...,
         max_steps: _builtins.int = ...,
         precision: _builtins.str = ...,
         split_experts: _builtins.bool = ...,
@@ -326,11 +375,41 @@ class TrainSpec(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "optimizer", b"optimizer", "resume", b"resume", "rows", b"rows"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_norm", b"batch_norm", "batch_size", b"batch_size", "checkpoint", b"checkpoint", "clip", b"clip", "drop_last", b"drop_last", "epochs", b"epochs", "loss", b"loss", "max_steps", b"max_steps", "micro_batches", b"micro_batches", "optimizer", b"optimizer", "precision", b"precision", "resume", b"resume", "rows", b"rows", "seed", b"seed", "split_experts", b"split_experts", "staleness", b"staleness", "warm_start", b"warm_start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_norm", b"batch_norm", "batch_size", b"batch_size", "checkpoint", b"checkpoint", "clip", b"clip", "drop_last", b"drop_last", "epochs", b"epochs", "heads", b"heads", "loss", b"loss", "max_steps", b"max_steps", "micro_batches", b"micro_batches", "optimizer", b"optimizer", "precision", b"precision", "resume", b"resume", "rows", b"rows", "seed", b"seed", "split_experts", b"split_experts", "staleness", b"staleness", "warm_start", b"warm_start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TrainSpec: _TypeAlias = TrainSpec  # noqa: Y015
+
+@_typing.final
+class HeadSpec(_message.Message):
+    """What one output of a model learns."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOSS_FIELD_NUMBER: _builtins.int
+    LABEL_FIELD_NUMBER: _builtins.int
+    WEIGHT_FIELD_NUMBER: _builtins.int
+    loss: _builtins.str
+    """as train.loss, but next_token"""
+    label: _builtins.str
+    """one of data.labels; empty: the one named as the output is"""
+    weight: _builtins.float
+    """of it in the sum of losses; 0: 1"""
+    def __init__(
+        self,
+        *,
+        loss: _builtins.str = ...,
+        label: _builtins.str = ...,
+        weight: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["label", b"label", "loss", b"loss", "weight", b"weight"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HeadSpec: _TypeAlias = HeadSpec  # noqa: Y015
 
 @_typing.final
 class Origin(_message.Message):

@@ -222,11 +222,15 @@ class Follower:
     def measured(self, decision: Decision, report: ProgressReport, price_before: float) -> Measured:
         """What the run came to, beside what was predicted.
 
+        Of workers who had only to save what those before had trained, it is what these came to.
+
         Args:
             price_before: dollars an hour, of the time before the plan or attempt.
         """
-        trained = max(0, report.samples - self._before)
-        throughput = trained / report.train_seconds if report.train_seconds > 0 else 0.0
+        trained, over_s = max(0, report.samples - self._before), report.train_seconds
+        if not trained:
+            trained, over_s = report.samples, report.before_s + report.train_seconds
+        throughput = trained / over_s if over_s > 0 else 0.0
         cost = decision.price_per_hour * report.train_seconds + price_before * report.before_s
         types = {kind.name: kind for kind in decision.resources.types}
         used = {stage.type for stage in decision.stages}
@@ -235,14 +239,14 @@ class Follower:
             price_per_hour=decision.price_per_hour,
             cost=cost / 3600,
             seconds=report.before_s + report.train_seconds,
-            throughput_s=report.train_seconds,
+            throughput_s=over_s,
             emulated=any(types[name].emulated for name in used if name in types),
         )
         with self._lock:
             steady = self._windows.steady
             measured.steady_throughput = steady.samples_per_s
             measured.steady_steps = steady.steps
-            for stage in range(self._last_stage + 1):
+            for stage in range(self._last_stage + 1 if report.samples > self._before else 0):
                 first = self._reports.get((stage, 0))
                 samples = (first.samples if first is not None else 0) or report.samples
                 busy_s = first.busy_s if first is not None else 0.0

@@ -53,7 +53,8 @@ class StageGraph:
     """A run of layers as a module of its own.
 
     `module(*[values[n] for n in inputs])` returns a tuple in the order of `outputs`; in the
-    last stage that is the model's result alone. `lookups` are those of its SparseEmbeddings, in
+    last stage that is the model's result alone, one tensor, or where `named` several by the names
+    that the model gives them. `lookups` are those of its SparseEmbeddings, in
     the order of their calls; their keys are selected of `inputs`. `uncalled` is state of the model
     that no layer has: the first stage's.
     """
@@ -63,6 +64,11 @@ class StageGraph:
     outputs: tuple[str, ...]
     lookups: tuple[Lookup, ...]
     uncalled: Mapping[str, Tensor]
+    named: bool = False
+
+    def result(self, outputs: Mapping[str, Tensor]) -> Tensor | Mapping[str, Tensor]:
+        """What the model gives, of the last stage's outputs."""
+        return outputs if self.named else next(iter(outputs.values()))
 
 
 class StageModule(nn.Module):
@@ -116,6 +122,7 @@ class TracedModel:
         self.layers: tuple[LayerInfo, ...] = ()
         self._index: dict[fx.Node, int] = {}
         self._assign()
+        self._results()
         check_in_place(model, self.graph)
         targets = [str(n.target) for n in self.graph.nodes if n.op == "call_module"]
         self._modules = [model.get_submodule(target) for target in targets]
@@ -167,12 +174,14 @@ class TracedModel:
                     copies[node] = graph.node_copy(node, lambda n: copies[n])
                     if node.op == "call_module":
                         self._placed(copies[node], modules)
-        names = (self._result().name,) if final else outputs
-        graph.output(tuple(copies[by_name[name]] for name in names))
+        results = self._results() if final else {name: by_name[name] for name in outputs}
+        graph.output(tuple(copies[node] for node in results.values()))
         module = StageModule(fx.GraphModule(modules, graph, self._where()))
         module.training = self.model.training
         lookups = tuple(lookup for index, lookup in self._lookups if first <= index <= last)
-        return StageGraph(module, inputs, names, lookups, {} if first else self._uncalled())
+        uncalled = {} if first else self._uncalled()
+        named = final and isinstance(self._result(), Mapping)
+        return StageGraph(module, inputs, tuple(results), lookups, uncalled, named)
 
     def crossing(self, after: int) -> tuple[str, ...]:
         """Names of the values alive between layer `after` and the next; -1: the inputs used."""
@@ -310,12 +319,24 @@ class TracedModel:
             found.append((inside[0], lookup))
         return found
 
-    def _result(self) -> fx.Node:
+    def _result(self) -> object:
         output = next(node for node in self.graph.nodes if node.op == "output")
-        result = output.args[0]
-        if not isinstance(result, fx.Node):
-            raise ModelError(f"{self._where()}: forward must return one tensor, the prediction [B]")
-        return result
+        return output.args[0]
+
+    def _results(self) -> dict[str, fx.Node]:
+        """What forward returns, by name; the only one by that of its node."""
+        result = self._result()
+        if isinstance(result, fx.Node):
+            return {result.name: result}
+        several = dict(result) if isinstance(result, Mapping) else {}
+        if not several or not all(
+            isinstance(name, str) and isinstance(node, fx.Node) for name, node in several.items()
+        ):
+            raise ModelError(
+                f"{self._where()}: forward must return a tensor, such as the prediction [B], or a "
+                "dict of tensors by name"
+            )
+        return several
 
     def _where(self) -> str:
         return type(self.model).__name__

@@ -42,6 +42,7 @@ from workers.profiling.scaling import Scaling, combined, fit_scaling
 from workers.profiling.sizes import MAX_SAMPLES, fixed_size, smallest_worth_having
 from workers.profiling.steps import time_step
 from workers.profiling.timing import LayerTimer, Part, RowPart, first_of, share_of
+from workers.stage.layers import for_losses
 
 WARMUP = 2
 REPEATS = (3, 15)  # least and most, within the time below
@@ -299,7 +300,7 @@ class Profiler:
             memory, outputs = layer_bytes(timer, index, values, moved)
             rows.drop(graph)
             last = index == len(timer.graphs) - 1
-            names = () if last else (*graph.outputs, "label")
+            names = () if last else (*graph.outputs, *for_losses(values))
             forth = sum(values[name].nbytes for name in names)
             crossing = sum(_both_ways(values[name]) for name in graph.outputs) if names else 0
             rows.bind(graph, values)

@@ -15,6 +15,7 @@ from workers.model.saved import copy_code
 _ATTEMPT = "attempt"
 _MOST_ATTEMPT = 1 << 10  # bytes
 _KEEP = 3
+_GREATER = ("auc", "accuracy")  # what metrics end in that are better when greater
 
 
 class SupersededError(RuntimeError):
@@ -171,9 +172,11 @@ def _steps(store: Store) -> list[int]:
 def to_keep(cuts: list[Cut], spec: CheckpointSpec) -> list[Cut]:
     """The newest, and the best, in the order of steps."""
     newest = sorted(cuts, key=lambda cut: cut.step)[-(spec.keep or _KEEP) :]
-    measured = [cut for cut in cuts if spec.best in cut.metrics]
+    direction, _, name = spec.best.rpartition(":")
+    measured = [cut for cut in cuts if name in cut.metrics]
     if not measured:
         return newest
-    sign = 1 if spec.best.endswith("auc") else -1
-    best = max(measured, key=lambda cut: (sign * cut.metrics[spec.best], cut.step))
+    greatest = direction == "max" or (not direction and name.endswith(_GREATER))
+    sign = 1 if greatest else -1
+    best = max(measured, key=lambda cut: (sign * cut.metrics[name], cut.step))
     return newest if best in newest else [best, *newest]

@@ -19,7 +19,6 @@ from protos.stage_pb2 import LOADED, Notice, ReadStateRequest, Topology
 from ps.errors import CheckpointError
 from workers.data.reader import Split
 from workers.errors import DivergedError, RowsLostError
-from workers.learning import quality as metrics
 from workers.links.all_reduce import Rendezvous
 from workers.links.inbox import Inbox, Stopped
 from workers.links.notices import Address
@@ -28,6 +27,7 @@ from workers.links.service import StageService
 from workers.links.session import Session
 from workers.model.cut import CutError
 from workers.model.entry import ModelError
+from workers.model.job_metrics import JobMetrics
 from workers.model.saved import KeptModel, SavedModel, saved_model
 from workers.stage.beginning import Beginning
 from workers.stage.cut_folder import remove_cuts
@@ -317,6 +317,7 @@ class Worker:
                 parts.rows,
                 executor.upload,
                 self._service.session.inbox,
+                executor.loss,
             )
         precision = job.train.precision or "fp32"
         _log.info("training %d steps in %s on %s", share.schedule.steps, precision, share.device)
@@ -394,10 +395,11 @@ class Worker:
 
     def _metrics(self, measured: Mapping[Split, Measured]) -> dict[str, float]:
         """The metrics of the held-out splits, where this worker leads; else none."""
-        loss, results = self._launch.job.train.loss, dict[str, float]()
-        for split, one in measured.items():
-            if self._share.place.leads:
-                results |= metrics.measure(loss, one.scores.numpy(), one.labels.numpy(), split)
+        results: dict[str, float] = {}
+        if self._share.place.leads:
+            metrics = JobMetrics(self._launch.job)
+            for split, one in measured.items():
+                results |= metrics.measure(one.found, split)
         return results
 
     def _save(self, parts: Parts, saved: SavedModel | KeptModel, results: dict[str, float]) -> str:

@@ -191,11 +191,13 @@ class Steps:
     steps: list[Batch]
 
     def samples(self, step):
-        return len(self.steps[step].label)
+        return len(self.steps[step])
 
     def read(self, step, first, last):
-        fields = Batch.__dataclass_fields__
-        return Batch(*(getattr(self.steps[step], name)[first:last] for name in fields))
+        return self.steps[step].slice(first, last)
+
+    def labels(self, step):
+        return self.steps[step].labels
 
 
 @dataclass
@@ -285,7 +287,7 @@ class Pipeline:
                     *(self._batches, executor.own),
                     range(executor.progress.step, self._schedule.steps),
                     *(self._job.train.staleness, worker.rows),
-                    *(executor.upload, self._inboxes[place.stage][place.rank]),
+                    *(executor.upload, self._inboxes[place.stage][place.rank], executor.loss),
                 )
             try:
                 executor.train(source)

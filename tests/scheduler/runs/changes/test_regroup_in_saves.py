@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from protos.scheduler_pb2 import END_SUCCEEDED, JobStatus
-from tests.scheduler.runs.survivors import ALONE, SHAPE, Service, trains
+from tests.scheduler.runs.survivors import ALONE, SHAPE, Service, plan, trains
 from tests.waiting import wait_until
 
 pytest.importorskip("workers.stage")
@@ -51,6 +51,9 @@ def test_who_saves_the_model_is_replaced(service: Service, unfailed: str, when: 
     assert list(recovery.lost) == ["stage 1 worker 0"]
     assert (recovery.back, recovery.step) == (False, SHAPE.steps)
     assert service.digest(name) == unfailed
+    measured = plan(service, name).measured
+    assert measured.throughput == pytest.approx(status.samples / measured.seconds)
+    assert not measured.stage_s, "those who saved it have trained nothing"
 
 
 @pytest.mark.exhaustive
