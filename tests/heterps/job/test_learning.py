@@ -87,7 +87,10 @@ def test_a_metric_of_the_jobs_own_says_which_way_is_better(unlabelled):
     ("assignments", "expected"),
     [
         (["train.ema=1"], "train.ema: got 1, expected a number from 0 to below 1"),
-        (["train.ema=0.9", "train.split_experts=true"], "train.ema: got 0.9, expected 0: averages of"),
+        (
+            ["train.ema=0.9", "train.split_experts=true"],
+            "train.ema: got 0.9, expected 0: averages of",
+        ),
         (
             ["train.optimizer.groups={'head.*': {learning_rate: -1}}"],
             "train.optimizer.groups.head.*.learning_rate: got -1, expected a number of at least 0",
