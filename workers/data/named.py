@@ -32,7 +32,7 @@ class Named:
         kind: key, int64 [B]; keys, int64 [B, length]; float, float32 [B]; floats, float32
             [B, length]; int, int64 [B].
         length: of lists.
-        slot: by whose name keys are hashed: inputs of one slot have the same key for the same value.
+        slot: that keys are hashed for: inputs of one slot have the same key for the same value.
     """
 
     name: str

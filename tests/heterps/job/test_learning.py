@@ -81,3 +81,26 @@ def test_a_metric_of_the_jobs_own_says_which_way_is_better(unlabelled):
     for best in ("valid_recall", "most:valid_recall"):
         with pytest.raises(JobFileError, match="max:valid_recall or min:valid_recall"):
             load_job(unlabelled, [*given, f"train.checkpoint={{every: 2 steps, best: '{best}'}}"])
+
+
+@pytest.mark.parametrize(
+    ("column", "expected"),
+    [
+        (
+            "{type: kex}",
+            "x.type: got 'kex', expected one of key, keys, float, floats, int; did you",
+        ),
+        ("{type: keys}", "x.length: got 0, expected 1 to 65536 values of a list"),
+        ("{type: key, length: 3}", "x.length: got 3, expected none of a key"),
+        ("{type: float, slot: user}", "x.slot: got 'user', expected none of a float"),
+        ("{of: click, type: float}", "x.of: got 'click', expected columns known before"),
+    ],
+)
+def test_a_wrong_column_is_named(unlabelled, column, expected):
+    given = [*HEADS, "data.columns.user={type: key}"]
+    assert load_job(unlabelled, given).data.columns["user"].type == "key"
+    with pytest.raises(JobFileError) as caught:
+        load_job(unlabelled, [*given, f"data.columns.x={column}"])
+    assert expected in "\n".join(caught.value.problems)
+    with pytest.raises(JobFileError, match=r"data\.columns\.dense: got 'dense'"):
+        load_job(unlabelled, [*given, "data.columns.dense={type: float}"])

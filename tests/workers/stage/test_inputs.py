@@ -99,7 +99,7 @@ def test_lists_keep_their_last_values_and_share_keys(job, tmp_path, cache_bytes)
 
 
 @pytest.mark.parametrize("kind", [Net, Arguments])
-@pytest.mark.parametrize(("cuts", "widths"), [([3], [1]), ([3], [2]), ([0, 1, 3], [2, 1, 2])])
+@pytest.mark.parametrize(("cuts", "widths"), [([3], [1]), ([3], [2]), ([1, 2, 3], [2, 1, 2])])
 def test_a_model_of_named_inputs_trains_as_in_plain_pytorch(job, tmp_path, kind, cuts, widths):
     def build():
         torch.manual_seed(5)
