@@ -260,6 +260,27 @@ Global___ColumnSpec: _TypeAlias = ColumnSpec  # noqa: Y015
 class DenseOptimizer(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class GroupsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> Global___ParameterGroup: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: Global___ParameterGroup | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     NAME_FIELD_NUMBER: _builtins.int
     LEARNING_RATE_FIELD_NUMBER: _builtins.int
     WEIGHT_DECAY_FIELD_NUMBER: _builtins.int
@@ -268,6 +289,7 @@ class DenseOptimizer(_message.Message):
     MOMENTUM_FIELD_NUMBER: _builtins.int
     BETAS_FIELD_NUMBER: _builtins.int
     EPS_FIELD_NUMBER: _builtins.int
+    GROUPS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """adam | adamw | sgd | adagrad"""
     learning_rate: _builtins.float
@@ -284,6 +306,10 @@ class DenseOptimizer(_message.Message):
     def betas(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """of adam and adamw: two; none: 0.9 and 0.999"""
 
+    @_builtins.property
+    def groups(self) -> _containers.MessageMap[_builtins.str, Global___ParameterGroup]:
+        """pattern of names, such as head.* -> their own settings"""
+
     def __init__(
         self,
         *,
@@ -295,14 +321,47 @@ class DenseOptimizer(_message.Message):
         momentum: _builtins.float = ...,
         betas: _abc.Iterable[_builtins.float] | None = ...,
         eps: _builtins.float = ...,
+        groups: _abc.Mapping[_builtins.str, Global___ParameterGroup] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["betas", b"betas", "eps", b"eps", "learning_rate", b"learning_rate", "momentum", b"momentum", "name", b"name", "schedule", b"schedule", "warmup_steps", b"warmup_steps", "weight_decay", b"weight_decay"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["betas", b"betas", "eps", b"eps", "groups", b"groups", "learning_rate", b"learning_rate", "momentum", b"momentum", "name", b"name", "schedule", b"schedule", "warmup_steps", b"warmup_steps", "weight_decay", b"weight_decay"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DenseOptimizer: _TypeAlias = DenseOptimizer  # noqa: Y015
+
+@_typing.final
+class ParameterGroup(_message.Message):
+    """Dense parameters that learn otherwise than the others."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEARNING_RATE_FIELD_NUMBER: _builtins.int
+    WEIGHT_DECAY_FIELD_NUMBER: _builtins.int
+    learning_rate: _builtins.float
+    """0: they stay as they are"""
+    weight_decay: _builtins.float
+    def __init__(
+        self,
+        *,
+        learning_rate: _builtins.float | None = ...,
+        weight_decay: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_learning_rate", b"_learning_rate", "_weight_decay", b"_weight_decay", "learning_rate", b"learning_rate", "weight_decay", b"weight_decay"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_learning_rate", b"_learning_rate", "_weight_decay", b"_weight_decay", "learning_rate", b"learning_rate", "weight_decay", b"weight_decay"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__learning_rate: _TypeAlias = _typing.Literal["learning_rate"]  # noqa: Y015
+    _WhichOneofArgType__learning_rate: _TypeAlias = _typing.Literal["_learning_rate", b"_learning_rate"]  # noqa: Y015
+    _WhichOneofReturnType__weight_decay: _TypeAlias = _typing.Literal["weight_decay"]  # noqa: Y015
+    _WhichOneofArgType__weight_decay: _TypeAlias = _typing.Literal["_weight_decay", b"_weight_decay"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__learning_rate) -> _WhichOneofReturnType__learning_rate | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__weight_decay) -> _WhichOneofReturnType__weight_decay | None: ...
+
+Global___ParameterGroup: _TypeAlias = ParameterGroup  # noqa: Y015
 
 @_typing.final
 class RowSchedule(_message.Message):
@@ -369,6 +428,7 @@ class TrainSpec(_message.Message):
     ROWS_FIELD_NUMBER: _builtins.int
     CHECKPOINT_FIELD_NUMBER: _builtins.int
     WARM_START_FIELD_NUMBER: _builtins.int
+    EMA_FIELD_NUMBER: _builtins.int
     RESUME_FIELD_NUMBER: _builtins.int
     epochs: _builtins.int
     batch_size: _builtins.int
@@ -398,6 +458,8 @@ class TrainSpec(_message.Message):
     """What weights and rows begin as: the folder or URL of a model or a cut, or the file of a
     state_dict; empty: the model's own. In the file also JOB[@STEP], which the client looks up.
     """
+    ema: _builtins.float
+    """of dense weights: what is evaluated and saved; 0: none, below 1"""
     @_builtins.property
     def optimizer(self) -> Global___DenseOptimizer: ...
     @_builtins.property
@@ -432,11 +494,12 @@ class TrainSpec(_message.Message):
         rows: Global___RowSchedule | None = ...,
         checkpoint: Global___CheckpointSpec | None = ...,
         warm_start: _builtins.str = ...,
+        ema: _builtins.float = ...,
         resume: Global___Origin | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "optimizer", b"optimizer", "resume", b"resume", "rows", b"rows"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_norm", b"batch_norm", "batch_size", b"batch_size", "checkpoint", b"checkpoint", "clip", b"clip", "drop_last", b"drop_last", "epochs", b"epochs", "heads", b"heads", "loss", b"loss", "max_steps", b"max_steps", "micro_batches", b"micro_batches", "optimizer", b"optimizer", "precision", b"precision", "resume", b"resume", "rows", b"rows", "seed", b"seed", "split_experts", b"split_experts", "staleness", b"staleness", "warm_start", b"warm_start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_norm", b"batch_norm", "batch_size", b"batch_size", "checkpoint", b"checkpoint", "clip", b"clip", "drop_last", b"drop_last", "ema", b"ema", "epochs", b"epochs", "heads", b"heads", "loss", b"loss", "max_steps", b"max_steps", "micro_batches", b"micro_batches", "optimizer", b"optimizer", "precision", b"precision", "resume", b"resume", "rows", b"rows", "seed", b"seed", "split_experts", b"split_experts", "staleness", b"staleness", "warm_start", b"warm_start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -10,13 +10,12 @@ from enum import Enum, auto
 from typing import TypeVar
 
 from protos import scheduler_pb2 as pb
-from protos.decision_pb2 import Decision, Measured
+from protos.decision_pb2 import Decision
 from protos.generations import may_regroup
 from protos.job_pb2 import JobSpec
 from protos.node_pb2 import SHARD
 from scheduler.replanning.measure import Measurement
 from scheduler.runs.beginning import Beginning, descended, leads_cuts
-from scheduler.runs.bill import price_before
 from scheduler.runs.calls import Interrupted
 from scheduler.runs.change import Change, ChangeRefusedError, PlanChange, check
 from scheduler.runs.context import Context
@@ -346,13 +345,6 @@ class Attempt:
     def measurement(self) -> Measurement | None:
         """What it was measured to take so far; None before it trains."""
         return self.follower.so_far()[0] if self.follower is not None else None
-
-    def measured(self, report: pb.ProgressReport) -> Measured:
-        """What its run came to, by the report of the worker whose progress is the job's."""
-        assert self.follower is not None
-        status = self.context.jobs.get(self.id.job_id) or pb.JobStatus()
-        price = price_before(status, self.decision.price_per_hour)
-        return self.follower.measured(self.decision, report, price)
 
     def shards(self) -> list[tuple[str, str]]:
         """Label and address of the shards that the job runs on, once they listen."""

@@ -3,9 +3,10 @@
 import logging
 from typing import Final
 
-from protos.decision_pb2 import Decision
-from protos.scheduler_pb2 import JobStatus, Move, PlanHistory, PlanUse
+from protos.decision_pb2 import Decision, Measured
+from protos.scheduler_pb2 import JobStatus, Move, PlanHistory, PlanUse, ProgressReport
 from scheduler.runs.attempt import Attempt
+from scheduler.runs.bill import price_before
 from scheduler.state.store import Store, StoreError
 
 # What makes a decision large: kilobytes a layer, where its figures are a few hundred bytes.
@@ -41,6 +42,13 @@ def plans_of(store: Store, status: JobStatus) -> list[PlanUse]:
     if decision is not None and status.started_at:
         _bring_up(history, status, decision)
     return list(history.plans)
+
+
+def measured(attempt: Attempt, report: ProgressReport) -> Measured:
+    """What a run came to, by a report of the worker whose progress is the job's."""
+    assert attempt.follower is not None
+    price = price_before(_status(attempt), attempt.decision.price_per_hour)
+    return attempt.follower.measured(attempt.decision, report, price)
 
 
 def keep_begun(attempt: Attempt) -> None:

@@ -17,6 +17,7 @@ from scheduler.runs.changes.watch import watch
 from scheduler.runs.cleanup import clean_up
 from scheduler.runs.failures import JobError, ending_of
 from scheduler.runs.launch import begin
+from scheduler.runs.plans import measured
 from scheduler.runs.prepare import Preparation
 from scheduler.runs.processes import Process
 from scheduler.state.endings import Ending, first_line
@@ -125,7 +126,7 @@ def _follow(attempt: Attempt, drain: Drain) -> bool:
         return True
     attempt.add_progress(report)
     attempt.forget_cuts()
-    decision.measured.CopyFrom(attempt.measured(report))
+    decision.measured.CopyFrom(measured(attempt, report))
     attempt.keep(decision)
     return False
 

@@ -27,7 +27,7 @@ from scheduler.runs.changes.regroup import regroup, resume
 from scheduler.runs.cleanup import stop_others
 from scheduler.runs.failures import JobError, ending_of
 from scheduler.runs.launch import begin, groups_of, launch, topology_of, workers_of
-from scheduler.runs.plans import keep_moved
+from scheduler.runs.plans import keep_moved, measured
 from scheduler.runs.processes import Process
 from scheduler.state.endings import Ending, first_line
 from scheduler.state.store import TransitionError
@@ -251,7 +251,7 @@ def _measured(attempt: Attempt) -> Decision:
     made.CopyFrom(attempt.decision)
     report = follower.last_report()
     if report is not None and report.train_seconds > 0:
-        made.measured.CopyFrom(attempt.measured(report))
+        made.measured.CopyFrom(measured(attempt, report))
     return made
 
 

@@ -92,7 +92,7 @@ def test_a_retry_goes_on_from_the_files_that_the_scheduler_keeps(
     assert not [name for name in fetched.files if name.startswith(("cuts/", "from/"))]
     assert_same(Path(fetched.folder), unfailed)
     measured = client.decision(job_id).measured
-    model = json.loads((Path(fetched.folder) / "metrics.json").read_text())
+    model = json.loads((Path(fetched.folder) / "model.json").read_text())
     assert measured.seconds == pytest.approx(model["train_seconds"])
     assert 0 < measured.throughput_s < measured.seconds
 

@@ -84,23 +84,29 @@ def test_a_metric_of_the_jobs_own_says_which_way_is_better(unlabelled):
 
 
 @pytest.mark.parametrize(
-    ("column", "expected"),
+    ("assignments", "expected"),
     [
+        (["train.ema=1"], "train.ema: got 1, expected a number from 0 to below 1"),
         (
-            "{type: kex}",
-            "x.type: got 'kex', expected one of key, keys, float, floats, int; did you",
+            ["train.ema=0.9", "train.split_experts=true"],
+            "train.ema: got 0.9, expected 0: averages of",
         ),
-        ("{type: keys}", "x.length: got 0, expected 1 to 65536 values of a list"),
-        ("{type: key, length: 3}", "x.length: got 3, expected none of a key"),
-        ("{type: float, slot: user}", "x.slot: got 'user', expected none of a float"),
-        ("{of: click, type: float}", "x.of: got 'click', expected columns known before"),
+        (
+            ["train.optimizer.groups={'head.*': {learning_rate: -1}}"],
+            "train.optimizer.groups.head.*.learning_rate: got -1, expected a number of at least 0",
+        ),
+        (["train.optimizer.groups={'head.*': {rate: 1}}"], "groups.head.*.rate: unknown key"),
     ],
 )
-def test_a_wrong_column_is_named(unlabelled, column, expected):
-    given = [*HEADS, "data.columns.user={type: key}"]
-    assert load_job(unlabelled, given).data.columns["user"].type == "key"
+def test_groups_and_averages_are_checked(unlabelled, assignments, expected):
     with pytest.raises(JobFileError) as caught:
-        load_job(unlabelled, [*given, f"data.columns.x={column}"])
+        load_job(unlabelled, ("data.labels=[click]", *assignments))
     assert expected in "\n".join(caught.value.problems)
-    with pytest.raises(JobFileError, match=r"data\.columns\.dense: got 'dense'"):
-        load_job(unlabelled, [*given, "data.columns.dense={type: float}"])
+
+
+def test_groups_are_by_pattern(unlabelled):
+    groups = "train.optimizer.groups={'head.*': {learning_rate: 0}, '*.bias': {weight_decay: 0.1}}"
+    spec = load_job(unlabelled, ["data.labels=[click]", groups]).train.optimizer
+    assert spec.groups["head.*"].HasField("learning_rate")
+    assert not spec.groups["head.*"].HasField("weight_decay")
+    assert spec.groups["*.bias"].weight_decay == 0.1
