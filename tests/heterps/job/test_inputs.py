@@ -15,7 +15,7 @@ from heterps.job.file import JobFileError, load_job
         ("{type: keys}", "x.length: got 0, expected 1 to 65536 values of a list"),
         ("{type: key, length: 3}", "x.length: got 3, expected none of a key"),
         ("{type: float, slot: user}", "x.slot: got 'user', expected none of a float"),
-        ("{of: clicked, type: float}", "x.of: got 'click', expected columns known before"),
+        ("{of: clicked, type: float}", "x.of: got 'clicked', expected columns known before"),
     ],
 )
 def test_a_wrong_column_is_named(job, column, expected):
