@@ -30,8 +30,8 @@ from scheduler.replanning.measure import Mark, Windows
 from scheduler.replanning.moves import Answer, InARow, Past
 from scheduler.replanning.proposal import Moving
 from scheduler.replanning.replan import propose
-from scheduler.runs.anew import for_job
-from scheduler.runs.watch import FIRST_S, MOST_S
+from scheduler.runs.changes.anew import for_job
+from scheduler.runs.changes.watch import FIRST_S, MOST_S
 
 WINDOW_S = 2.0
 PAYS = 0.7  # the optimum costs at most so much of staying

@@ -74,7 +74,9 @@ def train_plain(job: JobSpec, threads: int) -> float:
     for step in range(batches.steps):
         batch = batches.read(step)
         tensors = tensors_of(batch)
-        loss = loss_of(model(tensors["sparse"], tensors["dense"]).reshape(-1), tensors["label"])
+        loss = loss_of(
+            model(tensors["sparse"], tensors["dense"]).reshape(-1), tensors["label.label"]
+        )
         loss = loss + sum(m.aux_loss for m in auxiliary)
         loss.backward()
         rows_optimizer.step()

@@ -170,6 +170,16 @@ class ForkServer:
         child.pump = log.pump(process.stdout)
         return child
 
+    def warm(self) -> None:
+        """Start the server if it does not run, and do not wait for it: the first process will."""
+        if not self._lock.acquire(blocking=False):
+            return  # somebody has it start already
+        try:
+            if self._connection is None and not self._closed and not self._useless:
+                self._start()
+        finally:
+            self._lock.release()
+
     def close(self) -> None:
         """End the server; what it has forked ends when its standard input does."""
         self._closed = True  # so that one who is starting it hangs up

@@ -27,6 +27,7 @@ __getattr__, __dir__, __all__ = attach(
         "heterps.client.client": ("Client",),
         "heterps.cluster.embedded": ("Cluster",),
         "scheduler": ("plan",),
+        "workers.data.named": ("PAD",),
         "workers.embedding.cached_rows": ("CachedRows",),
         "workers.embedding.collection": (
             "RemoteEmbeddingBagCollection",
@@ -35,6 +36,7 @@ __getattr__, __dir__, __all__ = attach(
         "workers.embedding.config": ("EmbeddingBagConfig", "EmbeddingConfig"),
         "workers.embedding.jagged": ("KeyedJaggedTensor",),
         "workers.embedding.sparse": ("SparseEmbedding",),
+        "workers.learning.objective": ("loss",),
         "workers.learning.reduction": ("reduce_gradients",),
         "workers.model.saved": ("load",),
         "workers.moe.group": ("ExpertGroup",),

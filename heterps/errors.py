@@ -53,6 +53,16 @@ class NoDecisionError(HeterpsError):
     """The job has not been planned, or could not be."""
 
 
+class BestPlanError(HeterpsError):
+    """The job has the best plan already: there is none to go over to."""
+
+
+class NotMovedError(HeterpsError):
+    """The job ended, and does not say whether it had gone over to another plan."""
+
+    exit_code = JOB_FAILED
+
+
 class ClusterError(HeterpsError):
     """The embedded cluster cannot be started or stopped."""
 

@@ -161,6 +161,7 @@ class Workload(_message.Message):
     BATCH_FIELD_NUMBER: _builtins.int
     OVERHEAD_FIELD_NUMBER: _builtins.int
     DATA_BYTES_FIELD_NUMBER: _builtins.int
+    CROSSING_S_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     reference_batch: _builtins.int
     samples: _builtins.float
@@ -177,6 +178,8 @@ class Workload(_message.Message):
     """share of the time that goes to neither computing nor waiting"""
     data_bytes: _builtins.float
     """that a host of the first stage keeps of the dataset"""
+    crossing_s: _builtins.float
+    """of a micro-batch to the next stage and back, whatever its size"""
     @_builtins.property
     def layers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Layer]: ...
     def __init__(
@@ -193,10 +196,11 @@ class Workload(_message.Message):
         batch: _builtins.int = ...,
         overhead: _builtins.float = ...,
         data_bytes: _builtins.float = ...,
+        crossing_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_staleness", b"_staleness", "staleness", b"staleness"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_staleness", b"_staleness", "batch", b"batch", "data_bytes", b"data_bytes", "layers", b"layers", "micro_batches", b"micro_batches", "name", b"name", "overhead", b"overhead", "ps_core_s", b"ps_core_s", "ps_type", b"ps_type", "reference_batch", b"reference_batch", "samples", b"samples", "staleness", b"staleness"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_staleness", b"_staleness", "batch", b"batch", "crossing_s", b"crossing_s", "data_bytes", b"data_bytes", "layers", b"layers", "micro_batches", b"micro_batches", "name", b"name", "overhead", b"overhead", "ps_core_s", b"ps_core_s", "ps_type", b"ps_type", "reference_batch", b"reference_batch", "samples", b"samples", "staleness", b"staleness"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__staleness: _TypeAlias = _typing.Literal["staleness"]  # noqa: Y015
     _WhichOneofArgType__staleness: _TypeAlias = _typing.Literal["_staleness", b"_staleness"]  # noqa: Y015
@@ -553,16 +557,21 @@ class Measured(_message.Message):
     STAGE_S_FIELD_NUMBER: _builtins.int
     STEADY_THROUGHPUT_FIELD_NUMBER: _builtins.int
     STEADY_STEPS_FIELD_NUMBER: _builtins.int
+    THROUGHPUT_S_FIELD_NUMBER: _builtins.int
     throughput: _builtins.float
-    """samples/s over the training phase"""
+    """samples/s in training under this plan, of the latest attempt"""
     price_per_hour: _builtins.float
     cost: _builtins.float
+    """of `seconds`, at the prices of the plans that they were under"""
     seconds: _builtins.float
+    """in training, for all samples, each as it was trained last"""
     emulated: _builtins.bool
     steady_throughput: _builtins.float
     """samples/s once it runs evenly; 0: it was too short for that"""
     steady_steps: _builtins.int
     """over so many steps"""
+    throughput_s: _builtins.float
+    """of `seconds`, those that throughput and stage_s are means over"""
     @_builtins.property
     def stage_s(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """measured busy seconds a sample, by stage"""
@@ -578,10 +587,11 @@ class Measured(_message.Message):
         stage_s: _abc.Iterable[_builtins.float] | None = ...,
         steady_throughput: _builtins.float = ...,
         steady_steps: _builtins.int = ...,
+        throughput_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cost", b"cost", "emulated", b"emulated", "price_per_hour", b"price_per_hour", "seconds", b"seconds", "stage_s", b"stage_s", "steady_steps", b"steady_steps", "steady_throughput", b"steady_throughput", "throughput", b"throughput"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cost", b"cost", "emulated", b"emulated", "price_per_hour", b"price_per_hour", "seconds", b"seconds", "stage_s", b"stage_s", "steady_steps", b"steady_steps", "steady_throughput", b"steady_throughput", "throughput", b"throughput", "throughput_s", b"throughput_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

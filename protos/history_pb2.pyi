@@ -26,6 +26,7 @@ class JobHistory(_message.Message):
     STATES_FIELD_NUMBER: _builtins.int
     STAGES_FIELD_NUMBER: _builtins.int
     SHARDS_FIELD_NUMBER: _builtins.int
+    PLANS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def states(self) -> _containers.RepeatedCompositeFieldContainer[Global___StateChange]: ...
     @_builtins.property
@@ -34,16 +35,21 @@ class JobHistory(_message.Message):
     def shards(self) -> _containers.RepeatedCompositeFieldContainer[Global___ShardPlace]:
         """while the job runs"""
 
+    @_builtins.property
+    def plans(self) -> _containers.RepeatedCompositeFieldContainer[_scheduler_pb2.PlanUse]:
+        """that it has trained under, the oldest first"""
+
     def __init__(
         self,
         *,
         states: _abc.Iterable[Global___StateChange] | None = ...,
         stages: _abc.Iterable[Global___StageHistory] | None = ...,
         shards: _abc.Iterable[Global___ShardPlace] | None = ...,
+        plans: _abc.Iterable[_scheduler_pb2.PlanUse] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["shards", b"shards", "stages", b"stages", "states", b"states"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["plans", b"plans", "shards", b"shards", "stages", b"stages", "states", b"states"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

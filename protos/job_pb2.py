@@ -26,37 +26,55 @@ from google.protobuf import struct_pb2 as google_dot_protobuf_dot_struct__pb2
 from protos import decision_pb2 as protos_dot_decision__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x10protos/job.proto\x12\nheterps.v1\x1a\x1cgoogle/protobuf/struct.proto\x1a\x15protos/decision.proto\"\xf3\x02\n\x07JobSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12$\n\x05model\x18\x02 \x01(\x0b\x32\x15.heterps.v1.ModelSpec\x12\"\n\x04\x64\x61ta\x18\x03 \x01(\x0b\x32\x14.heterps.v1.DataSpec\x12$\n\x05train\x18\x04 \x01(\x0b\x32\x15.heterps.v1.TrainSpec\x12\'\n\x07servers\x18\x05 \x01(\x0b\x32\x16.heterps.v1.ServerSpec\x12*\n\x08schedule\x18\x06 \x01(\x0b\x32\x18.heterps.v1.ScheduleSpec\x12\x0e\n\x06output\x18\x07 \x01(\t\x12\x11\n\tdirectory\x18\x08 \x01(\t\x12\x10\n\x08priority\x18\x14 \x01(\x05\x12\x0f\n\x07retries\x18\x15 \x01(\r\x12\x16\n\x0e\x64\x65\x61\x64line_hours\x18\x16 \x01(\x01\x12\x0c\n\x04\x63ode\x18\t \x01(\t\x12\x13\n\x0b\x63ode_digest\x18\n \x01(\t\x12\x14\n\x0c\x65ntry_digest\x18\x0c \x01(\t\"A\n\tModelSpec\x12\r\n\x05\x65ntry\x18\x01 \x01(\t\x12%\n\x04\x61rgs\x18\x02 \x01(\x0b\x32\x17.google.protobuf.Struct\"\x93\x01\n\x08\x44\x61taSpec\x12\x0f\n\x07prepare\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\r\n\x05train\x18\x03 \x01(\t\x12\r\n\x05valid\x18\x04 \x01(\t\x12\x0c\n\x04test\x18\x05 \x01(\t\x12\r\n\x05label\x18\x06 \x01(\t\x12\r\n\x05\x64\x65nse\x18\x07 \x03(\t\x12\x0e\n\x06sparse\x18\x08 \x03(\t\x12\x0e\n\x06tokens\x18\t \x01(\t\"\xa1\x01\n\x0e\x44\x65nseOptimizer\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x15\n\rlearning_rate\x18\x02 \x01(\x01\x12\x14\n\x0cweight_decay\x18\x03 \x01(\x01\x12\x10\n\x08schedule\x18\x04 \x01(\t\x12\x14\n\x0cwarmup_steps\x18\x05 \x01(\x04\x12\x10\n\x08momentum\x18\x06 \x01(\x01\x12\r\n\x05\x62\x65tas\x18\x07 \x03(\x01\x12\x0b\n\x03\x65ps\x18\x08 \x01(\x01\"5\n\x0bRowSchedule\x12\x10\n\x08schedule\x18\x01 \x01(\t\x12\x14\n\x0cwarmup_steps\x18\x02 \x01(\x04\"\xab\x03\n\tTrainSpec\x12\x0e\n\x06\x65pochs\x18\x01 \x01(\r\x12\x12\n\nbatch_size\x18\x02 \x01(\r\x12\x15\n\rmicro_batches\x18\x03 \x01(\r\x12\x0c\n\x04seed\x18\x04 \x01(\x04\x12\x11\n\tstaleness\x18\x05 \x01(\r\x12-\n\toptimizer\x18\x06 \x01(\x0b\x32\x1a.heterps.v1.DenseOptimizer\x12\x0c\n\x04loss\x18\x07 \x01(\t\x12\x11\n\tmax_steps\x18\x08 \x01(\x04\x12\x11\n\tprecision\x18\t \x01(\t\x12\x15\n\rsplit_experts\x18\n \x01(\x08\x12\x0c\n\x04\x63lip\x18\x0b \x01(\x01\x12\x11\n\tdrop_last\x18\x0c \x01(\x08\x12\x12\n\nbatch_norm\x18\r \x01(\t\x12%\n\x04rows\x18\x0e \x01(\x0b\x32\x17.heterps.v1.RowSchedule\x12.\n\ncheckpoint\x18\x0f \x01(\x0b\x32\x1a.heterps.v1.CheckpointSpec\x12\x18\n\nwarm_start\x18\x10 \x01(\tR\x04\x66rom\x12\"\n\x06resume\x18\x11 \x01(\x0b\x32\x12.heterps.v1.Origin\"F\n\x06Origin\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\r\n\x05place\x18\x03 \x01(\t\x12\x0f\n\x07samples\x18\x04 \x01(\x04\";\n\x0e\x43heckpointSpec\x12\r\n\x05\x65very\x18\x01 \x01(\t\x12\x0c\n\x04keep\x18\x02 \x01(\r\x12\x0c\n\x04\x62\x65st\x18\x03 \x01(\t\"F\n\nServerSpec\x12\x0e\n\x06shards\x18\x01 \x01(\r\x12\x12\n\ndurability\x18\x02 \x01(\t\x12\x14\n\x0cmemory_bytes\x18\x03 \x01(\x04\"\x95\x03\n\x0cScheduleSpec\x12\x0e\n\x06method\x18\x01 \x01(\t\x12\x16\n\x0emin_throughput\x18\x02 \x01(\x01\x12\x11\n\tresources\x18\x03 \x01(\t\x12\x10\n\x08workload\x18\x04 \x01(\t\x12.\n\x03pin\x18\x05 \x03(\x0b\x32!.heterps.v1.ScheduleSpec.PinEntry\x12\x0f\n\x07\x65mulate\x18\x06 \x03(\t\x12&\n\x07offered\x18\x07 \x01(\x0b\x32\x15.heterps.v1.Resources\x12#\n\x05given\x18\x08 \x01(\x0b\x32\x14.heterps.v1.Workload\x12\x1a\n\x12max_price_per_hour\x18\t \x01(\x01\x12\x17\n\x0f\x66inish_by_hours\x18\n \x01(\x01\x12\x0f\n\x07\x65xclude\x18\x0b \x03(\t\x12\x0e\n\x06replan\x18\x14 \x01(\t\x12(\n\x07\x65lastic\x18\x15 \x01(\x0b\x32\x17.heterps.v1.ElasticSpec\x1a*\n\x08PinEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\'\n\x0b\x45lasticSpec\x12\x0b\n\x03min\x18\x01 \x01(\r\x12\x0b\n\x03max\x18\x02 \x01(\rb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x10protos/job.proto\x12\nheterps.v1\x1a\x1cgoogle/protobuf/struct.proto\x1a\x15protos/decision.proto\"\xf3\x02\n\x07JobSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12$\n\x05model\x18\x02 \x01(\x0b\x32\x15.heterps.v1.ModelSpec\x12\"\n\x04\x64\x61ta\x18\x03 \x01(\x0b\x32\x14.heterps.v1.DataSpec\x12$\n\x05train\x18\x04 \x01(\x0b\x32\x15.heterps.v1.TrainSpec\x12\'\n\x07servers\x18\x05 \x01(\x0b\x32\x16.heterps.v1.ServerSpec\x12*\n\x08schedule\x18\x06 \x01(\x0b\x32\x18.heterps.v1.ScheduleSpec\x12\x0e\n\x06output\x18\x07 \x01(\t\x12\x11\n\tdirectory\x18\x08 \x01(\t\x12\x10\n\x08priority\x18\x14 \x01(\x05\x12\x0f\n\x07retries\x18\x15 \x01(\r\x12\x16\n\x0e\x64\x65\x61\x64line_hours\x18\x16 \x01(\x01\x12\x0c\n\x04\x63ode\x18\t \x01(\t\x12\x13\n\x0b\x63ode_digest\x18\n \x01(\t\x12\x14\n\x0c\x65ntry_digest\x18\x0c \x01(\t\"`\n\tModelSpec\x12\r\n\x05\x65ntry\x18\x01 \x01(\t\x12%\n\x04\x61rgs\x18\x02 \x01(\x0b\x32\x17.google.protobuf.Struct\x12\x0c\n\x04loss\x18\x03 \x01(\t\x12\x0f\n\x07metrics\x18\x04 \x03(\t\"\xaf\x02\n\x08\x44\x61taSpec\x12\x0f\n\x07prepare\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\r\n\x05train\x18\x03 \x01(\t\x12\r\n\x05valid\x18\x04 \x01(\t\x12\x0c\n\x04test\x18\x05 \x01(\t\x12\r\n\x05label\x18\x06 \x01(\t\x12\r\n\x05\x64\x65nse\x18\x07 \x03(\t\x12\x0e\n\x06sparse\x18\x08 \x03(\t\x12\x0e\n\x06tokens\x18\t \x01(\t\x12\x0e\n\x06labels\x18\n \x03(\t\x12\x0e\n\x06weight\x18\x0b \x01(\t\x12\x32\n\x07\x63olumns\x18\x0c \x03(\x0b\x32!.heterps.v1.DataSpec.ColumnsEntry\x1a\x46\n\x0c\x43olumnsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12%\n\x05value\x18\x02 \x01(\x0b\x32\x16.heterps.v1.ColumnSpec:\x02\x38\x01\"D\n\nColumnSpec\x12\n\n\x02of\x18\x01 \x01(\t\x12\x0c\n\x04type\x18\x02 \x01(\t\x12\x0e\n\x06length\x18\x03 \x01(\r\x12\x0c\n\x04slot\x18\x04 \x01(\t\"\xa4\x02\n\x0e\x44\x65nseOptimizer\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x15\n\rlearning_rate\x18\x02 \x01(\x01\x12\x14\n\x0cweight_decay\x18\x03 \x01(\x01\x12\x10\n\x08schedule\x18\x04 \x01(\t\x12\x14\n\x0cwarmup_steps\x18\x05 \x01(\x04\x12\x10\n\x08momentum\x18\x06 \x01(\x01\x12\r\n\x05\x62\x65tas\x18\x07 \x03(\x01\x12\x0b\n\x03\x65ps\x18\x08 \x01(\x01\x12\x36\n\x06groups\x18\t \x03(\x0b\x32&.heterps.v1.DenseOptimizer.GroupsEntry\x1aI\n\x0bGroupsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12)\n\x05value\x18\x02 \x01(\x0b\x32\x1a.heterps.v1.ParameterGroup:\x02\x38\x01\"j\n\x0eParameterGroup\x12\x1a\n\rlearning_rate\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x19\n\x0cweight_decay\x18\x02 \x01(\x01H\x01\x88\x01\x01\x42\x10\n\x0e_learning_rateB\x0f\n\r_weight_decay\"5\n\x0bRowSchedule\x12\x10\n\x08schedule\x18\x01 \x01(\t\x12\x14\n\x0cwarmup_steps\x18\x02 \x01(\x04\"\xad\x04\n\tTrainSpec\x12\x0e\n\x06\x65pochs\x18\x01 \x01(\r\x12\x12\n\nbatch_size\x18\x02 \x01(\r\x12\x15\n\rmicro_batches\x18\x03 \x01(\r\x12\x0c\n\x04seed\x18\x04 \x01(\x04\x12\x11\n\tstaleness\x18\x05 \x01(\r\x12-\n\toptimizer\x18\x06 \x01(\x0b\x32\x1a.heterps.v1.DenseOptimizer\x12\x0c\n\x04loss\x18\x07 \x01(\t\x12/\n\x05heads\x18\x12 \x03(\x0b\x32 .heterps.v1.TrainSpec.HeadsEntry\x12\x11\n\tmax_steps\x18\x08 \x01(\x04\x12\x11\n\tprecision\x18\t \x01(\t\x12\x15\n\rsplit_experts\x18\n \x01(\x08\x12\x0c\n\x04\x63lip\x18\x0b \x01(\x01\x12\x11\n\tdrop_last\x18\x0c \x01(\x08\x12\x12\n\nbatch_norm\x18\r \x01(\t\x12%\n\x04rows\x18\x0e \x01(\x0b\x32\x17.heterps.v1.RowSchedule\x12.\n\ncheckpoint\x18\x0f \x01(\x0b\x32\x1a.heterps.v1.CheckpointSpec\x12\x18\n\nwarm_start\x18\x10 \x01(\tR\x04\x66rom\x12\x0b\n\x03\x65ma\x18\x13 \x01(\x01\x12\"\n\x06resume\x18\x11 \x01(\x0b\x32\x12.heterps.v1.Origin\x1a\x42\n\nHeadsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12#\n\x05value\x18\x02 \x01(\x0b\x32\x14.heterps.v1.HeadSpec:\x02\x38\x01\"7\n\x08HeadSpec\x12\x0c\n\x04loss\x18\x01 \x01(\t\x12\r\n\x05label\x18\x02 \x01(\t\x12\x0e\n\x06weight\x18\x03 \x01(\x01\"F\n\x06Origin\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\r\n\x05place\x18\x03 \x01(\t\x12\x0f\n\x07samples\x18\x04 \x01(\x04\";\n\x0e\x43heckpointSpec\x12\r\n\x05\x65very\x18\x01 \x01(\t\x12\x0c\n\x04keep\x18\x02 \x01(\r\x12\x0c\n\x04\x62\x65st\x18\x03 \x01(\t\"F\n\nServerSpec\x12\x0e\n\x06shards\x18\x01 \x01(\r\x12\x12\n\ndurability\x18\x02 \x01(\t\x12\x14\n\x0cmemory_bytes\x18\x03 \x01(\x04\"\x95\x03\n\x0cScheduleSpec\x12\x0e\n\x06method\x18\x01 \x01(\t\x12\x16\n\x0emin_throughput\x18\x02 \x01(\x01\x12\x11\n\tresources\x18\x03 \x01(\t\x12\x10\n\x08workload\x18\x04 \x01(\t\x12.\n\x03pin\x18\x05 \x03(\x0b\x32!.heterps.v1.ScheduleSpec.PinEntry\x12\x0f\n\x07\x65mulate\x18\x06 \x03(\t\x12&\n\x07offered\x18\x07 \x01(\x0b\x32\x15.heterps.v1.Resources\x12#\n\x05given\x18\x08 \x01(\x0b\x32\x14.heterps.v1.Workload\x12\x1a\n\x12max_price_per_hour\x18\t \x01(\x01\x12\x17\n\x0f\x66inish_by_hours\x18\n \x01(\x01\x12\x0f\n\x07\x65xclude\x18\x0b \x03(\t\x12\x0e\n\x06replan\x18\x14 \x01(\t\x12(\n\x07\x65lastic\x18\x15 \x01(\x0b\x32\x17.heterps.v1.ElasticSpec\x1a*\n\x08PinEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\'\n\x0b\x45lasticSpec\x12\x0b\n\x03min\x18\x01 \x01(\r\x12\x0b\n\x03max\x18\x02 \x01(\rb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.job_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_DATASPEC_COLUMNSENTRY']._loaded_options = None
+  _globals['_DATASPEC_COLUMNSENTRY']._serialized_options = b'8\001'
+  _globals['_DENSEOPTIMIZER_GROUPSENTRY']._loaded_options = None
+  _globals['_DENSEOPTIMIZER_GROUPSENTRY']._serialized_options = b'8\001'
+  _globals['_TRAINSPEC_HEADSENTRY']._loaded_options = None
+  _globals['_TRAINSPEC_HEADSENTRY']._serialized_options = b'8\001'
   _globals['_SCHEDULESPEC_PINENTRY']._loaded_options = None
   _globals['_SCHEDULESPEC_PINENTRY']._serialized_options = b'8\001'
   _globals['_JOBSPEC']._serialized_start=86
   _globals['_JOBSPEC']._serialized_end=457
   _globals['_MODELSPEC']._serialized_start=459
-  _globals['_MODELSPEC']._serialized_end=524
-  _globals['_DATASPEC']._serialized_start=527
-  _globals['_DATASPEC']._serialized_end=674
-  _globals['_DENSEOPTIMIZER']._serialized_start=677
-  _globals['_DENSEOPTIMIZER']._serialized_end=838
-  _globals['_ROWSCHEDULE']._serialized_start=840
-  _globals['_ROWSCHEDULE']._serialized_end=893
-  _globals['_TRAINSPEC']._serialized_start=896
-  _globals['_TRAINSPEC']._serialized_end=1323
-  _globals['_ORIGIN']._serialized_start=1325
-  _globals['_ORIGIN']._serialized_end=1395
-  _globals['_CHECKPOINTSPEC']._serialized_start=1397
-  _globals['_CHECKPOINTSPEC']._serialized_end=1456
-  _globals['_SERVERSPEC']._serialized_start=1458
-  _globals['_SERVERSPEC']._serialized_end=1528
-  _globals['_SCHEDULESPEC']._serialized_start=1531
-  _globals['_SCHEDULESPEC']._serialized_end=1936
-  _globals['_SCHEDULESPEC_PINENTRY']._serialized_start=1894
-  _globals['_SCHEDULESPEC_PINENTRY']._serialized_end=1936
-  _globals['_ELASTICSPEC']._serialized_start=1938
-  _globals['_ELASTICSPEC']._serialized_end=1977
+  _globals['_MODELSPEC']._serialized_end=555
+  _globals['_DATASPEC']._serialized_start=558
+  _globals['_DATASPEC']._serialized_end=861
+  _globals['_DATASPEC_COLUMNSENTRY']._serialized_start=791
+  _globals['_DATASPEC_COLUMNSENTRY']._serialized_end=861
+  _globals['_COLUMNSPEC']._serialized_start=863
+  _globals['_COLUMNSPEC']._serialized_end=931
+  _globals['_DENSEOPTIMIZER']._serialized_start=934
+  _globals['_DENSEOPTIMIZER']._serialized_end=1226
+  _globals['_DENSEOPTIMIZER_GROUPSENTRY']._serialized_start=1153
+  _globals['_DENSEOPTIMIZER_GROUPSENTRY']._serialized_end=1226
+  _globals['_PARAMETERGROUP']._serialized_start=1228
+  _globals['_PARAMETERGROUP']._serialized_end=1334
+  _globals['_ROWSCHEDULE']._serialized_start=1336
+  _globals['_ROWSCHEDULE']._serialized_end=1389
+  _globals['_TRAINSPEC']._serialized_start=1392
+  _globals['_TRAINSPEC']._serialized_end=1949
+  _globals['_TRAINSPEC_HEADSENTRY']._serialized_start=1883
+  _globals['_TRAINSPEC_HEADSENTRY']._serialized_end=1949
+  _globals['_HEADSPEC']._serialized_start=1951
+  _globals['_HEADSPEC']._serialized_end=2006
+  _globals['_ORIGIN']._serialized_start=2008
+  _globals['_ORIGIN']._serialized_end=2078
+  _globals['_CHECKPOINTSPEC']._serialized_start=2080
+  _globals['_CHECKPOINTSPEC']._serialized_end=2139
+  _globals['_SERVERSPEC']._serialized_start=2141
+  _globals['_SERVERSPEC']._serialized_end=2211
+  _globals['_SCHEDULESPEC']._serialized_start=2214
+  _globals['_SCHEDULESPEC']._serialized_end=2619
+  _globals['_SCHEDULESPEC_PINENTRY']._serialized_start=2577
+  _globals['_SCHEDULESPEC_PINENTRY']._serialized_end=2619
+  _globals['_ELASTICSPEC']._serialized_start=2621
+  _globals['_ELASTICSPEC']._serialized_end=2660
 # @@protoc_insertion_point(module_scope)

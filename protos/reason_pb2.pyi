@@ -47,6 +47,8 @@ class _ReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Reason.ValueTy
     """the job has not been planned, or could not be"""
     CODE_MISSING: _Reason.ValueType  # 5
     """the code that the job names has not been sent, or has gone"""
+    HAS_BEST_PLAN: _Reason.ValueType  # 24
+    """the job would go over to the plan that it has"""
     TOKEN_REFUSED: _Reason.ValueType  # 40
     """Of a server that asks for tokens.
     none came, or it is unknown, revoked or expired
@@ -93,6 +95,8 @@ NO_DECISION: Reason.ValueType  # 4
 """the job has not been planned, or could not be"""
 CODE_MISSING: Reason.ValueType  # 5
 """the code that the job names has not been sent, or has gone"""
+HAS_BEST_PLAN: Reason.ValueType  # 24
+"""the job would go over to the plan that it has"""
 TOKEN_REFUSED: Reason.ValueType  # 40
 """Of a server that asks for tokens.
 none came, or it is unknown, revoked or expired

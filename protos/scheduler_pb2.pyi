@@ -897,21 +897,25 @@ class HeartbeatReply(_message.Message):
     LEASE_S_FIELD_NUMBER: _builtins.int
     TERM_FIELD_NUMBER: _builtins.int
     DRAIN_S_FIELD_NUMBER: _builtins.int
+    WARM_FIELD_NUMBER: _builtins.int
     lease_s: _builtins.float
     term: _builtins.int
     """of the scheduler that leads; nodes obey no lower one"""
     drain_s: _builtins.float
     """above 0: drain, and end in so many seconds at the latest"""
+    warm: _builtins.bool
+    """a job that trains may need a worker here: be ready to fork one"""
     def __init__(
         self,
         *,
         lease_s: _builtins.float = ...,
         term: _builtins.int = ...,
         drain_s: _builtins.float = ...,
+        warm: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["drain_s", b"drain_s", "lease_s", b"lease_s", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drain_s", b"drain_s", "lease_s", b"lease_s", "term", b"term", "warm", b"warm"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1030,6 +1034,7 @@ class ProgressReport(_message.Message):
     ERROR_FIELD_NUMBER: _builtins.int
     OUTPUT_FIELD_NUMBER: _builtins.int
     TRAIN_SECONDS_FIELD_NUMBER: _builtins.int
+    BEFORE_S_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
     END_REASON_FIELD_NUMBER: _builtins.int
     STEPPED_S_FIELD_NUMBER: _builtins.int
@@ -1053,6 +1058,8 @@ class ProgressReport(_message.Message):
     output: _builtins.str
     train_seconds: _builtins.float
     """wall time of the training phase so far"""
+    before_s: _builtins.float
+    """likewise, of the steps that this generation began with"""
     attempt: _builtins.int
     end_reason: Global___EndReason.ValueType
     """of phase failed: what the worker takes its error for"""
@@ -1083,6 +1090,7 @@ class ProgressReport(_message.Message):
         error: _builtins.str = ...,
         output: _builtins.str = ...,
         train_seconds: _builtins.float = ...,
+        before_s: _builtins.float = ...,
         attempt: _builtins.int = ...,
         end_reason: Global___EndReason.ValueType = ...,
         stepped_s: _builtins.float = ...,
@@ -1091,7 +1099,7 @@ class ProgressReport(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cuts", b"cuts"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "busy_s", b"busy_s", "cuts", b"cuts", "end_reason", b"end_reason", "error", b"error", "generation", b"generation", "job_id", b"job_id", "loss", b"loss", "metrics", b"metrics", "output", b"output", "phase", b"phase", "rank", b"rank", "samples", b"samples", "samples_per_s", b"samples_per_s", "stage", b"stage", "step", b"step", "stepped_s", b"stepped_s", "total_steps", b"total_steps", "train_seconds", b"train_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "before_s", b"before_s", "busy_s", b"busy_s", "cuts", b"cuts", "end_reason", b"end_reason", "error", b"error", "generation", b"generation", "job_id", b"job_id", "loss", b"loss", "metrics", b"metrics", "output", b"output", "phase", b"phase", "rank", b"rank", "samples", b"samples", "samples_per_s", b"samples_per_s", "stage", b"stage", "step", b"step", "stepped_s", b"stepped_s", "total_steps", b"total_steps", "train_seconds", b"train_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1290,7 +1298,7 @@ class PlanUse(_message.Message):
     attempt: _builtins.int
     @_builtins.property
     def decision(self) -> _decision_pb2.Decision:
-        """with what was measured of it, without what is bulky"""
+        """with what was measured of it until it was left; figures and stages"""
 
     def __init__(
         self,

@@ -102,6 +102,9 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--count", type=int, default=30, help="drawn plans for each staleness")
     parser.add_argument("--examples", action="store_true", help="real jobs instead")
     parser.add_argument("--job", action="append", choices=JOBS, help="only these of the real ones")
+    parser.add_argument(
+        "--step-s", type=float, default=0.2, help="a real job's step on one core, by its batch"
+    )
     parser.add_argument("--seconds", type=float, default=20.0, help="to measure for at least")
     parser.add_argument("--json", type=Path, default=None)
     arguments = parser.parse_args()
@@ -124,7 +127,7 @@ def _questions(arguments: argparse.Namespace, executor: Executor) -> Iterator[Qu
     if arguments.examples:
         staleness = 1 if arguments.staleness is None else arguments.staleness
         for name in arguments.job or JOBS:
-            job = profiled(name)
+            job = profiled(name, arguments.step_s)
             for number in range(_CUTS):
                 yield cut_at_random(number, job, staleness)
         return

@@ -9,23 +9,32 @@ from pathlib import Path
 import torch
 from torch import nn
 
+_LATE_S = 0.0001  # that a sleep ends after its time
+
 
 class Sleep(torch.autograd.Function):
-    """Zeros after a while; their gradients, after another while, are zeros, too."""
+    """Zeros after a while; their gradients, after another while, are zeros, too.
+
+    What it takes to make them, and to wake up, is part of the while.
+    """
 
     @staticmethod
     def forward(ctx, layer, samples, weight, *inputs):
+        until = time.monotonic() + layer.forward_s * samples
         ctx.seconds = layer.backward_s * samples
         ctx.save_for_backward(weight)
         ctx.inputs = [(x.shape, x.dtype) if x.is_floating_point() else None for x in inputs]
-        time.sleep(layer.forward_s * samples)
-        return torch.zeros(round(samples * layer.times), *layer.shape)
+        zeros = torch.zeros(round(samples * layer.times), *layer.shape)
+        _sleep(until)
+        return zeros
 
     @staticmethod
     def backward(ctx, gradient):
-        time.sleep(ctx.seconds)
+        until = time.monotonic() + ctx.seconds
         zeros = [torch.zeros(like[0], dtype=like[1]) if like else None for like in ctx.inputs]
-        return None, None, torch.zeros_like(ctx.saved_tensors[0]), *zeros
+        of_weight = torch.zeros_like(ctx.saved_tensors[0])
+        _sleep(until)
+        return None, None, of_weight, *zeros
 
 
 class Sleeping(nn.Module):
@@ -48,14 +57,17 @@ class Traced(nn.Module):
     def __init__(self, layer, rows_of, trace):
         super().__init__()
         self.layer, self.rows_of, self.trace = layer, rows_of, trace
+        self.file = None  # opened where the model was copied to
 
     def forward(self, *inputs):
         begun, rows = time.monotonic(), round(inputs[0].shape[0] / self.rows_of)
         output = self.layer(*inputs)
 
         def note(_):
-            with open(os.path.join(self.trace, str(os.getpid())), "a") as file:
-                file.write(f"{begun!r} {rows}\n")
+            if self.file is None:
+                path = os.path.join(self.trace, str(os.getpid()))
+                self.file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+            os.write(self.file, f"{begun!r} {rows}\n".encode())
 
         if self.training and output.requires_grad:  # a forward alone is a trial
             output.register_hook(note)
@@ -76,6 +88,12 @@ def build(entry, arguments, sleeping, last, rows_of, trace):
         _replace(model, layer, Sleeping(**own))
     _replace(model, last, Traced(model.get_submodule(last), rows_of, trace))
     return model
+
+
+def _sleep(until):
+    left = until - time.monotonic() - _LATE_S
+    if left > 0:
+        time.sleep(left)
 
 
 def _whole(value):

@@ -23,7 +23,7 @@ from bench.spot.replay import Job, Outcome, guarded, omniscient, unmoved
 from bench.spot.traces import drawn, rate_of_a_unit
 from scheduler import plan
 from scheduler.decision.record import Decision
-from scheduler.runs.deadline import MOVING_S, sure_plan
+from scheduler.runs.changes.deadline import MOVING_S, sure_plan
 
 REPLACED_S, RESTARTED_S, CUT_S = 0.2, 5.0, 300.0
 DEADLINES = (52.0, 70.0)  # hours

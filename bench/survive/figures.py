@@ -41,11 +41,15 @@ class Run:
 
     @property
     def gaps(self) -> list[float]:
-        """Seconds: after each kill, the longest that nothing was begun for until the next one."""
-        ends = [kill.at for kill in self.kills[1:]] + [float("inf")]
+        """Seconds: after each kill, the longest that nothing was begun for until the next one.
+
+        What stands still while others are killed is divided where they are.
+        """
+        others = [kill.at for kill in self.kills[1:]]
+        marks = sorted([*self.begun, *others])
         return [
-            longest_gap(self.begun, kill.at, min(end - kill.at, _AFTER_S))
-            for kill, end in zip(self.kills, ends, strict=True)
+            longest_gap(marks, kill.at, min(end - kill.at, _AFTER_S))
+            for kill, end in zip(self.kills, [*others, float("inf")], strict=True)
         ]
 
 

@@ -125,7 +125,7 @@ def result_of(spec: JobSpec, model: Path) -> Result:
     """Of a saved model."""
     saved = LocalTable.load_checkpoint(model / "tables")
     tables: Mapping[str, LocalTable] = {without_prefix(name): t for name, t in saved.items()}
-    keys = np.asarray(Dataset.of(spec, "train").encoded().sparse)
+    keys = np.asarray(Dataset.of(spec, "train").encoded()["sparse"])
     rows = tables["rows"].pull(np.unique(keys[:, :_COLUMNS]))
     trained = tables["seen"].pull(keys[:, _COLUMNS])[:, 0]
     weights = (model / "dense.safetensors").read_bytes()

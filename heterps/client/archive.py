@@ -4,15 +4,21 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from chassis.files import replace_file
-from heterps.client.records import Job, JobDecision, LogText
+from heterps.client.records import Job, JobDecision, LogText, PlanUse
 from heterps.home.local import home
 from protos.decision_pb2 import Decision
-from protos.scheduler_pb2 import JobStatus
+from protos.scheduler_pb2 import JobStatus, PlanHistory
+from protos.scheduler_pb2 import PlanUse as PlanUseMessage
 
 _KEPT = 200  # jobs; the oldest go first
 
 
-def add(status: JobStatus, decision: Decision | None, logs: Iterable[LogText]) -> None:
+def add(
+    status: JobStatus,
+    decision: Decision | None,
+    logs: Iterable[LogText],
+    plans: Iterable[PlanUseMessage] = (),
+) -> None:
     """Write a finished job's record."""
     folder = _folder() / status.job_id
     (folder / "logs").mkdir(parents=True, exist_ok=True)
@@ -22,6 +28,7 @@ def add(status: JobStatus, decision: Decision | None, logs: Iterable[LogText]) -
             stream.write(chunk.text)
     if decision is not None:
         (folder / "decision.pb").write_bytes(decision.SerializeToString())
+    (folder / "plans.pb").write_bytes(PlanHistory(plans=plans).SerializeToString())
     replace_file(folder / "status.pb", status.SerializeToString())
     for old in _ids()[:-_KEPT]:
         _remove(_folder() / old)
@@ -37,6 +44,13 @@ def decision(job_id: str) -> Decision | None:
     """A kept job's decision; None when it came to none."""
     path = _path(job_id, "decision.pb")
     return Decision.FromString(path.read_bytes()) if path.is_file() else None
+
+
+def plans(job_id: str) -> list[PlanUse]:
+    """The plans that a kept job has trained under."""
+    path = _path(job_id, "plans.pb")
+    data = path.read_bytes() if path.is_file() else b""
+    return [PlanUse.of(one) for one in PlanHistory.FromString(data).plans]
 
 
 def decisions(limit: int) -> list[JobDecision]:

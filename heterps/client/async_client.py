@@ -12,7 +12,17 @@ from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
 from heterps.client import calls, steps
-from heterps.client.records import Cut, Identity, Job, JobDecision, JobsPage, LogText, Node, Token
+from heterps.client.records import (
+    Cut,
+    Identity,
+    Job,
+    JobDecision,
+    JobsPage,
+    LogText,
+    Node,
+    PlanUse,
+    Token,
+)
 from heterps.client.transport import ASYNC, Transport
 from heterps.home.target import Target
 from protos import scheduler_pb2 as pb
@@ -123,6 +133,10 @@ class AsyncClient:
     async def history(self, job_id: str) -> JobHistory:
         """The states that a job came to, and what its stages reported over time."""
         return await self._transport.call(calls.history(job_id))
+
+    async def plans(self, job_id: str) -> list[PlanUse]:
+        """The plans that a job has trained under, each with what it was measured to come to."""
+        return await self._transport.call(calls.plans(job_id))
 
     async def nodes(self) -> list[Node]:
         """The nodes and standing shards that are alive."""

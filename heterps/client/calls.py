@@ -16,8 +16,9 @@ from google.protobuf.message import Message
 from chassis.channels import RpcError, status_of
 from chassis.near import nearest
 from chassis.refusal import reason_of
-from heterps.client.records import Identity, Job, JobDecision, JobsPage, Node, Token
+from heterps.client.records import Identity, Job, JobDecision, JobsPage, Node, PlanUse, Token
 from heterps.errors import (
+    BestPlanError,
     ForbiddenError,
     HeterpsError,
     MissingCodeError,
@@ -32,7 +33,7 @@ from protos import artifacts_pb2 as files_pb
 from protos import scheduler_pb2 as pb
 from protos.history_pb2 import JobHistory
 from protos.job_pb2 import JobSpec
-from protos.reason_pb2 import CODE_MISSING, NO_DECISION, STORE_UNREACHABLE
+from protos.reason_pb2 import CODE_MISSING, HAS_BEST_PLAN, NO_DECISION, STORE_UNREACHABLE
 
 if TYPE_CHECKING:
     from protos.decision_pb2 import Decision as DecisionMessage
@@ -164,6 +165,16 @@ def history(job_id: str) -> Call[JobHistory]:
     return Call("History.GetHistory", request, f"history of {job_id}", lambda r: r, job_id)
 
 
+def plans(job_id: str) -> Call[list[PlanUse]]:
+    """The plans that a job has trained under."""
+    request = pb.JobRequest(job_id=job_id)
+
+    def read(reply: JobHistory) -> list[PlanUse]:
+        return [PlanUse.of(one) for one in reply.plans]
+
+    return Call("History.GetHistory", request, f"plans of {job_id}", read, job_id)
+
+
 def who() -> Call[Identity]:
     """Who the caller is to the scheduler."""
     return Call("Access.WhoAmI", access_pb.WhoAmIRequest(), "ask who we are", Identity.of)
@@ -292,6 +303,8 @@ def explain(target: Target, error: RpcError, job_id: str = "") -> HeterpsError:
     if error.reason == NO_DECISION:
         hint = f"\nSee how it stands with `heterps inspect {job_id}`." if job_id else ""
         return NoDecisionError(error.details + hint)
+    if error.reason == HAS_BEST_PLAN:
+        return BestPlanError(error.details)
     if error.code is grpc.StatusCode.NOT_FOUND and job_id:
         return UnknownJobError(f"{error.details}\nSee all jobs with `heterps jobs`.")
     if error.code is grpc.StatusCode.UNIMPLEMENTED:

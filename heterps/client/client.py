@@ -12,7 +12,17 @@ from typing import TYPE_CHECKING, TypeVar
 
 from chassis.closing import Closing
 from heterps.client import calls, steps
-from heterps.client.records import Cut, Identity, Job, JobDecision, JobsPage, LogText, Node, Token
+from heterps.client.records import (
+    Cut,
+    Identity,
+    Job,
+    JobDecision,
+    JobsPage,
+    LogText,
+    Node,
+    PlanUse,
+    Token,
+)
 from heterps.client.transport import BLOCKING, Transport, iterate, run
 from heterps.home.target import Target
 from protos import scheduler_pb2 as pb
@@ -183,6 +193,7 @@ class Client(Closing):
                 for the best plan by what the run was measured to take.
 
         Raises:
+            BestPlanError: it has the best plan already.
             HeterpsError: it does not train, or cannot have that plan.
             InputError: `plan` is none.
         """
@@ -210,6 +221,10 @@ class Client(Closing):
     def history(self, job_id: str) -> "JobHistory":
         """The states that a job came to, and what its stages reported over time."""
         return run(self._transport.call(calls.history(job_id)))
+
+    def plans(self, job_id: str) -> list[PlanUse]:
+        """The plans that a job has trained under, each with what it was measured to come to."""
+        return run(self._transport.call(calls.plans(job_id)))
 
     def nodes(self) -> list[Node]:
         """The nodes and standing shards that are alive."""

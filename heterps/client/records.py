@@ -118,6 +118,43 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True)
+class PlanUse:
+    """A plan that a job has trained under.
+
+    Attributes:
+        plan: in short, units and types of its stages.
+        attempt: that trained under it.
+        from_step: after which it began.
+        began_at: seconds since the epoch.
+        reason: planned, where the attempt began with it; else as of `Move`.
+        price_per_hour: dollars.
+        predicted, measured: samples/s; measured 0 where it is not known, or not yet.
+    """
+
+    plan: str
+    attempt: int
+    from_step: int
+    began_at: float
+    reason: str
+    price_per_hour: float
+    predicted: float
+    measured: float
+
+    @classmethod
+    def of(cls, message: pb.PlanUse) -> "PlanUse":
+        """Read a message."""
+        decision = message.decision
+        return _read(
+            cls,
+            message,
+            plan=" + ".join(f"{stage.units} {stage.type}" for stage in decision.stages),
+            price_per_hour=decision.price_per_hour,
+            predicted=decision.throughput,
+            measured=decision.measured.throughput,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Cut:
     """The state of a job after a step, from which it can go on.
 

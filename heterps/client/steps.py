@@ -22,6 +22,7 @@ from heterps.errors import (
     HeterpsError,
     MissingCodeError,
     NoDecisionError,
+    NotMovedError,
     UnreachableError,
 )
 from heterps.job.checkpoints import Named, is_place
@@ -121,12 +122,13 @@ async def move(
     if plan is not None:
         asked = Decision.load(plan) if isinstance(plan, str | Path) else Decision.from_json(plan)
         message = asked.to_message()
-    before = (await transport.call(calls.status(job_id))).moves
-    await transport.call(calls.move(job_id, message))
+    before = (await transport.call(calls.move(job_id, message))).moves
     while True:
         found = await transport.call(calls.status(job_id))
-        if len(found.moves) > len(before) or found.state.is_final:
+        if len(found.moves) > len(before):
             return found
+        if found.state.is_final:  # the scheduler that knew of it was replaced
+            raise NotMovedError(f"job {job_id} was {found.state} before it could move")
         await transport.sleep(_POLL_S)
 
 

@@ -1,5 +1,6 @@
 """Decisions that were made: listed, shown, drawn and compared."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -91,7 +92,8 @@ def inspect(
             return OK
     if as_json:
         if found is not None:
-            options.print_json(following.result_json(found.job, decision))
+            plans = [asdict(one) for one in found.plans]
+            options.print_json({**following.result_json(found.job, decision), "plans": plans})
         elif decision is not None:
             options.print_json(decision.to_json())
         return OK
@@ -169,6 +171,7 @@ def _print_decision(decision: "Decision") -> None:
 
 def _print_job(found: "Found") -> None:
     from heterps import report
+    from heterps.report.plans import plans_report
     from heterps.report.progress import line
     from heterps.report.proposal import proposal_line
 
@@ -177,6 +180,8 @@ def _print_job(found: "Found") -> None:
     if decision is not None:
         report.show(console, report.decision_report(decision))
     report.show(console, report.outcome_report(job, decision))
+    if len(found.plans) > 1:
+        report.show(console, plans_report(found.plans))
     if not job.state.is_final:
         console.print(f"  {line(job)}")
     if found.proposal is not None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from heterps.commands import lookup, named, options
-from heterps.errors import JOB_FAILED, OK, HeterpsError, UnreachableError
+from heterps.errors import JOB_FAILED, OK, BestPlanError, HeterpsError, UnreachableError
 
 if TYPE_CHECKING:
     from heterps.client.records import LogText
@@ -111,18 +111,24 @@ def cancel(job: str | None, as_json: bool) -> int:
 def move(job: str | None, plan: Path | None, as_json: bool) -> int:
     """Move."""
     with named.client() as client:
-        found = client.move(client.find(job), plan)
-    last = found.moves[-1] if found.moves else None
+        job_id = client.find(job)
+        try:
+            found = client.move(job_id, plan)
+        except BestPlanError as error:
+            if as_json:
+                options.print_json(client.status(job_id).to_json())
+            else:
+                click.echo(str(error))
+            return OK
+    last = found.moves[-1]
     if as_json:
         options.print_json(found.to_json())
-    elif last is None:
-        click.echo(f"{found.job_id} was {found.state} before it could move")
     elif last.failed:
         click.echo(f"{found.job_id} keeps its plan, {last.before}: {last.failed}", err=True)
     else:
         paused = f"training paused for {last.seconds:.1f} s at step {last.step}"
         click.echo(f"{found.job_id} went from {last.before} to {last.after}; {paused}")
-    return OK if last is not None and not last.failed else JOB_FAILED
+    return JOB_FAILED if last.failed else OK
 
 
 def _show(process: str, text: str) -> None:

@@ -1,5 +1,6 @@
 """Finding what a user names: a job here or on the cluster, a decision file."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,7 +10,7 @@ from heterps.errors import HeterpsError, NoDecisionError, UnknownJobError, Unrea
 
 if TYPE_CHECKING:
     from heterps.client.client import Client
-    from heterps.client.records import Job
+    from heterps.client.records import Job, PlanUse
     from scheduler import Decision
     from scheduler.replanning.proposal import Proposal
 
@@ -54,10 +55,15 @@ def find(prefix: str | None) -> "tuple[Client | None, Job]":
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A job, its decision where it came to one, and the proposal to leave it that stands."""
+    """A job, its decision where it came to one, and the proposal to leave it that stands.
+
+    Attributes:
+        plans: that it has trained under, the oldest first.
+    """
 
     job: "Job"
     decision: "Decision | None"
+    plans: "Sequence[PlanUse]" = ()
     proposal: "Proposal | None" = None
 
 
@@ -74,15 +80,16 @@ def find_with_decision(prefix: str | None) -> Found:
     found_client, job = find(prefix)
     if found_client is None:
         archived = archive.decision(job.job_id)
-        return Found(job, Decision.from_message(archived) if archived is not None else None)
+        decided = Decision.from_message(archived) if archived is not None else None
+        return Found(job, decided, archive.plans(job.job_id))
     with found_client:
         decision = following.decision_of(found_client, job.job_id)
-        record = found_client.replan(job.job_id)
+        record, plans = found_client.replan(job.job_id), found_client.plans(job.job_id)
     if not record.HasField("proposal"):
-        return Found(job, decision)
+        return Found(job, decision, plans)
     from scheduler.replanning.proposal import Proposal
 
-    return Found(job, decision, Proposal.from_message(record.proposal))
+    return Found(job, decision, plans, Proposal.from_message(record.proposal))
 
 
 def decision_named(name: str) -> "tuple[str, Decision]":

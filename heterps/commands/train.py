@@ -202,7 +202,8 @@ def _keep(client: "Client", job_id: str) -> None:
             decision = client.decision_message(job_id)
         except NoDecisionError:
             decision = None
-        archive.add(client.status_message(job_id), decision, client.logs(job_id))
+        plans = client.history(job_id).plans
+        archive.add(client.status_message(job_id), decision, client.logs(job_id), plans)
 
 
 def _next(job_id: str, output: str) -> list[tuple[str, str]]:

@@ -1,7 +1,7 @@
 """What a job file says of checkpoints and of what weights begin as; checked before all else."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,14 +9,10 @@ from chassis.interval import EXPECTED, Interval
 from chassis.near import nearest
 from protos.job_pb2 import JobSpec
 
+DIRECTIONS = ("max", "min")
 MODEL, CUT = "model.json", "cut.json"  # what tells a folder of either
 _WEIGHTS = (".pt", ".pth", ".bin", ".safetensors")
 _NAMED = re.compile(r"(?P<job>[A-Za-z0-9][A-Za-z0-9._-]{0,63})(@(?P<step>[0-9]{1,18}))?")
-_METRICS = {
-    "bce_with_logits": ("auc", "logloss"),
-    "mse": ("mse",),
-    "next_token": ("loss", "bits_per_token"),
-}
 _FROM = "a saved model, a checkpoint of a job, a state_dict (.pt, .safetensors), or JOB[@STEP]"
 
 
@@ -50,8 +46,17 @@ def is_place(text: str) -> bool:
     return text.startswith("/") or "://" in text
 
 
-def wrong_checkpoints(job: JobSpec) -> Iterator[Wrong]:
-    """What is wrong with `train.checkpoint`."""
+def own_metrics(job: JobSpec) -> list[str]:
+    """Metrics of the job's own, of which nobody else knows whether greater is better."""
+    return [f"valid_{entry.rpartition(':')[2]}" for entry in job.model.metrics]
+
+
+def wrong_checkpoints(job: JobSpec, metrics: Sequence[str]) -> Iterator[Wrong]:
+    """What is wrong with `train.checkpoint`.
+
+    Args:
+        metrics: that are known before training.
+    """
     spec, key = job.train.checkpoint, "train.checkpoint"
     try:
         if spec.every:
@@ -62,11 +67,17 @@ def wrong_checkpoints(job: JobSpec) -> Iterator[Wrong]:
         if value and not spec.every:
             yield Wrong(f"{key}.{name}", repr(value), f"none without {key}.every")
     if spec.best:
-        names = [f"valid_{name}" for name in _METRICS.get(job.train.loss, ())]
-        if spec.best not in names:
-            near = nearest(spec.best, names)
+        direction, colon, name = spec.best.rpartition(":")
+        if colon and direction not in DIRECTIONS:
+            yield Wrong(f"{key}.best", repr(spec.best), f"max:{name} or min:{name}")
+        elif name not in metrics and not any(
+            name.startswith(f"{own}_") for own in own_metrics(job)
+        ):
+            near = nearest(name, metrics)
             hint = f"; did you mean {near}?" if near else ""
-            yield Wrong(f"{key}.best", repr(spec.best), f"one of {', '.join(names)}{hint}")
+            yield Wrong(f"{key}.best", repr(spec.best), f"one of {', '.join(metrics)}{hint}")
+        elif not colon and name.startswith(tuple(own_metrics(job))):
+            yield Wrong(f"{key}.best", repr(spec.best), f"max:{name} or min:{name}")
         elif not job.data.valid:
             yield Wrong(f"{key}.best", repr(spec.best), "none without data.valid")
         elif job.train.staleness:

@@ -13,6 +13,8 @@ from chassis.near import nearest
 from chassis.rooms import IN_A_WORKER, clash
 from heterps.job import yaml_nodes
 from heterps.job.checkpoints import complete_origin, wrong_checkpoints
+from heterps.job.inputs import wrong_inputs
+from heterps.job.learning import LOSSES, metric_names, wrong_learning
 from heterps.job.prepare import IN_PREPARE, is_url
 from heterps.job.schema import Reading
 from heterps.job.yaml_nodes import YamlError
@@ -49,7 +51,7 @@ _DEFAULTS: Final[Mapping[str, Any]] = {
 }
 METHODS: Final = JOB_METHODS
 _CHOICES: Final = {
-    "train.loss": ("bce_with_logits", "mse", "next_token"),
+    "train.loss": LOSSES,
     "train.precision": ("fp32", "bf16", "fp16"),
     "train.optimizer.name": ("adam", "adamw", "sgd", "adagrad"),
     "train.optimizer.schedule": ("constant", "cosine"),
@@ -143,6 +145,8 @@ def _complete(job: JobSpec, reading: Reading) -> None:
         if key not in reading.places:
             message, name = _holder(job, key)
             setattr(message, name, value)
+    if "train.loss" not in reading.places and (job.model.loss or job.train.heads):
+        job.train.loss = ""
 
 
 def _holder(job: JobSpec, key: str) -> tuple[Message, str]:
@@ -197,7 +201,13 @@ class _Check:
         if train.batch_norm == "sync" and train.micro_batches > 1:
             text = "1, or none: with batch_norm sync a step is one micro-batch"
             self._wrong("train.micro_batches", str(train.micro_batches), text)
-        for wrong in (*wrong_checkpoints(self.job), *complete_origin(self.job)):
+        wrongs = (
+            *wrong_checkpoints(self.job, metric_names(self.job)),
+            *complete_origin(self.job),
+            *wrong_learning(self.job, [*self._places]),
+            *wrong_inputs(self.job),
+        )
+        for wrong in wrongs:
             if self._sound(wrong.key):
                 self._wrong(wrong.key, wrong.got, wrong.expected)
         self._inputs()
@@ -221,26 +231,26 @@ class _Check:
 
     def _inputs(self) -> None:
         data = self.job.data
-        if not {"data.dense", "data.sparse", "data.tokens"} & self._places.keys():
+        inputs = {"data.dense", "data.sparse", "data.tokens", "data.columns"}
+        if not inputs & self._places.keys():
             text = "missing; expected data.sparse or data.dense, lists of columns, or data.tokens"
             self.problems.append(f"{self._shown}: data: {text}")
-        given, loss = {"data.label", "data.tokens"} & self._places.keys(), self.job.train.loss
-        if not given:
+        if not {"data.label", "data.labels", "data.tokens"} & self._places.keys():
             text = "missing; expected the column to predict, or data.tokens, which then are"
             self.problems.append(f"{self._shown}: data.label: {text}")
-        elif "data.label" in given and loss == "next_token":
-            self._wrong("train.loss", repr(loss), "bce_with_logits or mse, or no data.label")
-        elif "data.label" not in given and loss != "next_token":
-            self._wrong("train.loss", repr(loss), "next_token, or data.label")
         for key, columns in (("data.dense", data.dense), ("data.sparse", data.sparse)):
             for column in sorted({c for c in columns if list(columns).count(c) > 1}):
                 self._wrong(key, f"{column!r} twice", "each column once")
-            if data.label and data.label in columns:
-                self._wrong(key, f"the label {data.label!r}", "columns known before the outcome")
+            for label in (data.label, *data.labels):
+                if label and label in columns:
+                    self._wrong(key, f"the label {label!r}", "columns known before the outcome")
 
     def files(self) -> None:
         """The files that a job names are there and hold what it needs."""
         self._callable("model.entry", self.job.model.entry, IN_A_WORKER)
+        self._callable("model.loss", self.job.model.loss, IN_A_WORKER)
+        for entry in self.job.model.metrics:
+            self._callable("model.metrics", entry, IN_A_WORKER)
         self._callable("data.prepare", self.job.data.prepare, IN_PREPARE)
         self._places_of_files()
         schedule = self.job.schedule

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 # Where a job file has paths relative to its own folder, in the form PATH or PATH:NAME.
 _PATHS: Final = ("data.path", "schedule.resources", "output")
-_CALLABLES: Final = ("model.entry", "data.prepare")
+_CALLABLES: Final = ("model.entry", "model.loss", "model.metrics", "data.prepare")
 # Read by the client, or replaced by the proposal.
 _LEFT_OUT: Final = (
     *("directory", "code", "code_digest", "entry_digest"),
@@ -79,7 +79,9 @@ def job_content(spec: JobSpec) -> dict[str, Any]:
         part, _, name = key.rpartition(".")
         holder = content.get(part, {}) if part else content
         value = holder.get(name)
-        if value and "://" not in value:
+        if isinstance(value, list):
+            holder[name] = [str(folder / one) for one in value]
+        elif value and "://" not in value:
             holder[name] = str(folder / value)
     return content
 
@@ -93,7 +95,10 @@ def _plain(message: Message, path: str) -> dict[str, Any]:
         if key in _LEFT_OUT:
             continue
         if field.message_type is not None and field.message_type.GetOptions().map_entry:
-            value = dict(value)
+            value = {
+                name: _plain(one, key) if isinstance(one, Message) else one
+                for name, one in sorted(value.items())
+            }
         elif field.is_repeated:
             value = list(value)
         elif isinstance(value, Struct):

@@ -96,17 +96,29 @@ class Reading:
         if not isinstance(node, MappingNode):
             self._wrong(node, path, "a mapping of names to text")
             return
+        spec = entry.fields_by_name["value"]
         for name, key, child in self._unique(node, path):
+            if spec.message_type is not None:
+                self.places[_join(path, name)] = place(key)
+                self._fill_entry(target[name], child, _join(path, name))
+                continue
             if isinstance(child, MappingNode):  # of a name with a dot, as --set writes it
                 nested: dict[str, Any] = {}
                 self._mapping(nested, entry, child, _join(path, name))
                 for rest, value in nested.items():
                     target[f"{name}.{rest}"] = value
                 continue
-            value = self._scalar(entry.fields_by_name["value"], child, _join(path, name))
+            value = self._scalar(spec, child, _join(path, name))
             self.places[_join(path, name)] = place(key)
             if value is not None:
                 target[name] = value
+
+    def _fill_entry(self, message: Message, node: Node, path: str) -> None:
+        if isinstance(node, MappingNode):
+            self.into(message, node, path)
+        else:
+            names = ", ".join(field_name(f) for f in _fields(message.DESCRIPTOR, path, self.hidden))
+            self._wrong(node, path, f"a mapping with keys of {names}")
 
     def _list(self, target: Any, spec: FieldDescriptor, node: Node, path: str) -> None:
         if node.tag == NULL:

@@ -68,8 +68,11 @@ class Relaxation:
 class Measured:
     """What a run of the plan came to; `stage_s` are busy seconds a sample.
 
-    `steady_throughput` is the mean of the `steady_steps` steps after the first ones, in samples/s;
-    both are 0 where there were none.
+    `seconds` in training went into all samples, and `cost` is theirs, at the prices of the plans
+    that the job had. `throughput` and `stage_s` are means over `throughput_s` of them, those under
+    this plan in the latest attempt; where that is 0 they are over all. `steady_throughput` is the
+    mean of the `steady_steps` steps after the first ones, in samples/s; both are 0 where there were
+    none.
     """
 
     throughput: float
@@ -80,6 +83,7 @@ class Measured:
     stage_s: tuple[float, ...]
     steady_throughput: float = 0.0
     steady_steps: int = 0
+    throughput_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

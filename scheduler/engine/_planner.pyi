@@ -39,6 +39,7 @@ class Problem:
         batch: float = ...,
         micro_batches: int = ...,
         staleness: int = ...,
+        crossing: float = ...,
     ) -> None: ...
 
 def split(problem: Problem, assignment: Sequence[int]) -> list[tuple[int, int, int]]: ...
@@ -159,15 +160,19 @@ def simulate(
     micro_batches: int,
     staleness: int,
     steps: int,
+    way: float = ...,
 ) -> list[float]: ...
 def step_bound(
-    stages: Sequence[tuple[int, float, float, float, float]], micro_batches: int
+    stages: Sequence[tuple[int, float, float, float, float]],
+    micro_batches: int,
+    way: float = ...,
 ) -> float: ...
 def step_seconds(
     stages: Sequence[tuple[int, float, float, float, float]],
     micro_batches: int,
     staleness: int,
     slowest: float,
+    way: float = ...,
 ) -> float: ...
 
 class StepFound:

@@ -282,6 +282,7 @@ class CostModel:
             self.steps.batch,
             self.steps.micro_batches if self.steps.simulated else 0,
             self.steps.staleness or 0,
+            self.workload.crossing_s,
         )
 
     @property
@@ -400,8 +401,8 @@ class CostModel:
     ) -> float:
         """Simulated seconds of a step, no stage of which takes over `slowest` s a sample."""
         stages = [run.stepped(number, steps) for run, number in zip(runs, units, strict=True)]
-        least = slowest * steps.batch
-        return _planner.step_seconds(stages, steps.micro_batches, steps.staleness or 0, least)
+        least, way = slowest * steps.batch, self.workload.crossing_s
+        return _planner.step_seconds(stages, steps.micro_batches, steps.staleness or 0, least, way)
 
     def evaluate(
         self,

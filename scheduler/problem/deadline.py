@@ -53,7 +53,3 @@ class Deadline:
             work_s: seconds that sure units take, by their plan, for what the last cut lacks.
         """
         return self.at - now - self.every_s >= work_s * self.margin + self.moving_s
-
-    def can_be_kept(self, now: float, work_s: float) -> bool:
-        """Whether sure units alone, begun with now, are done in time."""
-        return self.at - now >= work_s * self.margin + self.moving_s

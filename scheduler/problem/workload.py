@@ -69,7 +69,9 @@ class Workload:
     many parts a step computes them, 0 where the planner chooses. `staleness` is how many updates a
     step may lack; None where nothing is said of steps, and they are taken to cost nothing besides
     their samples. `overhead` is the share of the time, below 1, that goes to neither computing nor
-    waiting, and `data_bytes` what a host of the first stage keeps of the dataset.
+    waiting, `crossing_s` what a micro-batch takes to the next stage and back besides its layers'
+    `transfer_s`, whatever its size, and `data_bytes` what a host of the first stage keeps of the
+    dataset.
     """
 
     name: str
@@ -83,6 +85,7 @@ class Workload:
     batch: int = field(default=0, metadata=OPTIONAL)
     overhead: float = field(default=0.0, metadata=OPTIONAL)
     data_bytes: float = field(default=0.0, metadata=OPTIONAL)
+    crossing_s: float = field(default=0.0, metadata=OPTIONAL)
     source: str = field(default="", compare=False)
 
     @classmethod
@@ -126,6 +129,7 @@ class Workload:
             batch=batch,
             overhead=overhead,
             data_bytes=fields.number("data_bytes", default=0.0),
+            crossing_s=fields.number("crossing_s", default=0.0),
             source=source,
         )
 

@@ -108,8 +108,8 @@ class Measurement:
 
     @classmethod
     def of_run(cls, measured: "Measured") -> "Measurement":
-        """An ended run's means; it counts as many windows as it was long."""
-        windows = int(measured.seconds / WINDOW_S)
+        """An ended run's means; it counts as many windows as these were taken over."""
+        windows = int((measured.throughput_s or measured.seconds) / WINDOW_S)
 
         def mean(seconds: float) -> Filtered:
             return Filtered(windows, seconds) if seconds > 0 else Filtered()

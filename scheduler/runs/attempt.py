@@ -11,6 +11,8 @@ from typing import TypeVar
 
 from protos import scheduler_pb2 as pb
 from protos.decision_pb2 import Decision
+from protos.generations import may_regroup
+from protos.job_pb2 import JobSpec
 from protos.node_pb2 import SHARD
 from scheduler.replanning.measure import Measurement
 from scheduler.runs.beginning import Beginning, descended, leads_cuts
@@ -18,11 +20,11 @@ from scheduler.runs.calls import Interrupted
 from scheduler.runs.change import Change, ChangeRefusedError, PlanChange, check
 from scheduler.runs.context import Context
 from scheduler.runs.follow import Follower
-from scheduler.runs.launch import may_regroup
+from scheduler.runs.launch import devices_of
 from scheduler.runs.logs import JobLogs
 from scheduler.runs.processes import AttemptId, Process
 from scheduler.runs.record import Record
-from scheduler.runs.recoveries import began_again, measured
+from scheduler.runs.recoveries import note_beginning, note_recovery
 from scheduler.state.endings import Ending, may_retry
 from scheduler.state.packing import Group
 from scheduler.state.store import DeposedError, StoreError, TransitionError
@@ -91,6 +93,7 @@ class Attempt:
         beginning: the cut that it begins with, if any.
         record: of its processes, as another scheduler finds it.
         started_s: seconds that they took to start.
+        running_at: since when it is RUNNING, by time.monotonic(); None: it is not yet.
         follower: of the processes; None until they are started.
     """
 
@@ -107,6 +110,7 @@ class Attempt:
         self.decision = Decision()
         self.beginning = Beginning()
         self.started_s = 0.0
+        self.running_at: float | None = None
         self.follower: Follower | None = None
         self.record = Record(self._put_run, lambda units: context.nodes.restore(job_id, units))
         self._change: Change | None = None
@@ -139,6 +143,8 @@ class Attempt:
         """
         self._check(state)
         self._state = state
+        if state is State.RUNNING:
+            self.running_at = time.monotonic()
         if state in (State.STARTING, State.RUNNING):
             self._had_units = True
         if not _NEXT[state]:
@@ -167,9 +173,8 @@ class Attempt:
             raise Interrupted
         self.move(state)
         status = self.context.jobs.get(self.id.job_id)
-        if state is State.RUNNING and status is not None and _lost_one(status):
-            kinds = {stage.type for stage in self.decision.stages}
-            self._note_times(kinds, lambda before: began_again(status, before))
+        if state is State.RUNNING and status is not None:
+            note_beginning(self.context.store, status, {s.type for s in self.decision.stages})
 
     def take_up(self, record: pb.RunRecord) -> None:
         """Follow on where another scheduler stopped; before any worker is answered."""
@@ -237,9 +242,8 @@ class Attempt:
             raise StoreError("this scheduler is ending; another one takes over")
         if report.attempt != self.id.number:
             return True
-        if leads_cuts(
-            report, self.record.generation
-        ):  # also when cancelled: others may go on from them
+        # Also when it is cancelled: others may go on from them.
+        if leads_cuts(report, self.record.generation):
             with suppress(TransitionError):  # a Redis that lost the job
                 cuts = descended(report, self.beginning)
                 jobs.take_cuts(self.id.job_id, cuts, report.cuts.failed[:1000])
@@ -254,18 +258,19 @@ class Attempt:
         return False
 
     def add_progress(self, report: pb.ProgressReport) -> None:
-        """Make a worker's progress that of the job."""
+        """Make a worker's progress that of the job; of others than its workers only the end."""
 
         def edit(status: pb.JobStatus) -> None:
-            if report.generation == self.record.generation:
+            if report.generation == self.record.generation or report.phase == "done":
                 _progress(status, report)
 
         self.context.jobs.change(self.id.job_id, edit)
 
-    def request_change(self, change: PlanChange) -> None:
+    def request_change(self, change: PlanChange) -> pb.JobStatus:
         """Have the job go over to another plan; from any thread. It trains on until that is ready.
 
-        What comes of it is among `moves` of the job's status.
+        Returns:
+            The job's status; what comes of the change is the next of its `moves`.
 
         Raises:
             ChangeRefusedError: it cannot, or another change is under way.
@@ -281,7 +286,8 @@ class Attempt:
                 raise ChangeRefusedError(f"job {job_id} is going over to other workers already")
             after = change.decision or self.decision
             check(self.decision, after)
-            if not (may_regroup(spec, self.decision) and may_regroup(spec, after)):
+            plans = self.decision, after
+            if not all(may_regroup(spec, devices_of(plan)) for plan in plans):
                 raise ChangeRefusedError(
                     f"job {job_id}: workers on GPUs, or with split_experts, cannot go over to "
                     "another plan while they train; submit --resume the job with the plan"
@@ -290,16 +296,19 @@ class Attempt:
             made.CopyFrom(after)
             made.ClearField("measured")
             self._change = Change(change, made)
+            status = self.context.jobs.get(job_id) or pb.JobStatus(job_id=job_id)
         follower.wake()
+        return status
 
     @property
     def change(self) -> Change | None:
         """The one that is under way."""
         return self._change
 
-    def end_change(self) -> None:
-        """None is under way any more."""
+    def end_change(self, move: pb.Move) -> None:
+        """None is under way any more; tell the job's owner of it, or what it failed of."""
         with self.record.lock:
+            self.context.jobs.change(self.id.job_id, lambda status: status.moves.append(move))
             self._change = None
 
     def reserve(
@@ -317,7 +326,7 @@ class Attempt:
             if self._change is not change:
                 raise Interrupted
             nodes, avoid = self.context.nodes, change.wanted.avoid
-            placed = nodes.reserve_anew(self.id.job_id, held, groups, avoid)
+            placed = nodes.reserve(self.id.job_id, groups, held=held, avoid=avoid)
             if placed is not None:
                 more = Counter(node.node_id for node in placed) - Counter(held)
                 self.record.hold(more.elements())
@@ -341,6 +350,14 @@ class Attempt:
         """Label and address of the shards that the job runs on, once they listen."""
         found = [one for one in self.processes if one.role == SHARD and one.address]
         return [(one.label, one.address) for one in found]
+
+    def spec(self) -> JobSpec | None:
+        """What its owner submitted; waits for a Redis that is away, None where that has lost it.
+
+        Raises:
+            Interrupted: as of `persist`.
+        """
+        return self.persist(lambda: self.context.store.spec(self.id.job_id))
 
     def former(self) -> list[int]:
         """The last generation of each attempt before."""
@@ -376,13 +393,9 @@ class Attempt:
         status = self.context.jobs.get(job_id)
         if status is None or not (status.moves and status.cuts):
             return
-        spec = self.persist(lambda: self.context.store.spec(job_id))
+        spec = self.spec()
         if spec is not None and not spec.train.checkpoint.every:
             self.persist(lambda: self.context.jobs.take_cuts(job_id, []))
-
-    def moved(self, move: pb.Move) -> None:
-        """Tell the job's owner of a change, or what it failed of."""
-        self.context.jobs.change(self.id.job_id, lambda status: status.moves.append(move))
 
     def place(self, processes: Sequence[Process]) -> None:
         """Note the workers of a new generation, before they are told to go on."""
@@ -406,14 +419,6 @@ class Attempt:
         status = self.context.jobs.get(self.id.job_id)
         return status.step if status is not None else 0
 
-    def reached_at(self, step: int) -> float:
-        """When the job came to a step that it goes back to, in seconds since the epoch."""
-        status = self.context.jobs.get(self.id.job_id) or pb.JobStatus()
-        times = [status.started_at]
-        times += [cut.taken_at - cut.seconds for cut in status.cuts if cut.step == step]
-        times += [one.at + one.seconds for one in status.recoveries if one.back]
-        return max(times)
-
     def may_recover(self, ending: Ending) -> bool:
         """Whether workers lost for that reason may be replaced, for one of `retries`."""
         status = self.context.jobs.get(self.id.job_id)
@@ -433,18 +438,7 @@ class Attempt:
                 status.step, status.samples = recovery.step, samples
 
         self.context.jobs.change(self.id.job_id, edit)
-        self._note_times(kinds, lambda before: measured(recovery, before))
-
-    def _note_times(
-        self, kinds: Iterable[str], edit: Callable[[pb.RecoveryTimes], pb.RecoveryTimes]
-    ) -> None:
-        store = self.context.store
-        try:
-            times = store.recovery_times()
-            for kind in sorted(kinds):
-                store.put_recovery_times(kind, edit(times.get(kind, pb.RecoveryTimes())))
-        except StoreError as error:
-            _log.warning("job %s: %s; how long it took is not kept", self.id.job_id, error)
+        note_recovery(self.context.store, self.id.job_id, recovery, kinds)
 
     def _put_run(self, message: pb.RunRecord) -> None:
         self.persist(lambda: self.context.store.put_run(self.id.job_id, message))
@@ -485,11 +479,6 @@ class Attempt:
     def _place(self, record: pb.RunRecord) -> None:
         self.record.take_up(record)
         self.logs.set_processes(self.processes)
-
-
-def _lost_one(status: pb.JobStatus) -> bool:
-    """Whether it goes on where an attempt was lost, and did not leave by itself."""
-    return bool(status.attempts) and not status.attempts[-1].drained
 
 
 def _progress(status: pb.JobStatus, report: pb.ProgressReport) -> None:

@@ -12,6 +12,10 @@ class ChangeRefusedError(RuntimeError):
     """A change that cannot be begun; says why."""
 
 
+class BestPlanError(ChangeRefusedError):
+    """The plan that a job would go over to is the one that it has."""
+
+
 @dataclass(frozen=True)
 class PlanChange:
     """What a job is to go over to.

@@ -1,9 +1,12 @@
-"""After an attempt: stopping what runs of it, wherever it runs, and keeping its logs."""
+"""Stopping what runs of an attempt: workers that it has no more, and all when it is over."""
 
 import logging
+import threading
 import time
+from contextlib import suppress
 
-from scheduler.runs.attempt import Attempt
+from scheduler.runs.attempt import Attempt, State
+from scheduler.runs.calls import Interrupted
 from scheduler.runs.launch import drop_tables, stop_job
 from scheduler.state import nodes as registry
 
@@ -26,6 +29,23 @@ def clean_up(attempt: Attempt) -> None:
         _log.warning("%s", silent)
     attempt.logs.add_processes(processes)
     attempt.logs.keep()
+
+
+def stop_others(attempt: Attempt) -> None:
+    """Stop the workers that an attempt does not have, behind its back; safe to repeat."""
+    context, others = attempt.context, attempt.record.others
+    there = [one for one in others if context.nodes.get(one.node.node_id) is not None]
+
+    def stop() -> None:
+        addresses = [process.node.address for process in there]
+        for silent in stop_job(attempt.id, addresses, context.channels, GRACE_S, there):
+            _log.warning("%s", silent)
+        if attempt.state is State.RUNNING:
+            with suppress(Interrupted):
+                attempt.record.drop_others(others)
+
+    if others:
+        threading.Thread(target=stop, name=f"stop {attempt.id.job_id}", daemon=True).start()
 
 
 def _stop_everywhere(attempt: Attempt) -> None:

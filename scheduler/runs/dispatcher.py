@@ -16,8 +16,9 @@ from protos.scheduler_pb2 import (
     QUEUED,
     RUNNING,
     JobStatus,
+    NodeStatus,
 )
-from scheduler.runs.attempt import Attempt
+from scheduler.runs.attempt import Attempt, State
 from scheduler.runs.cleanup import GRACE_S
 from scheduler.runs.context import Context
 from scheduler.runs.failures import ending_of
@@ -30,6 +31,7 @@ from scheduler.state.store import TERMINAL, StoreError, TransitionError
 
 _TRIES = 5  # at a job that cannot even be begun: what is wrong may pass
 _POLL_S = 0.02
+_SETTLED_S = 10.0  # that a job has trained, for spare nodes to get ready
 _log = logging.getLogger("heterps.dispatcher")
 
 
@@ -80,6 +82,21 @@ class Dispatcher:
         """The attempt at a job; None when it waits or has ended."""
         with self._lock:
             return self._attempts.get(job_id)
+
+    def may_need(self, node: NodeStatus) -> bool:
+        """Whether a job that has trained for a while may get a worker on a node.
+
+        Short ones are over before that is ready.
+        """
+        until = time.monotonic() - _SETTLED_S
+        with self._lock:
+            running = [one for one in self._attempts.values() if one.state is State.RUNNING]
+        return node.kind == registry.NODE and any(
+            node.type == stage.type
+            for one in running
+            if one.running_at is not None and one.running_at < until
+            for stage in one.decision.stages
+        )
 
     def step(self, wanted_types: Callable[[JobSpec], list[str]]) -> None:
         """Forget what has ended, start what may start, stop what nobody runs any more.

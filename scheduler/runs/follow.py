@@ -153,6 +153,12 @@ class Follower:
         with self._lock:
             return bool(self._trained)
 
+    @property
+    def is_done(self) -> bool:
+        """Whether the model is saved."""
+        with self._lock:
+            return self._done is not None
+
     def follow(
         self,
         stop: Stop,
@@ -213,30 +219,34 @@ class Follower:
         with self._lock:
             return self._reports.get((self._last_stage, 0))
 
-    def measured(self, decision: Decision, report: ProgressReport) -> Measured:
+    def measured(self, decision: Decision, report: ProgressReport, price_before: float) -> Measured:
         """What the run came to, beside what was predicted.
 
-        Of one that went on from a cut, all samples at the pace of this attempt.
+        Of workers who had only to save what those before had trained, it is what these came to.
+
+        Args:
+            price_before: dollars an hour, of the time before the plan or attempt.
         """
-        trained = max(0, report.samples - self._before)
-        throughput = trained / report.train_seconds if report.train_seconds > 0 else 0.0
-        seconds = report.train_seconds
-        if trained and self._before:
-            seconds = report.samples / throughput
+        trained, over_s = max(0, report.samples - self._before), report.train_seconds
+        if not trained:
+            trained, over_s = report.samples, report.before_s + report.train_seconds
+        throughput = trained / over_s if over_s > 0 else 0.0
+        cost = decision.price_per_hour * report.train_seconds + price_before * report.before_s
         types = {kind.name: kind for kind in decision.resources.types}
         used = {stage.type for stage in decision.stages}
         measured = Measured(
             throughput=throughput,
             price_per_hour=decision.price_per_hour,
-            cost=decision.price_per_hour * seconds / 3600,
-            seconds=seconds,
+            cost=cost / 3600,
+            seconds=report.before_s + report.train_seconds,
+            throughput_s=over_s,
             emulated=any(types[name].emulated for name in used if name in types),
         )
         with self._lock:
             steady = self._windows.steady
             measured.steady_throughput = steady.samples_per_s
             measured.steady_steps = steady.steps
-            for stage in range(self._last_stage + 1):
+            for stage in range(self._last_stage + 1 if report.samples > self._before else 0):
                 first = self._reports.get((stage, 0))
                 samples = (first.samples if first is not None else 0) or report.samples
                 busy_s = first.busy_s if first is not None else 0.0
@@ -253,6 +263,8 @@ class Follower:
             node_id = process.node.node_id
             answer = asked.get(node_id)
             status = answer if isinstance(answer, NodeStatus) else self._nodes.get(node_id)
+            if self._has_trained(process):
+                continue  # what it had to give is written, and the model is the leader's
             if process.returns and self._may_return(node_id, status):
                 continue
             if isinstance(answer, str) or status is None:
@@ -276,10 +288,8 @@ class Follower:
                     )
                 )
             if entries and not entries[0].running:
-                symptom = self._ended(process, entries[0])
-                if symptom is not None:
-                    symptoms.append(symptom)
-                    ended.add(process.process_id)
+                symptoms.append(self._ended(process, entries[0]))
+                ended.add(process.process_id)
         return symptoms + self._reported(ended)
 
     def _replaceable(self, symptoms: list[Symptom], stop: Stop) -> Outcome:
@@ -315,20 +325,21 @@ class Follower:
         """Whether a worker that is gone was killed: what ended by itself would do so again."""
         worker = (process.index, process.rank)
         with self._lock:
-            if worker in self._trained or worker in self._failures:
+            if worker in self._failures:
                 return False
         processes = status.processes if status is not None else ()
         entries = [p for p in processes if p.process_id == process.process_id]
         return all(entry.exit_code < 0 and not entry.out_of_memory for entry in entries)
+
+    def _has_trained(self, process: Process) -> bool:
+        with self._lock:
+            return process.role != SHARD and (process.index, process.rank) in self._trained
 
     def _is_forgotten(self, process: Process) -> bool:
         """Whether a live node has been saying for a while that it does not run a process."""
         name = f"no {process.process_id}"
         if process.standing or not self._nodes.has_reported(process.node.node_id):
             self._seen.pop(name, None)
-            return False
-        worker = (process.index, process.rank)
-        if process.role != SHARD and worker in self._trained:
             return False
         return time.monotonic() - self._seen.setdefault(name, time.monotonic()) > _FORGOTTEN_S
 
@@ -370,16 +381,13 @@ class Follower:
                 process.place,
             )
 
-    def _ended(self, process: Process, entry: ProcessStatus) -> Symptom | None:
+    def _ended(self, process: Process, entry: ProcessStatus) -> Symptom:
         code = entry.exit_code
         worker = (process.index, process.rank)
         is_shard = process.role == SHARD
         with self._lock:
             when = self._seen.setdefault(process.process_id, time.monotonic())
             failure = None if is_shard else self._failures.get(worker)
-            finished = not is_shard and code == 0 and worker in self._trained
-        if finished:
-            return None
         place = replace(process, pid=entry.pid or process.pid).place
         headline = f"{process.label} ({place}) ended {describe_exit(code)}"
         if entry.out_of_memory:

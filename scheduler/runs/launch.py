@@ -164,7 +164,7 @@ def launch(
         job=job,
         stages=decision.stages,
         layers=[layer.name for layer in decision.workload.layers],
-        devices=_devices(decision),
+        devices=devices_of(decision),
         scheduler=scheduler,
         output=output_of(attempt.job_id, job, scheduler),
         micro_batches=decision.micro_batches,
@@ -416,12 +416,8 @@ def _home(decision: Decision, nodes: Nodes) -> NodeStatus:
     return max(live, key=fitness)
 
 
-def may_regroup(job: JobSpec, decision: Decision) -> bool:
-    """Whether workers may go over to another generation: torch's collectives bind none of them."""
-    return not job.train.split_experts and "cuda" not in _devices(decision)
-
-
-def _devices(decision: Decision) -> list[str]:
+def devices_of(decision: Decision) -> list[str]:
+    """Where the workers of each stage compute: "cpu" | "cuda"."""
     kinds = {kind.name: kind for kind in decision.resources.types}
     devices = []
     for stage in decision.stages:

@@ -23,10 +23,11 @@ from scheduler.problem.wording import sentence
 from scheduler.runs.attempt import Attempt, State
 from scheduler.runs.beginning import beginning_of
 from scheduler.runs.calls import CallError, Interrupted, in_background
+from scheduler.runs.changes.anew import bounds_of
+from scheduler.runs.changes.deadline import hours_for_all, may_be_struck, unsure
+from scheduler.runs.changes.guard import may_go_over
 from scheduler.runs.constraints import may_depend_on_model, of_job, of_model, shared_cores
-from scheduler.runs.deadline import hours_for_all, may_be_struck, unsure
 from scheduler.runs.failures import JobError
-from scheduler.runs.guard import may_go_over
 from scheduler.runs.launch import begin, groups_of, launch, place, shards_of
 from scheduler.runs.offer import (
     AbsentError,
@@ -39,6 +40,7 @@ from scheduler.runs.offer import (
     profile,
     profiling_types,
 )
+from scheduler.runs.plans import keep_begun
 from scheduler.runs.recoveries import with_times
 from scheduler.state import nodes as registry
 from scheduler.state.endings import Ending, first_line
@@ -75,7 +77,7 @@ class Preparation:
             Interrupted: it was cancelled.
         """
         context, attempt = self._context, self._attempt
-        spec = attempt.persist(lambda: context.store.spec(attempt.id.job_id))
+        spec = attempt.spec()
         if spec is None:
             text = "its specification is gone from Redis"
             raise JobError(Ending(END_INTERNAL, text, error=text))
@@ -179,13 +181,12 @@ class Preparation:
     def _plan(self, spec: JobSpec, workload: Workload, offer: Offer) -> Decision:
         # Brings NumPy and, for ppo, torch: only when it is needed.
         from scheduler.decision import record
-        from scheduler.planning.elastic import Bounds, plan_within
+        from scheduler.planning.elastic import plan_within
         from scheduler.planning.planner import plan
         from scheduler.problem import workload as problem
 
         schedule = spec.schedule
         status = self._context.jobs.get(self._attempt.id.job_id) or JobStatus()
-        bounds = Bounds(schedule.elastic.min, schedule.elastic.max)
         resources = problem.Resources.from_message(offer.resources)
 
         def best(
@@ -206,7 +207,7 @@ class Preparation:
 
         def within(hours: float, left_out: Sequence[str] = ()) -> Decision:
             found = plan_within(
-                bounds,
+                bounds_of(spec),
                 resources,
                 schedule.min_throughput,
                 lambda some, floor, without: best(some, floor, [*without, *left_out], hours),
@@ -369,6 +370,7 @@ class Preparation:
             told = Ending(END_LOST_NODE, str(error), error=first_line(str(error)))
             found = follower.diagnose(self._stop, told).ending
             raise JobError(found or told) from None
+        keep_begun(attempt)
 
 
 def _counted(groups: Sequence[Group], singles: Sequence[str]) -> Counter[str]:

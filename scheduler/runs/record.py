@@ -73,7 +73,7 @@ class Record:
 
     @property
     def others(self) -> list[Process]:
-        """Workers of another plan that are to be stopped, unless the job goes over to that."""
+        """Workers that are to be stopped, unless the job goes over to them."""
         return [Process.of(placed) for placed in self._message.others]
 
     def next_generation(self, launched: int = 0) -> int:
@@ -118,13 +118,19 @@ class Record:
             self._keep()
 
     def place(self, processes: Sequence[Process]) -> None:
-        """Note the workers of a generation, before they are told to go on."""
+        """Note the workers of a generation, before they are told to go on.
+
+        Those before that are none of them are to be stopped, dead or alive.
+        """
         with self.lock:
+            left = [process for process in self.processes if process not in processes]
+            self._leave_out(processes)
+            self._message.others.extend(process.to_message() for process in left)
             self.processes = list(processes)
             self.hold()
 
     def add_others(self, processes: Sequence[Process]) -> None:
-        """Note workers of another plan than the job's."""
+        """Note workers that are started, and are none of the job's yet."""
         with self.lock:
             self._message.others.extend(process.to_message() for process in processes)
             self._keep()
@@ -141,9 +147,6 @@ class Record:
         Whoever takes over before it finds the plan before with its workers, afterwards this one.
         """
         with self.lock:
-            left = [process for process in self.processes if process not in processes]
-            self._leave_out(processes)
-            self._message.others.extend(process.to_message() for process in left)
             self._message.decision.CopyFrom(decision)
             self._message.line = self._message.generation
             self.place(processes)

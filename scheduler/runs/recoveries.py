@@ -1,13 +1,16 @@
 """How long interruptions took, by type: measured by all jobs, for the plans of those to come."""
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Iterable, Mapping
 
 from protos.decision_pb2 import Resources
 from protos.job_pb2 import JobSpec
 from protos.scheduler_pb2 import JobStatus, Recovery, RecoveryTimes
 from scheduler.problem.wording import time_text
+from scheduler.state.store import Store, StoreError
 
 _WEIGHT = 20  # of the latest: a mean of about so many
+_log = logging.getLogger("heterps.runner")
 
 
 def measured(recovery: Recovery, before: RecoveryTimes) -> RecoveryTimes:
@@ -43,6 +46,47 @@ def began_again(status: JobStatus, before: RecoveryTimes) -> RecoveryTimes:
     after.restarted += 1
     after.restarted_s += (seconds - before.restarted_s) / min(after.restarted, _WEIGHT)
     return after
+
+
+def reached_at(status: JobStatus, step: int) -> float:
+    """When a job came to a step that it goes back to, in seconds since the epoch."""
+    times = [status.started_at]
+    times += [cut.taken_at - cut.seconds for cut in status.cuts if cut.step == step]
+    times += [one.at + one.seconds for one in status.recoveries if one.back]
+    return max(times)
+
+
+def note_recovery(store: Store, job_id: str, recovery: Recovery, kinds: Iterable[str]) -> None:
+    """Keep how long it took; not where Redis is away.
+
+    Args:
+        kinds: types of the units that were lost.
+    """
+    _note(store, job_id, kinds, lambda before: measured(recovery, before))
+
+
+def note_beginning(store: Store, status: JobStatus, kinds: Iterable[str]) -> None:
+    """Keep how long it took until an attempt trains where another one was lost, if one was.
+
+    Args:
+        kinds: types of its units.
+    """
+    if status.attempts and not status.attempts[-1].drained:
+        _note(store, status.job_id, kinds, lambda before: began_again(status, before))
+
+
+def _note(
+    store: Store,
+    job_id: str,
+    kinds: Iterable[str],
+    edit: Callable[[RecoveryTimes], RecoveryTimes],
+) -> None:
+    try:
+        times = store.recovery_times()
+        for kind in sorted(kinds):
+            store.put_recovery_times(kind, edit(times.get(kind, RecoveryTimes())))
+    except StoreError as error:
+        _log.warning("job %s: %s; how long it took is not kept", job_id, error)
 
 
 def with_times(

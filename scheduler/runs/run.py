@@ -9,16 +9,17 @@ from chassis.logs import log_scope
 from protos.scheduler_pb2 import END_INTERNAL, END_SCHEDULER_LOST, END_SUCCEEDED
 from scheduler.runs.attempt import Attempt, State
 from scheduler.runs.calls import CallError, Interrupted
+from scheduler.runs.changes.drain import Drain, marked
+from scheduler.runs.changes.guard import guard
+from scheduler.runs.changes.move import advance, give_up, overtaken, settle
+from scheduler.runs.changes.regroup import regroup
+from scheduler.runs.changes.watch import watch
 from scheduler.runs.cleanup import clean_up
-from scheduler.runs.drain import Drain, marked
 from scheduler.runs.failures import JobError, ending_of
-from scheduler.runs.guard import guard
 from scheduler.runs.launch import begin
-from scheduler.runs.move import advance, give_up, settle
+from scheduler.runs.plans import measured
 from scheduler.runs.prepare import Preparation
 from scheduler.runs.processes import Process
-from scheduler.runs.regroup import regroup
-from scheduler.runs.watch import watch
 from scheduler.state.endings import Ending, first_line
 from scheduler.state.store import DeposedError, StoreError, TransitionError
 
@@ -93,8 +94,9 @@ def _replace(attempt: Attempt, lost: Sequence[Process], cause: Ending) -> None:
         follower = attempt.follower
         if error.ending is not cause or follower is None:
             raise
-        found = follower.diagnose(attempt.is_cancelled, cause).ending
-        raise JobError(found or cause) from None
+        found = follower.diagnose(attempt.is_cancelled, cause)
+        if found.report is None:  # else it was done before
+            raise JobError(found.ending or cause) from None
 
 
 def _follow(attempt: Attempt, drain: Drain) -> bool:
@@ -102,15 +104,17 @@ def _follow(attempt: Attempt, drain: Drain) -> bool:
     decision, follower = attempt.decision, attempt.follower
     assert follower is not None
     with watch(attempt), guard(attempt):
-        outcome = follower.follow(
-            attempt.is_cancelled,
-            lambda ending: attempt.may_recover(marked(attempt, ending)),
-            lambda: attempt.is_due() or drain.is_due(),
-        )
+        while True:
+            outcome = follower.follow(
+                attempt.is_cancelled,
+                lambda ending: attempt.may_recover(marked(attempt, ending)),
+                lambda: attempt.is_due() or drain.is_due(),
+            )
+            if not (outcome.due and drain.step()):
+                break
     report, ending = outcome.report, outcome.ending
     if outcome.due:
-        if not drain.step():
-            advance(attempt)
+        advance(attempt)
         return True
     if report is None:
         ending = ending or Ending(END_INTERNAL, "it ended without a reason")
@@ -122,7 +126,7 @@ def _follow(attempt: Attempt, drain: Drain) -> bool:
         return True
     attempt.add_progress(report)
     attempt.forget_cuts()
-    decision.measured.CopyFrom(follower.measured(decision, report))
+    decision.measured.CopyFrom(measured(attempt, report))
     attempt.keep(decision)
     return False
 
@@ -134,7 +138,7 @@ def _finish(attempt: Attempt, ending: Ending) -> None:
     if not attempt.is_handed_over and context.leadership.confirm():
         if attempt.state is not State.STOPPING:
             attempt.move(State.STOPPING)
-        attempt.end_change()
+        overtaken(attempt)
         try:
             clean_up(attempt)
         except Exception:

@@ -10,15 +10,17 @@ from protos.history_pb2 import JobHistory, ShardPlace
 from protos.history_pb2_grpc import HistoryServicer
 from protos.reason_pb2 import STORE_UNREACHABLE
 from protos.scheduler_pb2 import JobRequest
+from scheduler.runs.plans import plans_of
 from scheduler.service.access import Access
 from scheduler.state.history import Histories
-from scheduler.state.store import StoreError
+from scheduler.state.store import Store, StoreError
 
 
 class HistoryService(HistoryServicer):
     """Answers with a history.
 
     Args:
+        store: of the plans that jobs have trained under.
         access: whose jobs a caller may see.
         shards: label and address of the shards that a job runs on.
         job_token: the token that those of them ask for that are its own; empty where none is.
@@ -27,11 +29,13 @@ class HistoryService(HistoryServicer):
     def __init__(
         self,
         histories: Histories,
+        store: Store,
         access: Access,
         shards: Callable[[str], Sequence[tuple[str, str]]],
         job_token: Callable[[str], str],
     ) -> None:
         self._histories = histories
+        self._store = store
         self._access = access
         self._shards = shards
         self._job_token = job_token
@@ -39,9 +43,10 @@ class HistoryService(HistoryServicer):
     def GetHistory(self, request: JobRequest, context: grpc.ServicerContext) -> JobHistory:  # noqa: N802
         """A job's history."""
         job_id = request.job_id
-        self._access.job(job_id, context)
+        status = self._access.job(job_id, context)
         try:
             found = self._histories.get(job_id)
+            found.plans.extend(plans_of(self._store, status))
         except StoreError as error:
             refuse(context, grpc.StatusCode.UNAVAILABLE, str(error), STORE_UNREACHABLE)
         acts = self._access.callers.of(context).role.covers(Role.JOB)

@@ -2,9 +2,9 @@
 
 from protos.decision_pb2 import Decision
 from protos.job_pb2 import JobSpec
-from scheduler.runs.anew import for_job, on_nodes_now, propose_now
 from scheduler.runs.attempt import Attempt
-from scheduler.runs.change import ChangeRefusedError
+from scheduler.runs.change import BestPlanError, ChangeRefusedError
+from scheduler.runs.changes.anew import for_job, on_nodes_now, propose_now
 
 
 def given(attempt: Attempt, plan: Decision) -> Decision:
@@ -22,7 +22,8 @@ def planned_anew(attempt: Attempt, spec: JobSpec) -> Decision:
     """The best plan for the rest of a job, by what its run was measured to take.
 
     Raises:
-        ChangeRefusedError: that is the plan that it has, or too little was measured.
+        BestPlanError: that is the plan that it has.
+        ChangeRefusedError: too little was measured, or no plan meets its demands any more.
         InputError, OfferError: it cannot be planned on what is there.
     """
     job_id, measurement = attempt.id.job_id, attempt.measurement()
@@ -38,5 +39,7 @@ def planned_anew(attempt: Attempt, spec: JobSpec) -> Decision:
     if not proposal.proposed.feasible:
         raise ChangeRefusedError(f"job {job_id}: {proposal.proposed.plan.reason}")
     if not proposal.moves:
-        raise ChangeRefusedError(f"job {job_id} has the best plan, by what its run was measured")
+        raise BestPlanError(
+            f"job {job_id} has the best plan already, by what its run was measured to take"
+        )
     return for_job(proposal.proposed.to_message(), attempt.decision)

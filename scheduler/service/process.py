@@ -147,7 +147,7 @@ class SchedulerProcess:
         artifacts = Artifacts(self._directory, is_over, *self._limits)
         files = ArtifactsService(artifacts, is_over, access)
         server.add(add_ArtifactsServicer_to_server, files, "heterps.v1.Artifacts")
-        history = HistoryService(histories, access, self._shards, token_of)
+        history = HistoryService(histories, self._store, access, self._shards, token_of)
         server.add(add_HistoryServicer_to_server, history, "heterps.v1.History")
         address = server.start()
         self._loops.changed = self._tell_health

@@ -5,7 +5,7 @@ import re
 import threading
 import uuid
 from collections.abc import Iterator
-from typing import Final, NoReturn
+from typing import NoReturn
 
 import grpc
 
@@ -13,7 +13,7 @@ from chassis.refusal import refuse
 from chassis.roles import Role
 from protos.decision_pb2 import Decision
 from protos.job_pb2 import JobSpec
-from protos.reason_pb2 import CODE_MISSING, NO_DECISION, STORE_UNREACHABLE
+from protos.reason_pb2 import CODE_MISSING, HAS_BEST_PLAN, NO_DECISION, STORE_UNREACHABLE
 from protos.scheduler_pb2 import (
     END_CANCELLED,
     DrainNodeRequest,
@@ -43,11 +43,12 @@ from protos.scheduler_pb2_grpc import SchedulerServicer
 from scheduler.methods.names import DEFAULT
 from scheduler.problem.fields import InputError
 from scheduler.runs.attempt import Attempt
-from scheduler.runs.change import ChangeRefusedError, PlanChange
+from scheduler.runs.change import BestPlanError, ChangeRefusedError, PlanChange
 from scheduler.runs.context import Context
 from scheduler.runs.dispatcher import Dispatcher
 from scheduler.runs.logs import stream
 from scheduler.runs.offer import OfferError
+from scheduler.runs.plans import in_brief
 from scheduler.service.access import Access
 from scheduler.service.artifacts import CODE_NAME, Artifacts, MissingError
 from scheduler.service.moving import given, planned_anew
@@ -59,17 +60,6 @@ from scheduler.state.jobs import DuplicateError, Page
 from scheduler.state.store import TERMINAL, StoreError
 
 _CANCEL_WAIT_S = 15.0
-# What makes a decision large: kilobytes a layer, where its figures are a few hundred bytes.
-_BULKY: Final = (
-    "workload",
-    "resources",
-    "probabilities",
-    "alternatives",
-    "training",
-    "pareto",
-    "relaxations",
-    "reasons",
-)
 _JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -183,7 +173,7 @@ class SchedulerService(SchedulerServicer):
     def MoveJob(self, request: MoveJobRequest, context: grpc.ServicerContext) -> JobStatus:  # noqa: N802
         """Have a running job go over to another plan; it trains on until that is ready."""
         job_id = request.job_id
-        status = self._status_of(job_id, context)
+        self._status_of(job_id, context)
         self._require_leadership(context)
         attempt = self._dispatcher.get(job_id)
         try:
@@ -194,12 +184,13 @@ class SchedulerService(SchedulerServicer):
                 if request.HasField("decision")
                 else planned_anew(attempt, self._store.spec(job_id) or JobSpec())
             )
-            attempt.request_change(PlanChange("asked", plan))
+            return attempt.request_change(PlanChange("asked", plan))
+        except BestPlanError as error:
+            refuse(context, grpc.StatusCode.FAILED_PRECONDITION, str(error), HAS_BEST_PLAN)
         except (ChangeRefusedError, InputError, OfferError) as error:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         except StoreError as error:
             _unavailable(context, error)
-        return status
 
     def Logs(self, request: LogsRequest, context: grpc.ServicerContext) -> Iterator[LogChunk]:  # noqa: N802
         """What the job's processes have printed from `offsets` on; with `follow`, to its end."""
@@ -253,14 +244,12 @@ class SchedulerService(SchedulerServicer):
             decision = found.get(status.job_id)
             if decision is None:
                 continue
-            for name in _BULKY:
-                decision.ClearField(name)
             reply.decisions.append(
                 JobDecision(
                     job_id=status.job_id,
                     job_name=status.name,
                     submitted_at=status.submitted_at,
-                    decision=decision,
+                    decision=in_brief(decision),
                 )
             )
         return reply
@@ -343,7 +332,10 @@ class SchedulerService(SchedulerServicer):
         else:
             self._nodes.renew(node)
         return HeartbeatReply(
-            lease_s=self._nodes.lease_s, term=self._store.term, drain_s=self._nodes.drain_s(node)
+            lease_s=self._nodes.lease_s,
+            term=self._store.term,
+            drain_s=self._nodes.drain_s(node),
+            warm=self._dispatcher.may_need(node),
         )
 
     def Report(self, request: ProgressReport, context: grpc.ServicerContext) -> ReportReply:  # noqa: N802

@@ -219,7 +219,13 @@ class Nodes:
         return dict(units)
 
     def reserve(
-        self, owner: str, groups: Sequence[Group], singles: Sequence[str] = ()
+        self,
+        owner: str,
+        groups: Sequence[Group],
+        singles: Sequence[str] = (),
+        *,
+        held: Sequence[str] = (),
+        avoid: Collection[str] = (),
     ) -> list[NodeStatus] | None:
         """Take free units, all or none.
 
@@ -227,37 +233,13 @@ class Nodes:
             groups: units that work together, packed onto few hosts.
             singles: a unit of each of these types, spread: each comes from the node of its type
                 with the most free units.
+            held: node ids, one for each unit of workers of the owner that these replace, and whose
+                units they may have; those stay taken.
+            avoid: ids of nodes where none is to be.
 
         Returns:
             The node of each unit, group after group and then of the singles; None when there are
             not enough.
-        """
-        with self.changed:
-            nodes = [s for s in self.placeable() if not self._leases[s.node_id].presumed]
-            free = Counter({s.node_id: s.units - self._used(s.node_id) for s in nodes})
-            placed = _placed(groups, singles, nodes, free)
-            if placed is None:
-                return None
-            taken = self._taken.setdefault(owner, Counter())
-            taken.update(s.node_id for s in placed)
-            return placed
-
-    def reserve_anew(
-        self,
-        owner: str,
-        held: Sequence[str],
-        groups: Sequence[Group],
-        avoid: Collection[str] = (),
-    ) -> list[NodeStatus] | None:
-        """Take units for other workers of an owner, who may be where those are that they replace.
-
-        Args:
-            held: node ids, one for each unit of those that are replaced; they stay taken.
-            groups: as of `reserve`.
-            avoid: ids of nodes where none is to be.
-
-        Returns:
-            The node of each unit; None when there are not enough.
         """
         with self.changed:
             nodes = [
@@ -269,7 +251,7 @@ class Nodes:
             free = Counter(
                 {s.node_id: s.units - self._used(s.node_id) + own[s.node_id] for s in nodes}
             )
-            placed = _placed(groups, (), nodes, free)
+            placed = _placed(groups, singles, nodes, free)
             if placed is not None:
                 more = Counter(s.node_id for s in placed) - own
                 self._taken.setdefault(owner, Counter()).update(more)

@@ -200,7 +200,7 @@ class Store:
         self._set(_job(job_id), "plans", history.SerializeToString())
 
     def plans(self, job_id: str) -> PlanHistory:
-        """What `put_plans` kept; empty where the job has kept its first plan."""
+        """What `put_plans` kept; empty before the job trained."""
         return self._read(job_id, "plans", PlanHistory) or PlanHistory()
 
     # Attempts that run

@@ -38,6 +38,23 @@ def test_where_a_job_stands_still_is_told_of_the_kill_before():
     assert run.gaps == pytest.approx([2.9, 0.9])
 
 
+@pytest.mark.parametrize(
+    ("at", "gaps"),
+    [
+        ((1.05, 2.0), (0.9, 2.0)),
+        ((1.05, 2.0, 3.5), (0.9, 1.5, 0.5)),
+        ((0.5, 2.0), (0.9, 2.0)),
+        ((1.05, 12.0), (7.9, 8.0)),
+    ],
+)
+def test_one_standstill_counts_once_however_many_are_killed_in_it(at, gaps):
+    begun = [0.0, 0.5, 1.0, 1.1, 4.0, 4.1, 20.0, 20.1]
+    if at[-1] < 10:
+        begun = begun[:-2]
+    run = replace(WELL, begun=begun, kills=[Kill("worker", when, ["one"]) for when in at])
+    assert run.gaps == pytest.approx(gaps)
+
+
 def test_goodput_is_that_of_the_unfailed_run():
     killed = replace(WELL, begun=[0.0, 1.0, 4.0], kills=[Kill("worker", 1.5, ["one"])])
     found = figures([WELL, killed])

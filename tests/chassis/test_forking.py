@@ -93,6 +93,20 @@ def test_a_forked_process_is_its_own(serve, tmp_path):
     three.stop()
 
 
+def test_a_server_that_was_started_before_forks_the_first_process(serve, tmp_path):
+    server = serve()
+    server.warm()
+    started = server._process.pid
+    server.warm()
+    child = ready(start(server, tmp_path, "one"))
+    assert child.facts["loaded_by"] == started == server._process.pid
+    child.stop()
+    server.close()
+    server.warm()
+    wait_until(lambda: not alive(started), "the server ends")
+    assert server._process.pid == started
+
+
 def test_exit_codes_are_told_however_soon(serve, tmp_path):
     server = serve()
     children = [start(server, tmp_path, str(code)) for code in range(20)]

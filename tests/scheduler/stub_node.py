@@ -52,6 +52,7 @@ class StubNode(NodeServicer, StageServicer, Closing):
         self._ends_in_s: float | None = None
         self.asked_to_pause = False
         self.asked_to_drain = 0.0  # seconds
+        self.asked_to_warm = False
         self.launched: list[LaunchRequest] = []  # workers, in order
         self.begun: list[str] = []  # jobs whose workers were given the word
         self._processes: dict[str, ProcessStatus] = {}
@@ -151,7 +152,7 @@ class StubNode(NodeServicer, StageServicer, Closing):
         with connect(self.scheduler) as channel:
             stub = SchedulerStub(channel)
             reply = stub.Heartbeat(HeartbeatRequest(node=self._status()), timeout=20)
-        self.asked_to_drain = reply.drain_s
+        self.asked_to_drain, self.asked_to_warm = reply.drain_s, reply.warm
 
     def kill(self, worker: LaunchRequest) -> None:
         """Have a worker end by SIGKILL."""

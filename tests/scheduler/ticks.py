@@ -4,8 +4,12 @@ Stages = list[tuple[int, int, int, int, int]]  # units, and whole seconds
 _SECOND = 1 << 40  # ticks
 
 
-def ticks(stages: Stages, micro_batches: int, staleness: int, steps: int) -> list[float]:
+def ticks(
+    stages: Stages, micro_batches: int, staleness: int, steps: int, way: int = 0
+) -> list[float]:
     """When each update is made, in seconds; links take turns, and crossing takes a tick at least.
+
+    What has passed a link is on its way for half of `way` more.
 
     So what ends at one moment at both ends of a link ends there before anything has crossed.
     """
@@ -20,6 +24,7 @@ def ticks(stages: Stages, micro_batches: int, staleness: int, steps: int) -> lis
     work: dict[tuple[int, int], tuple[int, str, int]] = {}
     link: dict[tuple[int, int], tuple[int, str, int]] = {}
     queue: dict[tuple[int, int], list[tuple[int, int, str]]] = {}
+    flying: list[tuple[int, str, int, int]] = []  # arrival, kind, stage, micro-batch
     left = [[micro_batches] * steps for _ in stages]
     summed = [0] * depth
     sums: list[tuple[int, int]] = []
@@ -52,10 +57,15 @@ def ticks(stages: Stages, micro_batches: int, staleness: int, steps: int) -> lis
             for at in [at for at in link if link[at][0] == now]:
                 _, kind, m = link.pop(at)
                 moved = True
+                flying.append((now + way * _SECOND // 2, kind, at[0], m))
+            for one in [one for one in flying if one[0] == now]:
+                flying.remove(one)
+                _, kind, s, m = one
+                moved = True
                 if kind == "there":
-                    arrived[at[0] + 1][m] = now
+                    arrived[s + 1][m] = now
                 else:
-                    returned[at[0]][m] = now
+                    returned[s][m] = now
             for end, step in [one for one in sums if one[0] == now]:
                 sums.remove((end, step))
                 moved = True
@@ -90,7 +100,7 @@ def ticks(stages: Stages, micro_batches: int, staleness: int, steps: int) -> lis
                         next_[s][w] += units
                         held[s][w] += 1
                         work[s, w] = (now + forward, "forward", m)
-        ends = [*work.values(), *link.values(), *sums]
+        ends = [*work.values(), *link.values(), *flying, *sums]
         assert ends or updates == steps, "nothing moves"
         now = min((end for end, *_ in ends), default=now)
     return [at / _SECOND for at in updated]

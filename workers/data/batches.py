@@ -97,13 +97,20 @@ class GlobalBatches:
         Raises:
             DataError: a value of the files does not match the job; or they have changed.
         """
+        last = self.samples(step) if last is None else last
+        return self._read(step, first, last)
+
+    def labels(self, step: int) -> Batch:
+        """What losses read of a whole global batch; raises as `read` does."""
+        return self._read(step, 0, self.samples(step), labels=True)
+
+    def _read(self, step: int, first: int, last: int, *, labels: bool = False) -> Batch:
         samples = self.samples(step)
-        last = samples if last is None else last
         if not 0 <= first <= last <= samples:
             raise IndexError(f"rows {first} to {last} of the {samples} of step {step}")
         epoch, place = divmod(step, self.steps_per_epoch) if self.steps_per_epoch else (0, step)
         start = place * self._size
-        found = self._epochs.read(epoch, start + first, start + last)
+        found = self._epochs.read(epoch, start + first, start + last, labels=labels)
         if len(found) != last - first:
             got, expected = f"{len(found)} rows of step {step}", f"{last - first}, as before"
             raise DataError(self._dataset.where, "contents", got, expected)

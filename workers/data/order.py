@@ -17,8 +17,12 @@ Order = npt.NDArray[np.int64]
 class Epochs(Protocol):
     """The rows of a split in the order of each epoch."""
 
-    def read(self, epoch: int, first: int, last: int) -> Batch:
-        """Rows `first` to `last` of an epoch, fewer at its end, in memory of their own."""
+    def read(self, epoch: int, first: int, last: int, *, labels: bool = False) -> Batch:
+        """Rows `first` to `last` of an epoch, fewer at its end, in memory of their own.
+
+        Args:
+            labels: nothing but what losses read.
+        """
 
     def close(self) -> None:
         """Hold nothing any more."""
@@ -37,9 +41,10 @@ class KeptEpochs:
         self._lock = threading.Lock()
         self._orders: dict[int, Order] = {}  # of the last two epochs that were read
 
-    def read(self, epoch: int, first: int, last: int) -> Batch:
+    def read(self, epoch: int, first: int, last: int, *, labels: bool = False) -> Batch:
         """Rows `first` to `last` of an epoch."""
         rows = self._dataset.encoded()
+        rows = rows.labels if labels else rows
         if self._seed is None:
             return rows.slice(first, last).copy()
         return rows.take(self._order(epoch, self._seed)[first:last])

@@ -2,7 +2,7 @@
 
 import hashlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -11,13 +11,14 @@ from protos.job_pb2 import DataSpec, JobSpec
 from workers.data import counts, files
 from workers.data.columns import Batch, Encoder, concatenate
 from workers.data.errors import DataError
+from workers.data.labels import Label, labels_of
 from workers.data.stored import mapped, store
 
 Split = Literal["train", "valid", "test"]
 
 _LEAST_WINDOW = 4096  # rows
 _ORDER_BYTES = 8  # of a row in an epoch's order
-_VERSION = 1  # of what encoded rows are
+_VERSION = 2  # of what encoded rows are
 _log = logging.getLogger("heterps.data")
 
 
@@ -32,7 +33,7 @@ class Dataset:
         spec: the `data` part of a job.
         split: which of its files to read.
         directory: the folder `spec.path` is relative to, that of the job file.
-        binary: labels are classes, 0 or 1; else any finite numbers.
+        labels: what losses read; None: one, or the tokens that follow.
         cache_bytes: how much memory, of all processes that share, encoded rows may take.
         block_rows: rows decoded at a time.
         window_rows: rows shuffled together when streaming, at most.
@@ -47,14 +48,16 @@ class Dataset:
         split: Split,
         directory: str | Path = ".",
         *,
-        binary: bool = True,
+        labels: Sequence[Label] | None = None,
         cache_bytes: int = 512 << 20,
         block_rows: int = 16384,
         window_rows: int = 131072,
     ) -> None:
         pattern = {"train": spec.train, "valid": spec.valid, "test": spec.test}[split]
         paths = files.find(Path(directory), spec.path, pattern, f"data.{split}")
-        self._encoder = Encoder(spec, binary)
+        if labels is None:
+            labels = labels_of(JobSpec(data=spec))
+        self._encoder = Encoder(spec, labels)
         for path in paths:
             self._encoder.check(path)
         self.where = str(paths[0].parent / pattern)
@@ -70,8 +73,8 @@ class Dataset:
 
     @staticmethod
     def of(job: JobSpec, split: Split) -> "Dataset":
-        """A split of a job, with labels as its loss takes them."""
-        return Dataset(job.data, split, job.directory, binary=job.train.loss != "mse")
+        """A split of a job, with labels as its losses take them."""
+        return Dataset(job.data, split, job.directory, labels=labels_of(job))
 
     @property
     def rows(self) -> int:

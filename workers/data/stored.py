@@ -19,7 +19,7 @@ def store(path: Path, batches: Iterable[Batch], rows: int, like: Batch) -> int:
     Raises:
         OSError: there is no room.
     """
-    arrays = like.arrays
+    arrays = [*like.arrays.values()]
     widths = [array.dtype.itemsize * int(np.prod(array.shape[1:])) for array in arrays]
     starts = np.cumsum([0, *(width * rows for width in widths)]).tolist()
     done = 0
@@ -28,7 +28,7 @@ def store(path: Path, batches: Iterable[Batch], rows: int, like: Batch) -> int:
             os.posix_fallocate(file.fileno(), 0, starts[-1])
         for batch in batches:
             kept = batch.slice(0, rows - min(done, rows))
-            for array, start, width in zip(kept.arrays, starts, widths, strict=False):
+            for array, start, width in zip(kept.arrays.values(), starts, widths, strict=False):
                 file.seek(start + min(done, rows) * width)
                 file.write(np.ascontiguousarray(array).data if array.size else b"")
             done += len(batch)
@@ -44,16 +44,16 @@ def mapped(path: Path, like: Batch) -> Batch:
     Raises:
         FileNotFoundError: it is not there.
     """
-    row_bytes = sum(a.dtype.itemsize * int(np.prod(a.shape[1:])) for a in like.arrays)
+    row_bytes = sum(a.dtype.itemsize * int(np.prod(a.shape[1:])) for a in like.arrays.values())
     with path.open("rb") as file:
         rows = os.fstat(file.fileno()).st_size // row_bytes
         if not rows:
             return like.slice(0, 0)
         memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    found, start = [], 0
-    for array in like.arrays:
+    found, start = {}, 0
+    for name, array in like.arrays.items():
         shape = (rows, *array.shape[1:])
         count = int(np.prod(shape))
-        found.append(np.frombuffer(memory, array.dtype, count, start).reshape(shape))
+        found[name] = np.frombuffer(memory, array.dtype, count, start).reshape(shape)
         start += count * array.dtype.itemsize
-    return Batch(*found)
+    return Batch(found)

@@ -12,13 +12,8 @@ from workers.data.reader import Dataset
 
 
 def tensors_of(batch: Batch) -> dict[str, Tensor]:
-    """A batch by the names that models use, with its label."""
-    return {
-        "sparse": torch.from_numpy(batch.sparse),
-        "dense": torch.from_numpy(batch.dense),
-        "label": _wide(batch.label),
-        "tokens": _wide(batch.tokens),
-    }
+    """A batch by the names that models use, and `label.NAME` of what losses read."""
+    return {name: _wide(array) for name, array in batch.arrays.items()}
 
 
 def first_samples(dataset: Dataset, count: int) -> Batch:
@@ -34,5 +29,5 @@ def first_samples(dataset: Dataset, count: int) -> Batch:
 
 
 def _wide(array: npt.NDArray[Any]) -> Tensor:
-    """Token ids as models and losses take them; they are kept at half the size."""
+    """Tokens and classes as models and losses take them; they are kept at half the size."""
     return torch.from_numpy(array.astype(np.int64) if array.dtype == np.int32 else array)

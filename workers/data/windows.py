@@ -168,7 +168,7 @@ class StreamedEpochs:
         self._windows = windows
         self._lock = threading.Lock()
 
-    def read(self, epoch: int, first: int, last: int) -> Batch:
+    def read(self, epoch: int, first: int, last: int, *, labels: bool = False) -> Batch:
         """Rows `first` to `last` of an epoch, fewer at its end."""
         size = self._stream.window_rows
         parts = []
@@ -176,12 +176,14 @@ class StreamedEpochs:
             for index in range(first // size, -(-last // size)):
                 rows = self._windows.get(WindowId(epoch, index))
                 start = index * size
-                parts.append(rows.slice(max(0, first - start), max(0, last - start)))
+                part = rows.slice(max(0, first - start), max(0, last - start))
+                parts.append(part.labels if labels else part)
                 if len(rows) < size:
                     break
         if len(parts) == 1:
             return parts[0].copy()
-        return concatenate([self._stream.dataset.nothing, *parts])
+        nothing = self._stream.dataset.nothing
+        return concatenate([nothing.labels if labels else nothing, *parts])
 
     def close(self) -> None:
         """Hold nothing any more."""

@@ -1,35 +1,83 @@
-"""What a job's `train.loss` names: how predictions are held against labels."""
+"""The losses that a job may name: how predictions are held against labels."""
 
 from collections.abc import Callable
+from typing import Final
 
 from torch import Tensor, nn
 
+Loss = Callable[[Tensor, Tensor], Tensor]
 
-def loss_function(name: str) -> Callable[[Tensor, Tensor], Tensor]:
-    """The mean loss of predictions against labels, both [B]; of `next_token`, [B, L, V] and [B, L].
 
-    Labels of `next_token` are token ids below V, and predictions their logits.
+def loss_function(name: str) -> Loss:
+    """The mean loss of predictions against labels, as of `sample_losses`."""
+    return lambda predictions, labels: sample_losses(name, predictions, labels).mean()
+
+
+def sample_losses(name: str, predictions: Tensor, labels: Tensor) -> Tensor:
+    """The loss of each sample [B].
+
+    Args:
+        name: as in a job's `train.loss`; empty for bce_with_logits.
+        predictions: [B], or of any shape with as many values; logits [B, C] of cross_entropy,
+            [B, L, V] of next_token.
+        labels: [B]; of cross_entropy whole numbers below C, of next_token token ids [B, L] below V.
+
+    Raises:
+        ValueError: predictions and labels do not fit one another.
     """
-    if name == "mse":
-        return lambda predictions, labels: nn.functional.mse_loss(predictions.reshape(-1), labels)
-    if name == "next_token":
-        return lambda predictions, labels: nn.functional.cross_entropy(
-            predictions.flatten(0, -2), labels.flatten()
+    if name in ("next_token", "cross_entropy"):
+        return _of_classes(name, predictions, labels)
+    if predictions.numel() != labels.numel():
+        raise ValueError(
+            f"{name or BINARY}: predictions {list(predictions.shape)} of {len(labels)} labels; "
+            "expected one for each sample"
         )
-    return lambda predictions, labels: nn.functional.binary_cross_entropy_with_logits(
-        predictions.reshape(-1), labels
-    )
+    return _OF_VALUES[name or BINARY](predictions.reshape(-1), labels.to(predictions.dtype))
 
 
 def held_out(name: str, predictions: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """What metrics need of a batch: float32 score and label of each sample, [B] and [B].
 
-    Of `next_token` the score is a sample's mean loss, and the label its number of tokens.
+    Of `next_token` the score is a sample's mean loss, and the label its number of tokens; of
+    `cross_entropy` its loss, and whether its class has the largest logit.
     """
-    if name != "next_token":
-        return predictions.reshape(-1).float(), labels
-    samples, length = labels.shape
+    if name == "next_token":
+        losses = sample_losses(name, predictions.float(), labels)
+        return losses, losses.new_full((len(labels),), labels.shape[1])
+    if name == "cross_entropy":
+        right = (predictions.argmax(dim=1) == labels).float()
+        return sample_losses(name, predictions.float(), labels), right
+    return predictions.reshape(-1).float(), labels.float()
+
+
+def _of_classes(name: str, logits: Tensor, labels: Tensor) -> Tensor:
+    fits = logits.ndim == labels.ndim + 1 and logits.shape[:-1] == labels.shape
+    if not fits:
+        raise ValueError(
+            f"{name}: predictions {list(logits.shape)} for labels {list(labels.shape)}; expected "
+            "the logits of every class beside each label"
+        )
+    # A GPU would have to be waited for; it ends the process on such a label by itself.
+    if labels.device.type == "cpu" and len(labels) and int(labels.max()) >= logits.shape[-1]:
+        raise ValueError(
+            f"{name}: label {int(labels.max())}; expected less than the {logits.shape[-1]} logits"
+        )
     losses = nn.functional.cross_entropy(
-        predictions.float().transpose(1, 2), labels, reduction="none"
-    )
-    return losses.mean(dim=1), losses.new_full((samples,), length)
+        logits.flatten(0, -2), labels.flatten(), reduction="none"
+    ).view(labels.shape)
+    return losses.mean(dim=1) if losses.ndim > 1 else losses
+
+
+def _binary(predictions: Tensor, labels: Tensor) -> Tensor:
+    return nn.functional.binary_cross_entropy_with_logits(predictions, labels, reduction="none")
+
+
+BINARY: Final = "bce_with_logits"
+_OF_VALUES: Final[dict[str, Loss]] = {
+    BINARY: _binary,
+    "mse": lambda predictions, labels: (predictions - labels).square(),
+    "mae": lambda predictions, labels: (predictions - labels).abs(),
+    "huber": lambda predictions, labels: nn.functional.huber_loss(
+        predictions, labels, reduction="none"
+    ),
+}

@@ -1,9 +1,13 @@
 """Quality of predictions on held-out data."""
 
 import math
+from collections.abc import Callable
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
+
+from workers.learning.losses import BINARY
 
 
 def auc(scores: NDArray[np.float32], labels: NDArray[np.float32]) -> float:
@@ -41,13 +45,37 @@ def logloss(logits: NDArray[np.float32], labels: NDArray[np.float32]) -> float:
 def measure(
     loss: str, scores: NDArray[np.float32], labels: NDArray[np.float32], prefix: str
 ) -> dict[str, float]:
-    """The metrics that suit a loss, named PREFIX_metric; NaN where a score is not finite."""
+    """The metrics that suit a loss, named PREFIX_metric; NaN where a score is not finite.
+
+    Args:
+        scores, labels: [n], as of `workers.learning.losses.held_out`.
+    """
+    names = METRICS[loss or BINARY]
     if not len(scores) or not np.isfinite(scores).all():
-        scores = np.full(max(1, len(scores)), np.nan, np.float32)
-        labels = np.ones_like(scores)
-    if loss == "mse":
-        return {f"{prefix}_mse": float(np.mean((scores - labels) ** 2))}
-    if loss == "next_token":
-        nats = float(np.average(scores, weights=labels)) if len(scores) else float("nan")
-        return {f"{prefix}_loss": nats, f"{prefix}_bits_per_token": nats / math.log(2)}
-    return {f"{prefix}_auc": auc(scores, labels), f"{prefix}_logloss": logloss(scores, labels)}
+        return {f"{prefix}_{name}": math.nan for name in names}
+    return {f"{prefix}_{name}": _MEASURES[name](scores, labels) for name in names}
+
+
+def _nats(losses: NDArray[np.float32], counts: NDArray[np.float32]) -> float:
+    return float(np.average(losses, weights=counts))
+
+
+# By loss, what is measured of held-out samples.
+METRICS: Final[dict[str, tuple[str, ...]]] = {
+    BINARY: ("auc", "logloss"),
+    "cross_entropy": ("cross_entropy", "accuracy"),
+    "mse": ("mse",),
+    "mae": ("mae", "mse"),
+    "huber": ("mae", "mse"),
+    "next_token": ("loss", "bits_per_token"),
+}
+_MEASURES: Final[dict[str, Callable[[NDArray[np.float32], NDArray[np.float32]], float]]] = {
+    "auc": auc,
+    "logloss": logloss,
+    "cross_entropy": lambda losses, _: float(losses.astype(np.float64).mean()),
+    "accuracy": lambda _, right: float(right.mean(dtype=np.float64)),
+    "mse": lambda scores, labels: float(np.mean((scores - labels) ** 2)),
+    "mae": lambda scores, labels: float(np.mean(np.abs(scores - labels), dtype=np.float64)),
+    "loss": _nats,
+    "bits_per_token": lambda losses, counts: _nats(losses, counts) / math.log(2),
+}

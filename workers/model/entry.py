@@ -2,6 +2,7 @@
 
 import importlib.util
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -13,6 +14,8 @@ from torch import nn
 
 from chassis.rooms import IN_A_WORKER, clash, loaded
 from protos.job_pb2 import JobSpec, ModelSpec
+
+_importing = threading.RLock()
 
 
 class ModelError(ValueError):
@@ -31,7 +34,8 @@ def load_entry(entry: str, directory: Path, key: str) -> Callable[..., Any]:
         raise ModelError(f"{key}: {entry!r}: expected file.py:callable")
     if not path.is_file():
         raise ModelError(f"{key}: {path}: no such file")
-    module = _import_file(path, (path.parent, directory.resolve()), key)
+    with _importing:  # who comes meanwhile would find half of a module
+        module = _import_file(path, (path.parent, directory.resolve()), key)
     found = getattr(module, name, None)
     if not callable(found):
         names = sorted(n for n, v in vars(module).items() if callable(v) and not n.startswith("_"))

@@ -6,6 +6,7 @@ for the time being: those of a new model may hide what it does, as a last layer 
 """
 
 import logging
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -17,10 +18,13 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_flatten, tree_map
 
 from protos.job_pb2 import JobSpec
+from workers.data.columns import labels_in
 from workers.data.reader import Dataset
 from workers.data.tensors import first_samples, tensors_of
 from workers.embedding.sparse import SparseEmbedding
+from workers.learning.optimizers import GroupError, check_groups
 from workers.model.entry import ModelError
+from workers.model.job_loss import job_loss
 from workers.model.modes import in_mode
 from workers.model.places import parameter_places
 from workers.model.trace import TracedModel
@@ -57,15 +61,26 @@ def mixes_samples(traced: TracedModel, job: JobSpec) -> bool:
         return False
     first, second, third = parts
     try:
-        together, other = (_run(traced, _joined(first, part)) for part in (second, third))
-        alone = _run(traced, second)
+        results = [_run(traced, _joined(first, part)) for part in (second, third)]
+        results.append(_run(traced, second))
     except Exception as error:
         _log.info("the model could not be tried: %s: %s", type(error).__name__, error)
         return True
-    samples = len(first["label"])
+    samples = len(next(iter(first.values())))
+    together, other, alone = (
+        list(each.values()) if isinstance(each, dict) else [each] for each in results
+    )
+    compared = zip(together, other, alone, strict=True)
+    return any(_mixed(one, another, last, samples) for one, another, last in compared)
+
+
+def _mixed(together: Any, other: Any, alone: Any, samples: int) -> bool:
+    """Whether predictions of two parts together, of one with another, and alone are not alike."""
     results = together, other, alone
-    if not all(isinstance(r, Tensor) and r.ndim and r.isfinite().all() for r in results):
+    if not all(isinstance(r, Tensor) and r.isfinite().all() for r in results):
         return True
+    if not together.ndim:  # of no sample
+        return not torch.equal(together, other) or not torch.equal(together, alone)
     if len(together) != 2 * samples or len(alone) != samples:
         return True
     # In a batch of the same size a sample's prediction is the same to the bit.
@@ -75,6 +90,59 @@ def mixes_samples(traced: TracedModel, job: JobSpec) -> bool:
     return bool(difference > _TOLERANCE * together.abs().max())
 
 
+def check_loss(traced: TracedModel, job: JobSpec) -> None:
+    """Refuse a loss that does not fit the model, or is not the mean that it declares.
+
+    Parts of the latter would not add up to the whole batch's. It is tried on the samples that the
+    model is tried on, whole and in two parts.
+
+    Raises:
+        ModelError: by how much they differ, and the remedy.
+        DataError: the first samples of the job do not fit it.
+        Whatever the loss raises.
+    """
+    parts = _parts(job)
+    if not parts:
+        return
+    loss, batch = job_loss(job), _joined(*parts)
+    try:
+        outputs = _run(traced, batch)
+    except Exception as error:
+        _log.info("the model could not be tried: %s: %s", type(error).__name__, error)
+        return
+    labels = labels_in(batch)
+    samples = len(next(iter(labels.values())))
+    if samples < 4:
+        return
+    unknown = [name for name in loss.over if name and name not in loss.terms(outputs, labels)]
+    if unknown:
+        raise ModelError(
+            f"model.loss: {job.model.loss}: @loss(over=…) names no term {unknown[0]!r}"
+        )
+    counts = loss.counts(labels)
+    whole = float(loss.part(outputs, labels, 1.0, counts, counts))
+    cut = samples // 4
+    added = 0.0
+    for some in (slice(0, cut), slice(cut, samples)):
+        own = {name: label[some] for name, label in labels.items()}
+        given = _part_of(outputs, some)
+        share = len(range(samples)[some]) / samples
+        added += float(loss.part(given, own, share, loss.counts(own), counts))
+    if not math.isfinite(whole) or math.isclose(whole, added, rel_tol=_TOLERANCE):
+        return
+    if whole != float(loss.part(outputs, labels, 1.0, counts, counts)):
+        return  # it draws random numbers
+    raise ModelError(
+        f"model.loss: {job.model.loss}: of {samples} samples it is {whole:g}, and {added:g} added "
+        "up of two parts by what it counts; expected the mean over the samples, a value for each "
+        "of them, or heterps.loss(over=…) to say what the mean is over"
+    )
+
+
+def _part_of(outputs: Any, some: slice) -> Any:
+    return tree_map(lambda output: output[some] if output.ndim else output, outputs)
+
+
 def check_parameters(traced: TracedModel, job: JobSpec) -> None:
     """Refuse a model that computes with what training would not find.
 
@@ -82,6 +150,7 @@ def check_parameters(traced: TracedModel, job: JobSpec) -> None:
         ModelError: the layer that does, and the remedy.
         DataError: the first samples of the job do not fit it.
     """
+    _check_groups(traced, job)
     parts = _parts(job)
     if not parts:
         return
@@ -122,6 +191,16 @@ def check_parameters(traced: TracedModel, job: JobSpec) -> None:
                     "one of another step: a closure has it, say; expected it to be read from the "
                     "module in forward, as self.weight, or train.staleness: 0"
                 )
+
+
+def _check_groups(traced: TracedModel, job: JobSpec) -> None:
+    names: dict[int, list[str]] = {}
+    for name, parameter in traced.model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    try:
+        check_groups(job.train.optimizer, [*names.values()])
+    except GroupError as error:
+        raise ModelError(str(error)) from None
 
 
 def _parts(job: JobSpec) -> Sequence[Mapping[str, Tensor]]:

@@ -6,11 +6,13 @@ import logging
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from functools import partial
 
 import numpy as np
 import torch
 from safetensors.torch import load as load_bytes
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from protos.job_pb2 import JobSpec
 from protos.naming import table_prefix
@@ -18,10 +20,12 @@ from ps.checkpoint.manifest import read_manifest
 from ps.checkpoint.places import open_store
 from ps.checkpoint.tables import load_tables, read_save
 from ps.local.table import LocalTable
+from workers.data.columns import labels_in
 from workers.embedding.sparse import RowStore, SparseEmbedding
 from workers.errors import DivergedError
-from workers.learning.losses import held_out
 from workers.model.entry import job_model
+from workers.model.inputs import arguments_of
+from workers.model.job_metrics import JobMetrics
 from workers.model.state import load_state
 from workers.moe.layer import MoE
 
@@ -100,9 +104,9 @@ def check_finite(model: nn.Module) -> None:
 @torch.no_grad()
 def check_predictions(
     model: nn.Module,
-    loss: str,
+    metrics: JobMetrics,
     batch: Mapping[str, Tensor],
-    measured: Tensor,
+    measured: Mapping[str, Tensor],
     computing: Callable[[], AbstractContextManager[object]],
     tolerance: float,
     where: str,
@@ -111,7 +115,7 @@ def check_predictions(
 
     Args:
         batch: samples, with their labels.
-        measured: their scores [n], as of `held_out`.
+        measured: what the model gave for them, as of `JobMetrics.scores`.
         computing: the context of a forward, for mixed precision.
         tolerance: by which scores may differ, absolutely and relative to their size.
         where: the model is, for the error.
@@ -119,15 +123,24 @@ def check_predictions(
     Raises:
         ReloadError: they differ; says where and by how much.
     """
-    arguments = {n: batch[n] for n in inspect.signature(model.forward).parameters}
+    arguments = arguments_of(inspect.signature(model.forward).parameters, batch)
 
-    def scores() -> Tensor:
+    def scores(name: str) -> Tensor:
         with computing():
-            prediction: Tensor = model(**arguments)
-        return held_out(loss, prediction.float(), batch["label"])[0]
+            outputs = model(**arguments)
+        wide = tree_map(lambda output: output.float(), outputs)
+        return metrics.scores(wide, labels_in(batch))[name]
 
+    for name, expected in measured.items():
+        _check(partial(scores, name), expected, model, tolerance, where)
+
+
+def _check(
+    scores: Callable[[], Tensor], measured: Tensor, model: nn.Module, tolerance: float, where: str
+) -> None:
     found = scores()
-    wrong = ~torch.isclose(found, measured, rtol=tolerance, atol=tolerance, equal_nan=True)
+    unlike = ~torch.isclose(found, measured, rtol=tolerance, atol=tolerance, equal_nan=True)
+    wrong = unlike.reshape(len(unlike), -1).any(dim=1) if unlike.ndim else unlike.reshape(1)
     allowed = 0.0
     if any(isinstance(module, MoE) for module in model.modules()):
         allowed = _ROUTED_ELSEWHERE * len(found)
@@ -138,9 +151,17 @@ def check_predictions(
         return
     row = int(wrong.int().argmax())
     raise ReloadError(
-        f"{where}: the saved model, loaded again, predicts {float(found[row]):g} for sample {row} "
-        f"of the held-out data where training's own evaluation gave {float(measured[row]):g}; "
+        f"{where}: the saved model, loaded again, predicts {_first(found, unlike, row):g} for "
+        f"sample {row} of the held-out data where training's own evaluation gave "
+        f"{_first(measured, unlike, row):g}; "
         f"{int(wrong.sum())} of {len(wrong)} samples differ by more than {tolerance:g}. Something "
         "that predictions depend on is not in the model's state_dict, or is changed by it: keep "
         "it in parameters, buffers or SparseEmbedding layers"
     )
+
+
+def _first(values: Tensor, unlike: Tensor, row: int) -> float:
+    """The first value of a sample that is unlike."""
+    if not values.ndim:
+        return float(values)
+    return float(values[row].reshape(-1)[int(unlike[row].reshape(-1).int().argmax())])

@@ -41,21 +41,23 @@ from workers.model.entry import ModelError, job_model
 from workers.model.state import load_state, single
 
 FORMAT = "heterps-model-1"
-_ATTEMPT = ".attempt"  # at the job, that writes the folder
+_WRITER = ".attempt"  # at the job, and generation of its workers, that writes the folder
 _LEAST_BYTES = 64 << 10  # of a model's small files
 _NO_ANSWER = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)  # file systems that cannot tell
 
 
-def saved_model(output: str, attempt: int) -> "SavedModel | KeptModel":
+def saved_model(output: str, attempt: int, generation: int) -> "SavedModel | KeptModel":
     """The model to write at a folder, or with the scheduler."""
-    return KeptModel(open_store(output)) if output.startswith(KEPT) else SavedModel(output, attempt)
+    if output.startswith(KEPT):
+        return KeptModel(open_store(output))
+    return SavedModel(output, attempt, generation)
 
 
 class SavedModel:
     """The folder being written: OUTPUT.partial until it is complete."""
 
-    def __init__(self, output: str, attempt: int = 1) -> None:
-        self._attempt = str(attempt)
+    def __init__(self, output: str, attempt: int = 1, generation: int = 0) -> None:
+        self._writer = f"{attempt}.{generation}"
         self.final = Path(output)
         self.folder = self.final.with_name(self.final.name + ".partial")
 
@@ -84,16 +86,16 @@ class SavedModel:
                 probe.unlink(missing_ok=True)
 
     def abandon(self) -> None:
-        """Leave nothing of a model that will not be finished, unless another attempt writes it."""
+        """Leave nothing of a model that will not be finished, unless others write it."""
         with suppress(OSError):
-            if (self.folder / _ATTEMPT).read_text() == self._attempt:
+            if (self.folder / _WRITER).read_text() == self._writer:
                 shutil.rmtree(self.folder, ignore_errors=True)
 
     def write_stage(self, stage: int, state: Mapping[str, Tensor]) -> None:
         """Write one stage's dense weights."""
         self.require_room(sum(one.nbytes for one in state.values()))
         written.claim(self.folder)
-        (self.folder / _ATTEMPT).write_text(self._attempt)
+        (self.folder / _WRITER).write_text(self._writer)
         path = self.folder / _part(stage)
         unfinished = Path(f"{path}.tmp")  # one name: what a killed worker left is written over
         save_file(single(state), unfinished)
@@ -117,7 +119,7 @@ class SavedModel:
         (self.folder / "loss.csv").write_text(_loss_lines(losses))
         tables = open_store(self.tables)
         replace_file(self.folder / "model.json", _manifest(job, facts, tables))
-        (self.folder / _ATTEMPT).unlink(missing_ok=True)
+        (self.folder / _WRITER).unlink(missing_ok=True)
         earlier = self.final.with_name(f".{self.final.name}.earlier-{os.getpid()}")
         with suppress(FileNotFoundError):  # there is one if nobody heard of an attempt's end
             os.replace(self.final, earlier)
@@ -205,7 +207,7 @@ def load(path: str | Path) -> nn.Module:
     folder = Path(path)
     if (folder / CUT).is_file():
         cut, cuts = read_cut(str(folder.absolute())), folder.absolute().parent
-        weights = weights_of(str(cuts), cut.layers)
+        weights = weights_of(str(cuts), cut)
         tables = check_tables(str(cuts), cut.tables)
         return _opened(cut.job, cut.job_id, cuts / "code", weights, tables, cut.tables.save)
     manifest = folder / "model.json"

@@ -9,7 +9,7 @@ is crossed by the values made before it and used after it, the model's own input
 import inspect
 import traceback
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, fx, nn
@@ -17,6 +17,7 @@ from torch import Tensor, fx, nn
 from workers.embedding.sparse import SparseEmbedding
 from workers.model.entry import ModelError
 from workers.model.in_place import check_in_place
+from workers.model.inputs import ALWAYS, BATCH, unpacked
 from workers.model.lookups import Lookup, check_tables, find_lookups
 from workers.model.modes import in_mode
 from workers.model.randomness import LayerStart
@@ -24,7 +25,6 @@ from workers.model.sharing import check_ties, find_sharing, uncut_of
 from workers.model.state import check_state
 from workers.moe.layer import MoE
 
-INPUTS = ("sparse", "dense", "tokens")
 OWN = "own"  # of a stage's graph, what it shares with the model
 _BEFORE_ALL = -1
 _COMPUTED = ("call_module", "call_function", "call_method")
@@ -53,7 +53,8 @@ class StageGraph:
     """A run of layers as a module of its own.
 
     `module(*[values[n] for n in inputs])` returns a tuple in the order of `outputs`; in the
-    last stage that is the model's result alone. `lookups` are those of its SparseEmbeddings, in
+    last stage that is the model's result alone, one tensor, or where `named` several by the names
+    that the model gives them. `lookups` are those of its SparseEmbeddings, in
     the order of their calls; their keys are selected of `inputs`. `uncalled` is state of the model
     that no layer has: the first stage's.
     """
@@ -63,6 +64,11 @@ class StageGraph:
     outputs: tuple[str, ...]
     lookups: tuple[Lookup, ...]
     uncalled: Mapping[str, Tensor]
+    named: bool = False
+
+    def result(self, outputs: Mapping[str, Tensor]) -> Tensor | Mapping[str, Tensor]:
+        """What the model gives, of the last stage's outputs."""
+        return outputs if self.named else next(iter(outputs.values()))
 
 
 class StageModule(nn.Module):
@@ -95,6 +101,9 @@ class _CalledModules(fx.Tracer):
 class TracedModel:
     """The layers of a model and the stages that can be cut from it.
 
+    Args:
+        inputs: names of what its forward may take.
+
     Attributes:
         layers: in the order of their calls.
         uncut: for each layer, whether it stays in one stage with the next.
@@ -105,17 +114,19 @@ class TracedModel:
         ModelError: the forward cannot be traced or cut; says where and what to change.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, inputs: Sequence[str] = ALWAYS) -> None:
         self.model = model
-        self._check_signature()
+        self._check_signature(inputs)
         check_state(model)
         check_ties(model)
         check_tables(model)
         self.graph = self._trace(training=True)
         self._check_modes()
+        self._check_inputs(inputs)
         self.layers: tuple[LayerInfo, ...] = ()
         self._index: dict[fx.Node, int] = {}
         self._assign()
+        self._results()
         check_in_place(model, self.graph)
         targets = [str(n.target) for n in self.graph.nodes if n.op == "call_module"]
         self._modules = [model.get_submodule(target) for target in targets]
@@ -167,12 +178,14 @@ class TracedModel:
                     copies[node] = graph.node_copy(node, lambda n: copies[n])
                     if node.op == "call_module":
                         self._placed(copies[node], modules)
-        names = (self._result().name,) if final else outputs
-        graph.output(tuple(copies[by_name[name]] for name in names))
+        results = self._results() if final else {name: by_name[name] for name in outputs}
+        graph.output(tuple(copies[node] for node in results.values()))
         module = StageModule(fx.GraphModule(modules, graph, self._where()))
         module.training = self.model.training
         lookups = tuple(lookup for index, lookup in self._lookups if first <= index <= last)
-        return StageGraph(module, inputs, names, lookups, {} if first else self._uncalled())
+        uncalled = {} if first else self._uncalled()
+        named = final and isinstance(self._result(), Mapping)
+        return StageGraph(module, inputs, tuple(results), lookups, uncalled, named)
 
     def crossing(self, after: int) -> tuple[str, ...]:
         """Names of the values alive between layer `after` and the next; -1: the inputs used."""
@@ -197,11 +210,13 @@ class TracedModel:
     def _use(self, user: fx.Node) -> int:
         return len(self.layers) - 1 if user.op == "output" else self._index[user]
 
-    def _check_signature(self) -> None:
-        for name in inspect.signature(self.model.forward).parameters:
-            if name not in INPUTS:
+    def _check_signature(self, inputs: Sequence[str]) -> None:
+        names = list(inspect.signature(self.model.forward).parameters)
+        for name in names if names != [BATCH] else []:
+            if name not in inputs:
                 raise ModelError(
-                    f"{self._where()}: forward takes {name!r}; expected only {', '.join(INPUTS)}"
+                    f"{self._where()}: forward takes {name!r}; expected only {', '.join(inputs)}, "
+                    f"or one {BATCH!r} with all of them"
                 )
         own = [name for name, _ in self.model.named_parameters(recurse=False)]
         own += [name for name, _ in self.model.named_buffers(recurse=False)]
@@ -214,7 +229,9 @@ class TracedModel:
     def _trace(self, training: bool) -> fx.Graph:
         try:
             with in_mode(self.model, training):
-                return _CalledModules().trace(self.model)
+                return unpacked(self.model, _CalledModules().trace(self.model))
+        except ModelError:
+            raise
         except Exception as error:
             file = inspect.getsourcefile(type(self.model)) or ""
             frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == file]
@@ -224,6 +241,21 @@ class TracedModel:
                 "call modules and tensor operations; Python control flow that depends "
                 "on tensor values belongs inside a child module"
             ) from error
+
+    def _check_inputs(self, inputs: Sequence[str]) -> None:
+        for node in self.graph.nodes:
+            if node.op != "placeholder":
+                continue
+            if node.target not in inputs:
+                raise ModelError(
+                    f"{self._where()}: forward reads {node.target!r} from its batch, which has "
+                    f"{', '.join(inputs)}"
+                )
+            if node.name != node.target:
+                raise ModelError(
+                    f"{self._where()}: forward takes {node.target!r}, a name that Python or torch "
+                    "has a use for; expected another one in data.columns"
+                )
 
     def _check_modes(self) -> None:
         """Refuse a forward that is another one in evaluation: there is one trace for both."""
@@ -310,12 +342,24 @@ class TracedModel:
             found.append((inside[0], lookup))
         return found
 
-    def _result(self) -> fx.Node:
+    def _result(self) -> object:
         output = next(node for node in self.graph.nodes if node.op == "output")
-        result = output.args[0]
-        if not isinstance(result, fx.Node):
-            raise ModelError(f"{self._where()}: forward must return one tensor, the prediction [B]")
-        return result
+        return output.args[0]
+
+    def _results(self) -> dict[str, fx.Node]:
+        """What forward returns, by name; the only one by that of its node."""
+        result = self._result()
+        if isinstance(result, fx.Node):
+            return {result.name: result}
+        several = dict(result) if isinstance(result, Mapping) else {}
+        if not several or not all(
+            isinstance(name, str) and isinstance(node, fx.Node) for name, node in several.items()
+        ):
+            raise ModelError(
+                f"{self._where()}: forward must return a tensor, such as the prediction [B], or a "
+                "dict of tensors by name"
+            )
+        return several
 
     def _where(self) -> str:
         return type(self.model).__name__

@@ -6,7 +6,6 @@ Usage: python -m workers.node --type cpu --scheduler HOST:PORT [--units N] [--em
 import argparse
 import logging
 import os
-import platform
 import re
 import socket
 import sys
@@ -15,7 +14,6 @@ import threading
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
@@ -75,6 +73,7 @@ from workers.links.plain import plain_allowed
 from workers.model.code import CodeCache, CodeError
 from workers.node import privileges
 from workers.node.draining import NOTICE_S, Draining
+from workers.node.hardware import DeviceError, find_hardware
 from workers.node.processes import LaunchError, Processes, wait_for
 from workers.node.users import Users
 
@@ -89,10 +88,6 @@ _REASONS = {
 }
 _SAFE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _log = logging.getLogger("heterps.node")
-
-
-class DeviceError(RuntimeError):
-    """This host has not got what the node's type promises."""
 
 
 class NodeService(NodeServicer):
@@ -251,47 +246,6 @@ class NodeService(NodeServicer):
             )
 
 
-@dataclass(frozen=True, slots=True)
-class Hardware:
-    """What a node's units are.
-
-    Attributes:
-        name: for people.
-        units: how many there are.
-        cores: of the host, where the units compute on them; 0 where they do not.
-        bf16: whether they compute in it.
-    """
-
-    name: str
-    units: int
-    cores: int = 0
-    bf16: bool = True
-
-
-def find_hardware(kind: str, device: str, emulate: bool) -> Hardware:
-    """The hardware of this host for a type.
-
-    Raises:
-        DeviceError: the type needs a CUDA device and there is none.
-    """
-    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    cores = affinity or 1
-    if device == "cpu":
-        return Hardware(_processor(), cores, cores)
-    if emulate:
-        return Hardware(f"{kind}, emulated on {_processor()}", 1, cores)
-    import torch  # takes seconds: only where a GPU is claimed
-
-    if not torch.cuda.is_available():
-        raise DeviceError(
-            f"--type {kind}: needs a CUDA device and this host has none that PyTorch "
-            f"{torch.__version__} can use; expected a GPU and its driver, or --emulate to plan "
-            "with the type and run it on the CPU"
-        )
-    bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
-    return Hardware(torch.cuda.get_device_name(0), torch.cuda.device_count(), bf16=bf16)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
     options = _parser().parse_args(argv)
@@ -359,8 +313,12 @@ def _run(
         service = NodeService(status, processes, stop, code, draining, follow)
 
         def answered(reply: HeartbeatReply) -> None:
-            if service.heard(reply.term) and reply.drain_s > 0:
+            if not service.heard(reply.term):
+                return
+            if reply.drain_s > 0:
                 draining.ask(reply.drain_s)
+            if reply.warm and draining.ends_in_s is None:
+                processes.warm()
 
         server = Server("node", options.bind, threads=64)  # each Launch waits for its process
         server.add(add_NodeServicer_to_server, service, "heterps.v1.Node")
@@ -471,16 +429,6 @@ def _seconds(text: str) -> float:
     if not 0 <= found < 86400:
         raise argparse.ArgumentTypeError(f"{text!r}: expected seconds, from 0 to a day")
     return found
-
-
-def _processor() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
 
 
 def _problem(code: int, log: str) -> str:

@@ -149,6 +149,10 @@ class Processes:
                 told = entry.request.SerializeToString()
                 replace_file(entry.launch_file, told, owner=job.user)
 
+    def warm(self) -> None:
+        """Have what workers are forked from be there, before there is one."""
+        self._forks.warm()
+
     def helper(self, job_id: str, attempt: int, token: str, label: str, argv: list[str]) -> Child:
         """Start a process that only works for this node, such as the profiler's.
 
@@ -205,15 +209,11 @@ class Processes:
             for job in jobs:
                 job.stopping.set()
             entries = [entry for job in jobs for entry in job.entries.values()]
-        children = [e.child for e in entries if e.child is not None]
-        running = [child for child in children if child.poll() is None]
-        stop_all(children, grace_s)
-        for child in running:
-            _end_group(child)
+        ran = _stop(entries, grace_s)
         for job in jobs:
             self._forget(job)
         self._changed()
-        return len(running)
+        return ran
 
     def stop_some(self, job_id: str, attempt: int, names: Collection[str], grace_s: float) -> int:
         """Stop some processes of an attempt, which goes on; how many ran."""
@@ -222,13 +222,9 @@ class Processes:
             entries = [e for n, e in job.entries.items() if n in names] if job is not None else []
         for entry in entries:
             entry.ready.wait(grace_s)  # one that is being started
-        children = [entry.child for entry in entries if entry.child is not None]
-        running = [child for child in children if child.poll() is None]
-        stop_all(children, grace_s)
-        for child in running:
-            _end_group(child)
+        ran = _stop(entries, grace_s)
         self._changed()
-        return len(running)
+        return ran
 
     def busy(self) -> bool:
         """Whether anything of a job runs, or is about to."""
@@ -257,16 +253,8 @@ class Processes:
             jobs = list(self._jobs.values())
             for job in jobs:
                 job.stopping.set()
-            children = [
-                entry.child
-                for job in jobs
-                for entry in job.entries.values()
-                if entry.child is not None
-            ]
-        running = [child for child in children if child.poll() is None]
-        stop_all(children, grace_s)
-        for child in running:
-            _end_group(child)
+            entries = [entry for job in jobs for entry in job.entries.values()]
+        _stop(entries, grace_s)
         self._forks.close()
         self._watcher.close(1.0)
         for job in jobs:
@@ -476,6 +464,16 @@ def wait_for(child: Child, timeout_s: float, stop: Callable[[], bool]) -> int | 
         time.sleep(0.05)
     child.stop(0.0)
     return code
+
+
+def _stop(entries: Sequence[Entry], grace_s: float) -> int:
+    """Stop processes, and what they had started; how many ran."""
+    children = [entry.child for entry in entries if entry.child is not None]
+    running = [child for child in children if child.poll() is None]
+    stop_all(children, grace_s)
+    for child in running:
+        _end_group(child)
+    return len(running)
 
 
 def _end_group(child: Child) -> None:

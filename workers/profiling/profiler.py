@@ -28,10 +28,12 @@ from workers.learning.precision import Precision
 from workers.links.plain import plain_allowed
 from workers.links.transport import measure_rate
 from workers.model.entry import job_model
+from workers.model.inputs import inputs_of
 from workers.model.probe import check_parameters, micro_batches_of
 from workers.model.trace import TracedModel
 from workers.profiling import datasheet
 from workers.profiling.catalogue import computes_in_bf16, with_data_sheet
+from workers.profiling.crossing import time_crossing
 from workers.profiling.look import shares_of
 from workers.profiling.memory import LayerBytes, layer_bytes
 from workers.profiling.peers import Peers
@@ -41,6 +43,7 @@ from workers.profiling.scaling import Scaling, combined, fit_scaling
 from workers.profiling.sizes import MAX_SAMPLES, fixed_size, smallest_worth_having
 from workers.profiling.steps import time_step
 from workers.profiling.timing import LayerTimer, Part, RowPart, first_of, share_of
+from workers.stage.layers import for_losses
 
 WARMUP = 2
 REPEATS = (3, 15)  # least and most, within the time below
@@ -127,10 +130,12 @@ class Profiler:
         self._units = min(units, torch.cuda.device_count()) if cuda else units
         self._precision = Precision.of(self._job.train.precision, self._device)
         # Building the model first: most mistakes are in it, and it is what is quick to check.
-        on_host = TracedModel(job_model(self._job))
+        on_host = TracedModel(job_model(self._job), inputs_of(self._job.data))
         check_parameters(on_host, self._job)
         self._fixed = micro_batches_of(self._job, on_host)
-        self._traced = TracedModel(on_host.model.to(self._device).train())
+        self._traced = TracedModel(
+            on_host.model.to(self._device).train(), inputs_of(self._job.data)
+        )
         self._dataset = Dataset.of(self._job, "train")
         self._batches = GlobalBatches.of(self._job, self._dataset)
         step = self._batches.samples(0)
@@ -166,6 +171,8 @@ class Profiler:
             ps_core_s = self._server_seconds(timer, batches, rows)
             works, memories = self._inspect(timer, batches[0], rows)
             step_s = self._time_step(taken, shards.addresses)
+            crossing_s = time_crossing(shards.addresses)
+            self._log(f"to another stage and back: {crossing_s * 1e3:.2f} ms besides bytes")
         dense = sum(p.nbytes for own in timer.parameters for p in own)
         bytes_per_s = min(rate, self._stated_rate) if self._stated_rate else rate
         taken = replace(
@@ -185,7 +192,9 @@ class Profiler:
         uncertainty = datasheet.misses(self._here, works, busy_s.tolist())
         uncertainty = max(uncertainty, datasheet.LEAST_UNCERTAINTY)
         overhead = self._overhead(costs, step_s)
-        return self._workload(costs, works, memories, ps_core_s, uncertainty, overhead)
+        workload = self._workload(costs, works, memories, ps_core_s, uncertainty, overhead)
+        workload.crossing_s = crossing_s
+        return workload
 
     def _choose_size(self, timer: LayerTimer, batches: list[dict[str, Tensor]]) -> None:
         """Settle the micro-batch where the job leaves it open."""
@@ -294,7 +303,7 @@ class Profiler:
             memory, outputs = layer_bytes(timer, index, values, moved)
             rows.drop(graph)
             last = index == len(timer.graphs) - 1
-            names = () if last else (*graph.outputs, "label")
+            names = () if last else (*graph.outputs, *for_losses(values))
             forth = sum(values[name].nbytes for name in names)
             crossing = sum(_both_ways(values[name]) for name in graph.outputs) if names else 0
             rows.bind(graph, values)

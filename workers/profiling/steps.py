@@ -73,6 +73,7 @@ def time_step(
             parts.rows,
             parts.executor.upload,
             inbox,
+            parts.executor.loss,
         )
         ends = _ends(parts.executor, lambda: parts.executor.train(source))
     finally:

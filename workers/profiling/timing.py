@@ -188,7 +188,7 @@ class LayerTimer:
 
 def share_of(batch: Mapping[str, Tensor], rank: int, workers: int) -> dict[str, Tensor]:
     """One worker's contiguous share of a batch; all of them together are the batch."""
-    rows = len(batch["label"])
+    rows = len(next(iter(batch.values())))
     first, last = rank * rows // workers, (rank + 1) * rows // workers
     return {name: tensor[first:last] for name, tensor in batch.items()}
 

@@ -6,7 +6,7 @@ What it must agree with is the model, its data and how it is trained.
 
 import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -156,7 +156,13 @@ def _compared(job: JobSpec, key: str) -> dict[str, object]:
     """The fields of a section that a training depends on, as they are written."""
     section = getattr(job, key)
     return {
-        name: str(value).strip()
+        name: _written(value)
         for descriptor, value in section.ListFields()
         if (name := descriptor.name) not in _FREE
     }
+
+
+def _written(value: object) -> str:
+    if isinstance(value, Mapping):  # of which a message keeps no order
+        return ", ".join(f"{name}: {value[name]}".strip() for name in sorted(value))
+    return str(value).strip()

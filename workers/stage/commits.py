@@ -7,6 +7,7 @@ step on the gradient of the whole batch. A stage of one worker, whose gradient n
 before the verdict, sends its part with the commit.
 """
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -82,6 +83,7 @@ class RowCommits:
         self._settled = False
         self._kept: dict[int, list[_Collected]] = {}  # parts that go with their commit
         self._unstaged: set[int] = set()  # steps whose part is on its way to the shards
+        self._lock = threading.Lock()
         self._begun: list[Future[None]] = []
         self._undone: dict[int, tuple[float, float] | None] = {}  # scale and rate; None: to drop
 
@@ -131,14 +133,12 @@ class RowCommits:
             rate: by which learning rates are.
         """
         if self.any and self._rank == 0 and not self._settled:
-            self.check()
             self._undone[step] = scale, rate
             self._begin(self._committing, self._commit, step, scale, rate)
 
     def discard(self, step: int) -> None:
         """At every worker: a step does not count."""
         if self.any and self._rank == 0 and not self._settled:
-            self.check()
             self._undone[step] = None
             self._begin(self._committing, self._discard, step)
 
@@ -149,14 +149,16 @@ class RowCommits:
 
     def flush(self) -> None:
         """Wait until everything begun here has been applied."""
-        begun, self._begun = self._begun, []
+        with self._lock:
+            begun, self._begun = self._begun, []
         for future in begun:
             future.result()
 
     def check(self) -> None:
         """Raise what failed in the background."""
-        done = [future for future in self._begun if future.done()]
-        self._begun = [future for future in self._begun if future not in done]
+        with self._lock:
+            done = [future for future in self._begun if future.done()]
+            self._begun = [future for future in self._begun if future not in done]
         for future in done:
             future.result()
 
@@ -224,8 +226,9 @@ class RowCommits:
 
     def _begin(self, pool: ThreadPoolExecutor, work: Callable[..., None], *args: object) -> None:
         future = pool.submit(work, *args)
+        with self._lock:
+            self._begun.append(future)
         future.add_done_callback(lambda f: self._order.wake())
-        self._begun.append(future)
 
     def _stage(self, step: int, collected: list[_Collected]) -> None:
         part = self._part(collected)

@@ -15,6 +15,7 @@ from workers.model.saved import copy_code
 _ATTEMPT = "attempt"
 _MOST_ATTEMPT = 1 << 10  # bytes
 _KEEP = 3
+_GREATER = ("auc", "accuracy")  # what metrics end in that are better when greater
 
 
 class SupersededError(RuntimeError):
@@ -125,13 +126,9 @@ class CutFolder:
 
     def _check(self, store: Store) -> None:
         try:
-            with store.open(_ATTEMPT) as stream:
-                text = read_at_most(stream, _MOST_ATTEMPT, _ATTEMPT).decode(errors="replace")
-        except FileNotFoundError:
-            return
+            job_id, told = _writer(store)
         except CheckpointError:
             return  # whatever it is, it is not ours
-        job_id, _, told = text.strip().rpartition(" ")
         attempt, _, generation = told.partition(".")
         if job_id != self._job_id or not attempt.isdecimal():
             return
@@ -146,14 +143,26 @@ def remove_cuts(place: str, job_id: str) -> None:
     Raises:
         OSError, CheckpointError: they cannot be removed.
     """
-    try:
-        with open_store(place).open(_ATTEMPT) as stream:
-            text = read_at_most(stream, _MOST_ATTEMPT, _ATTEMPT).decode(errors="replace")
-    except FileNotFoundError:
-        return
-    if text.rpartition(" ")[0] == job_id:
+    if _writer(open_store(place))[0] == job_id:
         above, _, name = place.rpartition("/")
         open_store(above).remove(name)
+
+
+def _writer(store: Store) -> tuple[str, str]:
+    """The job whose cuts lie there, and `ATTEMPT.GENERATION` of the last that wrote any.
+
+    Empty where nobody did.
+
+    Raises:
+        OSError, CheckpointError: it cannot be read.
+    """
+    try:
+        with store.open(_ATTEMPT) as stream:
+            text = read_at_most(stream, _MOST_ATTEMPT, _ATTEMPT).decode(errors="replace")
+    except FileNotFoundError:
+        return "", ""
+    job_id, _, told = text.strip().rpartition(" ")
+    return job_id, told
 
 
 def _steps(store: Store) -> list[int]:
@@ -163,9 +172,11 @@ def _steps(store: Store) -> list[int]:
 def to_keep(cuts: list[Cut], spec: CheckpointSpec) -> list[Cut]:
     """The newest, and the best, in the order of steps."""
     newest = sorted(cuts, key=lambda cut: cut.step)[-(spec.keep or _KEEP) :]
-    measured = [cut for cut in cuts if spec.best in cut.metrics]
+    direction, _, name = spec.best.rpartition(":")
+    measured = [cut for cut in cuts if name in cut.metrics]
     if not measured:
         return newest
-    sign = 1 if spec.best.endswith("auc") else -1
-    best = max(measured, key=lambda cut: (sign * cut.metrics[spec.best], cut.step))
+    greatest = direction == "max" or (not direction and name.endswith(_GREATER))
+    sign = 1 if greatest else -1
+    best = max(measured, key=lambda cut: (sign * cut.metrics[name], cut.step))
     return newest if best in newest else [best, *newest]

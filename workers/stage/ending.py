@@ -11,6 +11,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
 import torch
@@ -26,6 +27,7 @@ from workers.links.notices import Address, Notices
 from workers.links.pipeline import Place
 from workers.model.cut import ScaleState
 from workers.stage.commits import RowCommits, largest
+from workers.stage.row_verdicts import RowVerdicts
 from workers.stage.rows import PulledRows
 from workers.stage.update import Gradient, Update
 from workers.stage.verdict import AfterStep, LossScales, Outcome, Report, Verdict, judge
@@ -109,6 +111,7 @@ class Ending:
         self._begun: deque[tuple[Gradient, Future[_Judged]]] = deque()
         self._reported: tuple[Gradient, Report] | None = None  # whose verdict is not known here
         self._next = 0  # step to begin
+        self._row_verdicts = RowVerdicts(commits, job.train.rows, steps)
         self._due = due
         self.applied = 0  # updates that count
         # On the last steps taken here: what those commit anew who take over from this worker.
@@ -131,6 +134,7 @@ class Ending:
             scales: of the loss, as of `scales`.
         """
         self._next, self.applied = step, applied
+        self._row_verdicts.resume(step, applied)
         self._scales.resume(step, scales)
 
     def scales(self, step: int) -> ScaleState | None:
@@ -151,7 +155,7 @@ class Ending:
         future: Future[_Judged] = Future()
         if self._thread is not None:
             future = self._thread.submit(self._end, gradient)
-            future.add_done_callback(lambda _: self._inbox.wake())
+            future.add_done_callback(lambda done: self._heard(step, done))
         elif self._place.widths == (1,):
             future.set_result(self._end(gradient))
         self._begun.append((gradient, future))
@@ -205,15 +209,12 @@ class Ending:
             raise DivergedError(
                 f"step {step}: a loss or gradient is not finite; the model is kept as it was before"
             )
+        self._take_rows(step, judged, early=False)
         if verdict.outcome is Outcome.APPLY:
-            self._commits.commit(
-                step, verdict.scale, rate_factor(self._rows, self.applied, self._steps)
-            )
             self._update.apply(gradient, verdict.scale)
             self.applied += 1
         else:
             _log.info("step %d skipped: beyond float16", step)
-            self._commits.discard(step)
             self._update.skip(gradient)
         self._notices.board.forget_before(step - self._staleness)
         return Ended(judged.loss, judged.after)
@@ -225,6 +226,10 @@ class Ending:
             applied -= notice.outcome == stage_pb2.APPLY
             rates.append(rate_factor(self._rows, applied, self._steps))
         self._commits.take_over(series, judged, rates[::-1], step)
+
+    def averaged(self) -> AbstractContextManager[None]:
+        """As of `Update`."""
+        return self._update.averaged()
 
     def check(self) -> None:
         """Raise what failed in the background, or that another worker of the stage is gone."""
@@ -248,10 +253,24 @@ class Ending:
         self._commits.no_more_pulls()
         self.flush()
 
+    def give_up(self) -> None:
+        """From now on verdicts change nothing before they are applied."""
+        self._row_verdicts.give_up()
+
     def close(self) -> None:
         """Stop the thread."""
         if self._thread is not None:
             self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _heard(self, step: int, future: Future[_Judged]) -> None:
+        """The thread has the verdict on a step, or has failed."""
+        if not future.cancelled() and future.exception() is None:
+            self._take_rows(step, future.result(), early=True)
+        self._inbox.wake()
+
+    def _take_rows(self, step: int, judged: _Judged, *, early: bool) -> None:
+        cut = judged.after is not AfterStep.NOTHING
+        self._row_verdicts.take(step, judged.verdict, cut=cut, early=early)
 
     def _end(self, gradient: Gradient) -> _Judged:
         step = gradient.step

@@ -1,16 +1,20 @@
-"""Held-out splits through the stages: forward alone, as it was trained, then scores and labels."""
+"""Held-out splits through the stages: forward alone, as it was trained, then what is measured."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
+from safetensors.torch import load as unpack
+from safetensors.torch import save as pack
 from torch import Tensor
 
 from protos.job_pb2 import JobSpec
+from workers.data.columns import labels_in
 from workers.data.reader import Split
-from workers.learning.losses import held_out
+from workers.links.all_reduce import StageGroup
 from workers.links.frames import EVALUATE, FrameId
 from workers.links.pipeline import Links, Place
+from workers.model.job_metrics import JobMetrics
 from workers.stage.layers import StageLayers
 from workers.stage.rows import StageRows
 from workers.stage.source import evaluation_batches
@@ -24,19 +28,19 @@ class Measured:
     """What came of a held-out split in the last stage; elsewhere it is empty.
 
     Attributes:
-        scores, labels: of all samples [n].
-        first: scores of the first batch, at the worker that computed it.
+        found: what metrics need of all batches, in the order of the files.
+        first: what the model gave for the first batch, at the worker that computed it.
     """
 
-    scores: Tensor
-    labels: Tensor
-    first: Tensor | None
+    found: Mapping[str, Tensor]
+    first: Mapping[str, Tensor] | None
 
 
 class Evaluation:
     """One worker's part of measuring held-out splits.
 
     Args:
+        metrics: that are measured.
         template: any batch, where the workers compute in lockstep: one that has no batch any more
             computes it for the others' sake. Else None.
     """
@@ -48,6 +52,7 @@ class Evaluation:
         rows: StageRows,
         place: Place,
         links: Links,
+        metrics: JobMetrics,
         template: Mapping[str, Tensor] | None,
     ) -> None:
         self._job = job
@@ -55,6 +60,7 @@ class Evaluation:
         self._rows = rows
         self._place = place
         self._links = links
+        self._metrics = metrics
         self._template = template
 
     def run(self, split: Split, phase: str) -> Measured:
@@ -65,9 +71,8 @@ class Evaluation:
         """
         layers, after = self._layers, self._links.after
         layers.graph.module.eval()
-        scores: list[Tensor] = []
-        labels: list[Tensor] = []
-        first: Tensor | None = None
+        taken: dict[int, Mapping[str, Tensor]] = {}  # by number of the batch
+        first: Mapping[str, Tensor] | None = None
         with torch.no_grad():
             for number, tensors in self._rounds(self._batches(split, phase)):
                 self._rows.bind(self._rows.pull([tensors], learning=False), 0)
@@ -79,18 +84,14 @@ class Evaluation:
                     frame = FrameId(EVALUATE, phase, 0, number)
                     after.send(frame, layers.leaving(outputs, tensors))
                 else:
-                    prediction = next(iter(outputs.values())).cpu()
-                    score, label = held_out(self._job.train.loss, prediction, tensors["label"])
-                    scores.append(score)
-                    labels.append(label)
-                    first = score if number == 0 else first
-        empty = [torch.empty(0)]
+                    on_host = {name: output.cpu() for name, output in outputs.items()}
+                    result, labels = layers.result(on_host), labels_in(tensors)
+                    taken[number] = self._metrics.take(result, labels)
+                    first = self._metrics.scores(result, labels) if number == 0 else first
         if after is not None:
             after.end(phase)
-            return Measured(empty[0], empty[0], None)
-        mine = torch.stack([torch.cat(scores or empty), torch.cat(labels or empty)], dim=1)
-        both = layers.group.gather(mine)
-        return Measured(both[:, 0], both[:, 1], first)
+            return Measured({}, None)
+        return Measured(_in_order(layers.group, taken), first)
 
     def _rounds(self, batches: Batches) -> Iterator[tuple[int | None, Mapping[str, Tensor]]]:
         """The batches; in lockstep further ones without a number, until all workers are done."""
@@ -120,6 +121,22 @@ class Evaluation:
             yield frame.id.micro_batch, frame.tensors
 
 
+def _in_order(group: StageGroup, taken: Mapping[int, Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """What all workers of a stage have taken, by name, in the order of the batches."""
+    named = {f"{number} {name}": t for number, some in taken.items() for name, t in some.items()}
+    own = {
+        key: tensor.clone(memory_format=torch.contiguous_format) for key, tensor in named.items()
+    }
+    mine = torch.frombuffer(bytearray(pack(own)), dtype=torch.uint8)
+    sizes = group.gather(torch.tensor([len(mine)])).tolist()
+    every = [unpack(one.numpy().tobytes()) for one in group.gather(mine).split(sizes)]
+    whole = {key: tensor for one in every for key, tensor in one.items()}
+    found: dict[str, list[Tensor]] = {}
+    for key in sorted(whole, key=lambda key: int(key.partition(" ")[0])):
+        found.setdefault(key.partition(" ")[2], []).append(whole[key])
+    return {name: torch.cat(tensors) for name, tensors in found.items()}
+
+
 def first_batch(job: JobSpec, split: Split, workers: int) -> Mapping[str, Tensor] | None:
     """The first batch of a split, as the first of so many workers reads it; None: it is empty."""
     batches = evaluation_batches(job, split, _size(job), 0, workers, lambda: False)
@@ -128,6 +145,7 @@ def first_batch(job: JobSpec, split: Split, workers: int) -> Mapping[str, Tensor
 
 def _size(job: JobSpec) -> int:
     """Samples of a batch of evaluation: of sequences no more than training has room for."""
-    if job.data.tokens:
+    lists = any(one.length for one in job.data.columns.values())
+    if job.data.tokens or lists:
         return min(_BATCH, max(1, job.train.batch_size))
     return _BATCH

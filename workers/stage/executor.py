@@ -35,25 +35,26 @@ from torch import Tensor
 from chassis.tracing import span
 from protos.job_pb2 import JobSpec
 from protos.stage_pb2 import FrameKind, Notice
+from workers.data.columns import labels_in
 from workers.data.reader import Split
 from workers.device.copies import Upload
 from workers.errors import DivergedError
-from workers.learning import quality
-from workers.learning.losses import loss_function
 from workers.links.frames import BACKWARD, FORWARD, FrameId
 from workers.links.pipeline import Links, Place
+from workers.model.job_loss import job_loss
+from workers.model.job_metrics import JobMetrics
 from workers.stage.beginning import Beginning
 from workers.stage.busy import BusyClock
 from workers.stage.cut_judge import Moment
 from workers.stage.cuts import Cuts
 from workers.stage.ending import Ending
 from workers.stage.evaluation import Evaluation, Measured
-from workers.stage.layers import StageLayers
+from workers.stage.layers import StageLayers, for_losses
 from workers.stage.micro_batch import Arrivals, MicroBatch
 from workers.stage.progress import Progress
 from workers.stage.rows import PulledRows, StageRows
 from workers.stage.schedule import MicroBatchSpec, Schedule
-from workers.stage.source import StepInput, TrainingSource
+from workers.stage.source import WHOLE, StepInput, TrainingSource
 from workers.stage.verdict import AfterStep
 from workers.stage.versions import Versions
 
@@ -153,8 +154,6 @@ class StageExecutor:
         self._lockstep = lockstep
         # Stages in lockstep may want all of a step's micro-batches before they return any.
         self._depth = schedule.micro_batches if schedule.lockstep else depth(place)
-        # What this worker computes with; labels travel on from host to host.
-        self._needed = (*layers.graph.inputs, *(("label",) if links.after is None else ()))
         self._arrivals = Arrivals(links.inbox, layers.staging, self.upload, rows)
         self._source: TrainingSource | None = None
         self._on_pause: Callable[[], None] = lambda: None
@@ -163,7 +162,8 @@ class StageExecutor:
         self._in_flight: deque[_InFlight] = deque()  # in the order of their forwards
         self._template: dict[str, Tensor] | None = None  # a micro-batch, for the others' sake
         self._busy = BusyClock(layers.device)
-        self._loss = loss_function(job.train.loss)
+        self.loss = job_loss(job)
+        self._metrics = JobMetrics(job)
         self._auxiliary: list[torch.nn.Module] | None = None
 
     def train(
@@ -209,7 +209,8 @@ class StageExecutor:
         """
         self.progress.phase = split
         evaluation = Evaluation(
-            self._job, self._layers, self._rows, self._place, self._links, self._template
+            *(self._job, self._layers, self._rows, self._place, self._links),
+            *(self._metrics, self._template),
         )
         return evaluation.run(split, phase or split)
 
@@ -223,7 +224,10 @@ class StageExecutor:
 
     def upload(self, tensors: Mapping[str, Tensor]) -> dict[str, Upload]:
         """Begin to bring to the device what this worker computes with."""
-        return {name: self._layers.staging.upload(tensors[name]) for name in self._needed}
+        # What losses need travels on from host to host.
+        last = for_losses(tensors) if self._links.after is None else {}
+        needed = (*self._layers.graph.inputs, *last)
+        return {name: self._layers.staging.upload(tensors[name]) for name in needed}
 
     def own(self, step: int) -> tuple[MicroBatchSpec, ...]:
         """The micro-batches of a step that this worker computes."""
@@ -340,11 +344,16 @@ class StageExecutor:
         """Forward and backward of the last stage."""
         step = self._open[-1]
         spec = step.own[step.forward]
-        tensors = self._next_input(step).on_device()
+        batch = self._next_input(step)
+        tensors = batch.on_device()
         with self._busy.running():
             outputs = self._layers.train(tensors, step.number, spec.index)
-            prediction = _wide(next(iter(outputs.values())))
-            loss = self._loss(prediction, tensors["label"]) * spec.weight
+            loss = self.loss.part(
+                self._layers.result(outputs),
+                labels_in(tensors),
+                spec.weight,
+                *self._counts(batch.tensors),
+            )
             auxiliary = self._auxiliary_loss()
             whole = loss if auxiliary is None else loss + auxiliary * spec.weight
             self._watch_last(step)
@@ -353,6 +362,12 @@ class StageExecutor:
         self._return_gradients(step, spec, tensors)
         step.forward += 1
         step.backward += 1
+
+    def _counts(self, tensors: Mapping[str, Tensor]) -> tuple[list[float], list[float]]:
+        """What the loss counts, besides samples, of a micro-batch and of its whole batch."""
+        if not self.loss.counted:
+            return [], []
+        return self.loss.counts(labels_in(tensors)), tensors[WHOLE].tolist()
 
     def _watch_last(self, step: _Step) -> None:
         """Before a backward: in the last one of a step its sums begin.
@@ -370,6 +385,7 @@ class StageExecutor:
 
     def catch_up(self) -> None:
         """Apply the steps whose verdict is here or on its way, at a worker that gives up."""
+        self._ending.give_up()
         until = time.monotonic() + _SOON_S
         while time.monotonic() < until:
             if self._ending.ready:
@@ -431,14 +447,14 @@ class StageExecutor:
         step = self.progress.step
         if self._rows.layers:
             self._rows.order.wait_to_pull(step + self._staleness)  # until all commits are in
-        measured = self.evaluate("valid", f"valid@{step}")
+        with self._ending.averaged():
+            measured = self.evaluate("valid", f"valid@{step}")
         self._layers.group.barrier()  # before this worker commits what others must not see yet
         self._layers.graph.module.train()
         self.progress.phase = TRAIN
         if not self._place.leads:
             return {}
-        scores, labels = measured.scores.numpy(), measured.labels.numpy()
-        return quality.measure(self._job.train.loss, scores, labels, "valid")
+        return self._metrics.measure(measured.found, "valid")
 
     def _return_gradients(
         self, step: _Step, spec: MicroBatchSpec, inputs: Mapping[str, Tensor]
@@ -479,8 +495,3 @@ def _roots(
 def _nan_unless_finite(auxiliary: Tensor | None) -> Tensor | float:
     """0, added to the loss that is reported, which has no auxiliary ones, so that it tells."""
     return 0.0 if auxiliary is None else auxiliary.detach().double() * 0.0
-
-
-def _wide(prediction: Tensor) -> Tensor:
-    """Predictions of 16 bits in float32, for the loss."""
-    return prediction.float() if prediction.element_size() < 4 else prediction

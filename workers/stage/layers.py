@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from workers.device.copies import Staging
+from workers.learning.objective import Outputs
 from workers.learning.precision import Precision
 from workers.links.all_reduce import StageGroup
 from workers.model.randomness import Randomness
@@ -50,10 +51,27 @@ class StageLayers:
     def leaving(
         self, outputs: Mapping[str, Tensor], as_came: Mapping[str, Tensor]
     ) -> dict[str, Tensor]:
-        """What goes to the next stage: outputs, and what only passes through from the host."""
+        """What goes to the next stage: outputs, and what passes through from the host.
+
+        That is what losses read besides, which no layer has: its names alone have dots.
+        """
         passing = {
             name: as_came[name]
             for name, tensor in outputs.items()
             if name in as_came and not tensor.requires_grad
         }
-        return {**outputs, **passing, "label": as_came["label"]}
+        return {**outputs, **passing, **for_losses(as_came)}
+
+    def result(self, outputs: Mapping[str, Tensor]) -> Outputs:
+        """What the model gives, in the last stage; of 16 bits in float32, for the loss."""
+        wide = {name: _wide(output) for name, output in outputs.items()}
+        return self.graph.result(wide)
+
+
+def for_losses(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Of a micro-batch's tensors those that losses need."""
+    return {name: tensor for name, tensor in tensors.items() if "." in name}
+
+
+def _wide(output: Tensor) -> Tensor:
+    return output.float() if output.is_floating_point() and output.element_size() < 4 else output

@@ -31,7 +31,8 @@ from workers.links.ring_port import join_stage
 from workers.links.session import Session
 from workers.links.transport import Neighbours
 from workers.model.entry import job_model
-from workers.model.probe import check_parameters, micro_batches_of
+from workers.model.inputs import inputs_of
+from workers.model.probe import check_loss, check_parameters, micro_batches_of
 from workers.model.randomness import Randomness
 from workers.model.statistics import RunningStatistics
 from workers.model.trace import LayerInfo, StageGraph, TracedModel
@@ -109,7 +110,7 @@ class Share:
         device = _device(launch)
         precision = Precision.of(job.train.precision, device)
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-        traced = TracedModel(job_model(job))
+        traced = TracedModel(job_model(job), inputs_of(job.data))
         names = [layer.name for layer in traced.layers]
         if names != list(launch.layers):
             raise UnfitPlanError(
@@ -120,6 +121,7 @@ class Share:
         if first:  # held-out splits, too, before anything is trained
             check_all(job)
             check_parameters(traced, job)
+            check_loss(traced, job)
         batches = GlobalBatches.of(job, Dataset.of(job, "train"))
         fixed = micro_batches_of(job, traced)
         schedule = Schedule(

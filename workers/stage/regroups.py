@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 import grpc
 
 from chassis.channels import connect
-from protos.node_pb2 import LaunchRequest
 from protos.stage_pb2 import Notice, ReadStateRequest, RegroupReply
 from protos.stage_pb2_grpc import StageStub
 from workers.errors import PeerLostError
@@ -25,12 +24,6 @@ from workers.stage.kept import of_bytes
 _GIVE_UP_S = 110.0  # for a worker in the midst of a micro-batch
 _READ_S = 120.0
 _SOON_S = 0.05
-
-
-def may_regroup(launch: LaunchRequest) -> bool:
-    """Whether a worker of the job outlives others: not where torch's collectives bind them."""
-    devices = launch.devices
-    return not launch.job.train.split_experts and "cuda" not in devices
 
 
 class Regroups:

@@ -108,7 +108,7 @@ class Reporter:
             report.phase = progress.phase
             report.step, report.samples = progress.step, progress.samples
             report.busy_s, report.train_seconds = progress.busy_s, progress.train_seconds
-            report.stepped_s = progress.stepped_s
+            report.stepped_s, report.before_s = progress.stepped_s, progress.before_s
             cuts = progress.cuts
             if cuts is not None and cuts is not self._told_cuts:
                 report.cuts.CopyFrom(cuts)

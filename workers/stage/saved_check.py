@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from ps import ParameterClient
 from workers.data.reader import Split
 from workers.learning.precision import Precision
+from workers.model.job_metrics import JobMetrics
 from workers.model.reloaded import check_finite, check_predictions, reopened
 from workers.stage.evaluation import Measured, first_batch
 from workers.stage.parts import Share
@@ -56,4 +57,4 @@ def check_saved(
     if share.precision.dtype is not None:
         tolerance = _TOLERANCE_16_BITS
     computing = Precision(share.precision.dtype, "cpu").computing
-    check_predictions(model, job.train.loss, batch, scores, computing, tolerance, output)
+    check_predictions(model, JobMetrics(job), batch, scores, computing, tolerance, output)

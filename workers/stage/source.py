@@ -6,20 +6,24 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from chassis.tracing import span
 from protos.job_pb2 import JobSpec
 from workers.data import Batch, Dataset
 from workers.data.batches import in_order
+from workers.data.columns import labels_in
 from workers.data.reader import Split
 from workers.data.tensors import tensors_of
 from workers.device.copies import Upload
+from workers.learning.objective import Objective
 from workers.links.inbox import Inbox, Stopped
 from workers.stage.micro_batch import MicroBatch
 from workers.stage.rows import PulledRows, StageRows
 from workers.stage.schedule import MicroBatchSpec
 
+WHOLE = "whole."  # what the loss counts of the whole batch: float64, as `Objective.counts`
 _AHEAD = 2  # steps
 _RUN = 6  # small steps that are read on end: the first takes most of the time
 _SMALL = 1 << 18  # bytes
@@ -30,6 +34,10 @@ class Batches(Protocol):
 
     def read(self, step: int, first: int, last: int) -> Batch:
         """Rows `first` to `last`, exclusive, of a step's global batch."""
+        ...
+
+    def labels(self, step: int) -> Batch:
+        """What losses read of a step's whole global batch."""
         ...
 
 
@@ -59,6 +67,7 @@ class TrainingSource:
         ahead: steps to read ahead, at least 2.
         upload: begins to bring a micro-batch to the device.
         inbox: through which who waits for input is woken, and the thread ended.
+        loss: which may count something else than samples, of the whole batch.
     """
 
     def __init__(
@@ -70,7 +79,9 @@ class TrainingSource:
         rows: StageRows,
         upload: Callable[[Mapping[str, Tensor]], dict[str, Upload]],
         inbox: Inbox,
+        loss: Objective,
     ) -> None:
+        self._loss = loss
         self._batches = batches
         self._own = own
         self._steps = steps
@@ -125,6 +136,10 @@ class TrainingSource:
 
     def _input(self, step: int, own: tuple[MicroBatchSpec, ...]) -> StepInput:
         micro = [tensors_of(self._batches.read(step, one.first, one.last)) for one in own]
+        if self._loss.counted:
+            whole = self._loss.counts(labels_in(tensors_of(self._batches.labels(step))))
+            counts = torch.tensor(whole, dtype=torch.float64)
+            micro = [{**tensors, WHOLE: counts} for tensors in micro]
         pulled = None
         if self._rows.layers:
             self._rows.order.wait_to_pull(step)

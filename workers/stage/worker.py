@@ -11,6 +11,7 @@ from pathlib import Path
 from chassis import process
 from chassis.channels import RpcError
 from chassis.logs import log_fields
+from protos.generations import may_regroup
 from protos.naming import kept_with
 from protos.node_pb2 import LaunchRequest
 from protos.scheduler_pb2 import END_CONNECTION_LOST
@@ -18,7 +19,6 @@ from protos.stage_pb2 import LOADED, Notice, ReadStateRequest, Topology
 from ps.errors import CheckpointError
 from workers.data.reader import Split
 from workers.errors import DivergedError, RowsLostError
-from workers.learning import quality as metrics
 from workers.links.all_reduce import Rendezvous
 from workers.links.inbox import Inbox, Stopped
 from workers.links.notices import Address
@@ -27,6 +27,7 @@ from workers.links.service import StageService
 from workers.links.session import Session
 from workers.model.cut import CutError
 from workers.model.entry import ModelError
+from workers.model.job_metrics import JobMetrics
 from workers.model.saved import KeptModel, SavedModel, saved_model
 from workers.stage.beginning import Beginning
 from workers.stage.cut_folder import remove_cuts
@@ -35,7 +36,7 @@ from workers.stage.experts import whole_state
 from workers.stage.failure import end_reason_of, told
 from workers.stage.kept import to_bytes
 from workers.stage.parts import Parts, Share, build
-from workers.stage.regroups import Regroups, may_regroup, read_state
+from workers.stage.regroups import Regroups, read_state
 from workers.stage.reporter import Reporter
 from workers.stage.saved_check import check_saved
 from workers.stage.series import holds_just, series_of
@@ -43,6 +44,7 @@ from workers.stage.source import TrainingSource
 
 _DECIDED_S = 30.0  # after others begin, for a step in doubt to be decided on
 _LOOK_S = 0.005
+_STAY_S = 0.05
 _log = logging.getLogger("heterps.stage")
 
 
@@ -69,8 +71,9 @@ class Worker:
         self._doubtful: Parts | None = None  # that have all of the next step but the verdict
         self._judged: tuple[Notice, ...] = ()  # of the newest generation that this one trained in
         self._trained: int | None = None
+        self._unfinished: SavedModel | KeptModel | None = None  # a model that is ours to complete
         self._line = 0  # the last generation that began at a cut, of what is kept
-        if may_regroup(launch):
+        if may_regroup(launch.job, launch.devices):
             self._service.on_regroup = self._regroups.ask
             self._service.kept = self._kept_after
         self._service.serve(bind)
@@ -100,10 +103,10 @@ class Worker:
             while not self._generation(reporter):
                 reporter.begin(self._service.session.generation)
                 self._share = Share.of(self._launch, anew=True)
-        except Stopped:
-            raise
         except (Exception, SystemExit) as error:
-            if not self._stop.is_set():
+            if self._unfinished is not None:
+                self._unfinished.abandon()
+            if not isinstance(error, Stopped) and not self._stop.is_set():
                 reason = end_reason_of(error, self._launch.job)
                 reporter.send("failed", error=told(error), end_reason=reason)
             raise
@@ -191,9 +194,10 @@ class Worker:
 
     def _lost_touch(self, error: BaseException) -> bool:
         """Whether it is others who are gone, and they may be replaced."""
-        if not may_regroup(self._launch) or isinstance(error, Stopped | RowsLostError):
+        job, devices = self._launch.job, self._launch.devices
+        if not may_regroup(job, devices) or isinstance(error, Stopped | RowsLostError):
             return False
-        return end_reason_of(error, self._launch.job) == END_CONNECTION_LOST
+        return end_reason_of(error, job) == END_CONNECTION_LOST
 
     def _kept_after(self, step: int) -> bytes | None:
         until = time.monotonic() + _DECIDED_S
@@ -240,15 +244,11 @@ class Worker:
         except DivergedError as error:
             diverged = error
         saved = self._saved(reporter)  # the scheduler may have moved
-        try:
-            self._evaluate_and_save(parts, reporter, saved, diverged)
-        except BaseException:
-            saved.abandon()
-            raise
+        self._evaluate_and_save(parts, reporter, saved, diverged)
 
     def _saved(self, reporter: Reporter) -> SavedModel | KeptModel:
         output = kept_with(self._launch.output, reporter.scheduler)
-        return saved_model(output, self._launch.attempt)
+        return saved_model(output, self._launch.attempt, self._service.session.generation)
 
     def _evaluate_and_save(
         self,
@@ -258,12 +258,18 @@ class Worker:
         diverged: DivergedError | None,
     ) -> None:
         """Write the stage's weights, predict what was held out, and complete the model."""
-        self._write_weights(parts, saved)
-        measured = self._evaluate(parts) if diverged is None else {}
+        leads = self._share.place.leads
+        self._unfinished = saved
+        with parts.update.averaged():
+            self._write_weights(parts, saved)
+            measured = self._evaluate(parts) if diverged is None else {}
         results = self._metrics(measured)
+        if not leads:  # from here on it may be that the leader completes it
+            self._unfinished = None
         parts.executor.drain()
-        if not self._share.place.leads:
+        if not leads:
             reporter.send("trained")
+            self._stay()
             return
         output = self._save(parts, saved, results)
         if diverged is None:
@@ -277,6 +283,17 @@ class Worker:
         else:
             reason = end_reason_of(diverged)
             reporter.send("failed", error=told(diverged), end_reason=reason, output=output)
+
+    def _stay(self) -> None:
+        """Keep the state until the job is over: without the leader, another one has to save it.
+
+        Raises:
+            Stopped: another generation follows.
+        """
+        session = self._service.session
+        while self._service.on_regroup is not None and not self._stop.wait(_STAY_S):
+            if self._regroups.is_due(session):
+                raise Stopped("another worker has to save the model")
 
     def _wait_for_topology(self) -> Topology:
         """The scheduler's word, which comes once the last of all workers listens.
@@ -301,6 +318,7 @@ class Worker:
                 parts.rows,
                 executor.upload,
                 self._service.session.inbox,
+                executor.loss,
             )
         precision = job.train.precision or "fp32"
         _log.info("training %d steps in %s on %s", share.schedule.steps, precision, share.device)
@@ -378,10 +396,11 @@ class Worker:
 
     def _metrics(self, measured: Mapping[Split, Measured]) -> dict[str, float]:
         """The metrics of the held-out splits, where this worker leads; else none."""
-        loss, results = self._launch.job.train.loss, dict[str, float]()
-        for split, one in measured.items():
-            if self._share.place.leads:
-                results |= metrics.measure(loss, one.scores.numpy(), one.labels.numpy(), split)
+        results: dict[str, float] = {}
+        if self._share.place.leads:
+            metrics = JobMetrics(self._launch.job)
+            for split, one in measured.items():
+                results |= metrics.measure(one.found, split)
         return results
 
     def _save(self, parts: Parts, saved: SavedModel | KeptModel, results: dict[str, float]) -> str:

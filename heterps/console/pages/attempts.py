@@ -5,7 +5,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from heterps.client.attempts import Trained, trained
-from heterps.client.records import Cut, Job, Move, Recovery
+from heterps.client.records import Cut, Job, Move, PlanUse, Recovery
 from heterps.console.pages.history import History
 from heterps.console.pages.parts import ago
 from heterps.html.markup import Markup, tag
@@ -24,10 +24,11 @@ _MOVES = (
     *("when", "from", "to", "why", ">step", ">took", ">samples/s before", ">predicted"),
     *(">$/h before", ">$/h after", "failed"),
 )
+_PLANS = ("since", "plan", "why", ">from step", ">$/h", ">predicted", ">samples/s")
 _CUTS = ("step", "taken", ">took", ">training waited", ">written", "metrics", "where")
 
 
-def attempt_sections(job: Job, decision: "Decision | None") -> Iterator[Markup]:
+def attempt_sections(job: Job, decision: "Decision | None", history: History) -> Iterator[Markup]:
     """The parts of the page about starting over, where there was or can be any."""
     if job.attempts or job.from_step:
         price = decision.plan.price_per_hour if decision and decision.feasible else 0.0
@@ -49,6 +50,10 @@ def attempt_sections(job: Job, decision: "Decision | None") -> Iterator[Markup]:
         rows = [_move(one) for one in reversed(job.moves)]
         caption = "It took a checkpoint, and workers of another plan went on from it."
         yield section("moves", "Moves", caption, table("Moves", _MOVES, rows))
+    if len(history.plans) > 1:
+        rows = [_plan(one) for one in reversed(history.plans)]
+        caption = "Each plan that it has trained under, with the samples/s that it was to come to."
+        yield section("plans", "Plans", caption, table("Plans", _PLANS, rows))
     if job.cut_error:
         text = tag("p", f"The newest checkpoint failed: {job.cut_error}", class_="warn")
         yield section("cut-failed", "A checkpoint failed", None, text)
@@ -115,6 +120,18 @@ def _move(one: Move) -> tuple[Markup | str, ...]:
         money(one.price_before),
         money(one.price_after),
         one.failed,
+    )
+
+
+def _plan(one: PlanUse) -> tuple[Markup | str, ...]:
+    return (
+        ago(one.began_at),
+        one.plan,
+        one.reason,
+        f"{one.from_step:,}",
+        money(one.price_per_hour),
+        rate(one.predicted),
+        rate(one.measured) if one.measured else "",
     )
 
 

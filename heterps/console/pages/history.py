@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from heterps.client.records import Job, State
+from heterps.client.records import Job, PlanUse, State
 from protos.history_pb2 import JobHistory, StagePoint
 from protos.scheduler_pb2 import JobState
 
@@ -41,6 +41,7 @@ class History:
     states: Sequence[tuple[State, float]]
     stages: Sequence[Sequence[StagePoint]]  # of the first worker of each; busy_s is so far
     shards: Sequence[tuple[str, str]]
+    plans: Sequence[PlanUse] = ()  # that it has trained under, the oldest first
 
     @classmethod
     def of(cls, history: JobHistory) -> "History":
@@ -50,6 +51,7 @@ class History:
             [(State(JobState.Name(s.state).lower()), s.at) for s in history.states],
             [found.get(number, []) for number in range(max(found, default=-1) + 1)],
             [(shard.label, shard.address) for shard in history.shards],
+            [PlanUse.of(one) for one in history.plans],
         )
 
     @property

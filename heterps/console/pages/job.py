@@ -36,7 +36,7 @@ def job_sections(
     yield section("figures", "Figures", None, _figures(job, decision))
     if sum(len(run.points) for run in history.runs) > 1:
         yield section("curves", "Progress", None, _curves(job, history, decision))
-    yield from attempt_sections(job, decision)
+    yield from attempt_sections(job, decision, history)
     if decision is not None and history.stages and decision.stages:
         caption = (
             "The share of its time that the first worker of each stage computes; the rest it "

@@ -18,14 +18,15 @@ namespace {
 
 using Stages = std::vector<std::tuple<int, double, double, double, double>>;
 
-std::vector<StepStage> Made(const Stages& given, int micro_batches) {
+std::vector<StepStage> Made(const Stages& given, int micro_batches, double way) {
   std::vector<StepStage> stages;
   if (micro_batches < 1) throw std::invalid_argument("expected micro_batches of at least 1");
   for (auto [units, forward, backward, cross, sync] : given) {
     if (units < 1) throw std::invalid_argument("expected units of at least 1");
-    stages.push_back({units, forward, backward, cross, sync});
+    stages.push_back({units, forward, backward, cross, sync, way});
   }
   if (stages.empty()) throw std::invalid_argument("expected a stage");
+  stages.back().way = 0;
   return stages;
 }
 
@@ -54,24 +55,26 @@ StepFound SolveReleased(const Problem& problem, double floor,
 void BindSteps(nb::module_& m) {
   m.def(
       "simulate",
-      [](const Stages& stages, int micro_batches, int staleness, int steps) {
+      [](const Stages& stages, int micro_batches, int staleness, int steps, double way) {
         if (staleness < 0 || steps < 1) throw std::invalid_argument("expected steps");
-        std::vector<StepStage> made = Made(stages, micro_batches);
+        std::vector<StepStage> made = Made(stages, micro_batches, way);
         nb::gil_scoped_release release;
         return Simulate(made, micro_batches, staleness, steps);
       },
-      "stages"_a, "micro_batches"_a, "staleness"_a, "steps"_a,
+      "stages"_a, "micro_batches"_a, "staleness"_a, "steps"_a, "way"_a = 0.0,
       "Seconds between the updates of steps on end; a stage is (units, forward s, backward s, "
-      "crossing s a micro-batch, sync s a step).");
+      "crossing s a micro-batch, sync s a step); `way` is what a micro-batch takes to another "
+      "stage "
+      "and back besides.");
   m.def(
       "step_seconds",
-      [](const Stages& stages, int micro_batches, int staleness, double slowest) {
+      [](const Stages& stages, int micro_batches, int staleness, double slowest, double way) {
         if (staleness < 0) throw std::invalid_argument("expected staleness of at least 0");
-        std::vector<StepStage> made = Made(stages, micro_batches);
+        std::vector<StepStage> made = Made(stages, micro_batches, way);
         nb::gil_scoped_release release;
         return StepSeconds(made, micro_batches, staleness, slowest);
       },
-      "stages"_a, "micro_batches"_a, "staleness"_a, "slowest"_a,
+      "stages"_a, "micro_batches"_a, "staleness"_a, "slowest"_a, "way"_a = 0.0,
       "Seconds a step once the pipeline is as full as it gets, at least `slowest`.");
   nb::class_<StepFound>(m, "StepFound", "A plan by simulated steps; see exact/step_search.h.")
       .def_ro("assignment", &StepFound::assignment)
@@ -85,15 +88,16 @@ void BindSteps(nb::module_& m) {
         "one start alone, with `fastest` the least seconds a sample.");
   m.def(
       "step_bound",
-      [](const Stages& stages, int micro_batches) {
-        std::vector<StepStage> made = Made(stages, micro_batches);
+      [](const Stages& stages, int micro_batches, double way) {
+        std::vector<StepStage> made = Made(stages, micro_batches, way);
         StepBound bound;
         for (size_t s = made.size(); s-- > 0;) {
           bound = bound.Before(made[s], Rounds(micro_batches, made[s].units));
         }
         return bound.step;
       },
-      "stages"_a, "micro_batches"_a, "Seconds that no flushed step takes less than.");
+      "stages"_a, "micro_batches"_a, "way"_a = 0.0,
+      "Seconds that no flushed step takes less than.");
 }
 
 }  // namespace heterps::scheduler

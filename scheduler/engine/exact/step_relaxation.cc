@@ -80,7 +80,7 @@ void StepRelaxation::Add(const Span& span) {
     Choice made;
     made.units = units;
     made.price = units * problem_.price[span.type];
-    made.trip = stage.Busy() + stage.cross;
+    made.trip = stage.Busy() + stage.cross + stage.way;
     made.slowest = span.terms.Busy(units) * problem_.batch;
     made.alone = std::max(busy, stage.Busy() + rounds * stage.cross);
     made.again = (rounds - 1) * std::max(stage.forward, stage.backward);

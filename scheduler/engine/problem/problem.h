@@ -24,6 +24,7 @@ constexpr int kMaxTypes = 64;
 struct Terms {
   double cs = 0, cp = 0, ds = 0, dp = 0;  // CT and DT, without the last layer's transfer
   double ts = 0, tp = 0;                  // that transfer
+  double way = 0;                         // of a micro-batch to the next stage and back, besides
   double fs = 0, fp = 0;                  // the forward's part of CT
   double memory = 0;
   double held = 0;     // of memory, for each micro-batch in flight
@@ -86,6 +87,7 @@ struct Problem {
   // micro-batches, what counts is the slowest stage alone.
   double batch = 0;
   int micro_batches = 0, staleness = 0;
+  double crossing = 0;  // seconds of a micro-batch to another stage and back, besides transfers
 
   size_t At(int layer, int type) const { return static_cast<size_t>(layer) * types + type; }
   // Whether a stage may end with `layer`.
@@ -109,6 +111,7 @@ struct Problem {
     bool final = layer == layers - 1;
     terms->ts = final ? 0 : transfer_serial[at];
     terms->tp = final ? 0 : transfer_parallel[at];
+    terms->way = final ? 0 : crossing;
   }
 
   // Whether neighbours on `type` exceed its memory together, with all that may be in flight.

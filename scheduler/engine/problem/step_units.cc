@@ -82,7 +82,7 @@ bool StepUnits::List() {
       double wait = more * std::max(made.Busy(), made.cross) + made.sync;
       if (!options_[s].empty() && wait >= options_[s].back().wait) continue;
       options_[s].push_back({made, wait, rounds, stage.terms.Busy(units)});
-      quickest = std::min(quickest, made.Busy() + made.cross);
+      quickest = std::min(quickest, made.Busy() + made.cross + made.way);
       shortest = std::min(shortest, rounds * made.Busy());
     }
     if (options_[s].empty()) return false;

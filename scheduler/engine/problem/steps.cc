@@ -88,7 +88,7 @@ class Simulation {
   void Cross(int stage, int micro_batch, Done done) {
     Worker& worker = At(stage, micro_batch);
     worker.link_free = std::max(worker.link_free, now_) + stages_[stage].cross / 2 + instant_;
-    events_.push({worker.link_free, done, stage, micro_batch});
+    events_.push({worker.link_free + stages_[stage].way / 2, done, stage, micro_batch});
   }
 
   // Whether every worker may have something to do now.
@@ -186,6 +186,7 @@ StepStage StageAt(const Problem& problem, const Terms& terms, double units) {
   stage.forward = (terms.fs * units + terms.fp) * samples;
   stage.backward = std::max(0.0, busy - stage.forward);
   stage.cross = (terms.ts * units + terms.tp) * samples;
+  stage.way = terms.way;
   double summing = std::min(units, static_cast<double>(problem.micro_batches));
   stage.sync = (terms.ds + terms.dp / summing) * problem.batch;
   return stage;

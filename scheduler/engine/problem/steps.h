@@ -4,9 +4,9 @@
 // steps. A worker computes one thing at a time: the backward of its earliest micro-batch if that
 // has returned, else the next forward if that has arrived, unless as many micro-batches as it may
 // hold are between the two. What crosses to the next stage and what comes back for it passes one
-// link of the worker, one after the other. Once the backwards of a step are done, the stage's
-// workers sum its gradients; when all stages have, the step's update is made. The forward of step t
-// waits for update t - 1 - S, S being the staleness.
+// link of the worker, one after the other, and is on its way for a while. Once the backwards of a
+// step are done, the stage's workers sum its gradients; when all stages have, the step's update is
+// made. The forward of step t waits for update t - 1 - S, S being the staleness.
 #pragma once
 
 #include <algorithm>
@@ -23,6 +23,7 @@ struct StepStage {
   double forward = 0, backward = 0;
   double cross = 0;  // on the worker's link, forth and back each a half; 0 of the last stage
   double sync = 0;   // after the last backward of a step
+  double way = 0;    // as cross, but nothing waits for another meanwhile
 
   double Busy() const { return forward + backward; }
 };
@@ -59,12 +60,14 @@ struct StepBound {
 
   // With one stage more before them, whose workers get `rounds` micro-batches at most.
   StepBound Before(const StepStage& stage, double rounds) const {
-    double f = stage.forward, b = stage.backward, away = trip + stage.cross;
+    double f = stage.forward, b = stage.backward;
+    double across = stage.cross + stage.way, away = trip + across;
     StepBound bound;
     bound.trip = away + f + b;
-    bound.pipeline = std::max({rounds * (f + b), away + f + rounds * b, away + b + rounds * f,
-                               f + rounds * stage.cross + b, f + stage.cross + pipeline + b});
-    bound.step = std::max(bound.pipeline + stage.sync, f + stage.cross / 2 + step);
+    bound.pipeline =
+        std::max({rounds * (f + b), away + f + rounds * b, away + b + rounds * f,
+                  f + rounds * stage.cross + stage.way / 2 + b, f + across + pipeline + b});
+    bound.step = std::max(bound.pipeline + stage.sync, f + across / 2 + step);
     return bound;
   }
 };

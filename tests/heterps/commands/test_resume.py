@@ -91,6 +91,10 @@ def test_a_retry_goes_on_from_the_files_that_the_scheduler_keeps(
     fetched = client.get(job_id, tmp_path / "model")
     assert not [name for name in fetched.files if name.startswith(("cuts/", "from/"))]
     assert_same(Path(fetched.folder), unfailed)
+    measured = client.decision(job_id).measured
+    model = json.loads((Path(fetched.folder) / "model.json").read_text())
+    assert measured.seconds == pytest.approx(model["train_seconds"])
+    assert 0 < measured.throughput_s < measured.seconds
 
 
 def test_another_job_goes_on_from_a_cancelled_one(client, ratings, unfailed, tmp_path):

@@ -117,7 +117,7 @@ def test_a_saved_model_predicts_as_it_was_measured(trained):
     for _, tensors in evaluation_batches(job, "test", 4096, 0, 1, lambda: False):
         with torch.no_grad():
             scores.append(model(tensors["sparse"], tensors["dense"]).numpy())
-        labels.append(tensors["label"].numpy())
+        labels.append(tensors["label.label"].numpy())
     measured = metrics.auc(np.concatenate(scores), np.concatenate(labels))
     assert measured == pytest.approx(status.metrics["test_auc"], abs=1e-5)
     assert len(np.concatenate(labels)) == Dataset(job.data, "test", job.directory).rows

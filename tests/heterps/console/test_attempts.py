@@ -58,8 +58,14 @@ def test_time_in_training_goes_on_over_attempts() -> None:
 
 
 def test_the_page_tells_what_was_lost_and_marks_where_an_attempt_began() -> None:
-    page = str("".join(map(str, job_sections(job(), None, History.of(history()), []))))
+    made = history()
+    for attempt, measured in ((1, 12.0), (2, 0.0)):
+        used = made.plans.add(attempt=attempt, from_step=20 * (attempt - 1), reason="planned")
+        used.decision.stages.add(units=3, type="t4")
+        used.decision.throughput, used.decision.measured.throughput = 17.0, measured
+    page = str("".join(map(str, job_sections(job(), None, History.of(made), []))))
     for part in (
+        *("Plans", "3 t4", ">17<", ">12<"),
         *("worker_crashed", "10 s", "$0.01", "12 s"),  # lost, its cost, until it trained again
         *("attempt 2 from step 20", "At 0:30: attempt 2 from step 20."),
         *("Checkpoints", "2.0 kB", "/o.cuts/20", "heterps submit --resume job@STEP"),

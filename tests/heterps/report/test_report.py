@@ -10,8 +10,9 @@ from rich.console import Console, RenderableType
 
 import scheduler
 from heterps import report
-from heterps.client.records import Job, Node, Process, State
+from heterps.client.records import Job, Node, PlanUse, Process, State
 from heterps.console.pages.what_if import compared
+from heterps.report.plans import plans_report
 from heterps.view import failure as reasons
 from heterps.view import figures
 from scheduler.decision.record import Measured, ParetoPoint, Relaxation
@@ -320,6 +321,16 @@ def test_tables_of_jobs_and_nodes_fit():
     assert "4242" in text
     assert "0.8212" in text
     assert all(len(line) <= 80 for line in text.splitlines())
+
+
+def test_the_plans_of_a_job_stand_beside_each_other():
+    plans = [
+        PlanUse("2 cpu + 1 t4", 1, 0, 1e9, "planned", 1.25, 4000.0, 1500.0),
+        PlanUse("3 t4", 1, 400, 1e9 + 60, "replanned", 2.5, 6000.0, 0.0),
+    ]
+    text = rendered(plans_report(plans))
+    for part in ("2 cpu + 1 t4", "planned", "$1.25", "1,500", "replanned", "400", "6,000"):
+        assert part in text, text
 
 
 def test_numbers_read_well():

@@ -26,26 +26,29 @@ _stages = st.lists(
     max_size=4,
 )
 
+_ways = st.sampled_from([0, 2, 6])
+
 
 @settings(max_examples=150, deadline=None)
-@given(_stages, st.integers(1, 7), st.integers(0, 2), st.integers(1, 5))
-def test_simulation_equals_one_inticks(
-    stages: Stages, micro_batches: int, staleness: int, steps: int
+@given(_stages, st.integers(1, 7), st.integers(0, 2), st.integers(1, 5), _ways)
+def test_simulation_equals_one_in_ticks(
+    stages: Stages, micro_batches: int, staleness: int, steps: int, way: int
 ) -> None:
     given_ = [(u, float(f), float(b), float(x), float(s)) for u, f, b, x, s in stages]
     given_[-1] = (*given_[-1][:3], 0.0, given_[-1][4])
-    at = ticks(stages, micro_batches, staleness, steps)
+    at = ticks(stages, micro_batches, staleness, steps, way)
     between = [end - start for start, end in pairwise([0, *at])]
-    assert _planner.simulate(given_, micro_batches, staleness, steps) == pytest.approx(between)
+    found = _planner.simulate(given_, micro_batches, staleness, steps, float(way))
+    assert found == pytest.approx(between)
 
 
 @settings(max_examples=150, deadline=None)
-@given(_stages, st.integers(1, 9))
-def test_no_step_is_faster_than_its_bound(stages: Stages, micro_batches: int) -> None:
+@given(_stages, st.integers(1, 9), _ways)
+def test_no_step_is_faster_than_its_bound(stages: Stages, micro_batches: int, way: int) -> None:
     given_ = [(u, float(f), float(b), float(x), float(s)) for u, f, b, x, s in stages]
     given_[-1] = (*given_[-1][:3], 0.0, given_[-1][4])
-    bound = _planner.step_bound(given_, micro_batches)
-    assert bound <= _planner.simulate(given_, micro_batches, 0, 1)[0] * (1 + 1e-12)
+    bound = _planner.step_bound(given_, micro_batches, float(way))
+    assert bound <= _planner.simulate(given_, micro_batches, 0, 1, float(way))[0] * (1 + 1e-12)
 
 
 def _even(*units: int) -> list[tuple[int, float, float, float, float]]:
@@ -70,6 +73,13 @@ def test_what_crosses_takes_turns_on_a_link() -> None:
     stages = [(1, 1.0, 1.0, 8.0, 0.0), (1, 1.0, 1.0, 0.0, 0.0)]
     assert _planner.simulate(stages, 1, 0, 1) == pytest.approx([12.0])
     assert _planner.simulate(stages, 20, 1, 20)[-1] == pytest.approx(160.0, rel=0.02)
+
+
+def test_what_is_on_its_way_makes_nothing_else_wait() -> None:
+    stages = [(1, 1.0, 1.0, 0.0, 0.0), (1, 1.0, 1.0, 0.0, 0.0)]
+    assert _planner.simulate(stages, 1, 0, 1, 8.0) == pytest.approx([12.0])
+    # Three more may be in flight meanwhile, of which the first stage may hold four.
+    assert _planner.simulate(stages, 8, 0, 1, 2.0) == pytest.approx([20.0])
 
 
 @pytest.mark.parametrize("cross", [0.0, 1e-6])
@@ -100,9 +110,9 @@ _layers = st.lists(
 
 
 @settings(max_examples=100, deadline=None)
-@given(_layers, st.sampled_from([4, 8, 16]))
+@given(_layers, st.sampled_from([4, 8, 16]), _ways)
 def test_the_price_of_a_flushed_plan_is_what_an_independent_simulation_takes(
-    layers: list[tuple[int, int, int, int]], micro_batches: int
+    layers: list[tuple[int, int, int, int]], micro_batches: int, way: int
 ) -> None:
     """From the workload on: each layer on a type of its own is a stage. All numbers are exact, as
     what happens at one moment may happen in either order otherwise."""
@@ -119,7 +129,7 @@ def test_the_price_of_a_flushed_plan_is_what_an_independent_simulation_takes(
         for name, (forward, cross, sync, _) in zip(names, layers, strict=True)
     ]
     size = {"batch": 128, "reference_batch": 128, "micro_batches": micro_batches}
-    work = workload(*rows, **size, staleness=0, ps_type="")
+    work = workload(*rows, **size, staleness=0, ps_type="", crossing_s=float(way))
     offer = resources(**dict.fromkeys(names, (1.0, 3)))
     steps = Steps(0, micro_batches, 128, simulated=True)
     priced = CostModel(Workload.parse(work), Resources.parse(offer), steps=steps).evaluate(
@@ -130,5 +140,5 @@ def test_the_price_of_a_flushed_plan_is_what_an_independent_simulation_takes(
         (units, forward, 3 * forward, cross if n < last else 0, sync // units)
         for n, (forward, cross, sync, units) in enumerate(layers)
     ]
-    step = ticks(stages, micro_batches, 0, 1)[0]
+    step = ticks(stages, micro_batches, 0, 1, way)[0]
     assert step * (1 - 1e-9) <= 128 / priced.throughput <= 1.05 * step

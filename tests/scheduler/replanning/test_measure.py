@@ -166,6 +166,9 @@ def test_an_ended_run_counts_by_its_length() -> None:
     assert (long.busy[0].seconds, long.pace.seconds) == (0.001, 0.005)
     assert [one.counts for one in long.busy] == [True, False]
     assert not run_of(1.0).counts
+    # An attempt of a second tells no more because those before it were long.
+    attempt = Measured(200.0, 1.0, 1.0, 5000.0, False, (0.001, 0.0), throughput_s=1.0)
+    assert not Measurement.of_run(attempt).counts
 
 
 def test_a_measurement_survives_its_message() -> None:

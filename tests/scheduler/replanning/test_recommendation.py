@@ -11,7 +11,7 @@ from scheduler.replanning.measure import Filtered, Measurement
 from scheduler.replanning.proposal import Proposal
 from scheduler.replanning.recommendation import Recommendation
 from scheduler.replanning.replan import propose
-from scheduler.runs.watch import Watch
+from scheduler.runs.changes.watch import Watch
 from scheduler.state.store import Store, StoreError
 from tests.scheduler.instances import cost, resources, workload
 

@@ -12,6 +12,8 @@ import pytest
 
 from bench.survive.job import Result, Shape, result_of, write_job
 from chassis.process import Child
+from heterps import Client
+from heterps.client.records import PlanUse
 from heterps.job.file import load_job
 from protos.decision_pb2 import Decision
 from protos.job_pb2 import JobSpec
@@ -37,16 +39,75 @@ _TRAINING = {
 }
 ALONE = {"schedule.min_throughput": 400}  # stages of one worker
 # A worker that kills itself where its part of a step's rows is staged, or all are committed, or
-# while it waits for the verdict; and workers that end no step while a file is there.
+# while it waits for the verdict, or at some point of a cut or of the end; one of two replacements
+# that does as it starts; and workers that end no step while a file is there, or until the judge is
+# to have all wait.
 _FAULT = """
+import importlib
 import os
 import signal
+import sys
 import time
+from contextlib import suppress
 
 from model import Model
+from workers.model.saved import SavedModel
 from workers.stage.commits import RowCommits
+from workers.stage.cut_folder import CutFolder
+from workers.stage.cut_judge import CutJudge
+from workers.stage.cuts import Cuts
 from workers.stage.ending import Ending
 from workers.stage.executor import StageExecutor
+from workers.stage.worker import Worker
+
+POINTS = {
+    "training is over": (Worker, "_write_weights"),
+    "its weights are written": (StageExecutor, "drain"),
+    "it has trained": (Worker, "_stay"),
+    "tables are to be saved": (Worker, "_save"),
+    "pushes are held": (importlib.import_module("ps.client.save"), "_write_parts"),
+    "tables are saved": (SavedModel, "finish"),
+    "the model has its name": (importlib.import_module("workers.stage.worker"), "check_saved"),
+    "a part of a cut is written": (Cuts, "_files"),
+    "a cut begins": (CutJudge, "_save_tables"),
+    "a cut lacks its name": (CutFolder, "add"),
+}
+
+
+def launched():
+    frame = sys._getframe()
+    while frame is not None:
+        if hasattr(frame.f_locals.get("launch"), "generation"):
+            return frame.f_locals["launch"]
+        frame = frame.f_back
+
+
+def die(*_, **__):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def dies(deaths, **arguments):
+    launch = launched()
+    if launch is not None and not launch.generation:
+        for when, stage, rank in deaths:
+            if (launch.index, launch.rank) == (stage, rank):
+                setattr(*POINTS[when], die)
+        if any(when == "it has trained" for when, _, _ in deaths):
+            own = Worker._save
+
+            def saves(*parts):
+                time.sleep(3.0)  # longer than it takes to see a death, and to blame somebody
+                return own(*parts)
+
+            Worker._save = saves
+    return Model(**arguments)
+
+
+def one_dies(file, **arguments):
+    launch = launched()
+    if launch is not None and (launch.generation, launch.index) == (1, 1):
+        die()
+    return held(file, 2, **arguments)
 
 
 def unjudged(rank, **arguments):
@@ -80,11 +141,14 @@ def build(when, rank, **arguments):
     return Model(**arguments)
 
 
-def held(file, **arguments):
+def held(file, generation=0, **arguments):
     own = StageExecutor._apply
 
     def waits(self):
-        while os.path.exists(file):
+        while os.path.exists(file) and self._ending._notices._generation >= generation:
+            if self.progress.pause_asked.is_set():
+                with suppress(FileNotFoundError):
+                    os.unlink(file)
             time.sleep(0.01)
         return own(self)
 
@@ -97,7 +161,7 @@ class Service:
     """A scheduler, a node for the shards, three of a unit of one type, one of two of another."""
 
     def __init__(self, roles: Roles, directory: Path) -> None:
-        self.directory = directory
+        self.directory, self.hold = directory, directory / "held"
         write_job(directory, SHAPE)
         (directory / "fault.py").write_text(_FAULT)
         with (directory / ".heterpsignore").open("a") as file:
@@ -113,6 +177,12 @@ class Service:
         """Start one, that waits for a minute for jobs to leave it."""
         told = ("--units", str(units), "--emulate", "--notice", "60")
         self._nodes.append(self._roles.node(self._scheduler, kind, *told))
+
+    def nodes(self, kind: str) -> list[Child]:
+        """Those of a type."""
+        nodes = self.stub.ListNodes(ListNodesRequest(), timeout=20).nodes
+        addresses = {node.address for node in nodes if node.type == kind}
+        return [node for node in self._nodes if node.address in addresses]
 
     def home(self, job_id: str, label: str) -> Child:
         """The node that a process of a job runs on."""
@@ -133,18 +203,17 @@ class Service:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """No step of a job that `may_be_held` ends meanwhile."""
-        file = self.directory / "held"
-        file.touch()
+        """No step of a job that `may_be_held` ends meanwhile, or until its workers are to pause."""
+        self.hold.touch()
         try:
             yield
         finally:
-            file.unlink()
+            self.hold.unlink(missing_ok=True)
 
     def may_be_held(self, name: str, **overrides: object) -> JobSpec:
         """As `job`."""
-        file = {"model.args.file": str(self.directory / "held")}
-        return self.job(name, **{"model.entry": "fault.py:held"}, **file, **overrides)
+        held = {"model.entry": "fault.py:held", "model.args.file": str(self.hold)}
+        return self.job(name, **held | overrides)
 
     def job(self, name: str, **overrides: object) -> JobSpec:
         spec = load_job(self.directory / "job.json", _TRAINING | overrides)
@@ -180,6 +249,11 @@ class Service:
         assert np.abs(result.rows).max() > 0.02  # they have learned
         return result
 
+    def plans(self, job_id: str) -> list[PlanUse]:
+        """That a job has trained under."""
+        with Client(self._scheduler.address) as client:
+            return client.plans(job_id)
+
     def losses(self, job_id: str, steps: int = SHAPE.steps) -> list[float]:
         """Of each step, as they are kept."""
         lines = (self.directory / "out" / job_id / "loss.csv").read_text().splitlines()[1:]
@@ -206,19 +280,10 @@ def move(service: Service, job_id: str, to: Decision) -> JobStatus:
 
     No step ends until the others listen: however long that takes, it moves within a few steps.
     """
-    moves, before = len(service.get(job_id).moves), {*service.pids(job_id).values()}
-    more = sum(stage.units for stage in to.stages)
-
-    def moved() -> bool:
-        return len(service.get(job_id).moves) > moves
-
+    moves = len(service.get(job_id).moves)
     with service.held():
         service.stub.MoveJob(MoveJobRequest(job_id=job_id, decision=to), timeout=20)
-        wait_until(
-            lambda: moved() or len({*service.pids(job_id).values()} - before) == more,
-            "others listen",
-        )
-    wait_until(moved, "it moves")
+        wait_until(lambda: len(service.get(job_id).moves) > moves, "it moves")
     return service.get(job_id)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+from heterps import Client
 from protos.scheduler_pb2 import (
     CANCELLED,
     END_CUT_UNREADABLE,
@@ -32,9 +33,12 @@ def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service
         yield made
 
 
-def finish(service: Service, name: str, attempt: int, step: int) -> JobStatus:
+def finish(
+    service: Service, name: str, attempt: int, step: int, before_s: float = 0.0
+) -> JobStatus:
     worker = service.node.worker(name, attempt)
-    service.node.report(worker, phase="done", step=step, samples=step * BATCH, train_seconds=2.0)
+    told = {"step": step, "samples": step * BATCH, "train_seconds": 2.0, "before_s": before_s}
+    service.node.report(worker, phase="done", **told)
     return service.end(name)
 
 
@@ -59,12 +63,21 @@ def test_a_retry_begins_at_the_newest_cut_and_the_status_goes_on_from_it(service
     assert (went.end_reason, went.from_step, went.step) == (END_WORKER_CRASHED, 0, 27)
     assert went.started_at > 0
     assert went.price_per_hour == 1.0
-    status = finish(service, "job", 2, 40)
+    status = finish(service, "job", 2, 40, before_s=3.0)
     assert (status.state, status.end_reason, status.step) == (SUCCEEDED, END_SUCCEEDED, 40)
     assert [cut.step for cut in status.cuts] == [10, 20]
     measured = service.stub.GetDecision(JobRequest(job_id="job"), timeout=20).measured
     assert measured.throughput == pytest.approx(20 * BATCH / 2.0), "not the samples of before"
-    assert measured.seconds == pytest.approx(4.0)
+    assert measured.throughput_s == pytest.approx(2.0)
+    assert measured.seconds == pytest.approx(3.0 + 2.0), "the steps before as long as they took"
+    assert measured.cost == pytest.approx(1.0 * 5.0 / 3600)
+    with Client(service.address) as client:
+        one, two = client.plans("job")
+    assert (one.plan, one.reason, one.attempt, one.from_step) == ("1 cpu", "planned", 1, 0)
+    assert (two.plan, two.reason, two.attempt, two.from_step) == ("1 cpu", "planned", 2, 20)
+    assert (one.measured, two.measured) == (0.0, pytest.approx(20 * BATCH / 2.0))
+    assert one.began_at < two.began_at
+    assert one.predicted == two.predicted > 0
 
 
 def test_a_cut_that_cannot_be_read_gives_way_to_the_one_before_and_that_to_the_start(

@@ -75,6 +75,15 @@ def test_a_node_that_came_back_without_the_process_has_lost_it(
     assert "was started again and has lost stage 0 worker 0" in found.text
 
 
+def test_who_has_trained_is_replaced_with_who_was_to_save(nodes: Nodes) -> None:
+    nodes.renew(node(ended(-9), ended(-9, 1)))
+    one = follower(nodes, workers=2)
+    one.report(ProgressReport(job_id="job", rank=1, phase="trained"))
+    outcome = one.follow(lambda: False, lambda ending: True)
+    assert outcome.lost is not None
+    assert [process.rank for process in outcome.lost] == [0, 1]
+
+
 def test_a_process_that_the_kernel_killed_for_memory_says_so(nodes: Nodes) -> None:
     nodes.renew(
         node(
@@ -94,11 +103,13 @@ def test_a_process_that_the_kernel_killed_for_memory_says_so(nodes: Nodes) -> No
     assert found.last_lines == "reading"
 
 
-def test_a_worker_that_had_trained_under_another_scheduler_may_end(nodes: Nodes) -> None:
-    """Its last word was kept; it is not taken for one that left without a word."""
-    done = ProcessStatus(process_id="job.stage-0-worker-0", job_id="job", exit_code=0)
-    nodes.renew(node(done))
+@pytest.mark.parametrize("how", ["in order", "killed", "with its node"])
+def test_a_worker_that_had_trained_under_another_scheduler_may_end(nodes: Nodes, how: str) -> None:
+    """Its last word was kept: nothing is missing without it, however it ends."""
+    if how != "with its node":
+        nodes.renew(node(ended(0 if how == "in order" else -9)))
     one = follower(nodes)
+    assert one._symptoms({})
     one.report(ProgressReport(job_id="job", phase="trained"))
     assert one._symptoms({}) == []
     one.report(ProgressReport(job_id="job", phase="done", output="there"))

@@ -19,15 +19,15 @@ def test_units_of_those_that_are_replaced_are_used_again_and_no_others() -> None
     first = nodes.reserve("job", [Group("cpu", 2, one_host=True)])
     assert first is not None
     held = [status.node_id for status in first]
-    assert nodes.reserve_anew("job", held, [Group("cpu", 5)]) is None, "another job has two"
+    assert nodes.reserve("job", [Group("cpu", 5)], held=held) is None, "another job has two"
     before = used(nodes)
     assert sum(before.values()) == 4
-    again = nodes.reserve_anew("job", held, [Group("cpu", 2)], avoid=held)
+    again = nodes.reserve("job", [Group("cpu", 2)], held=held, avoid=held)
     assert again is not None
     assert not {status.node_id for status in again} & {*held}
     assert used(nodes) == {"a": 2, "b": 2, "c": 2}, "those that it has stay its own"
     nodes.restore("job", [status.node_id for status in again])
     assert sum(used(nodes).values()) == 4
-    wide = nodes.reserve_anew("job", [s.node_id for s in again], [Group("cpu", 4)])
+    wide = nodes.reserve("job", [Group("cpu", 4)], held=[s.node_id for s in again])
     assert wide is not None
     assert used(nodes) == {"a": 2, "b": 2, "c": 2}

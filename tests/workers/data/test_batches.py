@@ -54,7 +54,7 @@ def dataset(folder: Path, rows: int, kind: str, **options: Any) -> Dataset:
 
 
 def rows_of(*batches: Batch) -> list[int]:
-    return [int(row) for batch in batches for row in batch.dense[:, 0]]
+    return [int(row) for batch in batches for row in batch["dense"][:, 0]]
 
 
 def joined(parts: Iterable[list[int]]) -> list[int]:
@@ -161,8 +161,8 @@ def test_what_is_read_may_be_written_to(folder: Path) -> None:
     for options in ({}, STREAMED):
         batches = GlobalBatches(dataset(folder, 60, "parquet", **options), 20)
         before = batches.read(1)
-        batches.read(1).dense[:] = -1
-        np.testing.assert_array_equal(batches.read(1).dense, before.dense)
+        batches.read(1)["dense"][:] = -1
+        np.testing.assert_array_equal(batches.read(1)["dense"], before["dense"])
 
 
 def test_max_steps_ends_it(folder: Path) -> None:

@@ -173,7 +173,7 @@ def test_numbers_that_are_no_classes_are_labels_of_mse(tmp_path: Path) -> None:
     job.data.path, job.data.train, job.data.label = ".", "a.parquet", "label"
     job.data.dense.append("distance")
     job.train.loss = "mse"
-    labels = GlobalBatches.of(with_batch(job, 2), Dataset.of(job, "train")).read(0).label
+    labels = GlobalBatches.of(with_batch(job, 2), Dataset.of(job, "train")).read(0)["label.label"]
     assert sorted(labels.tolist()) == [-2.5, 1e6]
     check(job)
     for wrong in (None, float("nan"), float("inf"), 1e300):

@@ -66,28 +66,28 @@ def test_text_equals_parquet(folder: Path, file: str, options: dict[str, Any]) -
     text, parquet = dataset(folder, file, **options), dataset(folder)
     assert text.rows == parquet.rows == ROWS
     left, right = whole(text), whole(parquet)
-    np.testing.assert_array_equal(left.sparse, right.sparse)
-    np.testing.assert_array_equal(left.dense, right.dense)
-    np.testing.assert_array_equal(left.label, right.label)
+    np.testing.assert_array_equal(left["sparse"], right["sparse"])
+    np.testing.assert_array_equal(left["dense"], right["dense"])
+    np.testing.assert_array_equal(left["label.label"], right["label.label"])
 
 
 def test_shapes_types_and_missing_values(folder: Path) -> None:
     batch = whole(dataset(folder))
-    assert (batch.sparse.shape, str(batch.sparse.dtype)) == ((ROWS, 3), "int64")
-    assert (batch.dense.shape, str(batch.dense.dtype)) == ((ROWS, 2), "float32")
-    assert (batch.label.shape, str(batch.label.dtype)) == ((ROWS,), "float32")
-    assert len(set(batch.sparse[::11, 0].tolist())) == 1
-    assert len(set(batch.sparse[:, 0].tolist())) == 18
-    assert (batch.dense[::4, 1] == 0).all()
-    np.testing.assert_array_equal(batch.dense[1::4, 1], np.arange(1, ROWS, 4) / 4)
-    np.testing.assert_array_equal(batch.label, np.arange(ROWS) % 3 == 0)
+    assert (batch["sparse"].shape, str(batch["sparse"].dtype)) == ((ROWS, 3), "int64")
+    assert (batch["dense"].shape, str(batch["dense"].dtype)) == ((ROWS, 2), "float32")
+    assert (batch["label.label"].shape, str(batch["label.label"].dtype)) == ((ROWS,), "float32")
+    assert len(set(batch["sparse"][::11, 0].tolist())) == 1
+    assert len(set(batch["sparse"][:, 0].tolist())) == 18
+    assert (batch["dense"][::4, 1] == 0).all()
+    np.testing.assert_array_equal(batch["dense"][1::4, 1], np.arange(1, ROWS, 4) / 4)
+    np.testing.assert_array_equal(batch["label.label"], np.arange(ROWS) % 3 == 0)
 
 
 def test_a_window_mixes_rows_beyond_its_row_group(folder: Path) -> None:
     data = dataset(folder, cache_bytes=0, window_rows=1000, block_rows=64)
     first = GlobalBatches(data, 200).read(0)
     ends = [150, 300, 450, 600, 690, 780, 870, 960]
-    groups = set(np.searchsorted(ends, first.dense[:, 0], side="right").tolist())
+    groups = set(np.searchsorted(ends, first["dense"][:, 0], side="right").tolist())
     assert len(groups) >= 6
 
 
@@ -107,5 +107,11 @@ def test_no_rows_are_no_batches(folder: Path, options: dict[str, Any]) -> None:
 def test_a_split_without_dense_or_without_sparse(folder: Path) -> None:
     only_sparse = DataSpec(path=".", train="part-*.parquet", label=LABEL, sparse=SPARSE)
     only_dense = DataSpec(path=".", train="part-*.parquet", label=LABEL, dense=DENSE)
-    assert GlobalBatches(Dataset(only_sparse, "train", folder), 10).read(0).dense.shape == (10, 0)
-    assert GlobalBatches(Dataset(only_dense, "train", folder), 10).read(0).sparse.shape == (10, 0)
+    assert GlobalBatches(Dataset(only_sparse, "train", folder), 10).read(0)["dense"].shape == (
+        10,
+        0,
+    )
+    assert GlobalBatches(Dataset(only_dense, "train", folder), 10).read(0)["sparse"].shape == (
+        10,
+        0,
+    )

@@ -69,7 +69,7 @@ def spec(path: str, train: str = "part-0.csv") -> DataSpec:
 
 def values(data: DataSpec, directory: Path) -> list[float]:
     dataset = Dataset(data, "train", directory)
-    return [float(x) for _, batch in in_order(dataset, 4, 0, 1) for x in batch.dense[:, 0]]
+    return [float(x) for _, batch in in_order(dataset, 4, 0, 1) for x in batch["dense"][:, 0]]
 
 
 def test_rows_are_the_same_from_anywhere(site, tmp_path):

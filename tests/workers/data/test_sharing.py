@@ -52,7 +52,7 @@ def dataset(folder: Path, dense: str = "row", **options: Any) -> Dataset:
 
 
 def rows_of(batch: Batch) -> list[int]:
-    return [int(row) for row in batch.dense[:, 0]]
+    return [int(row) for row in batch["dense"][:, 0]]
 
 
 # A worker that reads its share of each step, told what by its arguments; says how many rows it
@@ -86,7 +86,7 @@ rows = []
 for step in range(batches.steps):
     n, width = batches.samples(step), given["width"]
     first, last = n * given["rank"] // width, n * (given["rank"] + 1) // width
-    rows.append(batches.read(step, first, last).dense[:, 0].astype(int).tolist())
+    rows.append(batches.read(step, first, last)["dense"][:, 0].astype(int).tolist())
 print(json.dumps(rows), flush=True)
 sys.stdin.readline()
 print(parsed, flush=True)

@@ -36,7 +36,7 @@ def test_what_follows_is_the_label(tmp_path, windows, kind, cache_bytes):
     read_in_steps = GlobalBatches(read, 8, seed=1)
     batches = [tensors_of(read_in_steps.read(step)) for step in range(read_in_steps.steps)]
     tokens = np.concatenate([batch["tokens"].numpy() for batch in batches])
-    labels = np.concatenate([batch["label"].numpy() for batch in batches])
+    labels = np.concatenate([batch["label.label"].numpy() for batch in batches])
     assert tokens.dtype == labels.dtype == np.int64
     assert tokens.shape == labels.shape == (ROWS, WIDTH - 1)
     assert (tokens[:, 1:] == labels[:, :-1]).all()
@@ -47,8 +47,8 @@ def test_what_follows_is_the_label(tmp_path, windows, kind, cache_bytes):
 def test_a_label_column_leaves_the_tokens_whole(tmp_path, windows):
     write(tmp_path / "a.parquet", windows.tolist(), pa.list_(pa.int32()), y=[0, 1] * (ROWS // 2))
     batch = dataset(tmp_path, label="y").encoded()
-    assert (batch.tokens == windows).all()
-    assert batch.label.tolist() == [0, 1] * (ROWS // 2)
+    assert (batch["tokens"] == windows).all()
+    assert batch["label.label"].tolist() == [0, 1] * (ROWS // 2)
 
 
 @pytest.mark.parametrize(

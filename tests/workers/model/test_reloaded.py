@@ -19,6 +19,7 @@ from workers.embedding.sparse import SparseEmbedding
 from workers.errors import DivergedError
 from workers.model import reloaded
 from workers.model.entry import ModelError, job_model
+from workers.model.job_metrics import JobMetrics
 from workers.model.reloaded import ReloadError, check_finite, check_predictions, reopened
 from workers.model.saved import SavedModel
 
@@ -67,7 +68,7 @@ def trained(tmp_path):
     model.inner.rows.store = table
     with torch.no_grad():
         model.norm.running_mean += 0.5
-    batch = {"sparse": torch.arange(1, 21).reshape(10, 2), "label": torch.zeros(10)}
+    batch = {"sparse": torch.arange(1, 21).reshape(10, 2), "label.label": torch.zeros(10)}
     with torch.no_grad():
         scores = model.eval()(batch["sparse"])
     saved = SavedModel(str(tmp_path / "out"))
@@ -80,7 +81,8 @@ def trained(tmp_path):
 def check(trained, shard_rows=None):
     output, job, batch, scores, _ = trained
     model = reopened(output, job, shard_rows)
-    check_predictions(model, "bce_with_logits", batch, scores, nullcontext, 1e-5, output)
+    measured = {"score.": scores}
+    check_predictions(model, JobMetrics(job), batch, measured, nullcontext, 1e-5, output)
 
 
 def test_what_was_saved_predicts_as_it_did(trained):

@@ -55,6 +55,16 @@ def test_a_later_attempt_takes_the_place_of_one_whose_end_nobody_heard(tmp_path)
     assert json.loads((folder / "model.json").read_text())["steps"] == 2
 
 
+def test_workers_that_were_given_up_take_nothing_from_those_that_go_on(tmp_path):
+    before, after = (SavedModel(str(tmp_path / "model"), 1, generation) for generation in (0, 1))
+    for model in (before, after):
+        model.write_stage(0, {"weight": torch.zeros(3)})
+    before.abandon()
+    assert after.folder.is_dir()
+    after.abandon()
+    assert not after.folder.exists()
+
+
 @pytest.fixture
 def small_disk(tmp_path):
     """A file system of a megabyte."""

@@ -39,6 +39,7 @@ from workers.stage.rows import StageRows
 from workers.stage.schedule import Schedule
 from workers.stage.source import TrainingSource
 from workers.stage.state import base_names
+from workers.stage.update import Update
 
 CPU = torch.device("cpu")
 LIMIT_S = 120.0  # only a hang reaches it
@@ -191,11 +192,13 @@ class Steps:
     steps: list[Batch]
 
     def samples(self, step):
-        return len(self.steps[step].label)
+        return len(self.steps[step])
 
     def read(self, step, first, last):
-        fields = Batch.__dataclass_fields__
-        return Batch(*(getattr(self.steps[step], name)[first:last] for name in fields))
+        return self.steps[step].slice(first, last)
+
+    def labels(self, step):
+        return self.steps[step].labels
 
 
 @dataclass
@@ -206,6 +209,7 @@ class Worker:
     module: nn.Module
     rows: StageRows
     executor: StageExecutor
+    update: Update
     diverged: str = ""
 
 
@@ -285,7 +289,7 @@ class Pipeline:
                     *(self._batches, executor.own),
                     range(executor.progress.step, self._schedule.steps),
                     *(self._job.train.staleness, worker.rows),
-                    *(executor.upload, self._inboxes[place.stage][place.rank]),
+                    *(executor.upload, self._inboxes[place.stage][place.rank], executor.loss),
                 )
             try:
                 executor.train(source)
@@ -341,7 +345,7 @@ class Pipeline:
             (lambda: self._where) if self._where else None,
             over=self._generation,
         )
-        return Worker(place, graph.module, parts.rows, parts.executor)
+        return Worker(place, graph.module, parts.rows, parts.executor, parts.update)
 
     def _launch(self, stage):
         firsts = [0, *(cut + 1 for cut in self._cuts[:-1])]

@@ -127,7 +127,7 @@ def test_a_cut_that_is_the_best_stays(tmp_path, monkeypatch):
         assert split == "valid"
         for number in range(rank, 8, workers):
             part = slice(number * 4, number * 4 + 4)
-            yield number, {"sparse": keys[part], "label": labels[part]}
+            yield number, {"sparse": keys[part], "label.label": labels[part]}
 
     monkeypatch.setattr(evaluation, "evaluation_batches", given)
     _, places = with_cuts(case, tmp_path)

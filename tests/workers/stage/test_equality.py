@@ -105,10 +105,10 @@ class Case:
         generator = np.random.default_rng(0)
         return [
             Batch(
-                sparse=generator.integers(0, KEYS, (size, 2)),
-                dense=np.empty((size, 0), np.float32),
-                label=generator.integers(0, 2, size).astype(np.float32),
-                tokens=np.empty((size, 0), np.int32),
+                {
+                    "sparse": generator.integers(0, KEYS, (size, 2)),
+                    "label.label": generator.integers(0, 2, size).astype(np.float32),
+                }
             )
             for size in self.sizes
         ]
@@ -136,17 +136,17 @@ class Case:
             )
 
         def forward(model, batch):
-            samples = len(batch.label)
+            samples = len(batch)
             count = min(self.micro_batches, samples) if self.experts else 1
             loss = auxiliary = 0.0
             for index in range(count):
                 part = slice(samples * index // count, samples * (index + 1) // count)
-                out = model(torch.from_numpy(batch.sparse[part])).reshape(-1)
-                label = torch.from_numpy(batch.label[part])
+                out = model(torch.from_numpy(batch["sparse"][part])).reshape(-1)
+                label = torch.from_numpy(batch["label.label"][part])
                 weight = len(label) / samples
                 loss += weight * nn.functional.binary_cross_entropy_with_logits(out, label)
                 auxiliary += weight * model.small.aux_loss
-            return loss, auxiliary, set(batch.sparse.ravel().tolist())
+            return loss, auxiliary, set(batch["sparse"].ravel().tolist())
 
         return reference.train(model, tables, forward, self.job, self.batches())
 
@@ -374,7 +374,7 @@ def test_a_training_that_diverges_ends_with_the_state_of_the_step_before(stalene
     at = 4
     case = replace(wide(staleness, cuts=cuts, widths=widths), sizes=(13,) * 8)
     batches = case.batches()
-    batches[at].label[7] = np.nan  # as the loss of one sample is
+    batches[at]["label.label"][7] = np.nan  # as the loss of one sample is
     expected = replace(case, sizes=case.sizes[:at]).reference()
     pipeline = case.pipeline()
     pipeline._batches.steps = batches

@@ -80,10 +80,11 @@ def batches(dtype):
     random = np.random.default_rng(0)
     return [
         Batch(
-            sparse=random.integers(0, 9, (SAMPLES, 2)),
-            dense=random.normal(size=(SAMPLES, 3)).astype(dtype),
-            label=random.integers(0, 2, SAMPLES).astype(dtype),
-            tokens=np.empty((SAMPLES, 0), np.int32),
+            {
+                "sparse": random.integers(0, 9, (SAMPLES, 2)),
+                "dense": random.normal(size=(SAMPLES, 3)).astype(dtype),
+                "label.label": random.integers(0, 2, SAMPLES).astype(dtype),
+            }
         )
         for _ in range(STEPS)
     ]
@@ -96,8 +97,8 @@ def plain(build, job, steps):
     rate = make_schedule(job.train.optimizer, optimizer, len(steps))
     for batch in steps:
         given = "dense" if isinstance(model, Dense) else "sparse"
-        out = model(torch.from_numpy(getattr(batch, given)))
-        label = torch.from_numpy(batch.label)
+        out = model(torch.from_numpy(batch[given]))
+        label = torch.from_numpy(batch["label.label"])
         function = nn.functional.mse_loss if job.train.loss == "mse" else None
         loss = (function or nn.functional.binary_cross_entropy_with_logits)(out.reshape(-1), label)
         (loss + model.b.aux_loss if isinstance(model, Dense) else loss).backward()
@@ -208,8 +209,8 @@ def test_held_out_samples_are_predicted_once_each(float64, monkeypatch, cuts, wi
             yield (
                 number,
                 {
-                    "dense": torch.from_numpy(samples.dense[part]),
-                    "label": torch.from_numpy(samples.label[part]),
+                    "dense": torch.from_numpy(samples["dense"][part]),
+                    "label.label": torch.from_numpy(samples["label.label"][part]),
                 },
             )
 
@@ -217,20 +218,19 @@ def test_held_out_samples_are_predicted_once_each(float64, monkeypatch, cuts, wi
 
     def between(worker):
         one = worker.executor.evaluate("valid")
-        found[worker.place.stage, worker.place.rank] = one.scores, one.labels
+        found[worker.place.stage, worker.place.rank] = one.found
         worker.executor.drain()
 
     monkeypatch.setattr(evaluation, "evaluation_batches", given)
     Pipeline(job, build, cuts, widths, steps, 6, between=between).run()
     model, _ = plain(build, job, steps)
-    scores = model(torch.from_numpy(samples.dense)).detach().reshape(-1).float()
-    expected = sorted(zip(scores.tolist(), samples.label.tolist(), strict=True))
-    for (stage, _), (scored, labels) in found.items():
+    scores = model(torch.from_numpy(samples["dense"])).detach().reshape(-1).float()
+    for (stage, _), taken in found.items():
         if stage < len(widths) - 1:
-            assert scored.numel() == labels.numel() == 0
+            assert not taken
             continue
-        got = sorted(zip(scored.tolist(), labels.tolist(), strict=True))
-        assert np.array(got) == pytest.approx(np.array(expected), abs=1e-6)
+        torch.testing.assert_close(taken["score."], scores, rtol=0, atol=1e-6)  # in their order
+        assert taken["truth."].tolist() == samples["label.label"].tolist()
 
 
 def test_who_waits_for_input_hears_of_a_worker_that_is_gone():

@@ -13,6 +13,7 @@ from protos.job_pb2 import JobSpec
 from workers.data import Dataset, GlobalBatches
 from workers.device.copies import OnHost
 from workers.links.inbox import Inbox, Stopped
+from workers.model.job_loss import job_loss
 from workers.stage.schedule import Schedule
 from workers.stage.source import TrainingSource, evaluation_batches
 
@@ -73,7 +74,7 @@ def dealt(job, micro_batches, rank, width, stop=None, rows=None):
     return (
         schedule,
         rows,
-        TrainingSource(batches, own, range(schedule.steps), 0, rows, upload, inbox),
+        TrainingSource(batches, own, range(schedule.steps), 0, rows, upload, inbox, job_loss(job)),
     )
 
 
@@ -103,7 +104,7 @@ def test_a_global_batch_is_dealt_once_over_workers_and_micro_batches(job, width,
                 steps[step] += zip(range(spec.first, spec.last), values, strict=True)
         assert rows.pulls[: len(pulls)] == pulls
     for step, dealt_rows in enumerate(steps):
-        batch = batches.read(step).dense[:, 0].tolist()
+        batch = batches.read(step)["dense"][:, 0].tolist()
         assert sorted(dealt_rows) == list(enumerate(batch))
 
 

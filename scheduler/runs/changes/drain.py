@@ -18,20 +18,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from protos.decision_pb2 import Decision
+from protos.generations import may_regroup
 from protos.job_pb2 import JobSpec
 from protos.node_pb2 import SHARD, STAGE
 from protos.scheduler_pb2 import END_LOST_NODE, NodeStatus
 from scheduler.problem.fields import InputError
-from scheduler.runs.anew import for_job, on_nodes_now, propose_now
 from scheduler.runs.attempt import Attempt
 from scheduler.runs.calls import CallError
 from scheduler.runs.change import ChangeRefusedError, PlanChange
+from scheduler.runs.changes.anew import for_job, on_nodes_now, propose_now
+from scheduler.runs.changes.move import cut_at, pause
+from scheduler.runs.changes.regroup import regroup
 from scheduler.runs.failures import JobError
-from scheduler.runs.launch import may_regroup, stop_job
-from scheduler.runs.move import cut_at, pause
+from scheduler.runs.launch import devices_of, stop_job
 from scheduler.runs.offer import OfferError
 from scheduler.runs.processes import Process
-from scheduler.runs.regroup import regroup
 from scheduler.state.endings import Ending
 from scheduler.state.packing import Group
 
@@ -73,7 +74,7 @@ class Drain:
             return self._end()
         if not self._left:
             self._left = [self._replace, self._go_over, self._go_over_to_another, self._pause]
-        while self._left:
+        while self._left and self._attempt.change is None:
             if self._left.pop(0)():
                 return True
         self._next = time.monotonic() + _AGAIN_S
@@ -88,9 +89,9 @@ class Drain:
         ids = {node.node_id for node in self._nodes()}
         return [p for p in self._attempt.processes if p.node.node_id in ids and not p.standing]
 
-    def _spec(self) -> JobSpec:
+    def _may_regroup(self) -> bool:
         attempt = self._attempt
-        return attempt.persist(lambda: attempt.context.store.spec(attempt.id.job_id)) or JobSpec()
+        return may_regroup(attempt.spec() or JobSpec(), devices_of(attempt.decision))
 
     def _replace(self) -> bool:
         """Replace the workers there by others elsewhere."""
@@ -102,7 +103,7 @@ class Drain:
         }
         if _holds_shard(here) or len(staying) < len(attempt.decision.stages):
             return False
-        if not may_regroup(self._spec(), attempt.decision):
+        if not self._may_regroup():
             return False
         groups = [Group(worker.node.type, 1) for worker in here]
         homes = context.nodes.reserve(attempt.id.job_id, groups)
@@ -124,7 +125,7 @@ class Drain:
         attempt, follower = self._attempt, self._attempt.follower
         if follower is None or _holds_shard(self._here()):
             return False
-        spec, (measurement, _) = self._spec(), follower.so_far()
+        spec, (measurement, _) = attempt.spec() or JobSpec(), follower.so_far()
         try:
             offered = on_nodes_now(attempt, spec)
             found = propose_now(attempt, spec, measurement, offered=offered)
@@ -151,7 +152,7 @@ class Drain:
     def _pause(self) -> bool:
         """Have the workers take a cut and wait."""
         attempt = self._attempt
-        if not may_regroup(self._spec(), attempt.decision):
+        if not self._may_regroup():
             return False
         try:
             pause(attempt)

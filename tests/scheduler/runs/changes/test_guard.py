@@ -7,11 +7,11 @@ import pytest
 from protos.decision_pb2 import Decision
 from protos.scheduler_pb2 import END_SUCCEEDED, JobRequest, JobStatus, Recovery
 from scheduler import plan
-from scheduler.runs import guard as module
-from scheduler.runs.deadline import ENDING_S, sure_plan
-from scheduler.runs.guard import DeadlineGuard, may_go_over
+from scheduler.runs.changes import guard as module
+from scheduler.runs.changes.deadline import ENDING_S, sure_plan
+from scheduler.runs.changes.guard import DeadlineGuard, may_go_over
+from tests.scheduler.runs.changes.test_deadline import HOUR, decided, job, trained
 from tests.scheduler.runs.survivors import Service
-from tests.scheduler.runs.test_deadline import HOUR, decided, job, trained
 from tests.waiting import wait_until
 
 KINDS = ("front", "back")
@@ -77,9 +77,8 @@ def test_a_job_that_trains_goes_over_for_its_deadline(service: Service) -> None:
         wait_until(lambda: len(service.pids("dated")) > 4, "it is to train")
         decision = service.stub.GetDecision(JobRequest(job_id="dated"), timeout=20)
         assert {stage.type for stage in decision.stages} == set(KINDS), decision.reasons
-        running = len(service.pids("dated"))
         # It is due at the first look.
-        wait_until(lambda: len(service.pids("dated")) > running, "others begin")
+        wait_until(lambda: service.get("dated").moves, "it goes over")
     status = service.end("dated")
     assert status.end_reason == END_SUCCEEDED, status.reason
     (move,) = status.moves

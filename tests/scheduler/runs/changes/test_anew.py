@@ -10,7 +10,7 @@ from protos.job_pb2 import JobSpec
 from protos.scheduler_pb2 import JobStatus, NodeStatus
 from scheduler import plan
 from scheduler.decision import record
-from scheduler.runs.anew import Joins, for_job, left_of, moving_of, offered_now, past_of
+from scheduler.runs.changes.anew import Joins, for_job, left_of, moving_of, offered_now, past_of
 from scheduler.runs.offer import OfferError
 from scheduler.state.nodes import Nodes
 from scheduler.state.store import Store

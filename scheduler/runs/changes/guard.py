@@ -7,12 +7,13 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from protos.decision_pb2 import Decision
+from protos.generations import may_regroup
 from protos.job_pb2 import JobSpec
 from protos.scheduler_pb2 import END_LOST_NODE, JobStatus
 from scheduler.problem.deadline import Deadline
 from scheduler.runs.attempt import Attempt
 from scheduler.runs.change import ChangeRefusedError, PlanChange
-from scheduler.runs.deadline import (
+from scheduler.runs.changes.deadline import (
     ENDING_S,
     MOVING_S,
     finish_at,
@@ -21,7 +22,7 @@ from scheduler.runs.deadline import (
     slower,
     sure_plan,
 )
-from scheduler.runs.launch import may_regroup
+from scheduler.runs.launch import devices_of
 from scheduler.state.endings import Ending, may_retry
 
 _LOOK_S = 1.0
@@ -38,9 +39,8 @@ def guard(attempt: Attempt) -> "DeadlineGuard":
             attempt.request_change(PlanChange("deadline", sure))
             _log.warning("job %s: goes over to units that stay, for its deadline", job_id)
 
-    job = attempt.persist(lambda: context.store.spec(job_id)) or JobSpec()
     return DeadlineGuard(
-        job,
+        attempt.spec() or JobSpec(),
         attempt.decision,
         lambda: context.jobs.get(job_id),
         lambda: slower(attempt.measurement(), attempt.decision),
@@ -57,7 +57,7 @@ def may_go_over(status: JobStatus, job: JobSpec, decision: Decision) -> bool:
     kept = JobStatus()
     kept.CopyFrom(status)
     kept.retries = max(0, status.retries - 1)
-    return may_retry(kept, Ending(END_LOST_NODE)) and may_regroup(job, decision)
+    return may_retry(kept, Ending(END_LOST_NODE)) and may_regroup(job, devices_of(decision))
 
 
 class DeadlineGuard:
@@ -66,7 +66,8 @@ class DeadlineGuard:
     Args:
         status: of the job.
         slower: how many times longer than predicted its samples take; expected of the other plan,
-        too. go: makes it go over to a plan, unless it does so already.
+            too.
+        go: makes it go over to a plan, unless it does so already.
         start_s: seconds that its processes took to start.
     """
 

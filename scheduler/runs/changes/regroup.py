@@ -13,12 +13,14 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
+from protos.generations import may_regroup
 from protos.job_pb2 import JobSpec
 from protos.node_pb2 import STAGE, NodeStatusRequest
 from protos.scheduler_pb2 import (
     END_CONNECTION_LOST,
     END_LOST_NODE,
     END_WORKER_CRASHED,
+    JobStatus,
     NodeStatus,
     Recovery,
 )
@@ -27,16 +29,18 @@ from protos.stage_pb2_grpc import StageStub
 from scheduler.runs.attempt import Attempt
 from scheduler.runs.beginning import beginning_of
 from scheduler.runs.calls import CallError, call
+from scheduler.runs.cleanup import stop_others
 from scheduler.runs.failures import JobError
 from scheduler.runs.launch import (
     begin,
+    devices_of,
     drop_tables,
     launch,
-    may_regroup,
     topology_of,
     worker_of,
 )
 from scheduler.runs.processes import Process
+from scheduler.runs.recoveries import reached_at
 from scheduler.state.endings import Ending, first_line
 from scheduler.state.packing import Group
 
@@ -111,9 +115,14 @@ def _regroup(
     labels = [process.label for process in lost]
     kinds = {process.node.type for process in lost}
     reached, line = attempt.step, attempt.record.line
+    spec = attempt.spec()
+    if spec is None:
+        raise JobError(cause)
     for _ in range(_ROUNDS):
+        if attempt.follower is not None and attempt.follower.is_done:
+            return  # the leader had the model saved before it was asked
         generation = attempt.record.next_generation()
-        found = _one_round(attempt, gone, generation, cause, homes)
+        found = _one_round(attempt, spec, gone, generation, cause, homes)
         if found is not None:
             break
         labels += [p.label for p in attempt.processes if p.process_id in gone]
@@ -135,7 +144,8 @@ def _regroup(
     )
     if attempt.record.line != line:
         recovery.back, recovery.reached = True, max(reached, found.step)
-        recovery.lost_s = max(0.0, at - attempt.reached_at(found.step))
+        status = attempt.context.jobs.get(attempt.id.job_id) or JobStatus()
+        recovery.lost_s = max(0.0, at - reached_at(status, found.step))
     attempt.recovered(recovery, kinds, found.samples)
     _log.warning(
         "job %s: %s replaced in %.1f s; it goes on from step %d",
@@ -148,6 +158,7 @@ def _regroup(
 
 def _one_round(
     attempt: Attempt,
+    spec: JobSpec,
     gone: set[str],
     generation: int,
     cause: Ending,
@@ -156,14 +167,14 @@ def _one_round(
     """Try it once; None where more turn out to be gone, who are added to `gone`."""
     stop, channels = attempt.is_cancelled, attempt.context.channels
     survivors = [p for p in attempt.processes if p.role == STAGE and p.process_id not in gone]
-    if not survivors or not may_regroup(_spec(attempt, cause), attempt.decision):
+    if not survivors or not may_regroup(spec, devices_of(attempt.decision)):
         raise JobError(cause)
     with ThreadPoolExecutor(max(1, len(survivors))) as pool:
         asked = {
             process.process_id: pool.submit(_ask, attempt, process, generation)
             for process in survivors
         }
-        replaced = _replaced_if_they_start(attempt, gone, generation, cause, homes)
+        replaced = _replaced_if_they_start(attempt, spec, gone, generation, cause, homes)
         states = {name: _told(future, name, gone) for name, future in asked.items()}
     if replaced is None:
         return None
@@ -172,9 +183,10 @@ def _one_round(
         return None
     kept = {name: state for name, state in states.items() if state is not None}
     attempt.place(replaced)
+    stop_others(attempt)
     found = _go_on(replaced, kept, len(attempt.decision.stages), attempt.record.line)
     if found is None:
-        found = _go_back(attempt, cause)
+        found = _go_back(attempt, spec, cause)
     topology = topology_of(attempt.id.job_id, replaced)
     topology.generation, topology.step, topology.cut = generation, found.step, found.cut
     topology.line = attempt.record.line
@@ -214,6 +226,7 @@ def _told(future: "Future[RegroupReply]", name: str, gone: set[str]) -> RegroupR
 
 def _replaced_if_they_start(
     attempt: Attempt,
+    spec: JobSpec,
     gone: set[str],
     generation: int,
     cause: Ending,
@@ -225,7 +238,7 @@ def _replaced_if_they_start(
         JobError: there is no unit for one, or it failed by an error of its own.
     """
     try:
-        return _replaced(attempt, gone, generation, cause, homes)
+        return _replaced(attempt, spec, gone, generation, cause, homes)
     except JobError as error:
         if error.ending is cause or error.ending.reason not in _PASSING:
             raise
@@ -235,6 +248,7 @@ def _replaced_if_they_start(
 
 def _replaced(
     attempt: Attempt,
+    spec: JobSpec,
     gone: set[str],
     generation: int,
     cause: Ending,
@@ -246,7 +260,6 @@ def _replaced(
         JobError: there is no unit for one, or it did not start.
     """
     nodes, job_id = attempt.context.nodes, attempt.id.job_id
-    spec = _spec(attempt, cause)
     news: dict[str, Process] = {}
     taken: list[str] = []  # nodes of units in the place of others
     try:
@@ -263,6 +276,7 @@ def _replaced(
             news[process.process_id] = worker_of(
                 attempt.id, process.index, process.rank, home, generation
             )
+        attempt.record.add_others([*news.values()])
         return _launched(attempt, spec, news, generation)
     except BaseException:
         nodes.give_back(job_id, taken)
@@ -324,21 +338,14 @@ def _ended(attempt: Attempt, processes: Sequence[Process]) -> set[str]:
     }
 
 
-def _spec(attempt: Attempt, cause: Ending) -> JobSpec:
-    spec = attempt.persist(lambda: attempt.context.store.spec(attempt.id.job_id))
-    if spec is None:
-        raise JobError(cause)
-    return spec
-
-
-def _go_back(attempt: Attempt, cause: Ending) -> GoOn:
+def _go_back(attempt: Attempt, spec: JobSpec, cause: Ending) -> GoOn:
     """Where all begin anew: at the newest cut, else at the first step, without tables.
 
     Raises:
         JobError: nobody of this attempt can begin there.
     """
     context = attempt.context
-    spec, status = _spec(attempt, cause), context.jobs.get(attempt.id.job_id)
+    status = context.jobs.get(attempt.id.job_id)
     if status is None:
         raise JobError(cause)
     beginning = beginning_of(status, spec, context.address)

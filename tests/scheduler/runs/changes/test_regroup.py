@@ -1,5 +1,6 @@
 """Workers that are killed are replaced while the others go on, and the result is the same."""
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -279,6 +280,18 @@ def test_a_job_moves_to_other_workers_and_comes_to_the_same_bits(
     assert (status.end_reason, status.attempt, status.step) == (END_SUCCEEDED, 1, SHAPE.steps)
     assert 4 < one.step < SHAPE.steps
     assert service.digest("moved") == unfailed
+    found = plan(service, "moved")
+    model = json.loads((service.directory / "out" / "moved" / "model.json").read_text())
+    assert found.measured.seconds == pytest.approx(model["train_seconds"])
+    assert 0 < found.measured.throughput_s < found.measured.seconds, "before it moved, too"
+    assert found.measured.cost == pytest.approx(
+        found.price_per_hour * found.measured.seconds / 3600
+    )
+    first, second = service.plans("moved")
+    assert (first.reason, first.from_step) == ("planned", 0)
+    assert (second.reason, second.from_step) == ("asked", one.step)
+    assert first.measured == pytest.approx(one.measured)
+    assert second.measured == pytest.approx(found.measured.throughput)
     assert "the tables hold just the cut" in logged(service, "moved")
     assert not status.cuts, "it was to take none"
     assert not (service.directory / "out" / "moved.cuts").exists()
@@ -325,12 +338,16 @@ def test_a_node_with_a_whole_stage_is_left_with_nothing_lost(
     name = f"drained-{'room' if room else 'full'}"
     if room:
         service.add_node("back", 2)
-    service.submit(service.job(name))
-    wait_until(lambda: service.get(name).step >= 4, "it trains")
+    service.submit(service.may_be_held(name))
+    trains(service, name, 4)
     node = service.home(name, "stage 1 worker 0")
-    os.kill(node.pid, signal.SIGTERM)
+    with service.held():  # until the workers elsewhere listen, or there is no room for them
+        os.kill(node.pid, signal.SIGTERM)
+        if room:
+            wait_until(lambda: service.get(name).moves, "it moves", 120)
+        else:
+            wait_until(lambda: service.get(name).attempts, "it waits for another node", 120)
     if not room:
-        wait_until(lambda: service.get(name).attempts, "it waits for another node")
         assert node.process.wait(30) == 0
         service.add_node("back", 2)
     status = service.end(name)

@@ -10,10 +10,10 @@ from protos import scheduler_pb2 as pb
 from protos.job_pb2 import JobSpec
 from scheduler.replanning.measure import Measurement
 from scheduler.replanning.recommendation import Recommendation
-from scheduler.runs.anew import Joins, for_job, on_nodes_now, past_of, propose_now
 from scheduler.runs.attempt import Attempt
 from scheduler.runs.change import ChangeRefusedError, PlanChange
-from scheduler.runs.deadline import may_be_struck
+from scheduler.runs.changes.anew import Joins, for_job, on_nodes_now, past_of, propose_now
+from scheduler.runs.changes.deadline import may_be_struck
 from scheduler.runs.offer import OfferError
 from scheduler.state.store import Store, StoreError
 
@@ -122,7 +122,7 @@ def watch(attempt: Attempt) -> Watch:
 
     job_id, context, follower = attempt.id.job_id, attempt.context, attempt.follower
     assert follower is not None
-    spec = attempt.persist(lambda: context.store.spec(job_id)) or JobSpec()
+    spec = attempt.spec() or JobSpec()
     mode, elastic = spec.schedule.replan, spec.schedule.HasField("elastic")
     joins = Joins(context.nodes)
     joined = 0  # considerations for which nodes that came still count

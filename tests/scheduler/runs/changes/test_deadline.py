@@ -9,7 +9,7 @@ from protos.job_pb2 import JobSpec
 from protos.scheduler_pb2 import Cut, JobStatus
 from scheduler import plan
 from scheduler.replanning.measure import Filtered, Measurement
-from scheduler.runs.deadline import (
+from scheduler.runs.changes.deadline import (
     ENDING_S,
     finish_at,
     hours_for_all,

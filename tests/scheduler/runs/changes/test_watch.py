@@ -9,7 +9,7 @@ from protos.decision_pb2 import LayerCost
 from protos.job_pb2 import JobSpec
 from protos.node_pb2 import LaunchRequest
 from protos.scheduler_pb2 import JobRequest
-from scheduler.runs import watch
+from scheduler.runs.changes import watch
 from tests.cluster import Roles
 from tests.scheduler.lives import log_of, prepare, steps_of
 from tests.scheduler.stub_node import BATCH, Service, StubNode, serving

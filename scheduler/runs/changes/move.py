@@ -23,12 +23,14 @@ from protos.stage_pb2_grpc import StageStub
 from scheduler.runs.attempt import Attempt, State
 from scheduler.runs.calls import CallError, Interrupted, call
 from scheduler.runs.change import Change, Stage, in_short
-from scheduler.runs.cleanup import GRACE_S
+from scheduler.runs.changes.regroup import regroup, resume
+from scheduler.runs.cleanup import stop_others
 from scheduler.runs.failures import JobError, ending_of
-from scheduler.runs.launch import begin, groups_of, launch, stop_job, topology_of, workers_of
+from scheduler.runs.launch import begin, groups_of, launch, topology_of, workers_of
+from scheduler.runs.plans import keep_moved, measured
 from scheduler.runs.processes import Process
-from scheduler.runs.regroup import regroup, resume
 from scheduler.state.endings import Ending, first_line
+from scheduler.state.store import TransitionError
 
 _CALL_S = 20.0
 _log = logging.getLogger("heterps.runner")
@@ -66,9 +68,20 @@ def give_up(attempt: Attempt, why: str) -> None:
     _log.warning("job %s: it keeps its plan: %s", attempt.id.job_id, why)
     move = _move(attempt, change)
     move.failed = why
-    attempt.end_change()
+    attempt.end_change(move)
     settle(attempt)
-    attempt.moved(move)
+
+
+def overtaken(attempt: Attempt) -> None:
+    """Tell of a change that was under way when the attempt ended; without effect where none was."""
+    with attempt.record.lock:  # whoever asks for one holds it until it is under way, or refused
+        change = attempt.change
+    if change is None:
+        return
+    move = _move(attempt, change)
+    move.failed = change.failed or "the attempt ended before it could go over"
+    with suppress(TransitionError):  # a Redis that lost the job
+        attempt.end_change(move)
 
 
 def settle(attempt: Attempt) -> None:
@@ -77,19 +90,7 @@ def settle(attempt: Attempt) -> None:
     Units that the job's own workers and shards do not have are given back.
     """
     attempt.record.hold()
-    others = attempt.record.others
-
-    def stop() -> None:
-        addresses = [process.node.address for process in others]
-        channels = attempt.context.channels
-        for silent in stop_job(attempt.id, addresses, channels, GRACE_S, others):
-            _log.warning("%s", silent)
-        if attempt.state is State.RUNNING:
-            with suppress(Interrupted):
-                attempt.record.drop_others(others)
-
-    if others:
-        threading.Thread(target=stop, name=f"stop {attempt.id.job_id}", daemon=True).start()
+    stop_others(attempt)
 
 
 def _start(attempt: Attempt, change: Change) -> None:
@@ -114,7 +115,7 @@ def _start(attempt: Attempt, change: Change) -> None:
 
 def _launch(attempt: Attempt, change: Change) -> None:
     context = attempt.context
-    spec = context.store.spec(attempt.id.job_id)
+    spec = attempt.spec()
     units = attempt.reserve(change, groups_of(change.decision), _nodes(_workers(attempt)))
     if units is None or spec is None:
         text = f"the plan needs {in_short(change.decision)}, and not so many units are free"
@@ -184,6 +185,7 @@ def _go_over(attempt: Attempt, change: Change, step: int) -> None:
         resume(attempt)
         return
     before = _measured(attempt)
+    move.measured = before.measured.throughput
     shards = [process for process in attempt.processes if process.role != STAGE]
     attempt.go_over(change.decision, [*shards, *change.processes])
     topology = topology_of(attempt.id.job_id, attempt.processes)
@@ -202,10 +204,9 @@ def _go_over(attempt: Attempt, change: Change, step: int) -> None:
     else:
         attempt.go_on(cut.samples)
     move.seconds = time.time() - move.at
-    attempt.end_change()
+    attempt.end_change(move)
     settle(attempt)
-    attempt.moved(move)
-    _keep_plans(attempt, before, move)
+    keep_moved(attempt, before, move)
     _log.info(
         "job %s: from %s to %s in %.1f s, at step %d",
         *(attempt.id.job_id, move.before, move.after, move.seconds, step),
@@ -250,7 +251,7 @@ def _measured(attempt: Attempt) -> Decision:
     made.CopyFrom(attempt.decision)
     report = follower.last_report()
     if report is not None and report.train_seconds > 0:
-        made.measured.CopyFrom(follower.measured(made, report))
+        made.measured.CopyFrom(measured(attempt, report))
     return made
 
 
@@ -270,29 +271,6 @@ def _move(attempt: Attempt, change: Change) -> Move:
         price_before=before.price_per_hour,
         price_after=change.decision.price_per_hour,
     )
-
-
-def _keep_plans(attempt: Attempt, before: Decision, move: Move) -> None:
-    """Keep the plan before in the job's history, and when and why the one that it has began."""
-    store, job_id = attempt.context.store, attempt.id.job_id
-    history = attempt.persist(lambda: store.plans(job_id))
-    if not history.plans or history.plans[-1].attempt != attempt.id.number:
-        status = attempt.context.jobs.get(job_id) or JobStatus()
-        history.plans.add(
-            began_at=status.started_at,
-            from_step=status.from_step,
-            reason="planned",
-            attempt=attempt.id.number,
-        )
-    history.plans[-1].decision.CopyFrom(before)
-    history.plans.add(
-        decision=attempt.decision,
-        began_at=move.at,
-        from_step=move.step,
-        reason=move.reason,
-        attempt=attempt.id.number,
-    )
-    attempt.persist(lambda: store.put_plans(job_id, history))
 
 
 def _nodes(processes: Sequence[Process]) -> list[str]:

@@ -1,0 +1,106 @@
+"""What a job file says of labels, losses and metrics; checked before all else."""
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from chassis.near import nearest
+from heterps.job.checkpoints import Wrong
+from protos.job_pb2 import JobSpec
+
+# Of built-in losses, what is measured of held-out samples: as `workers.learning.quality.METRICS`,
+# which torch comes with.
+METRICS: Final = {
+    "bce_with_logits": ("auc", "logloss"),
+    "cross_entropy": ("cross_entropy", "accuracy"),
+    "mse": ("mse",),
+    "mae": ("mae", "mse"),
+    "huber": ("mae", "mse"),
+    "next_token": ("loss", "bits_per_token"),
+}
+LOSSES: Final = tuple(METRICS)
+_OF_LABELS: Final = tuple(name for name in LOSSES if name != "next_token")
+_WEIGHT: Final = "weight"  # what losses find data.weight by
+
+
+def metric_names(job: JobSpec) -> list[str]:
+    """The metrics of `data.valid` that are known before training."""
+    if job.model.loss:
+        found = ["loss"]
+    elif job.train.heads:
+        found = [
+            f"{name}_{metric}"
+            for name, head in sorted(job.train.heads.items())
+            for metric in METRICS.get(head.loss, ())
+        ]
+    else:
+        found = list(METRICS.get(job.train.loss, ()))
+    found += [entry.rpartition(":")[2] for entry in job.model.metrics]
+    return [f"valid_{name}" for name in found]
+
+
+def wrong_learning(job: JobSpec, given: Sequence[str]) -> Iterator[Wrong]:
+    """What is wrong with the keys of labels, losses and metrics.
+
+    Args:
+        given: the dotted keys that the file has.
+    """
+    data, train = job.data, job.train
+    several = [key for key in ("model.loss", "train.heads", "train.loss") if key in given]
+    if len(several) > 1:
+        text = f"no more than one of {', '.join(several)}"
+        yield Wrong(several[0], repr(job.model.loss or list(train.heads)), text)
+    if "data.label" in given and data.labels:
+        yield Wrong("data.labels", str(list(data.labels)), "none beside data.label")
+    if data.weight and _WEIGHT in data.labels:
+        text = "another column: losses find data.weight by this name"
+        yield Wrong("data.labels", repr(_WEIGHT), text)
+    for name in sorted({name for name in data.labels if list(data.labels).count(name) > 1}):
+        yield Wrong("data.labels", f"{name!r} twice", "each column once")
+    yield from _wrong_heads(job)
+    for pattern, group in sorted(train.optimizer.groups.items()):
+        for field, value in group.ListFields():
+            if value < 0:
+                key = f"train.optimizer.groups.{pattern}.{field.name}"
+                yield Wrong(key, f"{value:g}", "a number of at least 0")
+    if not 0 <= train.ema < 1:
+        yield Wrong("train.ema", f"{train.ema:g}", "a number from 0 to below 1")
+    elif train.ema and train.split_experts:
+        yield Wrong("train.ema", f"{train.ema:g}", "0: averages of shared-out experts are not kept")
+    if not job.model.loss and not train.heads:
+        yield from _wrong_loss(job)
+    names = [entry.rpartition(":")[2] for entry in job.model.metrics]
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        yield Wrong("model.metrics", f"{name!r} twice", "functions of different names")
+
+
+def _wrong_loss(job: JobSpec) -> Iterator[Wrong]:
+    loss = job.train.loss
+    labelled = bool(job.data.label or job.data.labels)
+    if labelled and loss == "next_token":
+        yield Wrong("train.loss", repr(loss), f"{_or(_OF_LABELS)}, or no data.label")
+    elif not labelled and job.data.tokens and loss != "next_token":
+        yield Wrong("train.loss", repr(loss), "next_token, or data.label")
+    if len(job.data.labels) > 1:
+        text = "train.heads or model.loss, which say what each of data.labels is for"
+        yield Wrong("train.loss", repr(loss), text)
+
+
+def _wrong_heads(job: JobSpec) -> Iterator[Wrong]:
+    there = ["label"] if job.data.label else list(job.data.labels)
+    for name, head in sorted(job.train.heads.items()):
+        key = f"train.heads.{name}"
+        if head.loss not in _OF_LABELS:
+            near = nearest(head.loss, _OF_LABELS)
+            hint = f"; did you mean {near}?" if near else ""
+            yield Wrong(f"{key}.loss", repr(head.loss), f"one of {', '.join(_OF_LABELS)}{hint}")
+        label = head.label or ("label" if job.data.label else name)
+        if label not in there:
+            yield Wrong(f"{key}.label", repr(label), f"one of data.labels: {', '.join(there)}")
+        if head.weight < 0:
+            yield Wrong(f"{key}.weight", f"{head.weight:g}", "a number of at least 0")
+        if "." in name:
+            yield Wrong(key, repr(name), "a name without a dot")
+
+
+def _or(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:-1])} or {names[-1]}"

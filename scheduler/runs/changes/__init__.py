@@ -1,0 +1,1 @@
+"""What changes an attempt while it trains: workers replaced, nodes left, other plans."""

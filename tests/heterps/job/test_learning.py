@@ -1,0 +1,112 @@
+"""Labels, losses and metrics of a job file."""
+
+import pytest
+
+from heterps.job import learning
+from heterps.job.file import JobFileError, load_job
+from heterps.job.learning import metric_names
+from heterps.job.rewrite import job_content
+from workers.learning.quality import METRICS
+
+HEADS = (
+    "data.labels=[click, delay]",
+    "train.heads.click.loss=bce_with_logits",
+    "train.heads.minutes={loss: huber, label: delay, weight: 0.5}",
+)
+
+
+@pytest.fixture
+def unlabelled(job):
+    lines = [line for line in job.read_text().splitlines() if not line.strip().startswith("label:")]
+    job.write_text("\n".join(lines) + "\n")
+    return job
+
+
+def test_metrics_have_one_list():
+    assert learning.METRICS == METRICS
+
+
+def test_heads_are_read_and_written_again(unlabelled):
+    spec = load_job(unlabelled, HEADS)
+    assert list(spec.data.labels) == ["click", "delay"]
+    assert spec.train.loss == ""
+    assert spec.train.heads["click"].loss == "bce_with_logits"
+    minutes = spec.train.heads["minutes"]
+    assert (minutes.loss, minutes.label, minutes.weight) == ("huber", "delay", 0.5)
+    names = ["valid_click_auc", "valid_click_logloss", "valid_minutes_mae", "valid_minutes_mse"]
+    assert metric_names(spec) == names
+    again = job_content(spec)
+    assert again["train"]["heads"]["minutes"] == {"loss": "huber", "label": "delay", "weight": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("assignments", "expected"),
+    [
+        (["train.heads.click.loss=bse"], "train.heads.click.loss: got 'bse', expected one of"),
+        (["train.heads.click.lose=mse"], "train.heads.click.lose: unknown key; did you mean"),
+        (["train.heads.click.label=clik"], "got 'clik', expected one of data.labels: click, delay"),
+        (["train.heads.click.weight=-1"], "got -1, expected a number of at least 0"),
+        (["train.heads.like.loss=mse"], "train.heads.like.label: got 'like', expected one of"),
+        (["train.heads.click=mse"], "expected a mapping with keys of loss, label, weight"),
+        (["train.loss=mse"], "expected no more than one of train.heads, train.loss"),
+        (["data.labels=[click, click, delay]"], "'click' twice, expected each column once"),
+        (["data.labels=[click, delay, weight]", "data.weight=w"], "losses find data.weight by"),
+        (["data.label=click"], "expected none beside data.label"),
+        (["data.sparse=[click]"], "the label 'click', expected columns known before"),
+        (["model.loss=losses.py:total"], "expected no more than one of model.loss, train.heads"),
+        (["model.metrics=[metrics.py:recall]"], "model.metrics: got 'metrics.py', expected a file"),
+        (["train.checkpoint={every: 2 steps, best: valid_auc}"], "one of valid_click_auc"),
+    ],
+)
+def test_what_does_not_go_together_is_named(unlabelled, assignments, expected):
+    with pytest.raises(JobFileError) as caught:
+        load_job(unlabelled, (*HEADS, *assignments))
+    assert expected in "\n".join(caught.value.problems)
+
+
+def test_one_loss_does_for_one_label(unlabelled):
+    with pytest.raises(JobFileError, match=r"train\.heads or model\.loss"):
+        load_job(unlabelled, ["data.labels=[click, delay]"])
+    assert load_job(unlabelled, ["data.labels=[click]"]).train.loss == "bce_with_logits"
+
+
+def test_a_metric_of_the_jobs_own_says_which_way_is_better(unlabelled):
+    (unlabelled.parent / "metrics.py").write_text("def recall(outputs, batch):\n    return 0.5\n")
+    given = (
+        *HEADS,
+        *("model.metrics=[metrics.py:recall]", "data.valid=v.parquet", "train.staleness=0"),
+    )
+    for best in ("max:valid_recall", "min:valid_recall", "valid_click_auc", "max:valid_recall_5"):
+        load_job(unlabelled, [*given, f"train.checkpoint={{every: 2 steps, best: '{best}'}}"])
+    for best in ("valid_recall", "most:valid_recall"):
+        with pytest.raises(JobFileError, match="max:valid_recall or min:valid_recall"):
+            load_job(unlabelled, [*given, f"train.checkpoint={{every: 2 steps, best: '{best}'}}"])
+
+
+@pytest.mark.parametrize(
+    ("assignments", "expected"),
+    [
+        (["train.ema=1"], "train.ema: got 1, expected a number from 0 to below 1"),
+        (
+            ["train.ema=0.9", "train.split_experts=true"],
+            "train.ema: got 0.9, expected 0: averages of",
+        ),
+        (
+            ["train.optimizer.groups={'head.*': {learning_rate: -1}}"],
+            "train.optimizer.groups.head.*.learning_rate: got -1, expected a number of at least 0",
+        ),
+        (["train.optimizer.groups={'head.*': {rate: 1}}"], "groups.head.*.rate: unknown key"),
+    ],
+)
+def test_groups_and_averages_are_checked(unlabelled, assignments, expected):
+    with pytest.raises(JobFileError) as caught:
+        load_job(unlabelled, ("data.labels=[click]", *assignments))
+    assert expected in "\n".join(caught.value.problems)
+
+
+def test_groups_are_by_pattern(unlabelled):
+    groups = "train.optimizer.groups={'head.*': {learning_rate: 0}, '*.bias': {weight_decay: 0.1}}"
+    spec = load_job(unlabelled, ["data.labels=[click]", groups]).train.optimizer
+    assert spec.groups["head.*"].HasField("learning_rate")
+    assert not spec.groups["head.*"].HasField("weight_decay")
+    assert spec.groups["*.bias"].weight_decay == 0.1

@@ -1,0 +1,84 @@
+"""A loss of the job's own is tried before it trains anything."""
+
+import sys
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from torch import nn
+
+from protos.job_pb2 import JobSpec
+from workers.model.entry import ModelError
+from workers.model.job_loss import job_loss
+from workers.model.probe import check_loss
+from workers.model.trace import TracedModel
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.out = nn.Linear(2, 1)
+
+    def forward(self, dense):
+        x = self.out(dense)
+        return {"y": x.squeeze(1), "scale": x.sum() * 0 + 2.0}
+
+
+HEAD = "import torch\nimport heterps\n\ndef squares(outputs, batch):\n"
+SQUARES = HEAD + "    return (outputs['y'] - batch['label']).square()\n\n"
+COUNTS = "(lambda batch: (batch['label'] > 0.5).sum())"
+LATE = "\n    late = batch['label'] > 0.5\n    return squares(outputs, batch)[late]"
+
+
+@pytest.fixture
+def made(tmp_path):
+    def make(code, **data):
+        rng = np.random.default_rng(0)
+        columns = {name: rng.normal(size=40) for name in ("a", "b")}
+        columns |= {"label": rng.uniform(size=40), "w": rng.uniform(size=40)}
+        pq.write_table(pa.table(columns), tmp_path / "t.parquet")
+        sys.modules.pop("losses", None)
+        (tmp_path / "losses.py").write_text(SQUARES + code)
+        job = JobSpec(directory=str(tmp_path))
+        job.data.train, job.data.label, job.model.loss = "t.parquet", "label", "losses.py:total"
+        job.data.dense.extend(["a", "b"])
+        job.data.weight = data.get("weight", "")
+        return TracedModel(Net()), job
+
+    return make
+
+
+RIGHT = [
+    "def total(outputs, batch):\n    return squares(outputs, batch)",
+    "def total(outputs, batch):\n    return squares(outputs, batch).mean()",
+    f"@heterps.loss(over={COUNTS})\ndef total(outputs, batch):{LATE}.mean()",
+    "@heterps.loss(over='weights')\ndef total(outputs, batch):\n    return squares(outputs, batch)",
+    "def total(outputs, batch):\n    return torch.rand(()) * squares(outputs, batch).mean()",
+]
+WRONG = [
+    ("def total(outputs, batch):\n    return squares(outputs, batch).sum()", "added up"),
+    (f"def total(outputs, batch):{LATE}.mean()", "heterps.loss"),
+    ("def total(outputs, batch):\n    return squares(outputs, batch).mean().sqrt()", "added up"),
+    ("@heterps.loss(over={'x': 'weights'})\n" + RIGHT[0], "names no term 'x'"),
+    ("@heterps.loss(over='tokens')\n" + RIGHT[0], "expected samples, weights, or a function"),
+    ("def total(outputs, batch):\n    return squares(outputs, batch)[:, None]", "expected a mean"),
+]
+
+
+@pytest.mark.parametrize("code", RIGHT)
+def test_a_mean_over_what_is_declared_is_taken(made, code):
+    check_loss(*made(code, weight="w"))
+
+
+@pytest.mark.parametrize(("code", "expected"), WRONG)
+def test_parts_that_would_not_add_up_are_refused(made, code, expected):
+    with pytest.raises(ValueError, match=expected):
+        check_loss(*made(code, weight="w"))
+
+
+def test_weights_need_a_column(made):
+    with pytest.raises(ModelError, match=r"without data\.weight"):
+        job_loss(made(RIGHT[3])[1])

@@ -1,0 +1,25 @@
+"""What a micro-batch takes to another stage, where that takes long."""
+
+import time
+
+import pytest
+
+from ps import LocalShards
+from workers.links.frames import Frame
+from workers.profiling.crossing import time_crossing
+
+pytest.importorskip("ps.server")
+_SLOW_S = 0.01
+
+
+def test_what_frames_take_is_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One goes there and one comes back; a single stage sends none."""
+    pack = Frame.pack
+
+    def slow(self: Frame, sender: int) -> bytes:
+        time.sleep(_SLOW_S)
+        return pack(self, sender)
+
+    monkeypatch.setattr(Frame, "pack", slow)
+    with LocalShards(1) as shards:
+        assert time_crossing(shards.addresses) >= _SLOW_S

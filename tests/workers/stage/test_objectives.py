@@ -1,0 +1,232 @@
+"""Losses by name over any plan against plain PyTorch on whole batches."""
+
+import sys
+from itertools import chain
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from protos.job_pb2 import HeadSpec, JobSpec
+from tests.workers.stage.in_process import Pipeline
+from workers.data.columns import Batch
+from workers.learning.objective import ObjectiveError
+from workers.model.job_metrics import JobMetrics
+from workers.stage import evaluation
+
+SIZES, FEATURES = (24, 24, 7), 5
+PLANS = [([3], [1], 1), ([3], [3], 5), ([1, 3], [2, 1], 4), ([0, 1, 3], [1, 2, 3], 7)]
+
+
+class Heads(nn.Module):
+    """Outputs of several layers, one of them an early one."""
+
+    def __init__(self):
+        super().__init__()
+        self.bottom, self.delay = nn.Linear(FEATURES, 4), nn.Linear(4, 1)
+        self.click, self.kind = nn.Linear(4, 1), nn.Linear(4, 3)
+
+    def forward(self, dense):
+        x = self.bottom(dense).tanh()
+        delay = self.delay(x)
+        return {"click": self.click(x), "delay": delay.squeeze(1), "kind": self.kind(x)}
+
+
+def build():
+    torch.manual_seed(3)
+    return Heads()
+
+
+def batches(sizes=SIZES):
+    random = np.random.default_rng(1)
+    found = []
+    for size in sizes:
+        weight = random.uniform(0, 3, size).astype(np.float32)
+        weight[: size // 3] = 0  # whole micro-batches of it
+        found.append(
+            Batch(
+                {
+                    "dense": random.normal(size=(size, FEATURES)).astype(np.float32),
+                    "label.click": random.integers(0, 2, size).astype(np.float32),
+                    "label.delay": random.normal(size=size).astype(np.float32),
+                    "label.kind": random.integers(0, 3, size).astype(np.int32),
+                    "label.weight": weight,
+                }
+            )
+        )
+    return found
+
+
+def job_of(tmp_path=None, code="", **train):
+    job = JobSpec()
+    job.data.labels.extend(["click", "delay", "kind"])
+    job.train.optimizer.name, job.train.optimizer.learning_rate = "adam", 0.03
+    for key, value in train.items():
+        setattr(job.train, key, value)
+    if code:
+        job.directory, job.model.loss = str(tmp_path), "losses.py:total"
+        (tmp_path / "losses.py").write_text(code)
+    else:
+        job.train.heads["click"].CopyFrom(HeadSpec(loss="bce_with_logits"))
+        job.train.heads["delay"].CopyFrom(HeadSpec(loss="huber", weight=0.3))
+        job.train.heads["kind"].CopyFrom(HeadSpec(loss="cross_entropy"))
+    return job
+
+
+def tensors(batch):
+    found = {n.removeprefix("label."): torch.from_numpy(a) for n, a in batch.arrays.items()}
+    return {**found, "kind": found["kind"].long()}
+
+
+def plain(loss, steps):
+    """What one process of plain PyTorch comes to."""
+    model, losses = build(), []
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.03)
+    for batch in map(tensors, steps):
+        optimizer.zero_grad()
+        value = loss(model(batch["dense"]), batch)
+        value.backward()
+        optimizer.step()
+        losses.append(value.item())
+    return model, losses
+
+
+def check(job, loss, plan, steps):
+    model, losses = plain(loss, steps)
+    cuts, widths, micro_batches = plan
+    workers = Pipeline(job, build, cuts, widths, steps, micro_batches).run()
+    state = model.state_dict()
+    for worker in chain(*workers):
+        for name, value in worker.module.state_dict().items():
+            torch.testing.assert_close(value, state[name], rtol=2e-5, atol=2e-5)
+    for worker in workers[-1]:
+        assert worker.executor.progress.losses == pytest.approx(losses, rel=1e-5)
+
+
+def heads(outputs, batch, weighted=False):
+    f, w = nn.functional, batch["weight"]
+    each = {
+        "click": f.binary_cross_entropy_with_logits(
+            outputs["click"].squeeze(1), batch["click"], reduction="none"
+        ),
+        "delay": 0.3 * f.huber_loss(outputs["delay"], batch["delay"], reduction="none"),
+        "kind": f.cross_entropy(outputs["kind"], batch["kind"], reduction="none"),
+    }
+    return sum((w * e).sum() / w.sum() if weighted else e.mean() for e in each.values())
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("weighted", [False, True])
+def test_several_heads_train_as_plain_pytorch(plan, weighted):
+    job = job_of()
+    job.data.weight = "w" if weighted else ""
+    check(job, lambda o, b: heads(o, b, weighted), plan, batches())
+
+
+OWN = """
+import torch
+from torch.nn import functional as f
+import heterps
+
+def some(batch):
+    return (batch["delay"] > 0.5).sum()
+
+@heterps.loss(over={"late": some, "heavy": "weights"})
+def total(outputs, batch):
+    late = batch["delay"] > 0.5
+    return {
+        "late": f.mse_loss(outputs["delay"][late], batch["delay"][late]),
+        "heavy": f.cross_entropy(outputs["kind"], batch["kind"], reduction="none"),
+        "click": f.binary_cross_entropy_with_logits(outputs["click"].squeeze(1), batch["click"]),
+    }
+"""
+
+
+def own(outputs, batch):
+    f, w, late = nn.functional, batch["weight"], batch["delay"] > 0.5
+    kind = f.cross_entropy(outputs["kind"], batch["kind"], reduction="none")
+    return (
+        f.mse_loss(outputs["delay"][late], batch["delay"][late])
+        + (w * kind).sum() / w.sum()
+        + f.binary_cross_entropy_with_logits(outputs["click"].squeeze(1), batch["click"])
+    )
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_a_loss_of_the_jobs_own_adds_up_by_what_it_counts(tmp_path, plan):
+    job = job_of(tmp_path, OWN)
+    job.data.weight = "w"
+    steps = batches()
+    # In the last micro-batches of the smallest batch nothing is late: a mean over nothing.
+    steps[2]["label.delay"][3:] = -1.0
+    steps[2]["label.delay"][0] = 2.0
+    check(job, own, plan, steps)
+
+
+def test_a_head_that_the_model_does_not_have_is_named():
+    job = job_of()
+    job.train.heads["like"].CopyFrom(HeadSpec(loss="mse", label="click"))
+    with pytest.raises(ObjectiveError, match=r"train\.heads\.like: the model gives click, delay"):
+        Pipeline(job, build, [3], [1], batches(), 1).run()
+
+
+METRICS = """
+def first(outputs, batch):
+    return {"kind": batch["kind"][0], "last": batch["kind"][-1], "delay": outputs["delay"][5]}
+
+def both(outputs, batch):
+    return ((outputs["click"].squeeze(1) > 0) == (batch["click"] > 0.5)).double().mean()
+"""
+
+
+@pytest.mark.parametrize(("cuts", "widths"), [([3], [1]), ([3], [3]), ([1, 3], [2, 2])])
+@pytest.mark.parametrize("of_its_own", [False, True])
+def test_metrics_are_those_of_one_process(tmp_path, monkeypatch, cuts, widths, of_its_own):
+    sys.modules.pop("metrics", None)
+    (tmp_path / "metrics.py").write_text(METRICS)
+    job = job_of(tmp_path, OWN if of_its_own else "")
+    job.directory, job.data.weight = str(tmp_path), "w"
+    job.model.metrics.extend(["metrics.py:first", "metrics.py:both"])
+    (samples,) = batches((23,))
+    steps, found = batches(), []
+
+    def given(job, split, size, rank, workers, stopped):
+        for number in range(rank, 6, workers):
+            part = {
+                n: torch.from_numpy(a)
+                for n, a in samples.slice(4 * number, 4 * number + 4).arrays.items()
+            }
+            yield number, {**part, "label.kind": part["label.kind"].long()}
+
+    def between(worker):
+        measured = worker.executor.evaluate("valid")
+        if worker.place.leads:
+            found.append(JobMetrics(job).measure(measured.found, "valid"))
+        worker.executor.drain()
+
+    monkeypatch.setattr(evaluation, "evaluation_batches", given)
+    Pipeline(job, build, cuts, widths, steps, 4, between=between).run()
+    model, _ = plain(own if of_its_own else lambda o, b: heads(o, b, True), steps)
+    batch = tensors(samples)
+    with torch.no_grad():
+        outputs = model(batch["dense"])
+    (metrics,) = found
+    expected = {
+        "valid_first_kind": float(batch["kind"][0]),
+        "valid_first_last": float(batch["kind"][-1]),
+        "valid_first_delay": float(outputs["delay"][5]),
+        "valid_both": float(
+            ((outputs["click"][:, 0] > 0) == (batch["click"] > 0.5)).double().mean()
+        ),
+    }
+    if of_its_own:
+        expected["valid_loss"] = own(outputs, batch).item()
+    else:
+        nll = nn.functional.cross_entropy(outputs["kind"], batch["kind"]).item()
+        expected["valid_kind_cross_entropy"] = nll
+        right = outputs["kind"].argmax(1) == batch["kind"]
+        expected["valid_kind_accuracy"] = right.double().mean().item()
+        expected["valid_delay_mae"] = (outputs["delay"] - batch["delay"]).abs().mean().item()
+    for name, value in expected.items():
+        assert metrics[name] == pytest.approx(value, rel=1e-4, abs=1e-5), name

@@ -1,0 +1,171 @@
+"""What a job learns by: a sum of terms, each a mean over what it counts.
+
+A micro-batch's part of a term is its own mean times its share of what the whole batch counts, so
+that the parts add up to the whole batch's mean, however the batch is cut. A share is of samples
+unless the loss says that it counts something else, such as tokens: an average of averages would be
+another loss then. Hugging Face's trainer does the same by `num_items_in_batch`.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, TypeVar
+
+import torch
+from torch import Tensor
+
+Outputs = Tensor | Mapping[str, Tensor]
+Labels = Mapping[str, Tensor]
+Function = Callable[[Outputs, Labels], Tensor | Mapping[str, Tensor]]
+Count = Callable[[Labels], Tensor | float]
+Over = Literal["samples", "weights"] | Count
+F = TypeVar("F", bound=Callable[..., object])
+
+SAMPLES: Final[Literal["samples"]] = "samples"
+WEIGHTS: Final[Literal["weights"]] = "weights"
+_DECLARED: Final = "heterps_over"
+_EVERY: Final = ""  # the terms that are not named
+
+
+class ObjectiveError(ValueError):
+    """A loss that cannot be used as it is."""
+
+
+def loss(*, over: Over | Mapping[str, Over] = "samples") -> Callable[[F], F]:
+    """Declares what the means of a job's own loss are over.
+
+    Args:
+        over: "samples"; "weights" of `data.weight`; or a function of a batch's labels that counts,
+            such as `lambda batch: (batch["next"] >= 0).sum()`. Of several terms one for each, by
+            its name.
+    """
+
+    def declare(function: F) -> F:
+        setattr(function, _DECLARED, over)
+        return function
+
+    return declare
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """The loss of a job.
+
+    Args:
+        function: of what the model gives for some samples, and of their labels and weights by name;
+            returns a term, or several by name: a mean [] over what the term counts, or a value for
+            each sample [B].
+        over: what terms count, by their names; `_EVERY` for the others.
+    """
+
+    function: Function
+    over: Mapping[str, Over]
+
+    @staticmethod
+    def declared(function: Function) -> "Objective":
+        """By what `loss` has declared of a function.
+
+        Raises:
+            ObjectiveError: it is nothing that can be counted.
+        """
+        over: Over | Mapping[str, Over] = getattr(function, _DECLARED, SAMPLES)
+        by_term: dict[str, Over] = dict(over) if isinstance(over, Mapping) else {_EVERY: over}
+        for one in by_term.values():
+            if one not in (SAMPLES, WEIGHTS) and not callable(one):
+                raise ObjectiveError(
+                    f"@loss(over={one!r}); expected samples, weights, or a function of the labels "
+                    "that counts"
+                )
+        return Objective(function, {_EVERY: SAMPLES, **by_term})
+
+    @property
+    def counted(self) -> tuple[str, ...]:
+        """The names in `over` of terms that count something else than samples."""
+        return tuple(name for name, over in self.over.items() if over != SAMPLES)
+
+    def counts(self, labels: Labels) -> list[float]:
+        """What some samples count for each of `counted`.
+
+        Raises:
+            ObjectiveError: less than nothing.
+        """
+        found = []
+        for name in self.counted:
+            over = self.over[name]
+            if over == WEIGHTS:
+                number = float(labels["weight"].double().sum())
+            else:
+                assert callable(over)
+                number = float(over(labels))
+            if not 0 <= number < math.inf:
+                raise ObjectiveError(
+                    f"@loss(over=…){f' of {name!r}' if name else ''} counts {number:g}; expected a "
+                    "finite number of at least 0"
+                )
+            found.append(number)
+        return found
+
+    def terms(self, outputs: Outputs, labels: Labels) -> dict[str, Tensor]:
+        """The terms of some samples, each [] and a mean; the only one is called ``.
+
+        Raises:
+            ObjectiveError: the function returned something else.
+        """
+        returned = self.function(outputs, labels)
+        several = returned if isinstance(returned, Mapping) else {_EVERY: returned}
+        samples = len(next(iter(labels.values())))
+        return {name: self._mean(name, value, labels, samples) for name, value in several.items()}
+
+    def part(
+        self,
+        outputs: Outputs,
+        labels: Labels,
+        share: float,
+        own: Sequence[float],
+        whole: Sequence[float],
+    ) -> Tensor:
+        """What a micro-batch adds to the loss of its batch, [].
+
+        Args:
+            share: of the batch's samples, that the micro-batch has.
+            own: `counts` of the micro-batch.
+            whole: of the batch. Of one that counts nothing the term is 0.
+        """
+        shares = {
+            name: mine / every if every else 0.0
+            for name, mine, every in zip(self.counted, own, whole, strict=True)
+        }
+        total: Tensor | None = None
+        for name, mean in self.terms(outputs, labels).items():
+            weight = shares.get(name if name in self.over else _EVERY, share)
+            # A mean over nothing is no number, and neither is its gradient.
+            part = mean * weight if weight else _nothing(outputs)
+            total = part if total is None else total + part
+        if total is None:
+            raise ObjectiveError("the loss returned no term; expected one or more")
+        return total
+
+    def _mean(self, name: str, value: Tensor, labels: Labels, samples: int) -> Tensor:
+        if not (isinstance(value, Tensor) and tuple(value.shape) in ((), (samples,))):
+            got = f"a tensor {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
+            raise ObjectiveError(
+                f"the loss{f' {name!r}' if name else ''} is {got}; expected a mean [], or a value "
+                f"for each of {samples} samples"
+            )
+        if not value.ndim:
+            return value
+        over = self.over.get(name, self.over[_EVERY])
+        if over == SAMPLES:
+            return value.mean()
+        if over == WEIGHTS:
+            weights = labels["weight"].to(value)
+            return (weights * value).sum() / weights.sum()
+        assert callable(over)
+        return value.sum() / over(labels)
+
+
+def _nothing(outputs: Outputs) -> Tensor:
+    """0, of which all outputs have a gradient."""
+    several = [outputs] if isinstance(outputs, Tensor) else list(outputs.values())
+    zeros = [output.sum() * 0.0 for output in several if output.is_floating_point()]
+    return torch.stack(zeros).sum()

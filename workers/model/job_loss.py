@@ -1,0 +1,97 @@
+"""The loss of a job: of its own code, or built-in ones for its labels."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch import Tensor
+
+from protos.job_pb2 import JobSpec
+from workers.data.labels import ONE, label_of
+from workers.learning.losses import sample_losses
+from workers.learning.objective import (
+    SAMPLES,
+    WEIGHTS,
+    Function,
+    Labels,
+    Objective,
+    ObjectiveError,
+    Outputs,
+    loss,
+)
+from workers.model.entry import ModelError, load_entry
+
+
+def job_loss(job: JobSpec) -> Objective:
+    """What a job learns by.
+
+    Raises:
+        ModelError: its own loss is not there, or cannot be used.
+    """
+    if not job.model.loss:
+        function = _of_heads(job) if job.train.heads else _of_one(job)
+        weighted = bool(job.data.weight)
+        return Objective.declared(loss(over=WEIGHTS if weighted else SAMPLES)(function))
+    own = load_entry(job.model.loss, Path(job.directory), "model.loss")
+    try:
+        found = Objective.declared(own)
+    except ObjectiveError as error:
+        raise ModelError(f"model.loss: {job.model.loss}: {error}") from None
+    if WEIGHTS in found.over.values() and not job.data.weight:
+        raise ModelError(f"model.loss: {job.model.loss}: @loss(over='weights') without data.weight")
+    return found
+
+
+def sole(outputs: Outputs, name: str) -> Tensor:
+    """The only output of a model.
+
+    Raises:
+        ObjectiveError: there are several.
+    """
+    if isinstance(outputs, Tensor):
+        return outputs
+    if len(outputs) != 1:
+        raise ObjectiveError(
+            f"train.loss: {name}: the model gives {', '.join(outputs)}; expected one tensor, or "
+            "train.heads with a loss for each"
+        )
+    return next(iter(outputs.values()))
+
+
+def head_of(outputs: Outputs, name: str) -> Tensor:
+    """The output of that name.
+
+    Raises:
+        ObjectiveError: the model gives none.
+    """
+    if isinstance(outputs, Tensor) or name not in outputs:
+        given = "one tensor" if isinstance(outputs, Tensor) else ", ".join(outputs)
+        raise ObjectiveError(
+            f"train.heads.{name}: the model gives {given}; expected forward to return a dict with "
+            f"a tensor {name!r}"
+        )
+    return outputs[name]
+
+
+def _of_one(job: JobSpec) -> Function:
+    name = job.train.loss
+    label = job.data.labels[0] if job.data.labels else ONE
+
+    def one(outputs: Outputs, labels: Labels) -> Tensor:
+        return sample_losses(name, sole(outputs, name), labels[label])
+
+    return one
+
+
+def _of_heads(job: JobSpec) -> Function:
+    heads = {
+        name: (head.loss, label_of(job, name), head.weight or 1.0)
+        for name, head in sorted(job.train.heads.items())
+    }
+
+    def several(outputs: Outputs, labels: Labels) -> Mapping[str, Tensor]:
+        return {
+            name: weight * sample_losses(kind, head_of(outputs, name), labels[label])
+            for name, (kind, label, weight) in heads.items()
+        }
+
+    return several

@@ -1,0 +1,153 @@
+"""What is measured of held-out samples: by built-in metrics, and by functions of the job's own."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from protos.job_pb2 import JobSpec
+from workers.data.labels import ONE, label_of
+from workers.learning.losses import held_out
+from workers.learning.objective import Labels, Objective, Outputs
+from workers.learning.quality import measure
+from workers.model.entry import ModelError, load_entry
+from workers.model.job_loss import head_of, job_loss, sole
+
+_OUTPUT, _LABEL = "output.", "label."  # of what functions of the job's own take
+_SCORE, _TRUTH = "score.", "truth."  # of a head
+_SUM, _COUNT = "sum.", "count."  # of a term of the job's own loss
+_ONLY = ""  # the output of a model that gives one tensor; the only head, and the only term
+Metric = Callable[[Outputs, Labels], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Head:
+    """An output that a built-in loss holds against a label."""
+
+    loss: str
+    label: str
+
+
+class JobMetrics:
+    """What a job measures of held-out samples.
+
+    It takes batch by batch what will be needed of each, as tensors by name whose rows are samples,
+    or one row a batch; from all of them, in the order of the files, come the metrics. So these do
+    not depend on who predicted which batch.
+    """
+
+    def __init__(self, job: JobSpec) -> None:
+        self._heads: dict[str, _Head] = {}
+        self._loss: Objective | None = None
+        if job.model.loss:
+            self._loss = job_loss(job)
+        elif job.train.heads:
+            for name, head in sorted(job.train.heads.items()):
+                self._heads[name] = _Head(head.loss, label_of(job, name))
+        else:
+            label = job.data.labels[0] if job.data.labels else ONE
+            self._heads[_ONLY] = _Head(job.train.loss, label)
+        self._functions = {
+            entry.rpartition(":")[2]: _function(job, entry) for entry in job.model.metrics
+        }
+
+    def scores(self, outputs: Outputs, labels: Labels) -> dict[str, Tensor]:
+        """What a model is recognised by, float32 [B, …] of each of its outputs."""
+        if self._heads:
+            return {_SCORE + name: found[0] for name, found in self._held_out(outputs, labels)}
+        return {_OUTPUT + name: output.float() for name, output in _named(outputs).items()}
+
+    def take(self, outputs: Outputs, labels: Labels) -> dict[str, Tensor]:
+        """What metrics need of a batch, by name."""
+        found: dict[str, Tensor] = {}
+        for name, (scores, truth) in self._held_out(outputs, labels):
+            found |= {_SCORE + name: scores, _TRUTH + name: truth}
+        if self._functions:
+            found |= {_OUTPUT + name: output for name, output in _named(outputs).items()}
+            found |= {_LABEL + name: label for name, label in labels.items()}
+        if self._loss is not None:
+            samples = len(next(iter(labels.values())))
+            counts = dict(zip(self._loss.counted, self._loss.counts(labels), strict=True))
+            for name, mean in self._loss.terms(outputs, labels).items():
+                count = counts.get(name if name in self._loss.over else _ONLY, samples)
+                value = mean.double() * count if count else torch.zeros((), dtype=torch.float64)
+                found[_SUM + name] = value.reshape(1)
+                found[_COUNT + name] = torch.tensor([count], dtype=torch.float64)
+        return found
+
+    def measure(self, found: Mapping[str, Tensor], prefix: str) -> dict[str, float]:
+        """The metrics, named PREFIX_METRIC, PREFIX_HEAD_METRIC or PREFIX_loss_TERM.
+
+        Args:
+            found: what was taken of all batches, one after the other.
+
+        Raises:
+            ModelError: a function of the job's own gave no number.
+        """
+        results: dict[str, float] = {}
+        for name, head in self._heads.items():
+            scores, truth = (_of(found, kind + name) for kind in (_SCORE, _TRUTH))
+            results |= measure(head.loss, scores, truth, f"{prefix}_{name}" if name else prefix)
+        terms = [name.removeprefix(_SUM) for name in found if name.startswith(_SUM)]
+        for name in terms:
+            mean = float(found[_SUM + name].sum() / found[_COUNT + name].sum())
+            results[f"{prefix}_loss_{name}" if name else f"{prefix}_loss"] = mean
+        if terms and _ONLY not in terms:
+            results[f"{prefix}_loss"] = sum(results[f"{prefix}_loss_{name}"] for name in terms)
+        if self._functions and found:
+            outputs, labels = _starting(found, _OUTPUT), _starting(found, _LABEL)
+            given: Outputs = outputs.get(_ONLY, outputs)
+            for name, function in self._functions.items():
+                results |= _numbers(name, function(given, labels), prefix)
+        return results
+
+    def _held_out(
+        self, outputs: Outputs, labels: Labels
+    ) -> list[tuple[str, tuple[Tensor, Tensor]]]:
+        return [
+            (
+                name,
+                held_out(
+                    head.loss,
+                    head_of(outputs, name) if name else sole(outputs, head.loss),
+                    labels[head.label],
+                ),
+            )
+            for name, head in self._heads.items()
+        ]
+
+
+def _function(job: JobSpec, entry: str) -> Metric:
+    return load_entry(entry, Path(job.directory), "model.metrics")
+
+
+def _named(outputs: Outputs) -> Mapping[str, Tensor]:
+    return {_ONLY: outputs} if isinstance(outputs, Tensor) else outputs
+
+
+def _of(found: Mapping[str, Tensor], name: str) -> NDArray[np.float32]:
+    values: NDArray[np.float32] = found[name].numpy() if name in found else np.empty(0, np.float32)
+    return values
+
+
+def _starting(found: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {n.removeprefix(prefix): t for n, t in found.items() if n.startswith(prefix)}
+
+
+def _numbers(name: str, found: Any, prefix: str) -> dict[str, float]:
+    several = found if isinstance(found, Mapping) else {_ONLY: found}
+    results = {}
+    for key, value in several.items():
+        shown = f"{name}_{key}" if key else name
+        try:
+            results[f"{prefix}_{shown}"] = float(value)
+        except (TypeError, ValueError, RuntimeError):
+            raise ModelError(
+                f"model.metrics: {shown!r} is {value!r}; expected a number, or numbers by name"
+            ) from None
+    return results

@@ -1,0 +1,185 @@
+"""What a micro-batch takes to another stage and back, whatever its size.
+
+Steps of one micro-batch by a model of two layers that sleep, in one stage and in two. In both each
+layer waits for the one before, so that what two stages take longer is all on the way:
+processes that wake up, what a worker does around its layers after a pause, and what stages tell one
+another at the end of a step. It says nothing of the job; that bytes take time is priced apart.
+"""
+
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from protos.job_pb2 import JobSpec
+from ps import ParameterClient
+from workers.data import Batch
+from workers.data.labels import LABEL, ONE
+from workers.device.copies import OnHost
+from workers.learning.precision import Precision
+from workers.links.all_reduce import StageGroup
+from workers.links.inbox import Inbox
+from workers.links.notices import Notices
+from workers.links.outbox import Outbox
+from workers.links.pipeline import Links, Place
+from workers.links.service import StageService
+from workers.links.session import Session
+from workers.links.transport import Neighbours
+from workers.model.randomness import Randomness
+from workers.model.statistics import RunningStatistics
+from workers.model.trace import TracedModel
+from workers.stage.beginning import Beginning
+from workers.stage.cut_judge import CutFacts
+from workers.stage.layers import StageLayers
+from workers.stage.parts import Parts, assemble
+from workers.stage.schedule import Schedule
+from workers.stage.source import TrainingSource
+
+_STEPS, _WARM = 40, 8
+_PAUSE_S = 0.003  # of a layer's forward, after which caches are as cold as in a training
+_SAMPLES = 8
+_QUANTILE = 0.25  # of steps: a busy machine makes many of them longer, and none shorter
+_TABLES = "crossing/"  # of which there are none
+_LOOPBACK, _HERE = "127.0.0.1", torch.device("cpu")
+
+
+class _Pause(nn.Linear):
+    """Sleeps, and notes when its forwards began."""
+
+    def __init__(self) -> None:
+        super().__init__(1, 1)
+        self.began: list[float] = []
+
+    def forward(self, input: Tensor) -> Tensor:
+        self.began.append(time.perf_counter())
+        time.sleep(_PAUSE_S)
+        return super().forward(input)
+
+
+class _Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = _Pause(), _Pause()
+
+    def forward(self, dense: Tensor) -> Tensor:
+        result: Tensor = self.last(self.first(dense)).squeeze(1)
+        return result
+
+
+class _Ones:
+    """The same batch for all steps."""
+
+    def read(self, step: int, first: int, last: int) -> Batch:
+        ones = np.ones((last - first, 1), np.float32)
+        return Batch({"dense": ones, LABEL + ONE: ones[:, 0]})
+
+    def labels(self, step: int) -> Batch:
+        return self.read(step, 0, _SAMPLES).labels
+
+
+def time_crossing(shards: Sequence[str]) -> float:
+    """Seconds that a micro-batch takes to another stage of this host and back.
+
+    Args:
+        shards: addresses, of which nothing but an answer is asked.
+    """
+    one, two = (_step_s(shards, stages) for stages in (1, 2))
+    return max(0.0, two - one)
+
+
+def _step_s(shards: Sequence[str], stages: int) -> float:
+    """Seconds of a step in so many stages."""
+    job = JobSpec(name="crossing")
+    job.train.loss = "mse"
+    job.train.optimizer.name, job.train.optimizer.learning_rate = "sgd", 0.1
+    job.train.batch_size, job.train.micro_batches = _SAMPLES, 1
+    stop, model = threading.Event(), _Model()
+    with ExitStack() as stack:
+        client = stack.enter_context(ParameterClient(list(shards)))
+        stack.callback(stop.set)
+        services = []
+        for _ in range(stages):
+            services.append(StageService(Session(Inbox(stop))))
+            services[-1].serve(f"{_LOOPBACK}:0")
+            stack.callback(services[-1].stop, 0.0)
+        traced = TracedModel(model)
+        workers = [_worker(job, traced, services, stage, client) for stage in range(stages)]
+        first = workers[0]
+        source = TrainingSource(
+            _Ones(),
+            first.executor.own,
+            range(_STEPS),
+            0,
+            first.rows,
+            first.executor.upload,
+            first.links.inbox,
+            first.executor.loss,
+        )
+        for parts in workers:
+            stack.callback(parts.close)
+        pool = stack.enter_context(ThreadPoolExecutor(stages))
+        trained = [
+            pool.submit(_train, stop, parts, source if parts is first else None)
+            for parts in workers
+        ]
+        for one in trained:
+            one.result()
+    seconds = [end - begin for begin, end in pairwise(model.first.began[-_STEPS + _WARM :])]
+    return float(np.quantile(seconds, _QUANTILE))
+
+
+def _train(stop: threading.Event, parts: Parts, source: TrainingSource | None) -> None:
+    """Run one worker; where it fails the others end, too."""
+    try:
+        parts.executor.train(source)
+    except BaseException:
+        stop.set()
+        raise
+
+
+def _worker(
+    job: JobSpec,
+    traced: TracedModel,
+    services: Sequence[StageService],
+    stage: int,
+    client: ParameterClient,
+) -> Parts:
+    """The worker of a stage, one of as many as services; the last one has the layers left."""
+    stages, staging, session = len(services), OnHost(), services[stage].session
+    addresses = [[service.address] for service in services]
+    place = Place(stage, 0, (1,) * stages)
+    graph = traced.stage(stage, stage if stage + 1 < stages else 1)
+
+    def outbox(other: int) -> Outbox | None:
+        if not 0 <= other < stages:
+            return None
+        return Outbox(Neighbours(addresses[other], f"stage {other}", 0, _LOOPBACK), staging)
+
+    return assemble(
+        job,
+        place,
+        StageLayers(
+            graph,
+            StageGroup(_HERE),
+            _HERE,
+            staging,
+            Precision.of("", _HERE),
+            Randomness(graph.module, 0, fixed=True),
+            RunningStatistics(graph.module, 1),
+        ),
+        Links(session.inbox, outbox(stage - 1), outbox(stage + 1)),
+        Notices((stage, 0), addresses, session.board),
+        client,
+        Schedule(_STEPS, lambda step: _SAMPLES, 1),
+        0,
+        _TABLES,
+        Beginning(),
+        CutFacts("crossing", job, stages, ["first", "last"], 0, 1, _TABLES, 0),
+        None,
+    )
