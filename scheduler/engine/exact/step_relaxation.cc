@@ -69,28 +69,29 @@ StepRelaxation::StepRelaxation(const Problem& problem, const std::vector<Span>& 
   }
 }
 
+StepRelaxation::Choice StepRelaxation::ChoiceOf(const Span& span, int units) const {
+  StepStage stage = StageAt(problem_, span.terms, units);
+  double rounds = Rounds(problem_.micro_batches, units), busy = rounds * stage.Busy();
+  Choice made;
+  made.units = units;
+  made.price = units * problem_.price[span.type];
+  made.trip = stage.Busy() + stage.cross + stage.way;
+  made.slowest = span.terms.Busy(units) * problem_.batch;
+  made.alone = std::max(busy, stage.Busy() + rounds * stage.cross);
+  made.again = (rounds - 1) * std::max(stage.forward, stage.backward);
+  made.sum = stage.sync;
+  return made;
+}
+
 // Lists the units that are worth having: each more of them must ease something.
 void StepRelaxation::Add(const Span& span) {
   double most = std::min(
       {problem_.limit[span.type], span.terms.most, static_cast<double>(problem_.micro_batches)});
   size_t first = choices_.size();
   for (int units = 1; units <= most; ++units) {
-    StepStage stage = StageAt(problem_, span.terms, units);
-    double rounds = Rounds(problem_.micro_batches, units), busy = rounds * stage.Busy();
-    Choice made;
-    made.units = units;
-    made.price = units * problem_.price[span.type];
-    made.trip = stage.Busy() + stage.cross + stage.way;
-    made.slowest = span.terms.Busy(units) * problem_.batch;
-    made.alone = std::max(busy, stage.Busy() + rounds * stage.cross);
-    made.again = (rounds - 1) * std::max(stage.forward, stage.backward);
-    made.sum = stage.sync;
+    Choice made = ChoiceOf(span, units);
     bool worth = true;
-    for (size_t n = first; n < choices_.size() && worth; ++n) {
-      const Choice& other = choices_[n];
-      worth = made.slowest < other.slowest || made.alone < other.alone ||
-              made.again < other.again || made.sum < other.sum;
-    }
+    for (size_t n = first; n < choices_.size() && worth; ++n) worth = made.Eases(choices_[n]);
     if (worth) choices_.push_back(made);
   }
 }
@@ -198,6 +199,16 @@ void StepRelaxation::KeepWays(const std::vector<Cell>& cells, int count, Left* l
   left->begin.push_back(left->ways.size());
 }
 
+double StepRelaxation::Trip(int32_t span, int units) const {
+  Choice made = ChoiceOf(spans_[span], units);
+  double trip = made.trip;
+  for (size_t n = begin_[span]; n < begin_[span + 1]; ++n) {
+    if (choices_[n].units == units) return made.trip;
+    if (!made.Eases(choices_[n])) trip = std::min(trip, choices_[n].trip);
+  }
+  return trip;
+}
+
 double StepRelaxation::Bound(const Rest& rest, double enough) const {
   if (!bounded_) return 0;
   double bound = kInf;
@@ -207,7 +218,7 @@ double StepRelaxation::Bound(const Rest& rest, double enough) const {
       double step = left.box.step[1] * kRounding;
       double most =
           std::min({step - rest.time.pipeline, share_ > 0 ? (step - rest.time.step) / share_ : kInf,
-                    left.box.trip[1] * kRounding - rest.time.trip});
+                    left.box.trip[1] * kRounding - rest.trip});
       auto from = left.ways.begin() + left.begin[rest.at];
       auto to = left.ways.begin() + left.begin[rest.at + 1];
       auto way = std::upper_bound(from, to, most * kRounding,

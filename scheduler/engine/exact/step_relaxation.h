@@ -71,9 +71,13 @@ class StepRelaxation {
   struct Rest {
     int at, type;  // the boundary, and the type of the stage after it
     const StepBound& time;
+    double trip;  // of its stages, each `Trip` of its span
     double price;
     const int32_t* used;  // units, [types]
   };
+  // What a micro-batch's trip through so many units of a span counts as: that with the fewer units
+  // that a plan may have instead and keep its time, where there are such.
+  double Trip(int32_t span, int units) const;
   // After `Keep`: the same of all plans that end so. What is at most `enough` need not be known.
   double Bound(const Rest& rest, double enough) const;
 
@@ -82,6 +86,12 @@ class StepRelaxation {
   struct Choice {
     int units;
     double price, trip, slowest, alone, again, sum;
+
+    // Whether it is less than another in something that a step waits for, but for the trip.
+    bool Eases(const Choice& other) const {
+      return slowest < other.slowest || alone < other.alone || again < other.again ||
+             sum < other.sum;
+    }
   };
   // A number of plans: T and R from low to high, and dollars an hour that a unit of each type is
   // counted as besides its price, [types].
@@ -110,6 +120,7 @@ class StepRelaxation {
     int16_t cell, way;
   };
 
+  Choice ChoiceOf(const Span& span, int units) const;
   void Add(const Span& span);
   double Price(const Box& box, double most, Chain* chain, Left* left = nullptr);
   void KeepWays(const std::vector<Cell>& cells, int count, Left* left) const;

@@ -29,6 +29,7 @@ struct Label {
   StepBound time;
   double price = 0;
   double slowest = 0;  // ET of its slowest stage, s a sample
+  double trip = 0;     // as the relaxation counts it
   double value = 0;    // no plan that ends this way has a smaller one
   int32_t parent = -1, span = -1, units = 0;
 };
@@ -381,9 +382,11 @@ class StepSearch {
       if (relaxation_ && label.value < incumbent_ * kSame) {
         for (int type = 0; type < types_; ++type) with[type] = used[type];
         with[span.type] += units;
-        label.value = std::max(label.value, relaxation_->Bound({span.first, span.type, label.time,
-                                                                label.price, with.data()},
-                                                               label.value));
+        label.trip = before.trip + relaxation_->Trip(at, units);
+        label.value =
+            std::max(label.value, relaxation_->Bound({span.first, span.type, label.time, label.trip,
+                                                      label.price, with.data()},
+                                                     label.value));
       }
       if (label.value >= incumbent_ * kSame) {
         // With more units its time falls, but no further than one micro-batch's.

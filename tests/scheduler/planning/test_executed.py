@@ -16,6 +16,7 @@ from scheduler.planning.executed import steady_rate
 from scheduler.problem.cost import CostModel
 from scheduler.problem.provision import provision
 from scheduler.problem.steps import Steps, in_flight
+from scheduler.problem.workload import Resources, Workload
 from tests.scheduler.instances import EXAMPLE, cost, every_plan, problems, resources, workload
 
 
@@ -54,6 +55,20 @@ def test_simulated_steps_are_solved_exactly(
         assert solution.plan.cost == pytest.approx(best, rel=1e-9)
 
 
+def test_units_that_only_make_a_trip_longer_may_be_the_cheapest() -> None:
+    """A second core, which halves no layer, has a step of 2.00 s instead of 2.07 s: micro-batches
+    then come back when the stage before has time for them."""
+    rows = [{"t4": cost(each, parallel_compute=0.0)} for each in (1.0, 0.5, 0.5)]
+    layers = workload(*rows, {"cpu": cost(1.0, parallel_compute=0.0)}, ps_type="")
+    model = CostModel(
+        Workload.parse(layers), Resources.parse(resources(cpu=(0.05, 2), t4=(2.5, 1)))
+    )
+    found = solve(_stepped(model, 0, 5), seconds=10.0)
+    assert found.plan is not None
+    assert [stage.units for stage in found.plan.stages] == [1, 2]
+    assert found.lower_bound == pytest.approx(52.0)
+
+
 def test_where_nothing_fits_no_plan_is_found() -> None:
     """Layers that stay together, each of which fits alone."""
     work = _heavy(weight_bytes=30.0) | {"staleness": 0}
@@ -83,8 +98,6 @@ def test_units_without_a_micro_batch_are_no_way_to_go_slower() -> None:
 
 
 def _files(*rows: dict[str, Any], **types: tuple[float, int]) -> Any:
-    from scheduler.problem.workload import Resources, Workload
-
     return Workload.parse(workload(*rows)), Resources.parse(resources(**types))
 
 
