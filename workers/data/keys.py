@@ -7,6 +7,7 @@ as `origin*date` is one slot whose value is its columns' values in the order wri
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 Hashes = npt.NDArray[np.uint64]
+# Stands for no key, such as after a list that is short; the key of no value.
+PAD: Final = -(2**63)
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MULTIPLY_1 = np.uint64(0xBF58476D1CE4E5B9)
@@ -180,4 +183,6 @@ def hash_slots(
     keys = np.empty((rows, len(slots)), np.uint64)
     for index, slot in enumerate(slots):
         keys[:, index] = slot.keys(hashed)
-    return keys.view(np.int64)
+    found = keys.view(np.int64)
+    found[found == PAD] = PAD + 1
+    return found

@@ -17,9 +17,8 @@ from torch import Tensor, nn
 
 from protos.job_pb2 import ServerSpec
 from ps import ParameterClient
-from ps.engine import _native as native
 from workers.device.copies import Staging, Upload
-from workers.embedding.sparse import SparseEmbedding, bind_rows, tables_of
+from workers.embedding.sparse import SparseEmbedding, bind_rows, tables_of, unique_keys
 from workers.links.frames import Frame, FrameId
 from workers.model.lookups import Lookup, Sources, embedding_at, keys_of, sources_by_table
 from workers.stage.staleness import RowOrder
@@ -32,6 +31,7 @@ class PulledRows:
     keys: dict[Sources, NDArray[np.uint64]]  # distinct keys [U]
     rows: dict[str, Upload]  # table -> [U, dim]
     inverse: dict[Sources, list[Upload]]  # per micro-batch, positions [n]
+    padded: dict[Sources, list[bool]]  # per micro-batch, whether some keys are PAD
     learning: bool
     leaves: dict[str, Tensor] = field(default_factory=dict)  # those of `rows` that were used
 
@@ -95,9 +95,8 @@ class StageRows:
         for spec in self.tables.values():
             client.create_table(
                 namespace + spec.table,
-                **spec.table_options(),
+                **{"memory_bytes": servers.memory_bytes, **spec.table_options()},
                 durability=servers.durability or "none",
-                memory_bytes=servers.memory_bytes,
             )
 
     def pull(
@@ -108,13 +107,17 @@ class StageRows:
             return None
         keys: dict[Sources, NDArray[np.uint64]] = {}
         inverse: dict[Sources, list[Upload]] = {}
+        padded: dict[Sources, list[bool]] = {}
         for sources in dict.fromkeys(self._sources.values()):
             parts = [keys_of(sources, m).numpy() for m in micro_batches]
             flat = parts[0] if len(parts) == 1 else np.concatenate(parts)
-            distinct, positions = native.unique(flat)
-            keys[sources] = distinct
-            each = torch.from_numpy(positions).split([len(p) for p in parts])
+            sizes = [len(part) for part in parts]
+            keys[sources], positions, there = unique_keys(flat)
+            each = torch.from_numpy(positions).split(sizes)
             inverse[sources] = [self._staging.upload(part) for part in each]
+            padded[sources] = [False] * len(parts)
+            if there is not None:
+                padded[sources] = [not p.all() for p in torch.from_numpy(there).split(sizes)]
         waiting = {
             table: self._pulling.submit(
                 self._client.pull_unique,
@@ -128,7 +131,7 @@ class StageRows:
             table: self._staging.upload(torch.from_numpy(f.result()))
             for table, f in waiting.items()
         }
-        return PulledRows(keys, rows, inverse, learning)
+        return PulledRows(keys, rows, inverse, padded, learning)
 
     def pull_ahead(self, frame: Frame) -> None:
         """Pull the rows of a micro-batch that has arrived, as soon as that may be."""
@@ -162,7 +165,8 @@ class StageRows:
             return
         for table, sources in self._sources.items():
             positions = pulled.inverse[sources][index].here()
-            bind_rows(self._users[table], pulled.leaf(table), positions)
+            padded = pulled.padded[sources][index]
+            bind_rows(self._users[table], pulled.leaf(table), positions, padded=padded)
 
     def collected(
         self, blocks: Sequence[PulledRows]
@@ -176,6 +180,12 @@ class StageRows:
             ]
             if pairs:
                 yield table, [keys for keys, _ in pairs], [gradient for _, gradient in pairs]
+
+    def evict(self) -> None:
+        """Have tables apply their limits, so that what is measured next is what is saved."""
+        for spec in self.tables.values():
+            if spec.eviction is not None:
+                self._client.shrink(self._namespace + spec.table, decay=False)
 
     def close(self) -> None:
         """Stop the pulling threads."""

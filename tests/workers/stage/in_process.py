@@ -56,7 +56,7 @@ class Tables:
         self._staged = defaultdict(dict)  # series and step -> slot -> part
         self._over = set()
 
-    def create_table(self, name, *, dim, durability, memory_bytes, **options):
+    def create_table(self, name, *, dim, durability, **options):
         with self._lock:
             self.tables.setdefault(name, LocalTable.create(name, dim, **options))
 
