@@ -80,7 +80,6 @@ class StageRows:
         self._namespace = namespace
         self._share = share
         self._staging = staging
-        self._pulling = ThreadPoolExecutor(max(1, len(self.layers)), thread_name_prefix="pull")
         self._arriving = ThreadPoolExecutor(1, thread_name_prefix="arriving")
         self._lock = threading.Lock()
         self._waiting: dict[FrameId, Frame] = {}  # whose rows must not be pulled yet
@@ -118,18 +117,14 @@ class StageRows:
             padded[sources] = [False] * len(parts)
             if there is not None:
                 padded[sources] = [not p.all() for p in torch.from_numpy(there).split(sizes)]
-        waiting = {
-            table: self._pulling.submit(
-                self._client.pull_unique,
-                self._namespace + table,
-                keys[sources],
-                read_only=not learning,
-            )
-            for table, sources in self._sources.items()
-        }
+        pulled = self._client.pull_many(
+            {self._namespace + table: keys[sources] for table, sources in self._sources.items()},
+            read_only=not learning,
+            distinct=True,
+        )
         rows = {
-            table: self._staging.upload(torch.from_numpy(f.result()))
-            for table, f in waiting.items()
+            table: self._staging.upload(torch.from_numpy(pulled[self._namespace + table]))
+            for table in self._sources
         }
         return PulledRows(keys, rows, inverse, padded, learning)
 
@@ -188,9 +183,8 @@ class StageRows:
                 self._client.shrink(self._namespace + spec.table, decay=False)
 
     def close(self) -> None:
-        """Stop the pulling threads."""
+        """Stop pulling."""
         self._arriving.shutdown(wait=False, cancel_futures=True)
-        self._pulling.shutdown(wait=False, cancel_futures=True)
 
     def _pull_arrived(self, frame: Frame) -> None:
         step, future = frame.id.step, self._ahead[frame.id]

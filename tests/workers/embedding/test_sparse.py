@@ -1,6 +1,7 @@
 """Bags and PAD against `nn.EmbeddingBag`, and what an embedding says of its table."""
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from torch import nn
@@ -85,15 +86,9 @@ def test_pad_has_no_row_and_trains_none():
 
 
 def test_no_value_has_the_key_of_pad(monkeypatch):
-    slots, columns = [Slot.parse("a")], {"a": hash_column(pa_array())}
+    slots, columns = [Slot.parse("a")], {"a": hash_column(pa.array([1, 2]))}
     monkeypatch.setattr(Slot, "keys", lambda *_: np.array([1 << 63, 5], np.uint64))
     assert hash_slots(slots, columns, 2).tolist() == [[PAD + 1], [5]]
-
-
-def pa_array():
-    import pyarrow as pa
-
-    return pa.array([1, 2])
 
 
 @pytest.mark.parametrize(
@@ -170,7 +165,7 @@ def test_segments_have_their_own_settings():
     parts = [Segment(dim=1, optimizer="ftrl"), Segment(dim=2, optimizer="adam", lazy=2.0)]
     spec = created(SparseEmbedding("t", DIM, segments=parts))
     assert [part.optimizer.kind for part in spec.segments] == ["ftrl", "adam"]
-    with pytest.raises(TableError, match="learning_rate=0.3 beside segments"):
+    with pytest.raises(TableError, match=r"learning_rate=0\.3 beside segments"):
         SparseEmbedding("t", DIM, segments=parts, learning_rate=0.3)
 
 
