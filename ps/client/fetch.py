@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import numpy as np
 
@@ -103,7 +103,8 @@ def fetch(
                 return _fetch_shared(routes, shard, wanted, memory, block, what)
             except BrokenLineError:
                 memory.drop()
-    heads, payloads = [], []
+    heads: list[pb.PullRequest] = []
+    payloads: list[Keys | bytes] = []
     for each in wanted:
         head = each.head(routes, shard)
         head.prefetch = prefetch
@@ -116,7 +117,7 @@ def fetch(
     first = joined(heads)
     sizes = [0 if prefetch else each.rows_bytes for each in wanted]
     rows = shard.rows_of(shard.pull(pack(first, *payloads), what), first, sum(sizes))
-    ends = np.cumsum([0, *sizes]).tolist()
+    ends = [0, *accumulate(sizes)]
     return Fetched(tuple(rows[begin:end] for begin, end in pairwise(ends)))
 
 

@@ -29,7 +29,9 @@ class PullMany:
     def run(self) -> list[Floats]:
         """The rows of each, as of `Pull.run`."""
         several = [pull for pull in self._pulls if len(pull.wanted.keys)]
-        found = self._together(several) if len(several) > 1 else None
+        if len(several) < 2:
+            return [pull.run() for pull in self._pulls]
+        found = self._together(several)
         if found is None:  # each finds its own way, over routings that change, too
             return results_of([pull.start() for pull in self._pulls])
         rows = iter(found)

@@ -1,7 +1,7 @@
 """What an embedding says of its table, and what a job says in its place."""
 
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
 from google.protobuf.message import Message
@@ -117,16 +117,16 @@ def options_of(message: TableOptions) -> dict[str, Any]:
     """Fields of `EmbeddingSpec` that a job gives.
 
     Raises:
-        TableError: an admission or eviction that lacks what it needs.
+        TableError: an admission that lacks what it needs.
     """
     given = _given(message)
-    for name, kind in (("admission", Admission), ("eviction", Eviction)):
-        if message.HasField(name):  # type: ignore[arg-type]
-            inner = _given(getattr(message, name))
-            needed = [f.name for f in fields(kind) if f.default is MISSING]
-            if lacking := [each for each in needed if each not in inner]:
-                raise TableError(f"{name}: {', '.join(lacking)} missing")
-            given[name] = kind(**inner)
+    if message.HasField("admission"):
+        inner = _given(message.admission)
+        if lacking := [name for name in ("kind", "threshold") if name not in inner]:
+            raise TableError(f"admission: {', '.join(lacking)} missing")
+        given["admission"] = Admission(**inner)
+    if message.HasField("eviction"):
+        given["eviction"] = Eviction(**_given(message.eviction))
     return given
 
 
