@@ -63,7 +63,13 @@ class EmbeddingSpec:
             object.__setattr__(self, "initial_accumulator", 0.1)
         if self.betas is not None and len(self.betas) != 2:
             raise TableError(f"table {self.table!r}: betas={self.betas}; expected two")
+        self._check_admission()
         self._check_eviction()
+        if self.stochastic_rounding and self.dtype == "float32":
+            raise TableError(
+                f"table {self.table!r}: stochastic_rounding=True with dtype='float32', which rounds "
+                "nothing; expected it with float16, bfloat16 or int8"
+            )
         make_spec(self.table, **self.table_options())
 
     def table_options(self) -> dict[str, Any]:
@@ -94,6 +100,18 @@ class EmbeddingSpec:
                 raise TableError(
                     f"table {self.table!r}: {field.name}={getattr(self, field.name)!r} beside "
                     "segments; expected it in each of them"
+                )
+
+    def _check_admission(self) -> None:
+        rule = self.admission
+        if rule is None or rule.kind == "bloom":
+            return
+        for field in fields(rule):
+            value = getattr(rule, field.name)
+            if field.name in ("capacity", "false_positive") and value != field.default:
+                raise TableError(
+                    f"table {self.table!r}: admission by {rule.kind} with {field.name}={value}; "
+                    "it is a setting of bloom"
                 )
 
     def _check_eviction(self) -> None:

@@ -92,7 +92,16 @@ def test_no_value_has_the_key_of_pad(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"pooling": "avg"}, {"dtype": "float8"}, {"l1": 0.1}, {"betas": (0.9,)}]
+    "wrong",
+    [
+        {"pooling": "avg"},
+        {"dtype": "float8"},
+        {"l1": 0.1},
+        {"betas": (0.9,)},
+        {"stochastic_rounding": True},
+        {"admission": Admission(kind="count", threshold=2, capacity=5)},
+        {"admission": Admission(kind="score", threshold=2)},
+    ],
 )
 def test_what_no_table_has_is_refused(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
