@@ -67,8 +67,8 @@ class EmbeddingSpec:
         self._check_eviction()
         if self.stochastic_rounding and self.dtype == "float32":
             raise TableError(
-                f"table {self.table!r}: stochastic_rounding=True with dtype='float32', which rounds "
-                "nothing; expected it with float16, bfloat16 or int8"
+                f"table {self.table!r}: stochastic_rounding=True with dtype='float32', which "
+                "rounds nothing; expected it with float16, bfloat16 or int8"
             )
         make_spec(self.table, **self.table_options())
 
