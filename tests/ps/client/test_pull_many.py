@@ -123,7 +123,7 @@ def test_a_shard_that_is_gone_gives_no_rows_at_all() -> None:
     both = {"a": KEYS, "b": KEYS}
     with LocalShards(2) as shards, ExitStack() as stack:
         clients = [
-            stack.enter_context(ParameterClient(shards.addresses, timeout_s=1, **WAYS[way]))
+            stack.enter_context(ParameterClient(shards.addresses, timeout_s=0.4, **WAYS[way]))
             for way in ("in place", "far")
         ]
         for name in both:
