@@ -135,6 +135,27 @@ Global___ModelSpec: _TypeAlias = ModelSpec  # noqa: Y015
 class DataSpec(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class ColumnsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> Global___ColumnSpec: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: Global___ColumnSpec | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     PREPARE_FIELD_NUMBER: _builtins.int
     PATH_FIELD_NUMBER: _builtins.int
     TRAIN_FIELD_NUMBER: _builtins.int
@@ -146,6 +167,7 @@ class DataSpec(_message.Message):
     TOKENS_FIELD_NUMBER: _builtins.int
     LABELS_FIELD_NUMBER: _builtins.int
     WEIGHT_FIELD_NUMBER: _builtins.int
+    COLUMNS_FIELD_NUMBER: _builtins.int
     prepare: _builtins.str
     """optional, prepare.py:prepare, called with `path`; makes the files below once"""
     path: _builtins.str
@@ -172,6 +194,10 @@ class DataSpec(_message.Message):
     def labels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """columns, in place of `label`; losses find each by its name"""
 
+    @_builtins.property
+    def columns(self) -> _containers.MessageMap[_builtins.str, Global___ColumnSpec]:
+        """inputs by name, beside those matrices or in their place"""
+
     def __init__(
         self,
         *,
@@ -186,14 +212,49 @@ class DataSpec(_message.Message):
         tokens: _builtins.str = ...,
         labels: _abc.Iterable[_builtins.str] | None = ...,
         weight: _builtins.str = ...,
+        columns: _abc.Mapping[_builtins.str, Global___ColumnSpec] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dense", b"dense", "label", b"label", "labels", b"labels", "path", b"path", "prepare", b"prepare", "sparse", b"sparse", "test", b"test", "tokens", b"tokens", "train", b"train", "valid", b"valid", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "dense", b"dense", "label", b"label", "labels", b"labels", "path", b"path", "prepare", b"prepare", "sparse", b"sparse", "test", b"test", "tokens", b"tokens", "train", b"train", "valid", b"valid", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DataSpec: _TypeAlias = DataSpec  # noqa: Y015
+
+@_typing.final
+class ColumnSpec(_message.Message):
+    """One input of a model."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OF_FIELD_NUMBER: _builtins.int
+    TYPE_FIELD_NUMBER: _builtins.int
+    LENGTH_FIELD_NUMBER: _builtins.int
+    SLOT_FIELD_NUMBER: _builtins.int
+    of: _builtins.str
+    """the file's column, or a cross of several; empty: its own name"""
+    type: _builtins.str
+    """key | keys | float | floats | int; those in the plural are lists"""
+    length: _builtins.int
+    """of lists: the last so many values, filled up behind"""
+    slot: _builtins.str
+    """inputs of one slot have the same key for the same value; empty: `of`"""
+    def __init__(
+        self,
+        *,
+        of: _builtins.str = ...,
+        type: _builtins.str = ...,
+        length: _builtins.int = ...,
+        slot: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["length", b"length", "of", b"of", "slot", b"slot", "type", b"type"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ColumnSpec: _TypeAlias = ColumnSpec  # noqa: Y015
 
 @_typing.final
 class DenseOptimizer(_message.Message):
@@ -458,19 +519,21 @@ class HeadSpec(_message.Message):
     label: _builtins.str
     """one of data.labels; empty: the one named as the output is"""
     weight: _builtins.float
-    """of it in the sum of losses; 0: 1"""
+    """of it in the sum of losses; none: 1"""
     def __init__(
         self,
         *,
         loss: _builtins.str = ...,
         label: _builtins.str = ...,
-        weight: _builtins.float = ...,
+        weight: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_weight", b"_weight", "weight", b"weight"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["label", b"label", "loss", b"loss", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_weight", b"_weight", "label", b"label", "loss", b"loss", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__weight: _TypeAlias = _typing.Literal["weight"]  # noqa: Y015
+    _WhichOneofArgType__weight: _TypeAlias = _typing.Literal["_weight", b"_weight"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__weight) -> _WhichOneofReturnType__weight | None: ...
 
 Global___HeadSpec: _TypeAlias = HeadSpec  # noqa: Y015
 

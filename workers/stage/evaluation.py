@@ -145,6 +145,7 @@ def first_batch(job: JobSpec, split: Split, workers: int) -> Mapping[str, Tensor
 
 def _size(job: JobSpec) -> int:
     """Samples of a batch of evaluation: of sequences no more than training has room for."""
-    if job.data.tokens:
+    lists = any(one.length for one in job.data.columns.values())
+    if job.data.tokens or lists:
         return min(_BATCH, max(1, job.train.batch_size))
     return _BATCH
