@@ -38,6 +38,7 @@ from workers.model.code import subfolder
 from workers.model.cut import MANIFEST as CUT
 from workers.model.cut import check_tables, read_cut, weights_of
 from workers.model.entry import ModelError, job_model
+from workers.model.predict import add_predictor
 from workers.model.state import load_state, single
 
 FORMAT = "heterps-model-1"
@@ -246,4 +247,4 @@ def _opened(
     for layer in model.modules():
         if isinstance(layer, SparseEmbedding):  # without a table where forward does not call it
             layer.store = tables.get(table_prefix(job_id) + layer.spec.table)
-    return model.eval()
+    return add_predictor(model.eval(), job)
