@@ -27,6 +27,7 @@ __getattr__, __dir__, __all__ = attach(
         "heterps.client.client": ("Client",),
         "heterps.cluster.embedded": ("Cluster",),
         "scheduler": ("plan",),
+        "workers.data.named": ("PAD",),
         "workers.embedding.cached_rows": ("CachedRows",),
         "workers.embedding.collection": (
             "RemoteEmbeddingBagCollection",

@@ -135,6 +135,27 @@ Global___ModelSpec: _TypeAlias = ModelSpec  # noqa: Y015
 class DataSpec(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class ColumnsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> Global___ColumnSpec: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: Global___ColumnSpec | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     PREPARE_FIELD_NUMBER: _builtins.int
     PATH_FIELD_NUMBER: _builtins.int
     TRAIN_FIELD_NUMBER: _builtins.int
@@ -146,6 +167,7 @@ class DataSpec(_message.Message):
     TOKENS_FIELD_NUMBER: _builtins.int
     LABELS_FIELD_NUMBER: _builtins.int
     WEIGHT_FIELD_NUMBER: _builtins.int
+    COLUMNS_FIELD_NUMBER: _builtins.int
     prepare: _builtins.str
     """optional, prepare.py:prepare, called with `path`; makes the files below once"""
     path: _builtins.str
@@ -172,6 +194,10 @@ class DataSpec(_message.Message):
     def labels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """columns, in place of `label`; losses find each by its name"""
 
+    @_builtins.property
+    def columns(self) -> _containers.MessageMap[_builtins.str, Global___ColumnSpec]:
+        """inputs by name, beside those matrices or in their place"""
+
     def __init__(
         self,
         *,
@@ -186,18 +212,74 @@ class DataSpec(_message.Message):
         tokens: _builtins.str = ...,
         labels: _abc.Iterable[_builtins.str] | None = ...,
         weight: _builtins.str = ...,
+        columns: _abc.Mapping[_builtins.str, Global___ColumnSpec] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dense", b"dense", "label", b"label", "labels", b"labels", "path", b"path", "prepare", b"prepare", "sparse", b"sparse", "test", b"test", "tokens", b"tokens", "train", b"train", "valid", b"valid", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "dense", b"dense", "label", b"label", "labels", b"labels", "path", b"path", "prepare", b"prepare", "sparse", b"sparse", "test", b"test", "tokens", b"tokens", "train", b"train", "valid", b"valid", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DataSpec: _TypeAlias = DataSpec  # noqa: Y015
 
 @_typing.final
+class ColumnSpec(_message.Message):
+    """One input of a model."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OF_FIELD_NUMBER: _builtins.int
+    TYPE_FIELD_NUMBER: _builtins.int
+    LENGTH_FIELD_NUMBER: _builtins.int
+    SLOT_FIELD_NUMBER: _builtins.int
+    of: _builtins.str
+    """the file's column, or a cross of several; empty: its own name"""
+    type: _builtins.str
+    """key | keys | float | floats | int; those in the plural are lists"""
+    length: _builtins.int
+    """of lists: the last so many values, filled up behind"""
+    slot: _builtins.str
+    """inputs of one slot have the same key for the same value; empty: `of`"""
+    def __init__(
+        self,
+        *,
+        of: _builtins.str = ...,
+        type: _builtins.str = ...,
+        length: _builtins.int = ...,
+        slot: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["length", b"length", "of", b"of", "slot", b"slot", "type", b"type"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ColumnSpec: _TypeAlias = ColumnSpec  # noqa: Y015
+
+@_typing.final
 class DenseOptimizer(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class GroupsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> Global___ParameterGroup: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: Global___ParameterGroup | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     NAME_FIELD_NUMBER: _builtins.int
     LEARNING_RATE_FIELD_NUMBER: _builtins.int
@@ -207,6 +289,7 @@ class DenseOptimizer(_message.Message):
     MOMENTUM_FIELD_NUMBER: _builtins.int
     BETAS_FIELD_NUMBER: _builtins.int
     EPS_FIELD_NUMBER: _builtins.int
+    GROUPS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """adam | adamw | sgd | adagrad"""
     learning_rate: _builtins.float
@@ -223,6 +306,10 @@ class DenseOptimizer(_message.Message):
     def betas(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """of adam and adamw: two; none: 0.9 and 0.999"""
 
+    @_builtins.property
+    def groups(self) -> _containers.MessageMap[_builtins.str, Global___ParameterGroup]:
+        """pattern of names, such as head.* -> their own settings"""
+
     def __init__(
         self,
         *,
@@ -234,14 +321,47 @@ class DenseOptimizer(_message.Message):
         momentum: _builtins.float = ...,
         betas: _abc.Iterable[_builtins.float] | None = ...,
         eps: _builtins.float = ...,
+        groups: _abc.Mapping[_builtins.str, Global___ParameterGroup] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["betas", b"betas", "eps", b"eps", "learning_rate", b"learning_rate", "momentum", b"momentum", "name", b"name", "schedule", b"schedule", "warmup_steps", b"warmup_steps", "weight_decay", b"weight_decay"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["betas", b"betas", "eps", b"eps", "groups", b"groups", "learning_rate", b"learning_rate", "momentum", b"momentum", "name", b"name", "schedule", b"schedule", "warmup_steps", b"warmup_steps", "weight_decay", b"weight_decay"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DenseOptimizer: _TypeAlias = DenseOptimizer  # noqa: Y015
+
+@_typing.final
+class ParameterGroup(_message.Message):
+    """Dense parameters that learn otherwise than the others."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEARNING_RATE_FIELD_NUMBER: _builtins.int
+    WEIGHT_DECAY_FIELD_NUMBER: _builtins.int
+    learning_rate: _builtins.float
+    """0: they stay as they are"""
+    weight_decay: _builtins.float
+    def __init__(
+        self,
+        *,
+        learning_rate: _builtins.float | None = ...,
+        weight_decay: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_learning_rate", b"_learning_rate", "_weight_decay", b"_weight_decay", "learning_rate", b"learning_rate", "weight_decay", b"weight_decay"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_learning_rate", b"_learning_rate", "_weight_decay", b"_weight_decay", "learning_rate", b"learning_rate", "weight_decay", b"weight_decay"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__learning_rate: _TypeAlias = _typing.Literal["learning_rate"]  # noqa: Y015
+    _WhichOneofArgType__learning_rate: _TypeAlias = _typing.Literal["_learning_rate", b"_learning_rate"]  # noqa: Y015
+    _WhichOneofReturnType__weight_decay: _TypeAlias = _typing.Literal["weight_decay"]  # noqa: Y015
+    _WhichOneofArgType__weight_decay: _TypeAlias = _typing.Literal["_weight_decay", b"_weight_decay"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__learning_rate) -> _WhichOneofReturnType__learning_rate | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__weight_decay) -> _WhichOneofReturnType__weight_decay | None: ...
+
+Global___ParameterGroup: _TypeAlias = ParameterGroup  # noqa: Y015
 
 @_typing.final
 class RowSchedule(_message.Message):
@@ -308,6 +428,7 @@ class TrainSpec(_message.Message):
     ROWS_FIELD_NUMBER: _builtins.int
     CHECKPOINT_FIELD_NUMBER: _builtins.int
     WARM_START_FIELD_NUMBER: _builtins.int
+    EMA_FIELD_NUMBER: _builtins.int
     RESUME_FIELD_NUMBER: _builtins.int
     epochs: _builtins.int
     batch_size: _builtins.int
@@ -337,6 +458,8 @@ class TrainSpec(_message.Message):
     """What weights and rows begin as: the folder or URL of a model or a cut, or the file of a
     state_dict; empty: the model's own. In the file also JOB[@STEP], which the client looks up.
     """
+    ema: _builtins.float
+    """of dense weights: what is evaluated and saved; 0: none, below 1"""
     @_builtins.property
     def optimizer(self) -> Global___DenseOptimizer: ...
     @_builtins.property
@@ -371,11 +494,12 @@ class TrainSpec(_message.Message):
         rows: Global___RowSchedule | None = ...,
         checkpoint: Global___CheckpointSpec | None = ...,
         warm_start: _builtins.str = ...,
+        ema: _builtins.float = ...,
         resume: Global___Origin | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "optimizer", b"optimizer", "resume", b"resume", "rows", b"rows"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_norm", b"batch_norm", "batch_size", b"batch_size", "checkpoint", b"checkpoint", "clip", b"clip", "drop_last", b"drop_last", "epochs", b"epochs", "heads", b"heads", "loss", b"loss", "max_steps", b"max_steps", "micro_batches", b"micro_batches", "optimizer", b"optimizer", "precision", b"precision", "resume", b"resume", "rows", b"rows", "seed", b"seed", "split_experts", b"split_experts", "staleness", b"staleness", "warm_start", b"warm_start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_norm", b"batch_norm", "batch_size", b"batch_size", "checkpoint", b"checkpoint", "clip", b"clip", "drop_last", b"drop_last", "ema", b"ema", "epochs", b"epochs", "heads", b"heads", "loss", b"loss", "max_steps", b"max_steps", "micro_batches", b"micro_batches", "optimizer", b"optimizer", "precision", b"precision", "resume", b"resume", "rows", b"rows", "seed", b"seed", "split_experts", b"split_experts", "staleness", b"staleness", "warm_start", b"warm_start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -13,6 +13,7 @@ from chassis.near import nearest
 from chassis.rooms import IN_A_WORKER, clash
 from heterps.job import yaml_nodes
 from heterps.job.checkpoints import complete_origin, wrong_checkpoints
+from heterps.job.inputs import wrong_inputs
 from heterps.job.learning import LOSSES, metric_names, wrong_learning
 from heterps.job.prepare import IN_PREPARE, is_url
 from heterps.job.schema import Reading
@@ -204,6 +205,7 @@ class _Check:
             *wrong_checkpoints(self.job, metric_names(self.job)),
             *complete_origin(self.job),
             *wrong_learning(self.job, [*self._places]),
+            *wrong_inputs(self.job),
         )
         for wrong in wrongs:
             if self._sound(wrong.key):
@@ -229,7 +231,8 @@ class _Check:
 
     def _inputs(self) -> None:
         data = self.job.data
-        if not {"data.dense", "data.sparse", "data.tokens"} & self._places.keys():
+        inputs = {"data.dense", "data.sparse", "data.tokens", "data.columns"}
+        if not inputs & self._places.keys():
             text = "missing; expected data.sparse or data.dense, lists of columns, or data.tokens"
             self.problems.append(f"{self._shown}: data: {text}")
         if not {"data.label", "data.labels", "data.tokens"} & self._places.keys():

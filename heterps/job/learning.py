@@ -57,6 +57,15 @@ def wrong_learning(job: JobSpec, given: Sequence[str]) -> Iterator[Wrong]:
     for name in sorted({name for name in data.labels if list(data.labels).count(name) > 1}):
         yield Wrong("data.labels", f"{name!r} twice", "each column once")
     yield from _wrong_heads(job)
+    for pattern, group in sorted(train.optimizer.groups.items()):
+        for field, value in group.ListFields():
+            if value < 0:
+                key = f"train.optimizer.groups.{pattern}.{field.name}"
+                yield Wrong(key, f"{value:g}", "a number of at least 0")
+    if not 0 <= train.ema < 1:
+        yield Wrong("train.ema", f"{train.ema:g}", "a number from 0 to below 1")
+    elif train.ema and train.split_experts:
+        yield Wrong("train.ema", f"{train.ema:g}", "0: averages of shared-out experts are not kept")
     if not job.model.loss and not train.heads:
         yield from _wrong_loss(job)
     names = [entry.rpartition(":")[2] for entry in job.model.metrics]

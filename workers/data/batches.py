@@ -125,7 +125,7 @@ class GlobalBatches:
 
 def evaluation_size(job: JobSpec) -> int:
     """Samples of a batch of evaluation: of sequences no more than training has room for."""
-    if job.data.tokens:
+    if job.data.tokens or any(one.length for one in job.data.columns.values()):
         return min(_EVALUATED, max(1, job.train.batch_size))
     return _EVALUATED
 

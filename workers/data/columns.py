@@ -14,6 +14,7 @@ from workers.data import files
 from workers.data.errors import DataError, column_hint
 from workers.data.keys import Slot, hash_column, hash_slots
 from workers.data.labels import LABEL, ONE, Kind, Label
+from workers.data.named import named_of
 from workers.data.numbers import LARGEST, is_number, narrow, numbers
 from workers.data.tokens import Tokens
 
@@ -31,6 +32,7 @@ class Batch:
             `dense`, float32 `[B, D]`, the columns of `data.dense`, where missing values are 0;
             `tokens`, int32 `[B, L]`, the lists of `data.tokens`, without a label but for the last
             of each; L is 0 where there are none;
+            those of `data.columns`, as `Named` says;
             `label.NAME` `[B]` of each label and weight, as `labels_of` says; without a label
             `label.label`, int32 `[B, L]`, the token that follows each.
     """
@@ -95,8 +97,9 @@ class Encoder:
         outcomes = [label for label in labels if label.kind is not Kind.WEIGHT]
         if not outcomes and not spec.tokens:
             raise DataError("job", "data.label", spec.label, "the column to be predicted")
-        if not spec.sparse and not spec.dense and not spec.tokens:
+        if not spec.sparse and not spec.dense and not spec.tokens and not spec.columns:
             raise DataError("job", "data.sparse", [], "at least one sparse or dense column")
+        self.named = named_of(spec)
         self.labels = [] if inputs_only else list(labels)
         self._predicts_tokens = not outcomes
         self.tokens = Tokens(spec.tokens) if spec.tokens else None
@@ -110,13 +113,15 @@ class Encoder:
             if repeated:
                 raise DataError("job", key, repeated[0], "each entry once")
             inputs = [column for name in names for column in name.split("*")]
+            inputs += [column for one in self.named for column in one.columns]
             given = [(label.column, label.key) for label in outcomes]
             for taken, by in (*given, (spec.tokens, "data.tokens")):
                 if taken and taken in inputs:
                     raise DataError("job", key, taken, f"other columns: it is {by}")
         self.sparse = list(dict.fromkeys(name for slot in self.slots for name in slot.columns))
-        named = [*(label.column for label in self.labels), *self.dense, *self.sparse, spec.tokens]
-        self.columns = [name for name in dict.fromkeys(named) if name]
+        every = [*(label.column for label in self.labels), *self.dense, *self.sparse, spec.tokens]
+        every += [column for one in self.named for column in one.columns]
+        self.columns = [name for name in dict.fromkeys(every) if name]
 
     @property
     def row_bytes(self) -> int:
@@ -129,7 +134,7 @@ class Encoder:
         """Differs where the same files would be encoded differently."""
         slots = [slot.name for slot in self.slots]
         tokens = self.tokens.name if self.tokens else ""
-        return repr((self.labels, self.dense, slots, tokens))
+        return repr((self.labels, self.dense, slots, tokens, self.named))
 
     @property
     def nothing(self) -> Batch:
@@ -138,11 +143,14 @@ class Encoder:
         dense = np.zeros((0, len(self.dense)), np.float32)
         tokens = np.zeros((0, self.tokens.width if self.tokens else 0), np.int32)
         labels = {LABEL + label.name: np.zeros(0, label.kind.dtype) for label in self.labels}
-        return self._batch(sparse, dense, tokens, labels)
+        return self._batch(
+            sparse, {one.name: one.nothing for one in self.named}, dense, tokens, labels
+        )
 
     def _batch(
         self,
         sparse: npt.NDArray[np.int64],
+        named: Mapping[str, npt.NDArray[Any]],
         dense: npt.NDArray[np.float32],
         tokens: npt.NDArray[np.int32],
         labels: Mapping[str, npt.NDArray[Any]],
@@ -151,7 +159,10 @@ class Encoder:
         if self._predicts_tokens:
             labels = {LABEL + ONE: tokens[:, 1:], **labels}
             tokens = tokens[:, :-1]
-        return Batch({"sparse": sparse, "dense": dense, "tokens": tokens, **labels})
+        # Where they are stored one behind the other, wide values come first.
+        first = sorted(named, key=lambda name: -named[name].itemsize)
+        inputs = {"sparse": sparse, **{name: named[name] for name in first}}
+        return Batch({**inputs, "dense": dense, "tokens": tokens, **labels})
 
     def check(self, path: Path) -> None:
         """Raises `DataError` unless the file has every column in a type that fits."""
@@ -179,6 +190,8 @@ class Encoder:
                 kind = schema.field(name).type
                 if typed and key != "data.sparse" and not is_number(kind):
                     raise DataError(str(path), f"{key}: {name}", str(kind), "a numeric column")
+        for one in self.named:
+            one.check(path, schema, typed=typed)
         if self.tokens:
             self.tokens.check_schema(path, schema)
 
@@ -235,7 +248,8 @@ class Encoder:
             LABEL + label.name: label.encode(block.column(label.column), path, first)
             for label in self.labels
         }
-        return self._batch(sparse, dense, tokens, labels)
+        named = {one.name: one.encode(block, path, first) for one in self.named}
+        return self._batch(sparse, named, dense, tokens, labels)
 
 
 def _dense(column: pa.Array, name: str, path: Path, first: int) -> npt.NDArray[np.float32]:

@@ -1,15 +1,18 @@
 """The optimizer of a stage's dense parameters, and how learning rates change over the steps."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from protos.job_pb2 import DenseOptimizer
+from protos.job_pb2 import DenseOptimizer, ParameterGroup
 
+_NUMBERS = "numbers"  # of a group's parameters among all
+_SHOWN = 8  # names of parameters
 _FLOOR = 0.1  # share of the learning rate at which a cosine ends
 _KINDS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adam": torch.optim.Adam,
@@ -33,10 +36,21 @@ class RateSchedule(Protocol):
         ...
 
 
+class GroupError(ValueError):
+    """Groups of parameters that overlap, or that no parameter is in."""
+
+
 def make_optimizer(
-    spec: DenseOptimizer, parameters: list[nn.Parameter]
+    spec: DenseOptimizer, parameters: list[nn.Parameter], names: Sequence[Sequence[str]] = ()
 ) -> torch.optim.Optimizer | None:
-    """The dense optimizer of a stage, None where it has no parameters."""
+    """The dense optimizer of a stage, None where it has no parameters.
+
+    Args:
+        names: of each parameter all that it goes by, for `groups`.
+
+    Raises:
+        GroupError: a parameter is in two groups.
+    """
     if not parameters:
         return None
     options: dict[str, Any] = {
@@ -50,7 +64,65 @@ def make_optimizer(
         options["betas"] = tuple(spec.betas)
     if spec.eps:
         options["eps"] = spec.eps
-    return _KINDS[spec.name](parameters, **options)
+    members: dict[str, list[int]] = {}
+    for number in range(len(parameters)):
+        members.setdefault(group_of(spec, names[number]) if names else "", []).append(number)
+    groups = []
+    for pattern, numbers in members.items():
+        group = {"params": [parameters[number] for number in numbers], _NUMBERS: numbers}
+        own = spec.groups[pattern] if pattern else ParameterGroup()
+        if own.HasField("learning_rate"):
+            group["lr"] = own.learning_rate
+        if own.HasField("weight_decay"):
+            group["weight_decay"] = own.weight_decay
+        groups.append(group)
+    return _KINDS[spec.name](groups, **options)
+
+
+def group_of(spec: DenseOptimizer, names: Sequence[str]) -> str:
+    """The pattern of the group that a parameter of these names is in; empty: none.
+
+    Raises:
+        GroupError: it is in two.
+    """
+    found = [
+        pattern
+        for pattern in sorted(spec.groups)
+        if any(fnmatchcase(name, pattern) for name in names)
+    ]
+    if len(found) > 1:
+        raise GroupError(
+            f"train.optimizer.groups: {names[0]!r} is in {found[0]!r} and in {found[1]!r}; "
+            "expected one group at most for each parameter"
+        )
+    return found[0] if found else ""
+
+
+def check_groups(spec: DenseOptimizer, names: Sequence[Sequence[str]]) -> None:
+    """Check the groups against all dense parameters of a model.
+
+    Raises:
+        GroupError: one of them is in two groups, or none is in some group.
+    """
+    used = {group_of(spec, own) for own in names}
+    for pattern in sorted(set(spec.groups) - used):
+        some = ", ".join(own[0] for own in names[:_SHOWN]) or "none"
+        raise GroupError(
+            f"train.optimizer.groups: no dense parameter of the model is named {pattern!r}; there "
+            f"are {some}{', …' if len(names) > _SHOWN else ''}"
+        )
+
+
+def rekey(optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter]) -> None:
+    """Have an optimizer go on with these in place of its parameters, in the order of its making."""
+    for group in optimizer.param_groups:
+        before, after = group["params"], [parameters[number] for number in group[_NUMBERS]]
+        if before[0] is after[0]:
+            return
+        for old, new in zip(before, after, strict=True):
+            if old in optimizer.state:
+                optimizer.state[new] = optimizer.state.pop(old)
+        group["params"] = after
 
 
 def kept_by(spec: DenseOptimizer) -> tuple[str, ...]:

@@ -31,11 +31,13 @@ from ps.checkpoint.bounds import Fields, parse_json, read_at_most
 from ps.checkpoint.places import open_store
 from ps.checkpoint.tables import chain, save_of
 from ps.errors import CheckpointError
+from workers.learning.averages import AVERAGE
 
 FORMAT = "heterps-cut-1"
 MANIFEST = "cut.json"
 _LOSSES = "losses"
-WEIGHTS = "weights"  # the kind of file that predictions need
+# Kinds of files: the first is what predictions need, unless the other has averages of weights.
+WEIGHTS, OPTIMIZER = "weights", "optimizer"
 _MOST_MANIFEST = 64 << 20  # bytes
 
 
@@ -345,15 +347,21 @@ def check_tables(cuts: str, tables: TablesSave) -> str:
     return place
 
 
-def weights_of(cuts: str, layers: Sequence[LayerFiles]) -> dict[str, Tensor]:
-    """The weights of all layers of a cut, by their names in the model.
+def weights_of(cuts: str, cut: Cut) -> dict[str, Tensor]:
+    """The weights of all layers of a cut, by their names in the model; averages where it has them.
 
     Raises:
         CutError: a file is missing or damaged.
     """
     dense = DenseFiles(cuts)
     found: dict[str, Tensor] = {}
-    for layer in layers:
+    for layer in cut.layers:
         if WEIGHTS in layer.files:
             found |= dense.read(layer.files[WEIGHTS])
+    for layer in cut.layers if cut.job.train.ema else ():
+        kept = dense.read(layer.files[OPTIMIZER]) if OPTIMIZER in layer.files else {}
+        for name, tensor in kept.items():
+            key, _, of = name.partition(":")
+            if key == AVERAGE:
+                found[of] = tensor
     return found

@@ -14,6 +14,7 @@ from torch import Tensor, fx, nn
 
 from workers.embedding.sparse import SparseEmbedding, tables_of
 from workers.model.entry import ModelError
+from workers.model.inputs import unpacked
 from workers.model.modes import in_mode
 
 # What picks or rearranges keys without making new ones.
@@ -130,7 +131,7 @@ class _ThroughChildren(fx.Tracer):
 def _traced_through(model: nn.Module, training: bool) -> fx.Graph:
     try:
         with in_mode(model, training):
-            return _ThroughChildren().trace(model)
+            return unpacked(model, _ThroughChildren().trace(model))
     except Exception as error:
         holders = [name for name, child in model.named_children() if _holds_embedding(child)]
         raise ModelError(

@@ -22,6 +22,7 @@ from workers.data.tensors import tensors_of
 from workers.learning.losses import predicted
 from workers.learning.precision import Precision
 from workers.model.entry import ModelError
+from workers.model.inputs import arguments_of
 
 ONLY = "prediction"  # what the output of a model that gives one tensor is called
 _PREDICTOR = "_heterps_predictor"  # attribute of a loaded model
@@ -120,7 +121,7 @@ class Predictor:
         model, tensors = self._model, tensors_of(batch)
         device = next((one.device for one in model.parameters()), torch.device("cpu"))
         names = inspect.signature(model.forward).parameters
-        arguments = {name: tensors[name].to(device) for name in names}
+        arguments = arguments_of(names, {name: t.to(device) for name, t in tensors.items()})
         modes = {module: module.training for module in model.modules()}
         model.eval()
         try:

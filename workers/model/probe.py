@@ -22,6 +22,7 @@ from workers.data.columns import labels_in
 from workers.data.reader import Dataset
 from workers.data.tensors import first_samples, tensors_of
 from workers.embedding.sparse import SparseEmbedding
+from workers.learning.optimizers import GroupError, check_groups
 from workers.model.entry import ModelError
 from workers.model.job_loss import job_loss
 from workers.model.modes import in_mode
@@ -149,6 +150,7 @@ def check_parameters(traced: TracedModel, job: JobSpec) -> None:
         ModelError: the layer that does, and the remedy.
         DataError: the first samples of the job do not fit it.
     """
+    _check_groups(traced, job)
     parts = _parts(job)
     if not parts:
         return
@@ -189,6 +191,16 @@ def check_parameters(traced: TracedModel, job: JobSpec) -> None:
                     "one of another step: a closure has it, say; expected it to be read from the "
                     "module in forward, as self.weight, or train.staleness: 0"
                 )
+
+
+def _check_groups(traced: TracedModel, job: JobSpec) -> None:
+    names: dict[int, list[str]] = {}
+    for name, parameter in traced.model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    try:
+        check_groups(job.train.optimizer, [*names.values()])
+    except GroupError as error:
+        raise ModelError(str(error)) from None
 
 
 def _parts(job: JobSpec) -> Sequence[Mapping[str, Tensor]]:

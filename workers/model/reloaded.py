@@ -24,6 +24,7 @@ from workers.data.columns import labels_in
 from workers.embedding.sparse import RowStore, SparseEmbedding
 from workers.errors import DivergedError
 from workers.model.entry import job_model
+from workers.model.inputs import arguments_of
 from workers.model.job_metrics import JobMetrics
 from workers.model.state import load_state
 from workers.moe.layer import MoE
@@ -122,7 +123,7 @@ def check_predictions(
     Raises:
         ReloadError: they differ; says where and by how much.
     """
-    arguments = {n: batch[n] for n in inspect.signature(model.forward).parameters}
+    arguments = arguments_of(inspect.signature(model.forward).parameters, batch)
 
     def scores(name: str) -> Tensor:
         with computing():

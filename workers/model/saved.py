@@ -208,7 +208,7 @@ def load(path: str | Path) -> nn.Module:
     folder = Path(path)
     if (folder / CUT).is_file():
         cut, cuts = read_cut(str(folder.absolute())), folder.absolute().parent
-        weights = weights_of(str(cuts), cut.layers)
+        weights = weights_of(str(cuts), cut)
         tables = check_tables(str(cuts), cut.tables)
         return _opened(cut.job, cut.job_id, cuts / "code", weights, tables, cut.tables.save)
     manifest = folder / "model.json"

@@ -9,7 +9,7 @@ is crossed by the values made before it and used after it, the model's own input
 import inspect
 import traceback
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, fx, nn
@@ -17,6 +17,7 @@ from torch import Tensor, fx, nn
 from workers.embedding.sparse import SparseEmbedding
 from workers.model.entry import ModelError
 from workers.model.in_place import check_in_place
+from workers.model.inputs import ALWAYS, BATCH, unpacked
 from workers.model.lookups import Lookup, check_tables, find_lookups
 from workers.model.modes import in_mode
 from workers.model.randomness import LayerStart
@@ -24,7 +25,6 @@ from workers.model.sharing import check_ties, find_sharing, uncut_of
 from workers.model.state import check_state
 from workers.moe.layer import MoE
 
-INPUTS = ("sparse", "dense", "tokens")
 OWN = "own"  # of a stage's graph, what it shares with the model
 _BEFORE_ALL = -1
 _COMPUTED = ("call_module", "call_function", "call_method")
@@ -101,6 +101,9 @@ class _CalledModules(fx.Tracer):
 class TracedModel:
     """The layers of a model and the stages that can be cut from it.
 
+    Args:
+        inputs: names of what its forward may take.
+
     Attributes:
         layers: in the order of their calls.
         uncut: for each layer, whether it stays in one stage with the next.
@@ -111,14 +114,15 @@ class TracedModel:
         ModelError: the forward cannot be traced or cut; says where and what to change.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, inputs: Sequence[str] = ALWAYS) -> None:
         self.model = model
-        self._check_signature()
+        self._check_signature(inputs)
         check_state(model)
         check_ties(model)
         check_tables(model)
         self.graph = self._trace(training=True)
         self._check_modes()
+        self._check_inputs(inputs)
         self.layers: tuple[LayerInfo, ...] = ()
         self._index: dict[fx.Node, int] = {}
         self._assign()
@@ -206,11 +210,13 @@ class TracedModel:
     def _use(self, user: fx.Node) -> int:
         return len(self.layers) - 1 if user.op == "output" else self._index[user]
 
-    def _check_signature(self) -> None:
-        for name in inspect.signature(self.model.forward).parameters:
-            if name not in INPUTS:
+    def _check_signature(self, inputs: Sequence[str]) -> None:
+        names = list(inspect.signature(self.model.forward).parameters)
+        for name in names if names != [BATCH] else []:
+            if name not in inputs:
                 raise ModelError(
-                    f"{self._where()}: forward takes {name!r}; expected only {', '.join(INPUTS)}"
+                    f"{self._where()}: forward takes {name!r}; expected only {', '.join(inputs)}, "
+                    f"or one {BATCH!r} with all of them"
                 )
         own = [name for name, _ in self.model.named_parameters(recurse=False)]
         own += [name for name, _ in self.model.named_buffers(recurse=False)]
@@ -223,7 +229,9 @@ class TracedModel:
     def _trace(self, training: bool) -> fx.Graph:
         try:
             with in_mode(self.model, training):
-                return _CalledModules().trace(self.model)
+                return unpacked(self.model, _CalledModules().trace(self.model))
+        except ModelError:
+            raise
         except Exception as error:
             file = inspect.getsourcefile(type(self.model)) or ""
             frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == file]
@@ -233,6 +241,21 @@ class TracedModel:
                 "call modules and tensor operations; Python control flow that depends "
                 "on tensor values belongs inside a child module"
             ) from error
+
+    def _check_inputs(self, inputs: Sequence[str]) -> None:
+        for node in self.graph.nodes:
+            if node.op != "placeholder":
+                continue
+            if node.target not in inputs:
+                raise ModelError(
+                    f"{self._where()}: forward reads {node.target!r} from its batch, which has "
+                    f"{', '.join(inputs)}"
+                )
+            if node.name != node.target:
+                raise ModelError(
+                    f"{self._where()}: forward takes {node.target!r}, a name that Python or torch "
+                    "has a use for; expected another one in data.columns"
+                )
 
     def _check_modes(self) -> None:
         """Refuse a forward that is another one in evaluation: there is one trace for both."""

@@ -60,7 +60,7 @@ def read_weights(place: str) -> Weights:
         there = store.entries()
         if MANIFEST in there:
             cut, (cuts, _) = read_cut(place), split_place(place)
-            state = weights_of(cuts, cut.layers)
+            state = weights_of(cuts, cut)
             tables = check_tables(cuts, cut.tables)
             return Weights(f"{place}/{MANIFEST}", state, tables, table_prefix(cut.job_id))
         if _MODEL not in there:

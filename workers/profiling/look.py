@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from protos.decision_pb2 import Layer, Workload
 from protos.job_pb2 import JobSpec
 from workers.model.entry import job_model
+from workers.model.inputs import inputs_of
 from workers.model.probe import check_parameters, micro_batches_of
 from workers.model.sharing import Sharing
 from workers.model.trace import TracedModel
@@ -17,7 +18,7 @@ def look(job: JobSpec) -> Workload:
         ModelError: the model cannot be built or traced.
         DataError: the first samples do not fit the job.
     """
-    traced = TracedModel(job_model(job))
+    traced = TracedModel(job_model(job), inputs_of(job.data))
     check_parameters(traced, job)
     names = [info.name for info in traced.layers]
     layers = [

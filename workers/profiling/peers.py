@@ -29,6 +29,7 @@ from workers.learning.precision import Precision
 from workers.links.all_reduce import Rendezvous, StageGroup, join_processes
 from workers.links.ring_port import RingPort
 from workers.model.entry import job_model
+from workers.model.inputs import inputs_of
 from workers.model.trace import TracedModel
 from workers.profiling.rows import ShardRows
 from workers.profiling.timing import LayerTimer, Part, RowPart, first_of, share_of
@@ -205,7 +206,7 @@ def main(argv: list[str] | None = None) -> int:
         device = torch.device("cuda", options.rank)
         torch.cuda.set_device(device)
     job = ProfileRequest.FromString(options.request.read_bytes()).job
-    traced = TracedModel(job_model(job).to(device).train())
+    traced = TracedModel(job_model(job).to(device).train(), inputs_of(job.data))
     host, _, port = options.leader.rpartition(":")
     store: Any = dist.TCPStore(  # type: ignore[attr-defined]
         host, int(port), is_master=False, timeout=timedelta(hours=1)

@@ -11,6 +11,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
 import torch
@@ -225,6 +226,10 @@ class Ending:
             applied -= notice.outcome == stage_pb2.APPLY
             rates.append(rate_factor(self._rows, applied, self._steps))
         self._commits.take_over(series, judged, rates[::-1], step)
+
+    def averaged(self) -> AbstractContextManager[None]:
+        """As of `Update`."""
+        return self._update.averaged()
 
     def check(self) -> None:
         """Raise what failed in the background, or that another worker of the stage is gone."""

@@ -447,7 +447,8 @@ class StageExecutor:
         step = self.progress.step
         if self._rows.layers:
             self._rows.order.wait_to_pull(step + self._staleness)  # until all commits are in
-        measured = self.evaluate("valid", f"valid@{step}")
+        with self._ending.averaged():
+            measured = self.evaluate("valid", f"valid@{step}")
         self._layers.group.barrier()  # before this worker commits what others must not see yet
         self._layers.graph.module.train()
         self.progress.phase = TRAIN

@@ -31,6 +31,7 @@ from workers.links.ring_port import join_stage
 from workers.links.session import Session
 from workers.links.transport import Neighbours
 from workers.model.entry import job_model
+from workers.model.inputs import inputs_of
 from workers.model.probe import check_loss, check_parameters, micro_batches_of
 from workers.model.randomness import Randomness
 from workers.model.statistics import RunningStatistics
@@ -109,7 +110,7 @@ class Share:
         device = _device(launch)
         precision = Precision.of(job.train.precision, device)
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-        traced = TracedModel(job_model(job))
+        traced = TracedModel(job_model(job), inputs_of(job.data))
         names = [layer.name for layer in traced.layers]
         if names != list(launch.layers):
             raise UnfitPlanError(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from workers.links.all_reduce import StageGroup
-from workers.model.cut import WEIGHTS, UnfitCutError
+from workers.model.cut import OPTIMIZER, WEIGHTS, UnfitCutError
 from workers.model.entry import ModelError
 from workers.model.state import load_state, single
 from workers.model.trace import StageGraph
@@ -20,7 +20,7 @@ from workers.moe.layer import MoE
 from workers.stage.experts import whole_optimizer, whole_state
 from workers.stage.update import Update
 
-_BUFFERS, _OPTIMIZER, _EARLIER = "buffers", "optimizer", "earlier-"
+_BUFFERS, _EARLIER = "buffers", "earlier-"
 Tensors = dict[str, Tensor]
 
 
@@ -49,11 +49,11 @@ class StageState:
         names = set(layers)
         found: dict[str, dict[str, Tensors]] = {}
         kept = {f"{key}:{of}": t for of, some in self.optimizer.items() for key, t in some.items()}
-        kinds = {WEIGHTS: self.weights, _BUFFERS: self.buffers, _OPTIMIZER: kept}
+        kinds = {WEIGHTS: self.weights, _BUFFERS: self.buffers, OPTIMIZER: kept}
         kinds |= {f"{_EARLIER}{age}": some for age, some in enumerate(self.earlier, 1)}
         for kind, tensors in kinds.items():
             for name, tensor in tensors.items():
-                path = name.partition(":")[2] if kind == _OPTIMIZER else name
+                path = name.partition(":")[2] if kind == OPTIMIZER else name
                 found.setdefault(_layer(path, names), {}).setdefault(kind, {})[name] = tensor
         return found
 
@@ -65,7 +65,7 @@ class StageState:
             for kind, tensors in layer.items():
                 kinds.setdefault(kind, {}).update(tensors)
         optimizer: dict[str, Tensors] = {}
-        for name, tensor in kinds.get(_OPTIMIZER, {}).items():
+        for name, tensor in kinds.get(OPTIMIZER, {}).items():
             key, _, path = name.partition(":")
             optimizer.setdefault(path, {})[key] = tensor
         ages = sum(kind.startswith(_EARLIER) for kind in kinds)

@@ -1,14 +1,22 @@
 """A step's gradient of a stage's dense parameters: summed over workers, then the optimizer's."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from protos.job_pb2 import JobSpec
-from workers.learning.optimizers import kept_by, make_optimizer, make_schedule, rate_factor
+from workers.learning.averages import AVERAGE, Averages
+from workers.learning.optimizers import (
+    kept_by,
+    make_optimizer,
+    make_schedule,
+    rate_factor,
+    rekey,
+)
 from workers.learning.reduction import reduced_over
 from workers.links.all_reduce import StageGroup
 from workers.links.step_sum import StepSum
@@ -18,7 +26,7 @@ from workers.moe.gates import Bias
 from workers.stage.overlap import Overlap, StepGradients
 from workers.stage.schedule import Schedule
 from workers.stage.verdict import AfterStep, Report
-from workers.stage.versions import Versions, rekey
+from workers.stage.versions import Versions
 
 _LARGEST = torch.finfo(torch.float32).max
 
@@ -69,10 +77,10 @@ class Update:
         self._clip = job.train.clip > 0
         self._versions = versions
         self._overlap = Overlap()
-        parameters = versions.parameters(0)
+        self._parameters = parameters = versions.parameters(0)  # the newest
         self._spec = job.train.optimizer
         self.kept = kept_by(self._spec)  # of each parameter
-        self._optimizer = make_optimizer(self._spec, parameters)
+        self._optimizer = make_optimizer(self._spec, parameters, versions.names)
         self._rate = (
             make_schedule(job.train.optimizer, self._optimizer, schedule.steps)
             if self._optimizer is not None
@@ -82,6 +90,7 @@ class Update:
         for gate in self._biased:  # moves once a step, by what all workers sent
             gate.deferred = True
         group.share_parameters(parameters)
+        self.averages = Averages(parameters, job.train.ema) if job.train.ema else None
         versions.open()
 
     def watch(self, step: int) -> None:
@@ -90,15 +99,29 @@ class Update:
             self._overlap.begin(self._gradients(step))
 
     def optimizer_state(self) -> dict[str, dict[str, Tensor]]:
-        """What the optimizer keeps of each parameter of this worker that had a gradient."""
+        """What the optimizer keeps of each parameter of this worker that had a gradient.
+
+        Averages of weights are kept besides, of every parameter.
+        """
         if self._optimizer is None:
             return {}
-        of, parameters = self._optimizer.state, self._optimizer.param_groups[0]["params"]
-        return {
-            names[0]: {key: of[parameter][key] for key in self.kept}
-            for names, parameter in zip(self._versions.names, parameters, strict=False)
-            if self.kept and of.get(parameter)
-        }
+        of, found = self._optimizer.state, dict[str, dict[str, Tensor]]()
+        for number, parameter in enumerate(self._parameters):
+            own = {key: of[parameter][key] for key in self.kept} if of.get(parameter) else {}
+            if self.averages is not None:
+                own[AVERAGE] = self.averages.tensors[number]
+            if own:
+                found[self._versions.names[number][0]] = own
+        return found
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Meanwhile the module, of the newest version, has the averages of its weights."""
+        if self.averages is None:
+            yield
+            return
+        with self.averages.in_place(self._parameters):
+            yield
 
     def earlier(self, step: int) -> list[dict[str, Tensor]]:
         """As `Versions.earlier`."""
@@ -126,14 +149,23 @@ class Update:
         if self._optimizer is None:
             return
         left = set(optimizer)
-        for names, parameter in zip(
-            self._versions.names, self._versions.parameters(0), strict=False
-        ):
+        for number, parameter in enumerate(self._parameters):
+            names = self._versions.names[number]
             name = next((name for name in names if name in optimizer), None)
-            if name is None:
+            if name is None and self.averages is None:
                 continue
-            left.discard(name)
-            saved = optimizer[name]
+            left.discard(name or names[0])
+            saved = dict(optimizer[name]) if name is not None else {}
+            if self.averages is not None:
+                average = saved.pop(AVERAGE, None)
+                if average is None or average.shape != parameter.shape:
+                    raise UnfitCutError(
+                        f"{names[0]!r}: the cut has no average of it, of shape "
+                        f"{list(parameter.shape)}; expected one, as train.ema is given"
+                    )
+                self.averages.resume(number, applied, average)
+                if not saved:  # without a gradient so far
+                    continue
             fits = all(key == "step" or v.shape == parameter.shape for key, v in saved.items())
             if sorted(saved) != sorted(self.kept) or not fits:
                 raise UnfitCutError(
@@ -226,15 +258,15 @@ class Update:
         """
         self._advance(gradient)
         if self._optimizer is not None:
-            grads = [
-                p.grad for p in self._optimizer.param_groups[0]["params"] if p.grad is not None
-            ]
+            grads = [p.grad for p in self._parameters if p.grad is not None]
             if scale != 1.0 and grads:
                 torch._foreach_mul_(grads, scale)
             self._optimizer.step()
             if self._rate is not None:
                 self._rate.step()
-            for parameter in self._versions.parameters(gradient.step):
+            if self.averages is not None:
+                self.averages.add(self._parameters)
+            for parameter in self._parameters:
                 parameter.grad = None
         for gate, load in zip(self._biased, gradient.loads, strict=True):
             gate.pending, kept = load, gate.pending
@@ -249,8 +281,9 @@ class Update:
 
     def _advance(self, gradient: Gradient) -> None:
         self._versions.advance(gradient.step)
+        self._parameters = self._versions.parameters(gradient.step)
         if self._optimizer is not None:
-            rekey(self._optimizer, self._versions.parameters(gradient.step))
+            rekey(self._optimizer, self._parameters)
         self._statistics.apply(gradient.statistics)
 
     def _gradients(self, step: int) -> StepGradients:

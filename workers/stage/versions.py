@@ -9,7 +9,7 @@ A version is put into the module before each forward and backward: a backward ma
 again to save memory. Autograd keeps the tensors that it was given, whichever are in place since.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 
 import torch
@@ -102,18 +102,6 @@ class Versions:
             newest = self._tensors[(step - 1) % self._count]
             torch._foreach_copy_(self._tensors[step % self._count], newest)
         self.use(step)
-
-
-def rekey(optimizer: torch.optim.Optimizer, parameters: Iterable[nn.Parameter]) -> None:
-    """Have an optimizer go on with these in place of its parameters, in the same order."""
-    (group,) = optimizer.param_groups
-    before, after = group["params"], list(parameters)
-    if before[0] is after[0]:
-        return
-    for old, new in zip(before, after, strict=True):
-        if old in optimizer.state:
-            optimizer.state[new] = optimizer.state.pop(old)
-    group["params"] = after
 
 
 def _copy(tensor: Tensor) -> Tensor:

@@ -260,8 +260,9 @@ class Worker:
         """Write the stage's weights, predict what was held out, and complete the model."""
         leads = self._share.place.leads
         self._unfinished = saved
-        self._write_weights(parts, saved)
-        measured = self._evaluate(parts) if diverged is None else {}
+        with parts.update.averaged():
+            self._write_weights(parts, saved)
+            measured = self._evaluate(parts) if diverged is None else {}
         results = self._metrics(measured)
         if not leads:  # from here on it may be that the leader completes it
             self._unfinished = None

@@ -81,3 +81,32 @@ def test_a_metric_of_the_jobs_own_says_which_way_is_better(unlabelled):
     for best in ("valid_recall", "most:valid_recall"):
         with pytest.raises(JobFileError, match="max:valid_recall or min:valid_recall"):
             load_job(unlabelled, [*given, f"train.checkpoint={{every: 2 steps, best: '{best}'}}"])
+
+
+@pytest.mark.parametrize(
+    ("assignments", "expected"),
+    [
+        (["train.ema=1"], "train.ema: got 1, expected a number from 0 to below 1"),
+        (
+            ["train.ema=0.9", "train.split_experts=true"],
+            "train.ema: got 0.9, expected 0: averages of",
+        ),
+        (
+            ["train.optimizer.groups={'head.*': {learning_rate: -1}}"],
+            "train.optimizer.groups.head.*.learning_rate: got -1, expected a number of at least 0",
+        ),
+        (["train.optimizer.groups={'head.*': {rate: 1}}"], "groups.head.*.rate: unknown key"),
+    ],
+)
+def test_groups_and_averages_are_checked(unlabelled, assignments, expected):
+    with pytest.raises(JobFileError) as caught:
+        load_job(unlabelled, ("data.labels=[click]", *assignments))
+    assert expected in "\n".join(caught.value.problems)
+
+
+def test_groups_are_by_pattern(unlabelled):
+    groups = "train.optimizer.groups={'head.*': {learning_rate: 0}, '*.bias': {weight_decay: 0.1}}"
+    spec = load_job(unlabelled, ["data.labels=[click]", groups]).train.optimizer
+    assert spec.groups["head.*"].HasField("learning_rate")
+    assert not spec.groups["head.*"].HasField("weight_decay")
+    assert spec.groups["*.bias"].weight_decay == 0.1

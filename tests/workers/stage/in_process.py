@@ -39,6 +39,7 @@ from workers.stage.rows import StageRows
 from workers.stage.schedule import Schedule
 from workers.stage.source import TrainingSource
 from workers.stage.state import base_names
+from workers.stage.update import Update
 
 CPU = torch.device("cpu")
 LIMIT_S = 120.0  # only a hang reaches it
@@ -208,6 +209,7 @@ class Worker:
     module: nn.Module
     rows: StageRows
     executor: StageExecutor
+    update: Update
     diverged: str = ""
 
 
@@ -343,7 +345,7 @@ class Pipeline:
             (lambda: self._where) if self._where else None,
             over=self._generation,
         )
-        return Worker(place, graph.module, parts.rows, parts.executor)
+        return Worker(place, graph.module, parts.rows, parts.executor, parts.update)
 
     def _launch(self, stage):
         firsts = [0, *(cut + 1 for cut in self._cuts[:-1])]

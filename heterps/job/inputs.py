@@ -1,0 +1,37 @@
+"""What a job file says of inputs by name; checked before all else."""
+
+import keyword
+from collections.abc import Iterator
+from typing import Final
+
+from chassis.near import nearest
+from heterps.job.checkpoints import Wrong
+from protos.job_pb2 import JobSpec
+
+_LISTS: Final = ("keys", "floats")
+_KEYS: Final = ("key", "keys")
+_TYPES: Final = ("key", "keys", "float", "floats", "int")
+_TAKEN: Final = ("sparse", "dense", "tokens", "batch")
+_LONGEST: Final = 1 << 16
+
+
+def wrong_inputs(job: JobSpec) -> Iterator[Wrong]:
+    """What is wrong with `data.columns`."""
+    labels = {job.data.label, *job.data.labels} - {""}
+    for name, one in sorted(job.data.columns.items()):
+        key = f"data.columns.{name}"
+        if not name.isidentifier() or keyword.iskeyword(name) or name in _TAKEN:
+            text = f"a name that an argument of forward may have, but for {', '.join(_TAKEN)}"
+            yield Wrong(key, repr(name), text)
+        if one.type not in _TYPES:
+            near = nearest(one.type, _TYPES)
+            hint = f"; did you mean {near}?" if near else ""
+            yield Wrong(f"{key}.type", repr(one.type), f"one of {', '.join(_TYPES)}{hint}")
+        elif one.type in _LISTS and not 1 <= one.length <= _LONGEST:
+            yield Wrong(f"{key}.length", str(one.length), f"1 to {_LONGEST} values of a list")
+        elif one.type not in _LISTS and one.length:
+            yield Wrong(f"{key}.length", str(one.length), f"none of a {one.type}")
+        elif one.type not in _KEYS and one.slot:
+            yield Wrong(f"{key}.slot", repr(one.slot), f"none of a {one.type}")
+        if labels & {part.strip() for part in (one.of or name).split("*")}:
+            yield Wrong(f"{key}.of", repr(one.of or name), "columns known before the outcome")

@@ -1,0 +1,186 @@
+"""The inputs of `data.columns`: a tensor each, by a name of the job's choosing."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from protos.job_pb2 import DataSpec
+from workers.data.errors import DataError, column_hint
+from workers.data.keys import Slot, hash_column, hash_slots
+from workers.data.numbers import is_number, narrow, numbers
+
+PAD: Final = 0  # of `keys`: fills a row whose list is short, and is no value's key
+KEY, KEYS, FLOAT, FLOATS, INT = "key", "keys", "float", "floats", "int"
+LISTS: Final = (KEYS, FLOATS)
+_EXACT = 2**53  # whole numbers up to here are themselves as float64
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """One input.
+
+    Args:
+        name: of the tensor.
+        of: the file's column; for keys also a cross of several.
+        kind: key, int64 [B]; keys, int64 [B, length]; float, float32 [B]; floats, float32
+            [B, length]; int, int64 [B].
+        length: of lists.
+        slot: that keys are hashed for: inputs of one slot have the same key for the same value.
+    """
+
+    name: str
+    of: str
+    kind: str
+    length: int
+    slot: Slot
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Those of the file."""
+        return Slot.parse(self.of).columns if self.kind == KEY else (self.of,)
+
+    @property
+    def nothing(self) -> npt.NDArray[Any]:
+        """No rows of it."""
+        width = (self.length,) if self.kind in LISTS else ()
+        return np.zeros((0, *width), np.float32 if self.kind in (FLOAT, FLOATS) else np.int64)
+
+    @property
+    def _key(self) -> str:
+        return f"data.columns.{self.name}.of"
+
+    def check(self, path: Path, schema: pa.Schema, *, typed: bool) -> None:
+        """Raises `DataError` unless the file has the column in a type that fits.
+
+        Args:
+            typed: whether types are those of the values; text files have strings only.
+        """
+        for column in self.columns:
+            if column not in schema.names:
+                hint = column_hint(column, schema.names)
+                raise DataError(str(path), self._key, column, f"a column of the file; {hint}")
+            kind = schema.field(column).type
+            fits, expected = True, ""
+            if self.kind in LISTS:
+                fits, expected = _is_list(kind), "a Parquet column of lists"
+                if fits and self.kind == FLOATS:
+                    fits, expected = is_number(kind.value_type), "a column of lists of numbers"
+            elif typed and self.kind in (FLOAT, INT):
+                fits, expected = is_number(kind), "a numeric column"
+            if not fits:
+                raise DataError(str(path), f"{self._key}: {column}", str(kind), expected)
+
+    def encode(self, block: pa.RecordBatch, path: Path, first: int) -> npt.NDArray[Any]:
+        """Its rows, `[n]` or `[n, length]`.
+
+        Args:
+            first: rows of the file before these.
+
+        Raises:
+            DataError: a value does not fit.
+        """
+        if self.kind == KEY:
+            return self._hashed({name: block.column(name) for name in self.columns}, path)
+        column = block.column(self.of)
+        if self.kind in LISTS:
+            return self._lists(column, path, first)
+        values = numbers(column, f"{self._key}: {self.of}", path, first)
+        return (
+            self._floats(values, path, first)
+            if self.kind == FLOAT
+            else self._whole(values, path, first)
+        )
+
+    def _hashed(self, columns: Mapping[str, pa.Array], path: Path) -> npt.NDArray[np.int64]:
+        rows = len(next(iter(columns.values())))
+        if not rows:
+            return np.zeros(0, np.int64)
+        try:
+            hashed = [hash_column(column) for column in columns.values()]
+        except TypeError as error:
+            expected = "numbers, strings, dates or booleans"
+            raise DataError(str(path), f"{self._key}: {self.of}", str(error), expected) from error
+        by_name = dict(zip(self.slot.columns, hashed, strict=True))
+        keys: npt.NDArray[np.int64] = hash_slots([self.slot], by_name, rows)[:, 0].copy()
+        keys[keys == PAD] = PAD + 1
+        return keys
+
+    def _lists(self, column: pa.Array, path: Path, first: int) -> npt.NDArray[Any]:
+        """The last `length` values of each list, filled up behind; of a missing one none."""
+        counts = np.asarray(pc.list_value_length(column).fill_null(0)).astype(np.int64)
+        flat = column.flatten()  # without the values of missing lists
+        if self.kind == KEYS:
+            values: npt.NDArray[Any] = self._hashed({self.of: flat}, path)
+        else:
+            values = self._floats(
+                numbers(flat, f"{self._key}: {self.of}", path, first), path, first
+            )
+        kept = np.minimum(counts, self.length)
+        found = np.zeros((len(column), self.length), values.dtype)  # PAD is 0
+        place = np.arange(self.length) < kept[:, None]
+        starts = np.cumsum(counts) - kept
+        found[place] = values[(starts[:, None] + np.arange(self.length))[place]]
+        return found
+
+    def _floats(
+        self, values: npt.NDArray[np.float64], path: Path, first: int
+    ) -> npt.NDArray[np.float32]:
+        found = narrow(values)
+        if np.isinf(found).any():
+            row = int(np.argmax(np.isinf(found)))
+            raise DataError(
+                str(path),
+                f"{self._key}: {self.of}",
+                float(values[row]),
+                "finite numbers, as float32",
+                first + row if self.kind == FLOAT else None,
+            )
+        found[np.isnan(found)] = 0
+        return found
+
+    def _whole(
+        self, values: npt.NDArray[np.float64], path: Path, first: int
+    ) -> npt.NDArray[np.int64]:
+        fits = (values == np.floor(values)) & (np.abs(values) <= _EXACT)
+        if not fits.all():
+            row = int(np.argmin(fits))
+            got = "missing" if np.isnan(values[row]) else float(values[row])
+            expected = "a whole number of at most 2^53 in every row"
+            raise DataError(str(path), f"{self._key}: {self.of}", got, expected, first + row)
+        return values.astype(np.int64)
+
+
+def named_of(spec: DataSpec) -> tuple[Named, ...]:
+    """The inputs of a job by name, in the order of their names.
+
+    Raises:
+        DataError: a cross without a column; a slot of another number of columns.
+    """
+    found = []
+    for name in sorted(spec.columns):
+        one = spec.columns[name]
+        of = one.of or name
+        try:
+            slot = Slot.parse(one.slot or of)
+        except ValueError:
+            expected = "a column, or columns joined by *, such as origin*date"
+            raise DataError("job", f"data.columns.{name}.of", of, expected) from None
+        width = len(Slot.parse(of).columns) if one.type == KEY else 1
+        if len(slot.columns) != width:
+            raise DataError(
+                "job", f"data.columns.{name}.slot", one.slot, f"a cross of {width} columns"
+            )
+        found.append(Named(name, of, one.type, one.length, slot))
+    return tuple(found)
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    )
