@@ -85,7 +85,7 @@ class MissingCodeError(CodeError):
     """The scheduler does not have the code that the job names, or has it no longer."""
 
 
-class PredictError(HeterpsError):
+class ModelUseError(HeterpsError):
     """A model that cannot be opened, or data that does not fit it."""
 
 

@@ -1,33 +1,31 @@
 """Predicting rows with a saved model."""
 
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from heterps.commands import complete, lookup, options
-from heterps.errors import OK, FetchError, PredictError
+from heterps.commands import models, options
+from heterps.errors import OK
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from torch import Tensor, nn
+    from torch import Tensor
 
     from workers.data.output import OutputFile
     from workers.model.predict import Predicted
 
-_MODEL_HELP = (
-    "MODEL is the folder of a saved model or of a checkpoint, or a job whose model is kept. DATA "
-    "is a .parquet, .csv or .tsv file, a folder or a glob of such, or a URL, with the columns that "
-    "the model's job reads; labels are not needed."
+_HELP = (
+    f"Predict each row of DATA, in its order. {models.HELP} DATA is a .parquet, .csv or .tsv file, "
+    "a folder or a glob of such, or a URL, with the columns that the model's job reads; labels are "
+    "not needed."
 )
 
 
-@click.command(help=f"Predict each row of DATA, in its order. {_MODEL_HELP}")
-@click.argument("model", metavar="MODEL", shell_complete=complete.jobs)
+@click.command(help=_HELP)
+@models.argument
 @click.argument("data", metavar="DATA")
 @click.option(
     "-o",
@@ -53,22 +51,15 @@ def predict(
 ) -> int:
     """Predict."""
     from heterps import report
-    from ps.errors import CheckpointError
-    from workers.data.errors import DataError
     from workers.data.output import OutputFile
-    from workers.model.entry import ModelError
 
     began = time.monotonic()
-    try:
+    with models.explained():
         file = OutputFile(output)
         try:
             _predict(model, data, file, Path(output), list(dict.fromkeys(keep)), logits, batch)
         finally:
             file.abandon()
-    except (DataError, ModelError, CheckpointError) as error:
-        raise PredictError(str(error)) from None
-    except OSError as error:
-        raise PredictError(f"{error.filename or output}: {error.strerror or error}") from None
     seconds = time.monotonic() - began
     told = f"{file.rows:,} rows in {output}, {file.rows / seconds:,.0f} a second"
     report.console(stderr=True).print(told, soft_wrap=True)
@@ -87,12 +78,13 @@ def _predict(
     from workers.data import rows
     from workers.data.errors import DataError
     from workers.model.predict import predictor_of
+    from workers.model.saved import load
 
     paths = rows.find(data)
     if any(output.exists() and path.samefile(output) for path in paths):
         raise DataError(data, "--output", str(output), "another file than those that are read")
-    with _opened(model) as loaded:
-        predictor = predictor_of(loaded)
+    with models.folder_of(model) as folder:
+        predictor = predictor_of(load(folder))
         encoder = predictor.encoder()
         kept = rows.check(paths, encoder, keep)
         columns = list(dict.fromkeys([*encoder.columns, *keep]))
@@ -104,25 +96,6 @@ def _predict(
             none = predictor.none(encoder, logits=logits)
             file.write(_table(none, kept.empty_table(), flat=file.text))
         file.finish()
-
-
-@contextmanager
-def _opened(model: str) -> "Iterator[nn.Module]":
-    """The model of a folder, or of a job that is fetched for as long as it is needed."""
-    from workers.model.saved import load
-
-    if Path(model).exists():
-        yield load(model)
-        return
-    client, job = lookup.find(model)
-    if client is None:
-        yield load(job.output)
-        return
-    with client, tempfile.TemporaryDirectory(prefix="heterps-model-") as folder:
-        fetched = client.get(job.job_id, Path(folder, job.job_id))
-        if not fetched.model:
-            raise FetchError(f"job {job.job_id}: no model: {fetched.note}")
-        yield load(fetched.folder)
 
 
 def _shown(found: "Iterator[Predicted]", total: int | None) -> "Iterator[Predicted]":

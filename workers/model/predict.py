@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from protos.job_pb2 import JobSpec
 from workers.data import rows
 from workers.data.batches import evaluation_size
-from workers.data.columns import Batch, Encoder
+from workers.data.columns import Batch, Encoder, concatenate
 from workers.data.errors import DataError
 from workers.data.labels import labels_of
 from workers.data.rows import Rows
@@ -81,22 +81,29 @@ class Predictor:
             DataError: a column is missing or has another type, a value does not fit.
             ModelError: an output is not of as many rows as there are.
         """
-        encoder = self.encoder()
-        if isinstance(data, str | Path):
-            paths = rows.find(str(data))
-            kept = rows.check(paths, encoder, [])
-            blocks = rows.blocks_of_files(paths, encoder.columns)
-        else:
-            table = _table(data)
-            encoder.check_schema(_GIVEN, table.schema, typed=True)
-            kept, blocks = pa.schema([]), rows.blocks_of_table(table, _GIVEN)
-        parts = rows.in_batches(blocks, encoder, kept, batch or self.batch_rows)
-        found = [one.outputs for one in self.run(parts, logits=logits)] or [self.none(encoder)]
+        encoder, parts = self._parts(data, batch)
+        found = [one.outputs for one in self.run(parts, logits=logits)] or [
+            self.none(encoder, logits=logits)
+        ]
         whole = {
             name: torch.cat([one[name] for one in found]) if first.ndim else first
             for name, first in found[0].items()
         }
         return whole[ONLY] if whole.keys() == {ONLY} else whole
+
+    def inputs(self, data: Any) -> dict[str, Tensor]:
+        """What the model's forward takes for some rows, by name: keys among them.
+
+        Args:
+            data: as of a call; of files, too, all rows are in memory.
+
+        Raises:
+            DataError: as a call.
+        """
+        parts = self._parts(data, 0)[1]
+        found = [part.batch for part in parts] or [self.encoder().nothing]
+        tensors = tensors_of(concatenate(found))
+        return {name: tensor for name, tensor in tensors.items() if "." not in name}
 
     def encoder(self) -> Encoder:
         """From columns to the model's inputs, as in training."""
@@ -115,6 +122,19 @@ class Predictor:
         }
         one = self._outputs(Batch(zeros), logits)
         return {name: output[:0] if output.ndim else output for name, output in one.items()}
+
+    def _parts(self, data: Any, batch: int) -> tuple[Encoder, Iterator[Rows]]:
+        """Rows as they were given, encoded in batches."""
+        encoder = self.encoder()
+        if isinstance(data, str | Path):
+            paths = rows.find(str(data))
+            kept = rows.check(paths, encoder, [])
+            blocks = rows.blocks_of_files(paths, encoder.columns)
+        else:
+            table = _table(data)
+            encoder.check_schema(_GIVEN, table.schema, typed=True)
+            kept, blocks = pa.schema([]), rows.blocks_of_table(table, _GIVEN)
+        return encoder, rows.in_batches(blocks, encoder, kept, batch or self.batch_rows)
 
     @torch.no_grad()
     def _outputs(self, batch: Batch, logits: bool) -> dict[str, Tensor]:
