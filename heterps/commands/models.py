@@ -46,11 +46,12 @@ def explained() -> Iterator[None]:
     """
     from ps.errors import CheckpointError
     from workers.data.errors import DataError
+    from workers.model.cut import CutError
     from workers.model.entry import ModelError
 
     try:
         yield
-    except (DataError, ModelError, CheckpointError) as error:
+    except (DataError, ModelError, CutError, CheckpointError) as error:
         raise ModelUseError(str(error)) from None
     except BrokenPipeError:
         raise  # whoever read standard output has gone

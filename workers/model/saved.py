@@ -12,11 +12,11 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from google.protobuf.json_format import MessageToDict, ParseDict
 from safetensors.torch import load as load_bytes
@@ -34,7 +34,7 @@ from ps.checkpoint.store import Store
 from ps.checkpoint.tables import chain, save_of
 from ps.errors import ReplacedError
 from workers.embedding.sparse import SparseEmbedding
-from workers.model.code import copy_code, settle
+from workers.model.code import code_root, copy_code, settle
 from workers.model.cut import MANIFEST as CUT
 from workers.model.cut import check_tables, read_cut, weights_of
 from workers.model.entry import ModelError, job_model
@@ -44,6 +44,7 @@ from workers.model.state import load_state, single
 FORMAT = "heterps-model-1"
 _WRITER = ".attempt"  # at the job, and generation of its workers, that writes the folder
 _LEAST_BYTES = 64 << 10  # of a model's small files
+_opened: Final = set[str]()  # modules of the code of the model that was opened last
 _NO_ANSWER = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)  # file systems that cannot tell
 
 
@@ -249,11 +250,8 @@ def opened(saved: Saved) -> nn.Module:
 
     job = saved.job
     settle(job, saved.code)
-    sys.path.insert(0, job.directory)  # for what it imports when it is built
-    try:
+    with _own_modules(job):
         model = job_model(job)
-    finally:
-        sys.path.remove(job.directory)
     load_state(model, saved.weights)
     try:
         tables = LocalTable.load_checkpoint(saved.tables, save=saved.save)
@@ -265,3 +263,24 @@ def opened(saved: Saved) -> nn.Module:
         if isinstance(layer, SparseEmbedding):  # without a table where forward does not call it
             layer.store = tables.get(table_prefix(saved.job_id) + layer.spec.table)
     return add_predictor(model.eval(), job)
+
+
+@contextmanager
+def _own_modules(job: JobSpec) -> Iterator[None]:
+    """Have what a model imports when it is built be its own, and not that of one opened before."""
+    for name in _opened:
+        sys.modules.pop(name, None)
+    before = set(sys.modules)
+    sys.path.insert(0, job.directory)
+    try:
+        yield
+    finally:
+        sys.path.remove(job.directory)
+        added = {*sys.modules} - before
+        files = {name: getattr(sys.modules[name], "__file__", None) for name in added}
+        _opened.clear()
+        _opened.update(name for name, file in files.items() if file and _is_in(job, file))
+
+
+def _is_in(job: JobSpec, file: str) -> bool:
+    return Path(file).is_relative_to(code_root(job))

@@ -104,11 +104,11 @@ def test_a_full_disk_is_found_first_and_blamed_and_nothing_is_left(small_disk):
     assert not list((small_disk / "output").iterdir())
 
 
-def saved_with_code(folder, output):
+def saved_with_code(folder, output, width=3):
     """A model whose code was not sent, as of `heterps train`; the job's folder."""
     folder.mkdir()
     (folder / "sizes").mkdir()
-    (folder / "sizes/width.py").write_text("WIDTH = 3\n")
+    (folder / "sizes/width.py").write_text(f"WIDTH = {width}\n")
     (folder / "unused.py").write_text("")
     (folder / "names.txt").write_text("a b")
     (folder / "model.py").write_text(
@@ -154,6 +154,16 @@ def test_a_model_opens_without_its_jobs_folder(tmp_path):
     forget()
 
 
+def test_two_models_have_modules_of_their_own(tmp_path):
+    """Helper modules of the same name, as of two versions of one job."""
+    for width, name in ((3, "a"), (5, "b")):
+        saved_with_code(tmp_path / name, tmp_path / f"{name}-out", width)
+        forget()
+    for name, width in (("a", 3), ("b", 5), ("a", 3)):
+        assert heterps.load(tmp_path / f"{name}-out").in_features == width
+    forget()
+
+
 def test_code_that_was_changed_after_training_does_not_count(tmp_path):
     folder, output = tmp_path / "job", tmp_path / "out"
     model = saved_with_code(folder, output)
@@ -174,6 +184,6 @@ def test_unchanged_code_finds_what_it_reads_in_its_own_folder(tmp_path):
     assert heterps.load(output).names == "a b"
     forget()
     shutil.rmtree(folder)
-    with pytest.raises(ModelError, match="names.txt"):
+    with pytest.raises(ModelError, match=r"names\.txt"):
         heterps.load(output)
     forget()
