@@ -12,12 +12,13 @@ import pyarrow as pa
 from protos.job_pb2 import DataSpec
 from workers.data import files
 from workers.data.errors import DataError, column_hint
-from workers.data.keys import Slot, hash_column, hash_slots
+from workers.data.keys import Slot, has_text, hash_column, hash_slots
 from workers.data.labels import LABEL, ONE, Kind, Label
 from workers.data.named import named_of
 from workers.data.numbers import LARGEST, is_number, narrow, numbers
 from workers.data.tokens import Tokens
 
+_HASHED = "a column of numbers, strings, dates or booleans"
 _CHECKED_ROWS = 16384  # at a time
 T = TypeVar("T")
 
@@ -190,6 +191,8 @@ class Encoder:
                 kind = schema.field(name).type
                 if typed and key != "data.sparse" and not is_number(kind):
                     raise DataError(str(path), f"{key}: {name}", str(kind), "a numeric column")
+                if key == "data.sparse" and not has_text(kind):
+                    raise DataError(str(path), f"{key}: {name}", str(kind), _HASHED)
         for one in self.named:
             one.check(path, schema, typed=typed)
         if self.tokens:
@@ -237,9 +240,8 @@ class Encoder:
             try:
                 hashed[name] = hash_column(block.column(name))
             except TypeError as error:
-                expected = "a column of numbers, strings, dates or booleans"
                 where = f"data.sparse: {name}"
-                raise DataError(str(path), where, str(error), expected) from error
+                raise DataError(str(path), where, str(error), _HASHED) from error
         sparse = hash_slots(self.slots, hashed, rows)
         tokens = np.zeros((rows, 0), np.int32)
         if self.tokens:

@@ -16,6 +16,8 @@ from workers.data.errors import DataError
 
 STDOUT: Final = "-"
 _GROUP_ROWS = 1 << 16
+_GROUP_BYTES = 64 << 20
+_MOST_COLUMNS = 1000  # of an output in text
 _SEPARATORS: Final = {".csv": ",", ".tsv": "\t", STDOUT: ","}
 _PARQUET: Final = (".parquet", ".pq")
 
@@ -29,6 +31,8 @@ def ending_of(target: str) -> str:
     ending = STDOUT if target == STDOUT else Path(target).suffix
     if ending not in _SEPARATORS and ending not in _PARQUET:
         raise DataError(target, "--output", ending, "a file ending in .parquet, .csv or .tsv, or -")
+    if ending != STDOUT and (Path(target).is_dir() or not Path(target).absolute().parent.is_dir()):
+        raise DataError(target, "--output", target, "a file in a folder that is there")
     return ending
 
 
@@ -58,7 +62,8 @@ class OutputFile:
             self._open(table.schema)
         self._waiting.append(table)
         self.rows += table.num_rows
-        if sum(one.num_rows for one in self._waiting) >= _GROUP_ROWS:
+        rows = sum(one.num_rows for one in self._waiting)
+        if rows >= _GROUP_ROWS or sum(one.nbytes for one in self._waiting) >= _GROUP_BYTES:
             self._flush()
 
     def finish(self) -> None:
@@ -105,6 +110,9 @@ def columns_of(name: str, values: NDArray[Any], *, flat: bool) -> dict[str, pa.A
     if values.ndim == 1:
         return {name: pa.array(values)}
     if flat:
+        if int(np.prod(values.shape[1:])) > _MOST_COLUMNS:
+            got, expected = list(values.shape), f"at most {_MOST_COLUMNS} values a row in text"
+            raise DataError("job", f"output {name}", got, f"{expected}, or a .parquet file")
         wide = values.reshape(len(values), int(np.prod(values.shape[1:])))
         return {
             f"{name}_{index}": pa.array(np.ascontiguousarray(column))

@@ -120,6 +120,8 @@ class Predictor:
             name: np.zeros((1, *array.shape[1:]), array.dtype)
             for name, array in encoder.nothing.arrays.items()
         }
+        if encoder.tokens and not zeros["tokens"].size:  # how many there are no row says
+            zeros["tokens"] = np.zeros((1, 1), np.int32)
         one = self._outputs(Batch(zeros), logits)
         return {name: output[:0] if output.ndim else output for name, output in one.items()}
 
@@ -198,10 +200,19 @@ def _table(data: Any) -> pa.Table:
             return pa.table({name: _column(values) for name, values in data.items()})
         if hasattr(data, "columns") and hasattr(data, "iloc"):  # pandas, whose index is no column
             return pa.Table.from_pandas(data, preserve_index=False)
-        return data if isinstance(data, pa.Table) else pa.table(data)
+        return _without_views(data if isinstance(data, pa.Table) else pa.table(data))
     except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, ValueError) as error:
         expected = f"a data frame, or equally long columns by name ({error})"
         raise DataError("data", "predict", type(data).__name__, expected) from None
+
+
+def _without_views(table: pa.Table) -> pa.Table:
+    """With strings as the encoder takes them, where Polars hands over views."""
+    fields = [
+        field.with_type(pa.large_string()) if pa.types.is_string_view(field.type) else field
+        for field in table.schema
+    ]
+    return table.cast(pa.schema(fields))
 
 
 def _column(values: Any) -> pa.Array:
