@@ -1,5 +1,6 @@
 """A saved model for other programs to serve."""
 
+from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -25,7 +26,10 @@ _HELP = (
     help="Rows to trace with, five or more.  [default: made up]",
 )
 @options.cluster
-def export(model: str, torch_file: str | None, onnx_file: str | None, sample: str) -> int:
+@options.as_json
+def export(
+    model: str, torch_file: str | None, onnx_file: str | None, sample: str, as_json: bool
+) -> int:
     """Export."""
     if (torch_file is None) == (onnx_file is None):
         raise click.UsageError("expected one of --torch FILE and --onnx FILE")
@@ -38,6 +42,9 @@ def export(model: str, torch_file: str | None, onnx_file: str | None, sample: st
         if torch_file and target.suffix != ".pt2":
             raise click.UsageError(f"--torch: {torch_file}: expected a file ending in .pt2")
         made = write(read_saved(folder), TORCH if torch_file else ONNX, target, sample)
+    if as_json:
+        options.print_json(asdict(made))
+        return OK
     click.echo(f"{made.program}: gives {', '.join(made.outputs)} of")
     for one in made.inputs:
         rows = f", rows of {one['table']} for {one['keys']}" if "table" in one else ""

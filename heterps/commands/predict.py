@@ -46,10 +46,19 @@ _HELP = (
     help="Rows computed at a time.  [default: as in training's evaluation]",
 )
 @options.cluster
+@options.as_json
 def predict(
-    model: str, data: str, output: str, keep: tuple[str, ...], logits: bool, batch: int | None
+    model: str,
+    data: str,
+    output: str,
+    keep: tuple[str, ...],
+    logits: bool,
+    batch: int | None,
+    as_json: bool,
 ) -> int:
     """Predict."""
+    if as_json and output == "-":
+        raise click.UsageError("--json and -o -: expected one; both print")
     from heterps import report
     from workers.data.output import OutputFile
 
@@ -61,6 +70,9 @@ def predict(
         finally:
             file.abandon()
     seconds = time.monotonic() - began
+    if as_json:
+        options.print_json({"output": output, "rows": file.rows, "seconds": seconds})
+        return OK
     told = f"{file.rows:,} rows in {output}, {file.rows / seconds:,.0f} a second"
     report.console(stderr=True).print(told, soft_wrap=True)
     return OK
