@@ -82,14 +82,12 @@ def check(paths: Sequence[Path], encoder: Encoder, keep: Sequence[str]) -> pa.Sc
 
 
 def kept_schema(path: Path, schema: pa.Schema, keep: Sequence[str]) -> pa.Schema:
-    """The columns that are carried over, values of dictionaries written out."""
+    """The columns that are carried over: dictionaries written out, and one type of strings."""
     for name in keep:
         if name not in schema.names:
             hint = column_hint(name, schema.names)
             raise DataError(str(path), "--keep", name, f"a column of the file; {hint}")
-    types = [schema.field(name).type for name in keep]
-    plain = [kind.value_type if pa.types.is_dictionary(kind) else kind for kind in types]
-    return pa.schema(list(zip(keep, plain, strict=True)))
+    return pa.schema([(name, _plain_type(schema.field(name).type)) for name in keep])
 
 
 def known_rows(paths: Sequence[Path]) -> int | None:
@@ -154,6 +152,12 @@ def in_batches(
 def _joined(parts: Sequence[Rows]) -> Rows:
     kept = pa.concat_tables([part.kept for part in parts])
     return Rows(concatenate([part.batch for part in parts]), kept)
+
+
+def _plain_type(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_dictionary(kind):
+        return _plain_type(kind.value_type)
+    return pa.string() if pa.types.is_large_string(kind) else kind
 
 
 def _plain(column: pa.Array, kind: pa.DataType) -> Any:
