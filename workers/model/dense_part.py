@@ -63,9 +63,12 @@ def dense_part(model: nn.Module) -> DensePart:
         spec, keys = embedding_at(model, str(node.target)).spec, source_of(model, node).text
         with graph.inserting_before(first):
             given = graph.placeholder("rows_" + str(node.target).replace(".", "_"))
+        given.target = given.name  # of several lookups each its own
         inputs.append(DenseInput(given.name, spec.table, keys, spec.dim))
         node.replace_all_uses_with(given)
         graph.erase_node(node)
+    module = fx.GraphModule(model, graph, type(model).__name__)
+    graph = module.graph
     graph.eliminate_dead_code()
     rows = {one.name: one for one in inputs}
     for node in list(graph.nodes):
@@ -73,7 +76,7 @@ def dense_part(model: nn.Module) -> DensePart:
             graph.erase_node(node)
     named = [node.name for node in graph.nodes if node.op == "placeholder"]
     graph.lint()
-    module = fx.GraphModule(model, graph, type(model).__name__)
+    module.recompile()
     return DensePart(module.eval(), tuple(rows.get(name, DenseInput(name)) for name in named))
 
 

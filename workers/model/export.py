@@ -77,7 +77,7 @@ def export(saved: Saved, kind: str, target: Path, sample: str = "") -> Exported:
     partial = target.with_name(f".{target.stem}.partial-{os.getpid()}{target.suffix}")
     try:
         write: Callable[..., Callable[..., Any]] = _write_onnx if kind == ONNX else _write_torch
-        run = write(part, part.arguments(model, batches[0]), partial)
+        run = write(part, _arguments(part, model, batches[0]), partial)
         outputs = _check(model, part, batches[1], run, f"{kind}: {target}")
         tables = ""
         if any(one.table for one in part.inputs):
@@ -152,7 +152,7 @@ def _write_onnx(part: DensePart, arguments: tuple[Tensor, ...], path: Path) -> C
         program.save(path)
     except Exception as error:
         raise ExportError(f"ONNX: {type(error).__name__}: {_first(error)}") from error
-    return program  # type: ignore[return-value]
+    return program
 
 
 def _dynamic(arguments: Sequence[Tensor]) -> tuple[dict[int, Any], ...]:
@@ -172,7 +172,7 @@ def _check(
     Raises:
         ExportError: it gives something else, or takes no other batch than it was traced with.
     """
-    arguments = part.arguments(model, batch)
+    arguments = _arguments(part, model, batch)
     names = inspect.signature(model.forward).parameters
     expected = _named(model(**arguments_of(names, batch)))
     try:
@@ -186,6 +186,19 @@ def _check(
         if not torch.allclose(torch.as_tensor(other), one, _TOLERANCE, _TOLERANCE, equal_nan=True):
             raise ExportError(f"{where}: {name!r} is not what the model gives")
     return tuple(expected)
+
+
+def _arguments(
+    part: DensePart, model: nn.Module, batch: Mapping[str, Tensor]
+) -> tuple[Tensor, ...]:
+    try:
+        return part.arguments(model, batch)
+    except Exception as error:
+        rows = len(next(iter(batch.values())))
+        raise ExportError(
+            f"{type(model).__name__} takes no batch of {rows} rows: {_first(error)}; expected one "
+            "of any size, or --sample with rows that it takes"
+        ) from error
 
 
 def _named(given: Any) -> Mapping[str, Tensor]:

@@ -212,7 +212,7 @@ def read_saved(path: str | Path) -> Saved:
     folder = Path(path)
     if (folder / CUT).is_file():
         cut, cuts = read_cut(str(folder.absolute())), folder.absolute().parent
-        weights = weights_of(str(cuts), cut.layers)
+        weights = weights_of(str(cuts), cut)
         tables = check_tables(str(cuts), cut.tables)
         return Saved(cut.job, cut.job_id, cuts / "code", weights, tables, cut.tables.save)
     manifest = folder / "model.json"

@@ -120,7 +120,7 @@ def test_a_program_of_one_batch_size_alone_is_refused(tmp_path, capsys):
     target = tmp_path / "model.pt2"
     assert cli.main(["export", str(tmp_path / "out"), "--torch", str(target)]) == 2
     assert not target.exists()
-    assert "of another size" in capsys.readouterr().err
+    assert "takes no batch of 5 rows" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(
