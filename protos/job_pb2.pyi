@@ -519,19 +519,21 @@ class HeadSpec(_message.Message):
     label: _builtins.str
     """one of data.labels; empty: the one named as the output is"""
     weight: _builtins.float
-    """of it in the sum of losses; 0: 1"""
+    """of it in the sum of losses; none: 1"""
     def __init__(
         self,
         *,
         loss: _builtins.str = ...,
         label: _builtins.str = ...,
-        weight: _builtins.float = ...,
+        weight: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_weight", b"_weight", "weight", b"weight"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["label", b"label", "loss", b"loss", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_weight", b"_weight", "label", b"label", "loss", b"loss", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__weight: _TypeAlias = _typing.Literal["weight"]  # noqa: Y015
+    _WhichOneofArgType__weight: _TypeAlias = _typing.Literal["_weight", b"_weight"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__weight) -> _WhichOneofReturnType__weight | None: ...
 
 Global___HeadSpec: _TypeAlias = HeadSpec  # noqa: Y015
 
