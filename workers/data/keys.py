@@ -107,6 +107,12 @@ class Column:
         return self.hashes if self.codes is None else self.hashes[self.codes]
 
 
+def has_text(kind: pa.DataType) -> bool:
+    """Whether values of a type have a single text, by which they are hashed."""
+    binary = pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
+    return not (pa.types.is_nested(kind) or binary)
+
+
 def hash_column(column: pa.Array) -> Column:
     """Hashes a column of integers, floats, booleans, dates, decimals or strings.
 
@@ -118,7 +124,7 @@ def hash_column(column: pa.Array) -> Column:
         return Column(np.array([_NULL]), np.zeros(len(column), np.int64))
     if pa.types.is_integer(kind) and not column.null_count:
         return Column(_hash_integers(column), None)
-    if pa.types.is_nested(kind) or (pa.types.is_binary(kind) or pa.types.is_large_binary(kind)):
+    if not has_text(kind):
         raise TypeError(str(kind))
     encoded = column if pa.types.is_dictionary(kind) else column.dictionary_encode()
     distinct, codes = encoded.dictionary, encoded.indices

@@ -11,7 +11,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from protos.job_pb2 import DataSpec
-from workers.data import files
 from workers.data.errors import DataError, column_hint
 from workers.data.keys import PAD, Slot, hash_column, hash_slots
 from workers.data.numbers import is_number, narrow, numbers
@@ -55,8 +54,12 @@ class Named:
     def _key(self) -> str:
         return f"data.columns.{self.name}.of"
 
-    def check(self, path: Path, schema: pa.Schema) -> None:
-        """Raises `DataError` unless the file has the column in a type that fits."""
+    def check(self, path: Path, schema: pa.Schema, *, typed: bool) -> None:
+        """Raises `DataError` unless the file has the column in a type that fits.
+
+        Args:
+            typed: whether types are those of the values; text files have strings only.
+        """
         for column in self.columns:
             if column not in schema.names:
                 hint = column_hint(column, schema.names)
@@ -67,7 +70,7 @@ class Named:
                 fits, expected = _is_list(kind), "a Parquet column of lists"
                 if fits and self.kind == FLOATS:
                     fits, expected = is_number(kind.value_type), "a column of lists of numbers"
-            elif files.is_parquet(path) and self.kind in (FLOAT, INT):
+            elif typed and self.kind in (FLOAT, INT):
                 fits, expected = is_number(kind), "a numeric column"
             if not fits:
                 raise DataError(str(path), f"{self._key}: {column}", str(kind), expected)
