@@ -2,6 +2,7 @@
 
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
@@ -122,20 +123,26 @@ def test_a_shard_that_is_gone_gives_no_rows_at_all() -> None:
     """And its clients go on once it is back."""
     both = {"a": KEYS, "b": KEYS}
     with LocalShards(2) as shards, ExitStack() as stack:
-        clients = [
-            stack.enter_context(ParameterClient(shards.addresses, timeout_s=0.4, **WAYS[way]))
-            for way in ("in place", "far")
-        ]
+
+        def connected(timeout_s: float) -> list[ParameterClient]:
+            ways = (WAYS["in place"], WAYS["far"])
+            made = [ParameterClient(shards.addresses, timeout_s, **way) for way in ways]
+            return [stack.enter_context(client) for client in made]
+
+        clients = connected(timeout_s=30)
         for name in both:
             clients[0].create_table(name, 4, seed=ord(name))
         expected = clients[0].pull_many(both)
-        for client in clients:
-            client.pull_many(both)
+        clients[1].pull_many(both)
+        impatient = connected(timeout_s=2)
+        for client in impatient:
+            for name in both:
+                client.spec(name)
         os.kill(shards.processes[1].pid, signal.SIGKILL)
         shards.processes[1].process.wait()
-        for client in clients:
-            with pytest.raises(ShardError):
-                client.pull_many(both)
+        with ThreadPoolExecutor(2) as pool:
+            failing = [pool.submit(client.pull_many, both) for client in impatient]
+            assert [type(each.exception()) for each in failing] == [ShardError] * 2
         shards.restart(1)
         clients[0].create_table("a", 4, seed=ord("a"))
         clients[0].create_table("b", 4, seed=ord("b"))
