@@ -27,7 +27,8 @@ __getattr__, __dir__, __all__ = attach(
         "heterps.client.client": ("Client",),
         "heterps.cluster.embedded": ("Cluster",),
         "scheduler": ("plan",),
-        "workers.data.named": ("PAD",),
+        "ps.table.rules": ("Admission", "Eviction", "Segment"),
+        "workers.data.keys": ("PAD",),
         "workers.embedding.cached_rows": ("CachedRows",),
         "workers.embedding.collection": (
             "RemoteEmbeddingBagCollection",

@@ -34,6 +34,8 @@ _COMMANDS = {
     "cancel": ("jobs", "Stop a job."),
     "move": ("jobs", "Have a running job go over to another plan."),
     "checkpoints": ("checkpoints", "List a job's checkpoints, from which jobs can go on."),
+    "predict": ("predict", "Predict rows of a file with a saved model."),
+    "export": ("export", "Write a saved model for other programs to serve."),
     "get": ("get", "Fetch a job's model, metrics and decision."),
     "scheduler": ("rooms", "Run the scheduler."),
     "node": ("rooms", "Run the daemon of one host."),

@@ -85,5 +85,9 @@ class MissingCodeError(CodeError):
     """The scheduler does not have the code that the job names, or has it no longer."""
 
 
+class ModelUseError(HeterpsError):
+    """A model that cannot be opened, or data that does not fit it."""
+
+
 class FetchError(HeterpsError):
     """What a job left behind cannot be fetched."""

@@ -28,6 +28,27 @@ class JobSpec(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class TablesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> Global___TableOptions: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: Global___TableOptions | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     NAME_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
     DATA_FIELD_NUMBER: _builtins.int
@@ -42,6 +63,7 @@ class JobSpec(_message.Message):
     CODE_FIELD_NUMBER: _builtins.int
     CODE_DIGEST_FIELD_NUMBER: _builtins.int
     ENTRY_DIGEST_FIELD_NUMBER: _builtins.int
+    TABLES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     output: _builtins.str
     """where models are saved: OUTPUT/JOB_ID; empty: by the scheduler"""
@@ -69,6 +91,10 @@ class JobSpec(_message.Message):
     def servers(self) -> Global___ServerSpec: ...
     @_builtins.property
     def schedule(self) -> Global___ScheduleSpec: ...
+    @_builtins.property
+    def tables(self) -> _containers.MessageMap[_builtins.str, Global___TableOptions]:
+        """of the model's embeddings, in place of what it says of them"""
+
     def __init__(
         self,
         *,
@@ -86,14 +112,277 @@ class JobSpec(_message.Message):
         code: _builtins.str = ...,
         code_digest: _builtins.str = ...,
         entry_digest: _builtins.str = ...,
+        tables: _abc.Mapping[_builtins.str, Global___TableOptions] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "model", b"model", "schedule", b"schedule", "servers", b"servers", "train", b"train"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "code_digest", b"code_digest", "data", b"data", "deadline_hours", b"deadline_hours", "directory", b"directory", "entry_digest", b"entry_digest", "model", b"model", "name", b"name", "output", b"output", "priority", b"priority", "retries", b"retries", "schedule", b"schedule", "servers", b"servers", "train", b"train"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "code_digest", b"code_digest", "data", b"data", "deadline_hours", b"deadline_hours", "directory", b"directory", "entry_digest", b"entry_digest", "model", b"model", "name", b"name", "output", b"output", "priority", b"priority", "retries", b"retries", "schedule", b"schedule", "servers", b"servers", "tables", b"tables", "train", b"train"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___JobSpec: _TypeAlias = JobSpec  # noqa: Y015
+
+@_typing.final
+class TableOptions(_message.Message):
+    """What a job says of one table of its model; what it leaves out is as the model has it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OPTIMIZER_FIELD_NUMBER: _builtins.int
+    LEARNING_RATE_FIELD_NUMBER: _builtins.int
+    WEIGHT_DECAY_FIELD_NUMBER: _builtins.int
+    INITIAL_ACCUMULATOR_FIELD_NUMBER: _builtins.int
+    MOMENTUM_FIELD_NUMBER: _builtins.int
+    BETAS_FIELD_NUMBER: _builtins.int
+    EPS_FIELD_NUMBER: _builtins.int
+    AMSGRAD_FIELD_NUMBER: _builtins.int
+    L1_FIELD_NUMBER: _builtins.int
+    L2_FIELD_NUMBER: _builtins.int
+    BETA_FIELD_NUMBER: _builtins.int
+    CLIP_NORM_FIELD_NUMBER: _builtins.int
+    BOUND_FIELD_NUMBER: _builtins.int
+    TRUST_RATIO_FIELD_NUMBER: _builtins.int
+    INITIALIZER_FIELD_NUMBER: _builtins.int
+    SCALE_FIELD_NUMBER: _builtins.int
+    SEED_FIELD_NUMBER: _builtins.int
+    DTYPE_FIELD_NUMBER: _builtins.int
+    STOCHASTIC_ROUNDING_FIELD_NUMBER: _builtins.int
+    MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    ADMISSION_FIELD_NUMBER: _builtins.int
+    EVICTION_FIELD_NUMBER: _builtins.int
+    optimizer: _builtins.str
+    """sgd | momentum | adagrad | rowwise_adagrad | adam | adamw | ftrl"""
+    learning_rate: _builtins.float
+    weight_decay: _builtins.float
+    initial_accumulator: _builtins.float
+    momentum: _builtins.float
+    eps: _builtins.float
+    amsgrad: _builtins.bool
+    l1: _builtins.float
+    l2: _builtins.float
+    beta: _builtins.float
+    clip_norm: _builtins.float
+    bound: _builtins.float
+    trust_ratio: _builtins.bool
+    initializer: _builtins.str
+    """zeros | uniform | normal"""
+    scale: _builtins.float
+    seed: _builtins.int
+    dtype: _builtins.str
+    """float32 | float16 | bfloat16 | int8: of weights at rest"""
+    stochastic_rounding: _builtins.bool
+    memory_bytes: _builtins.int
+    """on each shard, rows beyond go to disk; 0: no limit"""
+    @_builtins.property
+    def betas(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """two; none: as the model has them"""
+
+    @_builtins.property
+    def admission(self) -> Global___AdmissionOptions: ...
+    @_builtins.property
+    def eviction(self) -> Global___EvictionOptions: ...
+    def __init__(
+        self,
+        *,
+        optimizer: _builtins.str | None = ...,
+        learning_rate: _builtins.float | None = ...,
+        weight_decay: _builtins.float | None = ...,
+        initial_accumulator: _builtins.float | None = ...,
+        momentum: _builtins.float | None = ...,
+        betas: _abc.Iterable[_builtins.float] | None = ...,
+        eps: _builtins.float | None = ...,
+        amsgrad: _builtins.bool | None = ...,
+        l1: _builtins.float | None = ...,
+        l2: _builtins.float | None = ...,
+        beta: _builtins.float | None = ...,
+        clip_norm: _builtins.float | None = ...,
+        bound: _builtins.float | None = ...,
+        trust_ratio: _builtins.bool | None = ...,
+        initializer: _builtins.str | None = ...,
+        scale: _builtins.float | None = ...,
+        seed: _builtins.int | None = ...,
+        dtype: _builtins.str | None = ...,
+        stochastic_rounding: _builtins.bool | None = ...,
+        memory_bytes: _builtins.int | None = ...,
+        admission: Global___AdmissionOptions | None = ...,
+        eviction: Global___EvictionOptions | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_amsgrad", b"_amsgrad", "_beta", b"_beta", "_bound", b"_bound", "_clip_norm", b"_clip_norm", "_dtype", b"_dtype", "_eps", b"_eps", "_initial_accumulator", b"_initial_accumulator", "_initializer", b"_initializer", "_l1", b"_l1", "_l2", b"_l2", "_learning_rate", b"_learning_rate", "_memory_bytes", b"_memory_bytes", "_momentum", b"_momentum", "_optimizer", b"_optimizer", "_scale", b"_scale", "_seed", b"_seed", "_stochastic_rounding", b"_stochastic_rounding", "_trust_ratio", b"_trust_ratio", "_weight_decay", b"_weight_decay", "admission", b"admission", "amsgrad", b"amsgrad", "beta", b"beta", "bound", b"bound", "clip_norm", b"clip_norm", "dtype", b"dtype", "eps", b"eps", "eviction", b"eviction", "initial_accumulator", b"initial_accumulator", "initializer", b"initializer", "l1", b"l1", "l2", b"l2", "learning_rate", b"learning_rate", "memory_bytes", b"memory_bytes", "momentum", b"momentum", "optimizer", b"optimizer", "scale", b"scale", "seed", b"seed", "stochastic_rounding", b"stochastic_rounding", "trust_ratio", b"trust_ratio", "weight_decay", b"weight_decay"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_amsgrad", b"_amsgrad", "_beta", b"_beta", "_bound", b"_bound", "_clip_norm", b"_clip_norm", "_dtype", b"_dtype", "_eps", b"_eps", "_initial_accumulator", b"_initial_accumulator", "_initializer", b"_initializer", "_l1", b"_l1", "_l2", b"_l2", "_learning_rate", b"_learning_rate", "_memory_bytes", b"_memory_bytes", "_momentum", b"_momentum", "_optimizer", b"_optimizer", "_scale", b"_scale", "_seed", b"_seed", "_stochastic_rounding", b"_stochastic_rounding", "_trust_ratio", b"_trust_ratio", "_weight_decay", b"_weight_decay", "admission", b"admission", "amsgrad", b"amsgrad", "beta", b"beta", "betas", b"betas", "bound", b"bound", "clip_norm", b"clip_norm", "dtype", b"dtype", "eps", b"eps", "eviction", b"eviction", "initial_accumulator", b"initial_accumulator", "initializer", b"initializer", "l1", b"l1", "l2", b"l2", "learning_rate", b"learning_rate", "memory_bytes", b"memory_bytes", "momentum", b"momentum", "optimizer", b"optimizer", "scale", b"scale", "seed", b"seed", "stochastic_rounding", b"stochastic_rounding", "trust_ratio", b"trust_ratio", "weight_decay", b"weight_decay"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__amsgrad: _TypeAlias = _typing.Literal["amsgrad"]  # noqa: Y015
+    _WhichOneofArgType__amsgrad: _TypeAlias = _typing.Literal["_amsgrad", b"_amsgrad"]  # noqa: Y015
+    _WhichOneofReturnType__beta: _TypeAlias = _typing.Literal["beta"]  # noqa: Y015
+    _WhichOneofArgType__beta: _TypeAlias = _typing.Literal["_beta", b"_beta"]  # noqa: Y015
+    _WhichOneofReturnType__bound: _TypeAlias = _typing.Literal["bound"]  # noqa: Y015
+    _WhichOneofArgType__bound: _TypeAlias = _typing.Literal["_bound", b"_bound"]  # noqa: Y015
+    _WhichOneofReturnType__clip_norm: _TypeAlias = _typing.Literal["clip_norm"]  # noqa: Y015
+    _WhichOneofArgType__clip_norm: _TypeAlias = _typing.Literal["_clip_norm", b"_clip_norm"]  # noqa: Y015
+    _WhichOneofReturnType__dtype: _TypeAlias = _typing.Literal["dtype"]  # noqa: Y015
+    _WhichOneofArgType__dtype: _TypeAlias = _typing.Literal["_dtype", b"_dtype"]  # noqa: Y015
+    _WhichOneofReturnType__eps: _TypeAlias = _typing.Literal["eps"]  # noqa: Y015
+    _WhichOneofArgType__eps: _TypeAlias = _typing.Literal["_eps", b"_eps"]  # noqa: Y015
+    _WhichOneofReturnType__initial_accumulator: _TypeAlias = _typing.Literal["initial_accumulator"]  # noqa: Y015
+    _WhichOneofArgType__initial_accumulator: _TypeAlias = _typing.Literal["_initial_accumulator", b"_initial_accumulator"]  # noqa: Y015
+    _WhichOneofReturnType__initializer: _TypeAlias = _typing.Literal["initializer"]  # noqa: Y015
+    _WhichOneofArgType__initializer: _TypeAlias = _typing.Literal["_initializer", b"_initializer"]  # noqa: Y015
+    _WhichOneofReturnType__l1: _TypeAlias = _typing.Literal["l1"]  # noqa: Y015
+    _WhichOneofArgType__l1: _TypeAlias = _typing.Literal["_l1", b"_l1"]  # noqa: Y015
+    _WhichOneofReturnType__l2: _TypeAlias = _typing.Literal["l2"]  # noqa: Y015
+    _WhichOneofArgType__l2: _TypeAlias = _typing.Literal["_l2", b"_l2"]  # noqa: Y015
+    _WhichOneofReturnType__learning_rate: _TypeAlias = _typing.Literal["learning_rate"]  # noqa: Y015
+    _WhichOneofArgType__learning_rate: _TypeAlias = _typing.Literal["_learning_rate", b"_learning_rate"]  # noqa: Y015
+    _WhichOneofReturnType__memory_bytes: _TypeAlias = _typing.Literal["memory_bytes"]  # noqa: Y015
+    _WhichOneofArgType__memory_bytes: _TypeAlias = _typing.Literal["_memory_bytes", b"_memory_bytes"]  # noqa: Y015
+    _WhichOneofReturnType__momentum: _TypeAlias = _typing.Literal["momentum"]  # noqa: Y015
+    _WhichOneofArgType__momentum: _TypeAlias = _typing.Literal["_momentum", b"_momentum"]  # noqa: Y015
+    _WhichOneofReturnType__optimizer: _TypeAlias = _typing.Literal["optimizer"]  # noqa: Y015
+    _WhichOneofArgType__optimizer: _TypeAlias = _typing.Literal["_optimizer", b"_optimizer"]  # noqa: Y015
+    _WhichOneofReturnType__scale: _TypeAlias = _typing.Literal["scale"]  # noqa: Y015
+    _WhichOneofArgType__scale: _TypeAlias = _typing.Literal["_scale", b"_scale"]  # noqa: Y015
+    _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
+    _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015
+    _WhichOneofReturnType__stochastic_rounding: _TypeAlias = _typing.Literal["stochastic_rounding"]  # noqa: Y015
+    _WhichOneofArgType__stochastic_rounding: _TypeAlias = _typing.Literal["_stochastic_rounding", b"_stochastic_rounding"]  # noqa: Y015
+    _WhichOneofReturnType__trust_ratio: _TypeAlias = _typing.Literal["trust_ratio"]  # noqa: Y015
+    _WhichOneofArgType__trust_ratio: _TypeAlias = _typing.Literal["_trust_ratio", b"_trust_ratio"]  # noqa: Y015
+    _WhichOneofReturnType__weight_decay: _TypeAlias = _typing.Literal["weight_decay"]  # noqa: Y015
+    _WhichOneofArgType__weight_decay: _TypeAlias = _typing.Literal["_weight_decay", b"_weight_decay"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__amsgrad) -> _WhichOneofReturnType__amsgrad | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__beta) -> _WhichOneofReturnType__beta | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__bound) -> _WhichOneofReturnType__bound | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__clip_norm) -> _WhichOneofReturnType__clip_norm | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__dtype) -> _WhichOneofReturnType__dtype | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__eps) -> _WhichOneofReturnType__eps | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__initial_accumulator) -> _WhichOneofReturnType__initial_accumulator | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__initializer) -> _WhichOneofReturnType__initializer | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__l1) -> _WhichOneofReturnType__l1 | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__l2) -> _WhichOneofReturnType__l2 | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__learning_rate) -> _WhichOneofReturnType__learning_rate | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__memory_bytes) -> _WhichOneofReturnType__memory_bytes | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__momentum) -> _WhichOneofReturnType__momentum | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__optimizer) -> _WhichOneofReturnType__optimizer | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__scale) -> _WhichOneofReturnType__scale | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__seed) -> _WhichOneofReturnType__seed | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__stochastic_rounding) -> _WhichOneofReturnType__stochastic_rounding | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__trust_ratio) -> _WhichOneofReturnType__trust_ratio | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__weight_decay) -> _WhichOneofReturnType__weight_decay | None: ...
+
+Global___TableOptions: _TypeAlias = TableOptions  # noqa: Y015
+
+@_typing.final
+class AdmissionOptions(_message.Message):
+    """When a key gets a row."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    THRESHOLD_FIELD_NUMBER: _builtins.int
+    CAPACITY_FIELD_NUMBER: _builtins.int
+    FALSE_POSITIVE_FIELD_NUMBER: _builtins.int
+    READS_FIELD_NUMBER: _builtins.int
+    kind: _builtins.str
+    """count | bloom | probability"""
+    threshold: _builtins.float
+    capacity: _builtins.int
+    false_positive: _builtins.float
+    reads: _builtins.str
+    """initial | zeros"""
+    def __init__(
+        self,
+        *,
+        kind: _builtins.str | None = ...,
+        threshold: _builtins.float | None = ...,
+        capacity: _builtins.int | None = ...,
+        false_positive: _builtins.float | None = ...,
+        reads: _builtins.str | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_capacity", b"_capacity", "_false_positive", b"_false_positive", "_kind", b"_kind", "_reads", b"_reads", "_threshold", b"_threshold", "capacity", b"capacity", "false_positive", b"false_positive", "kind", b"kind", "reads", b"reads", "threshold", b"threshold"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_capacity", b"_capacity", "_false_positive", b"_false_positive", "_kind", b"_kind", "_reads", b"_reads", "_threshold", b"_threshold", "capacity", b"capacity", "false_positive", b"false_positive", "kind", b"kind", "reads", b"reads", "threshold", b"threshold"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__capacity: _TypeAlias = _typing.Literal["capacity"]  # noqa: Y015
+    _WhichOneofArgType__capacity: _TypeAlias = _typing.Literal["_capacity", b"_capacity"]  # noqa: Y015
+    _WhichOneofReturnType__false_positive: _TypeAlias = _typing.Literal["false_positive"]  # noqa: Y015
+    _WhichOneofArgType__false_positive: _TypeAlias = _typing.Literal["_false_positive", b"_false_positive"]  # noqa: Y015
+    _WhichOneofReturnType__kind: _TypeAlias = _typing.Literal["kind"]  # noqa: Y015
+    _WhichOneofArgType__kind: _TypeAlias = _typing.Literal["_kind", b"_kind"]  # noqa: Y015
+    _WhichOneofReturnType__reads: _TypeAlias = _typing.Literal["reads"]  # noqa: Y015
+    _WhichOneofArgType__reads: _TypeAlias = _typing.Literal["_reads", b"_reads"]  # noqa: Y015
+    _WhichOneofReturnType__threshold: _TypeAlias = _typing.Literal["threshold"]  # noqa: Y015
+    _WhichOneofArgType__threshold: _TypeAlias = _typing.Literal["_threshold", b"_threshold"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__capacity) -> _WhichOneofReturnType__capacity | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__false_positive) -> _WhichOneofReturnType__false_positive | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__kind) -> _WhichOneofReturnType__kind | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__reads) -> _WhichOneofReturnType__reads | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__threshold) -> _WhichOneofReturnType__threshold | None: ...
+
+Global___AdmissionOptions: _TypeAlias = AdmissionOptions  # noqa: Y015
+
+@_typing.final
+class EvictionOptions(_message.Message):
+    """Which rows go when a shard has too many."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MAX_ROWS_FIELD_NUMBER: _builtins.int
+    ORDER_FIELD_NUMBER: _builtins.int
+    MIN_NORM_FIELD_NUMBER: _builtins.int
+    max_rows: _builtins.int
+    """on each shard"""
+    order: _builtins.str
+    """lfu | lru"""
+    min_norm: _builtins.float
+    def __init__(
+        self,
+        *,
+        max_rows: _builtins.int | None = ...,
+        order: _builtins.str | None = ...,
+        min_norm: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_rows", b"_max_rows", "_min_norm", b"_min_norm", "_order", b"_order", "max_rows", b"max_rows", "min_norm", b"min_norm", "order", b"order"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_rows", b"_max_rows", "_min_norm", b"_min_norm", "_order", b"_order", "max_rows", b"max_rows", "min_norm", b"min_norm", "order", b"order"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__max_rows: _TypeAlias = _typing.Literal["max_rows"]  # noqa: Y015
+    _WhichOneofArgType__max_rows: _TypeAlias = _typing.Literal["_max_rows", b"_max_rows"]  # noqa: Y015
+    _WhichOneofReturnType__min_norm: _TypeAlias = _typing.Literal["min_norm"]  # noqa: Y015
+    _WhichOneofArgType__min_norm: _TypeAlias = _typing.Literal["_min_norm", b"_min_norm"]  # noqa: Y015
+    _WhichOneofReturnType__order: _TypeAlias = _typing.Literal["order"]  # noqa: Y015
+    _WhichOneofArgType__order: _TypeAlias = _typing.Literal["_order", b"_order"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_rows) -> _WhichOneofReturnType__max_rows | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__min_norm) -> _WhichOneofReturnType__min_norm | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__order) -> _WhichOneofReturnType__order | None: ...
+
+Global___EvictionOptions: _TypeAlias = EvictionOptions  # noqa: Y015
 
 @_typing.final
 class ModelSpec(_message.Message):
@@ -519,19 +808,21 @@ class HeadSpec(_message.Message):
     label: _builtins.str
     """one of data.labels; empty: the one named as the output is"""
     weight: _builtins.float
-    """of it in the sum of losses; 0: 1"""
+    """of it in the sum of losses; none: 1"""
     def __init__(
         self,
         *,
         loss: _builtins.str = ...,
         label: _builtins.str = ...,
-        weight: _builtins.float = ...,
+        weight: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_weight", b"_weight", "weight", b"weight"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["label", b"label", "loss", b"loss", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_weight", b"_weight", "label", b"label", "loss", b"loss", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__weight: _TypeAlias = _typing.Literal["weight"]  # noqa: Y015
+    _WhichOneofArgType__weight: _TypeAlias = _typing.Literal["_weight", b"_weight"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__weight) -> _WhichOneofReturnType__weight | None: ...
 
 Global___HeadSpec: _TypeAlias = HeadSpec  # noqa: Y015
 
@@ -605,22 +896,26 @@ class ServerSpec(_message.Message):
     SHARDS_FIELD_NUMBER: _builtins.int
     DURABILITY_FIELD_NUMBER: _builtins.int
     MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    WIRE_FIELD_NUMBER: _builtins.int
     shards: _builtins.int
     """0: chosen from the plan"""
     durability: _builtins.str
     """none | checkpoint | log: what a shard that dies brings back"""
     memory_bytes: _builtins.int
     """of each table on each shard, rows beyond go to disk; 0: no limit"""
+    wire: _builtins.str
+    """float32 | float16 | bfloat16: how rows and gradients travel; empty: float32"""
     def __init__(
         self,
         *,
         shards: _builtins.int = ...,
         durability: _builtins.str = ...,
         memory_bytes: _builtins.int = ...,
+        wire: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["durability", b"durability", "memory_bytes", b"memory_bytes", "shards", b"shards"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["durability", b"durability", "memory_bytes", b"memory_bytes", "shards", b"shards", "wire", b"wire"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -407,6 +407,7 @@ class PullRequest(_message.Message):
     SHARED_OUT_FIELD_NUMBER: _builtins.int
     SHARDS_AT_FIELD_NUMBER: _builtins.int
     SHARD_FIELD_NUMBER: _builtins.int
+    OTHERS_FIELD_NUMBER: _builtins.int
     PAYLOAD_FIELD_NUMBER: _builtins.int
     table: _builtins.str
     dim: _builtins.int
@@ -434,7 +435,11 @@ class PullRequest(_message.Message):
     shards_at: _builtins.int
     shard: _builtins.int
     payload: _builtins.bytes
-    """count keys, little-endian"""
+    """count keys, little-endian; those of `others` follow"""
+    @_builtins.property
+    def others(self) -> _containers.RepeatedCompositeFieldContainer[Global___PullRequest]:
+        """of other tables, by the same way; without payload and others"""
+
     def __init__(
         self,
         *,
@@ -452,11 +457,12 @@ class PullRequest(_message.Message):
         shared_out: _builtins.bool = ...,
         shards_at: _builtins.int = ...,
         shard: _builtins.int = ...,
+        others: _abc.Iterable[Global___PullRequest] | None = ...,
         payload: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "dim", b"dim", "dtype", b"dtype", "key_bytes", b"key_bytes", "keys_at", b"keys_at", "payload", b"payload", "prefetch", b"prefetch", "read_only", b"read_only", "region", b"region", "route", b"route", "rows_at", b"rows_at", "shard", b"shard", "shards_at", b"shards_at", "shared_out", b"shared_out", "table", b"table"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "dim", b"dim", "dtype", b"dtype", "key_bytes", b"key_bytes", "keys_at", b"keys_at", "others", b"others", "payload", b"payload", "prefetch", b"prefetch", "read_only", b"read_only", "region", b"region", "route", b"route", "rows_at", b"rows_at", "shard", b"shard", "shards_at", b"shards_at", "shared_out", b"shared_out", "table", b"table"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -470,9 +476,10 @@ class PullReply(_message.Message):
     COUNT_FIELD_NUMBER: _builtins.int
     PAYLOAD_FIELD_NUMBER: _builtins.int
     dim: _builtins.int
+    """of the first table"""
     count: _builtins.int
     payload: _builtins.bytes
-    """count x dim"""
+    """count x dim; those of `others` follow"""
     def __init__(
         self,
         *,

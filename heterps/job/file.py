@@ -19,7 +19,10 @@ from heterps.job.prepare import IN_PREPARE, is_url
 from heterps.job.schema import Reading
 from heterps.job.yaml_nodes import YamlError
 from protos.job_pb2 import JobSpec
+from ps.errors import TableError
+from ps.table.rules import WIRE_DTYPES
 from scheduler.methods.names import JOB_METHODS
+from workers.embedding.spec import check_options
 
 _HIDDEN: Final = frozenset(
     (
@@ -58,6 +61,7 @@ _CHOICES: Final = {
     "train.rows.schedule": ("constant", "cosine"),
     "train.batch_norm": ("local", "sync"),
     "servers.durability": ("none", "checkpoint", "log"),
+    "servers.wire": WIRE_DTYPES,
     "schedule.method": METHODS,
     "schedule.replan": ("off", "advise", "auto"),
 }
@@ -210,6 +214,11 @@ class _Check:
         for wrong in wrongs:
             if self._sound(wrong.key):
                 self._wrong(wrong.key, wrong.got, wrong.expected)
+        for name, options in sorted(self.job.tables.items()):
+            try:
+                check_options(name, options)
+            except TableError as error:
+                self.problems.append(f"{self._at(f'tables.{name}')}: tables.{name}: {error}")
         self._inputs()
 
     def _optimizer(self) -> None:

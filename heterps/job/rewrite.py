@@ -87,7 +87,10 @@ def job_content(spec: JobSpec) -> dict[str, Any]:
 
 
 def _plain(message: Message, path: str) -> dict[str, Any]:
-    """The fields that are set; the zeros of `train` too, because not every default is 0 there."""
+    """The fields that are set; the zeros of `train` too, because not every default is 0 there.
+
+    Of fields that may be 0 or not be given, what was given.
+    """
     content: dict[str, Any] = {}
     for field in message.DESCRIPTOR.fields:
         key = f"{path}.{field.name}" if path else field.name
@@ -105,7 +108,8 @@ def _plain(message: Message, path: str) -> dict[str, Any]:
             value = _whole(MessageToDict(value))
         elif field.message_type is not None:
             value = _plain(value, key)
-        if value or (path == "train" and not field.message_type and value == 0):
+        given = field.has_presence and field.message_type is None and message.HasField(field.name)
+        if given or value or (path == "train" and not field.message_type and value == 0):
             content[field_name(field)] = value
     return content
 

@@ -3,7 +3,7 @@
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,7 @@ from protos.codec import unpack
 from ps.client.commit import StepClient
 from ps.client.load import load
 from ps.client.pull import Pull
+from ps.client.pull_many import PullMany
 from ps.client.push import Push
 from ps.client.save import save
 from ps.client.session import Session, Shard
@@ -211,6 +212,23 @@ class ParameterClient(StepClient, Closing):
     ) -> NDArray[np.float32]:
         """`pull` for keys known to be distinct, which saves finding that out."""
         return self._pull(table, unique_keys, read_only, distinct=True).run()
+
+    def pull_many(
+        self, keys: Mapping[str, Any], read_only: bool = False, *, distinct: bool = False
+    ) -> dict[str, NDArray[np.float32]]:
+        """`pull` of several tables, in one message to each shard where they fit one.
+
+        Args:
+            keys: of each table, integers of any shape.
+            read_only: rows that lie on disk are read there, and stay.
+            distinct: in no table does a key come twice, which saves finding that out.
+
+        Raises:
+            TableError: wrong keys, or no such table.
+            ShardError: a shard did not answer or refused.
+        """
+        pulls = [self._pull(table, some, read_only, distinct) for table, some in keys.items()]
+        return dict(zip(keys, PullMany(self.session(), pulls).run(), strict=True))
 
     def pull_async(
         self, table: str, keys: Any, read_only: bool = False, *, distinct: bool = False

@@ -3,36 +3,25 @@
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import grpc
 import numpy as np
 from numpy.typing import NDArray
 
-from protos import parameter_server_pb2 as pb
-from protos.codec import pack
+from ps.client.fetch import Fetched, Wanted, fetch
 from ps.client.futures import combine
 from ps.client.pull_in_place import PullInPlace
 from ps.client.session import Routes, Session, Shard
 from ps.engine import _native
 from ps.errors import ShardError, StaleRouteError, TableError
-from ps.shm.blocks import Block, SharedMemory
-from ps.shm.line import BrokenLineError
-from ps.shm.region import aligned
 from ps.table.arrays import FLOAT16_END, Floats, Keys
 
 # Larger batches travel as several messages: gRPC is fastest with 1-16 MiB.
 MESSAGE_BYTES = 8 << 20
-_NARROW = np.uint64(1 << 32)
 Positions = NDArray[np.int64]
 Part = tuple[Shard, Keys, Positions | None]
-
-
-@dataclass(frozen=True, slots=True)
-class _Reply:
-    rows: memoryview
-    release: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,25 +97,20 @@ class Pull:
         wire: str,
         read_only: bool,
     ) -> None:
+        self.wanted = Wanted(table, dim, keys, wire, read_only)
         self._session = session
-        self._table = table
-        self._dim = dim
-        self._keys = keys
         self._distinct = distinct
         self._shape = shape
-        self._wire = wire
-        self._row_bytes = dim * (4 if wire == "float32" else 2)
-        self._read_only = read_only
-        self._lent: list[_Reply] = []  # in shared memory, to be given back
+        self._lent: list[Fetched] = []  # in shared memory, to be given back
 
     def run(self) -> Floats:
         """Make it on this thread and helpers."""
         begun = self._begin_in_place()
         rows = begun.finish() if begun else None
         if rows is not None:
-            return rows.reshape(*self._shape, self._dim)
-        plan = self._plan()
-        parts = plan.parts(self._session, self._row_bytes)
+            return self.shaped(rows[0])
+        plan = self.plan()
+        parts = plan.parts(self._session, self.wanted.row_bytes)
         works = [partial(self._fetch, plan.routes, shard, keys) for shard, keys, _ in parts]
         try:
             return self._finish(plan, parts, self._session.run(works))
@@ -138,8 +122,8 @@ class Pull:
         begun = self._begin_in_place()
         if begun:
             return self._session.submit([partial(self._finish_in_place, begun)])[0]
-        plan = self._plan()
-        parts = plan.parts(self._session, self._row_bytes)
+        plan = self.plan()
+        parts = plan.parts(self._session, self.wanted.row_bytes)
         futures = self._session.submit(
             [partial(self._fetch, plan.routes, shard, keys) for shard, keys, _ in parts]
         )
@@ -147,8 +131,8 @@ class Pull:
 
     def prefetch(self) -> "Future[None]":
         """Have the shards bring the rows into memory, and send none."""
-        plan = self._plan()
-        parts = plan.parts(self._session, self._row_bytes)
+        plan = self.plan()
+        parts = plan.parts(self._session, self.wanted.row_bytes)
         return combine(
             self._session.submit(
                 [partial(self._fetch, plan.routes, s, keys, prefetch=True) for s, keys, _ in parts]
@@ -162,19 +146,28 @@ class Pull:
         if not isinstance(error, StaleRouteError):  # else the rows are elsewhere: nothing is lost
             raise error
 
-    def _plan(self) -> Plan:
-        return Plan.of(self._session, self._keys, self._distinct)
+    def plan(self) -> Plan:
+        """Of its keys, by the routing that holds now."""
+        return Plan.of(self._session, self.wanted.keys, self._distinct)
+
+    def of(self, keys: Keys) -> Wanted:
+        """What is wanted, of some keys alone."""
+        return replace(self.wanted, keys=keys)
+
+    def shaped(self, rows: Floats) -> Floats:
+        """Rows [n, dim] in the shape of the caller's keys."""
+        return rows.reshape(*self._shape, self.wanted.dim)
 
     def _begin_in_place(self) -> PullInPlace | None:
-        if self._wire != "float32":  # the same values come from shards near and far
+        if self.wanted.wire != "float32":  # the same values come from shards near and far
             return None
-        return PullInPlace.begin(self._session, self._table, self._dim, self._keys, self._read_only)
+        return PullInPlace.begin(self._session, [self.wanted])
 
     def _finish_in_place(self, begun: PullInPlace) -> Floats:
         rows = begun.finish()
         if rows is not None:
-            return rows.reshape(*self._shape, self._dim)
-        plan = Plan.of(self._session, begun.keys(), self._distinct)
+            return self.shaped(rows[0])
+        plan = Plan.of(self._session, begun.keys()[0], self._distinct)
         return self._retry(plan)(StaleRouteError())
 
     def _retry(self, plan: Plan) -> Callable[[BaseException], Floats]:
@@ -190,7 +183,7 @@ class Pull:
             while isinstance(error, StaleRouteError) and time.monotonic() < limit:
                 self._session.refresh(stale)
                 stale = self._session.routes
-                parts = split(self._session, stale, plan.keys, self._row_bytes)
+                parts = split(self._session, stale, plan.keys, self.wanted.row_bytes)
                 try:
                     replies = [self._fetch(stale, shard, keys) for shard, keys, _ in parts]
                 except StaleRouteError as another:
@@ -202,24 +195,29 @@ class Pull:
 
         return retry
 
-    def _finish(self, plan: Plan, parts: Sequence[Part], replies: "list[_Reply]") -> Floats:
+    def gathered(self, plan: Plan, parts: Sequence[Part], rows: Sequence[memoryview]) -> Floats:
+        """The rows of the messages at the places of the caller's keys."""
+        wanted = self.wanted
+        if wanted.wire == "float16":
+            for some, (_, keys, _) in zip(rows, parts, strict=True):
+                self._check_range(keys, some)
+        pieces = [(some, part[2]) for some, part in zip(rows, parts, strict=True)]
+        flat = _native.gather(pieces, len(plan.keys), plan.inverse, wanted.dim, wanted.wire)
+        return self.shaped(flat)
+
+    def _finish(self, plan: Plan, parts: Sequence[Part], replies: Sequence[Fetched]) -> Floats:
         try:
-            rows = [(reply.rows, p[2]) for reply, p in zip(replies, parts, strict=True)]
-            if self._wire == "float16":
-                for reply, (_, keys, _) in zip(replies, parts, strict=True):
-                    self._check_range(keys, reply.rows)
-            flat = _native.gather(rows, len(plan.keys), plan.inverse, self._dim, self._wire)
-            return flat.reshape(*self._shape, self._dim)
+            return self.gathered(plan, parts, [reply.rows[0] for reply in replies])
         finally:
             self._release()
 
     def _check_range(self, keys: Keys, rows: memoryview) -> None:
-        weights = np.frombuffer(rows, "<f2").reshape(len(keys), self._dim)
+        weights = np.frombuffer(rows, "<f2").reshape(len(keys), self.wanted.dim)
         beyond = np.abs(weights) >= FLOAT16_END
         if beyond.any():
             raise TableError(
-                f"table {self._table!r}, key {keys[beyond.any(axis=1).argmax()]}: a weight of "
-                f"{FLOAT16_END:g} or beyond, which wire='float16' cannot carry; pull with "
+                f"table {self.wanted.table!r}, key {keys[beyond.any(axis=1).argmax()]}: a weight "
+                f"of {FLOAT16_END:g} or beyond, which wire='float16' cannot carry; pull with "
                 "wire='bfloat16' or 'float32'"
             )
 
@@ -227,57 +225,10 @@ class Pull:
         while self._lent:
             self._lent.pop().release()
 
-    def _fetch(self, routes: Routes, shard: Shard, keys: Keys, prefetch: bool = False) -> _Reply:
-        head = pb.PullRequest(
-            table=self._table,
-            dim=self._dim,
-            count=len(keys),
-            read_only=self._read_only,
-            dtype="" if self._wire == "float32" else self._wire,
-            route=routes.number_for(shard),
-            prefetch=prefetch,
-        )
-        what = f"Pull of {len(keys)} rows of {self._table!r}"
-        rows_bytes = len(keys) * self._row_bytes
-        memory = None if prefetch else self._session.memory()
-        if memory is not None:
-            block = memory.take(aligned(keys.nbytes) + rows_bytes, (shard.address,))
-            if block is not None:
-                try:
-                    return self._fetch_shared(shard, head, keys, memory, block, what)
-                except BrokenLineError:
-                    memory.drop()
-                    head.ClearField("region")
-        payload: Keys | bytes = keys
-        if len(keys) and keys.max() < _NARROW:
-            head.key_bytes = 4
-            payload = _native.narrow_keys(keys)
-        reply = shard.pull(pack(head, payload), what)
-        return _Reply(shard.rows_of(reply, head, 0 if prefetch else rows_bytes))
-
-    def _fetch_shared(
-        self,
-        shard: Shard,
-        head: pb.PullRequest,
-        keys: Keys,
-        memory: SharedMemory,
-        block: Block,
-        what: str,
-    ) -> _Reply:
-        region, keep = block.region, False
-        try:
-            head.region, head.rows_at = region.name, aligned(keys.nbytes)
-            region.view(0, keys.nbytes)[:] = keys.view(np.uint8).data
-            reply = shard.pull(head.SerializeToString(), what, block.lines[shard.address])
-            shard.rows_of(reply, head, 0)
-            keep = True
-            rows = region.view(head.rows_at, len(keys) * self._row_bytes)
-            reply_in_memory = _Reply(rows, partial(memory.release, block))
-            self._lent.append(reply_in_memory)
-            return reply_in_memory
-        finally:
-            if not keep:
-                memory.discard(block)
+    def _fetch(self, routes: Routes, shard: Shard, keys: Keys, prefetch: bool = False) -> Fetched:
+        fetched = fetch(self._session, routes, shard, [self.of(keys)], prefetch)
+        self._lent.append(fetched)
+        return fetched
 
 
 def as_shard_error(session: Session, error: BaseException) -> BaseException:

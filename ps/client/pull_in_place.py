@@ -5,18 +5,22 @@ shard looks up those that are its own and writes their rows in the caller's orde
 finds no distinct keys, sorts none by shard, and copies and spreads no rows.
 """
 
+from collections.abc import Sequence
+from itertools import accumulate
+
 import numpy as np
 
 from chassis import tracing
 from protos import parameter_server_pb2 as pb
+from ps.client.fetch import Wanted, joined
 from ps.client.session import Routes, Session, Shard
 from ps.errors import StaleRouteError
 from ps.shm.blocks import Block, SharedMemory
-from ps.shm.line import PULL, BrokenLineError, RefusedError, UnixLine
+from ps.shm.line import MAX_MESSAGE, PULL, BrokenLineError, RefusedError, UnixLine
 from ps.shm.region import aligned
 from ps.table.arrays import Floats, Keys
 
-_Sent = list[tuple[Shard, UnixLine, pb.PullRequest]]
+_Sent = list[tuple[Shard, UnixLine, pb.PullRequest]]  # of several tables in one message
 
 
 class PullInPlace:
@@ -26,8 +30,9 @@ class PullInPlace:
         session: the connections.
         routes: the routing that it was sent by.
         memory: where the block is from.
-        block: keys, and from `rows_at` on the rows.
-        keys: how many.
+        block: of each table its keys, and from `rows_at` on the rows.
+        wanted: the tables.
+        keys_at, rows_at: where theirs begin.
     """
 
     def __init__(
@@ -36,57 +41,61 @@ class PullInPlace:
         routes: Routes,
         memory: SharedMemory,
         block: Block,
-        rows_at: int,
-        keys: int,
-        dim: int,
+        wanted: Sequence[Wanted],
+        keys_at: Sequence[int],
+        rows_at: Sequence[int],
     ) -> None:
         self._session = session
         self._routes = routes
         self._memory = memory
         self._block = block
+        self._wanted = wanted
+        self._keys_at = keys_at
         self._rows_at = rows_at
-        self._count = keys
-        self._dim = dim
         self._sent: _Sent = []
 
     @classmethod
-    def begin(
-        cls, session: Session, table: str, dim: int, keys: Keys, read_only: bool
-    ) -> "PullInPlace | None":
+    def begin(cls, session: Session, wanted: Sequence[Wanted]) -> "PullInPlace | None":
         """Send it; None where a shard is on another host, or no memory is left.
 
         The caller's keys may change from now on.
+
+        Args:
+            session: the connections.
+            wanted: rows of one table or several, as float32.
         """
         routes = session.routes
         memory = session.memory()
-        if memory is None or len(keys) == 0 or tracing.ON:  # spans follow calls of gRPC only
+        if memory is None or tracing.ON:  # spans follow calls of gRPC only
+            return None
+        if any(len(each.keys) == 0 for each in wanted):
             return None
         route = routes.route if len(routes.addresses) > 1 else routes.route[:0]
-        route_at = aligned(keys.nbytes)
-        rows_at = aligned(route_at + route.nbytes)
-        block = memory.take(rows_at + len(keys) * dim * 4, routes.addresses)
+        keys_at = _begins([each.keys.nbytes for each in wanted])
+        route_at = keys_at.pop()
+        rows_at = _begins([route.nbytes, *(each.rows_bytes for each in wanted)], route_at)[1:]
+        block = memory.take(rows_at.pop(), routes.addresses)
         if block is None:
             return None
-        made = cls(session, routes, memory, block, rows_at, len(keys), dim)
-        for shard in session.shards_of(routes):
-            head = pb.PullRequest(
-                table=table,
-                dim=dim,
-                count=len(keys),
-                read_only=read_only,
-                route=routes.number_for(shard),
-                region=block.region.name,
-                rows_at=rows_at,
-                shared_out=len(route) > 0,
-                shards_at=route_at,
-                shard=len(made._sent),
-            )
-            made._sent.append((shard, block.lines[shard.address], head))
-        block.region.view(0, keys.nbytes)[:] = keys.view(np.uint8).data
+        made = cls(session, routes, memory, block, wanted, keys_at, rows_at)
+        for number, shard in enumerate(session.shards_of(routes)):
+            heads = []
+            for each, keys, rows in zip(wanted, keys_at, rows_at, strict=True):
+                head = each.head(routes, shard)
+                head.region, head.keys_at, head.rows_at = block.region.name, keys, rows
+                head.shared_out, head.shards_at, head.shard = len(route) > 0, route_at, number
+                heads.append(head)
+            made._sent.append((shard, block.lines[shard.address], joined(heads)))
+        for each, begin in zip(wanted, keys_at, strict=True):
+            block.region.view(begin, each.keys.nbytes)[:] = each.keys.view(np.uint8).data
         block.region.view(route_at, route.nbytes)[:] = route.view(np.uint8).data
+        messages = [head.SerializeToString() for _, _, head in made._sent]
+        if max(map(len, messages)) > MAX_MESSAGE:
+            memory.release(block)
+            return None
         try:
-            for _, line, head in made._sent:
-                line.send(PULL, head.SerializeToString(), session.timeout_s)
+            for (_, line, _), message in zip(made._sent, messages, strict=True):
+                line.send(PULL, message, session.timeout_s)
         except (BrokenLineError, RefusedError):
             made._give_up(gone=True)
             return None
@@ -95,8 +104,8 @@ class PullInPlace:
             raise
         return made
 
-    def finish(self) -> Floats | None:
-        """The rows, float32 [n, dim]; None where they are to be pulled in another way.
+    def finish(self) -> list[Floats] | None:
+        """The rows of each table, float32 [n, dim]; None: they are to be pulled in another way.
 
         Raises:
             ShardError: a shard did not answer, or refused.
@@ -106,7 +115,7 @@ class PullInPlace:
                 reply = shard.call(
                     lambda _, timeout, line=line: line.receive(timeout),
                     None,
-                    f"Pull of {self._count} rows of {head.table!r}",
+                    f"Pull of {head.count} rows of {head.table!r}",
                     patience_s=0.0,
                 )
                 shard.rows_of(reply, head, 0)
@@ -120,13 +129,23 @@ class PullInPlace:
         except BaseException:
             self._give_up()
             raise
-        size = self._count * self._dim * 4
-        rows = np.frombuffer(self._block.region.view(self._rows_at, size), np.float32)
-        return self._memory.lend(self._block, rows.reshape(self._count, self._dim))
+        begin = self._rows_at[0]
+        end = self._rows_at[-1] + self._wanted[-1].rows_bytes
+        whole = np.frombuffer(self._block.region.view(begin, end - begin), np.float32)
+        lent = self._memory.lend(self._block, whole)
+        found = []
+        for each, at in zip(self._wanted, self._rows_at, strict=True):
+            first, count = (at - begin) // 4, len(each.keys) * each.dim
+            found.append(lent[first : first + count].reshape(len(each.keys), each.dim))
+        return found
 
-    def keys(self) -> Keys:
-        """The caller's keys as they were at the beginning, copied."""
-        return np.frombuffer(self._block.region.view(0, 8 * self._count), np.uint64).copy()
+    def keys(self) -> list[Keys]:
+        """The caller's keys of each table as they were at the beginning, copied."""
+        region = self._block.region
+        return [
+            np.frombuffer(region.view(at, each.keys.nbytes), np.uint64).copy()
+            for each, at in zip(self._wanted, self._keys_at, strict=True)
+        ]
 
     def _give_up(self, gone: bool = False) -> None:
         """Others may still write to the block.
@@ -137,3 +156,8 @@ class PullInPlace:
         self._memory.discard(self._block)
         if gone:
             self._memory.drop()
+
+
+def _begins(sizes: Sequence[int], at: int = 0) -> list[int]:
+    """Where pieces of these sizes begin, one after the other from `at` on, and where all end."""
+    return [at, *(at + end for end in accumulate(aligned(size) for size in sizes))]

@@ -1,5 +1,9 @@
 """Pull and Push of one shard: payloads are used where gRPC, or shared memory, has put them."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
 from protos import parameter_server_pb2 as pb
 from protos.codec import payload_prefix, unpack
 from ps.engine import _native
@@ -15,6 +19,24 @@ from ps.table.table import Table
 
 MAX_REPLY_BYTES = 1 << 30
 MAX_CLIENT_NAME = 256
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What a pull asks of one table.
+
+    Attributes:
+        table: which.
+        key_bytes: of a key.
+        dtype: of the rows.
+        keys_bytes, rows_bytes: of all of them.
+    """
+
+    table: Table
+    key_bytes: int
+    dtype: str
+    keys_bytes: int
+    rows_bytes: int
 
 
 class DataPlane:
@@ -33,10 +55,53 @@ class DataPlane:
             TableError, KeyError, DecodeError, StaleRouteError: nothing was pulled.
         """
         head, payload = unpack(pb.PullRequest, request)
-        found = self._find(head)
+        heads = (head, *head.others)
+        asked = [self._asked(one) for one in heads]
+        size = sum(one.rows_bytes for one in asked)
+        if size > MAX_REPLY_BYTES:
+            raise TableError(
+                f"Pull of table {head.table!r}: the reply would have {size} bytes; expected at "
+                f"most {MAX_REPLY_BYTES}: pull in parts"
+            )
+        ways = {(bool(one.region), one.prefetch) for one in heads}
+        if len(ways) > 1 or any(one.others or one.payload for one in head.others):
+            raise TableError(
+                f"Pull of table {head.table!r} and {len(head.others)} others: expected all of them "
+                "by one way, and others without payload and others"
+            )
+        keys = self._keys_of(heads, asked, payload)
+        self.bytes_in += sum(one.keys_bytes for one in asked)
+        reply = pb.PullReply(dim=head.dim, count=head.count)
+        if head.prefetch:
+            for one, some in zip(asked, keys, strict=True):
+                one.table.native.prefetch(some, one.key_bytes)
+            return reply.SerializeToString()
+        if head.region:
+            for of, one, some in zip(heads, asked, keys, strict=True):
+                self._pull_into_region(of, one, some)
+            message = reply.SerializeToString()
+        else:
+            prefix = payload_prefix(reply, size)
+            pieces = []
+            for of, one, some in zip(heads, asked, keys, strict=True):
+                pieces.append(
+                    one.table.native.pull_message(
+                        prefix, some, one.key_bytes, of.read_only, one.dtype
+                    )
+                )
+                prefix = b""
+            message = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            self.bytes_out += size
+        # Buckets that moved away meanwhile have read as if they had no rows.
+        for of in heads:
+            self._state.check_route(of.route)
+        return message
+
+    def _asked(self, head: pb.PullRequest) -> "_Asked":
+        """What one table is asked for, checked."""
+        table = self._find(head)
         self._state.check_route(head.route)
-        found.check_share(head.route)
-        table = found.native
+        table.check_share(head.route)
         key_bytes = head.key_bytes or 8
         dtype = head.dtype or "float32"
         if key_bytes not in (4, 8) or dtype not in WIRE_DTYPES:
@@ -45,41 +110,38 @@ class DataPlane:
                 f"expected 4 or 8, and {', '.join(WIRE_DTYPES)}"
             )
         size = head.count * head.dim * (4 if dtype == "float32" else 2)
-        if size > MAX_REPLY_BYTES:
+        return _Asked(table, key_bytes, dtype, head.count * key_bytes, size)
+
+    def _keys_of(
+        self, heads: Sequence[pb.PullRequest], asked: Sequence["_Asked"], payload: memoryview
+    ) -> list[memoryview]:
+        """The keys of each table: in its region, or one after the other in the payload."""
+        if heads[0].region:
+            return [
+                self.regions.view(head.region, head.keys_at, one.keys_bytes)
+                for head, one in zip(heads, asked, strict=True)
+            ]
+        ends = [0, *accumulate(one.keys_bytes for one in asked)]
+        if ends[-1] != len(payload):
+            counts = " and ".join(str(head.count) for head in heads[:8])
             raise TableError(
-                f"Pull of table {head.table!r}: the reply would have {size} bytes; expected at "
-                f"most {MAX_REPLY_BYTES}: pull in parts"
+                f"Pull of table {heads[0].table!r}: the payload has {len(payload)} bytes; expected "
+                f"{ends[-1]} for {counts} keys"
             )
-        keys = payload
-        if head.region:
-            keys = self.regions.view(head.region, head.keys_at, head.count * key_bytes)
-        if head.count * key_bytes != len(keys):
-            raise TableError(
-                f"Pull of table {head.table!r}: the payload has {len(keys)} bytes; expected "
-                f"{head.count * key_bytes} for {head.count} keys"
-            )
-        self.bytes_in += len(keys)
-        reply = pb.PullReply(dim=head.dim, count=head.count)
-        if head.prefetch:
-            table.prefetch(keys, key_bytes)
-            return reply.SerializeToString()
-        if head.region:
-            rows = self.regions.view(head.region, head.rows_at, size)
-            route = None
-            if head.shared_out:
-                if head.shard >= _native.BUCKETS:
-                    raise TableError(f"Pull of table {head.table!r}: shard {head.shard}")
-                route = self.regions.view(head.region, head.shards_at, 2 * _native.BUCKETS)
-            taken = table.pull_into(keys, key_bytes, head.read_only, dtype, rows, route, head.shard)
-            self.bytes_out += taken * (size // max(1, head.count))
-            message = reply.SerializeToString()
-        else:
-            prefix = payload_prefix(reply, size)
-            message = table.pull_message(prefix, keys, key_bytes, head.read_only, dtype)
-            self.bytes_out += size
-        # Buckets that moved away meanwhile have read as if they had no rows.
-        self._state.check_route(head.route)
-        return message
+        return [payload[begin:end] for begin, end in pairwise(ends)]
+
+    def _pull_into_region(self, head: pb.PullRequest, asked: "_Asked", keys: memoryview) -> None:
+        """Write rows to where their client reads them."""
+        rows = self.regions.view(head.region, head.rows_at, asked.rows_bytes)
+        route = None
+        if head.shared_out:
+            if head.shard >= _native.BUCKETS:
+                raise TableError(f"Pull of table {head.table!r}: shard {head.shard}")
+            route = self.regions.view(head.region, head.shards_at, 2 * _native.BUCKETS)
+        taken = asked.table.native.pull_into(
+            keys, asked.key_bytes, head.read_only, asked.dtype, rows, route, head.shard
+        )
+        self.bytes_out += taken * (asked.rows_bytes // max(1, head.count))
 
     def push(self, request: bytes) -> tuple[bytes, bool]:
         """The reply's bytes, and whether the push was applied now.

@@ -11,6 +11,8 @@ from workers.data.reader import Dataset
 from workers.data.sharing import SharedWindows
 from workers.data.windows import OwnWindows, Stream, StreamedEpochs
 
+_EVALUATED = 2048  # samples of a batch
+
 
 class GlobalBatches:
     """Batch t of a training has samples t * batch_size and on of its epoch's order.
@@ -119,6 +121,13 @@ class GlobalBatches:
     def close(self) -> None:
         """Give back what was held for reading."""
         self._epochs.close()
+
+
+def evaluation_size(job: JobSpec) -> int:
+    """Samples of a batch of evaluation: of sequences no more than training has room for."""
+    if job.data.tokens or any(one.length for one in job.data.columns.values()):
+        return min(_EVALUATED, max(1, job.train.batch_size))
+    return _EVALUATED
 
 
 def in_order(dataset: Dataset, size: int, rank: int, workers: int) -> Iterator[tuple[int, Batch]]:

@@ -12,12 +12,13 @@ import pyarrow as pa
 from protos.job_pb2 import DataSpec
 from workers.data import files
 from workers.data.errors import DataError, column_hint
-from workers.data.keys import Slot, hash_column, hash_slots
+from workers.data.keys import Slot, has_text, hash_column, hash_slots
 from workers.data.labels import LABEL, ONE, Kind, Label
 from workers.data.named import named_of
 from workers.data.numbers import LARGEST, is_number, narrow, numbers
 from workers.data.tokens import Tokens
 
+_HASHED = "a column of numbers, strings, dates or booleans"
 _CHECKED_ROWS = 16384  # at a time
 T = TypeVar("T")
 
@@ -85,19 +86,22 @@ class Encoder:
 
     Args:
         labels: what losses read.
+        inputs_only: of rows to predict, which need no labels.
 
     Raises:
         DataError: the columns that it names do not go together.
     """
 
-    def __init__(self, spec: DataSpec, labels: Sequence[Label]) -> None:
+    def __init__(
+        self, spec: DataSpec, labels: Sequence[Label], *, inputs_only: bool = False
+    ) -> None:
         outcomes = [label for label in labels if label.kind is not Kind.WEIGHT]
         if not outcomes and not spec.tokens:
             raise DataError("job", "data.label", spec.label, "the column to be predicted")
         if not spec.sparse and not spec.dense and not spec.tokens and not spec.columns:
             raise DataError("job", "data.sparse", [], "at least one sparse or dense column")
         self.named = named_of(spec)
-        self.labels = list(labels)
+        self.labels = [] if inputs_only else list(labels)
         self._predicts_tokens = not outcomes
         self.tokens = Tokens(spec.tokens) if spec.tokens else None
         self.dense = list(spec.dense)
@@ -116,7 +120,7 @@ class Encoder:
                 if taken and taken in inputs:
                     raise DataError("job", key, taken, f"other columns: it is {by}")
         self.sparse = list(dict.fromkeys(name for slot in self.slots for name in slot.columns))
-        every = [*(label.column for label in labels), *self.dense, *self.sparse, spec.tokens]
+        every = [*(label.column for label in self.labels), *self.dense, *self.sparse, spec.tokens]
         every += [column for one in self.named for column in one.columns]
         self.columns = [name for name in dict.fromkeys(every) if name]
 
@@ -164,6 +168,17 @@ class Encoder:
     def check(self, path: Path) -> None:
         """Raises `DataError` unless the file has every column in a type that fits."""
         schema = files.schema(path)
+        self.check_schema(path, schema, typed=files.is_parquet(path))
+        if self.tokens:
+            self.tokens.check_first(path)
+
+    def check_schema(self, path: Path, schema: pa.Schema, *, typed: bool) -> None:
+        """Raises `DataError` unless every column is there in a type that fits.
+
+        Args:
+            path: where, for the error.
+            typed: whether types are those of the values; text files have strings only.
+        """
         for key, names in (
             *((label.key, [label.column]) for label in self.labels),
             ("data.dense", self.dense),
@@ -174,12 +189,14 @@ class Encoder:
                     hint = column_hint(name, schema.names)
                     raise DataError(str(path), key, name, f"a column of the file; {hint}")
                 kind = schema.field(name).type
-                if files.is_parquet(path) and key != "data.sparse" and not is_number(kind):
+                if typed and key != "data.sparse" and not is_number(kind):
                     raise DataError(str(path), f"{key}: {name}", str(kind), "a numeric column")
+                if key == "data.sparse" and not has_text(kind):
+                    raise DataError(str(path), f"{key}: {name}", str(kind), _HASHED)
         for one in self.named:
-            one.check(path, schema)
+            one.check(path, schema, typed=typed)
         if self.tokens:
-            self.tokens.check(path, schema)
+            self.tokens.check_schema(path, schema)
 
     def check_statistics(self, path: Path) -> None:
         """Raises `DataError` where a Parquet file says of its values that they do not fit."""
@@ -223,9 +240,8 @@ class Encoder:
             try:
                 hashed[name] = hash_column(block.column(name))
             except TypeError as error:
-                expected = "a column of numbers, strings, dates or booleans"
                 where = f"data.sparse: {name}"
-                raise DataError(str(path), where, str(error), expected) from error
+                raise DataError(str(path), where, str(error), _HASHED) from error
         sparse = hash_slots(self.slots, hashed, rows)
         tokens = np.zeros((rows, 0), np.int32)
         if self.tokens:

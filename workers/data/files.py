@@ -57,7 +57,7 @@ def find(directory: Path, path: str, pattern: str, key: str) -> list[Path]:
 
 def _readable(found: list[Path], key: str) -> list[Path]:
     for file in found:
-        if not is_parquet(file) and _separator(file) is None:
+        if not is_data(file):
             raise DataError(str(file), key, file.name, _FORMATS)
     return found
 
@@ -65,6 +65,11 @@ def _readable(found: list[Path], key: str) -> list[Path]:
 def is_parquet(path: Path) -> bool:
     """Whether the name says Parquet."""
     return path.suffix in (".parquet", ".pq")
+
+
+def is_data(path: Path) -> bool:
+    """Whether the name says that it can be read."""
+    return is_parquet(path) or _separator(path) is not None
 
 
 def _separator(path: Path) -> str | None:

@@ -7,6 +7,7 @@ as `origin*date` is one slot whose value is its columns' values in the order wri
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 Hashes = npt.NDArray[np.uint64]
+# Stands for no key, such as after a list that is short; the key of no value.
+PAD: Final = -(2**63)
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MULTIPLY_1 = np.uint64(0xBF58476D1CE4E5B9)
@@ -104,6 +107,12 @@ class Column:
         return self.hashes if self.codes is None else self.hashes[self.codes]
 
 
+def has_text(kind: pa.DataType) -> bool:
+    """Whether values of a type have a single text, by which they are hashed."""
+    binary = pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
+    return not (pa.types.is_nested(kind) or binary)
+
+
 def hash_column(column: pa.Array) -> Column:
     """Hashes a column of integers, floats, booleans, dates, decimals or strings.
 
@@ -115,7 +124,7 @@ def hash_column(column: pa.Array) -> Column:
         return Column(np.array([_NULL]), np.zeros(len(column), np.int64))
     if pa.types.is_integer(kind) and not column.null_count:
         return Column(_hash_integers(column), None)
-    if pa.types.is_nested(kind) or (pa.types.is_binary(kind) or pa.types.is_large_binary(kind)):
+    if not has_text(kind):
         raise TypeError(str(kind))
     encoded = column if pa.types.is_dictionary(kind) else column.dictionary_encode()
     distinct, codes = encoded.dictionary, encoded.indices
@@ -180,4 +189,6 @@ def hash_slots(
     keys = np.empty((rows, len(slots)), np.uint64)
     for index, slot in enumerate(slots):
         keys[:, index] = slot.keys(hashed)
-    return keys.view(np.int64)
+    found = keys.view(np.int64)
+    found[found == PAD] = PAD + 1
+    return found

@@ -11,12 +11,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from protos.job_pb2 import DataSpec
-from workers.data import files
 from workers.data.errors import DataError, column_hint
-from workers.data.keys import Slot, hash_column, hash_slots
+from workers.data.keys import PAD, Slot, hash_column, hash_slots
 from workers.data.numbers import is_number, narrow, numbers
 
-PAD: Final = 0  # of `keys`: fills a row whose list is short, and is no value's key
 KEY, KEYS, FLOAT, FLOATS, INT = "key", "keys", "float", "floats", "int"
 LISTS: Final = (KEYS, FLOATS)
 _EXACT = 2**53  # whole numbers up to here are themselves as float64
@@ -56,8 +54,12 @@ class Named:
     def _key(self) -> str:
         return f"data.columns.{self.name}.of"
 
-    def check(self, path: Path, schema: pa.Schema) -> None:
-        """Raises `DataError` unless the file has the column in a type that fits."""
+    def check(self, path: Path, schema: pa.Schema, *, typed: bool) -> None:
+        """Raises `DataError` unless the file has the column in a type that fits.
+
+        Args:
+            typed: whether types are those of the values; text files have strings only.
+        """
         for column in self.columns:
             if column not in schema.names:
                 hint = column_hint(column, schema.names)
@@ -68,7 +70,7 @@ class Named:
                 fits, expected = _is_list(kind), "a Parquet column of lists"
                 if fits and self.kind == FLOATS:
                     fits, expected = is_number(kind.value_type), "a column of lists of numbers"
-            elif files.is_parquet(path) and self.kind in (FLOAT, INT):
+            elif typed and self.kind in (FLOAT, INT):
                 fits, expected = is_number(kind), "a numeric column"
             if not fits:
                 raise DataError(str(path), f"{self._key}: {column}", str(kind), expected)
@@ -104,9 +106,7 @@ class Named:
             expected = "numbers, strings, dates or booleans"
             raise DataError(str(path), f"{self._key}: {self.of}", str(error), expected) from error
         by_name = dict(zip(self.slot.columns, hashed, strict=True))
-        keys: npt.NDArray[np.int64] = hash_slots([self.slot], by_name, rows)[:, 0].copy()
-        keys[keys == PAD] = PAD + 1
-        return keys
+        return hash_slots([self.slot], by_name, rows)[:, 0].copy()
 
     def _lists(self, column: pa.Array, path: Path, first: int) -> npt.NDArray[Any]:
         """The last `length` values of each list, filled up behind; of a missing one none."""
@@ -119,7 +119,8 @@ class Named:
                 numbers(flat, f"{self._key}: {self.of}", path, first), path, first
             )
         kept = np.minimum(counts, self.length)
-        found = np.zeros((len(column), self.length), values.dtype)  # PAD is 0
+        filling = PAD if self.kind == KEYS else 0
+        found = np.full((len(column), self.length), filling, values.dtype)
         place = np.arange(self.length) < kept[:, None]
         starts = np.cumsum(counts) - kept
         found[place] = values[(starts[:, None] + np.arange(self.length))[place]]

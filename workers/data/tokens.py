@@ -25,8 +25,8 @@ class Tokens:
         self.name = name
         self.width = 0
 
-    def check(self, path: Path, schema: pa.Schema) -> None:
-        """Raises `DataError` unless the file has the column, of lists as long as other files'."""
+    def check_schema(self, path: Path, schema: pa.Schema) -> None:
+        """Raises `DataError` unless the column is there, of lists of whole numbers."""
         if self.name not in schema.names:
             hint = column_hint(self.name, schema.names)
             raise DataError(str(path), "data.tokens", self.name, f"a column of the file; {hint}")
@@ -34,6 +34,9 @@ class Tokens:
         if not _is_list(kind) or not pa.types.is_integer(kind.value_type):
             expected = "a Parquet column of lists of whole numbers"
             raise DataError(str(path), f"data.tokens: {self.name}", str(kind), expected)
+
+    def check_first(self, path: Path) -> None:
+        """Raises `DataError` unless the file's first list is as long as other files'."""
         for unit in files.units(path)[:1]:
             for block in files.read(unit, [self.name], block_rows=1):
                 self.encode(block.column(self.name), path)

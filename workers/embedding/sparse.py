@@ -1,8 +1,7 @@
 """An embedding whose rows live in a table, on the parameter servers or in this process."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 import torch
@@ -12,39 +11,10 @@ from torch.autograd.function import FunctionCtx
 
 from ps import LocalTable
 from ps.engine import _native as native
-from ps.table.spec import make_spec
+from workers.data.keys import PAD
+from workers.embedding.spec import EmbeddingSpec
 
-
-@dataclass(frozen=True, slots=True)
-class EmbeddingSpec:
-    """What a table needs to know: the same fields that `create_table` takes."""
-
-    table: str
-    dim: int
-    optimizer: str = "adagrad"
-    learning_rate: float = 0.05
-    weight_decay: float = 0.0
-    initial_accumulator: float | None = None
-    initializer: str = "uniform"
-    scale: float = 0.01
-    seed: int = 0
-    momentum: float | None = None
-    betas: tuple[float, float] | None = None
-    eps: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.initial_accumulator is None and self.optimizer == "adagrad":
-            object.__setattr__(self, "initial_accumulator", 0.1)
-        make_spec(self.table, **self.table_options())
-
-    def table_options(self) -> dict[str, Any]:
-        """Keyword arguments of `create_table`, the name aside."""
-        options = asdict(self)
-        del options["table"]
-        betas, options["epsilon"] = options.pop("betas"), options.pop("eps")
-        if betas is not None:
-            options["beta1"], options["beta2"] = betas
-        return {key: value for key, value in options.items() if value is not None}
+POOLINGS: Final = ("sum", "mean", "max")
 
 
 class RowStore(Protocol):
@@ -66,9 +36,13 @@ class SparseEmbedding(nn.Module):
     the rows of each micro-batch before it runs. Unbound, as in a notebook, the table lives in
     this process and takes its gradients during backward.
 
+    The key `heterps.PAD` stands for no key: it reads zeros, and has no row.
+
     Args:
         table: the table's name; layers that name the same table share rows.
         dim: values a row.
+        pooling: sum | mean | max of the rows of a bag, over the last axis of the keys; PAD does not
+            count, and an empty bag gives zeros. None: each key's own row.
         optimizer: sgd | momentum | adagrad | rowwise_adagrad | adam | adamw | ftrl, applied a row
             at a time where the row lives.
         learning_rate: of that optimizer.
@@ -79,42 +53,64 @@ class SparseEmbedding(nn.Module):
         eps: of adagrad, rowwise_adagrad, adam and adamw.
         initializer: zeros | uniform | normal, seeded by `seed` and the key.
         scale: half-width of the interval, or standard deviation.
+        options: others of `EmbeddingSpec`: amsgrad, l1, l2, beta, clip_norm, bound, trust_ratio,
+            segments, dtype, stochastic_rounding, admission, eviction, memory_bytes, as of
+            `ps.table.spec.make_spec`.
 
     Raises:
+        ValueError: another pooling.
         TableError: a setting out of range, or one that the optimizer does not have.
     """
 
-    def __init__(self, table: str, dim: int, **options: Any) -> None:
+    def __init__(self, table: str, dim: int, *, pooling: str | None = None, **options: Any) -> None:
         super().__init__()
+        if pooling is not None and pooling not in POOLINGS:
+            raise ValueError(
+                f"table {table!r}: pooling={pooling!r}; expected {', '.join(POOLINGS)}, or None"
+            )
         self.spec = EmbeddingSpec(table, dim, **options)
+        self.pooling = pooling
         self.store: RowStore | None = None
         self.remote = False  # its rows live elsewhere: never make any here
         self._bound: BoundRows | None = None
 
-    def bind(self, rows: Tensor, inverse: Tensor) -> None:
-        """Serve the next forward from `rows` [U, dim] at positions `inverse` [number of keys]."""
-        bind_rows([self], rows, inverse)
+    def bind(self, rows: Tensor, inverse: Tensor, *, padded: bool = False) -> None:
+        """Serve the next forward of this layer alone; see `bind_rows`."""
+        bind_rows([self], rows, inverse, padded=padded)
 
     def forward(self, keys: Tensor) -> Tensor:
-        """Rows [*keys.shape, dim] float32 of int64 keys, on the keys' device."""
+        """Rows of int64 keys, on the keys' device.
+
+        Returns:
+            float32 [*keys.shape, dim]; with pooling [*keys.shape[:-1], dim].
+        """
+        if self.pooling is not None and keys.ndim < 2:
+            raise ValueError(
+                f"table {self.spec.table!r}: keys of shape {list(keys.shape)}; with "
+                f"pooling={self.pooling!r} expected [samples, keys of a bag]"
+            )
         if self._bound is not None:
-            rows, inverse = self._bound.rows, self._bound.take(keys.numel())
+            bound = self._bound
+            rows, inverse, padded = bound.rows, bound.take(keys.numel()), bound.padded
         else:
-            rows, inverse = self._own_rows(keys)
-        values = gather_rows(rows, inverse)
-        return values.view(*keys.shape, self.spec.dim)
+            rows, inverse, padded = self._own_rows(keys)
+        there = keys != PAD if padded else None
+        values = _looked_up(rows, inverse, there).view(*keys.shape, self.spec.dim)
+        return values if self.pooling is None else _pooled(values, there, self.pooling)
 
     def extra_repr(self) -> str:
         """Shown by print(model)."""
-        return f"{self.spec.table!r}, dim={self.spec.dim}, optimizer={self.spec.optimizer!r}"
+        shown = f"{self.spec.table!r}, dim={self.spec.dim}, optimizer={self.spec.optimizer!r}"
+        return shown if self.pooling is None else f"{shown}, pooling={self.pooling!r}"
 
-    def _own_rows(self, keys: Tensor) -> tuple[Tensor, Tensor]:
+    def _own_rows(self, keys: Tensor) -> tuple[Tensor, Tensor, bool]:
         if self.remote:
             raise RuntimeError(f"no rows were bound for table {self.spec.table!r}")
         if self.store is None:
             self.store = LocalTable.create(self.spec.table, **self.spec.table_options())
         store = self.store
-        distinct, inverse = native.unique(keys.detach().reshape(-1).contiguous().cpu().numpy())
+        flat = keys.detach().reshape(-1).contiguous().cpu().numpy()
+        distinct, inverse, there = unique_keys(flat)
         learning = torch.is_grad_enabled() and self.training
         rows = torch.from_numpy(store.pull(distinct, not learning)).to(keys.device)
         if learning:
@@ -122,7 +118,7 @@ class SparseEmbedding(nn.Module):
             rows.register_post_accumulate_grad_hook(
                 lambda r: store.push(distinct, r.grad.cpu().numpy())
             )
-        return rows, torch.from_numpy(inverse).to(keys.device)
+        return rows, torch.from_numpy(inverse).to(keys.device), there is not None
 
 
 class BoundRows:
@@ -131,10 +127,12 @@ class BoundRows:
     Args:
         rows: [U, dim].
         inverse: positions in `rows` of the keys, in the order in which they are looked up.
+        padded: some of the keys are PAD.
     """
 
-    def __init__(self, rows: Tensor, inverse: Tensor) -> None:
+    def __init__(self, rows: Tensor, inverse: Tensor, padded: bool) -> None:
         self.rows = rows
+        self.padded = padded
         self._inverse = inverse
         self._taken = 0
 
@@ -152,17 +150,64 @@ class BoundRows:
         return self._inverse[first : self._taken]
 
 
-def bind_rows(layers: Sequence[SparseEmbedding], rows: Tensor, inverse: Tensor) -> None:
+def bind_rows(
+    layers: Sequence[SparseEmbedding], rows: Tensor, inverse: Tensor, *, padded: bool
+) -> None:
     """Serve the next forward of a table's layers together.
 
     Args:
         layers: all that look up in the table.
         rows: [U, dim].
         inverse: positions in `rows` of the keys of all lookups, in the order of the calls.
+        padded: some of the keys are PAD, whose positions mean nothing.
     """
-    bound = BoundRows(rows, inverse)
+    bound = BoundRows(rows, inverse, padded)
     for layer in layers:
         layer._bound = bound
+
+
+def unique_keys(
+    keys: NDArray[np.int64],
+) -> tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[np.bool_] | None]:
+    """The keys [n] that have a row, each once.
+
+    Returns:
+        distinct keys [U]; positions in them [n], of PAD 0; and which of `keys` are not PAD, None
+        where all are.
+    """
+    there = keys != PAD
+    if there.all():
+        distinct, inverse = native.unique(keys)
+        return distinct, inverse, None
+    inverse = np.zeros(len(keys), np.int64)
+    distinct, inverse[there] = native.unique(keys[there])
+    return distinct, inverse, there
+
+
+def _looked_up(rows: Tensor, inverse: Tensor, there: Tensor | None) -> Tensor:
+    """`rows[inverse]` [n, dim], zeros where a key is not `there`."""
+    if there is None:
+        return gather_rows(rows, inverse)
+    if not len(rows):  # nothing to point at; the rows have part in the result all the same
+        return rows.sum() * rows.new_zeros(len(inverse), rows.shape[1])
+    return gather_rows(rows, inverse).where(there.reshape(-1, 1), 0.0)
+
+
+def _pooled(values: Tensor, there: Tensor | None, pooling: str) -> Tensor:
+    """Bags [..., L, dim] as one value each, [..., dim]; what is not `there` [..., L] is zero."""
+    if pooling == "max":
+        if not values.shape[-2]:
+            return values.sum(-2)
+        if there is None:
+            return values.max(-2).values
+        highest = values.where(there.unsqueeze(-1), -torch.inf).max(-2).values
+        return highest.where(there.any(-1, keepdim=True), 0.0)
+    summed = values.sum(-2)
+    if pooling == "sum":
+        return summed
+    if there is None:
+        return summed / max(1, values.shape[-2])
+    return summed / there.sum(-1, keepdim=True).clamp(min=1)
 
 
 def gather_rows(rows: Tensor, inverse: Tensor) -> Tensor:

@@ -35,6 +35,17 @@ def sample_losses(name: str, predictions: Tensor, labels: Tensor) -> Tensor:
     return _OF_VALUES[name or BINARY](predictions.reshape(-1), labels.to(predictions.dtype))
 
 
+def predicted(name: str, outputs: Tensor) -> Tensor:
+    """What the outputs of a model that learns by a loss say: of logits the probabilities.
+
+    Args:
+        name: as in `sample_losses`.
+    """
+    if name in ("next_token", "cross_entropy"):
+        return outputs.float().softmax(dim=-1)
+    return outputs.float().sigmoid() if (name or BINARY) == BINARY else outputs
+
+
 def held_out(name: str, predictions: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """What metrics need of a batch: float32 score and label of each sample, [B] and [B].
 

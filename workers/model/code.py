@@ -6,6 +6,7 @@ A job without such code finds it at its `directory`, on a disk that all share.
 import logging
 import os
 import posixpath
+import shutil
 import sys
 import threading
 from pathlib import Path
@@ -136,6 +137,64 @@ class CodeCache:
 def code_root(job: JobSpec) -> Path:
     """The folder that has all of the job's code."""
     return Path(posixpath.normpath(posixpath.join(job.directory, job.code or ".")))
+
+
+def copy_code(job: JobSpec, folder: Path) -> None:
+    """Copy a job's code to where its model is.
+
+    Of a job that brought it that is all of it. Of one that was found where it is, these are the
+    modules of its folder that this process has imported, and none where its entry is outside.
+    """
+    root = code_root(job)
+    if job.code_digest:
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(root, folder, ignore=ignored, dirs_exist_ok=True)
+        return
+    for file in _imported(job):
+        target = folder / file.relative_to(root.resolve())
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, target)
+
+
+def settle(job: JobSpec, code: Path) -> None:
+    """Have a saved model's job be where its code is.
+
+    Where that was not sent, the job's own folder still counts while the modules in it are those
+    that came along: they may read other files of it.
+    """
+    if not code.is_dir():
+        return
+    file, _, name = job.model.entry.rpartition(":")
+    job.model.entry = f"{os.path.relpath(Path(job.directory, file), job.directory)}:{name}"
+    if job.code_digest or not _is_still(code_root(job), code):
+        job.directory = os.path.normpath(code / subfolder(job))
+
+
+def _is_still(root: Path, code: Path) -> bool:
+    """Whether all files of `code` are in `root`, too."""
+    return all(
+        (there := root / file.relative_to(code)).is_file()
+        and there.read_bytes() == file.read_bytes()
+        for file in code.rglob("*.py")
+    )
+
+
+def _imported(job: JobSpec) -> list[Path]:
+    """The files of modules that were imported from a job's folder, installed ones left out."""
+    root = code_root(job).resolve()
+    entry = Path(job.directory, job.model.entry.rpartition(":")[0]).resolve()
+    files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
+    found = {Path(file).resolve() for file in files if file and file.endswith(".py")}
+    installed = [Path(one) for one in (sys.prefix, sys.base_prefix) if not root.is_relative_to(one)]
+    own = {
+        file
+        for file in found
+        if file.is_relative_to(root)
+        and not rooms.in_ours(str(file))
+        and not any(file.is_relative_to(one) for one in installed)
+        and "site-packages" not in file.relative_to(root).parts
+    }
+    return sorted(own) if entry in own else []
 
 
 def enter(job: JobSpec) -> None:

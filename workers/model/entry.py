@@ -3,7 +3,7 @@
 import importlib.util
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,8 +12,12 @@ import torch
 from google.protobuf.json_format import MessageToDict
 from torch import nn
 
+from chassis.near import did_you_mean
 from chassis.rooms import IN_A_WORKER, clash, loaded
-from protos.job_pb2 import JobSpec, ModelSpec
+from protos.job_pb2 import JobSpec, ModelSpec, TableOptions
+from ps.errors import TableError
+from workers.embedding.sparse import SparseEmbedding
+from workers.embedding.spec import options_of
 
 _importing = threading.RLock()
 
@@ -66,8 +70,36 @@ def build_model(spec: ModelSpec, directory: Path, seed: int) -> nn.Module:
 
 
 def job_model(job: JobSpec) -> nn.Module:
-    """The model of a job."""
-    return build_model(job.model, Path(job.directory), job.train.seed)
+    """The model of a job, its tables as the job has them.
+
+    Raises:
+        ModelError: the entry is wrong, fails, or returns no module; or `tables` does not fit it.
+    """
+    model = build_model(job.model, Path(job.directory), job.train.seed)
+    change_tables(model, job.tables)
+    return model
+
+
+def change_tables(model: nn.Module, tables: Mapping[str, TableOptions]) -> None:
+    """Give the tables of a model the options that a job has for them.
+
+    Raises:
+        ModelError: it has no such table, or one that cannot take them.
+    """
+    layers = [module for module in model.modules() if isinstance(module, SparseEmbedding)]
+    there = sorted({layer.spec.table for layer in layers})
+    for name, options in sorted(tables.items()):
+        if name not in there:
+            raise ModelError(
+                f"tables.{name}: no table of the model; expected one of "
+                f"{', '.join(there) or 'its tables, which are none'}{did_you_mean(name, there)}"
+            )
+        try:
+            for layer in layers:
+                if layer.spec.table == name:
+                    layer.spec = layer.spec.changed(options_of(options))
+        except TableError as error:
+            raise ModelError(f"tables.{name}: {error}") from None
 
 
 def _integral(value: Any) -> Any:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from protos.job_pb2 import JobSpec
+from protos.job_pb2 import HeadSpec, JobSpec
 from workers.data.labels import ONE, label_of
 from workers.learning.losses import sample_losses
 from workers.learning.objective import (
@@ -72,6 +72,10 @@ def head_of(outputs: Outputs, name: str) -> Tensor:
     return outputs[name]
 
 
+def _weight(head: HeadSpec) -> float:
+    return head.weight if head.HasField("weight") else 1.0
+
+
 def _of_one(job: JobSpec) -> Function:
     name = job.train.loss
     label = job.data.labels[0] if job.data.labels else ONE
@@ -84,7 +88,7 @@ def _of_one(job: JobSpec) -> Function:
 
 def _of_heads(job: JobSpec) -> Function:
     heads = {
-        name: (head.loss, label_of(job, name), head.weight or 1.0)
+        name: (head.loss, label_of(job, name), _weight(head))
         for name, head in sorted(job.train.heads.items())
     }
 

@@ -75,9 +75,9 @@ def find_lookups(model: nn.Module, graph: fx.Graph, training: bool) -> tuple[Loo
     """
     called = [model.get_submodule(str(n.target)) for n in graph.nodes if n.op == "call_module"]
     if any(_holds_embedding(module) for module in called):
-        graph = _traced_through(model, training)
+        graph = traced_through(model, training)
     return tuple(
-        Lookup(str(node.target), _source_of(model, node))
+        Lookup(str(node.target), source_of(model, node))
         for node in graph.nodes
         if node.op == "call_module"
         and isinstance(model.get_submodule(str(node.target)), SparseEmbedding)
@@ -128,7 +128,12 @@ class _ThroughChildren(fx.Tracer):
         return not _holds_embedding(m)
 
 
-def _traced_through(model: nn.Module, training: bool) -> fx.Graph:
+def traced_through(model: nn.Module, training: bool) -> fx.Graph:
+    """The graph of a forward in which SparseEmbeddings are called, however deep they lie.
+
+    Raises:
+        ModelError: the forward of a child that holds one cannot be traced.
+    """
     try:
         with in_mode(model, training):
             return unpacked(model, _ThroughChildren().trace(model))
@@ -144,8 +149,12 @@ def _traced_through(model: nn.Module, training: bool) -> fx.Graph:
         ) from error
 
 
-def _source_of(model: nn.Module, call: fx.Node) -> KeySource:
-    """Follow the keys of a call back to a model input."""
+def source_of(model: nn.Module, call: fx.Node) -> KeySource:
+    """Follow the keys of a SparseEmbedding's call back to a model input.
+
+    Raises:
+        ModelError: they are made by the model.
+    """
     arguments = (*call.args, *call.kwargs.values())
     node = arguments[0] if arguments else None
     steps: list[Callable[[Any], Any]] = []

@@ -1,7 +1,7 @@
 """A trained model on disk: dense weights, tables, and what is needed to run it again.
 
 Layout of OUTPUT: `dense.safetensors`, `tables/` (a parameter-server checkpoint), `loss.csv`,
-`code/` where the job brought its code, and `model.json`, which is written last: a folder without
+`code/`, and `model.json`, which is written last: a folder without
 it is no model. It has the checksum of the tables, so that dense weights of one attempt at a job
 and tables of another are no model either. Where the scheduler keeps it, the same files have the
 same names there.
@@ -10,13 +10,13 @@ same names there.
 import errno
 import json
 import os
-import posixpath
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from google.protobuf.json_format import MessageToDict, ParseDict
 from safetensors.torch import load as load_bytes
@@ -34,15 +34,17 @@ from ps.checkpoint.store import Store
 from ps.checkpoint.tables import chain, save_of
 from ps.errors import ReplacedError
 from workers.embedding.sparse import SparseEmbedding
-from workers.model.code import subfolder
+from workers.model.code import code_root, copy_code, settle
 from workers.model.cut import MANIFEST as CUT
 from workers.model.cut import check_tables, read_cut, weights_of
 from workers.model.entry import ModelError, job_model
+from workers.model.predict import add_predictor
 from workers.model.state import load_state, single
 
 FORMAT = "heterps-model-1"
 _WRITER = ".attempt"  # at the job, and generation of its workers, that writes the folder
 _LEAST_BYTES = 64 << 10  # of a model's small files
+_opened: Final = set[str]()  # modules of the code of the model that was opened last
 _NO_ANSWER = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)  # file systems that cannot tell
 
 
@@ -114,8 +116,7 @@ class SavedModel:
         (self.folder / "dense.safetensors").write_bytes(save_bytes(merged))
         for part in parts:
             part.unlink()
-        if job.code_digest:
-            copy_code(job, self.folder / "code")
+        copy_code(job, self.folder / "code")
         (self.folder / "loss.csv").write_text(_loss_lines(losses))
         tables = open_store(self.tables)
         replace_file(self.folder / "model.json", _manifest(job, facts, tables))
@@ -169,13 +170,6 @@ class KeptModel:
         return self._store.url
 
 
-def copy_code(job: JobSpec, folder: Path) -> None:
-    """Copy the code that a job brought."""
-    root = posixpath.normpath(posixpath.join(job.directory, job.code or "."))
-    ignored = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(root, folder, ignore=ignored, dirs_exist_ok=True)
-
-
 def _part(stage: int) -> str:
     return f"stage-{stage}.safetensors"
 
@@ -192,24 +186,35 @@ def _manifest(job: JobSpec, facts: Mapping[str, Any], tables: Store) -> str:
     return json.dumps(tree, indent=2) + "\n"
 
 
-def load(path: str | Path) -> nn.Module:
-    """A saved model, ready to predict in this process: `forward(sparse, dense)`.
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A model on disk.
 
-    Args:
-        path: the model's folder, or that of a cut of a job: what the model was after its steps.
-
-    Raises:
-        ModelError: the folder is no saved model, its code has moved, or its tables are others than
-            it was saved with.
-        CutError: a cut is damaged.
-        CheckpointError: its tables are damaged.
+    Attributes:
+        job: that trained it.
+        job_id: its id, which begins the names of its tables.
+        code: the folder where its code would have come along.
+        weights: dense ones, by their names in the model.
+        tables: where they lie.
+        save: the checksum of the save that they must be; any where it is empty.
     """
+
+    job: JobSpec
+    job_id: str
+    code: Path
+    weights: Mapping[str, Tensor]
+    tables: str
+    save: str
+
+
+def read_saved(path: str | Path) -> Saved:
+    """What lies at the folder of a model, or of a cut; arguments and errors are those of `load`."""
     folder = Path(path)
     if (folder / CUT).is_file():
         cut, cuts = read_cut(str(folder.absolute())), folder.absolute().parent
         weights = weights_of(str(cuts), cut)
         tables = check_tables(str(cuts), cut.tables)
-        return _opened(cut.job, cut.job_id, cuts / "code", weights, tables, cut.tables.save)
+        return Saved(cut.job, cut.job_id, cuts / "code", weights, tables, cut.tables.save)
     manifest = folder / "model.json"
     if not manifest.is_file():
         raise ModelError(f"{folder}: no saved model: model.json is missing")
@@ -218,32 +223,64 @@ def load(path: str | Path) -> nn.Module:
         raise ModelError(f"{manifest}: format: {facts.get('format')!r}; expected {FORMAT!r}")
     job = ParseDict(facts["job"], JobSpec())
     weights = load_file(folder / "dense.safetensors")
-    tables = str(folder / "tables")
-    return _opened(
-        job, facts["job_id"], folder.absolute() / "code", weights, tables, facts.get("tables", "")
-    )
+    code, tables = folder.absolute() / "code", str(folder / "tables")
+    return Saved(job, facts["job_id"], code, weights, tables, facts.get("tables", ""))
 
 
-def _opened(
-    job: JobSpec, job_id: str, code: Path, weights: Mapping[str, Tensor], place: str, save: str
-) -> nn.Module:
+def load(path: str | Path) -> nn.Module:
+    """A saved model, ready to predict in this process: `forward(sparse, dense)`.
+
+    `model.predict(data)` takes the columns that its job reads; see `Predictor`.
+
+    Args:
+        path: the model's folder, or that of a cut of a job: what the model was after its steps.
+
+    Raises:
+        ModelError: the folder is no saved model, its code is not there, or its tables are others
+            than it was saved with.
+        CutError: a cut is damaged.
+        CheckpointError: its tables are damaged.
+    """
+    return opened(read_saved(path))
+
+
+def opened(saved: Saved) -> nn.Module:
+    """The model, on the host, in evaluation; errors are those of `load`."""
     from ps import LocalTable
 
-    if code.is_dir():  # it came along: the model opens wherever the folder is
-        job.directory = os.path.normpath(code / subfolder(job))
-    sys.path.insert(0, job.directory)  # for what it imports when it is built
-    try:
+    job = saved.job
+    settle(job, saved.code)
+    with _own_modules(job):
         model = job_model(job)
-    finally:
-        sys.path.remove(job.directory)
-    load_state(model, weights)
+    load_state(model, saved.weights)
     try:
-        tables = LocalTable.load_checkpoint(place, save=save)
+        tables = LocalTable.load_checkpoint(saved.tables, save=saved.save)
     except ReplacedError:
         raise ModelError(
-            f"{place}: not the tables that the model was saved with, by model.json"
+            f"{saved.tables}: not the tables that the model was saved with, by model.json"
         ) from None
     for layer in model.modules():
         if isinstance(layer, SparseEmbedding):  # without a table where forward does not call it
-            layer.store = tables.get(table_prefix(job_id) + layer.spec.table)
-    return model.eval()
+            layer.store = tables.get(table_prefix(saved.job_id) + layer.spec.table)
+    return add_predictor(model.eval(), job)
+
+
+@contextmanager
+def _own_modules(job: JobSpec) -> Iterator[None]:
+    """Have what a model imports when it is built be its own, and not that of one opened before."""
+    for name in _opened:
+        sys.modules.pop(name, None)
+    before = set(sys.modules)
+    sys.path.insert(0, job.directory)
+    try:
+        yield
+    finally:
+        sys.path.remove(job.directory)
+        added = {*sys.modules} - before
+        files = {name: getattr(sys.modules[name], "__file__", None) for name in added}
+        _opened.clear()
+        _opened.update(name for name, file in files.items() if file and _is_in(job, file))
+
+
+def _is_in(job: JobSpec, file: str) -> bool:
+    return Path(file).is_relative_to(code_root(job))

@@ -8,8 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ps import ParameterClient
-from ps.engine import _native as native
-from workers.embedding.sparse import SparseEmbedding, bind_rows, tables_of
+from workers.embedding.sparse import SparseEmbedding, bind_rows, tables_of, unique_keys
 from workers.model.lookups import embedding_at, keys_of, sources_by_table
 from workers.model.trace import StageGraph
 
@@ -33,24 +32,26 @@ class ShardRows:
             layer.remote = True
         if create:
             for spec in tables_of(layers).values():
-                client.create_table(spec.table, **spec.table_options())
+                options = {**spec.table_options(), "memory_bytes": 0}  # this shard has no disk
+                client.create_table(spec.table, **options)
 
     def warm(self, graph: StageGraph, values: Mapping[str, Tensor]) -> None:
         """Grow the rows of a layer's keys, so that growth is not what is measured."""
         for table, sources in sources_by_table(graph.module, graph.lookups).items():
-            keys, _ = native.unique(keys_of(sources, values).numpy())
+            keys, _, _ = unique_keys(keys_of(sources, values).numpy())
             self._client.pull_unique(table, keys)
 
     def bind(self, graph: StageGraph, values: Mapping[str, Tensor]) -> None:
         """Pull and bind the rows of a layer's embeddings for its next forward."""
         layers = [embedding_at(graph.module, lookup.embedding) for lookup in graph.lookups]
         for table, sources in sources_by_table(graph.module, graph.lookups).items():
-            keys, inverse = native.unique(keys_of(sources, values).cpu().numpy())
+            keys, inverse, there = unique_keys(keys_of(sources, values).cpu().numpy())
             rows = torch.from_numpy(self._client.pull_unique(table, keys))
             rows = rows.to(self._device).requires_grad_()
             self._pulled[table] = (rows, keys)
             own = [layer for layer in layers if layer.spec.table == table]
-            bind_rows(own, rows, torch.from_numpy(inverse).to(self._device))
+            positions = torch.from_numpy(inverse).to(self._device)
+            bind_rows(own, rows, positions, padded=there is not None)
 
     def learn(self, graph: StageGraph) -> None:
         """Give the rows of a layer gradients, without its having computed any."""

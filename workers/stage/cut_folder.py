@@ -9,8 +9,8 @@ from ps.checkpoint.bounds import read_at_most
 from ps.checkpoint.places import open_store
 from ps.checkpoint.store import LocalStore, Store
 from ps.errors import CheckpointError
+from workers.model.code import copy_code
 from workers.model.cut import MANIFEST, Cut, CutError, DenseFiles, read_cut
-from workers.model.saved import copy_code
 
 _ATTEMPT = "attempt"
 _MOST_ATTEMPT = 1 << 10  # bytes
@@ -72,8 +72,7 @@ class CutFolder:
         self._check(store)
         if isinstance(store, LocalStore):
             written.claim(Path(store.url))
-            if self._job.code_digest:
-                copy_code(self._job, Path(store.url) / "code")
+            copy_code(self._job, Path(store.url) / "code")
         attempt, generation = self._writer
         store.replace(_ATTEMPT, f"{self._job_id} {attempt}.{generation}\n".encode())
         for step in _steps(store):

@@ -9,6 +9,7 @@ from safetensors.torch import save as pack
 from torch import Tensor
 
 from protos.job_pb2 import JobSpec
+from workers.data.batches import evaluation_size
 from workers.data.columns import labels_in
 from workers.data.reader import Split
 from workers.links.all_reduce import StageGroup
@@ -19,7 +20,6 @@ from workers.stage.layers import StageLayers
 from workers.stage.rows import StageRows
 from workers.stage.source import evaluation_batches
 
-_BATCH = 2048
 Batches = Iterator[tuple[int, Mapping[str, Tensor]]]  # number and tensors of each
 
 
@@ -110,7 +110,7 @@ class Evaluation:
             yield from evaluation_batches(
                 self._job,
                 split,
-                _size(self._job),
+                evaluation_size(self._job),
                 place.rank,
                 place.width,
                 lambda: self._links.inbox.stopped,
@@ -139,13 +139,5 @@ def _in_order(group: StageGroup, taken: Mapping[int, Mapping[str, Tensor]]) -> d
 
 def first_batch(job: JobSpec, split: Split, workers: int) -> Mapping[str, Tensor] | None:
     """The first batch of a split, as the first of so many workers reads it; None: it is empty."""
-    batches = evaluation_batches(job, split, _size(job), 0, workers, lambda: False)
+    batches = evaluation_batches(job, split, evaluation_size(job), 0, workers, lambda: False)
     return next((tensors for _, tensors in batches), None)
-
-
-def _size(job: JobSpec) -> int:
-    """Samples of a batch of evaluation: of sequences no more than training has room for."""
-    lists = any(one.length for one in job.data.columns.values())
-    if job.data.tokens or lists:
-        return min(_BATCH, max(1, job.train.batch_size))
-    return _BATCH

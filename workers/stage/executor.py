@@ -190,6 +190,8 @@ class StageExecutor:
             self._ending.flush()
             if self._cuts is not None:
                 self._cuts.finish()
+            if self._place.rank == 0:
+                self._rows.evict()
         except DivergedError:
             self._ending.abandon(
                 min(self.progress.step + self._staleness + 1, self._schedule.steps)

@@ -251,7 +251,11 @@ def build(
     job, place, device = share.launch.job, share.place, share.device
     inbox, generation = session.inbox, session.generation
     durable = job.servers.durability not in ("", "none")
-    client = ParameterClient(list(topology.shards), timeout_s=_OUTAGE_S if durable else _SILENCE_S)
+    client = ParameterClient(
+        list(topology.shards),
+        timeout_s=_OUTAGE_S if durable else _SILENCE_S,
+        wire=job.servers.wire or "float32",
+    )
     staging = staging_for(device)
     here = topology.stages[place.stage].addresses[place.rank].rpartition(":")[0]
 

@@ -17,9 +17,8 @@ from torch import Tensor, nn
 
 from protos.job_pb2 import ServerSpec
 from ps import ParameterClient
-from ps.engine import _native as native
 from workers.device.copies import Staging, Upload
-from workers.embedding.sparse import SparseEmbedding, bind_rows, tables_of
+from workers.embedding.sparse import SparseEmbedding, bind_rows, tables_of, unique_keys
 from workers.links.frames import Frame, FrameId
 from workers.model.lookups import Lookup, Sources, embedding_at, keys_of, sources_by_table
 from workers.stage.staleness import RowOrder
@@ -32,6 +31,7 @@ class PulledRows:
     keys: dict[Sources, NDArray[np.uint64]]  # distinct keys [U]
     rows: dict[str, Upload]  # table -> [U, dim]
     inverse: dict[Sources, list[Upload]]  # per micro-batch, positions [n]
+    padded: dict[Sources, list[bool]]  # per micro-batch, whether some keys are PAD
     learning: bool
     leaves: dict[str, Tensor] = field(default_factory=dict)  # those of `rows` that were used
 
@@ -80,7 +80,6 @@ class StageRows:
         self._namespace = namespace
         self._share = share
         self._staging = staging
-        self._pulling = ThreadPoolExecutor(max(1, len(self.layers)), thread_name_prefix="pull")
         self._arriving = ThreadPoolExecutor(1, thread_name_prefix="arriving")
         self._lock = threading.Lock()
         self._waiting: dict[FrameId, Frame] = {}  # whose rows must not be pulled yet
@@ -95,9 +94,8 @@ class StageRows:
         for spec in self.tables.values():
             client.create_table(
                 namespace + spec.table,
-                **spec.table_options(),
+                **{"memory_bytes": servers.memory_bytes, **spec.table_options()},
                 durability=servers.durability or "none",
-                memory_bytes=servers.memory_bytes,
             )
 
     def pull(
@@ -108,27 +106,27 @@ class StageRows:
             return None
         keys: dict[Sources, NDArray[np.uint64]] = {}
         inverse: dict[Sources, list[Upload]] = {}
+        padded: dict[Sources, list[bool]] = {}
         for sources in dict.fromkeys(self._sources.values()):
             parts = [keys_of(sources, m).numpy() for m in micro_batches]
             flat = parts[0] if len(parts) == 1 else np.concatenate(parts)
-            distinct, positions = native.unique(flat)
-            keys[sources] = distinct
-            each = torch.from_numpy(positions).split([len(p) for p in parts])
+            sizes = [len(part) for part in parts]
+            keys[sources], positions, there = unique_keys(flat)
+            each = torch.from_numpy(positions).split(sizes)
             inverse[sources] = [self._staging.upload(part) for part in each]
-        waiting = {
-            table: self._pulling.submit(
-                self._client.pull_unique,
-                self._namespace + table,
-                keys[sources],
-                read_only=not learning,
-            )
-            for table, sources in self._sources.items()
-        }
+            padded[sources] = [False] * len(parts)
+            if there is not None:
+                padded[sources] = [not p.all() for p in torch.from_numpy(there).split(sizes)]
+        pulled = self._client.pull_many(
+            {self._namespace + table: keys[sources] for table, sources in self._sources.items()},
+            read_only=not learning,
+            distinct=True,
+        )
         rows = {
-            table: self._staging.upload(torch.from_numpy(f.result()))
-            for table, f in waiting.items()
+            table: self._staging.upload(torch.from_numpy(pulled[self._namespace + table]))
+            for table in self._sources
         }
-        return PulledRows(keys, rows, inverse, learning)
+        return PulledRows(keys, rows, inverse, padded, learning)
 
     def pull_ahead(self, frame: Frame) -> None:
         """Pull the rows of a micro-batch that has arrived, as soon as that may be."""
@@ -162,7 +160,8 @@ class StageRows:
             return
         for table, sources in self._sources.items():
             positions = pulled.inverse[sources][index].here()
-            bind_rows(self._users[table], pulled.leaf(table), positions)
+            padded = pulled.padded[sources][index]
+            bind_rows(self._users[table], pulled.leaf(table), positions, padded=padded)
 
     def collected(
         self, blocks: Sequence[PulledRows]
@@ -177,10 +176,15 @@ class StageRows:
             if pairs:
                 yield table, [keys for keys, _ in pairs], [gradient for _, gradient in pairs]
 
+    def evict(self) -> None:
+        """Have tables apply their limits, so that what is measured next is what is saved."""
+        for spec in self.tables.values():
+            if spec.eviction is not None:
+                self._client.shrink(self._namespace + spec.table, decay=False)
+
     def close(self) -> None:
-        """Stop the pulling threads."""
+        """Stop pulling."""
         self._arriving.shutdown(wait=False, cancel_futures=True)
-        self._pulling.shutdown(wait=False, cancel_futures=True)
 
     def _pull_arrived(self, frame: Frame) -> None:
         step, future = frame.id.step, self._ahead[frame.id]

@@ -54,7 +54,7 @@ def check_saved(
     if batch is None:
         return
     tolerance = _TOLERANCE if share.device.type == "cpu" else _TOLERANCE_OF_DEVICES
-    if share.precision.dtype is not None:
+    if share.precision.dtype is not None or job.servers.wire not in ("", "float32"):
         tolerance = _TOLERANCE_16_BITS
     computing = Precision(share.precision.dtype, "cpu").computing
     check_predictions(model, JobMetrics(job), batch, scores, computing, tolerance, output)

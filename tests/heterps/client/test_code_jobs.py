@@ -13,6 +13,7 @@ from typing import Any
 
 import grpc
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -299,6 +300,15 @@ def test_get_on_the_command_line(cluster, ended, tmp_path, run, monkeypatch):
     code, out, _ = run("get", ended, "--json", "--to", "there")
     assert json.loads(out)["model"] is True
     assert (tmp_path / "there/model.json").is_file()
+
+    rows = {"x": [0.5, None, -1.0], "a": [1, 2, 99], "b": ["3", "4", "5"]}  # and no label
+    (tmp_path / "new.csv").write_text("x,a,b\n0.5,1,3\n,2,4\n-1.0,99,5\n")
+    code, _, err = run("predict", ended, "new.csv", "-o", "scores.csv", "--keep", "a")
+    assert code == 0, err
+    found = pd.read_csv("scores.csv")
+    expected = heterps.load(tmp_path / "there").predict(rows)
+    np.testing.assert_allclose(found["prediction"], expected.numpy(), atol=1e-6)
+    assert found["a"].tolist() == rows["a"]
 
 
 def load_elsewhere(folder: Path) -> torch.nn.Module:

@@ -9,11 +9,12 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 
 import heterps
-from heterps import Client, Cluster
+from heterps import Client, Cluster, cli
 from heterps.job.file import load_job
 from tests.jobs import CLICKS_LAYERS, CPU, write_clicks, write_workload
 from tests.rounds import more
@@ -109,7 +110,7 @@ def test_flights_reaches_its_auc_in_one_stage(trained):
     assert decision.measured.cost > 0
 
 
-def test_a_saved_model_predicts_as_it_was_measured(trained):
+def test_a_saved_model_predicts_as_it_was_measured(trained, tmp_path):
     status, _ = trained
     model = heterps.load(status.output)
     scores, labels = [], []
@@ -121,6 +122,12 @@ def test_a_saved_model_predicts_as_it_was_measured(trained):
     measured = metrics.auc(np.concatenate(scores), np.concatenate(labels))
     assert measured == pytest.approx(status.metrics["test_auc"], abs=1e-5)
     assert len(np.concatenate(labels)) == Dataset(job.data, "test", job.directory).rows
+    data, target = Path(job.directory, job.data.path, job.data.test), tmp_path / "scores.parquet"
+    assert cli.main(["predict", status.output, str(data), "-o", str(target), "--logits"]) == 0
+    predicted = pq.read_table(target)["prediction"].to_numpy()
+    assert np.array_equal(predicted, model.predict(data, logits=True).numpy())
+    found = metrics.auc(predicted, np.concatenate(labels))
+    assert found == pytest.approx(status.metrics["test_auc"], abs=1e-7)
 
 
 @pytest.mark.exhaustive

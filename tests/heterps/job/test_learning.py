@@ -35,6 +35,10 @@ def test_heads_are_read_and_written_again(unlabelled):
     assert (minutes.loss, minutes.label, minutes.weight) == ("huber", "delay", 0.5)
     names = ["valid_click_auc", "valid_click_logloss", "valid_minutes_mae", "valid_minutes_mse"]
     assert metric_names(spec) == names
+    for weight in ("0", "0.0"):
+        none = load_job(unlabelled, [*HEADS, f"train.heads.minutes.weight={weight}"])
+        assert job_content(none)["train"]["heads"]["minutes"]["weight"] == 0
+    assert "weight" not in job_content(spec)["train"]["heads"]["click"]
     again = job_content(spec)
     assert again["train"]["heads"]["minutes"] == {"loss": "huber", "label": "delay", "weight": 0.5}
 

@@ -9,6 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from ps import LocalShards, ParameterClient
+from ps.client.fetch import Wanted
 from ps.client.pull_in_place import PullInPlace
 from ps.shm.blocks import SharedMemory
 from ps.shm.region import MOST_BYTES
@@ -44,11 +45,12 @@ def _memory(client: ParameterClient) -> SharedMemory:
 
 
 def test_the_way_is_taken(client: ParameterClient) -> None:
-    begun = PullInPlace.begin(client.session(), "t", DIM, KEYS.astype(np.uint64), True)
+    wanted = Wanted("t", DIM, KEYS.astype(np.uint64), "float32", read_only=True)
+    begun = PullInPlace.begin(client.session(), [wanted])
     assert begun is not None
     rows = begun.finish()
     assert rows is not None
-    np.testing.assert_array_equal(rows, _rows(KEYS))
+    np.testing.assert_array_equal(rows[0], _rows(KEYS))
 
 
 @pytest.mark.parametrize("count", [1, 7, 20_000, 90_000])

@@ -142,3 +142,11 @@ def test_the_price_of_a_flushed_plan_is_what_an_independent_simulation_takes(
     ]
     step = ticks(stages, micro_batches, 0, 1, way)[0]
     assert step * (1 - 1e-9) <= 128 / priced.throughput <= 1.05 * step
+
+
+@pytest.mark.parametrize("longer", [0.96, 1.0, 1.04])
+def test_a_pace_is_none_that_a_little_takes_away(longer: float) -> None:
+    """Two steps in flight run apart, at 67 s a step, or one behind the other, at 80 or more."""
+    stages = [(1, 30.2 * longer, 23.3, 6.7, 12.6), (1, 20.2, 25.2, 6.7, 0.1), (1, 0.9, 1.1, 0, 0)]
+    apart = sum(_planner.simulate(stages, 1, 1, 80, 2.5)[40:]) / 40
+    assert _planner.step_seconds(stages, 1, 1, 53.5, 2.5) >= max(apart, 80.0)

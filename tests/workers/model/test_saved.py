@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -9,9 +10,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import heterps
 from chassis.written import MARK
 from protos.job_pb2 import JobSpec
 from protos.scheduler_pb2 import END_DISK_FULL
+from ps.local.table import save_checkpoint
+from workers.model.entry import ModelError, job_model
 from workers.model.saved import SavedModel
 from workers.stage.failure import end_reason_of
 
@@ -98,3 +102,88 @@ def test_a_full_disk_is_found_first_and_blamed_and_nothing_is_left(small_disk):
     assert model.folder.is_dir()
     model.abandon()
     assert not list((small_disk / "output").iterdir())
+
+
+def saved_with_code(folder, output, width=3):
+    """A model whose code was not sent, as of `heterps train`; the job's folder."""
+    folder.mkdir()
+    (folder / "sizes").mkdir()
+    (folder / "sizes/width.py").write_text(f"WIDTH = {width}\n")
+    (folder / "unused.py").write_text("")
+    (folder / "names.txt").write_text("a b")
+    (folder / "model.py").write_text(
+        "from pathlib import Path\n"
+        "from torch import nn\n"
+        "from sizes.width import WIDTH\n"
+        "class Net(nn.Linear):\n"
+        "    def __init__(self, file=''):\n"
+        "        super().__init__(WIDTH, 1)\n"
+        "        self.names = Path(__file__).with_name(file).read_text() if file else ''\n"
+    )
+    job = JobSpec(directory=str(folder))
+    job.model.entry = "model.py:Net"
+    sys.path.insert(0, str(folder))
+    try:
+        model = job_model(job)
+    finally:
+        sys.path.remove(str(folder))
+    saved = SavedModel(str(output))
+    saved.write_stage(0, model.state_dict())
+    save_checkpoint(saved.tables, [])
+    saved.finish(job, 1, [0.5], {"job_id": "job1"})
+    return model
+
+
+def forget():
+    for name in [name for name in sys.modules if name.partition(".")[0] == "sizes"]:
+        del sys.modules[name]
+
+
+def test_a_model_opens_without_its_jobs_folder(tmp_path):
+    folder, output = tmp_path / "job", tmp_path / "out"
+    model = saved_with_code(folder, output)
+    forget()
+    names = sorted(str(one.relative_to(output)) for one in output.rglob("*.py"))
+    assert names == ["code/model.py", "code/sizes/width.py"]
+    x = torch.randn(2, 3)
+    shutil.move(folder, tmp_path / "away")
+    assert torch.equal(heterps.load(output)(x), model(x))
+    forget()
+    shutil.move(output, tmp_path / "moved")
+    assert torch.equal(heterps.load(tmp_path / "moved")(x), model(x))
+    forget()
+
+
+def test_two_models_have_modules_of_their_own(tmp_path):
+    """Helper modules of the same name, as of two versions of one job."""
+    for width, name in ((3, "a"), (5, "b")):
+        saved_with_code(tmp_path / name, tmp_path / f"{name}-out", width)
+        forget()
+    for name, width in (("a", 3), ("b", 5), ("a", 3)):
+        assert heterps.load(tmp_path / f"{name}-out").in_features == width
+    forget()
+
+
+def test_code_that_was_changed_after_training_does_not_count(tmp_path):
+    folder, output = tmp_path / "job", tmp_path / "out"
+    model = saved_with_code(folder, output)
+    forget()
+    (folder / "sizes/width.py").write_text("WIDTH = 4\n")
+    x = torch.randn(2, 3)
+    assert torch.equal(heterps.load(output)(x), model(x))
+    forget()
+
+
+def test_unchanged_code_finds_what_it_reads_in_its_own_folder(tmp_path):
+    folder, output = tmp_path / "job", tmp_path / "out"
+    saved_with_code(folder, output)
+    forget()
+    facts = json.loads((output / "model.json").read_text())
+    facts["job"]["model"]["args"] = {"file": "names.txt"}
+    (output / "model.json").write_text(json.dumps(facts))
+    assert heterps.load(output).names == "a b"
+    forget()
+    shutil.rmtree(folder)
+    with pytest.raises(ModelError, match=r"names\.txt"):
+        heterps.load(output)
+    forget()

@@ -210,7 +210,7 @@ def cut_everywhere(model, values):
             layers = [layer for layer in layers if layer.spec.table == table]
             store = LocalTable.create(table, **layers[0].spec.table_options())
             rows = torch.from_numpy(store.pull(distinct, True))
-            bind_rows(layers, rows, torch.from_numpy(inverse))
+            bind_rows(layers, rows, torch.from_numpy(inverse), padded=False)
         results = graph.module(*(values[name] for name in graph.inputs))
         values = dict(zip(graph.outputs, results, strict=True))
         first = last + 1

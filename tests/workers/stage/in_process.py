@@ -57,14 +57,15 @@ class Tables:
         self._staged = defaultdict(dict)  # series and step -> slot -> part
         self._over = set()
 
-    def create_table(self, name, *, dim, durability, memory_bytes, **options):
+    def create_table(self, name, *, dim, durability, **options):
         with self._lock:
             self.tables.setdefault(name, LocalTable.create(name, dim, **options))
 
-    def pull_unique(self, name, keys, *, read_only):
+    def pull_many(self, keys, *, read_only, distinct):
+        assert distinct
         with self._lock:
-            self.calls.append(("pull", name, keys.tolist()))
-            return self.tables[name].pull(keys, read_only)
+            self.calls += [("pull", name, some.tolist()) for name, some in keys.items()]
+            return {name: self.tables[name].pull(some, read_only) for name, some in keys.items()}
 
     def stage_async(self, series, step, slot, parts, *, distinct):
         for keys, _ in parts.values():

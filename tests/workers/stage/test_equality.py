@@ -278,9 +278,9 @@ class Delayed(Tables):
         super().__init__()
         self._random = random.Random(seed)
 
-    def pull_unique(self, *args, **kwargs):
+    def pull_many(self, *args, **kwargs):
         self._wait()
-        rows = super().pull_unique(*args, **kwargs)
+        rows = super().pull_many(*args, **kwargs)
         self._wait()
         return rows
 

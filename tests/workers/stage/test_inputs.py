@@ -13,6 +13,7 @@ from protos.job_pb2 import ColumnSpec, JobSpec
 from tests.workers.stage.in_process import Pipeline
 from workers.data import DataError, Dataset, GlobalBatches
 from workers.data.check import check
+from workers.data.keys import PAD
 from workers.data.tensors import tensors_of
 from workers.embedding.sparse import SparseEmbedding
 from workers.model.entry import ModelError
@@ -32,7 +33,7 @@ class Net(nn.Module):
         self.price, self.top = nn.Linear(3, 4), nn.Linear(8, 1)
 
     def forward(self, batch):
-        seen = self.items(batch["history"]) * (batch["history"] != 0).unsqueeze(2)
+        seen = self.items(batch["history"]) * (batch["history"] != PAD).unsqueeze(2)
         item = self.items(batch["item"]) + self.price(batch["scores"])
         x = torch.cat([seen.sum(1), item * batch["price"].unsqueeze(1)], 1)
         return self.top(x).squeeze(1) + batch["day"] * 0.01
@@ -95,7 +96,7 @@ def test_lists_keep_their_last_values_and_share_keys(job, tmp_path, cache_bytes)
     for at, row in enumerate(order):
         last = (table[row]["clicked"] or [])[-LENGTH:]
         expected = [key.get(value, int(rows["history"][at][i])) for i, value in enumerate(last)]
-        assert rows["history"][at].tolist() == expected + [0] * (LENGTH - len(last))
+        assert rows["history"][at].tolist() == expected + [PAD] * (LENGTH - len(last))
 
 
 @pytest.mark.parametrize("kind", [Net, Arguments])

@@ -12,6 +12,7 @@ from protos.job_pb2 import HeadSpec, JobSpec
 from tests.workers.stage.in_process import Pipeline
 from workers.data.columns import Batch
 from workers.learning.objective import ObjectiveError
+from workers.model.job_loss import job_loss
 from workers.model.job_metrics import JobMetrics
 from workers.stage import evaluation
 
@@ -151,6 +152,19 @@ def own(outputs, batch):
         + (w * kind).sum() / w.sum()
         + f.binary_cross_entropy_with_logits(outputs["click"].squeeze(1), batch["click"])
     )
+
+
+def test_a_head_without_weight_is_measured_and_not_learned():
+    job = job_of()
+    job.train.heads["kind"].weight = 0.0
+    (batch,) = map(tensors, batches((8,)))
+    outputs = build()(batch["dense"])
+    without = job_of()
+    del without.train.heads["kind"]
+    expected = job_loss(without).part(outputs, batch, 1.0, [], [])
+    assert float(job_loss(job).part(outputs, batch, 1.0, [], [])) == float(expected)
+    job.train.heads["kind"].ClearField("weight")
+    assert float(job_loss(job).part(outputs, batch, 1.0, [], [])) > float(expected)
 
 
 @pytest.mark.parametrize("plan", PLANS)

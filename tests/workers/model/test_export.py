@@ -1,0 +1,150 @@
+"""A model's dense part as a program of its own, given the rows of an exported table."""
+
+import importlib.util
+import json
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+import heterps
+from heterps import cli
+from protos.job_pb2 import JobSpec
+from protos.naming import table_prefix
+from ps import LocalTable
+from ps.local.table import save_checkpoint
+from workers.model.entry import job_model
+from workers.model.saved import SavedModel
+
+MODEL = """
+import torch
+from torch import nn
+from heterps import SparseEmbedding
+
+class Pair(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rows = SparseEmbedding("items", 3)
+
+    def forward(self, sparse):
+        return torch.cat([self.rows(sparse[:, 1]), self.rows(sparse[:, 0])], 1)
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.pair, self.wide = Pair(), SparseEmbedding("wide", 2)
+        self.norm, self.drop, self.head = nn.BatchNorm1d(11), nn.Dropout(0.5), nn.Linear(11, 2)
+
+    def forward(self, sparse, dense):
+        wide = self.wide(sparse).flatten(1)
+        x = self.drop(self.norm(torch.cat([self.pair(sparse), wide, dense], 1)))
+        click, other = self.head(x).unbind(1)
+        return {"click": click, "other": other}
+
+class Fixed(Model):
+    def forward(self, sparse, dense):
+        return super().forward(sparse, dense)["click"].reshape(3)
+"""
+
+
+def saved(folder, entry):
+    (folder / "model.py").write_text(MODEL)
+    job = JobSpec(directory=str(folder))
+    job.model.entry = f"model.py:{entry}"
+    job.data.sparse.extend(["a", "b"])
+    job.data.dense.append("x")
+    job.data.label = "y"
+    model = job_model(job)
+    random = np.random.default_rng(0)
+    tables = []
+    for name, layer in (("items", model.pair.rows), ("wide", model.wide)):
+        options = layer.spec.table_options()
+        tables.append(LocalTable.create(table_prefix("job1") + name, **options))
+    saved = SavedModel(str(folder / "out"))
+    saved.write_stage(0, model.state_dict())
+    save_checkpoint(saved.tables, tables)
+    saved.finish(job, 1, [0.5], {"job_id": "job1"})
+    loaded = heterps.load(folder / "out")
+    data = {"a": [1, 2, 3, 1], "b": ["x", "y", "x", "z"], "x": random.normal(size=4)}
+    keys = loaded.predict.inputs(data)["sparse"].unique().numpy().view(np.uint64)
+    for table in tables:  # rows of all keys
+        table.push(keys, random.normal(size=(len(keys), table.dim)).astype(np.float32))
+    loaded.norm.running_mean += 0.5
+    saved = SavedModel(str(folder / "out"))
+    saved.write_stage(0, loaded.state_dict())
+    save_checkpoint(saved.tables, tables)
+    saved.finish(job, 1, [0.5], {"job_id": "job1"})
+    return data
+
+
+def served(target, data, model):
+    """The inputs of the program, of exported rows by key."""
+    told = json.loads((target.parent / f"{target.name}.json").read_text())
+    batch = model.predict.inputs(data)
+    arguments = []
+    for one in told["inputs"]:
+        if "table" not in one:
+            arguments.append(batch[one["name"]])
+            continue
+        rows = pq.read_table(target.parent / f"{target.name}.tables" / one["table"])
+        values = np.array(rows["values"].to_pylist(), np.float32)
+        place = {key: index for index, key in enumerate(rows["key"].to_pylist())}
+        assert one["keys"].startswith("sparse")
+        keys = {"sparse": batch["sparse"]}
+        keys = eval(one["keys"], {"slice": slice, "None": None}, keys).numpy().view(np.uint64)
+        found = values[[place[key] for key in keys.reshape(-1).tolist()]]
+        arguments.append(torch.from_numpy(found.reshape(*keys.shape, one["dim"])))
+    return told, arguments
+
+
+def test_a_program_and_exported_rows_give_what_the_model_gives(tmp_path, capsys):
+    data = saved(tmp_path, "Model")
+    target = tmp_path / "served/model.pt2"
+    target.parent.mkdir()
+    assert cli.main(["export", str(tmp_path / "out"), "--torch", str(target)]) == 0
+    assert "rows of tables/" in capsys.readouterr().out
+    model = heterps.load(tmp_path / "out")
+    told, arguments = served(target, data, model)
+    assert told["outputs"] == ["click", "other"]
+    assert [one["name"] for one in told["inputs"][-1:]] == ["dense"]
+    given = torch.export.load(target).module()(*arguments)
+    for name, expected in model.predict(data, logits=True).items():
+        torch.testing.assert_close(given[name], expected)
+    names = sorted(one.name for one in target.parent.iterdir())
+    assert names == ["model.pt2", "model.pt2.json", "model.pt2.tables"]
+
+
+def test_a_program_of_one_batch_size_alone_is_refused(tmp_path, capsys):
+    saved(tmp_path, "Fixed")
+    target = tmp_path / "model.pt2"
+    assert cli.main(["export", str(tmp_path / "out"), "--torch", str(target)]) == 2
+    assert not target.exists()
+    assert "takes no batch of 5 rows" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(
+    any(importlib.util.find_spec(name) is None for name in ("onnx", "onnxscript", "onnxruntime")),
+    reason="ONNX is not installed",
+)
+def test_onnx_gives_what_the_model_gives(tmp_path):
+    import onnxruntime
+
+    data = saved(tmp_path, "Model")
+    target = tmp_path / "model.onnx"
+    assert cli.main(["export", str(tmp_path / "out"), "--onnx", str(target)]) == 0
+    model = heterps.load(tmp_path / "out")
+    told, arguments = served(target, data, model)
+    session = onnxruntime.InferenceSession(target)
+    feeds = {one["name"]: a.numpy() for one, a in zip(told["inputs"], arguments, strict=True)}
+    given = session.run(None, feeds)
+    for found, expected in zip(given, model.predict(data, logits=True).values(), strict=True):
+        np.testing.assert_allclose(found, expected.numpy(), atol=1e-5)
+
+
+def test_onnx_that_is_not_installed_is_told(tmp_path, capsys, monkeypatch):
+    saved(tmp_path, "Model")
+    monkeypatch.setattr("workers.model.export.find_spec", lambda name: None)
+    target = tmp_path / "model.onnx"
+    assert cli.main(["export", str(tmp_path / "out"), "--onnx", str(target)]) == 2
+    assert "pip install heterps[onnx]" in capsys.readouterr().err
