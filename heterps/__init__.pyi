@@ -8,6 +8,11 @@ from workers.embedding.collection import RemoteEmbeddingCollection as RemoteEmbe
 from workers.embedding.config import EmbeddingBagConfig as EmbeddingBagConfig
 from workers.embedding.config import EmbeddingConfig as EmbeddingConfig
 from workers.embedding.jagged import KeyedJaggedTensor as KeyedJaggedTensor
+from ps.table.rules import Admission as Admission
+from ps.table.rules import Eviction as Eviction
+from ps.table.rules import Segment as Segment
+from workers.data.keys import PAD as PAD
+from workers.learning.objective import loss as loss
 from workers.embedding.sparse import SparseEmbedding as SparseEmbedding
 from workers.learning.reduction import reduce_gradients as reduce_gradients
 from workers.model.saved import load as load
@@ -17,20 +22,25 @@ from workers.moe.layer import aux_loss as aux_loss
 from workers.moe.moefy import moefy as moefy
 
 __all__ = [
+    "Admission",
     "AsyncClient",
     "CachedRows",
     "Client",
     "Cluster",
     "EmbeddingBagConfig",
     "EmbeddingConfig",
+    "Eviction",
     "ExpertGroup",
     "KeyedJaggedTensor",
     "MoE",
+    "PAD",
     "RemoteEmbeddingBagCollection",
     "RemoteEmbeddingCollection",
+    "Segment",
     "SparseEmbedding",
     "aux_loss",
     "load",
+    "loss",
     "moefy",
     "plan",
     "reduce_gradients",
