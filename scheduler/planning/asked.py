@@ -1,7 +1,7 @@
 """What the methods come to on one question: for steps as they run, and with interruptions."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from scheduler.decision.record import Decision
@@ -87,8 +87,12 @@ class Asked:
                 return cut, other
         return model, answer
 
-    def _settle(self, cuts: bool | None = None) -> tuple[CostModel, Answer]:
-        """Plan; where units may be taken away, with what that costs the plans that are found."""
+    def _settle(self, cuts: bool | None = None, *, fewer: bool = True) -> tuple[CostModel, Answer]:
+        """Plan; where units may be taken away, with what that costs the plans that are found.
+
+        Args:
+            fewer: where no plan is found, without each of the types that may be.
+        """
         model, answer = self._answer(cuts)
         if not model.interruptions.matter:
             return model, answer
@@ -107,6 +111,9 @@ class Asked:
             tried.add(expected)
         if (sure := self.sure()) is not None:
             found.append(sure._answer(cuts)[1])
+        if fewer and not any(one.feasible for one in found):
+            without = [self._without([name]) for name in self._unsure]
+            found += [one._settle(cuts, fewer=False)[1] for one in without if one is not None]
         chosen = min(found, key=lambda one: one.plan.rank)
         plans = [one.plan for each in found for one in each.results.values()]
         if chosen.feasible:
@@ -116,12 +123,17 @@ class Asked:
 
     def sure(self) -> "Asked | None":
         """The same of units that are never taken away; None where the rows cannot lie on such."""
-        unsure = [kind.name for kind in self.resources.types if not kind.is_sure]
-        if self.workload.ps_type in unsure:
+        return self._without(self._unsure)
+
+    @property
+    def _unsure(self) -> list[str]:
+        return [kind.name for kind in self.resources.types if not kind.is_sure]
+
+    def _without(self, types: Sequence[str]) -> "Asked | None":
+        """The same without some types; None where rows lie on one, or layers are pinned to it."""
+        if {self.workload.ps_type, *self.demands.pin.values()} & set(types):
             return None
-        if set(self.demands.pin.values()) & set(unsure):
-            return None
-        excluded = tuple(dict.fromkeys([*self.demands.excluded, *unsure]))
+        excluded = tuple(dict.fromkeys([*self.demands.excluded, *types]))
         return replace(self, demands=replace(self.demands, excluded=excluded))
 
     def assured(self, decision: Decision) -> bool:

@@ -39,6 +39,11 @@ def test_no_bound_is_above_and_no_plan_below_the_cheapest_of_all() -> None:
     assert max(over) < 0.05
 
 
+def test_a_floor_that_only_some_of_the_unsure_types_keep_is_kept() -> None:
+    """The fastest units are lost too often: a plan with the others is found."""
+    assert check(drawn(1203), solved(drawn(1203))) == pytest.approx(0.0, abs=1e-9)
+
+
 @pytest.mark.exhaustive
 def test_no_bound_is_above_the_cheapest_of_many_problems() -> None:
     over = [check(problem, solved(problem)) for problem in map(drawn, range(1000, 1300))]
