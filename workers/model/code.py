@@ -184,7 +184,9 @@ def _imported(job: JobSpec) -> list[Path]:
     root = code_root(job).resolve()
     entry = Path(job.directory, job.model.entry.rpartition(":")[0]).resolve()
     files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
-    found = {Path(file).resolve() for file in files if file and file.endswith(".py")}
+    # Modules that are no file, such as `torch.ops`, may have a name as theirs.
+    paths = [Path(file) for file in files if file and file.endswith(".py")]
+    found = {path.resolve() for path in paths if path.is_absolute() and path.is_file()}
     installed = [Path(one) for one in (sys.prefix, sys.base_prefix) if not root.is_relative_to(one)]
     own = {
         file
