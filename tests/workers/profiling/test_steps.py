@@ -59,17 +59,6 @@ def test_a_step_takes_its_micro_batches_and_more(job: JobSpec, staleness: int) -
         assert time_step(job, LAYERS, shards.addresses, batches, 3, 0.1, "cpu") >= 3 * PAUSE_S
 
 
-def test_two_stages_take_what_both_take_and_more(job: JobSpec) -> None:
-    """One micro-batch a step: the second stage's forward waits for the first's."""
-    job.train.batch_size = 32
-    batches = GlobalBatches.of(job, Dataset.of(job, "train"))
-    with LocalShards(1) as shards:
-        args = (job, LAYERS, shards.addresses, batches, 1, PAUSE_S, "cpu")
-        one = time_step(*args, attempt=1)
-        two = time_step(*args, (0,), attempt=2)
-    assert min(one, two) >= PAUSE_S
-
-
 def test_a_training_of_few_steps_tells_nothing(job: JobSpec) -> None:
     job.train.max_steps = 3
     batches = GlobalBatches.of(job, Dataset.of(job, "train"))
