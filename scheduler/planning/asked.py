@@ -91,7 +91,8 @@ class Asked:
         """Plan; where units may be taken away, with what that costs the plans that are found.
 
         Args:
-            fewer: where no plan is found, without each of the types that may be.
+            fewer: besides, plan without each of the types that may be, where there are several:
+                units that are lost often slow down all others.
         """
         model, answer = self._answer(cuts)
         if not model.interruptions.matter:
@@ -111,7 +112,7 @@ class Asked:
             tried.add(expected)
         if (sure := self.sure()) is not None:
             found.append(sure._answer(cuts)[1])
-        if fewer and not any(one.feasible for one in found):
+        if fewer and len(self._unsure) > 1:
             without = [self._without([name]) for name in self._unsure]
             found += [one._settle(cuts, fewer=False)[1] for one in without if one is not None]
         chosen = min(found, key=lambda one: one.plan.rank)
