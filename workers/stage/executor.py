@@ -196,7 +196,7 @@ class StageExecutor:
             self._ending.abandon(
                 min(self.progress.step + self._staleness + 1, self._schedule.steps)
             )
-            self._versions.use(max(0, self.progress.step - 1))  # the newest
+            self._versions.use_newest(self.progress.step)
             raise
         finally:
             self.progress.busy_s = self._busy.seconds()

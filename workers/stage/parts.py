@@ -209,7 +209,7 @@ class Parts:
         self.commits.settle()
         progress = self.executor.progress
         step = progress.step
-        self.versions.use(max(0, step - 1))  # the newest
+        self.versions.use_newest(step)
         return Beginning(
             step,
             progress.samples,

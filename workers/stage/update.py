@@ -90,7 +90,8 @@ class Update:
         for gate in self._biased:  # moves once a step, by what all workers sent
             gate.deferred = True
         group.share_parameters(parameters)
-        self.averages = Averages(parameters, job.train.ema) if job.train.ema else None
+        averaged = parameters and job.train.ema
+        self.averages = Averages(parameters, job.train.ema) if averaged else None
         versions.open()
 
     def watch(self, step: int) -> None:
@@ -146,8 +147,10 @@ class Update:
             UnfitCutError: it is that of another optimizer.
         """
         self._versions.resume(step, earlier)
+        self._parameters = self._versions.newest(step)
         if self._optimizer is None:
             return
+        rekey(self._optimizer, self._parameters)
         left = set(optimizer)
         for number, parameter in enumerate(self._parameters):
             names = self._versions.names[number]

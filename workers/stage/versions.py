@@ -70,6 +70,8 @@ class Versions:
     def resume(self, step: int, earlier: Sequence[Mapping[str, Tensor]]) -> None:
         """Begin at a step, with what `earlier` gave then; all versions are the newest so far.
 
+        The module has the newest, also where no step is left to take.
+
         Of another staleness: the newest of them are taken, or the oldest again.
         """
         for age in range(1, self._count if earlier else 1):
@@ -77,10 +79,19 @@ class Versions:
             version = self._tensors[(step - 1 - age) % self._count]
             for names, tensor in zip(self.names, version, strict=True):
                 tensor.copy_(next(values[name] for name in names if name in values))
+        self.use_newest(step)
 
     def parameters(self, step: int) -> list[nn.Parameter]:
         """What a step computes on and collects its gradient in."""
         return self._tensors[step % self._count][: self._first_buffer]  # type: ignore[return-value]
+
+    def newest(self, steps: int) -> list[nn.Parameter]:
+        """Those of the newest version, after so many steps."""
+        return self.parameters(max(0, steps - 1))
+
+    def use_newest(self, steps: int) -> None:
+        """Put the newest version, after so many steps, into the module."""
+        self.use(max(0, steps - 1))
 
     def use(self, step: int) -> None:
         """Put the version of a step into the module."""

@@ -155,6 +155,23 @@ def test_a_cut_has_averages_to_go_on_from(job, tmp_path, staleness):
         torch.testing.assert_close(value, averages[name], rtol=2e-5, atol=2e-5)
 
 
+class Middle(nn.Module):
+    """Its middle layer has no parameters."""
+
+    def __init__(self):
+        super().__init__()
+        self.bottom, self.middle, self.head = nn.Linear(FEATURES, 4), nn.Tanh(), nn.Linear(4, 1)
+
+    def forward(self, dense):
+        return self.head(self.middle(self.bottom(dense))).squeeze(1)
+
+
+def test_a_stage_without_parameters_has_no_averages(job):
+    job.train.optimizer.groups.clear()
+    _, averages = states(Pipeline(job, Middle, [0, 1, 2], [1, 1, 1], batches(), 1).run())
+    assert len(averages) == 4
+
+
 def test_groups_that_say_nothing_or_too_much(job):
     spec = job.train.optimizer
     names = [(name,) for name, _ in build().named_parameters()]

@@ -11,7 +11,7 @@ import pytest
 from safetensors.torch import load_file
 
 from chassis.channels import connect
-from chassis.process import module_argv, spawn
+from chassis.process import module_argv, spawn, stop_all
 from chassis.servers import Server
 from protos.decision_pb2 import PlanStage
 from protos.job_pb2 import JobSpec
@@ -122,10 +122,12 @@ def attempt(stack, folder, shards, heard, job, widths, number, resume):
 
 
 def to_the_end(children):
+    """Once the leader has saved the model the others, who stay for that, are told to end."""
     limit = time.monotonic() + LIMIT_S
-    while any(child.poll() is None for child in children):
+    while children[-1].poll() is None and not any(child.poll() for child in children):
         assert time.monotonic() < limit, "hangs"
         time.sleep(0.1)
+    stop_all(children, LIMIT_S)
     assert [child.poll() for child in children] == [0] * len(children), [
         child.log.read_text()[-3000:] for child in children
     ]
