@@ -86,6 +86,8 @@ class StepSearch {
     std::vector<double> units;
     for (const Stage& stage : stages) {
       double number = stage.terms.Units(tau);
+      // The fastest steps may want units that the slowest stage does not ask for.
+      if (fastest_) number = std::min({number, problem_.limit[stage.type], stage.terms.most});
       if (!(number <= problem_.limit[stage.type])) return;
       units.push_back(std::min<double>(number, problem_.micro_batches * 4.0));
     }

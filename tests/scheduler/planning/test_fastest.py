@@ -3,7 +3,7 @@
 from itertools import product
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from scheduler import Decision, plan
@@ -57,6 +57,7 @@ def _paces(forwards: list[int], parts: int, staleness: int) -> list[float]:
     st.integers(0, 1),
     st.sampled_from([0.0, 0.2]),
 )
+@example([1, 1, 3], 4, 1, 0.0)  # two more units than the slowest stage asks for
 def test_it_is_the_pace_of_a_plan_that_there_is(
     forwards: list[int], parts: int, staleness: int, overhead: float
 ) -> None:
