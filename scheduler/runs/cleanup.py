@@ -32,7 +32,10 @@ def clean_up(attempt: Attempt) -> None:
 
 
 def stop_others(attempt: Attempt) -> None:
-    """Stop the workers that an attempt does not have, behind its back; safe to repeat."""
+    """Stop the processes that an attempt does not have, behind its back; safe to repeat.
+
+    Those of nodes that are away stay listed: they may come back.
+    """
     context, others = attempt.context, attempt.record.others
     there = [one for one in others if context.nodes.get(one.node.node_id) is not None]
 
@@ -42,9 +45,9 @@ def stop_others(attempt: Attempt) -> None:
             _log.warning("%s", silent)
         if attempt.state is State.RUNNING:
             with suppress(Interrupted):
-                attempt.record.drop_others(others)
+                attempt.record.drop_others(there)
 
-    if others:
+    if there:
         threading.Thread(target=stop, name=f"stop {attempt.id.job_id}", daemon=True).start()
 
 

@@ -219,10 +219,17 @@ class Processes:
         """Stop some processes of an attempt, which goes on; how many ran."""
         with self._lock:
             job = self._jobs.get((job_id, attempt))
-            entries = [e for n, e in job.entries.items() if n in names] if job is not None else []
+            if job is None:
+                return 0
+            entries = [entry for name, entry in job.entries.items() if name in names]
+            for entry in entries:
+                entry.given_up = True
         for entry in entries:
             entry.ready.wait(grace_s)  # one that is being started
         ran = _stop(entries, grace_s)
+        for entry in entries:
+            if entry.request.role == SHARD:
+                shutil.rmtree(_place_of(job, entry.request), ignore_errors=True)
         self._changed()
         return ran
 
@@ -276,12 +283,12 @@ class Processes:
         child = self._started(job, entry, bind, entry.log)
         with self._lock:
             entry.child = child
-            stopped = job.stopped
+            stopped = job.stopped or entry.given_up
         self._changed()
         if stopped:  # between the check and the start
             child.stop(0.5)
             raise ChildError(f"job {request.job_id} was stopped on this node")
-        return child.wait_ready(self._ready_timeout_s, lambda: job.stopped)
+        return child.wait_ready(self._ready_timeout_s, lambda: job.stopped or entry.given_up)
 
     def _started(self, job: Job, entry: Entry, bind: str, log: BoundedLog) -> Child:
         """The process itself: a worker is forked where that can be."""
@@ -323,7 +330,7 @@ class Processes:
     def _argv(self, job: Job, entry: Entry, bind: str) -> list[str]:
         request = entry.request
         if request.role == SHARD:
-            return shard_argv(request, bind, job.shards / str(request.index))
+            return shard_argv(request, bind, _place_of(job, request))
         path = job.directory / f"{entry.label.replace(' ', '-')}.launch"
         if self._code is not None:
             request.job.CopyFrom(self._code.bring(request.job, job.code))
@@ -407,7 +414,7 @@ class Processes:
 
     def _revive(self, job: Job, entry: Entry, code: int) -> bool:
         """Have a process that ended started again, where that may be."""
-        if job.stopped or entry.request.role != SHARD or entry.reply is None:
+        if job.stopped or entry.given_up or entry.request.role != SHARD or entry.reply is None:
             return False
         if not entry.returns:
             entry.note = "cannot be started again: its rows are lost, as servers.durability is none"
@@ -440,7 +447,7 @@ class Processes:
         assert entry.child is not None
         assert entry.reply is not None
         try:
-            if not job.stopping.wait(pause):
+            if not job.stopping.wait(pause) and not entry.given_up:
                 entry.child.stop(0.0)  # closes what is left of the dead one
                 child = self._spawn(job, entry, entry.reply.address)
                 _log.info(
@@ -451,6 +458,11 @@ class Processes:
         finally:
             entry.starter = None
             self._changed()
+
+
+def _place_of(job: Job, request: LaunchRequest) -> Path:
+    """What a shard keeps: its own alone, of however many there were with its index."""
+    return job.shards / request.process_id
 
 
 def wait_for(child: Child, timeout_s: float, stop: Callable[[], bool]) -> int | None:

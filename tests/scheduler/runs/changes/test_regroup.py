@@ -175,6 +175,26 @@ def test_a_stage_that_is_gone_takes_all_back_to_the_last_cut_with_their_processe
     assert service.digest("stage-killed") == unfailed
 
 
+@pytest.mark.parametrize("every", ["3 steps", pytest.param("", marks=pytest.mark.exhaustive)])
+def test_a_shard_that_is_lost_takes_all_back_with_their_processes(
+    service: Service, unfailed: str, every: str
+) -> None:
+    """Its node lives, and does not start it again without its rows."""
+    name = f"shard-killed-{every[:1] or 'never'}"
+    cuts = {"train.checkpoint.every": every} if every else {}
+    spec = service.may_be_held(name, **{"servers.durability": "none"}, **cuts)
+    spec.retries = 1
+    killed(service, spec, "shard 1")
+    assert "shard 1, generation 1" in service.pids(name)
+    status = service.end(name)
+    assert (status.end_reason, status.attempt, status.step) == (END_SUCCEEDED, 1, SHAPE.steps)
+    (recovery,) = status.recoveries
+    assert (list(recovery.lost), recovery.back) == (["shard 1"], True)
+    assert (0 < recovery.step <= recovery.reached) if every else recovery.step == 0
+    assert (service.result(name).trained == SHAPE.steps / SHAPE.steps_per_epoch).all()
+    assert service.digest(name) == unfailed
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("every", ["4 steps", ""])
 @pytest.mark.parametrize("stage", [0, 1])
