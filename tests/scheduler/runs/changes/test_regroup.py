@@ -191,7 +191,6 @@ def test_a_shard_that_is_lost_takes_all_back_with_their_processes(
     (recovery,) = status.recoveries
     assert (list(recovery.lost), recovery.back) == (["shard 1"], True)
     assert (0 < recovery.step <= recovery.reached) if every else recovery.step == 0
-    assert (service.result(name).trained == SHAPE.steps / SHAPE.steps_per_epoch).all()
     assert service.digest(name) == unfailed
 
 
