@@ -310,6 +310,17 @@ def test_a_scheduler_that_dies_when_one_worker_goes_on(service: Service, unfaile
     assert service.end(job_id, back=None) == unfailed
 
 
+def test_a_node_that_comes_back_at_once_has_none_of_the_rows(
+    service: Service, unfailed: str
+) -> None:
+    """Its files are there still, and those of the one before are not the other's."""
+    job_id = service.submit("back-at-once")
+    node = service.nodes(job_id)["shard 1"].node_id
+    service.machines.kill(node)
+    service.machines.start(node)
+    assert service.end(job_id, "shard 1") == unfailed
+
+
 def test_a_shard_whose_node_was_cut_off_is_asked_by_nobody(service: Service, unfailed: str) -> None:
     """It runs on, with rows of before, and its node comes back."""
     job_id = service.submit("cut-off")
