@@ -3,8 +3,9 @@
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 
 import grpc
@@ -16,12 +17,6 @@ from ps import LocalShards, ParameterClient, ShardError
 KEYS = np.arange(64)
 GRADS = np.ones((64, 2), np.float32)
 FOREVER_S = 600.0
-
-
-@pytest.fixture(scope="module")
-def shards() -> Iterator[LocalShards]:
-    with LocalShards(2) as running:
-        yield running
 
 
 def begun(call: Callable[[], object]) -> "Future[object]":
@@ -41,43 +36,40 @@ def begun(call: Callable[[], object]) -> "Future[object]":
     return result
 
 
-@pytest.mark.parametrize("shared_memory", [True, False])
-@pytest.mark.parametrize("how", [signal.SIGSTOP, signal.SIGKILL])
+@pytest.mark.parametrize(
+    ("how", "shared_memory"), [(signal.SIGSTOP, True), (signal.SIGKILL, False)]
+)
 def test_no_call_waits_for_a_shard_that_does_not_answer(
     tmp_path: Path, how: signal.Signals, shared_memory: bool
 ) -> None:
     with LocalShards(2) as shards:
-        client = ParameterClient(shards.addresses, timeout_s=FOREVER_S, shared_memory=shared_memory)
+        client, idle = (
+            ParameterClient(shards.addresses, timeout_s=FOREVER_S, shared_memory=shared_memory)
+            for _ in range(2)
+        )
         client.create_table("t", 2)
         client.push("t", KEYS, GRADS)
         client.pull("t", KEYS)
         client.stage_async("t.series", 0, 0, {"t": (KEYS, GRADS)}).result()
         victim = shards.processes[1].pid
         os.kill(victim, how)
-        try:
-            calls = [
-                begun(lambda: client.pull("t", KEYS)),
-                begun(lambda: client.push("t", KEYS, GRADS)),
-                begun(lambda: client.save(tmp_path / "save")),
-                begun(lambda: client.tally("t.series", 0, 1)),
-                client.commit_async("t.series", 0, 1),
-            ]
-            assert not any(call.done() for call in calls)
-            client.abort()
-            for call in [*calls, begun(lambda: client.pull("t", KEYS))]:
-                error = call.exception(timeout=60)
-                assert isinstance(error, ShardError)
-                assert error.code is grpc.StatusCode.CANCELLED
-            client.close()
-        finally:
-            os.kill(victim, signal.SIGCONT)
-
-
-def test_others_are_asked_on_and_one_that_never_asked_does_not_begin(shards: LocalShards) -> None:
-    with ParameterClient(shards.addresses) as other, ParameterClient(shards.addresses) as client:
-        other.create_table("u", 2)
+        calls: list[Future[object]] = [
+            begun(lambda: client.pull("t", KEYS)),
+            begun(lambda: client.push("t", KEYS, GRADS)),
+            begun(lambda: client.save(tmp_path / "save")),
+            begun(lambda: client.tally("t.series", 0, 1)),
+            begun(lambda: client.commit_async("t.series", 0, 1).result()),
+        ]
+        assert not any(call.done() for call in calls)
         client.abort()
-        client.abort()
-        with pytest.raises(RuntimeError):
-            client.pull("u", KEYS)
-        assert other.pull("u", KEYS).shape == (64, 2)
+        for call in [*calls, begun(lambda: client.pull("t", KEYS))]:
+            error = call.exception(timeout=60)
+            assert isinstance(error, ShardError)
+            assert error.code is grpc.StatusCode.CANCELLED
+        client.close()
+        idle.abort()
+        idle.abort()
+        with pytest.raises(RuntimeError, match="closed"):
+            idle.pull("t", KEYS)
+        with suppress(ProcessLookupError):
+            os.kill(victim, signal.SIGKILL)
