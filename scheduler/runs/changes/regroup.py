@@ -296,6 +296,7 @@ def _replaced(
     lost = [process for process in attempt.processes if process.process_id in gone]
     left = {process.node.node_id: process.node for process in lost}
     usable = {node_id: _home(attempt, node) for node_id, node in left.items()}
+    silent = {node_id for node_id, node in usable.items() if node is None}
     shards = [process for process in lost if process.role == SHARD]
     placed_shards = reserve_homes(attempt, shards, usable)
     if placed_shards is None:
@@ -313,7 +314,7 @@ def _replaced(
                 continue
             home = homes.get(process.process_id) or usable[process.node.node_id]
             if home is None:
-                placed = nodes.reserve(job_id, [Group(process.node.type, 1)])
+                placed = nodes.reserve(job_id, [Group(process.node.type, 1)], avoid=silent)
                 if placed is None:
                     raise JobError(cause)
                 (home,) = placed

@@ -111,15 +111,14 @@ class Service:
         """Submit a job, and wait until it trains and has a checkpoint if it takes any."""
         self.faults = self.directory / f"faults-{name}"
         self.faults.mkdir()
-        overrides |= {
+        common = {
             "name": name,
             "retries": 9,
             "model.entry": "fault.py:build",
             "model.args.directory": str(self.faults),
         }
-        if every:
-            overrides["train.checkpoint.every"] = every
-        spec: JobSpec = load_job(self.directory / "job.json", overrides)
+        cuts = {"train.checkpoint.every": every} if every else {}
+        spec: JobSpec = load_job(self.directory / "job.json", common | cuts | overrides)
         job_id: str = self.client.submit(spec)
         wait_until(lambda: self.status(job_id).step >= 4, "it trains")
         if every:
