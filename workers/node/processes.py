@@ -283,12 +283,12 @@ class Processes:
         child = self._started(job, entry, bind, entry.log)
         with self._lock:
             entry.child = child
-            stopped = job.stopped or entry.given_up
+            stopped = job.stopped or (entry.given_up and entry.reply is not None)
         self._changed()
         if stopped:  # between the check and the start
             child.stop(0.5)
             raise ChildError(f"job {request.job_id} was stopped on this node")
-        return child.wait_ready(self._ready_timeout_s, lambda: job.stopped or entry.given_up)
+        return child.wait_ready(self._ready_timeout_s, lambda: job.stopped)
 
     def _started(self, job: Job, entry: Entry, bind: str, log: BoundedLog) -> Child:
         """The process itself: a worker is forked where that can be."""
