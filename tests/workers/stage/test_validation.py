@@ -1,6 +1,6 @@
 """Validation in training against plain PyTorch that stops early, over any plan; what it changes."""
 
-import json
+import shutil
 from dataclasses import replace
 from itertools import chain
 
@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from protos.job_pb2 import JobSpec, ValidateSpec
 from tests.workers.stage import reference
 from tests.workers.stage.in_process import TABLES, Pipeline
 from tests.workers.stage.test_cuts import assert_equal, results
 from tests.workers.stage.test_equality import KEYS, wide
+from workers.data.columns import Batch
 from workers.errors import BestLostError
-from workers.model.cut import Validated, read_cut
+from workers.model.cut import CutError, Validated, read_cut
 from workers.model.entry import ModelError
 from workers.stage import evaluation
-from workers.stage.cuts import DenseFiles
-from workers.stage.restoring import restore_best
 from workers.stage.validation import Aim, Validations
 
 STEPS = 14
@@ -46,9 +46,7 @@ def held_out(monkeypatch):
 
 
 def validated(case, every, metric, patience):
-    case.job.train.validate.CopyFrom(
-        ValidateSpec(every=every, metric=metric, patience=patience)
-    )
+    case.job.train.validate.CopyFrom(ValidateSpec(every=every, metric=metric, patience=patience))
     return case
 
 
@@ -124,15 +122,296 @@ PLANS = {
 }
 
 
-@pytest.mark.parametrize("plan", PLANS)
-@pytest.mark.parametrize("staleness", [0, 1, 2])
-def test_it_ends_when_plain_pytorch_does_and_has_the_same_best(tmp_path, held_out, plan, staleness):
+def check(folder, held_out, plan, staleness):
     cuts, widths = PLANS[plan]
     clip = 0.3 if plan == "several" else 0.0
     case = replace(wide(staleness, cuts=cuts, widths=widths, clip=clip), sizes=(13,) * STEPS)
     validated(case, "2 steps", "valid_auc", 2)
     plain = Plain(case, 2, 2, "valid_auc", held_out)
     assert plain.best[1] < plain.stopped < STEPS, "one that shows something"
-    pipeline = case.pipeline(folder=tmp_path, restores=True)
+    pipeline = case.pipeline(folder=folder, restores=True)
     plain.check(pipeline, pipeline.run())
-    assert read_cut(f"{tmp_path}/{plain.best[1]}").validated[-1].step == plain.best[1]
+    assert read_cut(f"{folder}/{plain.best[1]}").validated[-1].step == plain.best[1]
+
+
+@pytest.mark.parametrize(
+    ("plan", "staleness"), [("stages", 0), ("stages", 2), ("narrow", 1), ("several", 1)]
+)
+def test_it_ends_when_plain_pytorch_does_and_has_the_same_best(tmp_path, held_out, plan, staleness):
+    check(tmp_path, held_out, plan, staleness)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("staleness", [0, 1, 2])
+@pytest.mark.parametrize("plan", PLANS)
+def test_it_does_so_on_any_plan(tmp_path, held_out, plan, staleness):
+    check(tmp_path, held_out, plan, staleness)
+
+
+def test_a_training_that_goes_on_keeps_its_patience_and_its_best(tmp_path, held_out):
+    """From a cut before the best, at it and behind it, under another plan."""
+    case = replace(wide(), sizes=(13,) * STEPS)
+    case.job.train.checkpoint.every, case.job.train.checkpoint.keep = "1 steps", 100
+    validated(case, "2 steps", "valid_auc", 2)
+    plain = Plain(case, 2, 2, "valid_auc", held_out)
+    before = tmp_path / "before"
+    case.pipeline(folder=before).run()
+    steps = sorted(int(place.name) for place in before.iterdir() if place.name.isdecimal())
+    best = plain.best[1]
+    assert best in steps
+    for step in {max(s for s in steps if s < best), best, min(s for s in steps if s > best)}:
+        folder = tmp_path / str(step)
+        shutil.copytree(before, folder)
+        moved = replace(case, cuts=(1, 4), widths=(1, 2), micro_batches=3)
+        pipeline = moved.pipeline(
+            folder=folder, resume=f"{folder}/{step}", attempt=2, restores=True
+        )
+        plain.check(pipeline, pipeline.run())
+
+
+def test_what_is_the_best_so_far_is_taken_from_the_job_before(tmp_path, held_out):
+    case = replace(wide(), sizes=(13,) * STEPS)
+    case.job.train.checkpoint.every, case.job.train.checkpoint.keep = "1 steps", 100
+    validated(case, "2 steps", "valid_auc", 2)
+    plain = Plain(case, 2, 2, "valid_auc", held_out)
+    before = tmp_path / "before"
+    case.pipeline(folder=before).run()
+    steps = sorted(int(place.name) for place in before.iterdir() if place.name.isdecimal())
+    after = f"{before}/{min(s for s in steps if s > plain.best[1])}"
+    case.job.train.resume.place = after
+    pipeline = case.pipeline(folder=tmp_path / "own", resume=after, restores=True)
+    plain.check(pipeline, pipeline.run())
+    shutil.rmtree(before / str(plain.best[1]))
+    with pytest.raises(CutError, match="no cut of the best validation"):
+        case.pipeline(folder=tmp_path / "own", resume=after, restores=True).run()
+
+
+FEATURES = 4
+
+
+class Counting(nn.Module):
+    """Counts its forwards, also those of a validation, and uses the count."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x):
+        self.count += 1
+        return x + 0.01 * self.count
+
+
+class Net(nn.Module):
+    """Without tables; what it does depends on its mode, on random numbers and on a buffer."""
+
+    def __init__(self, alone):
+        super().__init__()
+        # The threads of a process draw from one generator.
+        dropout = nn.Dropout(0.3) if alone else nn.Identity()
+        self.first = nn.Sequential(nn.Linear(FEATURES, 6), nn.BatchNorm1d(6), dropout)
+        self.middle = Counting() if alone else nn.Tanh()
+        self.last = nn.Linear(6, 1)
+
+    def forward(self, dense):
+        return self.last(self.middle(self.first(dense))).squeeze(1)
+
+
+def build(alone):
+    torch.manual_seed(5)
+    return Net(alone)
+
+
+def of_numbers(seed, sizes):
+    random = np.random.default_rng(seed)
+    return [
+        Batch(
+            {
+                "dense": random.normal(size=(size, FEATURES)).astype(np.float32),
+                "label.label": random.normal(size=size).astype(np.float32),
+            }
+        )
+        for size in sizes
+    ]
+
+
+@pytest.fixture
+def numbers(monkeypatch):
+    """The validation data of models of numbers: their inputs and labels, and how it is read."""
+    whole = of_numbers(9, [24])[0]
+    inputs = torch.from_numpy(whole.arrays["dense"])
+    labels = torch.from_numpy(whole.arrays["label.label"])
+
+    def given(job, split, size, rank, workers, stopped):
+        for number in range(rank, 4, workers):
+            part = slice(number * 6, number * 6 + 6)
+            yield number, {"dense": inputs[part], "label.label": labels[part]}
+
+    monkeypatch.setattr(evaluation, "evaluation_batches", given)
+    return inputs, labels
+
+
+def numbers_job(**train):
+    job = JobSpec()
+    job.train.loss = "mse"
+    job.train.optimizer.name, job.train.optimizer.learning_rate = "adam", 0.05
+    for key, value in train.items():
+        setattr(job.train, key, value)
+    return job
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 2])
+@pytest.mark.parametrize(("cuts", "widths"), [((2,), (1,)), ((0, 2), (1, 1)), ((2,), (2,))])
+def test_validation_changes_nothing(tmp_path, numbers, cuts, widths, staleness):
+    """Neither statistics nor random numbers nor buffers; and seven validations did take place."""
+    found = []
+    alone = widths == (1,)
+    for every in ("", "1 steps"):
+        job = numbers_job(staleness=staleness, ema=0.9)
+        job.train.validate.CopyFrom(ValidateSpec(every=every, metric="valid_mse"))
+        steps = of_numbers(1, [16] * 6 + [5])
+        folder = tmp_path / (every or "none")
+        pipeline = Pipeline(job, lambda: build(alone), cuts, widths, steps, 2, folder=folder)
+        workers = pipeline.run()
+        state, losses = {}, workers[-1][0].executor.progress.losses
+        for worker in chain(*workers):
+            state |= {n: v.clone() for n, v in worker.module.state_dict().items()}
+            done = worker.executor.following.validations.done
+            assert len(done) == (7 if every else 0)
+        found.append((state, losses))
+    (state, losses), (expected, expected_losses) = found[1], found[0]
+    assert losses == expected_losses
+    for name, value in expected.items():
+        assert torch.equal(state[name], value), name
+
+
+def test_rows_are_the_same_with_and_without_validation(tmp_path, held_out):
+    for staleness in (0, 2):
+        case = replace(wide(staleness, clip=0.3), sizes=(13,) * 8)
+        pipeline = case.pipeline()
+        without = results(case, pipeline, pipeline.run())
+        validated(case, "1 steps", "valid_auc", 0)
+        pipeline = case.pipeline(folder=tmp_path / str(staleness))
+        assert_equal(results(case, pipeline, pipeline.run()), without)
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_the_best_is_that_of_the_averages_where_these_are_kept(tmp_path, numbers, staleness):
+    inputs, labels = numbers
+    job = numbers_job(staleness=staleness, ema=0.7)
+    job.train.optimizer.name, job.train.optimizer.learning_rate = "sgd", 0.9
+    job.train.validate.CopyFrom(ValidateSpec(every="1 steps", metric="valid_mse", patience=3))
+    steps = of_numbers(1, [16] * 12)
+
+    def make():
+        torch.manual_seed(5)
+        return nn.Sequential(nn.Linear(FEATURES, 5), nn.Tanh(), nn.Linear(5, 1), nn.Flatten(0))
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.own = make()
+
+        def forward(self, dense):
+            return self.own(dense)
+
+    model, seen = make(), make()
+    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.7))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.9)
+    states, history, best, bad = [], [], None, 0
+    for number, batch in enumerate(steps):
+        states.append({name: value.clone() for name, value in model.state_dict().items()})
+        seen.load_state_dict(states[max(0, number - staleness)])
+        seen.zero_grad()
+        targets = torch.from_numpy(batch.arrays["label.label"])
+        nn.functional.mse_loss(seen(torch.from_numpy(batch.arrays["dense"])), targets).backward()
+        for own, other in zip(model.parameters(), seen.parameters(), strict=True):
+            own.grad = other.grad.clone()
+        optimizer.step()
+        average.update_parameters(model)
+        with torch.no_grad():
+            value = nn.functional.mse_loss(average.module(inputs), labels).item()
+        history.append(value)
+        if best is None or value < best[0]:
+            kept = {name: v.clone() for name, v in average.module.state_dict().items()}
+            best, bad = (value, number + 1, kept), 0
+        else:
+            bad += 1
+        if bad == 3:
+            break
+    assert best[1] < len(history) < 12, "one that shows something"
+    pipeline = Pipeline(job, Model, (0,), (2,), steps, 4, folder=tmp_path, restores=True)
+    for worker in chain(*pipeline.run()):
+        done = worker.executor.following.validations
+        assert [one.metrics["valid_mse"] for one in done.done] == pytest.approx(history, abs=1e-4)
+        assert done.best.step == best[1]
+        with worker.update.averaged():
+            for name, value in worker.module.state_dict().items():
+                expected = best[2][name.removeprefix("own.")]
+                torch.testing.assert_close(value, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_metric_that_is_no_number_is_never_the_best(tmp_path, held_out):
+    held_out[1].fill_(1.0)  # of one class alone: there is no AUC
+    case = replace(wide(), sizes=(13,) * STEPS)
+    validated(case, "2 steps", "valid_auc", 3)
+    for worker in chain(*case.pipeline(folder=tmp_path, restores=True).run()):
+        assert worker.executor.progress.step == 6
+        assert worker.executor.following.validations.best is None
+    assert not [place for place in tmp_path.iterdir() if place.name.isdecimal()]
+
+
+def test_a_metric_that_is_not_measured_is_refused(tmp_path, held_out):
+    case = validated(replace(wide(), sizes=(13,) * STEPS), "2 steps", "max:valid_recall", 0)
+    with pytest.raises(ModelError, match=r"'valid_recall' is not measured; expected .* valid_auc"):
+        case.pipeline(folder=tmp_path).run()
+
+
+def test_a_best_state_that_cannot_be_kept_ends_the_training(tmp_path, held_out):
+    case = validated(replace(wide(), sizes=(13,) * STEPS), "2 steps", "valid_auc", 0)
+    (tmp_path / "dense").write_text("no folder")
+    with pytest.raises(BestLostError, match="step 2 is the best so far, and its checkpoint could"):
+        case.pipeline(folder=tmp_path).run()
+
+
+def done(*values, aim="valid_auc", patience=0):
+    name = Aim.of(aim).name
+    return Validations(
+        ValidateSpec(metric=aim, patience=patience),
+        [
+            Validated(step, {} if value is None else {name: value})
+            for step, value in enumerate(values, 1)
+        ],
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "greater"),
+    [
+        ("valid_auc", True),
+        ("valid_click_auc", True),
+        ("valid_accuracy", True),
+        ("valid_logloss", False),
+        ("valid_cross_entropy", False),
+        ("valid_mse", False),
+        ("valid_minutes_mae", False),
+        ("valid_loss", False),
+        ("valid_bits_per_token", False),
+        ("max:valid_recall", True),
+        ("min:valid_auc", False),
+    ],
+)
+def test_which_way_is_better(name, greater):
+    assert done(1.0, 3.0, 2.0, aim=name).best.step == (2 if greater else 1)
+
+
+def test_patience_counts_since_the_best():
+    assert not done(1.0, 2.0, 1.0, patience=2).is_over
+    assert done(1.0, 2.0, 1.0, 1.5, patience=2).is_over
+    assert done(2.0, 2.0, 2.0, patience=2).is_over, "as good is not better"
+    assert done(2.0, 2.0, 2.0).best.step == 1
+    assert not done(2.0, None, 3.0, None, patience=2).is_over
+    assert done(2.0, None, None, patience=2).is_over
+    assert done(None, None, patience=2).is_over
+    assert not done(None, 1.0, patience=2).is_over
+    assert not done(3.0, 2.0, 1.0, 0.0).is_over
+    assert done(None).best is None
