@@ -353,8 +353,8 @@ class _Rebuilt:
                 f"{self._where}: between its blocks forward reads a tensor {list(tensor.shape)} "
                 "that is neither a parameter nor a buffer; expected one of these"
             )
-        arguments: Any = (self._beside, torch.tensor, tensor.tolist())
-        return self.graph.call_function(made_beside, arguments, {"dtype": tensor.dtype})
+        arguments = (self._beside, tensor.tolist(), tensor.dtype)
+        return self.graph.call_function(constant_beside, arguments)
 
     def _block(self, tensors: list[Any], sizes: list[Any], number: int) -> list[fx.Node]:
         """The call of a block; the tensors that it gives."""
@@ -372,6 +372,11 @@ class _Rebuilt:
 def made_beside(beside: Tensor, make: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
     """What an operation makes, on the device of a tensor."""
     return make(*args, **kwargs, device=beside.device)
+
+
+def constant_beside(beside: Tensor, values: Any, dtype: torch.dtype) -> Tensor:
+    """A tensor of numbers, on the device of another one."""
+    return torch.tensor(values, dtype=dtype, device=beside.device)
 
 
 def _draws(target: Any) -> bool:

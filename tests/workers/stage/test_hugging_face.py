@@ -8,13 +8,16 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+import heterps
 from protos.job_pb2 import ColumnSpec, JobSpec
+from ps.local.table import save_checkpoint
 from tests.workers.stage.in_process import Pipeline
 from workers.data import Dataset, GlobalBatches
 from workers.data.tensors import tensors_of
-from workers.model.entry import ModelError
+from workers.model.entry import ModelError, job_model
 from workers.model.hugging_face import HuggingFace, hugging_face
 from workers.model.inputs import inputs_of
+from workers.model.saved import SavedModel
 from workers.model.trace import TracedModel
 
 transformers = pytest.importorskip("transformers")
@@ -194,3 +197,35 @@ def test_a_folder_without_weights_of_the_head_is_refused(tmp_path):
     model = hugging_face(tmp_path, "SequenceClassification", num_labels=3, new=["classifier.*"])
     for name, value in body.state_dict().items():
         assert torch.equal(model.model.bert.state_dict()[name], value)
+
+
+def test_what_was_trained_is_saved_and_opened_by_transformers_bit_equal(tmp_path, job):
+    """Also where of the pretrained folder only its configuration is left."""
+    folder, output = tmp_path / "pretrained", tmp_path / "out"
+    gpt2().save_pretrained(folder)
+    (tmp_path / "model.py").write_text(
+        "import heterps\n"
+        f"def build():\n    return heterps.hugging_face({str(folder)!r}, 'CausalLM')\n"
+    )
+    job.model.entry = "model.py:build"
+    model = job_model(job)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1
+    saved = SavedModel(str(output))
+    saved.write_stage(0, model.state_dict())
+    save_checkpoint(saved.tables, [])
+    saved.finish(job, 1, [0.5], {"job_id": "job1"})
+    (folder / "model.safetensors").unlink()
+    opened = heterps.load(output)
+    assert opened.model.lm_head.weight is opened.model.transformer.wte.weight
+    opened.model.save_pretrained(tmp_path / "trained")
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "trained")
+    for name, value in model.model.state_dict().items():
+        assert torch.equal(again.state_dict()[name], value)
+    words = [[3, 1, 4], [1, 5]]
+    mask = torch.tensor([[1, 1, 1], [1, 1, 0]])
+    expected = again.eval()(input_ids=torch.tensor([[3, 1, 4], [1, 5, 0]]), attention_mask=mask)
+    scores = opened.predict({"ids": words}, logits=True)
+    torch.testing.assert_close(scores[0, :3], expected.logits[0])
+    torch.testing.assert_close(scores[1, :2], expected.logits[1, :2])
