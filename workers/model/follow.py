@@ -76,6 +76,7 @@ class _Calls:
         self.found: list[_Given] = []
         self.made: list[tuple[str, Any]] = []  # blocks and their arguments
         self.samples: int | SymInt = 0
+        self.device = _device_of(model)
         self._inside = False
 
     def takes(self, module: nn.Module) -> bool:
@@ -146,7 +147,10 @@ _current: ContextVar[_Calls | None] = ContextVar("calls", default=None)
 def _given_by(tensors: list[Tensor], sizes: list[Any], number: int) -> list[Tensor]:
     calls = _current.get()
     assert calls is not None
-    return [torch.empty(shape, dtype=dtype) for shape, dtype in calls.shapes(number)]
+    return [
+        torch.empty(shape, dtype=dtype, device=calls.device)
+        for shape, dtype in calls.shapes(number)
+    ]
 
 
 torch.library.register_fake("heterps_follow::called", _given_by, lib=_library)
@@ -176,7 +180,7 @@ def followed(model: nn.Module, inputs: Mapping[str, Tensor]) -> fx.Graph:
     for samples in _SAMPLES:
         calls = _Calls(model)
         with torch.random.fork_rng(devices=[]):
-            forward(calls, *_examples(inputs, samples))
+            forward(calls, *_examples(model, inputs, samples))
         given.append(calls.found)
     if [one.block for one in given[0]] != [one.block for one in given[1]]:
         raise _of_samples(model)
@@ -188,14 +192,20 @@ def followed(model: nn.Module, inputs: Mapping[str, Tensor]) -> fx.Graph:
     )
     widths = {size for tensor in inputs.values() for size in tensor.shape[1:]}
     samples = next(n for n in range(_SAMPLES[0], len(widths) + 3) if n not in widths)
-    module = trace(*_examples(inputs, samples))
+    module = trace(*_examples(model, inputs, samples))
     return _Rebuilt(model, module, list(inputs), calls).graph
 
 
-def _examples(inputs: Mapping[str, Tensor], samples: int) -> list[Tensor]:
+def _examples(model: nn.Module, inputs: Mapping[str, Tensor], samples: int) -> list[Tensor]:
+    device = _device_of(model)
     return [
-        torch.ones((samples, *tensor.shape[1:]), dtype=tensor.dtype) for tensor in inputs.values()
+        torch.ones((samples, *tensor.shape[1:]), dtype=tensor.dtype, device=device)
+        for tensor in inputs.values()
     ]
+
+
+def _device_of(model: nn.Module) -> torch.device:
+    return next((one.device for one in model.parameters()), torch.device("cpu"))
 
 
 def _of_samples(model: nn.Module) -> ModelError:
