@@ -17,8 +17,6 @@ from typing import Any, Final
 import torch
 from torch import SymInt, Tensor, fx, nn
 from torch._ops import OpOverload
-from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import is_concrete_int
 
 from workers.model.entry import ModelError
 from workers.model.inputs import arguments_of
@@ -169,6 +167,10 @@ def followed(model: nn.Module, inputs: Mapping[str, Tensor]) -> fx.Graph:
         ModelError: what the forward does depends on values or on the number of samples, or is
             nothing that a graph can say.
     """
+    # They come with SymPy, which other models do not need.
+    from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.fx.experimental.symbolic_shapes import is_concrete_int
+
     parameters = inspect.signature(model.forward).parameters
 
     def forward(calls: _Calls, *tensors: Tensor) -> Any:
@@ -193,6 +195,9 @@ def followed(model: nn.Module, inputs: Mapping[str, Tensor]) -> fx.Graph:
     widths = {size for tensor in inputs.values() for size in tensor.shape[1:]}
     samples = next(n for n in range(_SAMPLES[0], len(widths) + 3) if n not in widths)
     module = trace(*_examples(model, inputs, samples))
+    used = [node for node in module.graph.nodes if node.op == "placeholder" and node.users]
+    if any(is_concrete_int(node.meta["val"].shape[0]) for node in used):
+        raise _of_samples(model)
     return _Rebuilt(model, module, list(inputs), calls).graph
 
 
@@ -309,8 +314,6 @@ class _Rebuilt:
         placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
         for node, name in zip(placeholders, inputs, strict=True):
             if node.users:
-                if is_concrete_int(node.meta["val"].shape[0]):
-                    raise _of_samples(model)
                 self._values[node] = self.graph.placeholder(name)
         if not self._values:
             raise ModelError(f"{self._where}: forward reads none of {', '.join(inputs)}")
