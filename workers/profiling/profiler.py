@@ -30,6 +30,7 @@ from workers.links.transport import measure_rate
 from workers.model.entry import job_model
 from workers.model.followed_check import check_followed
 from workers.model.inputs import inputs_of
+from workers.model.job_loss import job_loss
 from workers.model.probe import check_parameters, micro_batches_of
 from workers.model.trace import TracedModel
 from workers.profiling import datasheet
@@ -418,6 +419,7 @@ class Profiler:
             batch=self._sizes.step,
             overhead=overhead,
             data_bytes=kept * self._dataset.row_bytes,
+            whole_batch=job_loss(self._job).whole,
         )
 
 
