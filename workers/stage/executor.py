@@ -407,6 +407,9 @@ class StageExecutor:
             return
         self._take_cut(self._cuts, measured=after is AfterStep.CUT)
         if after is AfterStep.PAUSE:
+            if self._whole is not None:  # others may have begun the steps after it
+                end = self.progress.step + self._staleness
+                self._whole.give_up(min(end, self._schedule.steps))
             self._cuts.finish()
             self.progress.phase = PAUSED
             self._on_pause()

@@ -1,6 +1,8 @@
 """Losses of whole batches over any plan against plain PyTorch on whole batches."""
 
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 
 import numpy as np
@@ -15,8 +17,10 @@ from tests.workers.stage.in_process import Pipeline
 from workers.data.columns import Batch
 from workers.embedding.sparse import SparseEmbedding
 from workers.learning.objective import ObjectiveError
+from workers.links.inbox import Stopped
 from workers.model.job_metrics import JobMetrics
 from workers.stage import evaluation
+from workers.stage.executor import PAUSED
 from workers.stage.schedule import Schedule
 
 KEYS, FEATURES, LAST = 9, 5, 4
@@ -162,10 +166,8 @@ def check(job, plan, steps, tolerance=2e-5):
     )
 
 
-@pytest.mark.parametrize("staleness", [0, 1])
-def test_losses_and_weights_of_32_steps_are_those_of_plain_pytorch(job_of, staleness):
-    steps = batches((24, 24, 24, 7, 24, 24, 24, 1) * 4)
-    check(job_of(staleness=staleness, clip=0.5), PLANS[2], steps, 2e-4)
+def test_losses_and_weights_of_32_steps_are_those_of_plain_pytorch(job_of):
+    check(job_of(clip=0.5), PLANS[2], batches((24, 24, 24, 7, 24, 24, 24, 1) * 4), 2e-4)
 
 
 @pytest.mark.parametrize(("plan", "staleness"), [*zip(PLANS, (0, 1, 2, 1), strict=True)])
@@ -382,3 +384,41 @@ def test_metrics_are_those_of_one_process(job_of, tmp_path, monkeypatch, cuts, w
     (metrics,) = found
     assert metrics["valid_recall"] == right.double().mean().item()
     assert metrics["valid_loss_match"] == pytest.approx(match, rel=1e-4)
+
+
+class Paused(Pipeline):
+    """Workers that all are to wait, from their first step on."""
+
+    made = ()
+
+    def _made(self, place, graph):
+        worker = super()._made(place, graph)
+        self.made = (*self.made, worker)
+        if place.stage == place.rank == 0:
+            worker.executor.progress.pause_asked.set()
+        return worker
+
+
+@pytest.mark.parametrize(("staleness", "micro_batches"), [(1, 7), (2, 2)])
+def test_all_workers_pause_though_some_have_begun_the_next_step(
+    job_of, tmp_path, staleness, micro_batches
+):
+    job = job_of(staleness=staleness)
+    plan = [1, LAST], [2, 3], batches((24,) * 40), micro_batches
+    pipeline = Paused(job, Pairs, *plan, folder=tmp_path / "cuts")
+    with ThreadPoolExecutor(1) as pool:
+        run = pool.submit(pipeline.run)
+        until = time.monotonic() + 60  # only a hang reaches it
+        while len(pipeline.made) < 5 or any(
+            worker.executor.progress.phase != PAUSED for worker in pipeline.made
+        ):
+            assert time.monotonic() < until
+            assert not run.done()
+            time.sleep(0.01)
+        pipeline._stop.set()
+        for inbox in chain(*pipeline._inboxes):
+            inbox.wake()
+        with pytest.raises(Stopped):
+            run.result(60)
+    (step,) = {worker.executor.progress.step for worker in pipeline.made}
+    assert step < 40
