@@ -28,7 +28,7 @@ from workers.stage.cuts import Cuts
 from workers.stage.ending import Ending
 from workers.stage.evaluation import Measured
 from workers.stage.layers import StageLayers
-from workers.stage.progress import PAUSED, TRAIN, Progress
+from workers.stage.progress import TRAIN, Progress
 from workers.stage.rows import StageRows
 from workers.stage.validation import Aim, Validations
 from workers.stage.verdict import AfterStep
@@ -109,13 +109,13 @@ class Following:
         self,
         after: AfterStep,
         evaluate: Callable[[str], Measured],
-        on_pause: Callable[[], None],
+        pause: Callable[[], None],
     ) -> None:
         """Do what follows the steps so far; where held-out data is measured, none is under way.
 
         Args:
             evaluate: predicts the validation data, in a pass of this name.
-            on_pause: called where all are to wait, until the inbox is closed.
+            pause: waits until the inbox is closed.
         """
         found: Mapping[str, float] = {}
         best = False
@@ -127,7 +127,7 @@ class Following:
             self._cut(found, settled=best)
         self.pending = AfterStep.NOTHING
         if AfterStep.PAUSE in after and not self.stopped:
-            self._pause(on_pause)
+            pause()
 
     def _validated(self, found: Mapping[str, float]) -> bool:
         """Tell all what was measured; whether it is the best so far, and more steps follow."""
@@ -195,13 +195,6 @@ class Following:
             _require(found, Aim.of(best).name, "train.checkpoint.best")
         self._progress.metrics = _finite(found)
         return found
-
-    def _pause(self, on_pause: Callable[[], None]) -> None:
-        assert self._cuts is not None
-        self._cuts.finish()
-        self._progress.phase = PAUSED
-        on_pause()
-        self._inbox.wait(lambda: False)
 
     def _wait_for(self, kind: Any) -> Any:
         board, step = self._notices.board, self._progress.step
