@@ -218,21 +218,22 @@ def test_a_failed_profile_names_its_problem(node: Daemon) -> None:
     assert "nowhere.py" in first
 
 
-def test_a_profile_ends_when_its_caller_goes_away(node: Daemon) -> None:
+def test_a_profile_ends_when_its_caller_goes_away(node: Daemon, tmp_path: Path) -> None:
+    told = tmp_path / "pid"
+    (tmp_path / "model.py").write_text(
+        "import os, pathlib, time\n"
+        f"pathlib.Path({str(told)!r}).write_text(f'{{os.getpid()}}.')\n"
+        "time.sleep(600)\n"
+    )
     request = ProfileRequest(job_id="slow", term=node.term)
+    request.job.directory, request.job.model.entry = str(tmp_path), "model.py:build"
     request.resources.types.add(name="cpu", device="cpu")
     call = node.stub.Profile.future(request, timeout=90)
-    children = Path(f"/proc/{node.child.pid}/task")
-
-    def profilers() -> list[int]:
-        pids = [
-            pid for task in children.iterdir() for pid in (task / "children").read_text().split()
-        ]
-        return [int(pid) for pid in pids if alive(int(pid))]
-
-    wait_until(profilers)
+    text = wait_until(lambda: told.exists() and told.read_text(), "the model is imported")
+    profiler = int(text.partition(".")[0])
+    assert alive(profiler)
     call.cancel()
-    wait_until(lambda: not profilers(), "it ends", 5.0)
+    wait_until(lambda: not alive(profiler), "it ends", 5.0)
 
 
 def run_node(*arguments: str) -> "subprocess.CompletedProcess[str]":
