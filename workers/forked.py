@@ -1,19 +1,8 @@
 """What a node's workers and profilers are forked from: all that each would import is here."""
 
 import importlib
-import sys
-
-from chassis import rooms
-
-
-def _top_level() -> set[str]:
-    return {name.partition(".")[0] for name in sys.modules}
-
 
 for _name in ("workers.stage.__main__", "workers.profiling.__main__"):
     importlib.import_module(_name)
-_before = _top_level()
-# What is imported when first used. For torch's optimizers that is a compiler, longer than torch.
-for _name in ("torch._dynamo", "grpc._channel", "grpc._interceptor", "grpc._server"):
+for _name in ("grpc._channel", "grpc._interceptor", "grpc._server"):  # else when first used
     importlib.import_module(_name)
-rooms.imported_early(_top_level() - _before)

@@ -327,7 +327,7 @@ def _tried(model: nn.Module) -> Iterator[_Rows]:
     """Have a model as in training, and all as it was afterwards, generators too."""
     rows = _Rows()
     with in_mode(model, training=True), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(_SEED)
+        torch.random.manual_seed(_SEED)
         for module in model.modules():
             if isinstance(module, SparseEmbedding):
                 module.store = rows.of(module.spec.dim)
