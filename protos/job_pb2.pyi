@@ -466,7 +466,7 @@ class DataSpec(_message.Message):
     valid: _builtins.str
     test: _builtins.str
     label: _builtins.str
-    """column; none, and no `labels`: the tokens that follow"""
+    """column; none, and no `labels`: the tokens that follow. Of next_token lists beside `ints`"""
     tokens: _builtins.str
     """Parquet column of lists of whole numbers, all of one length"""
     weight: _builtins.str
@@ -521,14 +521,20 @@ class ColumnSpec(_message.Message):
     TYPE_FIELD_NUMBER: _builtins.int
     LENGTH_FIELD_NUMBER: _builtins.int
     SLOT_FIELD_NUMBER: _builtins.int
+    KEEP_FIELD_NUMBER: _builtins.int
+    PADDING_FIELD_NUMBER: _builtins.int
     of: _builtins.str
     """the file's column, or a cross of several; empty: its own name"""
     type: _builtins.str
-    """key | keys | float | floats | int; those in the plural are lists"""
+    """key | keys | float | floats | int | ints | mask; those in the plural are lists"""
     length: _builtins.int
-    """of lists: the last so many values, filled up behind"""
+    """of lists: so many values, filled up behind; of a mask: 1 where a list has one"""
     slot: _builtins.str
     """inputs of one slot have the same key for the same value; empty: `of`"""
+    keep: _builtins.str
+    """first | last: which values of longer lists stay; empty: the last, and of ints none may be longer"""
+    padding: _builtins.int
+    """of ints: what fills up short lists"""
     def __init__(
         self,
         *,
@@ -536,10 +542,12 @@ class ColumnSpec(_message.Message):
         type: _builtins.str = ...,
         length: _builtins.int = ...,
         slot: _builtins.str = ...,
+        keep: _builtins.str = ...,
+        padding: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["length", b"length", "of", b"of", "slot", b"slot", "type", b"type"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keep", b"keep", "length", b"length", "of", b"of", "padding", b"padding", "slot", b"slot", "type", b"type"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
