@@ -251,7 +251,7 @@ def opened(saved: Saved) -> nn.Module:
     job = saved.job
     settle(job, saved.code)
     with _own_modules(job):
-        model = job_model(job)
+        model = job_model(job, weights_follow=True)
     load_state(model, saved.weights)
     try:
         tables = LocalTable.load_checkpoint(saved.tables, save=saved.save)

@@ -31,6 +31,7 @@ from workers.links.ring_port import join_stage
 from workers.links.session import Session
 from workers.links.transport import Neighbours
 from workers.model.entry import job_model
+from workers.model.followed_check import check_followed
 from workers.model.inputs import inputs_of
 from workers.model.probe import check_loss, check_parameters, micro_batches_of
 from workers.model.randomness import Randomness
@@ -121,6 +122,7 @@ class Share:
         if first:  # held-out splits, too, before anything is trained
             check_all(job)
             check_parameters(traced, job)
+            check_followed(traced, job)
             check_loss(traced, job)
         batches = GlobalBatches.of(job, Dataset.of(job, "train"))
         fixed = micro_batches_of(job, traced)
