@@ -338,12 +338,13 @@ class StageExecutor:
         """That of the whole batch, once the forwards of a step are done."""
         assert self._whole is not None
         step = self._open[0]
+        with self._busy.waiting():
+            self._given_up = not self._whole.gather(step.number)
+        if self._given_up:
+            return
         with self._busy.running():
             loss = self._whole.compute(step.number, self._ending.loss_scale(step.number))
-        if loss is None:
-            self._given_up = True
-            return
-        step.loss = step.loss + loss.to(step.loss)
+            step.loss = step.loss + loss.to(step.loss)
         step.awaits_loss = False
 
     def _backward(self) -> None:
