@@ -11,13 +11,18 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from protos.job_pb2 import JobSpec
+from protos.losses import CONTRASTIVE, may_lack_labels
 from workers.data.errors import DataError
-from workers.data.numbers import LARGEST, narrow, numbers
+from workers.data.lists import Lists, is_list
+from workers.data.named import INTS, Named, named_of
+from workers.data.numbers import LARGEST, is_number, narrow, numbers
 
 # Begins the names of what losses read: no value of a traced model has a dot in its name.
 LABEL: Final = "label."
+NEXT_TOKEN: Final = "next_token"  # the loss of lists
 ONE: Final = "label"  # what the only label is called, whatever its column
 WEIGHT: Final = "weight"
+_NONE = -1  # where no token follows
 _MOST_CLASS = 2**31 - 1
 _EXACT = 2**24  # whole numbers up to here are themselves as float32
 
@@ -29,7 +34,9 @@ class Kind(Enum):
     CLASS = auto()  # whole, from 0, int32
     REAL = auto()  # finite, float32
     EXACT = auto()  # finite, float32, and whole ones as they are
+    POSITIVE = auto()  # finite, above 0, float32
     WEIGHT = auto()  # finite, from 0, float32
+    FOLLOWING = auto()  # lists of tokens: beside each the one that follows, below 0 for none; int32
 
     @property
     def expected(self) -> str:
@@ -39,7 +46,7 @@ class Kind(Enum):
     @property
     def dtype(self) -> type[np.float32] | type[np.int32]:
         """As what values are kept."""
-        return np.int32 if self is Kind.CLASS else np.float32
+        return np.int32 if self in (Kind.CLASS, Kind.FOLLOWING) else np.float32
 
     def fits(self, values: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
         """Which values may be, NaN standing for a missing one; [n]."""
@@ -52,6 +59,8 @@ class Kind(Enum):
             found = np.isfinite(narrow(values))
             if self is Kind.WEIGHT:
                 found &= values >= 0
+            elif self is Kind.POSITIVE:
+                found &= narrow(values) > 0
             elif self is Kind.EXACT:
                 found &= (np.abs(values) <= _EXACT) | (values != np.floor(values))
         return found
@@ -62,7 +71,9 @@ _EXPECTED: Final = {
     Kind.CLASS: "a whole number from 0, the number of a class",
     Kind.REAL: "a finite number",
     Kind.EXACT: f"a finite number, and a whole one up to {_EXACT}",
+    Kind.POSITIVE: "a finite number above 0",
     Kind.WEIGHT: "a finite number of at least 0",
+    Kind.FOLLOWING: f"whole numbers up to {_MOST_CLASS}",
 }
 KINDS: Final = {
     "bce_with_logits": Kind.BINARY,
@@ -70,9 +81,16 @@ KINDS: Final = {
     "mse": Kind.REAL,
     "mae": Kind.REAL,
     "huber": Kind.REAL,
+    NEXT_TOKEN: Kind.FOLLOWING,
+    CONTRASTIVE: Kind.CLASS,
+    "in_batch_softmax": Kind.CLASS,
+    "pairwise": Kind.REAL,
 }
 # Of one label that several losses read: what the first of these may be, the others may.
-_STRICTEST: Final = (Kind.BINARY, Kind.CLASS, Kind.EXACT, Kind.REAL)
+_STRICTEST: Final = (
+    *(Kind.FOLLOWING, Kind.BINARY, Kind.CLASS),
+    *(Kind.POSITIVE, Kind.EXACT, Kind.REAL),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,15 +100,32 @@ class Label:
     Args:
         name: by which they do.
         key: of the job file, that names the column.
+        beside: of lists, the input that they are as long as.
     """
 
     name: str
     column: str
     kind: Kind
     key: str = "data.label"
+    beside: Named | None = None
+
+    @property
+    def nothing(self) -> npt.NDArray[Any]:
+        """No rows of it."""
+        width = (self.beside.length,) if self.beside is not None else ()
+        return np.zeros((0, *width), self.kind.dtype)
+
+    def check(self, path: Path, kind: pa.DataType, *, typed: bool) -> None:
+        """Raises `DataError` unless a column of that type fits; text has none but strings."""
+        fits, expected = not typed or is_number(kind), "a numeric column"
+        if self.kind is Kind.FOLLOWING:
+            fits = is_list(kind) and pa.types.is_integer(kind.value_type)
+            expected = "a Parquet column of lists of whole numbers"
+        if not fits:
+            raise DataError(str(path), f"{self.key}: {self.column}", str(kind), expected)
 
     def encode(self, column: pa.Array, path: Path, first: int) -> npt.NDArray[Any]:
-        """Its values [n], of the kind's dtype.
+        """Its values [n], of the kind's dtype; of lists [n, length].
 
         Args:
             first: rows of the file before these.
@@ -99,6 +134,8 @@ class Label:
             DataError: one does not fit.
         """
         key = f"{self.key}: {self.column}"
+        if self.beside is not None:
+            return _following(self.beside, column, key, path, first)
         values = numbers(column, key, path, first)
         fits = self.kind.fits(values)
         if not fits.all():
@@ -112,42 +149,79 @@ class Label:
 
     def may_hold(self, least: float, most: float, missing: int) -> bool:
         """Whether the values of a column may fit, as far as their range tells."""
+        if self.kind is Kind.FOLLOWING:
+            return most <= _MOST_CLASS
         if missing or max(abs(least), abs(most)) > LARGEST:
             return False
         if self.kind is Kind.BINARY:
             return 0 <= least <= most <= 1
+        if self.kind is Kind.POSITIVE:
+            return least > 0
         return least >= 0 or self.kind not in (Kind.CLASS, Kind.WEIGHT)
 
 
 def labels_of(job: JobSpec) -> tuple[Label, ...]:
-    """What a job's losses read, each of the type that they take; none: the tokens that follow."""
+    """What a job's losses read, each of the type that they take; none: the tokens that follow.
+
+    Raises:
+        DataError: they need a label, and there is none.
+    """
     data = job.data
+    if not (data.label or data.labels or data.tokens or may_lack_labels(job)):
+        raise DataError("job", "data.label", data.label, "the column to be predicted")
     weight = [Label(WEIGHT, data.weight, Kind.WEIGHT, "data.weight")] if data.weight else []
     kinds: dict[str, set[Kind]] = {}
-    for name, loss in _read(job):
-        kinds.setdefault(name, set()).add(KINDS.get(loss, Kind.BINARY))
+    for name, read_as in _read(job):
+        kinds.setdefault(name, set()).add(read_as)
 
     def kind(name: str) -> Kind:
         found = kinds.get(name, {Kind.EXACT})
         return next(one for one in _STRICTEST if one in found)
 
     if data.label:
-        return Label(ONE, data.label, kind(ONE)), *weight
+        beside = _beside(job) if kind(ONE) is Kind.FOLLOWING else None
+        return Label(ONE, data.label, kind(ONE), beside=beside), *weight
     several = (Label(name, name, kind(name), "data.labels") for name in data.labels)
     return *several, *weight
 
 
+def _beside(job: JobSpec) -> Named:
+    """The input that lists of labels are beside: of the same column, or the first one of lists."""
+    lists = [one for one in named_of(job.data) if one.kind == INTS]
+    if not lists:
+        expected = "an input of type ints in data.columns, beside whose values labels stand"
+        raise DataError("job", "data.label", job.data.label, expected)
+    return next((one for one in lists if one.of == job.data.label), lists[0])
+
+
+def _following(
+    beside: Named, column: pa.Array, key: str, path: Path, first: int
+) -> npt.NDArray[np.int32]:
+    lists = Lists.of(column, beside.length, beside.keep, key, path, first)
+    values = lists.whole()
+    if len(values) and int(values.max()) > _MOST_CLASS:
+        raise DataError(str(path), key, int(values.max()), Kind.FOLLOWING.expected)
+    found = np.full((len(column), beside.length), _NONE, np.int32)
+    found[:, :-1] = lists.placed(np.maximum(values, _NONE).astype(np.int32), _NONE)[:, 1:]
+    return found
+
+
 def label_of(job: JobSpec, head: str) -> str:
-    """The label that a head is held against."""
-    told: str = job.train.heads[head].label
-    return told or (ONE if job.data.label else head)
+    """The label that a head is held against; "": none, of one that needs none."""
+    spec = job.train.heads[head]
+    told: str = spec.label
+    return told or (ONE if job.data.label else "" if spec.loss == CONTRASTIVE else head)
 
 
-def _read(job: JobSpec) -> Iterator[tuple[str, str]]:
-    """Labels, and the built-in losses that read them."""
+def _read(job: JobSpec) -> Iterator[tuple[str, Kind]]:
+    """Labels, and as what built-in losses read them."""
     if job.model.loss:
         return
-    for head in sorted(job.train.heads):
-        yield label_of(job, head), job.train.heads[head].loss
+    for name, head in sorted(job.train.heads.items()):
+        others = (head.frequency, Kind.POSITIVE), (head.group, Kind.CLASS)
+        for label, kind in ((label_of(job, name), KINDS.get(head.loss, Kind.BINARY)), *others):
+            if label:
+                yield label, kind
     if not job.train.heads:
-        yield job.data.labels[0] if len(job.data.labels) == 1 else ONE, job.train.loss
+        label = job.data.labels[0] if len(job.data.labels) == 1 else ONE
+        yield label, KINDS.get(job.train.loss, Kind.BINARY)

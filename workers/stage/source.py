@@ -136,15 +136,16 @@ class TrainingSource:
 
     def _input(self, step: int, own: tuple[MicroBatchSpec, ...]) -> StepInput:
         micro = [tensors_of(self._batches.read(step, one.first, one.last)) for one in own]
-        if self._loss.counted:
+        if self._loss.counted and not self._loss.whole:
             whole = self._loss.counts(labels_in(tensors_of(self._batches.labels(step))))
             counts = torch.tensor(whole, dtype=torch.float64)
             micro = [{**tensors, WHOLE: counts} for tensors in micro]
         pulled = None
         if self._rows.layers:
+            keys = self._rows.distinct(micro)
             self._rows.order.wait_to_pull(step)
             with span("pull ahead", step=step):
-                pulled = self._rows.pull(micro, learning=True)
+                pulled = self._rows.pull(keys, learning=True)
             self._rows.order.pulled(step)
         return StepInput(
             [

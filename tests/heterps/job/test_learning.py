@@ -6,6 +6,8 @@ from heterps.job import learning
 from heterps.job.file import JobFileError, load_job
 from heterps.job.learning import metric_names
 from heterps.job.rewrite import job_content
+from protos.losses import of_whole_batches
+from workers.data.labels import labels_of
 from workers.learning.quality import METRICS
 
 HEADS = (
@@ -68,6 +70,57 @@ def test_what_does_not_go_together_is_named(unlabelled, assignments, expected):
     assert expected in "\n".join(caught.value.problems)
 
 
+WHOLE = (
+    "data.labels=[rank, item, seen]",
+    "train.heads.match={loss: contrastive, of: [image, text]}",
+    "train.heads.find={loss: in_batch_softmax, of: [user, item, scale], label: item}",
+    "train.heads.find.frequency=seen",
+    "train.heads.rank={loss: pairwise, group: item}",
+)
+
+
+def test_losses_of_whole_batches_are_read(unlabelled):
+    spec = load_job(unlabelled, WHOLE)
+    assert list(spec.train.heads["find"].of) == ["user", "item", "scale"]
+    assert spec.train.heads["find"].frequency == "seen"
+    assert spec.train.heads["rank"].group == "item"
+    assert of_whole_batches(spec)
+    found = ["find_cross_entropy", "find_accuracy", "match_cross_entropy", "match_accuracy"]
+    assert metric_names(spec) == [f"valid_{name}" for name in (*found, "rank_loss")]
+    # Which alone needs no label.
+    alone = load_job(unlabelled, ["train.loss=contrastive"])
+    assert not labels_of(alone)
+    for loss in ("pairwise", "in_batch_softmax", "mse"):
+        with pytest.raises(JobFileError, match=r"data\.label: missing"):
+            load_job(unlabelled, [f"train.loss={loss}"])
+
+
+@pytest.mark.parametrize(
+    ("assignments", "expected"),
+    [
+        (
+            ["train.heads.match.of=[image]"],
+            "match.of: got ['image'], expected the names",
+        ),
+        (["train.heads.match.of=[image, image]"], "expected the names of two outputs"),
+        (["train.heads.rank.of=[a, b]"], "train.heads.rank.of: got ['a', 'b'], expected the name"),
+        (
+            ["train.heads.seen={loss: mse, of: [seen]}"],
+            "heads.seen.of: got ['seen'], expected",
+        ),
+        (["train.heads.rank.frequency=seen"], "expected none but with in_batch_softmax"),
+        (["train.heads.find.group=item"], "expected none but with pairwise"),
+        (["train.heads.find.frequency=often"], "got 'often', expected one of data.labels"),
+        (["train.heads.find.label=it"], "train.heads.find.label: got 'it', expected one of"),
+        (["train.heads.match.label=it"], "train.heads.match.label: got 'it', expected one of"),
+    ],
+)
+def test_what_a_loss_of_whole_batches_cannot_read_is_named(unlabelled, assignments, expected):
+    with pytest.raises(JobFileError) as caught:
+        load_job(unlabelled, (*WHOLE, *assignments))
+    assert expected in "\n".join(caught.value.problems)
+
+
 def test_one_loss_does_for_one_label(unlabelled):
     with pytest.raises(JobFileError, match=r"train\.heads or model\.loss"):
         load_job(unlabelled, ["data.labels=[click, delay]"])
@@ -85,6 +138,31 @@ def test_a_metric_of_the_jobs_own_says_which_way_is_better(unlabelled):
     for best in ("valid_recall", "most:valid_recall"):
         with pytest.raises(JobFileError, match="max:valid_recall or min:valid_recall"):
             load_job(unlabelled, [*given, f"train.checkpoint={{every: 2 steps, best: '{best}'}}"])
+
+
+@pytest.mark.parametrize(
+    ("validate", "expected"),
+    [
+        ("{every: 2 steps}", "train.validate.metric: got nothing, expected one of valid_auc"),
+        ("{metric: valid_auc}", "train.validate.every: got nothing, expected a time or a number"),
+        ("{patience: 2}", "train.validate.every: got nothing, expected a time or a number"),
+        ("{every: often, metric: valid_auc}", "train.validate.every: got 'often', expected a time"),
+        ("{every: 1m, metric: valid_acu}", "got 'valid_acu', expected one of valid_auc, valid_log"),
+        ("{every: 1m, metric: valid_recall}", "expected max:valid_recall or min:valid_recall"),
+        ("{every: 1m, metric: valid_auc, patience: -1}", "expected a whole number from 0"),
+        ("{every: 1m, metric: valid_auc, delta: 1}", "train.validate.delta: unknown key"),
+    ],
+)
+def test_validation_in_training_is_checked(unlabelled, validate, expected):
+    (unlabelled.parent / "metrics.py").write_text("def recall(outputs, batch):\n    return 0.5\n")
+    given = ["data.labels=[click]", "model.metrics=[metrics.py:recall]", "data.valid=v.parquet"]
+    with pytest.raises(JobFileError) as caught:
+        load_job(unlabelled, [*given, f"train.validate={validate}"])
+    assert expected in "\n".join(caught.value.problems)
+    for metric in ("valid_auc", "min:valid_logloss", "max:valid_recall"):
+        load_job(unlabelled, [*given, f"train.validate={{every: 2 steps, metric: '{metric}'}}"])
+    with pytest.raises(JobFileError, match=r"expected none without data\.valid"):
+        load_job(unlabelled, [*given[:1], "train.validate={every: 1m, metric: valid_auc}"])
 
 
 @pytest.mark.parametrize(

@@ -51,19 +51,25 @@ def made(tmp_path):
     return make
 
 
+WHOLE = "y = outputs['y']\n    return (y[:, None] - y).square().mean()"
 RIGHT = [
     "def total(outputs, batch):\n    return squares(outputs, batch)",
     "def total(outputs, batch):\n    return squares(outputs, batch).mean()",
     f"@heterps.loss(over={COUNTS})\ndef total(outputs, batch):{LATE}.mean()",
     "@heterps.loss(over='weights')\ndef total(outputs, batch):\n    return squares(outputs, batch)",
     "def total(outputs, batch):\n    return torch.rand(()) * squares(outputs, batch).mean()",
+    f"@heterps.loss(over='batch')\ndef total(outputs, batch):\n    {WHOLE}",
 ]
 WRONG = [
     ("def total(outputs, batch):\n    return squares(outputs, batch).sum()", "added up"),
     (f"def total(outputs, batch):{LATE}.mean()", "heterps.loss"),
     ("def total(outputs, batch):\n    return squares(outputs, batch).mean().sqrt()", "added up"),
+    (f"def total(outputs, batch):\n    {WHOLE}", "over='batch' where samples are held against"),
     ("@heterps.loss(over={'x': 'weights'})\n" + RIGHT[0], "names no term 'x'"),
-    ("@heterps.loss(over='tokens')\n" + RIGHT[0], "expected samples, weights, or a function"),
+    (
+        "@heterps.loss(over='tokens')\n" + RIGHT[0],
+        "expected samples, weights, batch, or",
+    ),
     ("def total(outputs, batch):\n    return squares(outputs, batch)[:, None]", "expected a mean"),
 ]
 
@@ -77,6 +83,20 @@ def test_a_mean_over_what_is_declared_is_taken(made, code):
 def test_parts_that_would_not_add_up_are_refused(made, code, expected):
     with pytest.raises(ValueError, match=expected):
         check_loss(*made(code, weight="w"))
+
+
+class Summed(Net):
+    def forward(self, dense):
+        x = self.out(dense)
+        return {"y": x.squeeze(1), "scale": x.sum()}
+
+
+def test_an_output_that_is_no_row_may_not_depend_on_the_samples_of_a_loss_of_whole_batches(made):
+    _, job = made(RIGHT[-1], weight="w")
+    with pytest.raises(ModelError, match=r"'scale' \[\] is another one .* train\.micro_batches: 1"):
+        check_loss(TracedModel(Summed()), job)
+    job.train.micro_batches = 1
+    check_loss(TracedModel(Summed()), job)
 
 
 def test_weights_need_a_column(made):
