@@ -294,31 +294,32 @@ def _replaced(
     """
     nodes, job_id = attempt.context.nodes, attempt.id.job_id
     lost = [process for process in attempt.processes if process.process_id in gone]
-    left = {process.node.node_id: process.node for process in lost}
-    usable = {node_id: _home(attempt, node) for node_id, node in left.items()}
-    silent = {node_id for node_id, node in usable.items() if node is None}
     shards = [process for process in lost if process.role == SHARD]
+    usable = {shard.node.node_id: _home(attempt, shard.node.node_id) for shard in shards}
     placed_shards = reserve_homes(attempt, shards, usable)
     if placed_shards is None:
         raise JobError(cause)
-    taken = [*placed_shards.units]  # nodes of units in the place of others
     news = {
-        shard.process_id: shard_of(
-            attempt.id, shard.index, placed_shards.nodes[shard.process_id], generation
-        )
-        for shard in shards
+        name: shard_of(attempt.id, index, placed_shards.nodes[name], generation)
+        for name, index in ((shard.process_id, shard.index) for shard in shards)
     }
+    taken = [*placed_shards.units]  # nodes of units in the place of others
+    silent = {node_id for node_id, node in usable.items() if node is None}
     try:
         for process in lost:
             if process.role == SHARD:
                 continue
-            home = homes.get(process.process_id) or usable[process.node.node_id]
-            if home is None:
+            node_id = homes.get(process.process_id, process.node).node_id
+            while node_id in silent or (home := _home(attempt, node_id)) is None:
+                silent.add(node_id)
+                if node_id in taken:
+                    taken.remove(node_id)
+                    nodes.give_back(job_id, [node_id])
                 placed = nodes.reserve(job_id, [Group(process.node.type, 1)], avoid=silent)
                 if placed is None:
                     raise JobError(cause)
-                (home,) = placed
-                taken.append(home.node_id)
+                node_id = placed[0].node_id
+                taken.append(node_id)
             news[process.process_id] = worker_of(
                 attempt.id, process.index, process.rank, home, generation
             )
@@ -330,12 +331,12 @@ def _replaced(
         raise
 
 
-def _home(attempt: Attempt, node: NodeStatus) -> NodeStatus | None:
+def _home(attempt: Attempt, node_id: str) -> NodeStatus | None:
     """A node as it is now; None where it takes nothing, or does not answer.
 
     Its lease may hold for a while after its end.
     """
-    status = attempt.context.nodes.get(node.node_id)
+    status = attempt.context.nodes.get(node_id)
     if status is None or status.draining or answer_of(attempt, status) is None:
         return None
     return status
