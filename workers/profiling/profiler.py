@@ -29,6 +29,7 @@ from workers.links.plain import plain_allowed
 from workers.links.transport import measure_rate
 from workers.model.entry import job_model
 from workers.model.inputs import inputs_of
+from workers.model.job_loss import job_loss
 from workers.model.probe import check_parameters, micro_batches_of
 from workers.model.trace import TracedModel
 from workers.profiling import datasheet
@@ -156,7 +157,12 @@ class Profiler:
             client = stack.enter_context(ParameterClient(shards.addresses))
             rows = ShardRows(self._traced.model, client, self._device, create=True)
             timer = LayerTimer(
-                self._traced, self._job.train.optimizer, rows, self._device, self._precision
+                self._traced,
+                self._job.train.optimizer,
+                rows,
+                self._device,
+                self._precision,
+                job_loss(self._job),
             )
             for batch in batches:
                 for graph in timer.graphs:

@@ -20,6 +20,8 @@ from workers.profiling.profiler import Profiler
 pytest.importorskip("ps.server")
 
 MODEL = """
+import time
+
 import torch
 from torch import nn
 from heterps import SparseEmbedding
@@ -35,6 +37,11 @@ class Net(nn.Module):
     def forward(self, sparse, dense):
         x = torch.cat([self.rows(sparse).flatten(1), dense], dim=1)
         return self.head(self.large(self.small(x))).squeeze(1)
+
+
+def late(scores, batch):
+    time.sleep(0.01)
+    return torch.nn.functional.mse_loss(scores, batch["label"])
 """
 
 
@@ -164,7 +171,7 @@ def test_a_profile_says_what_memory_is_made_of_and_what_crosses(alone: Workload)
         assert 0 <= layer.optimizer_bytes - 2 * layer.weight_bytes < 100
     # Its input, what ReLU keeps, and nothing of the weights.
     assert large.activation_bytes == 4 * 8 + width
-    assert head.activation_bytes == width
+    assert head.activation_bytes == width + 4 + 4  # and the scores and labels of the loss
     # Three slots of eight floats; the dense inputs and the label travel on.
     assert rows.output_bytes >= 4 * (3 * 8 + 2 + 1)
     assert large.output_bytes == width + 4
@@ -178,12 +185,14 @@ def test_a_profile_says_what_a_step_is(alone: Workload, request_file: Path) -> N
     assert alone.data_bytes >= 4096 * (3 * 8 + 2 * 4 + 4)
     request = ProfileRequest.FromString(request_file.read_bytes())
     request.job.train.micro_batches, request.job.train.staleness = 3, 2
+    request.job.model.loss = "model.py:late"
     file = request_file.with_name("request-fixed")
     file.write_bytes(request.SerializeToString())
     fixed, log = run(file, "--type", "cpu")
     assert (fixed.micro_batches, fixed.staleness) == (3, 2)
     assert fixed.reference_batch == 171  # the largest of 512 samples in three parts
     assert "micro-batches of 171 samples, the job's" in log
+    assert fixed.layers[3].cost["cpu"].compute_s >= 0.01, "the last layer has the loss"
 
 
 def test_where_the_job_leaves_micro_batches_open_the_smallest_worth_having_is_measured(
