@@ -728,8 +728,8 @@ class TrainSpec(_message.Message):
     staleness: _builtins.int
     """updates that a step may lack, of weights and rows: 0 = synchronous"""
     loss: _builtins.str
-    """bce_with_logits | cross_entropy | mse | mae | huber | next_token; empty with heads or a loss of
-    the job's own
+    """bce_with_logits | cross_entropy | mse | mae | huber | next_token | contrastive |
+    in_batch_softmax | pairwise; empty with heads or a loss of the job's own
     """
     max_steps: _builtins.int
     """0: no limit"""
@@ -803,22 +803,36 @@ class HeadSpec(_message.Message):
     LOSS_FIELD_NUMBER: _builtins.int
     LABEL_FIELD_NUMBER: _builtins.int
     WEIGHT_FIELD_NUMBER: _builtins.int
+    OF_FIELD_NUMBER: _builtins.int
+    FREQUENCY_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
     loss: _builtins.str
     """as train.loss, but next_token"""
     label: _builtins.str
-    """one of data.labels; empty: the one named as the output is"""
+    """one of data.labels; empty: the one named as the head is"""
     weight: _builtins.float
     """of it in the sum of losses; none: 1"""
+    frequency: _builtins.str
+    """of in_batch_softmax, one of data.labels: how often the item comes"""
+    group: _builtins.str
+    """of pairwise, one of data.labels: only samples of one are compared"""
+    @_builtins.property
+    def of(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """outputs that contrastive, in_batch_softmax and pairwise read"""
+
     def __init__(
         self,
         *,
         loss: _builtins.str = ...,
         label: _builtins.str = ...,
         weight: _builtins.float | None = ...,
+        of: _abc.Iterable[_builtins.str] | None = ...,
+        frequency: _builtins.str = ...,
+        group: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_weight", b"_weight", "weight", b"weight"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_weight", b"_weight", "label", b"label", "loss", b"loss", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_weight", b"_weight", "frequency", b"frequency", "group", b"group", "label", b"label", "loss", b"loss", "of", b"of", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__weight: _TypeAlias = _typing.Literal["weight"]  # noqa: Y015
     _WhichOneofArgType__weight: _TypeAlias = _typing.Literal["_weight", b"_weight"]  # noqa: Y015

@@ -19,6 +19,7 @@ from heterps.job.prepare import IN_PREPARE, is_url
 from heterps.job.schema import Reading
 from heterps.job.yaml_nodes import YamlError
 from protos.job_pb2 import JobSpec
+from protos.losses import may_lack_labels
 from ps.errors import TableError
 from ps.table.rules import WIRE_DTYPES
 from scheduler.methods.names import JOB_METHODS
@@ -244,7 +245,8 @@ class _Check:
         if not inputs & self._places.keys():
             text = "missing; expected data.sparse or data.dense, lists of columns, or data.tokens"
             self.problems.append(f"{self._shown}: data: {text}")
-        if not {"data.label", "data.labels", "data.tokens"} & self._places.keys():
+        labelled = {"data.label", "data.labels", "data.tokens"} & self._places.keys()
+        if not labelled and not may_lack_labels(self.job):
             text = "missing; expected the column to predict, or data.tokens, which then are"
             self.problems.append(f"{self._shown}: data.label: {text}")
         for key, columns in (("data.dense", data.dense), ("data.sparse", data.sparse)):

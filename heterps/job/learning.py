@@ -5,7 +5,8 @@ from typing import Final
 
 from chassis.near import nearest
 from heterps.job.checkpoints import Wrong
-from protos.job_pb2 import JobSpec
+from protos.job_pb2 import HeadSpec, JobSpec
+from protos.losses import OF_WHOLE_BATCHES
 
 # Of built-in losses, what is measured of held-out samples: as `workers.learning.quality.METRICS`,
 # which torch comes with.
@@ -16,9 +17,13 @@ METRICS: Final = {
     "mae": ("mae", "mse"),
     "huber": ("mae", "mse"),
     "next_token": ("loss", "bits_per_token"),
+    "contrastive": ("cross_entropy", "accuracy"),
+    "in_batch_softmax": ("cross_entropy", "accuracy"),
+    "pairwise": ("loss",),
 }
 LOSSES: Final = tuple(METRICS)
 _OF_LABELS: Final = tuple(name for name in LOSSES if name != "next_token")
+_CONTRASTIVE, _IN_BATCH, _PAIRWISE = OF_WHOLE_BATCHES
 _WEIGHT: Final = "weight"  # what losses find data.weight by
 
 
@@ -93,13 +98,36 @@ def _wrong_heads(job: JobSpec) -> Iterator[Wrong]:
             near = nearest(head.loss, _OF_LABELS)
             hint = f"; did you mean {near}?" if near else ""
             yield Wrong(f"{key}.loss", repr(head.loss), f"one of {', '.join(_OF_LABELS)}{hint}")
+        if job.data.tokens and not there:
+            yield Wrong(f"{key}.loss", repr(head.loss), "data.labels beside data.tokens")
+        yield from _wrong_comparison(key, head)
         label = head.label or ("label" if job.data.label else name)
-        if label not in there:
-            yield Wrong(f"{key}.label", repr(label), f"one of data.labels: {', '.join(there)}")
+        needed = head.label or head.loss != _CONTRASTIVE
+        read = {"label": label if needed else "", "frequency": head.frequency, "group": head.group}
+        for field, column in read.items():
+            if column and column not in there:
+                text = f"one of data.labels: {', '.join(there)}"
+                yield Wrong(f"{key}.{field}", repr(column), text)
         if head.weight < 0:
             yield Wrong(f"{key}.weight", f"{head.weight:g}", "a number of at least 0")
         if "." in name:
             yield Wrong(key, repr(name), "a name without a dot")
+
+
+def _wrong_comparison(key: str, head: HeadSpec) -> Iterator[Wrong]:
+    """What only losses of whole batches read, or read otherwise."""
+    of = list(head.of)
+    if head.loss in (_CONTRASTIVE, _IN_BATCH):
+        if len(set(of)) != len(of) or len(of) not in (2, 3):
+            text = "the names of two outputs of the model, and of a scale where it gives one"
+            yield Wrong(f"{key}.of", str(of), text)
+    elif len(of) > (head.loss == _PAIRWISE):
+        text = "none" if head.loss != _PAIRWISE else "the name of one output of the model"
+        yield Wrong(f"{key}.of", str(of), text)
+    if head.frequency and head.loss != _IN_BATCH:
+        yield Wrong(f"{key}.frequency", repr(head.frequency), f"none but with {_IN_BATCH}")
+    if head.group and head.loss != _PAIRWISE:
+        yield Wrong(f"{key}.group", repr(head.group), f"none but with {_PAIRWISE}")
 
 
 def _or(names: Sequence[str]) -> str:

@@ -40,6 +40,7 @@ class Problem:
         micro_batches: int = ...,
         staleness: int = ...,
         crossing: float = ...,
+        whole_batch: bool = ...,
     ) -> None: ...
 
 def split(problem: Problem, assignment: Sequence[int]) -> list[tuple[int, int, int]]: ...
@@ -161,6 +162,7 @@ def simulate(
     staleness: int,
     steps: int,
     way: float = ...,
+    whole_batch: bool = ...,
 ) -> list[float]: ...
 def step_bound(
     stages: Sequence[tuple[int, float, float, float, float]],
@@ -173,6 +175,7 @@ def step_seconds(
     staleness: int,
     slowest: float,
     way: float = ...,
+    whole_batch: bool = ...,
 ) -> float: ...
 
 class StepFound:

@@ -283,6 +283,7 @@ class CostModel:
             self.steps.micro_batches if self.steps.simulated else 0,
             self.steps.staleness or 0,
             self.workload.crossing_s,
+            self.steps.whole_batch,
         )
 
     @property
@@ -402,7 +403,8 @@ class CostModel:
         """Simulated seconds of a step, no stage of which takes over `slowest` s a sample."""
         stages = [run.stepped(number, steps) for run, number in zip(runs, units, strict=True)]
         least, way = slowest * steps.batch, self.workload.crossing_s
-        return _planner.step_seconds(stages, steps.micro_batches, steps.staleness or 0, least, way)
+        parts, lacking = steps.micro_batches, steps.staleness or 0
+        return _planner.step_seconds(stages, parts, lacking, least, way, steps.whole_batch)
 
     def evaluate(
         self,

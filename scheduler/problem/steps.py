@@ -2,7 +2,8 @@
 
 A worker of stage s keeps at most 2 * ceil((units of s and of the stages after it) / (units of s))
 micro-batches between their forward and their backward, and never more than its share of the
-micro-batches of S + 1 steps, S being the staleness.
+micro-batches of S + 1 steps, S being the staleness. Of a loss of whole batches it may keep all of
+these: the last stage returns none of a step before it has had all.
 """
 
 import math
@@ -20,7 +21,7 @@ class Steps:
     chooses, and lacks `staleness` updates; before a plan is, the most that it may. Where they are
     `simulated`, what counts is a step's simulated time, not the slowest stage alone. `depth` is
     the number of micro-batches in flight by whose activations memory is judged before the units of
-    a plan are known.
+    a plan are known. `whole_batch` says that the loss is one of whole batches.
     """
 
     staleness: int | None
@@ -29,6 +30,7 @@ class Steps:
     fixed: bool = True
     simulated: bool = False
     depth: int = 1
+    whole_batch: bool = False
 
     @classmethod
     def of(cls, workload: Workload) -> "Steps":
@@ -41,6 +43,7 @@ class Steps:
             batch,
             fixed=workload.micro_batches > 0,
             simulated=workload.staleness == 0,
+            whole_batch=workload.whole_batch,
         )
 
     @property
@@ -66,5 +69,7 @@ class Steps:
 
 def in_flight(units: Sequence[int], stage: int, steps: Steps) -> int:
     """Return how many micro-batches a worker of a stage keeps at most, by the stages' units."""
-    bound = 2 * math.ceil(sum(units[stage:]) / units[stage])
-    return min(bound, math.ceil(steps.micro_batches / units[stage]) * ((steps.staleness or 0) + 1))
+    most = math.ceil(steps.micro_batches / units[stage]) * ((steps.staleness or 0) + 1)
+    if steps.whole_batch:
+        return most
+    return min(2 * math.ceil(sum(units[stage:]) / units[stage]), most)

@@ -71,7 +71,8 @@ class Workload:
     their samples. `overhead` is the share of the time, below 1, that goes to neither computing nor
     waiting, `crossing_s` what a micro-batch takes to the next stage and back besides its layers'
     `transfer_s`, whatever its size, and `data_bytes` what a host of the first stage keeps of the
-    dataset.
+    dataset. With `whole_batch` the loss is one of whole batches: no backward of a step begins
+    before all of its forwards are done.
     """
 
     name: str
@@ -86,6 +87,7 @@ class Workload:
     overhead: float = field(default=0.0, metadata=OPTIONAL)
     data_bytes: float = field(default=0.0, metadata=OPTIONAL)
     crossing_s: float = field(default=0.0, metadata=OPTIONAL)
+    whole_batch: bool = field(default=False, metadata=OPTIONAL)
     source: str = field(default="", compare=False)
 
     @classmethod
@@ -130,6 +132,7 @@ class Workload:
             overhead=overhead,
             data_bytes=fields.number("data_bytes", default=0.0),
             crossing_s=fields.number("crossing_s", default=0.0),
+            whole_batch=fields.boolean("whole_batch", default=False),
             source=source,
         )
 

@@ -10,10 +10,16 @@ from dataclasses import dataclass
 
 from protos.decision_pb2 import Decision, Workload
 from protos.job_pb2 import JobSpec
+from protos.losses import of_whole_batches
 from protos.scheduler_pb2 import NodeStatus
 from scheduler.problem.wording import listed
 from scheduler.runs.offer import OfferError
 from scheduler.state.packing import host_of
+
+_AT_ONCE = (
+    "The loss is one of whole batches: no backward of a step begins before all of its forwards, "
+    "and each worker keeps what all of its micro-batches need."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +47,9 @@ def of_job(workload: Workload, job: JobSpec, nodes: Sequence[NodeStatus]) -> Con
         )
     elif found.micro_batches and not job.schedule.given.layers:
         notes.append(_fixed(found.micro_batches))
+    found.whole_batch = found.whole_batch or of_whole_batches(job)
+    if found.whole_batch:
+        notes.append(_AT_ONCE)
     most = 0 if train.split_experts else train.staleness  # workers in lockstep end each step
     found.staleness = min(most, found.staleness) if found.HasField("staleness") else most
     if train.split_experts and not all(node.plain_collectives for node in nodes):
@@ -76,19 +85,23 @@ def of_model(constrained: Constrained, seen: Workload) -> Constrained:
     for layer, told in zip(found.layers, seen.layers, strict=True):
         layer.uncut = layer.uncut or told.uncut
         layer.shares = layer.shares or told.shares
+    if seen.whole_batch and not found.whole_batch:
+        found.whole_batch = True
+        notes.append(_AT_ONCE)
     if seen.micro_batches and seen.micro_batches != found.micro_batches:
         found.micro_batches = seen.micro_batches
         notes.append(_fixed(seen.micro_batches))
     return Constrained(found, tuple(notes))
 
 
-def may_depend_on_model(decision: Decision) -> bool:
+def may_depend_on_model(decision: Decision, job: JobSpec) -> bool:
     """Whether what the model demands may change the plan: it has more than one worker.
 
-    Demands of a model only rule plans out, and they rule out no plan of a single worker.
+    Demands of a model only rule plans out, and they rule out no plan of a single worker. One that a
+    loss of the job's own may make does: all of a step is kept in memory.
     """
     workers = sum(stage.units for stage in decision.stages)
-    return decision.feasible and workers > 1
+    return decision.feasible and (workers > 1 or bool(job.model.loss))
 
 
 def shared_cores(decision: Decision, nodes: Sequence[NodeStatus]) -> list[str]:

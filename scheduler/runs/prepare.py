@@ -102,7 +102,7 @@ class Preparation:
         constrained = of_job(workload, spec, live)
         attempt.enter(State.PLANNING)
         decision = self._plan(spec, constrained.workload, offer)
-        if given and may_depend_on_model(decision):
+        if given and may_depend_on_model(decision, spec):
             home = next(node for node in live if node.type in decision.assignment)
             seen = look(attempt.id, spec, home, context.channels, self._stop)
             full = of_model(constrained, seen)

@@ -5,11 +5,18 @@ _SECOND = 1 << 40  # ticks
 
 
 def ticks(
-    stages: Stages, micro_batches: int, staleness: int, steps: int, way: int = 0
+    stages: Stages,
+    micro_batches: int,
+    staleness: int,
+    steps: int,
+    way: int = 0,
+    whole_batch: bool = False,
 ) -> list[float]:
     """When each update is made, in seconds; links take turns, and crossing takes a tick at least.
 
-    What has passed a link is on its way for half of `way` more.
+    What has passed a link is on its way for half of `way` more. Of a loss of whole batches nothing
+    is returned, nor begun of the next step in the last stage, before all forwards of a step are
+    done there; whoever is not in the last stage may hold any number.
 
     So what ends at one moment at both ends of a link ends there before anything has crossed.
     """
@@ -31,6 +38,9 @@ def ticks(
     open_, updates, updated = [depth] * steps, 0, [0] * steps
     half = [cross // 2 + 1 for _, _, _, cross, _ in stages]
     most = [2 * -(-sum(units for units, *_ in stages[s:]) // stages[s][0]) for s in range(depth)]
+    if whole_batch:
+        most = [total] * depth
+    ended: set[int] = set()  # forwards of the last stage
     now = 0
     while updates < steps:
         moved = True
@@ -41,7 +51,13 @@ def ticks(
                 _, kind, m = work.pop(at)
                 moved = True
                 if kind == "forward":
-                    if s == depth - 1:
+                    if s == depth - 1 and whole_batch:
+                        ended.add(m)
+                        step = m // micro_batches
+                        batch = range(step * micro_batches, (step + 1) * micro_batches)
+                        if ended >= set(batch):
+                            returned[s] |= dict.fromkeys(batch, now)
+                    elif s == depth - 1:
                         returned[s][m] = now
                     else:
                         queue.setdefault(at, []).append((now, m, "there"))
@@ -96,6 +112,11 @@ def ticks(
                         m in arrived[s]
                         and held[s][w] < most[s]
                         and m // micro_batches - staleness <= updates
+                        and not (
+                            whole_batch
+                            and s == depth - 1
+                            and len(ended) < m // micro_batches * micro_batches
+                        )
                     ):
                         next_[s][w] += units
                         held[s][w] += 1

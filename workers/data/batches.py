@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from itertools import count
 
 from protos.job_pb2 import JobSpec
+from protos.losses import of_whole_batches
 from workers.data.columns import Batch
 from workers.data.errors import DataError
 from workers.data.order import Epochs, KeptEpochs
@@ -124,8 +125,12 @@ class GlobalBatches:
 
 
 def evaluation_size(job: JobSpec) -> int:
-    """Samples of a batch of evaluation: of sequences no more than training has room for."""
-    if job.data.tokens or any(one.length for one in job.data.columns.values()):
+    """Samples of a batch of evaluation: of sequences no more than training has room for.
+
+    Nor more than it compares, where the loss may be one of whole batches.
+    """
+    long = job.data.tokens or any(one.length for one in job.data.columns.values())
+    if long or job.model.loss or of_whole_batches(job):
         return min(_EVALUATED, max(1, job.train.batch_size))
     return _EVALUATED
 

@@ -96,13 +96,11 @@ class Encoder:
         self, spec: DataSpec, labels: Sequence[Label], *, inputs_only: bool = False
     ) -> None:
         outcomes = [label for label in labels if label.kind is not Kind.WEIGHT]
-        if not outcomes and not spec.tokens:
-            raise DataError("job", "data.label", spec.label, "the column to be predicted")
         if not spec.sparse and not spec.dense and not spec.tokens and not spec.columns:
             raise DataError("job", "data.sparse", [], "at least one sparse or dense column")
         self.named = named_of(spec)
         self.labels = [] if inputs_only else list(labels)
-        self._predicts_tokens = not outcomes
+        self._predicts_tokens = bool(spec.tokens) and not outcomes
         self.tokens = Tokens(spec.tokens) if spec.tokens else None
         self.dense = list(spec.dense)
         self.slots = [_slot(written) for written in spec.sparse]

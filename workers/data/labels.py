@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from protos.job_pb2 import JobSpec
+from protos.losses import CONTRASTIVE, may_lack_labels
 from workers.data.errors import DataError
 from workers.data.numbers import LARGEST, narrow, numbers
 
@@ -29,6 +30,7 @@ class Kind(Enum):
     CLASS = auto()  # whole, from 0, int32
     REAL = auto()  # finite, float32
     EXACT = auto()  # finite, float32, and whole ones as they are
+    POSITIVE = auto()  # finite, above 0, float32
     WEIGHT = auto()  # finite, from 0, float32
 
     @property
@@ -52,6 +54,8 @@ class Kind(Enum):
             found = np.isfinite(narrow(values))
             if self is Kind.WEIGHT:
                 found &= values >= 0
+            elif self is Kind.POSITIVE:
+                found &= narrow(values) > 0
             elif self is Kind.EXACT:
                 found &= (np.abs(values) <= _EXACT) | (values != np.floor(values))
         return found
@@ -62,6 +66,7 @@ _EXPECTED: Final = {
     Kind.CLASS: "a whole number from 0, the number of a class",
     Kind.REAL: "a finite number",
     Kind.EXACT: f"a finite number, and a whole one up to {_EXACT}",
+    Kind.POSITIVE: "a finite number above 0",
     Kind.WEIGHT: "a finite number of at least 0",
 }
 KINDS: Final = {
@@ -70,9 +75,12 @@ KINDS: Final = {
     "mse": Kind.REAL,
     "mae": Kind.REAL,
     "huber": Kind.REAL,
+    CONTRASTIVE: Kind.CLASS,
+    "in_batch_softmax": Kind.CLASS,
+    "pairwise": Kind.REAL,
 }
 # Of one label that several losses read: what the first of these may be, the others may.
-_STRICTEST: Final = (Kind.BINARY, Kind.CLASS, Kind.EXACT, Kind.REAL)
+_STRICTEST: Final = (Kind.BINARY, Kind.CLASS, Kind.POSITIVE, Kind.EXACT, Kind.REAL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,16 +124,24 @@ class Label:
             return False
         if self.kind is Kind.BINARY:
             return 0 <= least <= most <= 1
+        if self.kind is Kind.POSITIVE:
+            return least > 0
         return least >= 0 or self.kind not in (Kind.CLASS, Kind.WEIGHT)
 
 
 def labels_of(job: JobSpec) -> tuple[Label, ...]:
-    """What a job's losses read, each of the type that they take; none: the tokens that follow."""
+    """What a job's losses read, each of the type that they take; none: the tokens that follow.
+
+    Raises:
+        DataError: they need a label, and there is none.
+    """
     data = job.data
+    if not (data.label or data.labels or data.tokens or may_lack_labels(job)):
+        raise DataError("job", "data.label", data.label, "the column to be predicted")
     weight = [Label(WEIGHT, data.weight, Kind.WEIGHT, "data.weight")] if data.weight else []
     kinds: dict[str, set[Kind]] = {}
-    for name, loss in _read(job):
-        kinds.setdefault(name, set()).add(KINDS.get(loss, Kind.BINARY))
+    for name, read_as in _read(job):
+        kinds.setdefault(name, set()).add(read_as)
 
     def kind(name: str) -> Kind:
         found = kinds.get(name, {Kind.EXACT})
@@ -138,16 +154,21 @@ def labels_of(job: JobSpec) -> tuple[Label, ...]:
 
 
 def label_of(job: JobSpec, head: str) -> str:
-    """The label that a head is held against."""
-    told: str = job.train.heads[head].label
-    return told or (ONE if job.data.label else head)
+    """The label that a head is held against; "": none, of one that needs none."""
+    spec = job.train.heads[head]
+    told: str = spec.label
+    return told or (ONE if job.data.label else "" if spec.loss == CONTRASTIVE else head)
 
 
-def _read(job: JobSpec) -> Iterator[tuple[str, str]]:
-    """Labels, and the built-in losses that read them."""
+def _read(job: JobSpec) -> Iterator[tuple[str, Kind]]:
+    """Labels, and as what built-in losses read them."""
     if job.model.loss:
         return
-    for head in sorted(job.train.heads):
-        yield label_of(job, head), job.train.heads[head].loss
+    for name, head in sorted(job.train.heads.items()):
+        others = (head.frequency, Kind.POSITIVE), (head.group, Kind.CLASS)
+        for label, kind in ((label_of(job, name), KINDS.get(head.loss, Kind.BINARY)), *others):
+            if label:
+                yield label, kind
     if not job.train.heads:
-        yield job.data.labels[0] if len(job.data.labels) == 1 else ONE, job.train.loss
+        label = job.data.labels[0] if len(job.data.labels) == 1 else ONE
+        yield label, KINDS.get(job.train.loss, Kind.BINARY)

@@ -18,13 +18,15 @@ Outputs = Tensor | Mapping[str, Tensor]
 Labels = Mapping[str, Tensor]
 Function = Callable[[Outputs, Labels], Tensor | Mapping[str, Tensor]]
 Count = Callable[[Labels], Tensor | float]
-Over = Literal["samples", "weights"] | Count
+Over = Literal["samples", "weights", "batch"] | Count
 F = TypeVar("F", bound=Callable[..., object])
 
 SAMPLES: Final[Literal["samples"]] = "samples"
 WEIGHTS: Final[Literal["weights"]] = "weights"
+BATCH: Final[Literal["batch"]] = "batch"
 _DECLARED: Final = "heterps_over"
 _EVERY: Final = ""  # the terms that are not named
+_ONLY: Final = ""  # the output of a model that gives one tensor
 
 
 class ObjectiveError(ValueError):
@@ -35,9 +37,10 @@ def loss(*, over: Over | Mapping[str, Over] = "samples") -> Callable[[F], F]:
     """Declares what the means of a job's own loss are over.
 
     Args:
-        over: "samples"; "weights" of `data.weight`; or a function of a batch's labels that counts,
-            such as `lambda batch: (batch["next"] >= 0).sum()`. Of several terms one for each, by
-            its name.
+        over: "samples"; "weights" of `data.weight`; a function of a batch's labels that counts,
+            such as `lambda batch: (batch["next"] >= 0).sum()`; or "batch" where samples are held
+            against one another: the function gets the outputs of whole batches then. Of several
+            terms one for each, by its name.
     """
 
     def declare(function: F) -> F:
@@ -56,10 +59,12 @@ class Objective:
             returns a term, or several by name: a mean [] over what the term counts, or a value for
             each sample [B].
         over: what terms count, by their names; `_EVERY` for the others.
+        whole: whether the function is one of whole batches alone.
     """
 
     function: Function
     over: Mapping[str, Over]
+    whole: bool = False
 
     @staticmethod
     def declared(function: Function) -> "Objective":
@@ -71,17 +76,18 @@ class Objective:
         over: Over | Mapping[str, Over] = getattr(function, _DECLARED, SAMPLES)
         by_term: dict[str, Over] = dict(over) if isinstance(over, Mapping) else {_EVERY: over}
         for one in by_term.values():
-            if one not in (SAMPLES, WEIGHTS) and not callable(one):
+            if one not in (SAMPLES, WEIGHTS, BATCH) and not callable(one):
                 raise ObjectiveError(
-                    f"@loss(over={one!r}); expected samples, weights, or a function of the labels "
-                    "that counts"
+                    f"@loss(over={one!r}); expected samples, weights, batch, or a function of the "
+                    "labels that counts"
                 )
-        return Objective(function, {_EVERY: SAMPLES, **by_term})
+        whole = BATCH in by_term.values()
+        return Objective(function, {_EVERY: SAMPLES, **by_term}, whole)
 
     @property
     def counted(self) -> tuple[str, ...]:
         """The names in `over` of terms that count something else than samples."""
-        return tuple(name for name, over in self.over.items() if over != SAMPLES)
+        return tuple(name for name, over in self.over.items() if over not in (SAMPLES, BATCH))
 
     def counts(self, labels: Labels) -> list[float]:
         """What some samples count for each of `counted`.
@@ -113,7 +119,7 @@ class Objective:
         """
         returned = self.function(outputs, labels)
         several = returned if isinstance(returned, Mapping) else {_EVERY: returned}
-        samples = len(next(iter(labels.values())))
+        samples = samples_of(outputs, labels)
         return {name: self._mean(name, value, labels, samples) for name, value in several.items()}
 
     def part(
@@ -145,6 +151,11 @@ class Objective:
             raise ObjectiveError("the loss returned no term; expected one or more")
         return total
 
+    def of_batch(self, outputs: Outputs, labels: Labels) -> Tensor:
+        """The loss of a whole batch, []."""
+        counts = self.counts(labels)
+        return self.part(outputs, labels, 1.0, counts, counts)
+
     def _mean(self, name: str, value: Tensor, labels: Labels, samples: int) -> Tensor:
         if not (isinstance(value, Tensor) and tuple(value.shape) in ((), (samples,))):
             got = f"a tensor {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
@@ -155,7 +166,7 @@ class Objective:
         if not value.ndim:
             return value
         over = self.over.get(name, self.over[_EVERY])
-        if over == SAMPLES:
+        if over in (SAMPLES, BATCH):
             return value.mean()
         if over == WEIGHTS:
             weights = labels["weight"].to(value)
@@ -164,8 +175,38 @@ class Objective:
         return value.sum() / over(labels)
 
 
+def samples_of(outputs: Outputs, labels: Labels) -> int:
+    """Of which a model gave these outputs."""
+    several = (*labels.values(), *named(outputs).values())
+    return next((len(one) for one in several if one.ndim), 1)
+
+
+def named(outputs: Outputs) -> Mapping[str, Tensor]:
+    """What a model gives by name; its only tensor has an empty one."""
+    return {_ONLY: outputs} if isinstance(outputs, Tensor) else outputs
+
+
+def as_given(outputs: Mapping[str, Tensor]) -> Outputs:
+    """The other way round."""
+    return outputs.get(_ONLY, outputs)
+
+
+def check_rows(outputs: Mapping[str, Tensor], samples: int) -> None:
+    """Refuse outputs that a loss of whole batches cannot be taken of.
+
+    Raises:
+        ObjectiveError: one has a first axis that is not the samples'.
+    """
+    for name, output in outputs.items():
+        if output.ndim and len(output) != samples:
+            raise ObjectiveError(
+                f"the model gives{f' {name!r}' if name else ''} {list(output.shape)} for {samples} "
+                "samples; expected a row for each, or [], of a loss over whole batches"
+            )
+
+
 def _nothing(outputs: Outputs) -> Tensor:
     """0, of which all outputs have a gradient."""
-    several = [outputs] if isinstance(outputs, Tensor) else list(outputs.values())
+    several = named(outputs).values()
     zeros = [output.sum() * 0.0 for output in several if output.is_floating_point()]
     return torch.stack(zeros).sum()

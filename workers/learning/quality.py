@@ -68,6 +68,9 @@ METRICS: Final[dict[str, tuple[str, ...]]] = {
     "mae": ("mae", "mse"),
     "huber": ("mae", "mse"),
     "next_token": ("loss", "bits_per_token"),
+    "contrastive": ("cross_entropy", "accuracy"),
+    "in_batch_softmax": ("cross_entropy", "accuracy"),
+    "pairwise": ("loss",),
 }
 _MEASURES: Final[dict[str, Callable[[NDArray[np.float32], NDArray[np.float32]], float]]] = {
     "auc": auc,

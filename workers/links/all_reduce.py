@@ -8,10 +8,12 @@ torch's, which encrypt nothing and ask nobody who they are, cross the network.
 import datetime
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.distributed as dist
+from safetensors.torch import load as unpack
+from safetensors.torch import save as pack
 from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore
 
@@ -199,6 +201,21 @@ class StageGroup:
         everything[first : first + len(values)] = values
         self._add_up(_bytes(everything))
         return everything.to(values.device)
+
+    def gather_named(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The tensors of all workers, of other names on each; on the host but where there is one.
+
+        They come in the order of ranks.
+        """
+        own = {name: tensor.detach() for name, tensor in values.items()}
+        if self._ring is None:
+            return own
+        whole = torch.contiguous_format
+        bare = {name: t.cpu().clone(memory_format=whole) for name, t in own.items()}
+        mine = torch.frombuffer(bytearray(pack(bare)), dtype=torch.uint8)
+        sizes = self.gather(torch.tensor([len(mine)])).tolist()
+        every = [unpack(one.numpy().tobytes()) for one in self.gather(mine).split(sizes)]
+        return {name: tensor for one in every for name, tensor in one.items()}
 
     def check(self) -> None:
         """Raise at once where a worker is known to have gone away."""

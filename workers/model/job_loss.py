@@ -1,11 +1,13 @@
 """The loss of a job: of its own code, or built-in ones for its labels."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from torch import Tensor
 
 from protos.job_pb2 import HeadSpec, JobSpec
+from protos.losses import OF_WHOLE_BATCHES, of_whole_batches
 from workers.data.labels import ONE, label_of
 from workers.learning.losses import sample_losses
 from workers.learning.objective import (
@@ -18,6 +20,7 @@ from workers.learning.objective import (
     Outputs,
     loss,
 )
+from workers.model.comparison import Comparison
 from workers.model.entry import ModelError, load_entry
 
 
@@ -29,8 +32,8 @@ def job_loss(job: JobSpec) -> Objective:
     """
     if not job.model.loss:
         function = _of_heads(job) if job.train.heads else _of_one(job)
-        weighted = bool(job.data.weight)
-        return Objective.declared(loss(over=WEIGHTS if weighted else SAMPLES)(function))
+        found = Objective.declared(loss(over=WEIGHTS if job.data.weight else SAMPLES)(function))
+        return replace(found, whole=of_whole_batches(job))
     own = load_entry(job.model.loss, Path(job.directory), "model.loss")
     try:
         found = Objective.declared(own)
@@ -78,6 +81,8 @@ def _weight(head: HeadSpec) -> float:
 
 def _of_one(job: JobSpec) -> Function:
     name = job.train.loss
+    if name in OF_WHOLE_BATCHES:
+        return Comparison.of_job(job).term
     label = job.data.labels[0] if job.data.labels else ONE
 
     def one(outputs: Outputs, labels: Labels) -> Tensor:
@@ -88,14 +93,17 @@ def _of_one(job: JobSpec) -> Function:
 
 def _of_heads(job: JobSpec) -> Function:
     heads = {
-        name: (head.loss, label_of(job, name), _weight(head))
-        for name, head in sorted(job.train.heads.items())
+        name: (_of_head(job, name), _weight(head)) for name, head in sorted(job.train.heads.items())
     }
 
     def several(outputs: Outputs, labels: Labels) -> Mapping[str, Tensor]:
-        return {
-            name: weight * sample_losses(kind, head_of(outputs, name), labels[label])
-            for name, (kind, label, weight) in heads.items()
-        }
+        return {name: weight * term(outputs, labels) for name, (term, weight) in heads.items()}
 
     return several
+
+
+def _of_head(job: JobSpec, name: str) -> Callable[[Outputs, Labels], Tensor]:
+    kind, label = job.train.heads[name].loss, label_of(job, name)
+    if kind in OF_WHOLE_BATCHES:
+        return Comparison.of_head(job, name).term
+    return lambda outputs, labels: sample_losses(kind, head_of(outputs, name), labels[label])

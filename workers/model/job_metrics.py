@@ -11,17 +11,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from protos.job_pb2 import JobSpec
+from protos.losses import OF_WHOLE_BATCHES
 from workers.data.labels import ONE, label_of
 from workers.learning.losses import held_out
-from workers.learning.objective import Labels, Objective, Outputs
+from workers.learning.objective import Labels, Objective, Outputs, as_given, named, samples_of
 from workers.learning.quality import measure
+from workers.model.comparison import Comparison
 from workers.model.entry import ModelError, load_entry
 from workers.model.job_loss import head_of, job_loss, sole
 
 _OUTPUT, _LABEL = "output.", "label."  # of what functions of the job's own take
+_ALONE = "alone."  # an output without samples
 _SCORE, _TRUTH = "score.", "truth."  # of a head
 _SUM, _COUNT = "sum.", "count."  # of a term of the job's own loss
-_ONLY = ""  # the output of a model that gives one tensor; the only head, and the only term
+_ONLY = ""  # the only head, and the only term
 Metric = Callable[[Outputs, Labels], Any]
 
 
@@ -42,13 +45,20 @@ class JobMetrics:
     """
 
     def __init__(self, job: JobSpec) -> None:
-        self._heads: dict[str, _Head] = {}
+        self._heads: dict[str, _Head | Comparison] = {}
         self._loss: Objective | None = None
         if job.model.loss:
             self._loss = job_loss(job)
         elif job.train.heads:
             for name, head in sorted(job.train.heads.items()):
-                self._heads[name] = _Head(head.loss, label_of(job, name))
+                whole = head.loss in OF_WHOLE_BATCHES
+                self._heads[name] = (
+                    Comparison.of_head(job, name)
+                    if whole
+                    else _Head(head.loss, label_of(job, name))
+                )
+        elif job.train.loss in OF_WHOLE_BATCHES:
+            self._heads[_ONLY] = Comparison.of_job(job)
         else:
             label = job.data.labels[0] if job.data.labels else ONE
             self._heads[_ONLY] = _Head(job.train.loss, label)
@@ -60,7 +70,7 @@ class JobMetrics:
         """What a model is recognised by, float32 [B, …] of each of its outputs."""
         if self._heads:
             return {_SCORE + name: found[0] for name, found in self._held_out(outputs, labels)}
-        return {_OUTPUT + name: output.float() for name, output in _named(outputs).items()}
+        return {_OUTPUT + name: output.float() for name, output in named(outputs).items()}
 
     def take(self, outputs: Outputs, labels: Labels) -> dict[str, Tensor]:
         """What metrics need of a batch, by name."""
@@ -68,10 +78,14 @@ class JobMetrics:
         for name, (scores, truth) in self._held_out(outputs, labels):
             found |= {_SCORE + name: scores, _TRUTH + name: truth}
         if self._functions:
-            found |= {_OUTPUT + name: output for name, output in _named(outputs).items()}
+            for name, output in named(outputs).items():
+                alone = not output.ndim
+                found[(_ALONE if alone else _OUTPUT) + name] = (
+                    output.reshape(1) if alone else output
+                )
             found |= {_LABEL + name: label for name, label in labels.items()}
         if self._loss is not None:
-            samples = len(next(iter(labels.values())))
+            samples = samples_of(outputs, labels)
             counts = dict(zip(self._loss.counted, self._loss.counts(labels), strict=True))
             for name, mean in self._loss.terms(outputs, labels).items():
                 count = counts.get(name if name in self._loss.over else _ONLY, samples)
@@ -100,8 +114,9 @@ class JobMetrics:
         if terms and _ONLY not in terms:
             results[f"{prefix}_loss"] = sum(results[f"{prefix}_loss_{name}"] for name in terms)
         if self._functions and found:
-            outputs, labels = _starting(found, _OUTPUT), _starting(found, _LABEL)
-            given: Outputs = outputs.get(_ONLY, outputs)
+            alone = {name: values[0] for name, values in _starting(found, _ALONE).items()}
+            given = as_given({**_starting(found, _OUTPUT), **alone})
+            labels = _starting(found, _LABEL)
             for name, function in self._functions.items():
                 results |= _numbers(name, function(given, labels), prefix)
         return results
@@ -109,25 +124,18 @@ class JobMetrics:
     def _held_out(
         self, outputs: Outputs, labels: Labels
     ) -> list[tuple[str, tuple[Tensor, Tensor]]]:
-        return [
-            (
-                name,
-                held_out(
-                    head.loss,
-                    head_of(outputs, name) if name else sole(outputs, head.loss),
-                    labels[head.label],
-                ),
-            )
-            for name, head in self._heads.items()
-        ]
+        found = []
+        for name, head in self._heads.items():
+            if isinstance(head, Comparison):
+                found.append((name, head.held_out(outputs, labels)))
+                continue
+            output = head_of(outputs, name) if name else sole(outputs, head.loss)
+            found.append((name, held_out(head.loss, output, labels[head.label])))
+        return found
 
 
 def _function(job: JobSpec, entry: str) -> Metric:
     return load_entry(entry, Path(job.directory), "model.metrics")
-
-
-def _named(outputs: Outputs) -> Mapping[str, Tensor]:
-    return {_ONLY: outputs} if isinstance(outputs, Tensor) else outputs
 
 
 def _of(found: Mapping[str, Tensor], name: str) -> NDArray[np.float32]:

@@ -22,6 +22,7 @@ from workers.data.columns import labels_in
 from workers.data.reader import Dataset
 from workers.data.tensors import first_samples, tensors_of
 from workers.embedding.sparse import SparseEmbedding
+from workers.learning.objective import check_rows, named
 from workers.learning.optimizers import GroupError, check_groups
 from workers.model.entry import ModelError
 from workers.model.job_loss import job_loss
@@ -111,7 +112,9 @@ def check_loss(traced: TracedModel, job: JobSpec) -> None:
         _log.info("the model could not be tried: %s: %s", type(error).__name__, error)
         return
     labels = labels_in(batch)
-    samples = len(next(iter(labels.values())))
+    samples = len(next(iter(batch.values())))
+    if loss.whole:
+        check_rows(named(outputs), samples)
     if samples < 4:
         return
     unknown = [name for name in loss.over if name and name not in loss.terms(outputs, labels)]
@@ -119,8 +122,10 @@ def check_loss(traced: TracedModel, job: JobSpec) -> None:
         raise ModelError(
             f"model.loss: {job.model.loss}: @loss(over=…) names no term {unknown[0]!r}"
         )
+    whole = float(loss.of_batch(outputs, labels))
+    if loss.whole:
+        return
     counts = loss.counts(labels)
-    whole = float(loss.part(outputs, labels, 1.0, counts, counts))
     cut = samples // 4
     added = 0.0
     for some in (slice(0, cut), slice(cut, samples)):
@@ -130,12 +135,13 @@ def check_loss(traced: TracedModel, job: JobSpec) -> None:
         added += float(loss.part(given, own, share, loss.counts(own), counts))
     if not math.isfinite(whole) or math.isclose(whole, added, rel_tol=_TOLERANCE):
         return
-    if whole != float(loss.part(outputs, labels, 1.0, counts, counts)):
+    if whole != float(loss.of_batch(outputs, labels)):
         return  # it draws random numbers
     raise ModelError(
         f"model.loss: {job.model.loss}: of {samples} samples it is {whole:g}, and {added:g} added "
         "up of two parts by what it counts; expected the mean over the samples, a value for each "
-        "of them, or heterps.loss(over=…) to say what the mean is over"
+        "of them, or heterps.loss(over=…) to say what the mean is over; over='batch' where samples "
+        "are held against one another"
     )
 
 

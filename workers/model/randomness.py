@@ -46,10 +46,7 @@ class LayerStart(nn.Module):
         """Seed the generators."""
         seed, self.seed = self.seed, None
         if seed is not None:
-            torch.default_generator.manual_seed(seed)
-            if torch.cuda.is_initialized():
-                generators = torch.cuda.default_generators
-                generators[torch.cuda.current_device()].manual_seed(seed)
+            _seed_generators(seed)
 
 
 class Randomness:
@@ -96,6 +93,21 @@ class Randomness:
             start.seed = _mixed(own ^ number)
         for gate in self._gates:  # those with a seed of their own count their draws
             gate.draws = number
+
+
+def seed_loss(seed: int, step: int) -> None:
+    """Have a loss that several workers compute draw the same on each.
+
+    Args:
+        seed: of the job.
+    """
+    _seed_generators(_mixed(_hash(f"{seed}/") ^ _mixed(step)))
+
+
+def _seed_generators(seed: int) -> None:
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():
+        torch.cuda.default_generators[torch.cuda.current_device()].manual_seed(seed)
 
 
 def _generators() -> dict[str, object]:

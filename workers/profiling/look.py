@@ -6,6 +6,7 @@ from protos.decision_pb2 import Layer, Workload
 from protos.job_pb2 import JobSpec
 from workers.model.entry import job_model
 from workers.model.inputs import inputs_of
+from workers.model.job_loss import job_loss
 from workers.model.probe import check_parameters, micro_batches_of
 from workers.model.sharing import Sharing
 from workers.model.trace import TracedModel
@@ -30,7 +31,12 @@ def look(job: JobSpec) -> Workload:
         )
         for index, (info, uncut) in enumerate(zip(traced.layers, traced.uncut, strict=True))
     ]
-    return Workload(name=job.name, layers=layers, micro_batches=micro_batches_of(job, traced))
+    return Workload(
+        name=job.name,
+        layers=layers,
+        micro_batches=micro_batches_of(job, traced),
+        whole_batch=job_loss(job).whole,
+    )
 
 
 def shares_of(sharing: Sequence[Sharing], names: Sequence[str], layer: int) -> str:

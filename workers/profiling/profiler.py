@@ -422,6 +422,7 @@ class Profiler:
             batch=self._sizes.step,
             overhead=overhead,
             data_bytes=kept * self._dataset.row_bytes,
+            whole_batch=job_loss(self._job).whole,
         )
 
 

@@ -4,8 +4,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
-from safetensors.torch import load as unpack
-from safetensors.torch import save as pack
 from torch import Tensor
 
 from protos.job_pb2 import JobSpec
@@ -124,13 +122,7 @@ class Evaluation:
 def _in_order(group: StageGroup, taken: Mapping[int, Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """What all workers of a stage have taken, by name, in the order of the batches."""
     named = {f"{number} {name}": t for number, some in taken.items() for name, t in some.items()}
-    own = {
-        key: tensor.clone(memory_format=torch.contiguous_format) for key, tensor in named.items()
-    }
-    mine = torch.frombuffer(bytearray(pack(own)), dtype=torch.uint8)
-    sizes = group.gather(torch.tensor([len(mine)])).tolist()
-    every = [unpack(one.numpy().tobytes()) for one in group.gather(mine).split(sizes)]
-    whole = {key: tensor for one in every for key, tensor in one.items()}
+    whole = group.gather_named(named)
     found: dict[str, list[Tensor]] = {}
     for key in sorted(whole, key=lambda key: int(key.partition(" ")[0])):
         found.setdefault(key.partition(" ")[2], []).append(whole[key])

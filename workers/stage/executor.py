@@ -19,6 +19,9 @@ Workers that share out experts compute in lockstep: in a step all forwards come 
 be in flight, steps follow one another (S = 0), and in evaluation a worker without a batch computes
 one for the others' sake.
 
+So has every worker where the loss is one of whole batches (`workers/stage/whole_loss.py`), as the
+last stage returns no micro-batch before it has had all; there steps may overlap.
+
 Nothing here waits for a GPU within a step: inputs are on their way before they are needed
 (`workers/stage/micro_batch.py`), what leaves is copied and sent behind, and a step's end has a
 thread of its own (`workers/stage/ending.py`).
@@ -27,7 +30,6 @@ thread of its own (`workers/stage/ending.py`).
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -51,55 +53,19 @@ from workers.stage.ending import Ending
 from workers.stage.evaluation import Evaluation, Measured
 from workers.stage.layers import StageLayers, for_losses
 from workers.stage.micro_batch import Arrivals, MicroBatch
+from workers.stage.open_step import InFlight, OpenStep
 from workers.stage.progress import Progress
-from workers.stage.rows import PulledRows, StageRows
+from workers.stage.rows import StageRows
 from workers.stage.schedule import MicroBatchSpec, Schedule
-from workers.stage.source import WHOLE, StepInput, TrainingSource
+from workers.stage.source import WHOLE, TrainingSource
 from workers.stage.verdict import AfterStep
 from workers.stage.versions import Versions
+from workers.stage.whole_loss import WholeLoss
 
 TRAIN = "train"
 PAUSED = "paused"
 _DRAIN = "drain"
 _SOON_S = 0.05  # for a verdict to arrive
-
-
-@dataclass(slots=True)
-class _Step:
-    """A step of this worker under way.
-
-    Attributes:
-        own: the micro-batches that it computes.
-        given: their inputs in the first stage; elsewhere they arrive.
-        rows: whose gradients it collects.
-        forward: micro-batches whose forward is done.
-        backward: micro-batches whose backward is done.
-        loss: of them, float64 [].
-    """
-
-    number: int
-    own: tuple[MicroBatchSpec, ...]
-    loss: Tensor
-    given: StepInput | None = None
-    rows: list[PulledRows] = field(default_factory=list)
-    forward: int = 0
-    backward: int = 0
-
-    @property
-    def to_forward(self) -> bool:
-        """Whether forwards are still to come."""
-        return self.forward < len(self.own)
-
-
-@dataclass(frozen=True, slots=True)
-class _InFlight:
-    """A micro-batch whose backward is still to come."""
-
-    step: _Step
-    spec: MicroBatchSpec
-    inputs: dict[str, Tensor]
-    outputs: dict[str, Tensor]
-    auxiliary: Tensor | None
 
 
 class StageExecutor:
@@ -152,17 +118,24 @@ class StageExecutor:
         self._ending = ending
         self._staleness = staleness
         self._lockstep = lockstep
-        # Stages in lockstep may want all of a step's micro-batches before they return any.
-        self._depth = schedule.micro_batches if schedule.lockstep else depth(place)
+        self.loss = job_loss(job)
+        # The last stage, or one in lockstep, may want all of a step before it returns any of it.
+        at_once = schedule.lockstep or self.loss.whole
+        self._depth = schedule.micro_batches * (staleness + 1) if at_once else depth(place)
+        self._whole = (
+            WholeLoss(self.loss, layers.group, schedule, job.train.seed, beginning.step)
+            if self.loss.whole and links.after is None
+            else None
+        )
+        self._given_up = False  # by another worker of the stage: a verdict will end the training
         self._arrivals = Arrivals(links.inbox, layers.staging, self.upload, rows)
         self._source: TrainingSource | None = None
         self._on_pause: Callable[[], None] = lambda: None
         self._opened = beginning.step  # steps begun
-        self._open: deque[_Step] = deque()  # with micro-batches to come
-        self._in_flight: deque[_InFlight] = deque()  # in the order of their forwards
+        self._open: deque[OpenStep] = deque()  # with micro-batches to come
+        self._in_flight: deque[InFlight] = deque()  # in the order of their forwards
         self._template: dict[str, Tensor] | None = None  # a micro-batch, for the others' sake
         self._busy = BusyClock(layers.device)
-        self.loss = job_loss(job)
         self._metrics = JobMetrics(job)
         self._auxiliary: list[torch.nn.Module] | None = None
 
@@ -193,9 +166,10 @@ class StageExecutor:
             if self._place.rank == 0:
                 self._rows.evict()
         except DivergedError:
-            self._ending.abandon(
-                min(self.progress.step + self._staleness + 1, self._schedule.steps)
-            )
+            end = min(self.progress.step + self._staleness + 1, self._schedule.steps)
+            if self._whole is not None:
+                self._whole.give_up(end)
+            self._ending.abandon(end)
             self._versions.use_newest(self.progress.step)
             raise
         finally:
@@ -260,12 +234,18 @@ class StageExecutor:
         self._open_steps()
         if self._ending.ready:
             return self._update
-        if self._open and self._open[0].backward == len(self._open[0].own):
+        if self._given_up:
+            return None
+        oldest = self._open[0] if self._open else None
+        if oldest is not None and oldest.awaits_loss and not oldest.to_forward:
+            return self._compute_loss
+        if oldest is not None and oldest.backward == len(oldest.own):
             return self._close
         if self._in_flight and self._backward_possible(self._in_flight[0]):
             return self._backward
         if self._forward_possible():
-            return self._forward if self._links.after is not None else self._forward_backward
+            at_once = self._links.after is None and self._whole is None
+            return self._forward_backward if at_once else self._forward
         return None
 
     def _open_steps(self) -> None:
@@ -273,12 +253,15 @@ class StageExecutor:
         may_open = min(self._schedule.steps, self.progress.step + self._staleness + 1)
         while self._opened < may_open and not (self._open and self._open[-1].to_forward):
             zero = torch.zeros((), dtype=torch.float64, device=self._layers.device)
-            self._open.append(_Step(self._opened, self.own(self._opened), zero))
+            own, whole = self.own(self._opened), self._whole is not None
+            self._open.append(OpenStep(self._opened, own, zero, whole))
             self._opened += 1
 
-    def _backward_possible(self, flight: _InFlight) -> bool:
+    def _backward_possible(self, flight: InFlight) -> bool:
         if self._lockstep and flight.step.to_forward:
             return False  # the same order on all workers, whatever arrives first
+        if self._whole is not None:
+            return not flight.step.awaits_loss
         return self._inbox.has(self._frame(BACKWARD, flight.step, flight.spec))
 
     def _forward_possible(self) -> bool:
@@ -290,10 +273,10 @@ class StageExecutor:
         return self._arrivals.has(self._frame(FORWARD, step, step.own[step.forward]))
 
     @staticmethod
-    def _frame(kind: FrameKind.ValueType, step: _Step, spec: MicroBatchSpec) -> FrameId:
+    def _frame(kind: FrameKind.ValueType, step: OpenStep, spec: MicroBatchSpec) -> FrameId:
         return FrameId(kind, TRAIN, step.number, spec.number)
 
-    def _next_input(self, step: _Step) -> MicroBatch:
+    def _next_input(self, step: OpenStep) -> MicroBatch:
         """The micro-batch whose forward is next, its rows and its version of weights in place."""
         if self._source is not None:
             if step.given is None:
@@ -310,26 +293,44 @@ class StageExecutor:
         return batch
 
     def _forward(self) -> None:
-        assert self._links.after is not None
         step = self._open[-1]
         spec = step.own[step.forward]
         batch = self._next_input(step)
         tensors = batch.on_device()
         with self._busy.running():
-            outputs = self._layers.train(tensors, step.number, spec.index)
+            given = self._layers.train(tensors, step.number, spec.index)
             auxiliary = self._auxiliary_loss()
             step.loss = step.loss + _nan_unless_finite(auxiliary)
-        self._links.after.send(
-            self._frame(FORWARD, step, spec), self._layers.leaving(outputs, batch.tensors)
-        )
-        self._in_flight.append(_InFlight(step, spec, tensors, outputs, auxiliary))
+            outputs: Mapping[str, Tensor] = given
+            if self._whole is not None:
+                outputs = self._whole.keep(spec, self._layers.result(given), labels_in(tensors))
+        if self._links.after is not None:
+            self._links.after.send(
+                self._frame(FORWARD, step, spec), self._layers.leaving(outputs, batch.tensors)
+            )
+        self._in_flight.append(InFlight(step, spec, tensors, outputs, auxiliary))
         step.forward += 1
+
+    def _compute_loss(self) -> None:
+        """That of the whole batch, once the forwards of a step are done."""
+        assert self._whole is not None
+        step = self._open[0]
+        with self._busy.running():
+            loss = self._whole.compute(step.number, self._ending.loss_scale(step.number))
+        if loss is None:
+            self._given_up = True
+            return
+        step.loss = step.loss + loss.to(step.loss)
+        step.awaits_loss = False
 
     def _backward(self) -> None:
         flight = self._in_flight.popleft()
         step = flight.step
-        gradients = self._arrivals.gradients(self._frame(BACKWARD, step, flight.spec))
-        roots, grads = _roots(flight.outputs, gradients)
+        if self._whole is not None:
+            gradients = self._whole.gradients(flight.spec, flight.outputs)
+        else:
+            gradients = self._arrivals.gradients(self._frame(BACKWARD, step, flight.spec))
+        roots, grads = flight.roots(gradients)
         self._versions.use(step.number)
         with self._busy.running():
             if flight.auxiliary is not None and flight.auxiliary.requires_grad:
@@ -371,7 +372,7 @@ class StageExecutor:
             return [], []
         return self.loss.counts(labels_in(tensors)), tensors[WHOLE].tolist()
 
-    def _watch_last(self, step: _Step) -> None:
+    def _watch_last(self, step: OpenStep) -> None:
         """Before a backward: in the last one of a step its sums begin.
 
         Not in lockstep, where experts' collectives and those of sums are to have one order.
@@ -406,6 +407,9 @@ class StageExecutor:
             return
         self._take_cut(self._cuts, measured=after is AfterStep.CUT)
         if after is AfterStep.PAUSE:
+            if self._whole is not None:  # others may have begun the steps after it
+                end = self.progress.step + self._staleness
+                self._whole.give_up(min(end, self._schedule.steps))
             self._cuts.finish()
             self.progress.phase = PAUSED
             self._on_pause()
@@ -459,7 +463,7 @@ class StageExecutor:
         return self._metrics.measure(measured.found, "valid")
 
     def _return_gradients(
-        self, step: _Step, spec: MicroBatchSpec, inputs: Mapping[str, Tensor]
+        self, step: OpenStep, spec: MicroBatchSpec, inputs: Mapping[str, Tensor]
     ) -> None:
         if self._links.before is None:
             return
@@ -481,17 +485,6 @@ class StageExecutor:
 def depth(place: Place) -> int:
     """Micro-batches that a worker may have between forward and backward."""
     return 2 * -(-sum(place.widths[place.stage :]) // place.width)
-
-
-def _roots(
-    outputs: Mapping[str, Tensor], gradients: Mapping[str, Tensor]
-) -> tuple[list[Tensor], list[Tensor]]:
-    roots, grads = [], []
-    for name, output in outputs.items():
-        if output.requires_grad and name in gradients:
-            roots.append(output)
-            grads.append(gradients[name])
-    return roots, grads
 
 
 def _nan_unless_finite(auxiliary: Tensor | None) -> Tensor | float:

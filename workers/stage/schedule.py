@@ -71,6 +71,11 @@ class Schedule:
             return self.micro_batches
         return min(self.micro_batches, self.samples(step))
 
+    def rows(self, step: int, index: int) -> tuple[int, int]:
+        """The first row of a step's micro-batch in the global batch, and that after its last."""
+        samples, count = self.samples(step), self.count(step)
+        return samples * index // count, samples * (index + 1) // count
+
     def before(self, step: int) -> int:
         """The counter at the beginning of a step."""
         if self.lockstep:
@@ -86,7 +91,7 @@ class Schedule:
         before, count, samples = self.before(step), self.count(step), self.samples(step)
         own = []
         for index in range((rank - before) % width, count, width):
-            first, last = samples * index // count, samples * (index + 1) // count
+            first, last = self.rows(step, index)
             weight = (last - first) / samples
             if first == last:  # in lockstep alone: any sample will do
                 first = min(first, samples - 1)

@@ -136,7 +136,7 @@ class TrainingSource:
 
     def _input(self, step: int, own: tuple[MicroBatchSpec, ...]) -> StepInput:
         micro = [tensors_of(self._batches.read(step, one.first, one.last)) for one in own]
-        if self._loss.counted:
+        if self._loss.counted and not self._loss.whole:
             whole = self._loss.counts(labels_in(tensors_of(self._batches.labels(step))))
             counts = torch.tensor(whole, dtype=torch.float64)
             micro = [{**tensors, WHOLE: counts} for tensors in micro]

@@ -55,26 +55,30 @@ StepFound SolveReleased(const Problem& problem, double floor,
 void BindSteps(nb::module_& m) {
   m.def(
       "simulate",
-      [](const Stages& stages, int micro_batches, int staleness, int steps, double way) {
+      [](const Stages& stages, int micro_batches, int staleness, int steps, double way,
+         bool whole_batch) {
         if (staleness < 0 || steps < 1) throw std::invalid_argument("expected steps");
         std::vector<StepStage> made = Made(stages, micro_batches, way);
         nb::gil_scoped_release release;
-        return Simulate(made, micro_batches, staleness, steps);
+        return Simulate(made, micro_batches, staleness, steps, whole_batch);
       },
       "stages"_a, "micro_batches"_a, "staleness"_a, "steps"_a, "way"_a = 0.0,
+      "whole_batch"_a = false,
       "Seconds between the updates of steps on end; a stage is (units, forward s, backward s, "
       "crossing s a micro-batch, sync s a step); `way` is what a micro-batch takes to another "
       "stage "
-      "and back besides.");
+      "and back besides; of a loss of whole batches where `whole_batch`.");
   m.def(
       "step_seconds",
-      [](const Stages& stages, int micro_batches, int staleness, double slowest, double way) {
+      [](const Stages& stages, int micro_batches, int staleness, double slowest, double way,
+         bool whole_batch) {
         if (staleness < 0) throw std::invalid_argument("expected staleness of at least 0");
         std::vector<StepStage> made = Made(stages, micro_batches, way);
         nb::gil_scoped_release release;
-        return StepSeconds(made, micro_batches, staleness, slowest);
+        return StepSeconds(made, micro_batches, staleness, slowest, whole_batch);
       },
       "stages"_a, "micro_batches"_a, "staleness"_a, "slowest"_a, "way"_a = 0.0,
+      "whole_batch"_a = false,
       "Seconds a step once the pipeline is as full as it gets, at least `slowest`.");
   nb::class_<StepFound>(m, "StepFound", "A plan by simulated steps; see exact/step_search.h.")
       .def_ro("assignment", &StepFound::assignment)

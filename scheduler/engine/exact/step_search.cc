@@ -481,9 +481,9 @@ class StepSearch {
       double bytes = Bytes(problem_, stages[n].terms, made, n);
       if (bytes > problem_.capacity[stages[n].type] * (1 + kTolerance)) return;
     }
-    tau = std::max(tau, StepSeconds(made, problem_.micro_batches, problem_.staleness,
-                                    slowest * problem_.batch) /
-                            problem_.batch);
+    double seconds = StepSeconds(made, problem_.micro_batches, problem_.staleness,
+                                 slowest * problem_.batch, problem_.whole_batch);
+    tau = std::max(tau, seconds / problem_.batch);
     if (tau > slack_) return;
     double ps = problem_.PsUnits(problem_.Rate(tau, floor_));
     used[problem_.ps_type] += ps;

@@ -126,7 +126,8 @@ double StepUnits::Value(const std::vector<int>& at, bool simulated, bool* fits) 
   if (simulated) {
     made_.clear();
     for (size_t s = 0; s < at.size(); ++s) made_.push_back(options_[s][at[s]].stage);
-    seconds = StepSeconds(made_, problem_.micro_batches, 0, slowest * problem_.batch);
+    seconds = StepSeconds(made_, problem_.micro_batches, 0, slowest * problem_.batch,
+                          problem_.whole_batch);
   }
   double tau = std::max(slowest, seconds / problem_.batch);
   double ps = problem_.PsUnits(problem_.Rate(tau, floor_));

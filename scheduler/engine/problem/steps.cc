@@ -35,11 +35,13 @@ struct Worker {
 
 class Simulation {
  public:
-  Simulation(const std::vector<StepStage>& stages, int micro_batches, int staleness, int steps)
+  Simulation(const std::vector<StepStage>& stages, int micro_batches, int staleness, int steps,
+             bool whole_batch)
       : stages_(stages),
         micro_batches_(micro_batches),
         staleness_(staleness),
         total_(micro_batches * steps),
+        whole_batch_(whole_batch),
         workers_(stages.size()),
         arrived_(stages.size(), std::vector<bool>(total_, false)),
         left_(stages.size(), std::vector<int>(steps, micro_batches)),
@@ -48,7 +50,7 @@ class Simulation {
         updated_(steps, 0.0) {
     double longest = 0;
     for (size_t s = 0; s < stages.size(); ++s) {
-      depth_.push_back(InFlight(stages, s));
+      depth_.push_back(whole_batch ? total_ : InFlight(stages, s));
       longest = std::max(longest, stages[s].Busy());
       for (int w = 0; w < stages[s].units; ++w) workers_[s].push_back({.next = w, .oldest = w});
     }
@@ -93,13 +95,24 @@ class Simulation {
     events_.push({worker.link_free + stages_[stage].way / 2, done, stage, micro_batch});
   }
 
+  // The loss of a step's batch is there: its backwards may begin.
+  void ReturnStep(int step) {
+    int last = static_cast<int>(stages_.size()) - 1;
+    for (int m = step * micro_batches_; m < (step + 1) * micro_batches_; ++m) {
+      At(last, m).returned.push(m);
+    }
+    for (int w = 0; w < stages_[last].units; ++w) touched_.emplace_back(last, w);
+  }
+
   // Whether every worker may have something to do now.
   bool Handle(const Event& event) {
     int last = static_cast<int>(stages_.size()) - 1, s = event.stage, m = event.micro_batch;
     switch (event.what) {
       case Done::kForward:
         At(s, m).busy = false;
-        if (s == last) {
+        if (s == last && whole_batch_) {
+          if (++forwards_ % micro_batches_ == 0) ReturnStep(forwards_ / micro_batches_ - 1);
+        } else if (s == last) {
           At(s, m).returned.push(m);
         } else {
           Cross(s, m, Done::kCrossed);
@@ -157,6 +170,8 @@ class Simulation {
     int m = worker.next;
     if (m >= total_ || !arrived_[stage][m] || worker.held >= depth_[stage]) return;
     if (m / micro_batches_ - staleness_ > updates_) return;
+    bool last = stage + 1 == static_cast<int>(stages_.size());
+    if (whole_batch_ && last && m / micro_batches_ > forwards_ / micro_batches_) return;
     worker.busy = true;
     ++worker.held;
     worker.next += stages_[stage].units;
@@ -165,8 +180,10 @@ class Simulation {
 
   const std::vector<StepStage>& stages_;
   int micro_batches_, staleness_, total_;
+  bool whole_batch_;
   double now_ = 0, instant_ = 0;
   int updates_ = 0;
+  int forwards_ = 0;  // of the last stage
   std::priority_queue<Event> events_;
   std::vector<int> depth_;
   std::vector<std::vector<Worker>> workers_;
@@ -204,19 +221,22 @@ double Bytes(const Problem& problem, const Terms& terms, const std::vector<StepS
              size_t stage) {
   int own = stages[stage].units;
   int most = (problem.micro_batches + own - 1) / own * (problem.staleness + 1);
-  return terms.memory + (std::min(InFlight(stages, stage), most) - 1) * terms.held;
+  int held = problem.whole_batch ? most : std::min(InFlight(stages, stage), most);
+  return terms.memory + (held - 1) * terms.held;
 }
 
 std::vector<double> Simulate(const std::vector<StepStage>& stages, int micro_batches, int staleness,
-                             int steps) {
-  std::vector<double> at = Simulation(stages, micro_batches, staleness, steps).Run();
+                             int steps, bool whole_batch) {
+  std::vector<double> at = Simulation(stages, micro_batches, staleness, steps, whole_batch).Run();
   std::adjacent_difference(at.begin(), at.end(), at.begin());
   return at;
 }
 
 double StepSeconds(const std::vector<StepStage>& stages, int micro_batches, int staleness,
-                   double slowest) {
-  if (staleness == 0) return std::max(slowest, Simulate(stages, micro_batches, 0, 1)[0]);
+                   double slowest, bool whole_batch) {
+  if (staleness == 0) {
+    return std::max(slowest, Simulate(stages, micro_batches, 0, 1, whole_batch)[0]);
+  }
   int units = 0;
   for (const StepStage& stage : stages) units += stage.units;
   // Steps to fill the pipeline, and as many again to measure.
@@ -230,7 +250,8 @@ double StepSeconds(const std::vector<StepStage>& stages, int micro_batches, int 
       double moved = std::clamp(shift * stage.Busy(), -stage.forward, stage.backward);
       stage.forward += moved, stage.backward -= moved;
     }
-    std::vector<double> seconds = Simulate(shifted, micro_batches, staleness, 2 * count);
+    std::vector<double> seconds =
+        Simulate(shifted, micro_batches, staleness, 2 * count, whole_batch);
     double mean = std::accumulate(seconds.begin() + count, seconds.end(), 0.0) / count;
     if (mean * kFull > longest) longest = mean;
   }

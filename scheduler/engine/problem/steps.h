@@ -7,6 +7,9 @@
 // link of the worker, one after the other, and is on its way for a while. Once the backwards of a
 // step are done, the stage's workers sum its gradients; when all stages have, the step's update is
 // made. The forward of step t waits for update t - 1 - S, S being the staleness.
+//
+// Where the loss is one of whole batches, the last stage's backwards of a step, and its forwards of
+// the next, wait for all of its forwards of the step; so every stage may hold all of a step.
 #pragma once
 
 #include <algorithm>
@@ -32,7 +35,7 @@ struct StepStage {
 StepStage StageAt(const Problem& problem, const Terms& terms, double units);
 
 // Micro-batches that a worker of `stage` may have between their forward and their backward, were
-// there any number of them.
+// there any number of them, and the loss none of whole batches.
 int InFlight(const std::vector<StepStage>& stages, size_t stage);
 
 // Memory of a unit of a stage of these terms, with what it has in flight; those hold one
@@ -42,12 +45,12 @@ double Bytes(const Problem& problem, const Terms& terms, const std::vector<StepS
 
 // Seconds of each of `steps` steps on end: between the updates.
 std::vector<double> Simulate(const std::vector<StepStage>& stages, int micro_batches, int staleness,
-                             int steps);
+                             int steps, bool whole_batch);
 
 // Seconds a step once the pipeline is as full as it gets, at least `slowest`: those of its slowest
 // stage.
 double StepSeconds(const std::vector<StepStage>& stages, int micro_batches, int staleness,
-                   double slowest);
+                   double slowest, bool whole_batch);
 
 // The most micro-batches of a step that a worker of a stage of so many units gets.
 inline double Rounds(int micro_batches, int units) { return (micro_batches + units - 1) / units; }

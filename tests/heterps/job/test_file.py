@@ -235,7 +235,7 @@ def test_no_text_breaks_the_reader(job, text):
         ("data.label=", "got nothing, expected text"),
         ("data.sparse=[a, a]", "'a' twice, expected each column once"),
         ("data.sparse=[clicked]", "the label 'clicked'"),
-        ("train.loss=next_token", "mse, mae or huber, or no data.label"),
+        ("train.loss=next_token", "or pairwise, or no data.label"),
         ("train.optimizer.schedule=cosin", "did you mean cosine?"),
         ("schedule.method=pppo", "did you mean ppo?"),
         ("schedule.emulate=[t5]", "expected a type of resources.yaml: cpu, t4"),

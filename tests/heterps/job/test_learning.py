@@ -6,6 +6,8 @@ from heterps.job import learning
 from heterps.job.file import JobFileError, load_job
 from heterps.job.learning import metric_names
 from heterps.job.rewrite import job_content
+from protos.losses import of_whole_batches
+from workers.data.labels import labels_of
 from workers.learning.quality import METRICS
 
 HEADS = (
@@ -65,6 +67,57 @@ def test_heads_are_read_and_written_again(unlabelled):
 def test_what_does_not_go_together_is_named(unlabelled, assignments, expected):
     with pytest.raises(JobFileError) as caught:
         load_job(unlabelled, (*HEADS, *assignments))
+    assert expected in "\n".join(caught.value.problems)
+
+
+WHOLE = (
+    "data.labels=[rank, item, seen]",
+    "train.heads.match={loss: contrastive, of: [image, text]}",
+    "train.heads.find={loss: in_batch_softmax, of: [user, item, scale], label: item}",
+    "train.heads.find.frequency=seen",
+    "train.heads.rank={loss: pairwise, group: item}",
+)
+
+
+def test_losses_of_whole_batches_are_read(unlabelled):
+    spec = load_job(unlabelled, WHOLE)
+    assert list(spec.train.heads["find"].of) == ["user", "item", "scale"]
+    assert spec.train.heads["find"].frequency == "seen"
+    assert spec.train.heads["rank"].group == "item"
+    assert of_whole_batches(spec)
+    found = ["find_cross_entropy", "find_accuracy", "match_cross_entropy", "match_accuracy"]
+    assert metric_names(spec) == [f"valid_{name}" for name in (*found, "rank_loss")]
+    # Which alone needs no label.
+    alone = load_job(unlabelled, ["train.loss=contrastive"])
+    assert not labels_of(alone)
+    for loss in ("pairwise", "in_batch_softmax", "mse"):
+        with pytest.raises(JobFileError, match=r"data\.label: missing"):
+            load_job(unlabelled, [f"train.loss={loss}"])
+
+
+@pytest.mark.parametrize(
+    ("assignments", "expected"),
+    [
+        (
+            ["train.heads.match.of=[image]"],
+            "match.of: got ['image'], expected the names",
+        ),
+        (["train.heads.match.of=[image, image]"], "expected the names of two outputs"),
+        (["train.heads.rank.of=[a, b]"], "train.heads.rank.of: got ['a', 'b'], expected the name"),
+        (
+            ["train.heads.seen={loss: mse, of: [seen]}"],
+            "heads.seen.of: got ['seen'], expected",
+        ),
+        (["train.heads.rank.frequency=seen"], "expected none but with in_batch_softmax"),
+        (["train.heads.find.group=item"], "expected none but with pairwise"),
+        (["train.heads.find.frequency=often"], "got 'often', expected one of data.labels"),
+        (["train.heads.find.label=it"], "train.heads.find.label: got 'it', expected one of"),
+        (["train.heads.match.label=it"], "train.heads.match.label: got 'it', expected one of"),
+    ],
+)
+def test_what_a_loss_of_whole_batches_cannot_read_is_named(unlabelled, assignments, expected):
+    with pytest.raises(JobFileError) as caught:
+        load_job(unlabelled, (*WHOLE, *assignments))
     assert expected in "\n".join(caught.value.problems)
 
 

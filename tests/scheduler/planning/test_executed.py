@@ -209,3 +209,5 @@ def test_micro_batches_in_flight() -> None:
     assert [in_flight((1, 3, 2), stage, steps) for stage in range(3)] == [12, 4, 2]
     assert in_flight((1, 1), 0, Steps(0, 2, 12)) == 2
     assert in_flight((1, 1), 0, Steps(1, 2, 12)) == 4
+    whole = Steps(1, 12, 12, whole_batch=True)
+    assert [in_flight((1, 3, 2), stage, whole) for stage in range(3)] == [24, 8, 12]

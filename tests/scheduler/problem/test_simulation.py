@@ -30,25 +30,28 @@ _ways = st.sampled_from([0, 2, 6])
 
 
 @settings(max_examples=150, deadline=None)
-@given(_stages, st.integers(1, 7), st.integers(0, 2), st.integers(1, 5), _ways)
+@given(_stages, st.integers(1, 7), st.integers(0, 2), st.integers(1, 5), _ways, st.booleans())
 def test_simulation_equals_one_in_ticks(
-    stages: Stages, micro_batches: int, staleness: int, steps: int, way: int
+    stages: Stages, micro_batches: int, staleness: int, steps: int, way: int, whole: bool
 ) -> None:
     given_ = [(u, float(f), float(b), float(x), float(s)) for u, f, b, x, s in stages]
     given_[-1] = (*given_[-1][:3], 0.0, given_[-1][4])
-    at = ticks(stages, micro_batches, staleness, steps, way)
+    at = ticks(stages, micro_batches, staleness, steps, way, whole)
     between = [end - start for start, end in pairwise([0, *at])]
-    found = _planner.simulate(given_, micro_batches, staleness, steps, float(way))
+    found = _planner.simulate(given_, micro_batches, staleness, steps, float(way), whole)
     assert found == pytest.approx(between)
 
 
 @settings(max_examples=150, deadline=None)
-@given(_stages, st.integers(1, 9), _ways)
-def test_no_step_is_faster_than_its_bound(stages: Stages, micro_batches: int, way: int) -> None:
+@given(_stages, st.integers(1, 9), _ways, st.booleans())
+def test_no_step_is_faster_than_its_bound(
+    stages: Stages, micro_batches: int, way: int, whole: bool
+) -> None:
     given_ = [(u, float(f), float(b), float(x), float(s)) for u, f, b, x, s in stages]
     given_[-1] = (*given_[-1][:3], 0.0, given_[-1][4])
     bound = _planner.step_bound(given_, micro_batches, float(way))
-    assert bound <= _planner.simulate(given_, micro_batches, 0, 1, float(way))[0] * (1 + 1e-12)
+    taken = _planner.simulate(given_, micro_batches, 0, 1, float(way), whole)[0]
+    assert bound <= taken * (1 + 1e-12)
 
 
 def _even(*units: int) -> list[tuple[int, float, float, float, float]]:
@@ -61,6 +64,17 @@ def test_flushed_steps_fill_and_drain() -> None:
     assert _planner.simulate(_even(1, 1, 1, 1), 4, 0, 3) == pytest.approx([7.0] * 3)
     assert _planner.simulate(_even(1, 1, 1, 1), 16, 0, 3) == pytest.approx([19.0] * 3)
     assert _planner.simulate(_even(1, 3), 4, 0, 2) == pytest.approx([7.0] * 2)
+
+
+def test_a_loss_of_whole_batches_has_all_forwards_come_first() -> None:
+    """Two stages: four forwards and the last one's way, then as many backwards and theirs."""
+    assert _planner.simulate(_even(1, 1), 4, 0, 2, 0.0, True) == pytest.approx([5.0] * 2)
+    # The first stage holds all twelve, of which else it would have ten at most.
+    stages = [(1, 1.0, 1.0, 0.0, 0.0), (4, 9.0, 1.0, 0.0, 0.0)]
+    assert _planner.simulate(stages, 12, 0, 1, 0.0, True) == pytest.approx([44.0])
+    # Staleness has the forwards of the next step fill the pause.
+    flushed = _planner.simulate(_even(1, 1), 4, 0, 20, 0.0, True)[-1]
+    assert _planner.simulate(_even(1, 1), 4, 1, 20, 0.0, True)[-1] < 0.95 * flushed
 
 
 def test_one_worker_is_never_idle() -> None:

@@ -99,10 +99,31 @@ def test_only_a_plan_of_several_workers_may_depend_on_the_model() -> None:
     def planned(*units: int, feasible: bool = True) -> Decision:
         return Decision(feasible=feasible, stages=[PlanStage(units=one) for one in units])
 
-    assert not may_depend_on_model(planned(1))
-    assert may_depend_on_model(planned(2))
-    assert may_depend_on_model(planned(1, 1))
-    assert not may_depend_on_model(planned(1, 1, feasible=False))
+    assert not may_depend_on_model(planned(1), job())
+    assert may_depend_on_model(planned(2), job())
+    assert may_depend_on_model(planned(1, 1), job())
+    assert not may_depend_on_model(planned(1, 1, feasible=False), job())
+    own = job()  # whose loss may be one of whole batches: all of a step is in memory
+    own.model.loss = "losses.py:total"
+    assert may_depend_on_model(planned(1), own)
+
+
+def test_a_loss_of_whole_batches_is_known_before_there_is_a_plan() -> None:
+    told = "The loss is one of whole batches"
+    alone = of_job(workload("a"), job(loss="contrastive"), [])
+    heads = job()
+    heads.train.heads["rank"].loss = "pairwise"
+    heads.train.heads["click"].loss = "mse"
+    for found in (alone, of_job(workload("a"), heads, [])):
+        assert found.workload.whole_batch
+        assert found.notes[-1].startswith(told)
+    seen = Workload(layers=[Layer(name="a")], whole_batch=True)  # by a loss of the job's own
+    plain = of_job(workload("a"), job(), [])
+    assert not plain.workload.whole_batch
+    found = of_model(plain, seen)
+    assert found.workload.whole_batch
+    assert found.notes[-1].startswith(told)
+    assert of_model(found, seen).notes == found.notes
 
 
 def test_units_beyond_the_cores_of_a_host_are_said() -> None:

@@ -102,7 +102,7 @@ def room(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[Room]:
 
     monkeypatch.setattr(Preparation, "_launch", launch)
     # There is no process at these nodes to look at a model.
-    monkeypatch.setattr("scheduler.runs.prepare.may_depend_on_model", lambda decision: False)
+    monkeypatch.setattr("scheduler.runs.prepare.may_depend_on_model", lambda *_: False)
     made = Room(store)
     yield made
     made.close()

@@ -51,19 +51,25 @@ def made(tmp_path):
     return make
 
 
+WHOLE = "y = outputs['y']\n    return (y[:, None] - y).square().mean()"
 RIGHT = [
     "def total(outputs, batch):\n    return squares(outputs, batch)",
     "def total(outputs, batch):\n    return squares(outputs, batch).mean()",
     f"@heterps.loss(over={COUNTS})\ndef total(outputs, batch):{LATE}.mean()",
     "@heterps.loss(over='weights')\ndef total(outputs, batch):\n    return squares(outputs, batch)",
     "def total(outputs, batch):\n    return torch.rand(()) * squares(outputs, batch).mean()",
+    f"@heterps.loss(over='batch')\ndef total(outputs, batch):\n    {WHOLE}",
 ]
 WRONG = [
     ("def total(outputs, batch):\n    return squares(outputs, batch).sum()", "added up"),
     (f"def total(outputs, batch):{LATE}.mean()", "heterps.loss"),
     ("def total(outputs, batch):\n    return squares(outputs, batch).mean().sqrt()", "added up"),
+    (f"def total(outputs, batch):\n    {WHOLE}", "over='batch' where samples are held against"),
     ("@heterps.loss(over={'x': 'weights'})\n" + RIGHT[0], "names no term 'x'"),
-    ("@heterps.loss(over='tokens')\n" + RIGHT[0], "expected samples, weights, or a function"),
+    (
+        "@heterps.loss(over='tokens')\n" + RIGHT[0],
+        "expected samples, weights, batch, or",
+    ),
     ("def total(outputs, batch):\n    return squares(outputs, batch)[:, None]", "expected a mean"),
 ]
 

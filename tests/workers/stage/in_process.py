@@ -27,6 +27,7 @@ from workers.links.notices import NoticeBoard
 from workers.links.outbox import Outbox
 from workers.links.pipeline import Links, Place
 from workers.links.ring_port import local_rings
+from workers.model.inputs import inputs_of
 from workers.model.randomness import Randomness
 from workers.model.statistics import RunningStatistics
 from workers.model.trace import TracedModel
@@ -277,7 +278,7 @@ class Pipeline:
 
     def _graph(self, stage):
         first = self._cuts[stage - 1] + 1 if stage else 0
-        traced = TracedModel(self._build())
+        traced = TracedModel(self._build(), inputs_of(self._job.data))
         self._layers = [layer.name for layer in traced.layers]
         return traced.stage(first, self._cuts[stage])
 
