@@ -24,7 +24,7 @@ from chassis.process import Child, last_lines, module_argv, spawn, stop_all
 from protos.node_pb2 import ProfileRequest
 from protos.stage_pb2 import JoinReply, JoinRequest
 from ps import ParameterClient
-from workers.device.units import one_thread
+from workers.device.units import compute_environment
 from workers.learning.precision import Precision
 from workers.links.all_reduce import Rendezvous, StageGroup, join_processes
 from workers.links.ring_port import RingPort
@@ -77,7 +77,12 @@ class Peers(Closing):
                     *("--leader", self._control.address, "--device", device.type),
                 )
                 self._children.append(
-                    spawn(f"profiler {rank}", argv, directory=directory, environment=one_thread())
+                    spawn(
+                        f"profiler {rank}",
+                        argv,
+                        directory=directory,
+                        environment=compute_environment(),
+                    )
                 )
         except BaseException:
             self.close()

@@ -14,7 +14,7 @@ from chassis.exits import TOLD
 from protos.decision_pb2 import Resources, Workload
 from protos.job_pb2 import JobSpec
 from protos.node_pb2 import ProfileRequest
-from workers.device.units import one_thread
+from workers.device.units import compute_environment
 from workers.profiling.profiler import Profiler
 
 pytest.importorskip("ps.server")
@@ -83,7 +83,7 @@ def run(request_file: Path, *arguments: str) -> tuple[Workload, str]:
         capture_output=True,
         text=True,
         timeout=120,
-        env={**os.environ, **one_thread()},
+        env={**os.environ, **compute_environment()},
         check=False,
     )
     assert done.returncode == 0, done.stderr
