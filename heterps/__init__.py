@@ -39,6 +39,7 @@ __getattr__, __dir__, __all__ = attach(
         "workers.embedding.sparse": ("SparseEmbedding",),
         "workers.learning.objective": ("loss",),
         "workers.learning.reduction": ("reduce_gradients",),
+        "workers.model.hugging_face": ("HuggingFace", "hugging_face"),
         "workers.model.saved": ("load",),
         "workers.moe.group": ("ExpertGroup",),
         "workers.moe.layer": ("MoE", "aux_loss"),

@@ -15,6 +15,8 @@ from workers.data.keys import PAD as PAD
 from workers.learning.objective import loss as loss
 from workers.embedding.sparse import SparseEmbedding as SparseEmbedding
 from workers.learning.reduction import reduce_gradients as reduce_gradients
+from workers.model.hugging_face import HuggingFace as HuggingFace
+from workers.model.hugging_face import hugging_face as hugging_face
 from workers.model.saved import load as load
 from workers.moe.group import ExpertGroup as ExpertGroup
 from workers.moe.layer import MoE as MoE
@@ -31,6 +33,7 @@ __all__ = [
     "EmbeddingConfig",
     "Eviction",
     "ExpertGroup",
+    "HuggingFace",
     "KeyedJaggedTensor",
     "MoE",
     "PAD",
@@ -39,6 +42,7 @@ __all__ = [
     "Segment",
     "SparseEmbedding",
     "aux_loss",
+    "hugging_face",
     "load",
     "loss",
     "moefy",

@@ -466,7 +466,7 @@ class DataSpec(_message.Message):
     valid: _builtins.str
     test: _builtins.str
     label: _builtins.str
-    """column; none, and no `labels`: the tokens that follow"""
+    """column; none, and no `labels`: the tokens that follow. Of next_token lists beside `ints`"""
     tokens: _builtins.str
     """Parquet column of lists of whole numbers, all of one length"""
     weight: _builtins.str
@@ -521,14 +521,20 @@ class ColumnSpec(_message.Message):
     TYPE_FIELD_NUMBER: _builtins.int
     LENGTH_FIELD_NUMBER: _builtins.int
     SLOT_FIELD_NUMBER: _builtins.int
+    KEEP_FIELD_NUMBER: _builtins.int
+    PADDING_FIELD_NUMBER: _builtins.int
     of: _builtins.str
     """the file's column, or a cross of several; empty: its own name"""
     type: _builtins.str
-    """key | keys | float | floats | int; those in the plural are lists"""
+    """key | keys | float | floats | int | ints | mask; those in the plural are lists"""
     length: _builtins.int
-    """of lists: the last so many values, filled up behind"""
+    """of lists: so many values, filled up behind; of a mask: 1 where a list has one"""
     slot: _builtins.str
     """inputs of one slot have the same key for the same value; empty: `of`"""
+    keep: _builtins.str
+    """first | last: which values of longer lists stay; empty: the last, and of ints none may be longer"""
+    padding: _builtins.int
+    """of ints: what fills up short lists"""
     def __init__(
         self,
         *,
@@ -536,10 +542,12 @@ class ColumnSpec(_message.Message):
         type: _builtins.str = ...,
         length: _builtins.int = ...,
         slot: _builtins.str = ...,
+        keep: _builtins.str = ...,
+        padding: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["length", b"length", "of", b"of", "slot", b"slot", "type", b"type"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keep", b"keep", "length", b"length", "of", b"of", "padding", b"padding", "slot", b"slot", "type", b"type"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -717,6 +725,7 @@ class TrainSpec(_message.Message):
     ROWS_FIELD_NUMBER: _builtins.int
     CHECKPOINT_FIELD_NUMBER: _builtins.int
     WARM_START_FIELD_NUMBER: _builtins.int
+    VALIDATE_FIELD_NUMBER: _builtins.int
     EMA_FIELD_NUMBER: _builtins.int
     RESUME_FIELD_NUMBER: _builtins.int
     epochs: _builtins.int
@@ -760,6 +769,8 @@ class TrainSpec(_message.Message):
     @_builtins.property
     def checkpoint(self) -> Global___CheckpointSpec: ...
     @_builtins.property
+    def validate(self) -> Global___ValidateSpec: ...
+    @_builtins.property
     def resume(self) -> Global___Origin:
         """where the job goes on from; set by the client, not in the file"""
 
@@ -783,12 +794,13 @@ class TrainSpec(_message.Message):
         rows: Global___RowSchedule | None = ...,
         checkpoint: Global___CheckpointSpec | None = ...,
         warm_start: _builtins.str = ...,
+        validate: Global___ValidateSpec | None = ...,
         ema: _builtins.float = ...,
         resume: Global___Origin | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "optimizer", b"optimizer", "resume", b"resume", "rows", b"rows"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "optimizer", b"optimizer", "resume", b"resume", "rows", b"rows", "validate", b"validate"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_norm", b"batch_norm", "batch_size", b"batch_size", "checkpoint", b"checkpoint", "clip", b"clip", "drop_last", b"drop_last", "ema", b"ema", "epochs", b"epochs", "heads", b"heads", "loss", b"loss", "max_steps", b"max_steps", "micro_batches", b"micro_batches", "optimizer", b"optimizer", "precision", b"precision", "resume", b"resume", "rows", b"rows", "seed", b"seed", "split_experts", b"split_experts", "staleness", b"staleness", "warm_start", b"warm_start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_norm", b"batch_norm", "batch_size", b"batch_size", "checkpoint", b"checkpoint", "clip", b"clip", "drop_last", b"drop_last", "ema", b"ema", "epochs", b"epochs", "heads", b"heads", "loss", b"loss", "max_steps", b"max_steps", "micro_batches", b"micro_batches", "optimizer", b"optimizer", "precision", b"precision", "resume", b"resume", "rows", b"rows", "seed", b"seed", "split_experts", b"split_experts", "staleness", b"staleness", "validate", b"validate", "warm_start", b"warm_start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -902,6 +914,36 @@ class CheckpointSpec(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CheckpointSpec: _TypeAlias = CheckpointSpec  # noqa: Y015
+
+@_typing.final
+class ValidateSpec(_message.Message):
+    """Held-out data measured in training; the best of its states becomes the model."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EVERY_FIELD_NUMBER: _builtins.int
+    METRIC_FIELD_NUMBER: _builtins.int
+    PATIENCE_FIELD_NUMBER: _builtins.int
+    every: _builtins.str
+    """such as 500 steps, 5m; also after the last step; empty: never"""
+    metric: _builtins.str
+    """of data.valid, such as valid_auc or max:valid_recall"""
+    patience: _builtins.int
+    """in a row without a better one, after which training ends; 0: any"""
+    def __init__(
+        self,
+        *,
+        every: _builtins.str = ...,
+        metric: _builtins.str = ...,
+        patience: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["every", b"every", "metric", b"metric", "patience", b"patience"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ValidateSpec: _TypeAlias = ValidateSpec  # noqa: Y015
 
 @_typing.final
 class ServerSpec(_message.Message):

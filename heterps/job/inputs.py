@@ -8,9 +8,10 @@ from chassis.near import nearest
 from heterps.job.checkpoints import Wrong
 from protos.job_pb2 import JobSpec
 
-_LISTS: Final = ("keys", "floats")
+_LISTS: Final = ("keys", "floats", "ints", "mask")
 _KEYS: Final = ("key", "keys")
-_TYPES: Final = ("key", "keys", "float", "floats", "int")
+_TYPES: Final = ("key", "keys", "float", "floats", "int", "ints", "mask")
+_ENDS: Final = ("first", "last")
 _TAKEN: Final = ("sparse", "dense", "tokens", "batch")
 _LONGEST: Final = 1 << 16
 
@@ -18,6 +19,8 @@ _LONGEST: Final = 1 << 16
 def wrong_inputs(job: JobSpec) -> Iterator[Wrong]:
     """What is wrong with `data.columns`."""
     labels = {job.data.label, *job.data.labels} - {""}
+    if job.train.loss == "next_token":  # what follows is of the same lists
+        labels.discard(job.data.label)
     for name, one in sorted(job.data.columns.items()):
         key = f"data.columns.{name}"
         if not name.isidentifier() or keyword.iskeyword(name) or name in _TAKEN:
@@ -33,5 +36,11 @@ def wrong_inputs(job: JobSpec) -> Iterator[Wrong]:
             yield Wrong(f"{key}.length", str(one.length), f"none of a {one.type}")
         elif one.type not in _KEYS and one.slot:
             yield Wrong(f"{key}.slot", repr(one.slot), f"none of a {one.type}")
+        elif one.padding and one.type != "ints":
+            yield Wrong(f"{key}.padding", str(one.padding), f"none of a {one.type}")
+        elif one.keep and one.type not in _LISTS:
+            yield Wrong(f"{key}.keep", repr(one.keep), f"none of a {one.type}")
+        elif one.keep and one.keep not in _ENDS:
+            yield Wrong(f"{key}.keep", repr(one.keep), f"one of {', '.join(_ENDS)}")
         if labels & {part.strip() for part in (one.of or name).split("*")}:
             yield Wrong(f"{key}.of", repr(one.of or name), "columns known before the outcome")

@@ -81,8 +81,10 @@ def wrong_learning(job: JobSpec, given: Sequence[str]) -> Iterator[Wrong]:
 def _wrong_loss(job: JobSpec) -> Iterator[Wrong]:
     loss = job.train.loss
     labelled = bool(job.data.label or job.data.labels)
-    if labelled and loss == "next_token":
-        yield Wrong("train.loss", repr(loss), f"{_or(_OF_LABELS)}, or no data.label")
+    lists = not job.data.tokens and any(one.type == "ints" for one in job.data.columns.values())
+    if labelled and loss == "next_token" and not (job.data.label and lists):
+        text = f"{_or(_OF_LABELS)}, or no data.label, or lists of ints in data.columns"
+        yield Wrong("train.loss", repr(loss), text)
     elif not labelled and job.data.tokens and loss != "next_token":
         yield Wrong("train.loss", repr(loss), "next_token, or data.label")
     if len(job.data.labels) > 1:

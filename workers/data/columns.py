@@ -35,7 +35,8 @@ class Batch:
             of each; L is 0 where there are none;
             those of `data.columns`, as `Named` says;
             `label.NAME` `[B]` of each label and weight, as `labels_of` says; without a label
-            `label.label`, int32 `[B, L]`, the token that follows each.
+            `label.label`, int32 `[B, L]`, the token that follows each; of lists that are a label
+            -1 where none does.
     """
 
     arrays: Mapping[str, npt.NDArray[Any]]
@@ -113,7 +114,7 @@ class Encoder:
                 raise DataError("job", key, repeated[0], "each entry once")
             inputs = [column for name in names for column in name.split("*")]
             inputs += [column for one in self.named for column in one.columns]
-            given = [(label.column, label.key) for label in outcomes]
+            given = [(o.column, o.key) for o in outcomes if o.kind is not Kind.FOLLOWING]
             for taken, by in (*given, (spec.tokens, "data.tokens")):
                 if taken and taken in inputs:
                     raise DataError("job", key, taken, f"other columns: it is {by}")
@@ -141,7 +142,7 @@ class Encoder:
         sparse = np.zeros((0, len(self.slots)), np.int64)
         dense = np.zeros((0, len(self.dense)), np.float32)
         tokens = np.zeros((0, self.tokens.width if self.tokens else 0), np.int32)
-        labels = {LABEL + label.name: np.zeros(0, label.kind.dtype) for label in self.labels}
+        labels = {LABEL + label.name: label.nothing for label in self.labels}
         return self._batch(
             sparse, {one.name: one.nothing for one in self.named}, dense, tokens, labels
         )
@@ -187,10 +188,12 @@ class Encoder:
                     hint = column_hint(name, schema.names)
                     raise DataError(str(path), key, name, f"a column of the file; {hint}")
                 kind = schema.field(name).type
-                if typed and key != "data.sparse" and not is_number(kind):
+                if typed and key == "data.dense" and not is_number(kind):
                     raise DataError(str(path), f"{key}: {name}", str(kind), "a numeric column")
                 if key == "data.sparse" and not has_text(kind):
                     raise DataError(str(path), f"{key}: {name}", str(kind), _HASHED)
+        for label in self.labels:
+            label.check(path, schema.field(label.column).type, typed=typed)
         for one in self.named:
             one.check(path, schema, typed=typed)
         if self.tokens:
@@ -201,7 +204,7 @@ class Encoder:
         if not files.is_parquet(path):
             return
         units = files.units(path)
-        columns = {label.column for label in self.labels} | {*self.dense}
+        columns = {one.column for one in self.labels if one.beside is None} | {*self.dense}
         for group, name, said in files.values(path, columns):
             labels = [label for label in self.labels if label.column == name]
             if name in self.dense and max(abs(said.least), abs(said.most)) > LARGEST:

@@ -13,12 +13,16 @@ import pyarrow as pa
 from protos.job_pb2 import JobSpec
 from protos.losses import CONTRASTIVE, may_lack_labels
 from workers.data.errors import DataError
-from workers.data.numbers import LARGEST, narrow, numbers
+from workers.data.lists import Lists, is_list
+from workers.data.named import INTS, Named, named_of
+from workers.data.numbers import LARGEST, is_number, narrow, numbers
 
 # Begins the names of what losses read: no value of a traced model has a dot in its name.
 LABEL: Final = "label."
+NEXT_TOKEN: Final = "next_token"  # the loss of lists
 ONE: Final = "label"  # what the only label is called, whatever its column
 WEIGHT: Final = "weight"
+_NONE = -1  # where no token follows
 _MOST_CLASS = 2**31 - 1
 _EXACT = 2**24  # whole numbers up to here are themselves as float32
 
@@ -32,6 +36,7 @@ class Kind(Enum):
     EXACT = auto()  # finite, float32, and whole ones as they are
     POSITIVE = auto()  # finite, above 0, float32
     WEIGHT = auto()  # finite, from 0, float32
+    FOLLOWING = auto()  # lists of tokens: beside each the one that follows, below 0 for none; int32
 
     @property
     def expected(self) -> str:
@@ -41,7 +46,7 @@ class Kind(Enum):
     @property
     def dtype(self) -> type[np.float32] | type[np.int32]:
         """As what values are kept."""
-        return np.int32 if self is Kind.CLASS else np.float32
+        return np.int32 if self in (Kind.CLASS, Kind.FOLLOWING) else np.float32
 
     def fits(self, values: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
         """Which values may be, NaN standing for a missing one; [n]."""
@@ -68,6 +73,7 @@ _EXPECTED: Final = {
     Kind.EXACT: f"a finite number, and a whole one up to {_EXACT}",
     Kind.POSITIVE: "a finite number above 0",
     Kind.WEIGHT: "a finite number of at least 0",
+    Kind.FOLLOWING: f"whole numbers up to {_MOST_CLASS}",
 }
 KINDS: Final = {
     "bce_with_logits": Kind.BINARY,
@@ -75,12 +81,16 @@ KINDS: Final = {
     "mse": Kind.REAL,
     "mae": Kind.REAL,
     "huber": Kind.REAL,
+    NEXT_TOKEN: Kind.FOLLOWING,
     CONTRASTIVE: Kind.CLASS,
     "in_batch_softmax": Kind.CLASS,
     "pairwise": Kind.REAL,
 }
 # Of one label that several losses read: what the first of these may be, the others may.
-_STRICTEST: Final = (Kind.BINARY, Kind.CLASS, Kind.POSITIVE, Kind.EXACT, Kind.REAL)
+_STRICTEST: Final = (
+    *(Kind.FOLLOWING, Kind.BINARY, Kind.CLASS),
+    *(Kind.POSITIVE, Kind.EXACT, Kind.REAL),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,15 +100,32 @@ class Label:
     Args:
         name: by which they do.
         key: of the job file, that names the column.
+        beside: of lists, the input that they are as long as.
     """
 
     name: str
     column: str
     kind: Kind
     key: str = "data.label"
+    beside: Named | None = None
+
+    @property
+    def nothing(self) -> npt.NDArray[Any]:
+        """No rows of it."""
+        width = (self.beside.length,) if self.beside is not None else ()
+        return np.zeros((0, *width), self.kind.dtype)
+
+    def check(self, path: Path, kind: pa.DataType, *, typed: bool) -> None:
+        """Raises `DataError` unless a column of that type fits; text has none but strings."""
+        fits, expected = not typed or is_number(kind), "a numeric column"
+        if self.kind is Kind.FOLLOWING:
+            fits = is_list(kind) and pa.types.is_integer(kind.value_type)
+            expected = "a Parquet column of lists of whole numbers"
+        if not fits:
+            raise DataError(str(path), f"{self.key}: {self.column}", str(kind), expected)
 
     def encode(self, column: pa.Array, path: Path, first: int) -> npt.NDArray[Any]:
-        """Its values [n], of the kind's dtype.
+        """Its values [n], of the kind's dtype; of lists [n, length].
 
         Args:
             first: rows of the file before these.
@@ -107,6 +134,8 @@ class Label:
             DataError: one does not fit.
         """
         key = f"{self.key}: {self.column}"
+        if self.beside is not None:
+            return _following(self.beside, column, key, path, first)
         values = numbers(column, key, path, first)
         fits = self.kind.fits(values)
         if not fits.all():
@@ -120,6 +149,8 @@ class Label:
 
     def may_hold(self, least: float, most: float, missing: int) -> bool:
         """Whether the values of a column may fit, as far as their range tells."""
+        if self.kind is Kind.FOLLOWING:
+            return most <= _MOST_CLASS
         if missing or max(abs(least), abs(most)) > LARGEST:
             return False
         if self.kind is Kind.BINARY:
@@ -148,9 +179,31 @@ def labels_of(job: JobSpec) -> tuple[Label, ...]:
         return next(one for one in _STRICTEST if one in found)
 
     if data.label:
-        return Label(ONE, data.label, kind(ONE)), *weight
+        beside = _beside(job) if kind(ONE) is Kind.FOLLOWING else None
+        return Label(ONE, data.label, kind(ONE), beside=beside), *weight
     several = (Label(name, name, kind(name), "data.labels") for name in data.labels)
     return *several, *weight
+
+
+def _beside(job: JobSpec) -> Named:
+    """The input that lists of labels are beside: of the same column, or the first one of lists."""
+    lists = [one for one in named_of(job.data) if one.kind == INTS]
+    if not lists:
+        expected = "an input of type ints in data.columns, beside whose values labels stand"
+        raise DataError("job", "data.label", job.data.label, expected)
+    return next((one for one in lists if one.of == job.data.label), lists[0])
+
+
+def _following(
+    beside: Named, column: pa.Array, key: str, path: Path, first: int
+) -> npt.NDArray[np.int32]:
+    lists = Lists.of(column, beside.length, beside.keep, key, path, first)
+    values = lists.whole()
+    if len(values) and int(values.max()) > _MOST_CLASS:
+        raise DataError(str(path), key, int(values.max()), Kind.FOLLOWING.expected)
+    found = np.full((len(column), beside.length), _NONE, np.int32)
+    found[:, :-1] = lists.placed(np.maximum(values, _NONE).astype(np.int32), _NONE)[:, 1:]
+    return found
 
 
 def label_of(job: JobSpec, head: str) -> str:

@@ -8,15 +8,17 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from protos.job_pb2 import DataSpec
 from workers.data.errors import DataError, column_hint
 from workers.data.keys import PAD, Slot, hash_column, hash_slots
+from workers.data.lists import Lists, is_list
 from workers.data.numbers import is_number, narrow, numbers
 
 KEY, KEYS, FLOAT, FLOATS, INT = "key", "keys", "float", "floats", "int"
-LISTS: Final = (KEYS, FLOATS)
+INTS, MASK = "ints", "mask"
+LISTS: Final = (KEYS, FLOATS, INTS, MASK)
+FIRST, LAST = "first", "last"
 _EXACT = 2**53  # whole numbers up to here are themselves as float64
 
 
@@ -28,9 +30,12 @@ class Named:
         name: of the tensor.
         of: the file's column; for keys also a cross of several.
         kind: key, int64 [B]; keys, int64 [B, length]; float, float32 [B]; floats, float32
-            [B, length]; int, int64 [B].
+            [B, length]; int, int64 [B]; ints, int64 [B, length]; mask, int64 [B, length], 1 where
+            a list has a value.
         length: of lists.
         slot: that keys are hashed for: inputs of one slot have the same key for the same value.
+        keep: first or last, which values of a longer list stay; empty: none may be longer.
+        padding: of ints, what fills up short lists.
     """
 
     name: str
@@ -38,6 +43,8 @@ class Named:
     kind: str
     length: int
     slot: Slot
+    keep: str = LAST
+    padding: int = 0
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -67,9 +74,12 @@ class Named:
             kind = schema.field(column).type
             fits, expected = True, ""
             if self.kind in LISTS:
-                fits, expected = _is_list(kind), "a Parquet column of lists"
+                fits, expected = is_list(kind), "a Parquet column of lists"
                 if fits and self.kind == FLOATS:
                     fits, expected = is_number(kind.value_type), "a column of lists of numbers"
+                if fits and self.kind == INTS:
+                    fits = pa.types.is_integer(kind.value_type)
+                    expected = "a column of lists of whole numbers"
             elif typed and self.kind in (FLOAT, INT):
                 fits, expected = is_number(kind), "a numeric column"
             if not fits:
@@ -109,22 +119,16 @@ class Named:
         return hash_slots([self.slot], by_name, rows)[:, 0].copy()
 
     def _lists(self, column: pa.Array, path: Path, first: int) -> npt.NDArray[Any]:
-        """The last `length` values of each list, filled up behind; of a missing one none."""
-        counts = np.asarray(pc.list_value_length(column).fill_null(0)).astype(np.int64)
-        flat = column.flatten()  # without the values of missing lists
+        """As many values of each list as are kept, filled up behind; of a missing one none."""
+        lists = Lists.of(column, self.length, self.keep, f"{self._key}: {self.of}", path, first)
+        if self.kind == MASK:
+            return lists.placed(np.ones(lists.size, np.int64), 0)
+        if self.kind == INTS:
+            return lists.placed(lists.whole(), self.padding)
         if self.kind == KEYS:
-            values: npt.NDArray[Any] = self._hashed({self.of: flat}, path)
-        else:
-            values = self._floats(
-                numbers(flat, f"{self._key}: {self.of}", path, first), path, first
-            )
-        kept = np.minimum(counts, self.length)
-        filling = PAD if self.kind == KEYS else 0
-        found = np.full((len(column), self.length), filling, values.dtype)
-        place = np.arange(self.length) < kept[:, None]
-        starts = np.cumsum(counts) - kept
-        found[place] = values[(starts[:, None] + np.arange(self.length))[place]]
-        return found
+            return lists.placed(self._hashed({self.of: lists.flat}, path), PAD)
+        values = numbers(lists.flat, f"{self._key}: {self.of}", path, first)
+        return lists.placed(self._floats(values, path, first), 0)
 
     def _floats(
         self, values: npt.NDArray[np.float64], path: Path, first: int
@@ -174,11 +178,6 @@ def named_of(spec: DataSpec) -> tuple[Named, ...]:
             raise DataError(
                 "job", f"data.columns.{name}.slot", one.slot, f"a cross of {width} columns"
             )
-        found.append(Named(name, of, one.type, one.length, slot))
+        keep = one.keep or ("" if one.type == INTS else LAST)
+        found.append(Named(name, of, one.type, one.length, slot, keep, one.padding))
     return tuple(found)
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-    )

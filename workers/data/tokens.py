@@ -9,6 +9,7 @@ import pyarrow.compute as pc
 
 from workers.data import files
 from workers.data.errors import DataError, column_hint
+from workers.data.lists import is_list
 
 _LARGEST = 2**31 - 1
 
@@ -31,7 +32,7 @@ class Tokens:
             hint = column_hint(self.name, schema.names)
             raise DataError(str(path), "data.tokens", self.name, f"a column of the file; {hint}")
         kind = schema.field(self.name).type
-        if not _is_list(kind) or not pa.types.is_integer(kind.value_type):
+        if not is_list(kind) or not pa.types.is_integer(kind.value_type):
             expected = "a Parquet column of lists of whole numbers"
             raise DataError(str(path), f"data.tokens: {self.name}", str(kind), expected)
 
@@ -67,9 +68,3 @@ class Tokens:
             raise DataError(str(path), key, int(numbers[at]), expected, first + at // self.width)
         rows: npt.NDArray[np.int32] = numbers.astype(np.int32).reshape(len(column), self.width)
         return rows
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-    )

@@ -6,6 +6,7 @@ from typing import Final
 from torch import Tensor, nn
 
 Loss = Callable[[Tensor, Tensor], Tensor]
+_NONE = -1  # for a token that does not count
 
 
 def loss_function(name: str) -> Loss:
@@ -20,7 +21,8 @@ def sample_losses(name: str, predictions: Tensor, labels: Tensor) -> Tensor:
         name: as in a job's `train.loss`; empty for bce_with_logits.
         predictions: [B], or of any shape with as many values; logits [B, C] of cross_entropy,
             [B, L, V] of next_token.
-        labels: [B]; of cross_entropy whole numbers below C, of next_token token ids [B, L] below V.
+        labels: [B]; of cross_entropy whole numbers below C, of next_token token ids [B, L] below V,
+            of which -1 stand for none; a sample's loss is the mean over the others.
 
     Raises:
         ValueError: predictions and labels do not fit one another.
@@ -33,6 +35,11 @@ def sample_losses(name: str, predictions: Tensor, labels: Tensor) -> Tensor:
             "expected one for each sample"
         )
     return _OF_VALUES[name or BINARY](predictions.reshape(-1), labels.to(predictions.dtype))
+
+
+def counted(labels: Tensor) -> Tensor:
+    """How many tokens of each sample count in next_token, int64 [B], of labels [B, L]."""
+    return (labels >= 0).sum(dim=1)
 
 
 def predicted(name: str, outputs: Tensor) -> Tensor:
@@ -54,7 +61,7 @@ def held_out(name: str, predictions: Tensor, labels: Tensor) -> tuple[Tensor, Te
     """
     if name == "next_token":
         losses = sample_losses(name, predictions.float(), labels)
-        return losses, losses.new_full((len(labels),), labels.shape[1])
+        return losses, counted(labels).to(losses)
     if name == "cross_entropy":
         right = (predictions.argmax(dim=1) == labels).float()
         return sample_losses(name, predictions.float(), labels), right
@@ -74,9 +81,9 @@ def _of_classes(name: str, logits: Tensor, labels: Tensor) -> Tensor:
             f"{name}: label {int(labels.max())}; expected less than the {logits.shape[-1]} logits"
         )
     losses = nn.functional.cross_entropy(
-        logits.flatten(0, -2), labels.flatten(), reduction="none"
+        logits.flatten(0, -2), labels.flatten(), ignore_index=_NONE, reduction="none"
     ).view(labels.shape)
-    return losses.mean(dim=1) if losses.ndim > 1 else losses
+    return losses.sum(dim=1) / counted(labels).clamp(min=1) if losses.ndim > 1 else losses
 
 
 def _binary(predictions: Tensor, labels: Tensor) -> Tensor:

@@ -57,7 +57,7 @@ def measure(
 
 
 def _nats(losses: NDArray[np.float32], counts: NDArray[np.float32]) -> float:
-    return float(np.average(losses, weights=counts))
+    return float(np.average(losses, weights=counts)) if counts.any() else math.nan
 
 
 # By loss, what is measured of held-out samples.

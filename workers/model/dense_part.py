@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from workers.embedding.sparse import SparseEmbedding
+from workers.model.entry import ModelError
+from workers.model.follow import Followed
 from workers.model.inputs import arguments_of
 from workers.model.lookups import embedding_at, source_of, traced_through
 
@@ -53,6 +55,11 @@ def dense_part(model: nn.Module) -> DensePart:
     Raises:
         ModelError: its forward cannot be followed.
     """
+    if isinstance(model, Followed):
+        raise ModelError(
+            f"{type(model).__name__}: its forward has no graph of operations to export; "
+            "expected another model, or its own way out, such as .model.save_pretrained"
+        )
     graph = traced_through(model, training=False)
     first = next(iter(graph.nodes))
     inputs: list[DenseInput] = []

@@ -4,6 +4,7 @@ import importlib.util
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,6 +21,7 @@ from workers.embedding.sparse import SparseEmbedding
 from workers.embedding.spec import options_of
 
 _importing = threading.RLock()
+_following: ContextVar[bool] = ContextVar("weights follow", default=False)
 
 
 class ModelError(ValueError):
@@ -55,7 +57,7 @@ def build_model(spec: ModelSpec, directory: Path, seed: int) -> nn.Module:
     """
     build = load_entry(spec.entry, directory, "model.entry")
     arguments = {k: _integral(v) for k, v in MessageToDict(spec.args).items()}
-    torch.manual_seed(seed)
+    torch.random.manual_seed(seed)  # another of that name imports the compiler
     try:
         model = build(**arguments)
     except Exception as error:
@@ -69,13 +71,25 @@ def build_model(spec: ModelSpec, directory: Path, seed: int) -> nn.Module:
     return model
 
 
-def job_model(job: JobSpec) -> nn.Module:
+def weights_follow() -> bool:
+    """Whether the model that is being built gets all of its weights afterwards."""
+    return _following.get()
+
+
+def job_model(job: JobSpec, *, weights_follow: bool = False) -> nn.Module:
     """The model of a job, its tables as the job has them.
+
+    Args:
+        weights_follow: whether it gets other weights than it begins with, all of them.
 
     Raises:
         ModelError: the entry is wrong, fails, or returns no module; or `tables` does not fit it.
     """
-    model = build_model(job.model, Path(job.directory), job.train.seed)
+    token = _following.set(weights_follow)
+    try:
+        model = build_model(job.model, Path(job.directory), job.train.seed)
+    finally:
+        _following.reset(token)
     change_tables(model, job.tables)
     return model
 

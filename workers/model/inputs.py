@@ -4,18 +4,24 @@ import operator
 from collections.abc import Mapping
 from typing import Any, Final
 
+import torch
 from torch import Tensor, fx, nn
 
 from protos.job_pb2 import DataSpec
+from workers.data.named import named_of
 from workers.model.entry import ModelError
 
-ALWAYS: Final = ("sparse", "dense", "tokens")
+ALWAYS: Final[Mapping[str, Tensor]] = {
+    "sparse": torch.zeros((0, 0), dtype=torch.int64),
+    "dense": torch.zeros((0, 0)),
+    "tokens": torch.zeros((0, 0), dtype=torch.int64),
+}
 BATCH: Final = "batch"  # a forward's only argument that is all of them
 
 
-def inputs_of(spec: DataSpec) -> tuple[str, ...]:
-    """The names of a job's inputs."""
-    return *ALWAYS, *sorted(spec.columns)
+def inputs_of(spec: DataSpec) -> dict[str, Tensor]:
+    """A job's inputs by name, of no samples; those that are no columns have no width."""
+    return {**ALWAYS, **{one.name: torch.from_numpy(one.nothing) for one in named_of(spec)}}
 
 
 def arguments_of(names: Mapping[str, Any], batch: Mapping[str, Tensor]) -> dict[str, Any]:

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from protos.job_pb2 import HeadSpec, JobSpec
 from protos.losses import OF_WHOLE_BATCHES, of_whole_batches
-from workers.data.labels import ONE, label_of
-from workers.learning.losses import sample_losses
+from workers.data.labels import NEXT_TOKEN, ONE, WEIGHT, label_of
+from workers.learning.losses import counted, sample_losses
 from workers.learning.objective import (
     SAMPLES,
     WEIGHTS,
@@ -31,6 +31,8 @@ def job_loss(job: JobSpec) -> Objective:
         ModelError: its own loss is not there, or cannot be used.
     """
     if not job.model.loss:
+        if job.train.loss == NEXT_TOKEN and not job.train.heads:
+            return Objective.declared(_of_tokens(job))
         function = _of_heads(job) if job.train.heads else _of_one(job)
         found = Objective.declared(loss(over=WEIGHTS if job.data.weight else SAMPLES)(function))
         return replace(found, whole=of_whole_batches(job))
@@ -89,6 +91,22 @@ def _of_one(job: JobSpec) -> Function:
         return sample_losses(name, sole(outputs, name), labels[label])
 
     return one
+
+
+def _of_tokens(job: JobSpec) -> Function:
+    """The mean over the tokens that count, each by the weight of its sample."""
+    weighted = bool(job.data.weight)
+
+    def tokens(labels: Labels) -> Tensor:
+        numbers = counted(labels[ONE])
+        return numbers * labels[WEIGHT] if weighted else numbers
+
+    @loss(over=lambda labels: tokens(labels).sum())
+    def following(outputs: Outputs, labels: Labels) -> Tensor:
+        means = sample_losses(NEXT_TOKEN, sole(outputs, NEXT_TOKEN), labels[ONE])
+        return means * tokens(labels)
+
+    return following
 
 
 def _of_heads(job: JobSpec) -> Function:

@@ -57,12 +57,12 @@ def mixes_samples(traced: TracedModel, job: JobSpec) -> bool:
     Raises:
         DataError: the first samples of the job do not fit it.
     """
-    parts = _parts(job)
+    parts = first_parts(job)
     if not parts:
         return False
     first, second, third = parts
     try:
-        results = [_run(traced, _joined(first, part)) for part in (second, third)]
+        results = [_run(traced, joined(first, part)) for part in (second, third)]
         results.append(_run(traced, second))
     except Exception as error:
         _log.info("the model could not be tried: %s: %s", type(error).__name__, error)
@@ -102,10 +102,10 @@ def check_loss(traced: TracedModel, job: JobSpec) -> None:
         DataError: the first samples of the job do not fit it.
         Whatever the loss raises.
     """
-    parts = _parts(job)
+    parts = first_parts(job)
     if not parts:
         return
-    loss, batch = job_loss(job), _joined(*parts)
+    loss, batch = job_loss(job), joined(*parts)
     try:
         outputs = _run(traced, batch)
     except Exception as error:
@@ -114,7 +114,7 @@ def check_loss(traced: TracedModel, job: JobSpec) -> None:
     labels = labels_in(batch)
     samples = len(next(iter(batch.values())))
     if loss.whole:
-        check_rows(named(outputs), samples)
+        _check_outputs(traced, job, outputs, parts[0], samples)
     if samples < 4:
         return
     unknown = [name for name in loss.over if name and name not in loss.terms(outputs, labels)]
@@ -145,6 +145,23 @@ def check_loss(traced: TracedModel, job: JobSpec) -> None:
     )
 
 
+def _check_outputs(
+    traced: TracedModel, job: JobSpec, outputs: Any, part: Mapping[str, Tensor], samples: int
+) -> None:
+    """Refuse outputs that are no rows of samples, and those without that depend on these."""
+    of_part = named(_run(traced, part))
+    check_rows(named(outputs), samples)
+    check_rows(of_part, len(next(iter(part.values()))))
+    for name, output in named(outputs).items():
+        alike = output.ndim or torch.allclose(output, of_part[name], equal_nan=True)
+        if not alike and job.train.micro_batches != 1:
+            raise ModelError(
+                f"{type(traced.model).__name__}: output {name!r} [] is another one of other "
+                "samples, and the loss is one of whole batches; expected a row for each sample, "
+                "one that does not depend on them, or train.micro_batches: 1"
+            )
+
+
 def _part_of(outputs: Any, some: slice) -> Any:
     return tree_map(lambda output: output[some] if output.ndim else output, outputs)
 
@@ -157,10 +174,10 @@ def check_parameters(traced: TracedModel, job: JobSpec) -> None:
         DataError: the first samples of the job do not fit it.
     """
     _check_groups(traced, job)
-    parts = _parts(job)
+    parts = first_parts(job)
     if not parts:
         return
-    batch = _joined(*parts[:2])
+    batch = joined(*parts[:2])
     # From a staleness of 1 on a step puts the parameters of its version in place.
     exchanged = job.train.staleness > 0 and not job.train.split_experts
     try:
@@ -209,7 +226,7 @@ def _check_groups(traced: TracedModel, job: JobSpec) -> None:
         raise ModelError(str(error)) from None
 
 
-def _parts(job: JobSpec) -> Sequence[Mapping[str, Tensor]]:
+def first_parts(job: JobSpec) -> Sequence[Mapping[str, Tensor]]:
     """Three batches of as many samples, different ones as far as there are; none without data."""
     dataset = Dataset.of(job, "train")
     found = first_samples(dataset, 3 * _PART)
@@ -220,7 +237,8 @@ def _parts(job: JobSpec) -> Sequence[Mapping[str, Tensor]]:
     return [tensors_of(found.take(some)) for some in rows]
 
 
-def _joined(*parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def joined(*parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """All samples of some batches."""
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
@@ -266,7 +284,9 @@ class _Layers(fx.Interpreter):
         """Run a layer on its own."""
         module = self.fetch_attr(target)
         with ExitStack() as stack:
-            others = stack.enter_context(self._others(module)) if self._varied else set()
+            others: set[Tensor] = set()
+            if self._varied:
+                others = stack.enter_context(varied(module, self._generator))
             result = super().call_module(target, _detached(args), _detached(kwargs))
             if torch.is_grad_enabled():
                 own = set() if self._varied else set(module.parameters())
@@ -274,26 +294,28 @@ class _Layers(fx.Interpreter):
                 self.reached.setdefault(str(target), []).extend(leaves)
         return _detached(result)
 
-    @contextmanager
-    def _others(self, module: nn.Module) -> Iterator[set[Tensor]]:
-        """Have other parameters in a module; these."""
-        places = parameter_places(module, besides=True)
-        others = {parameter: self._varied_from(parameter) for parameter in places}
-        try:
-            for parameter, where in places.items():
-                for place in where:
-                    place.put(others[parameter])
-            yield set(others.values())
-        finally:
-            for parameter, where in places.items():
-                for place in where:
-                    place.put(parameter)
 
-    def _varied_from(self, parameter: Tensor) -> nn.Parameter:
-        values = parameter.detach()
-        size = max(float(values.abs().mean()) if values.numel() else 0.0, _SMALLEST)
-        noise = torch.empty_like(values).uniform_(-1.0, 1.0, generator=self._generator)
-        return nn.Parameter(values + _NOISE * size * noise)
+@contextmanager
+def varied(module: nn.Module, generator: torch.Generator) -> Iterator[set[Tensor]]:
+    """Have other parameters in a module in place of those that are trained; these."""
+    places = parameter_places(module, besides=True)
+    others = {parameter: _varied_from(parameter, generator) for parameter in places}
+    try:
+        for parameter, where in places.items():
+            for place in where:
+                place.put(others[parameter])
+        yield set(others.values())
+    finally:
+        for parameter, where in places.items():
+            for place in where:
+                place.put(parameter)
+
+
+def _varied_from(parameter: Tensor, generator: torch.Generator) -> nn.Parameter:
+    values = parameter.detach()
+    size = max(float(values.abs().mean()) if values.numel() else 0.0, _SMALLEST)
+    noise = torch.empty_like(values).uniform_(-1.0, 1.0, generator=generator)
+    return nn.Parameter(values + _NOISE * size * noise)
 
 
 class _Rows:
@@ -333,7 +355,7 @@ def _tried(model: nn.Module) -> Iterator[_Rows]:
     """Have a model as in training, and all as it was afterwards, generators too."""
     rows = _Rows()
     with in_mode(model, training=True), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(_SEED)
+        torch.random.manual_seed(_SEED)
         for module in model.modules():
             if isinstance(module, SparseEmbedding):
                 module.store = rows.of(module.spec.dim)

@@ -54,7 +54,7 @@ def reopened(output: str, job: JobSpec, shard_rows: Callable[[str], RowStore]) -
     store = open_store(output)
     with store.open("model.json") as stream:
         job_id = json.loads(stream.read())["job_id"]
-    model = job_model(job)
+    model = job_model(job, weights_follow=True)
     with store.open("dense.safetensors") as stream:
         load_state(model, load_bytes(stream.read()))
     layers = [m for m in model.modules() if isinstance(m, SparseEmbedding)]

@@ -251,7 +251,7 @@ def opened(saved: Saved) -> nn.Module:
     job = saved.job
     settle(job, saved.code)
     with _own_modules(job):
-        model = job_model(job)
+        model = job_model(job, weights_follow=True)
     load_state(model, saved.weights)
     try:
         tables = LocalTable.load_checkpoint(saved.tables, save=saved.save)
@@ -262,6 +262,7 @@ def opened(saved: Saved) -> nn.Module:
     for layer in model.modules():
         if isinstance(layer, SparseEmbedding):  # without a table where forward does not call it
             layer.store = tables.get(table_prefix(saved.job_id) + layer.spec.table)
+            layer.remote = layer.store is None  # rows that it made would be first values
     return add_predictor(model.eval(), job)
 
 

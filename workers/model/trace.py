@@ -4,18 +4,20 @@ The model is traced once with `torch.fx`; every module that its forward calls is
 between layers belong to the layer whose result they need last, so that what they shrink is
 shrunk before it travels, and are computed with it wherever the model is cut. A cut after a layer
 is crossed by the values made before it and used after it, the model's own inputs included.
+A model that is `Followed` has what it makes of inputs alone made in every stage that needs it.
 """
 
 import inspect
 import traceback
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor, fx, nn
 
 from workers.embedding.sparse import SparseEmbedding
 from workers.model.entry import ModelError
+from workers.model.follow import REMADE, Followed, followed
 from workers.model.in_place import check_in_place
 from workers.model.inputs import ALWAYS, BATCH, unpacked
 from workers.model.lookups import Lookup, check_tables, find_lookups
@@ -102,7 +104,7 @@ class TracedModel:
     """The layers of a model and the stages that can be cut from it.
 
     Args:
-        inputs: names of what its forward may take.
+        inputs: what its forward may take, by name: tensors of no samples.
 
     Attributes:
         layers: in the order of their calls.
@@ -114,15 +116,16 @@ class TracedModel:
         ModelError: the forward cannot be traced or cut; says where and what to change.
     """
 
-    def __init__(self, model: nn.Module, inputs: Sequence[str] = ALWAYS) -> None:
+    def __init__(self, model: nn.Module, inputs: Mapping[str, Tensor] = ALWAYS) -> None:
         self.model = model
-        self._check_signature(inputs)
+        self._inputs = inputs
+        self._check_signature()
         check_state(model)
         check_ties(model)
         check_tables(model)
         self.graph = self._trace(training=True)
         self._check_modes()
-        self._check_inputs(inputs)
+        self._check_inputs()
         self.layers: tuple[LayerInfo, ...] = ()
         self._index: dict[fx.Node, int] = {}
         self._assign()
@@ -172,6 +175,7 @@ class TracedModel:
             graph.call_module(start)
             for node in self.graph.nodes:
                 if node.op in _COMPUTED and self._index[node] == index:
+                    self._remake(node, graph, copies)
                     for read in node.all_input_nodes:
                         if read.op == "get_attr" and read not in copies:
                             copies[read] = self._placed(graph.node_copy(read), modules)
@@ -192,14 +196,21 @@ class TracedModel:
         names = []
         for node in self.graph.nodes:
             made = _BEFORE_ALL if node.op == "placeholder" else self._index.get(node)
-            if made is None or made > after:
+            if made is None or made > after or REMADE in node.meta:
                 continue
-            used = [self._use(user) for user in node.users]
+            used = list(self._uses(node))
             if node.op == "placeholder":
                 used.append(self._keys_needed.get(node.name, _BEFORE_ALL))
             if any(index > after for index in used):
                 names.append(node.name)
         return tuple(names)
+
+    def _remake(self, node: fx.Node, graph: fx.Graph, copies: dict[fx.Node, fx.Node]) -> None:
+        """Make in a stage's graph what a node takes and each stage makes of inputs by itself."""
+        for read in node.all_input_nodes:
+            if REMADE in read.meta and read not in copies:
+                self._remake(read, graph, copies)
+                copies[read] = graph.node_copy(read, lambda n: copies[n])
 
     def _uncalled(self) -> dict[str, Tensor]:
         """State of modules that forward does not call."""
@@ -207,10 +218,16 @@ class TracedModel:
         state = self.model.state_dict(keep_vars=True)
         return {name: tensor for name, tensor in state.items() if id(tensor) not in called}
 
-    def _use(self, user: fx.Node) -> int:
-        return len(self.layers) - 1 if user.op == "output" else self._index[user]
+    def _uses(self, node: fx.Node) -> Iterator[int]:
+        """The layers that use a value, or what is made anew of it."""
+        for user in node.users:
+            if REMADE in user.meta:
+                yield from self._uses(user)
+            else:
+                yield len(self.layers) - 1 if user.op == "output" else self._index[user]
 
-    def _check_signature(self, inputs: Sequence[str]) -> None:
+    def _check_signature(self) -> None:
+        inputs = self._inputs
         names = list(inspect.signature(self.model.forward).parameters)
         for name in names if names != [BATCH] else []:
             if name not in inputs:
@@ -229,6 +246,8 @@ class TracedModel:
     def _trace(self, training: bool) -> fx.Graph:
         try:
             with in_mode(self.model, training):
+                if isinstance(self.model, Followed):
+                    return followed(self.model, self._inputs)
                 return unpacked(self.model, _CalledModules().trace(self.model))
         except ModelError:
             raise
@@ -242,7 +261,8 @@ class TracedModel:
                 "on tensor values belongs inside a child module"
             ) from error
 
-    def _check_inputs(self, inputs: Sequence[str]) -> None:
+    def _check_inputs(self) -> None:
+        inputs = self._inputs
         for node in self.graph.nodes:
             if node.op != "placeholder":
                 continue
@@ -302,8 +322,8 @@ class TracedModel:
                 self._check_read(str(node.target), list(calls))
         # What is made of inputs alone is made where it is first needed.
         for node in reversed(self.graph.nodes):
-            if self._index.get(node) == _BEFORE_ALL:
-                self._index[node] = min((self._use(u) for u in node.users), default=0)
+            if self._index.get(node) == _BEFORE_ALL and REMADE not in node.meta:
+                self._index[node] = min(self._uses(node), default=0)
 
     def _check_read(self, target: str, called: list[str]) -> None:
         """A parameter may be read beside the call of the module that it is in, to be tied."""

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from protos.decision_pb2 import Layer, Workload
 from protos.job_pb2 import JobSpec
 from workers.model.entry import job_model
+from workers.model.followed_check import check_followed
 from workers.model.inputs import inputs_of
 from workers.model.job_loss import job_loss
 from workers.model.probe import check_parameters, micro_batches_of
@@ -21,6 +22,7 @@ def look(job: JobSpec) -> Workload:
     """
     traced = TracedModel(job_model(job), inputs_of(job.data))
     check_parameters(traced, job)
+    check_followed(traced, job)
     names = [info.name for info in traced.layers]
     layers = [
         Layer(

@@ -28,6 +28,7 @@ from workers.learning.precision import Precision
 from workers.links.plain import plain_allowed
 from workers.links.transport import measure_rate
 from workers.model.entry import job_model
+from workers.model.followed_check import check_followed
 from workers.model.inputs import inputs_of
 from workers.model.job_loss import job_loss
 from workers.model.probe import check_parameters, micro_batches_of
@@ -133,6 +134,7 @@ class Profiler:
         # Building the model first: most mistakes are in it, and it is what is quick to check.
         on_host = TracedModel(job_model(self._job), inputs_of(self._job.data))
         check_parameters(on_host, self._job)
+        check_followed(on_host, self._job)
         self._fixed = micro_batches_of(self._job, on_host)
         self._traced = TracedModel(
             on_host.model.to(self._device).train(), inputs_of(self._job.data)

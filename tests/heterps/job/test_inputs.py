@@ -10,7 +10,7 @@ from heterps.job.file import JobFileError, load_job
     [
         (
             "{type: kex}",
-            "x.type: got 'kex', expected one of key, keys, float, floats, int; did you",
+            "x.type: got 'kex', expected one of key, keys, float, floats, int, ints, mask; did you",
         ),
         ("{type: keys}", "x.length: got 0, expected 1 to 65536 values of a list"),
         ("{type: key, length: 3}", "x.length: got 3, expected none of a key"),

@@ -1,0 +1,245 @@
+"""Models of `transformers` over any plan against plain PyTorch training of the untouched model."""
+
+from itertools import chain
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+import heterps
+from protos.job_pb2 import ColumnSpec, JobSpec
+from ps.local.table import save_checkpoint
+from tests.workers.stage.in_process import Pipeline
+from workers.data import Dataset, GlobalBatches
+from workers.data.tensors import tensors_of
+from workers.model.entry import ModelError, job_model
+from workers.model.hugging_face import HuggingFace, hugging_face
+from workers.model.inputs import inputs_of
+from workers.model.saved import SavedModel
+from workers.model.trace import TracedModel
+
+transformers = pytest.importorskip("transformers")
+
+WORDS, LENGTH, ROWS, STEPS = 40, 12, 96, 30
+EPS = 1e-4  # the bias of keys has a gradient of 0, which Adam would make steps of
+SIZES = {
+    "vocab_size": WORDS,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+BERT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "num_labels": 3}
+GPT2 = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+
+
+def bert(**settings):
+    config = transformers.BertConfig(**{**SIZES, **BERT, **settings})
+    return transformers.BertForSequenceClassification(config)
+
+
+def distilbert(**settings):
+    small = {"vocab_size": WORDS, "dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 24}
+    off = {"dropout": 0.0, "attention_dropout": 0.0, "seq_classif_dropout": 0.0, "num_labels": 3}
+    config = transformers.DistilBertConfig(**{**small, **off, **settings})
+    return transformers.DistilBertForSequenceClassification(config)
+
+
+def gpt2(**settings):
+    small = {"n_embd": 16, "n_layer": 2, "n_head": 2}
+    return transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(**{**SIZES, **small, **GPT2, **settings})
+    )
+
+
+def llama(**settings):
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**SIZES, **settings}))
+
+
+def built(make, **settings):
+    def build():
+        torch.manual_seed(5)
+        return HuggingFace(make(**settings))
+
+    return build
+
+
+@pytest.fixture
+def job(tmp_path):
+    rng = np.random.default_rng(0)
+    lists = []
+    for _ in range(ROWS):
+        first, size = rng.integers(0, WORDS - 1), rng.integers(2, LENGTH + 1)
+        lists.append([int(first + 7 * i) % (WORDS - 1) + 1 for i in range(size)])
+    table = {
+        "ids": pa.array(lists, pa.list_(pa.int32())),
+        "kind": pa.array([one[0] % 3 for one in lists]),
+    }
+    pq.write_table(pa.table(table), tmp_path / "a.parquet", row_group_size=9)
+    job = JobSpec(directory=str(tmp_path))
+    job.data.path, job.data.train = ".", "a.parquet"
+    ids = {"of": "ids", "length": LENGTH}
+    job.data.columns["input_ids"].CopyFrom(ColumnSpec(type="ints", **ids))
+    job.data.columns["attention_mask"].CopyFrom(ColumnSpec(type="mask", **ids))
+    job.train.batch_size, job.train.seed, job.train.epochs = 10, 3, 4
+    job.train.optimizer.name, job.train.optimizer.learning_rate = "adamw", 0.01
+    job.train.optimizer.eps = EPS
+    job.data.label, job.train.loss = "kind", "cross_entropy"
+    return job
+
+
+def plain(build, batches):
+    """What one process of plain PyTorch comes to; the model computes its loss by itself."""
+    model, losses = build().model, []
+    model.train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, eps=EPS, weight_decay=0.0)
+    for batch in batches:
+        ids, mask = batch["input_ids"], batch["attention_mask"]
+        labels = batch["label.label"]
+        if labels.ndim > 1:
+            labels = ids.masked_fill(mask == 0, -100)
+        optimizer.zero_grad()
+        loss = model(input_ids=ids, attention_mask=mask, labels=labels).loss
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return model, losses
+
+
+def trained(job, build, cuts, widths, micro_batches=3):
+    read = GlobalBatches.of(job, Dataset.of(job, "train"))
+    steps = [read.read(step) for step in range(STEPS)]
+
+    class Pipe(Pipeline):
+        def _graph(self, stage):
+            first = self._cuts[stage - 1] + 1 if stage else 0
+            traced = TracedModel(self._build(), inputs_of(job.data))
+            self._layers = [layer.name for layer in traced.layers]
+            return traced.stage(first, self._cuts[stage])
+
+    return Pipe(job, build, cuts, widths, steps, micro_batches).run(), map(tensors_of, steps)
+
+
+PLANS = {"alone": ([-1], [1]), "stages": ([2, -1], [1, 1]), "workers": ([-1], [2])}
+EVERY = pytest.mark.exhaustive
+CASES = [
+    pytest.param(make, plan, id=f"{make.__name__}-{plan}", marks=() if plan == sampled else EVERY)
+    for make, sampled in ((bert, "stages"), (distilbert, ""), (llama, ""), (gpt2, ""))
+    for plan in PLANS
+]
+
+
+@pytest.mark.parametrize(("make", "plan"), CASES)
+def test_a_model_trains_as_by_itself(job, make, plan):
+    """To 1e-5 over 30 steps, of masked lists of tokens, a decoder by the mean over all tokens."""
+    of_text = make in (llama, gpt2)
+    if of_text:
+        job.data.label, job.train.loss = "ids", "next_token"
+    build = built(make, tie_word_embeddings=False) if of_text else built(make)
+    cuts, widths = PLANS[plan]
+    last = len(TracedModel(build(), inputs_of(job.data)).layers) - 1
+    workers, batches = trained(job, build, [*cuts[:-1], last], widths)
+    model, losses = plain(build, batches)
+    assert losses[-1] < 0.9 * losses[0]
+    assert workers[-1][0].executor.progress.losses == pytest.approx(losses, rel=1e-5)
+    state = {f"model.{name}": value for name, value in model.state_dict().items()}
+    for worker in chain(*workers):
+        for name, value in worker.module.state_dict().items():
+            torch.testing.assert_close(value, state[name], rtol=1e-4, atol=1e-4)
+
+
+@EVERY
+def test_blocks_that_compute_twice_train_as_by_themselves(job):
+    """Gradient checkpointing is the model's own."""
+    job.data.label, job.train.loss = "ids", "next_token"
+
+    def build():
+        model = built(llama, tie_word_embeddings=False)()
+        model.model.gradient_checkpointing_enable()
+        return model
+
+    workers, batches = trained(job, build, [3, 5], [1, 1])
+    _, losses = plain(built(llama, tie_word_embeddings=False), batches)
+    assert workers[-1][0].executor.progress.losses == pytest.approx(losses, rel=1e-5)
+
+
+@EVERY
+def test_dropout_follows_from_the_seed_on_any_plan(job):
+    build = built(bert, hidden_dropout_prob=0.3)
+    found = []
+    for cuts, widths in ([5], [1]), ([1, 5], [1, 2]):
+        workers, batches = trained(job, build, cuts, widths)
+        found.append(workers[-1][0].executor.progress.losses)
+    _, without = plain(built(bert), batches)
+    assert found[0] == pytest.approx(found[1], rel=1e-5)
+    assert found[0] != pytest.approx(without, rel=1e-2)
+
+
+def test_a_tied_head_stays_with_its_embedding(job):
+    traced = TracedModel(built(gpt2)(), inputs_of(job.data))
+    with pytest.raises(ModelError, match=r"share 'model\.transformer\.wte\.weight'"):
+        traced.stage(0, 2)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda columns: columns.pop("attention_mask"), "input_ids without attention_mask"),
+        (
+            lambda columns: columns["mask"].CopyFrom(columns["attention_mask"]),
+            r"data\.columns\.mask: no input of Bert",
+        ),
+    ],
+)
+def test_inputs_that_the_model_would_not_see_are_refused(job, change, expected):
+    change(job.data.columns)
+    with pytest.raises(ModelError, match=expected):
+        TracedModel(built(bert)(), inputs_of(job.data))
+
+
+def test_a_folder_without_weights_of_the_head_is_refused(tmp_path):
+    torch.manual_seed(0)
+    body = transformers.BertModel(bert().config)
+    body.save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match=r"no classifier\.bias, classifier\.weight"):
+        hugging_face(tmp_path, "SequenceClassification", num_labels=3)
+    model = hugging_face(tmp_path, "SequenceClassification", num_labels=3, new=["classifier.*"])
+    for name, value in body.state_dict().items():
+        assert torch.equal(model.model.bert.state_dict()[name], value)
+
+
+def test_what_was_trained_is_saved_and_opened_by_transformers_bit_equal(tmp_path, job):
+    """Also where of the pretrained folder only its configuration is left."""
+    folder, output = tmp_path / "pretrained", tmp_path / "out"
+    gpt2().save_pretrained(folder)
+    (tmp_path / "model.py").write_text(
+        "import heterps\n"
+        f"def build():\n    return heterps.hugging_face({str(folder)!r}, 'CausalLM')\n"
+    )
+    job.model.entry = "model.py:build"
+    model = job_model(job)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1)
+    saved = SavedModel(str(output))
+    saved.write_stage(0, model.state_dict())
+    save_checkpoint(saved.tables, [])
+    saved.finish(job, 1, [0.5], {"job_id": "job1"})
+    (folder / "model.safetensors").unlink()
+    opened = heterps.load(output)
+    assert opened.model.lm_head.weight is opened.model.transformer.wte.weight
+    opened.model.save_pretrained(tmp_path / "trained")
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "trained")
+    for name, value in model.model.state_dict().items():
+        assert torch.equal(again.state_dict()[name], value)
+    words = [[3, 1, 4], [1, 5]]
+    mask = torch.tensor([[1, 1, 1], [1, 1, 0]])
+    expected = again.eval()(input_ids=torch.tensor([[3, 1, 4], [1, 5, 0]]), attention_mask=mask)
+    scores = opened.predict({"ids": words}, logits=True)
+    torch.testing.assert_close(scores[0, :3], expected.logits[0], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(scores[1, :2], expected.logits[1, :2], rtol=1e-4, atol=1e-4)

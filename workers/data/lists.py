@@ -1,0 +1,95 @@
+"""Columns of lists, which are cut and filled up to one length."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from workers.data.errors import DataError
+
+
+def is_list(kind: pa.DataType) -> bool:
+    """Whether a type is one of lists."""
+    return bool(
+        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Lists:
+    """The lists of some rows.
+
+    Attributes:
+        flat: their values, one list behind the other.
+        counts: int64 [n], values of each.
+        length: that they are cut or filled up to.
+        keep: first or last, which values of a longer list stay.
+        key, path, first: of the job file, and where these rows are, for errors.
+    """
+
+    flat: pa.Array
+    counts: npt.NDArray[np.int64]
+    length: int
+    keep: str
+    key: str
+    path: Path
+    first: int
+
+    @staticmethod
+    def of(column: pa.Array, length: int, keep: str, key: str, path: Path, first: int) -> "Lists":
+        """The lists of a column; a missing one has no values.
+
+        Args:
+            keep: empty where none may be longer.
+
+        Raises:
+            DataError: one is.
+        """
+        counts = np.asarray(pc.list_value_length(column).fill_null(0)).astype(np.int64)
+        if not keep and (counts > length).any():
+            row = int(np.argmax(counts > length))
+            expected = f"at most length: {length} in every row, or keep: first, or last"
+            raise DataError(str(path), key, f"{counts[row]} values", expected, first + row)
+        flat = column.flatten()  # without the values of missing lists
+        return Lists(flat, counts, length, keep, key, path, first)
+
+    @property
+    def size(self) -> int:
+        """Values of all."""
+        return len(self.flat)
+
+    def whole(self) -> npt.NDArray[np.int64]:
+        """The values where they are whole numbers, int64.
+
+        Raises:
+            DataError: one is missing or too large.
+        """
+        expected = "whole numbers of 64 bits"
+        if self.flat.null_count:
+            at = int(np.argmax(np.asarray(self.flat.is_null())))
+            raise DataError(str(self.path), self.key, "missing", expected, self._row(at))
+        values = self.flat.to_numpy(zero_copy_only=False)
+        if values.dtype == np.uint64 and len(values) and int(values.max()) > 2**63 - 1:
+            at = int(np.argmax(values))
+            raise DataError(str(self.path), self.key, int(values[at]), expected, self._row(at))
+        found: npt.NDArray[np.int64] = values.astype(np.int64)
+        return found
+
+    def placed(self, values: npt.NDArray[Any], filling: int) -> npt.NDArray[Any]:
+        """[n, length] of the values of all lists."""
+        kept = np.minimum(self.counts, self.length)
+        found = np.full((len(self.counts), self.length), filling, values.dtype)
+        place = np.arange(self.length) < kept[:, None]
+        starts = np.cumsum(self.counts) - self.counts
+        if self.keep != "first":
+            starts = starts + self.counts - kept
+        found[place] = values[(starts[:, None] + np.arange(self.length))[place]]
+        return found
+
+    def _row(self, at: int) -> int:
+        """The row of a value."""
+        return self.first + int(np.searchsorted(np.cumsum(self.counts), at, side="right"))
