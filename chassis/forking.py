@@ -1,7 +1,7 @@
 """Processes forked from one that has imported what they need: soon there, their memory shared.
 
 The server is a clean process of one thread, so that forking it is safe: it imports a module, opens
-nothing, and forks whenever it is asked. A child runs the module's `main` as a process of its own
+nothing, and forks whenever it is asked. A child runs a module's `main` as a process of its own
 would, with the environment and the standard streams that the client gave it, and is shown as one.
 """
 
@@ -101,7 +101,7 @@ class ForkServer:
     """The client's side; the server starts with the first process and again should it have died.
 
     Args:
-        module: whose `main(argv) -> int` processes run; without threads once it is imported.
+        module: imports what processes need; without threads once it is imported.
         directory: of the server's log.
         environment: what the module's libraries read when they are loaded.
     """
@@ -123,6 +123,7 @@ class ForkServer:
     def spawn(
         self,
         label: str,
+        module: str,
         arguments: Sequence[str],
         *,
         directory: Path,
@@ -133,7 +134,8 @@ class ForkServer:
         """Start a process that ends with us and announces itself: as `chassis.process.spawn`.
 
         Args:
-            arguments: of the module's `main`, to which `--ready-file PATH` is appended.
+            module: of which `main(argv) -> int` is run, such as workers.stage.__main__.
+            arguments: of that, to which `--ready-file PATH` is appended.
 
         Raises:
             ForkError: there is no server that could.
@@ -142,6 +144,7 @@ class ForkServer:
         ready = ready_path(directory, label)
         ready.unlink(missing_ok=True)
         told = {
+            "module": module,
             "arguments": [*arguments, "--ready-file", str(ready)],
             "environment": {**inherited(), **environment, LIFELINE: "1"},
             "user": user,
@@ -291,8 +294,8 @@ class _Reaper:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)
 
-    def run(self) -> list[str] | None:
-        """Serve; in each child its arguments, at the end None."""
+    def run(self) -> tuple[str, list[str]] | None:
+        """Serve; in each child its module and arguments, at the end None."""
         poll = select.poll()
         poll.register(self._connection, select.POLLIN)
         poll.register(self._reading, select.POLLIN)
@@ -312,8 +315,7 @@ class _Reaper:
             pid = _forked()
             if pid == 0:
                 self._become(descriptors, told["environment"], told["user"])
-                arguments: list[str] = told["arguments"]
-                return arguments
+                return told["module"], told["arguments"]
             for descriptor in descriptors:
                 os.close(descriptor)
             self._tell({"began": pid})
@@ -374,21 +376,22 @@ def _forked() -> int:
 
 
 def main(argv: Sequence[str]) -> int:
-    """The server, and in its children the module's own exit code."""
+    """The server, and in its children the exit code of what they run."""
     name, descriptor, _ = argv
-    module = importlib.import_module(name)
+    importlib.import_module(name)
     threads = len(os.listdir("/proc/self/task"))
     if threads > 1:
         print(f"{name} has {threads} threads once imported: no fork would be safe", flush=True)
         os._exit(1)  # without waiting for those
     gc.collect()
     gc.freeze()  # collections in children leave shared memory alone
-    arguments = _Reaper(socket.socket(fileno=int(descriptor))).run()
-    if arguments is None:
+    asked = _Reaper(socket.socket(fileno=int(descriptor))).run()
+    if asked is None:
         return 0
-    sys.argv = [name, *arguments]
-    title.show(module_argv(module.main.__module__.removesuffix(".__main__"), *arguments))
-    code: int = module.main(arguments)
+    program, arguments = asked
+    sys.argv = [program, *arguments]
+    title.show(module_argv(program.removesuffix(".__main__"), *arguments))
+    code: int = importlib.import_module(program).main(arguments)
     return code
 
 

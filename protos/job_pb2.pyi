@@ -725,6 +725,7 @@ class TrainSpec(_message.Message):
     ROWS_FIELD_NUMBER: _builtins.int
     CHECKPOINT_FIELD_NUMBER: _builtins.int
     WARM_START_FIELD_NUMBER: _builtins.int
+    VALIDATE_FIELD_NUMBER: _builtins.int
     EMA_FIELD_NUMBER: _builtins.int
     RESUME_FIELD_NUMBER: _builtins.int
     epochs: _builtins.int
@@ -768,6 +769,8 @@ class TrainSpec(_message.Message):
     @_builtins.property
     def checkpoint(self) -> Global___CheckpointSpec: ...
     @_builtins.property
+    def validate(self) -> Global___ValidateSpec: ...
+    @_builtins.property
     def resume(self) -> Global___Origin:
         """where the job goes on from; set by the client, not in the file"""
 
@@ -791,12 +794,13 @@ class TrainSpec(_message.Message):
         rows: Global___RowSchedule | None = ...,
         checkpoint: Global___CheckpointSpec | None = ...,
         warm_start: _builtins.str = ...,
+        validate: Global___ValidateSpec | None = ...,
         ema: _builtins.float = ...,
         resume: Global___Origin | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "optimizer", b"optimizer", "resume", b"resume", "rows", b"rows"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "optimizer", b"optimizer", "resume", b"resume", "rows", b"rows", "validate", b"validate"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_norm", b"batch_norm", "batch_size", b"batch_size", "checkpoint", b"checkpoint", "clip", b"clip", "drop_last", b"drop_last", "ema", b"ema", "epochs", b"epochs", "heads", b"heads", "loss", b"loss", "max_steps", b"max_steps", "micro_batches", b"micro_batches", "optimizer", b"optimizer", "precision", b"precision", "resume", b"resume", "rows", b"rows", "seed", b"seed", "split_experts", b"split_experts", "staleness", b"staleness", "warm_start", b"warm_start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_norm", b"batch_norm", "batch_size", b"batch_size", "checkpoint", b"checkpoint", "clip", b"clip", "drop_last", b"drop_last", "ema", b"ema", "epochs", b"epochs", "heads", b"heads", "loss", b"loss", "max_steps", b"max_steps", "micro_batches", b"micro_batches", "optimizer", b"optimizer", "precision", b"precision", "resume", b"resume", "rows", b"rows", "seed", b"seed", "split_experts", b"split_experts", "staleness", b"staleness", "validate", b"validate", "warm_start", b"warm_start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -910,6 +914,36 @@ class CheckpointSpec(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CheckpointSpec: _TypeAlias = CheckpointSpec  # noqa: Y015
+
+@_typing.final
+class ValidateSpec(_message.Message):
+    """Held-out data measured in training; the best of its states becomes the model."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EVERY_FIELD_NUMBER: _builtins.int
+    METRIC_FIELD_NUMBER: _builtins.int
+    PATIENCE_FIELD_NUMBER: _builtins.int
+    every: _builtins.str
+    """such as 500 steps, 5m; also after the last step; empty: never"""
+    metric: _builtins.str
+    """of data.valid, such as valid_auc or max:valid_recall"""
+    patience: _builtins.int
+    """in a row without a better one, after which training ends; 0: any"""
+    def __init__(
+        self,
+        *,
+        every: _builtins.str = ...,
+        metric: _builtins.str = ...,
+        patience: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["every", b"every", "metric", b"metric", "patience", b"patience"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ValidateSpec: _TypeAlias = ValidateSpec  # noqa: Y015
 
 @_typing.final
 class ServerSpec(_message.Message):

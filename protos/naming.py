@@ -1,6 +1,7 @@
 """Names that several rooms must agree on."""
 
 KEPT = "heterps://"  # HOST:PORT/JOB_ID[/FOLDER]: a job's files that the scheduler keeps
+TAKEN_OVER = "from"  # the folder among these of what a job has from an earlier one
 
 
 def table_prefix(job_id: str) -> str:

@@ -74,6 +74,14 @@ class _NoticeKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_NoticeKind
     """the judge to the stages' leaders: what is committed is no more in the cut"""
     WRITTEN: _NoticeKind.ValueType  # 9
     """a stage's leader to the judge: its layers are, or cannot be"""
+    MEASURED: _NoticeKind.ValueType  # 10
+    """After so many steps.
+    the last stage's leader to all: what the held-out data gave
+    """
+    SETTLED: _NoticeKind.ValueType  # 11
+    """the judge to all: the cut of what was measured is complete"""
+    RESTORED: _NoticeKind.ValueType  # 12
+    """the judge to all: the tables are those of the best cut, whose place it tells"""
 
 class NoticeKind(_NoticeKind, metaclass=_NoticeKindEnumTypeWrapper): ...
 
@@ -96,6 +104,14 @@ FREED: NoticeKind.ValueType  # 8
 """the judge to the stages' leaders: what is committed is no more in the cut"""
 WRITTEN: NoticeKind.ValueType  # 9
 """a stage's leader to the judge: its layers are, or cannot be"""
+MEASURED: NoticeKind.ValueType  # 10
+"""After so many steps.
+the last stage's leader to all: what the held-out data gave
+"""
+SETTLED: NoticeKind.ValueType  # 11
+"""the judge to all: the cut of what was measured is complete"""
+RESTORED: NoticeKind.ValueType  # 12
+"""the judge to all: the tables are those of the best cut, whose place it tells"""
 Global___NoticeKind: _TypeAlias = NoticeKind  # noqa: Y015
 
 class _Outcome:
@@ -501,8 +517,7 @@ class Notice(_message.Message):
     LOSS_FIELD_NUMBER: _builtins.int
     OUTCOME_FIELD_NUMBER: _builtins.int
     SCALE_FIELD_NUMBER: _builtins.int
-    CUT_FIELD_NUMBER: _builtins.int
-    PAUSE_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
     GENERATION_FIELD_NUMBER: _builtins.int
     FACTS_FIELD_NUMBER: _builtins.int
     kind: Global___NoticeKind.ValueType
@@ -520,14 +535,14 @@ class Notice(_message.Message):
     """JUDGED"""
     scale: _builtins.float
     """JUDGED: by which gradients are multiplied"""
-    cut: _builtins.bool
-    """JUDGED: a cut is taken once the step is over"""
-    pause: _builtins.bool
-    """JUDGED: and all wait there"""
+    after: _builtins.int
+    """JUDGED: what follows the step, as workers.stage.verdict.AfterStep"""
     generation: _builtins.int
     """JUDGED, when it is told anew: that it was given in"""
     facts: _builtins.str
-    """WRITTEN: the stage's files, JSON as in cut.json"""
+    """WRITTEN: the stage's files, JSON as in cut.json; MEASURED: the metrics that are finite, JSON;
+    RESTORED: the place of the cut
+    """
     def __init__(
         self,
         *,
@@ -540,14 +555,13 @@ class Notice(_message.Message):
         loss: _builtins.float = ...,
         outcome: Global___Outcome.ValueType = ...,
         scale: _builtins.float = ...,
-        cut: _builtins.bool = ...,
-        pause: _builtins.bool = ...,
+        after: _builtins.int = ...,
         generation: _builtins.int = ...,
         facts: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cut", b"cut", "facts", b"facts", "finite", b"finite", "generation", b"generation", "kind", b"kind", "loss", b"loss", "outcome", b"outcome", "pause", b"pause", "rank", b"rank", "scale", b"scale", "squared_norm", b"squared_norm", "stage", b"stage", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "facts", b"facts", "finite", b"finite", "generation", b"generation", "kind", b"kind", "loss", b"loss", "outcome", b"outcome", "rank", b"rank", "scale", b"scale", "squared_norm", b"squared_norm", "stage", b"stage", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,9 +16,24 @@ LONG = (
     "scheduler/service/test_service_job.py",
     "heterps/cluster/test_on_ray.py",
     "heterps/commands/test_train_modes.py",
+    "scheduler/runs/changes/test_regroup.py",
+    "scheduler/runs/changes/test_regroup_in_saves.py",
     "ps/faults/test_chaos.py",
     "scheduler/runs/test_many_jobs.py",
+    "workers/profiling/test_profiler.py",
+    "ps/client/test_reshard.py",
+    "heterps/cluster/test_security.py",
+    "workers/node/test_restart.py",
     "scheduler/service/test_service.py",
+    "bench/test_ps_bench.py",
+)
+# Files of which one process runs all: the cluster that they share takes long to start.
+TOGETHER = dict.fromkeys(
+    (
+        "tests/scheduler/runs/changes/test_regroup.py",
+        "tests/scheduler/runs/changes/test_regroup_in_saves.py",
+    ),
+    "tests/scheduler/runs/changes",
 )
 
 
@@ -25,3 +41,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     order = {here / name: place for place, name in enumerate(LONG)}
     items.sort(key=lambda item: order.get(item.path, len(LONG)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """As `--dist loadfile` has it, but for files that are to be together."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            scope = super()._split_scope(nodeid)
+            return TOGETHER.get(scope, scope)
+
+    return Scheduling(config, log)

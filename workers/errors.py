@@ -22,6 +22,10 @@ class DivergedError(ArithmeticError):
     """A loss or gradient of training is not finite."""
 
 
+class BestLostError(RuntimeError):
+    """The state that became the best could not be kept."""
+
+
 @contextmanager
 def peers_needed() -> Iterator[None]:
     """Where a collective is called; also a decorator of what does.

@@ -19,7 +19,7 @@ class Trained:
         lost_steps: that were trained again, by it or a later attempt.
         lost_s: seconds in training that went into these.
         away_s: seconds from its end until the next attempt trained; 0 where none has.
-        price_per_hour: dollars, of its plan; 0 where that is unknown.
+        price_per_hour: dollars, of its plans by the time they had; 0 where that is unknown.
     """
 
     number: int
@@ -68,6 +68,17 @@ def trained(job: Job, price_per_hour: float = 0.0) -> Sequence[Trained]:
         back_s = min(seconds, sum(one.lost_s for one in back))
         lost_s = back_s + share * (seconds - back_s)
         lost += sum(one.lost_steps for one in back)
-        made.append(Trained(number, reason, first, step, seconds, lost, lost_s, away_s, price))
+        mean = _mean_price(job, number, started, started + seconds, price)
+        made.append(Trained(number, reason, first, step, seconds, lost, lost_s, away_s, mean))
         kept, began = min(kept, first), started or began
     return made[::-1]
+
+
+def _mean_price(job: Job, attempt: int, started: float, ended: float, last: float) -> float:
+    """Dollars an hour over the time of an attempt, which may have moved; its last plan's known."""
+    cost, began = 0.0, started
+    for move in job.moves:
+        if move.attempt == attempt and not move.failed and began < move.at < ended:
+            cost += move.price_before * (move.at - began)
+            began = move.at
+    return (cost + last * (ended - began)) / (ended - started) if began > started else last

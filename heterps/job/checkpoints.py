@@ -52,7 +52,7 @@ def own_metrics(job: JobSpec) -> list[str]:
 
 
 def wrong_checkpoints(job: JobSpec, metrics: Sequence[str]) -> Iterator[Wrong]:
-    """What is wrong with `train.checkpoint`.
+    """What is wrong with `train.checkpoint` and `train.validate`.
 
     Args:
         metrics: that are known before training.
@@ -64,24 +64,39 @@ def wrong_checkpoints(job: JobSpec, metrics: Sequence[str]) -> Iterator[Wrong]:
     except ValueError:
         yield Wrong(f"{key}.every", repr(spec.every), EXPECTED)
     for name, value in (("keep", spec.keep), ("best", spec.best)):
-        if value and not spec.every:
+        if value and not spec.every and not (name == "keep" and job.train.validate.every):
             yield Wrong(f"{key}.{name}", repr(value), f"none without {key}.every")
-    if spec.best:
-        direction, colon, name = spec.best.rpartition(":")
-        if colon and direction not in DIRECTIONS:
-            yield Wrong(f"{key}.best", repr(spec.best), f"max:{name} or min:{name}")
-        elif name not in metrics and not any(
-            name.startswith(f"{own}_") for own in own_metrics(job)
-        ):
-            near = nearest(name, metrics)
-            hint = f"; did you mean {near}?" if near else ""
-            yield Wrong(f"{key}.best", repr(spec.best), f"one of {', '.join(metrics)}{hint}")
-        elif not colon and name.startswith(tuple(own_metrics(job))):
-            yield Wrong(f"{key}.best", repr(spec.best), f"max:{name} or min:{name}")
-        elif not job.data.valid:
-            yield Wrong(f"{key}.best", repr(spec.best), "none without data.valid")
-        elif job.train.staleness:
-            yield Wrong(f"{key}.best", repr(spec.best), "none, or train.staleness: 0")
+    yield from _wrong_metric(job, f"{key}.best", spec.best, metrics)
+    validate, key = job.train.validate, "train.validate"
+    try:
+        if validate.every:
+            Interval.of(validate.every)
+    except ValueError:
+        yield Wrong(f"{key}.every", repr(validate.every), EXPECTED)
+    given = validate.metric or validate.patience
+    if given and not validate.every:
+        yield Wrong(f"{key}.every", "nothing", EXPECTED)
+    if validate.every and not validate.metric:
+        yield Wrong(f"{key}.metric", "nothing", f"one of {', '.join(metrics)}")
+    yield from _wrong_metric(job, f"{key}.metric", validate.metric, metrics)
+
+
+def _wrong_metric(job: JobSpec, key: str, text: str, metrics: Sequence[str]) -> Iterator[Wrong]:
+    """What is wrong with the metric that says which state is the best."""
+    if not text:
+        return
+    direction, colon, name = text.rpartition(":")
+    own = own_metrics(job)
+    if colon and direction not in DIRECTIONS:
+        yield Wrong(key, repr(text), f"max:{name} or min:{name}")
+    elif name not in metrics and not any(name.startswith(f"{one}_") for one in own):
+        near = nearest(name, metrics)
+        hint = f"; did you mean {near}?" if near else ""
+        yield Wrong(key, repr(text), f"one of {', '.join(metrics)}{hint}")
+    elif not colon and name.startswith(tuple(own)):
+        yield Wrong(key, repr(text), f"max:{name} or min:{name}")
+    elif not job.data.valid:
+        yield Wrong(key, repr(text), "none without data.valid")
 
 
 def complete_origin(job: JobSpec) -> Iterator[Wrong]:

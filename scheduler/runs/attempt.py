@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from protos import scheduler_pb2 as pb
 from protos.decision_pb2 import Decision
-from protos.generations import may_regroup
+from protos.generations import keeps_cuts, may_regroup
 from protos.job_pb2 import JobSpec
 from protos.node_pb2 import SHARD
 from scheduler.replanning.measure import Measurement
@@ -394,7 +394,7 @@ class Attempt:
         if status is None or not (status.moves and status.cuts):
             return
         spec = self.spec()
-        if spec is not None and not spec.train.checkpoint.every:
+        if spec is not None and not keeps_cuts(spec):
             self.persist(lambda: self.context.jobs.take_cuts(job_id, []))
 
     def place(self, processes: Sequence[Process]) -> None:

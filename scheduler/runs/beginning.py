@@ -7,10 +7,8 @@ it; nothing is looked for on any disk, where something else may lie by now.
 from dataclasses import dataclass
 
 from protos.job_pb2 import JobSpec
-from protos.naming import KEPT, kept_place, kept_with
+from protos.naming import KEPT, TAKEN_OVER, kept_place, kept_with
 from protos.scheduler_pb2 import Cut, JobStatus, ProgressReport
-
-TAKEN_OVER = "from"  # the folder among a job's files of what it has from an earlier one
 
 
 @dataclass(frozen=True, slots=True)

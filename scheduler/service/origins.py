@@ -7,9 +7,8 @@ may read no others, and the earlier job may be forgotten meanwhile.
 import grpc
 
 from protos.job_pb2 import JobSpec
-from protos.naming import KEPT, kept_place
+from protos.naming import KEPT, TAKEN_OVER, kept_place
 from protos.scheduler_pb2 import JobStatus
-from scheduler.runs.beginning import TAKEN_OVER
 from scheduler.service.access import Access
 from scheduler.service.artifacts import Artifacts
 from scheduler.state.jobs import Jobs
@@ -101,10 +100,10 @@ def _kept(job: JobSpec) -> list[str]:
 
 
 def _is_of_cut(name: str, cuts: str, step: str) -> bool:
-    """Whether a file in the folder of cuts belongs to this one, or to all."""
+    """Whether a file in the folder of cuts belongs to this one or those before, or to all."""
     inside = name.removeprefix(f"{cuts}/")
     folder = inside.partition("/")[0]
-    return name != inside and (folder == step or not folder.isdecimal())
+    return name != inside and (not folder.isdecimal() or int(folder) <= int(step))
 
 
 def _is_of_model(name: str) -> bool:

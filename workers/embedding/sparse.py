@@ -105,7 +105,7 @@ class SparseEmbedding(nn.Module):
 
     def _own_rows(self, keys: Tensor) -> tuple[Tensor, Tensor, bool]:
         if self.remote:
-            raise RuntimeError(f"no rows were bound for table {self.spec.table!r}")
+            raise RuntimeError(f"there are no rows for table {self.spec.table!r}")
         if self.store is None:
             self.store = LocalTable.create(self.spec.table, **self.spec.table_options())
         store = self.store

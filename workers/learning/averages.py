@@ -32,10 +32,15 @@ class Averages:
     def add(self, parameters: Sequence[Tensor]) -> None:
         """Take in the weights after a step."""
         if not self._added:
-            torch._foreach_copy_(self.tensors, list(parameters))
+            self.begin(parameters)
         else:
             torch._foreach_lerp_(self.tensors, list(parameters), 1 - self._decay)
         self._added += 1
+
+    @torch.no_grad()
+    def begin(self, parameters: Sequence[Tensor]) -> None:
+        """Be the weights as they are."""
+        torch._foreach_copy_(self.tensors, list(parameters))
 
     @torch.no_grad()
     def resume(self, number: int, added: int, average: Tensor) -> None:

@@ -10,15 +10,41 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from protos.job_pb2 import DenseOptimizer, ParameterGroup
+from workers.uncompiled import uncompiled
 
 _NUMBERS = "numbers"  # of a group's parameters among all
 _SHOWN = 8  # names of parameters
 _FLOOR = 0.1  # share of the learning rate at which a cosine ends
+
+
+class _Uncompiled(torch.optim.Optimizer):
+    add_param_group = uncompiled(torch.optim.Optimizer.add_param_group)
+    zero_grad = uncompiled(torch.optim.Optimizer.zero_grad)
+    state_dict = uncompiled(torch.optim.Optimizer.state_dict)
+    load_state_dict = uncompiled(torch.optim.Optimizer.load_state_dict)
+
+
+class _Adam(_Uncompiled, torch.optim.Adam):
+    step = torch.no_grad()(uncompiled(torch.optim.Adam.step))
+
+
+class _AdamW(_Uncompiled, torch.optim.AdamW):
+    step = torch.no_grad()(uncompiled(torch.optim.AdamW.step))
+
+
+class _SGD(_Uncompiled, torch.optim.SGD):
+    step = torch.no_grad()(uncompiled(torch.optim.SGD.step))
+
+
+class _Adagrad(_Uncompiled, torch.optim.Adagrad):
+    step = torch.no_grad()(uncompiled(torch.optim.Adagrad.step))
+
+
 _KINDS: dict[str, Callable[..., torch.optim.Optimizer]] = {
-    "adam": torch.optim.Adam,
-    "adamw": torch.optim.AdamW,
-    "sgd": torch.optim.SGD,
-    "adagrad": torch.optim.Adagrad,
+    "adam": _Adam,
+    "adamw": _AdamW,
+    "sgd": _SGD,
+    "adagrad": _Adagrad,
 }
 
 

@@ -86,6 +86,19 @@ class ScaleState:
 
 
 @dataclass(frozen=True, slots=True)
+class Validated:
+    """What the held-out data gave in the course of a training.
+
+    Attributes:
+        step: how many steps were over.
+        metrics: those that are finite.
+    """
+
+    step: int
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
 class TablesSave:
     """The tables of a cut.
 
@@ -113,6 +126,7 @@ class Cut:
         layers: in the order of the model.
         losses: float64 [step].
         metrics: of held-out data, where they were measured.
+        validated: what that gave so far, of `train.validate`.
         train_seconds: of all attempts.
         taken_at: seconds since the epoch.
         size: bytes written for it.
@@ -132,6 +146,7 @@ class Cut:
     losses: PartFile
     tables: TablesSave
     metrics: Mapping[str, float] = field(default_factory=dict)
+    validated: Sequence[Validated] = ()
     train_seconds: float = 0.0
     taken_at: float = 0.0
     size: int = 0
@@ -168,6 +183,9 @@ class Cut:
             "losses": files_as_json({"": self.losses})[""],
             "tables": {"folders": list(self.tables.folders), "save": self.tables.save},
             "metrics": dict(self.metrics),
+            "validated": [
+                {"step": one.step, "metrics": dict(one.metrics)} for one in self.validated
+            ],
             "train_seconds": self.train_seconds,
             "taken_at": self.taken_at,
             "bytes": self.size,
@@ -222,6 +240,7 @@ def _parsed(data: bytes, name: str) -> Cut:
     fields.text("checksum")
     if (found := fields.text("format")) != FORMAT:
         raise CheckpointError(f"{name}: format: {found!r}; expected {FORMAT!r}")
+    fields.default("validated", [])
     losses, tables, scales = fields.one("losses"), fields.one("tables"), fields.one("scales")
     if losses is None or tables is None:
         raise CheckpointError(f"{name}: losses and tables: null; expected objects")
@@ -241,7 +260,8 @@ def _parsed(data: bytes, name: str) -> Cut:
         ),
         losses=part_file(losses),
         tables=TablesSave(tables.texts("folders"), tables.text("save")),
-        metrics={k: float(v) for k, v in fields.mapping("metrics").items()},
+        metrics=_metrics(fields),
+        validated=tuple(_validated(each) for each in fields.objects("validated")),
         train_seconds=fields.number("train_seconds"),
         taken_at=fields.number("taken_at"),
         size=fields.count("bytes"),
@@ -257,6 +277,16 @@ def _scales(fields: Fields) -> ScaleState:
     steps = tuple(each.number("scale") for each in fields.objects("steps"))
     fields.end()
     return ScaleState(value, good, steps)
+
+
+def _validated(fields: Fields) -> Validated:
+    validated = Validated(fields.count("step", 1), _metrics(fields))
+    fields.end()
+    return validated
+
+
+def _metrics(fields: Fields) -> dict[str, float]:
+    return {name: float(value) for name, value in fields.mapping("metrics").items()}
 
 
 def part_file(fields: Fields) -> PartFile:

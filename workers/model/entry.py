@@ -57,7 +57,7 @@ def build_model(spec: ModelSpec, directory: Path, seed: int) -> nn.Module:
     """
     build = load_entry(spec.entry, directory, "model.entry")
     arguments = {k: _integral(v) for k, v in MessageToDict(spec.args).items()}
-    torch.manual_seed(seed)
+    torch.random.manual_seed(seed)  # another of that name imports the compiler
     try:
         model = build(**arguments)
     except Exception as error:

@@ -68,7 +68,7 @@ class JobMetrics:
 
     def scores(self, outputs: Outputs, labels: Labels) -> dict[str, Tensor]:
         """What a model is recognised by, float32 [B, …] of each of its outputs."""
-        if self._heads:
+        if self._heads and not any(isinstance(h, Comparison) for h in self._heads.values()):
             return {_SCORE + name: found[0] for name, found in self._held_out(outputs, labels)}
         return {_OUTPUT + name: output.float() for name, output in named(outputs).items()}
 

@@ -114,7 +114,7 @@ def check_loss(traced: TracedModel, job: JobSpec) -> None:
     labels = labels_in(batch)
     samples = len(next(iter(batch.values())))
     if loss.whole:
-        check_rows(named(outputs), samples)
+        _check_outputs(traced, job, outputs, parts[0], samples)
     if samples < 4:
         return
     unknown = [name for name in loss.over if name and name not in loss.terms(outputs, labels)]
@@ -143,6 +143,23 @@ def check_loss(traced: TracedModel, job: JobSpec) -> None:
         "of them, or heterps.loss(over=…) to say what the mean is over; over='batch' where samples "
         "are held against one another"
     )
+
+
+def _check_outputs(
+    traced: TracedModel, job: JobSpec, outputs: Any, part: Mapping[str, Tensor], samples: int
+) -> None:
+    """Refuse outputs that are no rows of samples, and those without that depend on these."""
+    of_part = named(_run(traced, part))
+    check_rows(named(outputs), samples)
+    check_rows(of_part, len(next(iter(part.values()))))
+    for name, output in named(outputs).items():
+        alike = output.ndim or torch.allclose(output, of_part[name], equal_nan=True)
+        if not alike and job.train.micro_batches != 1:
+            raise ModelError(
+                f"{type(traced.model).__name__}: output {name!r} [] is another one of other "
+                "samples, and the loss is one of whole batches; expected a row for each sample, "
+                "one that does not depend on them, or train.micro_batches: 1"
+            )
 
 
 def _part_of(outputs: Any, some: slice) -> Any:
@@ -338,7 +355,7 @@ def _tried(model: nn.Module) -> Iterator[_Rows]:
     """Have a model as in training, and all as it was afterwards, generators too."""
     rows = _Rows()
     with in_mode(model, training=True), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(_SEED)
+        torch.random.manual_seed(_SEED)
         for module in model.modules():
             if isinstance(module, SparseEmbedding):
                 module.store = rows.of(module.spec.dim)

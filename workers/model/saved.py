@@ -262,6 +262,7 @@ def opened(saved: Saved) -> nn.Module:
     for layer in model.modules():
         if isinstance(layer, SparseEmbedding):  # without a table where forward does not call it
             layer.store = tables.get(table_prefix(saved.job_id) + layer.spec.table)
+            layer.remote = layer.store is None  # rows that it made would be first values
     return add_predictor(model.eval(), job)
 
 

@@ -97,7 +97,7 @@ class MoE(nn.Module):
         self._chunks, self._shadow = config.chunks, config.shadow
         with torch.random.fork_rng(devices=[], enabled=config.seed is not None):
             if config.seed is not None:
-                torch.manual_seed(config.seed)
+                torch.random.manual_seed(config.seed)
             self.gate = make_gate(config)
             self._make_experts(config)
         self.k = self.gate.k

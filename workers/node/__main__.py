@@ -31,7 +31,6 @@ from chassis.process import (
     describe_exit,
     install_signals,
     last_lines,
-    module_argv,
     setup_logging,
 )
 from chassis.refusal import refuse
@@ -175,15 +174,13 @@ class NodeService(NodeServicer):
                 self._processes.hand(request.job_id, request.attempt, Path(work))
             except LaunchError as error:
                 context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
-            argv = module_argv(
-                "workers.profiling",
-                *("--request", str(asked), "--result", str(result), "--type", self._base.type),
-            )
+            told = ("--request", str(asked), "--result", str(result), "--type", self._base.type)
             left = context.time_remaining()
             deadline = min(_PROFILE_TIMEOUT_S, left if left is not None else _PROFILE_TIMEOUT_S)
             try:
                 child = self._processes.helper(
-                    request.job_id, request.attempt, token, "profile", argv
+                    *(request.job_id, request.attempt, token),
+                    *("profile", "workers.profiling", told),
                 )
             except (LaunchError, OSError) as error:
                 context.abort(grpc.StatusCode.UNAVAILABLE, str(error))

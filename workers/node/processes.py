@@ -10,7 +10,7 @@ import signal
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from contextvars import copy_context
 from pathlib import Path
@@ -33,7 +33,7 @@ from chassis.process import (
 )
 from protos.node_pb2 import SHARD, STAGE, LaunchReply, LaunchRequest, ReadLogReply
 from protos.scheduler_pb2 import ProcessStatus
-from workers.device.units import VISIBLE, least_used, one_thread
+from workers.device.units import VISIBLE, compute_environment, least_used
 from workers.model.code import CodeCache, CodeError
 from workers.node.launched import HOME, Entry, Job, label_of, oom_kills
 from workers.node.restart import RestartRule, shard_argv
@@ -43,7 +43,6 @@ _WATCH_S = 0.1
 _KEPT_JOBS = 100  # ended jobs whose logs stay readable
 _KEPT_ORDERS = 100_000  # jobs of which it is known that they were stopped
 _READ_LIMIT = 1 << 20
-_WORKER = module_argv("workers.stage")
 _log = logging.getLogger("heterps.node")
 
 
@@ -99,7 +98,7 @@ class Processes:
         self._lock = threading.Lock()
         self._jobs: OrderedDict[tuple[str, int], Job] = OrderedDict()  # by attempt
         self._over: OrderedDict[str, int] = OrderedDict()  # by job, the last attempt stopped
-        self._forks = ForkServer("workers.stage.forked", directory, one_thread())
+        self._forks = ForkServer("workers.forked", directory, compute_environment())
         self._closed = threading.Event()
         scratch.sweep()
         self._watcher = (loops or Loops()).start("watch", self._watch, _WATCH_S)
@@ -153,7 +152,15 @@ class Processes:
         """Have what workers are forked from be there, before there is one."""
         self._forks.warm()
 
-    def helper(self, job_id: str, attempt: int, token: str, label: str, argv: list[str]) -> Child:
+    def helper(
+        self,
+        job_id: str,
+        attempt: int,
+        token: str,
+        label: str,
+        module: str,
+        arguments: Sequence[str],
+    ) -> Child:
         """Start a process that only works for this node, such as the profiler's.
 
         Raises:
@@ -165,10 +172,8 @@ class Processes:
             job = self._job(job_id, attempt, token)
         self._prepare(job)
         log = BoundedLog(log_path(self._directory / job_id, label))
-        environment = one_thread() | job.environment()
-        return spawn(
-            label, argv, directory=job.home, environment=environment, log=log, user=job.user
-        )
+        environment = compute_environment() | job.environment()
+        return self._fork(job, label, module, arguments, environment, log)
 
     def hand(self, job_id: str, attempt: int, folder: Path) -> None:
         """Let an attempt's processes on this node have a folder.
@@ -285,24 +290,44 @@ class Processes:
 
     def _started(self, job: Job, entry: Entry, bind: str, log: BoundedLog) -> Child:
         """The process itself: a worker is forked where that can be."""
-        argv = self._argv(job, entry, bind)
-        environment = one_thread() | job.environment() | self._own_gpu(entry)
+        environment = compute_environment() | job.environment() | self._own_gpu(entry)
         if entry.request.role == STAGE:
-            arguments = argv[len(_WORKER) :]
-            try:
-                return self._forks.spawn(
-                    entry.label,
-                    arguments,
-                    directory=job.home,
-                    environment=environment,
-                    log=log,
-                    user=job.user,
-                )
-            except ForkError as error:
-                _log.warning("%s is started by itself: %s", entry.label, error)
+            arguments = self._worker_arguments(job, entry, bind)
+            return self._fork(job, entry.label, "workers.stage", arguments, environment, log)
         return spawn(
             entry.label,
-            argv,
+            shard_argv(entry.request, bind, job.shards / str(entry.request.index)),
+            directory=job.home,
+            environment=environment,
+            log=log,
+            user=job.user,
+        )
+
+    def _fork(
+        self,
+        job: Job,
+        label: str,
+        module: str,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        log: BoundedLog,
+    ) -> Child:
+        """A process of a module that `workers.forked` imports: started where no fork can be."""
+        try:
+            return self._forks.spawn(
+                label,
+                f"{module}.__main__",
+                arguments,
+                directory=job.home,
+                environment=environment,
+                log=log,
+                user=job.user,
+            )
+        except ForkError as error:
+            _log.warning("%s is started by itself: %s", label, error)
+        return spawn(
+            label,
+            module_argv(module, *arguments),
             directory=job.home,
             environment=environment,
             log=log,
@@ -320,17 +345,15 @@ class Processes:
             entry.gpu = least_used(self._gpus, [e.gpu for e in entries if e.holds_gpu])
         return {VISIBLE: entry.gpu}
 
-    def _argv(self, job: Job, entry: Entry, bind: str) -> list[str]:
+    def _worker_arguments(self, job: Job, entry: Entry, bind: str) -> list[str]:
         request = entry.request
-        if request.role == SHARD:
-            return shard_argv(request, bind, job.shards / str(request.index))
         path = job.directory / f"{entry.label.replace(' ', '-')}.launch"
         if self._code is not None:
             request.job.CopyFrom(self._code.bring(request.job, job.code))
             self._hand_code(job)
         replace_file(path, request.SerializeToString(), owner=job.user)
         entry.launch_file = path
-        return [*_WORKER, "--launch", str(path), "--bind", bind]
+        return ["--launch", str(path), "--bind", bind]
 
     def _prepare(self, job: Job) -> None:
         """Make an attempt's folders, and find it a user where it is to have one, for good.

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from workers.ops import _ops
 from workers.ops.native import native, native_for, stream
+from workers.uncompiled import operation
 
 Rule = Literal["sgd", "adagrad", "rowwise_adagrad"]
 _RULES = ("sgd", "adagrad", "rowwise_adagrad")  # in the order of the native enumeration
@@ -24,7 +25,7 @@ def _sums(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-@torch.library.custom_op("heterps::embedding_pool", mutates_args=())
+@operation("heterps::embedding_pool")
 def _pool(table: Tensor, ids: Tensor, offsets: Tensor, scale: Tensor | None) -> Tensor:
     if not native_for(table):
         rows = table[ids].to(_sums(table.dtype))
@@ -51,7 +52,7 @@ def _(table: Tensor, ids: Tensor, offsets: Tensor, scale: Tensor | None) -> Tens
     return table.new_empty((offsets.shape[0] - 1, table.shape[1]))
 
 
-@torch.library.custom_op("heterps::embedding_segments", mutates_args=())
+@operation("heterps::embedding_segments")
 def _segments(
     grad: Tensor, ids: Tensor, offsets: Tensor, scale: Tensor | None, rows: int
 ) -> tuple[Tensor, Tensor]:
@@ -87,7 +88,7 @@ def _(
     return torch.empty_like(ids), grad.new_empty((ids.shape[0], grad.shape[1]))
 
 
-@torch.library.custom_op("heterps::embedding_update", mutates_args=("table", "state"))
+@operation("heterps::embedding_update", mutates_args=("table", "state"))
 def _update(
     table: Tensor,
     state: Tensor | None,

@@ -15,6 +15,7 @@ from torch import Tensor
 from workers.ops import _ops
 from workers.ops.native import native, native_for, stream
 from workers.ops.route import Routing
+from workers.uncompiled import operation
 
 
 def _weights_dtype(rows: Tensor) -> torch.dtype:
@@ -24,7 +25,7 @@ def _weights_dtype(rows: Tensor) -> torch.dtype:
 # --- gather_rows ---------------------------------------------------------------------------------
 
 
-@torch.library.custom_op("heterps::gather_rows", mutates_args=())
+@operation("heterps::gather_rows")
 def _gather_rows(
     x: Tensor, weights: Tensor | None, inverse: Tensor, order: Tensor, k: int
 ) -> Tensor:
@@ -65,7 +66,7 @@ def _gather_rows_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 # --- gather_sum ----------------------------------------------------------------------------------
 
 
-@torch.library.custom_op("heterps::gather_sum", mutates_args=())
+@operation("heterps::gather_sum")
 def _gather_sum(
     rows: Tensor, weights: Tensor | None, inverse: Tensor, order: Tensor, k: int
 ) -> Tensor:
@@ -107,7 +108,7 @@ def _gather_sum_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 # --- gather_dot ----------------------------------------------------------------------------------
 
 
-@torch.library.custom_op("heterps::gather_dot", mutates_args=())
+@operation("heterps::gather_dot")
 def _gather_dot(x: Tensor, rows: Tensor, inverse: Tensor, order: Tensor, k: int) -> Tensor:
     dtype = _weights_dtype(rows)
     if not native_for(rows):

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from workers.ops import _ops
 from workers.ops.native import native, native_for, stream
+from workers.uncompiled import operation
 
 ACTIVATIONS = ("gelu", "relu", "silu", "swiglu")  # in the order of the native enumeration
 BACKENDS = ("native", "grouped_mm", "loop")
@@ -63,7 +64,7 @@ def _grouped_mm() -> Callable[..., Tensor] | None:
     return getattr(F, "grouped_mm", None) or getattr(torch, "_grouped_mm", None)
 
 
-@torch.library.custom_op("heterps::grouped_ffn", mutates_args=())
+@operation("heterps::grouped_ffn")
 def _grouped_ffn(
     rows: Tensor, offsets: Tensor, w1: Tensor, w2: Tensor, activation: str, keep: bool
 ) -> tuple[Tensor, Tensor]:
@@ -101,7 +102,7 @@ def _grouped_ffn_empty(
     return rows.new_empty(rows.shape), rows.new_empty(pre)
 
 
-@torch.library.custom_op("heterps::grouped_ffn_backward", mutates_args=())
+@operation("heterps::grouped_ffn_backward")
 def _grouped_ffn_backward(
     grad: Tensor,
     rows: Tensor,

@@ -11,12 +11,13 @@ from torch import Tensor
 
 from workers.ops import _ops
 from workers.ops.native import native, native_for, stream
+from workers.uncompiled import operation
 
 FORMATS = ("int8", "float16")
 _LARGEST = 65504.0  # of float16
 
 
-@torch.library.custom_op("heterps::quantize_rows", mutates_args=())
+@operation("heterps::quantize_rows")
 def _quantize_rows(x: Tensor, form: str) -> tuple[Tensor, Tensor]:
     if form not in FORMATS:
         raise ValueError(f"quantize_rows: form: expected int8 or float16, got {form}")
@@ -44,7 +45,7 @@ def _quantize_empty(x: Tensor, form: str) -> tuple[Tensor, Tensor]:
     return x.new_empty(x.shape, dtype=torch.int8), x.new_empty(x.shape[0])
 
 
-@torch.library.custom_op("heterps::dequantize_rows", mutates_args=())
+@operation("heterps::dequantize_rows")
 def _dequantize_rows(values: Tensor, scales: Tensor) -> Tensor:
     if values.dtype == torch.float16:
         return values.float()

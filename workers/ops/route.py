@@ -13,9 +13,10 @@ from torch import Tensor
 
 from workers.ops import _ops
 from workers.ops.native import native, native_for, stream
+from workers.uncompiled import operation
 
 
-@torch.library.custom_op("heterps::route", mutates_args=())
+@operation("heterps::route")
 def _route(logits: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     if logits.dim() != 2 or logits.dtype != torch.float32:
         raise ValueError(

@@ -15,6 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from protos.decision_pb2 import LayerCost, ResourceType
 from workers.profiling.scaling import NOTHING, Scaling, combined
+from workers.uncompiled import uncompiled
 
 # Shares of the peak that dense layers of recommendation models reach in fp32, and the time a
 # kernel launch takes; rough by nature, and the reason that estimates are marked.
@@ -65,6 +66,8 @@ def measure_work(
         The first four fields of `Work`.
     """
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        mode = type(getattr(counter, "mode", counter))
+        mode.__torch_dispatch__ = uncompiled(mode.__torch_dispatch__)
         module(*inputs)
     parameters = sum(p.nbytes for p in module.parameters())
     activations = sum(t.nbytes for t in (*inputs, *outputs))

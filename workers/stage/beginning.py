@@ -18,6 +18,7 @@ from workers.model.cut import (
     DenseFiles,
     ScaleState,
     UnfitCutError,
+    Validated,
     check_tables,
     read_cut,
     split_place,
@@ -27,7 +28,7 @@ from workers.model.warm_start import Weights
 from workers.stage.state import StageState, base_names, give
 
 _log = logging.getLogger("heterps.stage")
-_FREE = ("checkpoint", "warm_start", "resume")  # of `train`: what no step depends on
+_FREE = ("checkpoint", "validate", "warm_start", "resume")  # of `train`: what no step depends on
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,8 @@ class Beginning:
         state: of the stage's layers, which have their weights already; None: it is all new.
         tables: where the save lies that the tables begin with; empty for none.
         rename: prefixes of the tables' names, in the save and of this job.
+        validated: what held-out data gave so far.
+        to_validate: whether it is to be measured before the next step is applied.
     """
 
     step: int = 0
@@ -55,6 +58,8 @@ class Beginning:
     state: StageState | None = field(default=None, repr=False)
     tables: str = ""
     rename: tuple[str, str] = ("", "")
+    validated: Sequence[Validated] = ()
+    to_validate: bool = False
 
 
 def beginning_of(
@@ -83,16 +88,7 @@ def beginning_of(
     cut = read_cut(place)
     _check(cut, launch, place)
     cuts, _ = split_place(place)
-    dense = DenseFiles(cuts)
-    plan = launch.stages[launch.index]
-    wanted = {*base_names(launch.layers[plan.first : plan.last + 1])}
-    if launch.index == 0:
-        wanted.add("")  # what no layer has
-    state = StageState.of_layers(
-        {kind: dense.read(file) for kind, file in layer.files.items()}
-        for layer in cut.layers
-        if layer.name in wanted
-    )
+    state = state_of(cut, cuts, launch)
     give(graph, state)
     if cut.staleness != staleness:
         _log.info("the cut was taken at staleness %d; going on at %d", cut.staleness, staleness)
@@ -102,11 +98,32 @@ def beginning_of(
         cut.samples,
         cut.applied,
         cut.scales,
-        dense.read_losses(cut.losses),
+        DenseFiles(cuts).read_losses(cut.losses),
         cut.train_seconds,
         state,
         check_tables(cuts, cut.tables),
         (table_prefix(cut.job_id), table_prefix(launch.job_id)),
+        cut.validated,
+    )
+
+
+def state_of(cut: Cut, cuts: str, launch: LaunchRequest) -> StageState:
+    """What a cut has of a worker's layers.
+
+    Args:
+        cuts: where it lies, with others.
+
+    Raises:
+        CutError: a file is gone or damaged.
+    """
+    dense, plan = DenseFiles(cuts), launch.stages[launch.index]
+    wanted = {*base_names(launch.layers[plan.first : plan.last + 1])}
+    if launch.index == 0:
+        wanted.add("")  # what no layer has
+    return StageState.of_layers(
+        {kind: dense.read(file) for kind, file in layer.files.items()}
+        for layer in cut.layers
+        if layer.name in wanted
     )
 
 

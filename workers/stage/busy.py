@@ -35,6 +35,13 @@ class BusyClock(AbstractContextManager[None]):
         """Count all that the worker does inside, where its own core is what computes."""
         return _COUNTED if self._device.type == "cuda" else self.running()
 
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Leave out what passes inside, in what is handled."""
+        begun = time.perf_counter()
+        yield
+        self._begun += time.perf_counter() - begun
+
     def __enter__(self) -> None:
         self._inside, self._begun = True, time.perf_counter()
 

@@ -11,11 +11,11 @@ from ps.checkpoint.store import LocalStore, Store
 from ps.errors import CheckpointError
 from workers.model.code import copy_code
 from workers.model.cut import MANIFEST, Cut, CutError, DenseFiles, read_cut
+from workers.stage.validation import Aim, Validations
 
 _ATTEMPT = "attempt"
 _MOST_ATTEMPT = 1 << 10  # bytes
 _KEEP = 3
-_GREATER = ("auc", "accuracy")  # what metrics end in that are better when greater
 
 
 class SupersededError(RuntimeError):
@@ -102,7 +102,9 @@ class CutFolder:
         open_store(f"{store.url}/{cut.step}").replace(MANIFEST, cut.written())
         self._others = [other for other in self._others if other.step != cut.step]
         before = [c for c in self._kept if c.step != cut.step]
-        self._kept = to_keep([*before, cut], self._job.train.checkpoint)
+        best = Validations(self._job.train.validate, cut.validated).best
+        steps = () if best is None else (best.step,)
+        self._kept = to_keep([*before, cut], self._job.train.checkpoint, steps)
         self._leaving = [
             other
             for other in (*self._leaving, *before)
@@ -168,14 +170,13 @@ def _steps(store: Store) -> list[int]:
     return sorted(int(name) for name in store.entries() if name.isdecimal() and name.isascii())
 
 
-def to_keep(cuts: list[Cut], spec: CheckpointSpec) -> list[Cut]:
-    """The newest, and the best, in the order of steps."""
-    newest = sorted(cuts, key=lambda cut: cut.step)[-(spec.keep or _KEEP) :]
-    direction, _, name = spec.best.rpartition(":")
-    measured = [cut for cut in cuts if name in cut.metrics]
-    if not measured:
-        return newest
-    greatest = direction == "max" or (not direction and name.endswith(_GREATER))
-    sign = 1 if greatest else -1
-    best = max(measured, key=lambda cut: (sign * cut.metrics[name], cut.step))
-    return newest if best in newest else [best, *newest]
+def to_keep(cuts: list[Cut], spec: CheckpointSpec, steps: Collection[int] = ()) -> list[Cut]:
+    """The newest, the best, and those of some steps, in the order of steps."""
+    ordered = sorted(cuts, key=lambda cut: cut.step)
+    aim = Aim.of(spec.best)
+    scores = {cut.step: aim.score(cut.metrics) for cut in ordered}
+    measured = [(score, step) for step, score in scores.items() if score is not None]
+    stay = {*steps, *(cut.step for cut in ordered[-(spec.keep or _KEEP) :])}
+    if measured:
+        stay.add(max(measured)[1])
+    return [cut for cut in ordered if cut.step in stay]

@@ -1,4 +1,7 @@
-"""What the judge, the leader of the first stage, does for cuts: when, of which rows, which stay."""
+"""What the judge, the leader of the first stage, does for cuts: when, of which rows, which stay.
+
+It says when held-out data is measured, too.
+"""
 
 import logging
 import math
@@ -10,6 +13,7 @@ from dataclasses import dataclass
 
 from chassis.interval import Interval
 from protos.job_pb2 import JobSpec
+from protos.reason_pb2 import DISK_FULL, REASON_UNSPECIFIED
 from protos.scheduler_pb2 import Cut as CutReport
 from protos.scheduler_pb2 import CutList
 from protos.stage_pb2 import FREED, HELD, WRITTEN
@@ -19,11 +23,22 @@ from ps.checkpoint.manifest import read_manifest
 from ps.checkpoint.places import open_store
 from ps.checkpoint.tables import chain, save_of
 from ps.errors import CheckpointError
+from workers.errors import BestLostError
 from workers.links.inbox import Inbox, Stopped
 from workers.links.notices import Notices
-from workers.model.cut import Cut, LayerFiles, PartFile, ScaleState, TablesSave, files_of, part_file
+from workers.model.cut import (
+    Cut,
+    LayerFiles,
+    PartFile,
+    ScaleState,
+    TablesSave,
+    Validated,
+    files_of,
+    part_file,
+)
 from workers.stage.cut_folder import CutFolder, SupersededError
 from workers.stage.progress import Progress
+from workers.stage.validation import ValidationClock
 from workers.stage.verdict import AfterStep
 
 _LONGEST_CHAIN = 16  # saves of tables that build on each other
@@ -42,6 +57,7 @@ class Moment:
         scales: of the loss.
         losses: of these steps, in the last stage.
         train_seconds: of all attempts.
+        validated: what held-out data gave, of `train.validate`.
     """
 
     step: int
@@ -50,6 +66,7 @@ class Moment:
     scales: ScaleState | None
     losses: list[float]
     train_seconds: float
+    validated: Sequence[Validated] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +137,9 @@ class CutJudge:
         self._progress = progress
         every = facts.job.train.checkpoint.every
         self._every = Interval.of(every) if every else Interval()
+        self._clock = ValidationClock(facts.job.train.validate.every, steps)
         self._last = time.monotonic()
-        self._under_way = False
+        self._under_way = 0  # the last cut that was decided on, until it is complete
         self._superseded = False
         self._stall_s = 0.0
         self._chain: list[_Saved] = []
@@ -129,11 +147,21 @@ class CutJudge:
         self._freed = 0  # the last cut whose commits wait no more
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="judge")
         self._completing: Future[None] | None = None
+        self._failure: Exception | None = None  # of the last cut
         if every:
             self._thread.submit(self._open)
 
     def due(self, step: int) -> AfterStep:
-        """Once for each step, before it ends: whether a cut with it and those before is taken."""
+        """Once for each step, before it ends: what is to follow it."""
+        validate = AfterStep.VALIDATE if self._clock.due(step) else AfterStep.NOTHING
+        return self._cut_due(step) | validate
+
+    def validated(self) -> None:
+        """Held-out data was measured."""
+        self._clock.measured()
+
+    def _cut_due(self, step: int) -> AfterStep:
+        """Whether a cut with a step and those before is taken."""
         if self._under_way or self._superseded or step == self._steps:
             return AfterStep.NOTHING
         now, every, pause = time.monotonic(), self._every, self._progress.pause_asked.is_set()
@@ -143,12 +171,13 @@ class CutJudge:
             or (every.seconds and now - self._last >= every.seconds)
         ):
             return AfterStep.NOTHING
-        self._under_way, self._last = True, now
+        self._under_way, self._last = step, now
         return AfterStep.PAUSE if pause else AfterStep.CUT
 
     def begin(self, moment: Moment) -> None:
         """Begin to complete the cut that was decided on: its last step is over."""
-        self._stall_s = 0.0
+        self._stall_s, self._failure = 0.0, None
+        self._under_way = max(self._under_way, moment.step)
         self._completing = self._thread.submit(self._complete, moment, time.monotonic())
 
     def stalled(self, seconds: float) -> None:
@@ -159,6 +188,22 @@ class CutJudge:
         """Wait until the last cut is complete, or given up."""
         if self._completing is not None:
             self._completing.result()
+
+    def require(self, step: int) -> None:
+        """Wait until the last cut is complete, which was taken after so many steps.
+
+        Raises:
+            BestLostError: it was given up.
+            Stopped: told to end first.
+        """
+        self.finish()
+        if isinstance(self._failure, Stopped):
+            raise self._failure
+        if self._failure is not None:
+            raise BestLostError(
+                f"train.validate: the state of step {step} is the best so far, and its checkpoint "
+                f"could not be taken: {self._failure}"
+            ) from self._failure
 
     def close(self) -> None:
         """Stop the thread."""
@@ -183,13 +228,13 @@ class CutJudge:
             told = self._progress.cuts_told
             named = None if told is None else {one.step for one in told.cuts}
             self._folder.add(self._cut(moment, began, tables, size, found), named)
-        except Stopped:
-            return
+        except Stopped as error:
+            self._failure = error
         except SupersededError as error:
-            self._superseded = True
+            self._superseded, self._failure = True, error
             _log.warning("cut %d is given up: %s", step, error)
         except Exception as error:  # a cut that fails is left; training goes on
-            self._chain = []
+            self._chain, self._failure = [], error
             _log.warning("cut %d failed: %s: %s", step, type(error).__name__, error)
             self._tell(f"cut {step}: {type(error).__name__}: {error}")
         else:
@@ -197,7 +242,8 @@ class CutJudge:
             self._tell()
         finally:
             self._free(step)
-            self._under_way = False
+            if self._under_way == step:
+                self._under_way = 0
 
     def _cut(
         self, moment: Moment, began: float, tables: TablesSave, size: int, found: _Written
@@ -223,6 +269,7 @@ class CutJudge:
             losses=found.losses,
             tables=tables,
             metrics=found.metrics,
+            validated=moment.validated,
             train_seconds=moment.train_seconds,
             taken_at=time.time(),
             size=found.bytes + size,
@@ -291,8 +338,12 @@ class CutJudge:
             where = f"stage {stage}"
             facts = parse_json(notice.facts.encode(), where, "what a stage has written")
             facts.default("failed", "")
+            facts.default("reason", REASON_UNSPECIFIED)
+            reason = facts.count("reason")
             if failed := facts.text("failed"):
-                raise CheckpointError(failed)
+                error = CheckpointError(failed)
+                error.reason = DISK_FULL if reason == DISK_FULL else REASON_UNSPECIFIED
+                raise error
             for name, files in facts.mapping("layers").items():
                 layers.setdefault(name, {}).update(files_of(files, where))
             metrics |= {

@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 
+from protos.reason_pb2 import DISK_FULL, REASON_UNSPECIFIED
+from protos.scheduler_pb2 import END_DISK_FULL
 from protos.stage_pb2 import FREED, HELD, WRITTEN
 from workers.links.inbox import Inbox, Stopped
 from workers.links.notices import Notices
@@ -19,6 +21,7 @@ from workers.links.pipeline import Place
 from workers.model.cut import DenseFiles, PartFile, files_as_json
 from workers.stage.commits import RowCommits
 from workers.stage.cut_judge import CutJudge, Moment
+from workers.stage.failure import end_reason_of
 from workers.stage.state import StageState
 from workers.stage.verdict import AfterStep
 
@@ -62,12 +65,12 @@ class Cuts:
         """At the judge, once for each step: what is to follow it."""
         return self.judge.due(step + 1) if self.judge is not None else AfterStep.NOTHING
 
-    def take(self, moment: Moment, measure: Callable[[], Mapping[str, float]]) -> None:
+    def take(self, moment: Moment, metrics: Mapping[str, float]) -> None:
         """Take a cut, on the thread that trains; all workers do.
 
         Args:
             moment: how far the training is.
-            measure: the held-out data, on all workers; gives metrics at the last stage's leader.
+            metrics: of held-out data, at the last stage's leader where they were measured.
         """
         step, began = moment.step, time.monotonic()
         self._notices.board.forget_cuts(step)
@@ -80,7 +83,6 @@ class Cuts:
             state = self._capture(step)
         except RuntimeError as error:
             failed = f"stage {self._place.stage}: {error}"
-        metrics = measure()
         if self.judge is not None:
             self.judge.stalled(time.monotonic() - began)
         if self._place.rank == 0:
@@ -118,7 +120,9 @@ class Cuts:
             if not failed and state is not None:
                 facts |= self._files(state, losses, metrics)
         except Exception as error:
-            facts = {"failed": f"stage {self._place.stage}: {type(error).__name__}: {error}"}
+            text = f"stage {self._place.stage}: {type(error).__name__}: {error}"
+            full = end_reason_of(error) == END_DISK_FULL
+            facts = {"failed": text, "reason": DISK_FULL if full else REASON_UNSPECIFIED}
         try:
             self._notices.tell(_JUDGE, WRITTEN, step, facts=json.dumps(facts))
         except Stopped:

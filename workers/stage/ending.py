@@ -183,7 +183,7 @@ class Ending:
         gradient, report = self._reported
         verdict = Verdict(_FROM_WIRE[notice.outcome], notice.scale)
         future: Future[_Judged] = Future()
-        future.set_result(_Judged(verdict, report.loss, AfterStep.NOTHING))
+        future.set_result(_Judged(verdict, report.loss, AfterStep(notice.after)))
         self._begun = deque([(gradient, future)])
 
     @property
@@ -201,7 +201,9 @@ class Ending:
         judged, step = future.result(), gradient.step
         verdict = judged.verdict
         outcome = _ON_WIRE[verdict.outcome]
-        self.judged.append(Notice(kind=JUDGED, step=step, outcome=outcome, scale=verdict.scale))
+        notice = Notice(kind=JUDGED, step=step, outcome=outcome, scale=verdict.scale)
+        notice.after = judged.after
+        self.judged.append(notice)
         self._scales.judged(step, verdict.outcome)
         if self._reported is not None and self._reported[0] is gradient:
             self._reported = None
@@ -269,8 +271,7 @@ class Ending:
         self._inbox.wake()
 
     def _take_rows(self, step: int, judged: _Judged, *, early: bool) -> None:
-        cut = judged.after is not AfterStep.NOTHING
-        self._row_verdicts.take(step, judged.verdict, cut=cut, early=early)
+        self._row_verdicts.take(step, judged.verdict, last=bool(judged.after), early=early)
 
     def _end(self, gradient: Gradient) -> _Judged:
         step = gradient.step
@@ -303,8 +304,7 @@ class Ending:
                 self._tell_workers(self._wait_for_verdict(step))
         notice = self._wait_for_verdict(step)
         verdict = Verdict(_FROM_WIRE[notice.outcome], notice.scale)
-        after = AfterStep.CUT if notice.cut else AfterStep.NOTHING
-        return _Judged(verdict, report.loss, AfterStep.PAUSE if notice.pause else after)
+        return _Judged(verdict, report.loss, AfterStep(notice.after))
 
     def _judge(self, step: int, reports: Iterable[Report]) -> Verdict:
         scales = self._scales
@@ -320,13 +320,7 @@ class Ending:
         ]
         verdict = self._judge(step, reports)
         outcome = _ON_WIRE[verdict.outcome]
-        notice = Notice(
-            outcome=outcome,
-            scale=verdict.scale,
-            step=step,
-            cut=after is AfterStep.CUT,
-            pause=after is AfterStep.PAUSE,
-        )
+        notice = Notice(outcome=outcome, scale=verdict.scale, step=step, after=after)
         self._tell_workers(notice)  # who begin the next step
         self._tell(_JUDGE, notice)
         for stage in range(1, stages):
@@ -337,15 +331,8 @@ class Ending:
             self._tell((self._place.stage, rank), notice)
 
     def _tell(self, to: Address, notice: Notice) -> None:
-        self._notices.tell(
-            to,
-            JUDGED,
-            notice.step,
-            outcome=notice.outcome,
-            scale=notice.scale,
-            cut=notice.cut,
-            pause=notice.pause,
-        )
+        facts = {"outcome": notice.outcome, "scale": notice.scale, "after": notice.after}
+        self._notices.tell(to, JUDGED, notice.step, **facts)
 
     def _wait_for_verdict(self, step: int) -> Notice:
         board = self._notices.board

@@ -47,14 +47,14 @@ from workers.model.job_loss import job_loss
 from workers.model.job_metrics import JobMetrics
 from workers.stage.beginning import Beginning
 from workers.stage.busy import BusyClock
-from workers.stage.cut_judge import Moment
 from workers.stage.cuts import Cuts
 from workers.stage.ending import Ending
 from workers.stage.evaluation import Evaluation, Measured
+from workers.stage.following import Following
 from workers.stage.layers import StageLayers, for_losses
 from workers.stage.micro_batch import Arrivals, MicroBatch
 from workers.stage.open_step import InFlight, OpenStep
-from workers.stage.progress import Progress
+from workers.stage.progress import PAUSED, TRAIN, Progress
 from workers.stage.rows import StageRows
 from workers.stage.schedule import MicroBatchSpec, Schedule
 from workers.stage.source import WHOLE, TrainingSource
@@ -62,8 +62,6 @@ from workers.stage.verdict import AfterStep
 from workers.stage.versions import Versions
 from workers.stage.whole_loss import WholeLoss
 
-TRAIN = "train"
-PAUSED = "paused"
 _DRAIN = "drain"
 _SOON_S = 0.05  # for a verdict to arrive
 
@@ -82,6 +80,8 @@ class StageExecutor:
         beginning: of the training.
         progress: to be kept.
         cuts: where any are taken.
+        metrics: that are measured of held-out data.
+        following: what follows steps.
         lockstep: whether the workers of the stage share out experts.
     """
 
@@ -99,6 +99,8 @@ class StageExecutor:
         beginning: Beginning,
         progress: Progress,
         cuts: Cuts | None,
+        metrics: JobMetrics,
+        following: Following,
         *,
         lockstep: bool = False,
     ) -> None:
@@ -136,13 +138,16 @@ class StageExecutor:
         self._in_flight: deque[InFlight] = deque()  # in the order of their forwards
         self._template: dict[str, Tensor] | None = None  # a micro-batch, for the others' sake
         self._busy = BusyClock(layers.device)
-        self._metrics = JobMetrics(job)
+        self._metrics = metrics
+        self.following = following
         self._auxiliary: list[torch.nn.Module] | None = None
 
     def train(
         self, source: TrainingSource | None, on_pause: Callable[[], None] = lambda: None
     ) -> None:
-        """Run all steps; on return every gradient of this worker has been applied.
+        """Run the steps; on return every gradient of this worker that counts has been applied.
+
+        All of them, unless a validation says that this is enough.
 
         Args:
             on_pause: called where all are to wait after a step, until the inbox is closed.
@@ -156,10 +161,13 @@ class StageExecutor:
         self.progress.phase = TRAIN
         self.progress.began = time.perf_counter()
         try:
-            while self.progress.step < self._schedule.steps:
+            while not self._is_over:
                 action = self._next()
                 with self._busy.handling():
                     action()
+            if self.following.stopped:
+                self._ending.abandon(self._opened)
+                self._versions.use_newest(self.progress.step)
             self._ending.flush()
             if self._cuts is not None:
                 self._cuts.finish()
@@ -215,6 +223,13 @@ class StageExecutor:
         if self._links.after is not None:
             self._links.after.end(phase)
 
+    @property
+    def _is_over(self) -> bool:
+        following = self.following
+        return following.stopped or (
+            self.progress.step == self._schedule.steps and not following.pending
+        )
+
     def _next(self) -> Callable[[], None]:
         """Wait until there is something to do; what is to be done first."""
         found: list[Callable[[], None]] = []
@@ -232,7 +247,10 @@ class StageExecutor:
     def _possible(self) -> Callable[[], None] | None:
         self._ending.check()
         self._open_steps()
-        if self._ending.ready:
+        if self.following.pending:
+            if not self._open and self._opened == self._may_open:
+                return self._follow
+        elif self._ending.ready:
             return self._update
         if self._given_up:
             return None
@@ -248,10 +266,15 @@ class StageExecutor:
             return self._forward_backward if at_once else self._forward
         return None
 
+    @property
+    def _may_open(self) -> int:
+        """Steps that may be begun, as far as weights are there; none beyond what is to follow."""
+        ahead = self._staleness + (0 if self.following.pending else 1)
+        return min(self._schedule.steps, self.progress.step + ahead)
+
     def _open_steps(self) -> None:
-        """Open steps up to the first whose forwards are not done, as far as weights are there."""
-        may_open = min(self._schedule.steps, self.progress.step + self._staleness + 1)
-        while self._opened < may_open and not (self._open and self._open[-1].to_forward):
+        """Open steps up to the first whose forwards are not done."""
+        while self._opened < self._may_open and not (self._open and self._open[-1].to_forward):
             zero = torch.zeros((), dtype=torch.float64, device=self._layers.device)
             own, whole = self.own(self._opened), self._whole is not None
             self._open.append(OpenStep(self._opened, own, zero, whole))
@@ -315,12 +338,13 @@ class StageExecutor:
         """That of the whole batch, once the forwards of a step are done."""
         assert self._whole is not None
         step = self._open[0]
+        with self._busy.waiting():
+            self._given_up = not self._whole.gather(step.number)
+        if self._given_up:
+            return
         with self._busy.running():
             loss = self._whole.compute(step.number, self._ending.loss_scale(step.number))
-        if loss is None:
-            self._given_up = True
-            return
-        step.loss = step.loss + loss.to(step.loss)
+            step.loss = step.loss + loss.to(step.loss)
         step.awaits_loss = False
 
     def _backward(self) -> None:
@@ -391,7 +415,7 @@ class StageExecutor:
         self._ending.give_up()
         until = time.monotonic() + _SOON_S
         while time.monotonic() < until:
-            if self._ending.ready:
+            if self._ending.ready and not self.following.pending:
                 self._apply()
             time.sleep(_SOON_S / 20)
 
@@ -401,19 +425,28 @@ class StageExecutor:
         self._apply()
 
     def _update(self) -> None:
-        """Apply the step whose verdict is here, and take a cut where one is to follow."""
+        """Apply the step whose verdict is here, and do what follows it."""
         after = self._apply()
-        if after is AfterStep.NOTHING or self._cuts is None:
-            return
-        self._take_cut(self._cuts, measured=after is AfterStep.CUT)
-        if after is AfterStep.PAUSE:
-            if self._whole is not None:  # others may have begun the steps after it
-                end = self.progress.step + self._staleness
-                self._whole.give_up(min(end, self._schedule.steps))
-            self._cuts.finish()
-            self.progress.phase = PAUSED
-            self._on_pause()
-            self._inbox.wait(lambda: False)
+        if after and not self.following.pending:
+            self.following.carry_out(after, self._validate, self._pause)
+
+    def _follow(self) -> None:
+        """Do what follows the steps so far, as nothing else is under way any more."""
+        self.following.carry_out(self.following.pending, self._validate, self._pause)
+
+    def _validate(self, phase: str) -> Measured:
+        return self.evaluate("valid", phase)
+
+    def _pause(self) -> None:
+        """Wait until the inbox is closed, once the cut is complete."""
+        if self._whole is not None:  # others may have begun the steps after it
+            end = self.progress.step + self._staleness
+            self._whole.give_up(min(end, self._schedule.steps))
+        assert self._cuts is not None
+        self._cuts.finish()
+        self.progress.phase = PAUSED
+        self._on_pause()
+        self._inbox.wait(lambda: False)
 
     def _apply(self) -> AfterStep:
         """Apply the step whose verdict is here; what follows it."""
@@ -425,42 +458,8 @@ class StageExecutor:
         self.progress.step = number + 1
         self.progress.samples += self._schedule.samples(number)
         self.progress.busy_s = self._busy.seconds()
+        self.following.ended(ended.after)
         return ended.after
-
-    def _take_cut(self, cuts: Cuts, *, measured: bool) -> None:
-        """Take a cut after the step that has just ended, as all workers do.
-
-        Args:
-            measured: with the metrics of the validation data, where the job would have them.
-        """
-        progress = self.progress
-        moment = Moment(
-            progress.step,
-            progress.samples,
-            self._ending.applied,
-            self._ending.scales(progress.step),
-            list(progress.losses),
-            progress.before_s + progress.train_seconds,
-        )
-        best = self._job.train.checkpoint.best and measured
-        cuts.take(moment, self._measure if best else dict[str, float])
-
-    def _measure(self) -> dict[str, float]:
-        """Measure the validation data between two steps; its metrics at the last stage's leader.
-
-        Without staleness no step is under way then; with it, commits would wait for later steps.
-        """
-        step = self.progress.step
-        if self._rows.layers:
-            self._rows.order.wait_to_pull(step + self._staleness)  # until all commits are in
-        with self._ending.averaged():
-            measured = self.evaluate("valid", f"valid@{step}")
-        self._layers.group.barrier()  # before this worker commits what others must not see yet
-        self._layers.graph.module.train()
-        self.progress.phase = TRAIN
-        if not self._place.leads:
-            return {}
-        return self._metrics.measure(measured.found, "valid")
 
     def _return_gradients(
         self, step: OpenStep, spec: MicroBatchSpec, inputs: Mapping[str, Tensor]

@@ -111,6 +111,12 @@ def own_optimizer(
     return own
 
 
+def own_state(module: nn.Module, whole: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What of a state of `whole_state` this worker has."""
+    own = own_optimizer(module, {name: {"": tensor} for name, tensor in whole.items()})
+    return {name: kept[""] for name, kept in own.items()}
+
+
 def _split_layers(module: nn.Module) -> Iterator[tuple[str, MoE]]:
     for name, layer in module.named_modules():
         if isinstance(layer, MoE) and layer.parallel is not None:

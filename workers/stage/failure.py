@@ -18,6 +18,7 @@ from protos.scheduler_pb2 import (
     END_CUT_UNREADABLE,
     END_DISK_FULL,
     END_DIVERGED,
+    END_INTERNAL,
     END_INVALID_JOB,
     END_LOST_SHARD,
     END_OUT_OF_MEMORY,
@@ -25,7 +26,7 @@ from protos.scheduler_pb2 import (
     EndReason,
 )
 from ps.errors import CheckpointError, ShardError
-from workers.errors import DivergedError, PeerLostError, UnfitPlanError
+from workers.errors import BestLostError, DivergedError, PeerLostError, UnfitPlanError
 from workers.model.code import code_root
 from workers.model.cut import CutError, UnfitCutError
 
@@ -64,7 +65,7 @@ def end_reason_of(error: BaseException, job: JobSpec | None = None) -> EndReason
         if _is_of_a_connection(cause, job):
             return END_CONNECTION_LOST
         cause = cause.__cause__
-    return END_USER_ERROR
+    return END_INTERNAL if isinstance(error, BestLostError) else END_USER_ERROR
 
 
 def told(error: BaseException) -> str:

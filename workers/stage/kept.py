@@ -6,7 +6,7 @@ from dataclasses import asdict
 import torch
 from safetensors.torch import load, save
 
-from workers.model.cut import ScaleState
+from workers.model.cut import ScaleState, Validated
 from workers.stage.beginning import Beginning
 from workers.stage.state import StageState
 
@@ -22,6 +22,8 @@ def to_bytes(kept: Beginning) -> bytes:
         "applied": kept.applied,
         "scales": None if kept.scales is None else asdict(kept.scales),
         "train_seconds": kept.train_seconds,
+        "validated": [asdict(one) for one in kept.validated],
+        "to_validate": kept.to_validate,
     }
     tensors = {
         _HEAD: torch.tensor(list(json.dumps(head).encode()), dtype=torch.uint8),
@@ -53,4 +55,6 @@ def of_bytes(data: bytes) -> Beginning:
         losses,
         head["train_seconds"],
         StageState.of_layers([kinds]),
+        validated=tuple(Validated(one["step"], one["metrics"]) for one in head["validated"]),
+        to_validate=head["to_validate"],
     )

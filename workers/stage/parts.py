@@ -33,6 +33,7 @@ from workers.links.transport import Neighbours
 from workers.model.entry import job_model
 from workers.model.followed_check import check_followed
 from workers.model.inputs import inputs_of
+from workers.model.job_metrics import JobMetrics
 from workers.model.probe import check_loss, check_parameters, micro_batches_of
 from workers.model.randomness import Randomness
 from workers.model.statistics import RunningStatistics
@@ -47,6 +48,7 @@ from workers.stage.cuts import Cuts
 from workers.stage.ending import Ending
 from workers.stage.executor import StageExecutor
 from workers.stage.experts import own_optimizer, split_experts
+from workers.stage.following import Following
 from workers.stage.layers import StageLayers
 from workers.stage.progress import Progress
 from workers.stage.rows import StageRows
@@ -55,6 +57,7 @@ from workers.stage.series import close_series, series_of
 from workers.stage.staleness import RowOrder
 from workers.stage.state import base_names, capture, give
 from workers.stage.update import Update
+from workers.stage.validation import Validations
 from workers.stage.verdict import AfterStep, LossScales
 from workers.stage.versions import Versions
 
@@ -135,12 +138,6 @@ class Share:
         if batches.steps and not schedule.lockstep:
             last = min(batches.steps_per_epoch or batches.steps, batches.steps) - 1
             check_smallest(traced.model, batches.samples(last) // schedule.count(last))
-        if job.train.checkpoint.best and staleness_of(launch):
-            raise ValueError(
-                f"train.checkpoint.best: got {job.train.checkpoint.best}, which cannot be measured "
-                f"at staleness {staleness_of(launch)}, between steps that are under way; expected "
-                "none, or staleness 0"
-            )
         weights: Weights | None = None
         if job.train.warm_start and not launch.resume:
             weights = read_weights(job.train.warm_start)
@@ -209,7 +206,7 @@ class Parts:
     def keep(self) -> Beginning:
         """What another generation goes on from, once no step is under way here any more."""
         self.commits.settle()
-        progress = self.executor.progress
+        progress, following = self.executor.progress, self.executor.following
         step = progress.step
         self.versions.use_newest(step)
         return Beginning(
@@ -220,6 +217,8 @@ class Parts:
             tuple(progress.losses),
             progress.before_s + progress.train_seconds,
             capture(self.graph, self.group, self.update, step, everywhere=True),
+            validated=tuple(one for one in following.validations.done if one.step < step),
+            to_validate=following.to_validate,
         )
 
     def close(self) -> None:
@@ -411,6 +410,24 @@ def assemble(
         optimizer = own_optimizer(graph.module, state.optimizer)
         update.resume(beginning.step, beginning.applied, optimizer, state.earlier)
         ending.resume(beginning.step, beginning.applied, beginning.scales)
+    metrics = JobMetrics(job)
+    following = Following(
+        job.train,
+        place,
+        layers,
+        rows,
+        versions,
+        ending,
+        notices,
+        inbox,
+        metrics,
+        schedule.steps,
+        staleness,
+        progress,
+        taken,
+        Validations(job.train.validate, beginning.validated),
+        pending=AfterStep.VALIDATE if beginning.to_validate else AfterStep.NOTHING,
+    )
     executor = StageExecutor(
         job,
         layers,
@@ -424,6 +441,8 @@ def assemble(
         beginning,
         progress,
         taken,
+        metrics,
+        following,
         lockstep=lockstep,
     )
     return Parts(

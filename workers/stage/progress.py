@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 
 from protos.scheduler_pb2 import CutList
 
+TRAIN = "train"
+PAUSED = "paused"
+
 
 @dataclass
 class Progress:
@@ -19,6 +22,7 @@ class Progress:
         cuts: those that are kept, where this worker takes them; another object when they change.
         cuts_told: the last ones that the scheduler has answered for: what a later attempt may be
             told to go on from, so that none of these may go; None before it has.
+        metrics: of the validation data, at the last stage's leader when it was measured last.
         pause_asked: all are to wait, after a step that a cut follows.
     """
 
@@ -31,6 +35,7 @@ class Progress:
     before_s: float = 0.0
     cuts: CutList | None = None
     cuts_told: CutList | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
     pause_asked: threading.Event = field(default_factory=threading.Event)
     _last: tuple[int, float] = (0, 0.0)
 

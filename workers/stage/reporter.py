@@ -101,12 +101,12 @@ class Reporter:
             error=error,
             end_reason=end_reason,
             output=output,
-            metrics=dict(metrics or {}),
         )
         progress = self._progress
         if progress is not None:
             report.phase = progress.phase
             report.step, report.samples = progress.step, progress.samples
+            report.metrics.update(metrics or progress.metrics)
             report.busy_s, report.train_seconds = progress.busy_s, progress.train_seconds
             report.stepped_s, report.before_s = progress.stepped_s, progress.before_s
             cuts = progress.cuts

@@ -2,7 +2,7 @@
 
 Rows of a later step can be pulled only after that commit, so it does not wait until the worker,
 which may be in the middle of a long backward, comes to apply the step to its dense weights. Only
-after a step that a cut follows does it wait: the cut holds what may be committed.
+after a step that a cut or a validation follows does it wait: these see no later one.
 """
 
 import threading
@@ -40,11 +40,11 @@ class RowVerdicts:
         with self._turn:
             self._given_up = True
 
-    def take(self, step: int, verdict: Verdict, *, cut: bool, early: bool) -> None:
+    def take(self, step: int, verdict: Verdict, *, last: bool, early: bool) -> None:
         """Begin to commit a step's rows, or to drop them, unless that was done or is too early.
 
         Args:
-            cut: whether a cut follows the step.
+            last: whether something follows that is to see no later step.
             early: before this worker applies the step.
         """
         with self._turn:
@@ -53,7 +53,7 @@ class RowVerdicts:
             if early and (self._held or self._given_up):
                 return
             self._next += 1
-            self._held = cut
+            self._held = last
             if verdict.outcome is Outcome.APPLY:
                 rate = rate_factor(self._rates, self._applied, self._steps)
                 self._commits.commit(step, verdict.scale, rate)

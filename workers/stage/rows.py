@@ -25,13 +25,20 @@ from workers.stage.staleness import RowOrder
 
 
 @dataclass(frozen=True, slots=True)
+class DistinctKeys:
+    """Keys of one or more micro-batches, each distinct one once."""
+
+    keys: dict[Sources, NDArray[np.uint64]]  # [U]
+    inverse: dict[Sources, list[Upload]]  # per micro-batch, positions [n]
+    padded: dict[Sources, list[bool]]  # per micro-batch, whether some keys are PAD
+
+
+@dataclass(frozen=True, slots=True)
 class PulledRows:
     """Rows of one or more micro-batches, each distinct key once, here or on the way to a GPU."""
 
-    keys: dict[Sources, NDArray[np.uint64]]  # distinct keys [U]
+    of: DistinctKeys
     rows: dict[str, Upload]  # table -> [U, dim]
-    inverse: dict[Sources, list[Upload]]  # per micro-batch, positions [n]
-    padded: dict[Sources, list[bool]]  # per micro-batch, whether some keys are PAD
     learning: bool
     leaves: dict[str, Tensor] = field(default_factory=dict)  # those of `rows` that were used
 
@@ -82,7 +89,8 @@ class StageRows:
         self._staging = staging
         self._arriving = ThreadPoolExecutor(1, thread_name_prefix="arriving")
         self._lock = threading.Lock()
-        self._waiting: dict[FrameId, Frame] = {}  # whose rows must not be pulled yet
+        # Keys whose rows must not be pulled yet.
+        self._waiting: dict[FrameId, Future[DistinctKeys]] = {}
         self._ahead: dict[FrameId, Future[PulledRows | None]] = {}
         self._arrived: Counter[int] = Counter()  # micro-batches of a step that have their rows
         self.tables = tables_of(self.layers.values())
@@ -98,27 +106,27 @@ class StageRows:
                 durability=servers.durability or "none",
             )
 
-    def pull(
-        self, micro_batches: Sequence[Mapping[str, Tensor]], *, learning: bool
-    ) -> PulledRows | None:
-        """Pull the rows of some micro-batches' keys, each distinct key once."""
-        if not self.layers:
-            return None
-        keys: dict[Sources, NDArray[np.uint64]] = {}
-        inverse: dict[Sources, list[Upload]] = {}
-        padded: dict[Sources, list[bool]] = {}
+    def distinct(self, micro_batches: Sequence[Mapping[str, Tensor]]) -> DistinctKeys:
+        """What some micro-batches look up: work that needs not wait until rows may be pulled."""
+        found = DistinctKeys({}, {}, {})
         for sources in dict.fromkeys(self._sources.values()):
             parts = [keys_of(sources, m).numpy() for m in micro_batches]
             flat = parts[0] if len(parts) == 1 else np.concatenate(parts)
             sizes = [len(part) for part in parts]
-            keys[sources], positions, there = unique_keys(flat)
+            found.keys[sources], positions, there = unique_keys(flat)
             each = torch.from_numpy(positions).split(sizes)
-            inverse[sources] = [self._staging.upload(part) for part in each]
-            padded[sources] = [False] * len(parts)
+            found.inverse[sources] = [self._staging.upload(part) for part in each]
+            found.padded[sources] = [False] * len(parts)
             if there is not None:
-                padded[sources] = [not p.all() for p in torch.from_numpy(there).split(sizes)]
+                found.padded[sources] = [not p.all() for p in torch.from_numpy(there).split(sizes)]
+        return found
+
+    def pull(self, keys: DistinctKeys, *, learning: bool) -> PulledRows | None:
+        """Pull the rows of keys; None where the stage has no embeddings."""
+        if not self.layers:
+            return None
         pulled = self._client.pull_many(
-            {self._namespace + table: keys[sources] for table, sources in self._sources.items()},
+            {self._namespace + t: keys.keys[sources] for t, sources in self._sources.items()},
             read_only=not learning,
             distinct=True,
         )
@@ -126,7 +134,7 @@ class StageRows:
             table: self._staging.upload(torch.from_numpy(pulled[self._namespace + table]))
             for table in self._sources
         }
-        return PulledRows(keys, rows, inverse, padded, learning)
+        return PulledRows(keys, rows, learning)
 
     def pull_ahead(self, frame: Frame) -> None:
         """Pull the rows of a micro-batch that has arrived, as soon as that may be."""
@@ -136,7 +144,7 @@ class StageRows:
             if frame.id in self._ahead:
                 return
             self._ahead[frame.id] = Future()
-            self._waiting[frame.id] = frame
+            self._waiting[frame.id] = self._arriving.submit(self.distinct, [frame.tensors])
         self.pull_waiting()
 
     def pull_waiting(self) -> None:
@@ -144,7 +152,7 @@ class StageRows:
         with self._lock:
             able = [frame for frame in self._waiting if self.order.may_pull(frame.step)]
             for frame in able:
-                self._arriving.submit(self._pull_arrived, self._waiting.pop(frame))
+                self._arriving.submit(self._pull_arrived, frame, self._waiting.pop(frame))
 
     def have_arrived(self, frame: FrameId) -> bool:
         """Whether the rows of an arrived micro-batch are here."""
@@ -159,8 +167,8 @@ class StageRows:
         if pulled is None:
             return
         for table, sources in self._sources.items():
-            positions = pulled.inverse[sources][index].here()
-            padded = pulled.padded[sources][index]
+            positions = pulled.of.inverse[sources][index].here()
+            padded = pulled.of.padded[sources][index]
             bind_rows(self._users[table], pulled.leaf(table), positions, padded=padded)
 
     def collected(
@@ -169,7 +177,7 @@ class StageRows:
         """What some rows have collected, by table: of each block keys [U], gradients [U, dim]."""
         for table, sources in self._sources.items():
             pairs = [
-                (block.keys[sources], leaf.grad)
+                (block.of.keys[sources], leaf.grad)
                 for block in blocks
                 if (leaf := block.leaves.get(table)) is not None and leaf.grad is not None
             ]
@@ -186,10 +194,10 @@ class StageRows:
         """Stop pulling."""
         self._arriving.shutdown(wait=False, cancel_futures=True)
 
-    def _pull_arrived(self, frame: Frame) -> None:
-        step, future = frame.id.step, self._ahead[frame.id]
+    def _pull_arrived(self, frame: FrameId, keys: Future[DistinctKeys]) -> None:
+        step, future = frame.step, self._ahead[frame]
         try:
-            future.set_result(self.pull([frame.tensors], learning=True))
+            future.set_result(self.pull(keys.result(), learning=True))
         except BaseException as error:
             future.set_exception(error)
         self._arrived[step] += 1

@@ -107,7 +107,7 @@ def capture(
 
 
 def give(graph: StageGraph, state: StageState) -> None:
-    """Give a stage's layers their weights and buffers; not shared out, and on the host.
+    """Give a stage's layers their weights and buffers, which are on the host.
 
     Raises:
         UnfitCutError: they are of other names or shapes.
@@ -129,7 +129,11 @@ def give(graph: StageGraph, state: StageState) -> None:
             raise UnfitCutError(str(error)) from None
         for name, value in state.buffers.items():
             path, _, own_name = name.rpartition(".")
-            graph.module.get_submodule(path)._buffers[own_name] = value.clone()
+            buffers = graph.module.get_submodule(path)._buffers
+            before = buffers.get(own_name)
+            buffers[own_name] = value.to(
+                value.device if before is None else before.device, copy=True
+            )
 
 
 def _layer(name: str, layers: set[str]) -> str:

@@ -124,6 +124,11 @@ class Update:
         with self.averages.in_place(self._parameters):
             yield
 
+    def begin_averages(self) -> None:
+        """Have the averages be the weights as they are."""
+        if self.averages is not None:
+            self.averages.begin(self._parameters)
+
     def earlier(self, step: int) -> list[dict[str, Tensor]]:
         """As `Versions.earlier`."""
         return self._versions.earlier(step)

@@ -8,7 +8,7 @@ Nobody changes weights or rows before.
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import Enum, IntEnum, auto
+from enum import Enum, IntFlag, auto
 
 from workers.learning.precision import LossScale
 from workers.model.cut import ScaleState
@@ -24,12 +24,13 @@ class Outcome(Enum):
     DIVERGED = auto()
 
 
-class AfterStep(IntEnum):
+class AfterStep(IntFlag):
     """What follows a step, as its judge has decided."""
 
     NOTHING = 0
     CUT = 1
     PAUSE = 2  # a cut, and all wait there
+    VALIDATE = 4  # before either
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ once, and samples are held against all others, on any plan. An output without sa
 temperature [], is the first micro-batch's, and so is the loss that is reported.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -42,6 +42,14 @@ class _Kept:
     labels: Labels
 
 
+@dataclass(frozen=True, slots=True)
+class _Gathered:
+    """The same of any micro-batch, without graphs."""
+
+    outputs: dict[str, Tensor] = field(default_factory=dict)
+    labels: dict[str, Tensor] = field(default_factory=dict)
+
+
 class WholeLoss:
     """The loss of one step after the other, at one worker.
 
@@ -59,6 +67,7 @@ class WholeLoss:
         self._seed = seed
         self._next = first
         self._kept: list[_Kept] = []
+        self._parts: list[_Gathered] = []
         self._gradients: dict[str, Tensor] = {}
         self._first = 0  # micro-batch of the step: that of outputs without samples
 
@@ -73,39 +82,43 @@ class WholeLoss:
         self._kept.append(_Kept(spec, outputs, labels))
         return outputs
 
-    def compute(self, step: int, scale: float) -> Tensor | None:
-        """The loss of a step whose forwards are all done, this worker's part, float64 [].
+    def gather(self, step: int) -> bool:
+        """Wait for what the other workers have of a step, whose forwards are all done here.
 
-        All workers call it, step by step; also those that have no part of a step.
+        All workers call it, step by step, also those that have no part of a step. False: one has
+        given up.
+        """
+        self._next = step + 1
+        rows = [self._schedule.rows(step, index) for index in range(self._schedule.count(step))]
+        filled = [index for index, (first, last) in enumerate(rows) if first < last]
+        every = self._gathered()
+        if not all(index in every for index in filled):
+            return False
+        self._first = filled[0]
+        self._parts = [every[index] for index in filled]
+        return True
+
+    def compute(self, step: int, scale: float) -> Tensor:
+        """The loss of a step that has been gathered, this worker's part, float64 [].
 
         Args:
             scale: of the loss, that gradients are multiplied by.
 
-        Returns:
-            None where a worker has given up.
-
         Raises:
             ObjectiveError: an output without samples is another one in another micro-batch.
         """
-        self._next, kept, self._kept = step + 1, self._kept, []
+        kept, self._kept, parts, self._parts = self._kept, [], self._parts, []
         self._gradients = {}
-        everything = self._gather(kept)
-        rows = [self._schedule.rows(step, index) for index in range(self._schedule.count(step))]
-        filled = [index for index, (first, last) in enumerate(rows) if first < last]
-        if not all(f"{index}" in everything for index in filled):
-            return None
-        parts = [everything[f"{index}"] for index in filled]
-        self._first = filled[0]
         none = torch.zeros((), dtype=torch.float64)
         if not kept:
             return none
         device = next(iter(kept[0].outputs.values())).device
         leaves = {
-            name: _joined(name, [part[_OUTPUT][name] for part in parts]).to(device)
+            name: _joined(name, [part.outputs[name] for part in parts]).to(device)
             for name in kept[0].outputs
         }
         labels = {
-            name: torch.cat([part[_LABEL][name] for part in parts]).to(device)
+            name: torch.cat([part.labels[name] for part in parts]).to(device)
             for name in kept[0].labels
         }
         learning = [name for name, output in kept[0].outputs.items() if output.requires_grad]
@@ -143,19 +156,20 @@ class WholeLoss:
             self._group.gather_named({})
         self._next = max(self._next, end)
 
-    def _gather(self, kept: Iterable[_Kept]) -> dict[str, dict[str, dict[str, Tensor]]]:
-        """Of all workers: micro-batch -> outputs or labels -> name -> tensor."""
+    def _gathered(self) -> dict[int, _Gathered]:
+        """Of all workers, by the number of the micro-batch in the step."""
         own = {
             f"{one.spec.index} {kind} {name}": tensor
-            for one in kept
+            for one in self._kept
             if one.spec.weight
             for kind, some in ((_OUTPUT, one.outputs), (_LABEL, one.labels))
             for name, tensor in some.items()
         }
-        found: dict[str, dict[str, dict[str, Tensor]]] = {}
+        found: dict[int, _Gathered] = {}
         for key, tensor in self._group.gather_named(own).items():
             index, kind, name = key.split(" ", 2)
-            found.setdefault(index, {_OUTPUT: {}, _LABEL: {}})[kind][name] = tensor
+            part = found.setdefault(int(index), _Gathered())
+            (part.outputs if kind == _OUTPUT else part.labels)[name] = tensor
         return found
 
 

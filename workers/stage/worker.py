@@ -11,7 +11,7 @@ from pathlib import Path
 from chassis import process
 from chassis.channels import RpcError
 from chassis.logs import log_fields
-from protos.generations import may_regroup
+from protos.generations import keeps_cuts, may_regroup
 from protos.naming import kept_with
 from protos.node_pb2 import LaunchRequest
 from protos.scheduler_pb2 import END_CONNECTION_LOST
@@ -38,6 +38,7 @@ from workers.stage.kept import to_bytes
 from workers.stage.parts import Parts, Share, build
 from workers.stage.regroups import Regroups, read_state
 from workers.stage.reporter import Reporter
+from workers.stage.restoring import check_best, restore_best
 from workers.stage.saved_check import check_saved
 from workers.stage.series import holds_just, series_of
 from workers.stage.source import TrainingSource
@@ -132,9 +133,7 @@ class Worker:
                 topology,
                 session,
                 self._rendezvous,
-                (lambda: kept_with(self._launch.cuts, reporter.scheduler))
-                if self._launch.cuts
-                else None,
+                (lambda: self._cuts(reporter)) if self._launch.cuts else None,
             )
             progress = parts.executor.progress
             reporter.follow(progress)
@@ -171,7 +170,8 @@ class Worker:
                 parts.executor.catch_up()
             session.inbox.close()
             kept = self._keep(parts)
-            self._doubtful = parts if parts.ending.in_doubt(kept.step) else None
+            doubtful = parts.ending.in_doubt(kept.step) and not kept.to_validate
+            self._doubtful = parts if doubtful else None
             _log.warning("gave up step %d: %s", kept.step, told(error))
         if not self._regroups.is_due(session):
             reporter.send("lost", error=told(error))
@@ -250,6 +250,10 @@ class Worker:
         output = kept_with(self._launch.output, reporter.scheduler)
         return saved_model(output, self._launch.attempt, self._service.session.generation)
 
+    def _cuts(self, reporter: Reporter) -> str:
+        """Where the job's cuts lie now."""
+        return kept_with(self._launch.cuts, reporter.scheduler)
+
     def _evaluate_and_save(
         self,
         parts: Parts,
@@ -260,6 +264,7 @@ class Worker:
         """Write the stage's weights, predict what was held out, and complete the model."""
         leads = self._share.place.leads
         self._unfinished = saved
+        best = restore_best(self._share, parts, self._cuts(reporter))
         with parts.update.averaged():
             self._write_weights(parts, saved)
             measured = self._evaluate(parts) if diverged is None else {}
@@ -271,15 +276,14 @@ class Worker:
             reporter.send("trained")
             self._stay()
             return
-        output = self._save(parts, saved, results)
+        output = self._save(parts, saved, results, best)
         if diverged is None:
             check_saved(self._share, parts.client, output, measured)
             reporter.send("done", metrics=results, output=output)
             moved = self._service.session.generation or self._launch.resume
-            if moved and not self._launch.job.train.checkpoint.every:
-                place = kept_with(self._launch.cuts, reporter.scheduler)
+            if moved and not keeps_cuts(self._launch.job):
                 with suppress(OSError, CheckpointError):
-                    remove_cuts(place, self._launch.job_id)
+                    remove_cuts(self._cuts(reporter), self._launch.job_id)
         else:
             reason = end_reason_of(diverged)
             reporter.send("failed", error=told(diverged), end_reason=reason, output=output)
@@ -308,6 +312,8 @@ class Worker:
 
     def _train(self, parts: Parts, reporter: Reporter) -> None:
         share, job, executor = self._share, self._launch.job, parts.executor
+        if self._judges:
+            check_best(share, parts, self._cuts(reporter))
         source = None
         if share.place.stage == 0:
             source = TrainingSource(
@@ -403,8 +409,14 @@ class Worker:
                 results |= metrics.measure(one.found, split)
         return results
 
-    def _save(self, parts: Parts, saved: SavedModel | KeptModel, results: dict[str, float]) -> str:
-        """Save the tables and complete the model; where it is."""
+    def _save(
+        self,
+        parts: Parts,
+        saved: SavedModel | KeptModel,
+        results: dict[str, float],
+        best: int,
+    ) -> str:
+        """Save the tables and complete the model, which is that of step `best`; where it is."""
         progress = parts.executor.progress
         progress.phase = "save"
         parts.client.save(saved.tables, prefix=self._share.tables)
@@ -416,5 +428,8 @@ class Worker:
             "samples": progress.samples,
             "train_seconds": progress.before_s + progress.train_seconds,
         }
+        if done := parts.executor.following.validations.done:
+            facts["best_step"] = best
+            facts["validated"] = [{"step": one.step, "metrics": one.metrics} for one in done]
         stages = len(self._share.place.widths)
         return saved.finish(self._launch.job, stages, progress.losses, facts)

@@ -262,17 +262,22 @@ def _replaced(
     nodes, job_id = attempt.context.nodes, attempt.id.job_id
     news: dict[str, Process] = {}
     taken: list[str] = []  # nodes of units in the place of others
+    silent: set[str] = set()  # nodes
     try:
         for process in attempt.processes:
             if process.process_id not in gone:
                 continue
-            home = homes.get(process.process_id) or _home(attempt, process.node.node_id)
-            if home is None:
-                placed = nodes.reserve(job_id, [Group(process.node.type, 1)])
+            node_id = homes.get(process.process_id, process.node).node_id
+            while node_id in silent or (home := _home(attempt, node_id)) is None:
+                silent.add(node_id)
+                if node_id in taken:
+                    taken.remove(node_id)
+                    nodes.give_back(job_id, [node_id])
+                placed = nodes.reserve(job_id, [Group(process.node.type, 1)], avoid=silent)
                 if placed is None:
                     raise JobError(cause)
-                (home,) = placed
-                taken.append(home.node_id)
+                node_id = placed[0].node_id
+                taken.append(node_id)
             news[process.process_id] = worker_of(
                 attempt.id, process.index, process.rank, home, generation
             )

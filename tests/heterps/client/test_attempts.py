@@ -84,3 +84,13 @@ def test_steps_that_an_attempt_itself_went_back_over_are_lost_too() -> None:
     assert (other.lost_steps, other.lost_s) == (0, 0.0)
     assert [r.lost_steps for r in found.recoveries] == [5, 10, 0]
     assert [r.lost_cost for r in found.recoveries] == [5.0, 0.0, 0.0]
+
+
+def test_an_attempt_that_moved_costs_what_each_of_its_plans_did() -> None:
+    status = pb.JobStatus(job_id="job", state=pb.SUCCEEDED, attempt=1, step=100)
+    status.started_at, status.ended_at = 1000.0, 1100.0
+    for at, before, failed in ((1030.0, 36.0, ""), (1050.0, 72.0, "no units"), (1080.0, 72.0, "")):
+        status.moves.add(at=at, attempt=1, price_before=before, failed=failed)
+    (one,) = trained(Job.of(status), 108.0)
+    assert one.cost == pytest.approx((30 * 36 + 50 * 72 + 20 * 108) / 3600)
+    assert one.price_per_hour == pytest.approx(3600 * one.cost / 100)

@@ -141,6 +141,31 @@ def test_a_metric_of_the_jobs_own_says_which_way_is_better(unlabelled):
 
 
 @pytest.mark.parametrize(
+    ("validate", "expected"),
+    [
+        ("{every: 2 steps}", "train.validate.metric: got nothing, expected one of valid_auc"),
+        ("{metric: valid_auc}", "train.validate.every: got nothing, expected a time or a number"),
+        ("{patience: 2}", "train.validate.every: got nothing, expected a time or a number"),
+        ("{every: often, metric: valid_auc}", "train.validate.every: got 'often', expected a time"),
+        ("{every: 1m, metric: valid_acu}", "got 'valid_acu', expected one of valid_auc, valid_log"),
+        ("{every: 1m, metric: valid_recall}", "expected max:valid_recall or min:valid_recall"),
+        ("{every: 1m, metric: valid_auc, patience: -1}", "expected a whole number from 0"),
+        ("{every: 1m, metric: valid_auc, delta: 1}", "train.validate.delta: unknown key"),
+    ],
+)
+def test_validation_in_training_is_checked(unlabelled, validate, expected):
+    (unlabelled.parent / "metrics.py").write_text("def recall(outputs, batch):\n    return 0.5\n")
+    given = ["data.labels=[click]", "model.metrics=[metrics.py:recall]", "data.valid=v.parquet"]
+    with pytest.raises(JobFileError) as caught:
+        load_job(unlabelled, [*given, f"train.validate={validate}"])
+    assert expected in "\n".join(caught.value.problems)
+    for metric in ("valid_auc", "min:valid_logloss", "max:valid_recall"):
+        load_job(unlabelled, [*given, f"train.validate={{every: 2 steps, metric: '{metric}'}}"])
+    with pytest.raises(JobFileError, match=r"expected none without data\.valid"):
+        load_job(unlabelled, [*given[:1], "train.validate={every: 1m, metric: valid_auc}"])
+
+
+@pytest.mark.parametrize(
     ("assignments", "expected"),
     [
         (["train.ema=1"], "train.ema: got 1, expected a number from 0 to below 1"),

@@ -171,9 +171,9 @@ IN_A_FORK = """
 import json, sys
 from protos.job_pb2 import JobSpec
 from workers.model.code import enter
-from workers.stage import forked
+from workers import forked
 
-assert {"statistics", "fractions"} <= set(sys.modules), "here early"
+assert {"sympy", "fractions"} <= set(sys.modules), "here early"
 enter(JobSpec(directory=sys.argv[1]))
 import fractions, statistics, sympy.core
 print(json.dumps([statistics.__file__, sympy.core.__file__, fractions.__file__]))

@@ -85,6 +85,20 @@ def test_parts_that_would_not_add_up_are_refused(made, code, expected):
         check_loss(*made(code, weight="w"))
 
 
+class Summed(Net):
+    def forward(self, dense):
+        x = self.out(dense)
+        return {"y": x.squeeze(1), "scale": x.sum()}
+
+
+def test_an_output_that_is_no_row_may_not_depend_on_the_samples_of_a_loss_of_whole_batches(made):
+    _, job = made(RIGHT[-1], weight="w")
+    with pytest.raises(ModelError, match=r"'scale' \[\] is another one .* train\.micro_batches: 1"):
+        check_loss(TracedModel(Summed()), job)
+    job.train.micro_batches = 1
+    check_loss(TracedModel(Summed()), job)
+
+
 def test_weights_need_a_column(made):
     with pytest.raises(ModelError, match=r"without data\.weight"):
         job_loss(made(RIGHT[3])[1])

@@ -134,6 +134,20 @@ def saved_with_code(folder, output, width=3):
     return model
 
 
+def test_a_model_whose_rows_were_not_saved_does_not_make_its_own(tmp_path):
+    (tmp_path / "model.py").write_text(
+        "from heterps import SparseEmbedding\ndef build():\n    return SparseEmbedding('a', 2)\n"
+    )
+    job = JobSpec(directory=str(tmp_path))
+    job.model.entry = "model.py:build"
+    saved = SavedModel(str(tmp_path / "out"))
+    saved.write_stage(0, {})
+    save_checkpoint(saved.tables, [])
+    saved.finish(job, 1, [0.5], {"job_id": "job1"})
+    with pytest.raises(RuntimeError, match="no rows for table 'a'"):
+        heterps.load(tmp_path / "out")(torch.tensor([1, 2]))
+
+
 def forget():
     for name in [name for name in sys.modules if name.partition(".")[0] == "sizes"]:
         del sys.modules[name]

@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 
@@ -71,12 +72,25 @@ def scheduler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Child]:
         yield roles.scheduler("--lease", "600")
 
 
-@pytest.fixture
-def node(scheduler: Child, tmp_path: Path) -> Iterator[Daemon]:
-    with Roles(tmp_path) as roles:
+@contextmanager
+def daemon(scheduler: Child, directory: Path) -> Iterator[Daemon]:
+    with Roles(directory) as roles:
         child = roles.node(scheduler, "cpu", "--units", "2")
         with connect(child.address) as to_node:
             yield Daemon(child, NodeStub(to_node), roles.stub(scheduler))
+
+
+@pytest.fixture
+def node(scheduler: Child, tmp_path: Path) -> Iterator[Daemon]:
+    with daemon(scheduler, tmp_path) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def shared(scheduler: Child, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """One that tests of jobs of different ids have in common."""
+    with daemon(scheduler, tmp_path_factory.mktemp("node")) as made:
+        yield made
 
 
 def test_a_shard_is_launched_once_per_id_and_stopped(node: Daemon) -> None:
@@ -145,12 +159,12 @@ def test_a_stopped_node_says_goodbye_and_stops_its_processes(node: Daemon) -> No
     assert node.child.facts["node_id"] not in [n.node_id for n in nodes]
 
 
-def test_a_process_that_cannot_start_is_explained(node: Daemon) -> None:
-    request = LaunchRequest(process_id="bad.stage", job_id="bad", role=STAGE, term=node.term)
+def test_a_process_that_cannot_start_is_explained(shared: Daemon) -> None:
+    request = LaunchRequest(process_id="bad.stage", job_id="bad", role=STAGE, term=shared.term)
     request.job.model.entry = "nowhere.py:build"
     request.stages.add(first=0, last=0, type="cpu", units=1)
     with pytest.raises(grpc.RpcError) as raised:
-        node.stub.Launch(request, timeout=90)
+        shared.stub.Launch(request, timeout=90)
     assert raised.value.code() is grpc.StatusCode.FAILED_PRECONDITION
     assert "stage 0 worker 0 ended with exit code 1 before it was ready" in raised.value.details()
     assert "nowhere.py" in raised.value.details()
@@ -181,58 +195,61 @@ _OTHER_LAYERS = """
     ],
 )
 def test_a_process_that_cannot_start_has_a_reason(
-    node: Daemon, tmp_path: Path, code: str, reason: Reason.ValueType
+    shared: Daemon, tmp_path: Path, code: str, reason: Reason.ValueType
 ) -> None:
     (tmp_path / "model.py").write_text(f"import os\n\n\ndef build():\n    {code}\n")
     job_id = f"ends-{sha256(code.encode()).hexdigest()[:8]}"
-    request = LaunchRequest(process_id=f"{job_id}.stage", job_id=job_id, role=STAGE, term=node.term)
+    request = LaunchRequest(
+        process_id=f"{job_id}.stage", job_id=job_id, role=STAGE, term=shared.term
+    )
     request.job.directory, request.job.model.entry = str(tmp_path), "model.py:build"
     request.stages.add(first=0, last=0, type="cpu", units=1)
     with pytest.raises(grpc.RpcError) as raised:
-        node.stub.Launch(request, timeout=90)
+        shared.stub.Launch(request, timeout=90)
     assert raised.value.code() is grpc.StatusCode.FAILED_PRECONDITION
     assert reason_of(raised.value) == reason
 
 
 @pytest.mark.parametrize("bad", ["../../etc", "", "a/b", "-x"])
-def test_ids_that_are_no_file_names_are_refused(node: Daemon, bad: str) -> None:
+def test_ids_that_are_no_file_names_are_refused(shared: Daemon, bad: str) -> None:
     for call in (
-        lambda: node.launch(process_id=bad),
-        lambda: node.launch(job_id=bad),
-        lambda: node.stub.StopJob(node.stop_request(bad), timeout=5),
-        lambda: node.stub.Profile(ProfileRequest(job_id=bad, term=node.term), timeout=5),
+        lambda: shared.launch(process_id=bad),
+        lambda: shared.launch(job_id=bad),
+        lambda: shared.stub.StopJob(shared.stop_request(bad), timeout=5),
+        lambda: shared.stub.Profile(ProfileRequest(job_id=bad, term=shared.term), timeout=5),
     ):
         with pytest.raises(grpc.RpcError) as raised:
             call()
         assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-def test_a_failed_profile_names_its_problem(node: Daemon) -> None:
-    request = ProfileRequest(job_id="bad", term=node.term)
+def test_a_failed_profile_names_its_problem(shared: Daemon) -> None:
+    request = ProfileRequest(job_id="wrong", term=shared.term)
     request.job.model.entry = "nowhere.py:build"
     request.resources.types.add(name="cpu", device="cpu")
     with pytest.raises(grpc.RpcError) as raised:
-        node.stub.Profile(request, timeout=90)
+        shared.stub.Profile(request, timeout=90)
     first = raised.value.details().splitlines()[0]
     assert first.startswith("profiling failed: ")
     assert "nowhere.py" in first
 
 
-def test_a_profile_ends_when_its_caller_goes_away(node: Daemon) -> None:
-    request = ProfileRequest(job_id="slow", term=node.term)
+def test_a_profile_ends_when_its_caller_goes_away(shared: Daemon, tmp_path: Path) -> None:
+    told = tmp_path / "pid"
+    (tmp_path / "model.py").write_text(
+        "import os, pathlib, time\n"
+        f"pathlib.Path({str(told)!r}).write_text(f'{{os.getpid()}}.')\n"
+        "time.sleep(600)\n"
+    )
+    request = ProfileRequest(job_id="slow", term=shared.term)
+    request.job.directory, request.job.model.entry = str(tmp_path), "model.py:build"
     request.resources.types.add(name="cpu", device="cpu")
-    call = node.stub.Profile.future(request, timeout=90)
-    children = Path(f"/proc/{node.child.pid}/task")
-
-    def profilers() -> list[int]:
-        pids = [
-            pid for task in children.iterdir() for pid in (task / "children").read_text().split()
-        ]
-        return [int(pid) for pid in pids if alive(int(pid))]
-
-    wait_until(profilers)
+    call = shared.stub.Profile.future(request, timeout=90)
+    text = wait_until(lambda: told.exists() and told.read_text(), "the model is imported")
+    profiler = int(text.partition(".")[0])
+    assert alive(profiler)
     call.cancel()
-    wait_until(lambda: not profilers(), "it ends", 5.0)
+    wait_until(lambda: not alive(profiler), "it ends", 5.0)
 
 
 def run_node(*arguments: str) -> "subprocess.CompletedProcess[str]":

@@ -1,8 +1,7 @@
 """Profiling real, small models on the CPU: alone and with several workers at once."""
 
-import os
-import subprocess
-import sys
+from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -10,16 +9,23 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from chassis.bounded_log import BoundedLog
 from chassis.exits import TOLD
+from chassis.forking import ForkServer
 from protos.decision_pb2 import Resources, Workload
 from protos.job_pb2 import JobSpec
 from protos.node_pb2 import ProfileRequest
-from workers.device.units import one_thread
+from workers.device.units import compute_environment
 from workers.profiling.profiler import Profiler
 
 pytest.importorskip("ps.server")
 
+Run = Callable[..., tuple[int, Workload, str]]
+Measured = Callable[..., tuple[Workload, str]]
+
 MODEL = """
+import time
+
 import torch
 from torch import nn
 from heterps import SparseEmbedding
@@ -35,6 +41,11 @@ class Net(nn.Module):
     def forward(self, sparse, dense):
         x = torch.cat([self.rows(sparse).flatten(1), dense], dim=1)
         return self.head(self.large(self.small(x))).squeeze(1)
+
+
+def late(scores, batch):
+    time.sleep(0.01)
+    return torch.nn.functional.mse_loss(scores, batch["label"])
 """
 
 
@@ -64,28 +75,50 @@ def request_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def command(request_file: Path, result: Path, *arguments: str) -> list[str]:
-    files = ["--request", str(request_file), "--result", str(result)]
-    return [sys.executable, "-m", "workers.profiling", *files, *arguments]
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """Profile as a node does; the exit code, the workload, and what was said."""
+    folder = tmp_path_factory.mktemp("profiles")
+    server = ForkServer("workers.forked", folder, compute_environment())
+    numbers = count()
 
+    def profile(request_file: Path, *arguments: str) -> tuple[int, Workload, str]:
+        label = f"profile-{next(numbers)}"
+        result, log = folder / f"{label}.workload", BoundedLog(folder / f"{label}.log")
+        files = ["--request", str(request_file), "--result", str(result)]
+        child = server.spawn(
+            label,
+            "workers.profiling.__main__",
+            [*files, *arguments],
+            directory=folder,
+            environment=compute_environment(),
+            log=log,
+        )
+        try:
+            code = child.process.wait(120)
+            child.poll()  # by then its log is whole
+        finally:
+            child.stop()
+        found = Workload.FromString(result.read_bytes()) if result.exists() else Workload()
+        return code, found, log.path.read_text() if log.path.exists() else ""
 
-def run(request_file: Path, *arguments: str) -> tuple[Workload, str]:
-    result = request_file.with_name("workload")
-    done = subprocess.run(
-        command(request_file, result, *arguments),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, **one_thread()},
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return Workload.FromString(result.read_bytes()), done.stderr
+    yield profile
+    server.close()
 
 
 @pytest.fixture(scope="module")
-def alone(request_file: Path) -> Workload:
-    return run(request_file, "--type", "cpu", "--batch", "512")[0]
+def measured(run: Run) -> Measured:
+    def profile(request_file: Path, *arguments: str) -> tuple[Workload, str]:
+        code, workload, said = run(request_file, *arguments)
+        assert code == 0, said
+        return workload, said
+
+    return profile
+
+
+@pytest.fixture(scope="module")
+def alone(request_file: Path, measured: Measured) -> Workload:
+    return measured(request_file, "--type", "cpu", "--batch", "512")[0]
 
 
 def check(workload: Workload, batch: int) -> None:
@@ -120,13 +153,13 @@ def test_a_type_that_does_not_compute_in_the_jobs_precision_gets_no_costs(
 
 
 def test_a_model_that_is_only_looked_at_tells_its_layers_and_has_no_costs(
-    request_file: Path, tmp_path: Path
+    request_file: Path, measured: Measured, tmp_path: Path
 ) -> None:
     request = ProfileRequest.FromString(request_file.read_bytes())
     request.unmeasured, request.job.train.micro_batches = True, 3
     asked = tmp_path / "request"
     asked.write_bytes(request.SerializeToString())
-    found, _ = run(asked, "--type", "cpu")
+    found, _ = measured(asked, "--type", "cpu")
     names = ["rows", "small", "large", "head"]
     assert [(one.name, one.uncut, len(one.cost)) for one in found.layers] == [
         (name, False, 0) for name in names
@@ -164,7 +197,7 @@ def test_a_profile_says_what_memory_is_made_of_and_what_crosses(alone: Workload)
         assert 0 <= layer.optimizer_bytes - 2 * layer.weight_bytes < 100
     # Its input, what ReLU keeps, and nothing of the weights.
     assert large.activation_bytes == 4 * 8 + width
-    assert head.activation_bytes == width
+    assert head.activation_bytes == width + 4 + 4  # and the scores and labels of the loss
     # Three slots of eight floats; the dense inputs and the label travel on.
     assert rows.output_bytes >= 4 * (3 * 8 + 2 + 1)
     assert large.output_bytes == width + 4
@@ -172,32 +205,36 @@ def test_a_profile_says_what_memory_is_made_of_and_what_crosses(alone: Workload)
     assert not any(layer.uncut or layer.one_host for layer in alone.layers)
 
 
-def test_a_profile_says_what_a_step_is(alone: Workload, request_file: Path) -> None:
+def test_a_profile_says_what_a_step_is(
+    alone: Workload, measured: Measured, request_file: Path
+) -> None:
     assert (alone.batch, alone.micro_batches, alone.staleness) == (512, 0, 0)
     assert alone.HasField("staleness")
     assert alone.data_bytes >= 4096 * (3 * 8 + 2 * 4 + 4)
     request = ProfileRequest.FromString(request_file.read_bytes())
     request.job.train.micro_batches, request.job.train.staleness = 3, 2
+    request.job.model.loss = "model.py:late"
     file = request_file.with_name("request-fixed")
     file.write_bytes(request.SerializeToString())
-    fixed, log = run(file, "--type", "cpu")
+    fixed, log = measured(file, "--type", "cpu")
     assert (fixed.micro_batches, fixed.staleness) == (3, 2)
     assert fixed.reference_batch == 171  # the largest of 512 samples in three parts
     assert "micro-batches of 171 samples, the job's" in log
+    assert fixed.layers[3].cost["cpu"].compute_s >= 0.01, "the last layer has the loss"
 
 
 def test_where_the_job_leaves_micro_batches_open_the_smallest_worth_having_is_measured(
-    request_file: Path,
+    request_file: Path, measured: Measured
 ) -> None:
-    workload, log = run(request_file, "--type", "cpu")
+    workload, log = measured(request_file, "--type", "cpu")
     assert workload.micro_batches == 0
     assert 512 % workload.reference_batch == 0
     assert f"in micro-batches of {workload.reference_batch}" in log  # it was tried
 
 
-def test_several_workers_are_measured_at_once(request_file: Path) -> None:
+def test_several_workers_are_measured_at_once(request_file: Path, measured: Measured) -> None:
     options = ("--units", "2", "--batch", "256", "--bytes-per-s", "1e7")
-    workload, log = run(request_file, "--type", "cpu", *options)
+    workload, log = measured(request_file, "--type", "cpu", *options)
     check(workload, 256)
     assert "measured 2 workers at once" in log
     # The stated network bounds what crosses between hosts: 256 rows of 256 floats, both ways.
@@ -205,26 +242,22 @@ def test_several_workers_are_measured_at_once(request_file: Path) -> None:
     assert workload.layers[2].cost["cpu"].transfer_s == pytest.approx(crossing / 1e7)
 
 
-def test_layers_are_measured_in_the_precision_of_the_job(request_file: Path) -> None:
+def test_layers_are_measured_in_the_precision_of_the_job(
+    request_file: Path, measured: Measured
+) -> None:
     request = ProfileRequest.FromString(request_file.read_bytes())
     request.job.train.precision = "bf16"
     file = request_file.with_name("request-bf16")
     file.write_bytes(request.SerializeToString())
-    workload, _ = run(file, "--type", "cpu", "--batch", "256", "--bytes-per-s", "1e7")
+    workload, _ = measured(file, "--type", "cpu", "--batch", "256", "--bytes-per-s", "1e7")
     check(workload, 256)
     # What crosses is half as wide.
     assert workload.layers[2].cost["cpu"].transfer_s == pytest.approx(2 * 256 * 256 * 2 / 1e7)
 
 
-def test_a_type_that_is_not_listed_is_refused(request_file: Path) -> None:
-    done = subprocess.run(
-        command(request_file, request_file.with_name("none"), "--type", "abacus"),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == TOLD
-    assert done.stderr.splitlines()[-1] == (
+def test_a_type_that_is_not_listed_is_refused(request_file: Path, run: Run) -> None:
+    code, _, said = run(request_file, "--type", "abacus")
+    assert code == TOLD
+    assert said.splitlines()[-1] == (
         "ValueError: resources: this node is of type 'abacus'; expected one of cpu, h200"
     )

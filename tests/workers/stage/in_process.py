@@ -4,6 +4,7 @@ import threading
 from collections import defaultdict
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -35,7 +36,8 @@ from workers.stage.beginning import beginning_of
 from workers.stage.cut_judge import CutFacts
 from workers.stage.executor import StageExecutor
 from workers.stage.layers import StageLayers
-from workers.stage.parts import assemble
+from workers.stage.parts import Parts, assemble
+from workers.stage.restoring import restore_best
 from workers.stage.rows import StageRows
 from workers.stage.schedule import Schedule
 from workers.stage.source import TrainingSource
@@ -212,6 +214,7 @@ class Worker:
     rows: StageRows
     executor: StageExecutor
     update: Update
+    parts: Parts
     diverged: str = ""
 
 
@@ -225,6 +228,7 @@ class Pipeline:
         folder: where cuts are taken; "" for none.
         resume: the place of one to go on from.
         generation: of the attempt's workers, who go back to it.
+        restores: whether the best state by validation is made the model, as at the end of a job.
     """
 
     def __init__(
@@ -242,7 +246,9 @@ class Pipeline:
         resume="",
         attempt=1,
         generation=0,
+        restores=False,
     ):
+        self._restores = restores
         self.client = client or Tables()
         self._job, self._build, self._cuts, self._widths = job, build, cuts, tuple(widths)
         self._between = between or (lambda worker: None)
@@ -297,6 +303,9 @@ class Pipeline:
                 executor.train(source)
             except DivergedError as error:
                 worker.diverged = str(error)
+            if self._restores:
+                share = SimpleNamespace(place=place, launch=self._launch(place.stage))
+                restore_best(share, worker.parts, self._where)
             self._between(worker)
             return worker
         except BaseException:
@@ -347,7 +356,7 @@ class Pipeline:
             (lambda: self._where) if self._where else None,
             over=self._generation,
         )
-        return Worker(place, graph.module, parts.rows, parts.executor, parts.update)
+        return Worker(place, graph.module, parts.rows, parts.executor, parts.update, parts)
 
     def _launch(self, stage):
         firsts = [0, *(cut + 1 for cut in self._cuts[:-1])]

@@ -118,7 +118,7 @@ class Trained:
     diverged_at: int | None = None
 
 
-def train(model, tables, forward, job, batches):
+def train(model, tables, forward, job, batches, after=lambda step, dense, rows: False):
     """Train a model.
 
     Args:
@@ -126,6 +126,7 @@ def train(model, tables, forward, job, batches):
         tables: by the name of the model's child that looks up there.
         forward: (model, batch) -> loss, auxiliary loss or None, and the keys touched.
         batches: whole ones, one a step.
+        after: called after each step with how many were taken, weights and rows; whether to end.
     """
     spec, row_spec, clip = job.train.optimizer, job.train.rows, job.train.clip
     parameters = dict(model.named_parameters())
@@ -166,6 +167,8 @@ def train(model, tables, forward, job, batches):
                 group["lr"] = table.learning_rate * rate(row_spec, step, len(batches))
             table.learns.step()
         history.append(now())
+        if after(step + 1, *history[-1]):
+            break
     return Trained(model, tables, losses)
 
 

@@ -115,9 +115,10 @@ def test_cuts_change_nothing(tmp_path):
     )
 
 
-def test_a_cut_that_is_the_best_stays(tmp_path, monkeypatch):
+@pytest.mark.parametrize("staleness", [0, 2])
+def test_a_cut_that_is_the_best_stays(tmp_path, monkeypatch, staleness):
     """Each cut is measured on the weights and rows that it has."""
-    case = replace(wide(widths=(2, 1, 2)), sizes=(13,) * 16)
+    case = replace(wide(staleness, widths=(2, 1, 2)), sizes=(13,) * 10)
     case.job.train.checkpoint.best = "valid_auc"
     random = np.random.default_rng(3)
     keys = torch.from_numpy(random.integers(0, KEYS, (32, 2)))

@@ -124,7 +124,7 @@ class Case:
             **how,
         )
 
-    def reference(self):
+    def reference(self, after=lambda step, dense, rows: False):
         model, tables = self.model(), {}
         for name in ("first", "second"):
             spec = getattr(model, name).spec
@@ -148,7 +148,7 @@ class Case:
                 auxiliary += weight * model.small.aux_loss
             return loss, auxiliary, set(batch["sparse"].ravel().tolist())
 
-        return reference.train(model, tables, forward, self.job, self.batches())
+        return reference.train(model, tables, forward, self.job, self.batches(), after)
 
 
 def job_of(dense="adam", staleness=0, **train):

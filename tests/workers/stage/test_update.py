@@ -17,7 +17,7 @@ from workers.model.entry import ModelError
 from workers.model.statistics import RunningStatistics
 from workers.moe.layer import MoE
 from workers.stage.commits import largest
-from workers.stage.rows import PulledRows
+from workers.stage.rows import DistinctKeys, PulledRows
 from workers.stage.schedule import Schedule
 from workers.stage.update import Update
 from workers.stage.versions import Versions
@@ -215,7 +215,8 @@ def test_parameters_in_a_tuple_are_refused_where_there_are_versions():
 def rows(gradient):
     leaf = torch.zeros(1, 2, requires_grad=True)
     leaf.grad = torch.full((1, 2), gradient)
-    return PulledRows({}, {"t": OnHost().upload(leaf)}, {}, {}, learning=True, leaves={"t": leaf})
+    of = DistinctKeys({}, {}, {})
+    return PulledRows(of, {"t": OnHost().upload(leaf)}, learning=True, leaves={"t": leaf})
 
 
 @pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan, None])
