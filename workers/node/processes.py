@@ -33,7 +33,7 @@ from chassis.process import (
 )
 from protos.node_pb2 import SHARD, STAGE, LaunchReply, LaunchRequest, ReadLogReply
 from protos.scheduler_pb2 import ProcessStatus
-from workers.device.units import VISIBLE, least_used, one_thread
+from workers.device.units import VISIBLE, compute_environment, least_used
 from workers.model.code import CodeCache, CodeError
 from workers.node.launched import HOME, Entry, Job, label_of, oom_kills
 from workers.node.restart import RestartRule, shard_argv
@@ -98,7 +98,7 @@ class Processes:
         self._lock = threading.Lock()
         self._jobs: OrderedDict[tuple[str, int], Job] = OrderedDict()  # by attempt
         self._over: OrderedDict[str, int] = OrderedDict()  # by job, the last attempt stopped
-        self._forks = ForkServer("workers.forked", directory, one_thread())
+        self._forks = ForkServer("workers.forked", directory, compute_environment())
         self._closed = threading.Event()
         scratch.sweep()
         self._watcher = (loops or Loops()).start("watch", self._watch, _WATCH_S)
@@ -172,7 +172,7 @@ class Processes:
             job = self._job(job_id, attempt, token)
         self._prepare(job)
         log = BoundedLog(log_path(self._directory / job_id, label))
-        environment = one_thread() | job.environment()
+        environment = compute_environment() | job.environment()
         return self._fork(job, label, module, arguments, environment, log)
 
     def hand(self, job_id: str, attempt: int, folder: Path) -> None:
@@ -297,7 +297,7 @@ class Processes:
 
     def _started(self, job: Job, entry: Entry, bind: str, log: BoundedLog) -> Child:
         """The process itself: a worker is forked where that can be."""
-        environment = one_thread() | job.environment() | self._own_gpu(entry)
+        environment = compute_environment() | job.environment() | self._own_gpu(entry)
         if entry.request.role == STAGE:
             arguments = self._worker_arguments(job, entry, bind)
             return self._fork(job, entry.label, "workers.stage", arguments, environment, log)
