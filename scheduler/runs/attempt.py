@@ -391,7 +391,7 @@ class Attempt:
         """A job that has its model keeps no cuts that it only moved by."""
         job_id = self.id.job_id
         status = self.context.jobs.get(job_id)
-        if status is None or not (status.moves and status.cuts):
+        if status is None or not status.cuts:
             return
         spec = self.spec()
         if spec is not None and not keeps_cuts(spec):

@@ -6,8 +6,9 @@ The first of these that can be:
    are killed, and the others do the open step again.
 2. The job goes over to workers elsewhere from a cut, under its plan.
 3. It goes over to another plan, made for what is there.
-4. Its workers take a cut and wait. The attempt ends, and the job waits in the queue until it can go
-   on from there. So it is, too, where a node holds a shard of its own.
+4. Its workers take a cut and wait. Where a node holds a shard of its own, another one begins
+   elsewhere, and all go on from the cut with their processes.
+5. Else the attempt ends, and the job waits in the queue until it can go on from the cut.
 
 Where none can be, it trains on until the node ends. Nothing of this takes one of its `retries`.
 """
@@ -163,7 +164,10 @@ class Drain:
         return True
 
     def _end(self) -> bool:
-        """The workers wait; end the attempt if there is a cut. False where there is none."""
+        """The workers wait; go on from the cut without the nodes, or end the attempt.
+
+        False where there is no cut.
+        """
         attempt, follower = self._attempt, self._attempt.follower
         assert follower is not None
         self._pausing = False
@@ -171,6 +175,10 @@ class Drain:
         nodes = self._nodes()
         if not nodes or follower.paused is None or cut_at(attempt, follower.paused) is None:
             return False
+        here = self._here()
+        if _holds_shard(here):
+            regroup(attempt, here, ending_of(nodes, "what runs there is to be elsewhere"))
+            return True
         raise JobError(ending_of(nodes, "there is no room elsewhere for what runs there"))
 
 

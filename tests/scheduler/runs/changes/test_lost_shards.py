@@ -105,7 +105,7 @@ class Service:
         with (directory / ".heterpsignore").open("a") as file:
             file.write("!fault.py\n")
         self.client = Client(machines.address)
-        self._killed: list[str] = []
+        self.killed: list[str] = []
 
     def submit(self, name: str, every: str = EVERY, **overrides: object) -> str:
         """Submit a job, and wait until it trains and has a checkpoint if it takes any."""
@@ -157,7 +157,7 @@ class Service:
         nodes, pids = self.nodes(job_id), self.pids(job_id)
         lost = [nodes[shard].node_id for shard in shards]
         assert len({*lost}) == len(shards), "each has a node of its own"
-        self._killed += lost
+        self.killed += lost
         self.strike(
             point,
             *(self.machines.pid(node) for node in lost),
@@ -166,10 +166,10 @@ class Service:
 
     def restore(self) -> None:
         """Start the nodes again that were killed, with all that they kept."""
-        for node in self._killed:
+        for node in self.killed:
             self.machines.kill(node)
             self.machines.start(node)
-        self._killed.clear()
+        self.killed.clear()
 
     def end(self, job_id: str, *lost: str, back: bool | None = True) -> str:
         """What it came to in its only attempt, in which these were replaced; to the bit.
@@ -307,6 +307,26 @@ def test_a_scheduler_that_dies_when_one_worker_goes_on(service: Service, unfaile
     wait_until(lambda: not alive(before), "the scheduler dies", 60)
     service.machines.start(SCHEDULER)
     assert service.end(job_id, back=None) == unfailed
+
+
+def test_a_node_with_a_shard_that_drains_is_left_with_nothing_lost(
+    service: Service, unfailed: str
+) -> None:
+    job_id = service.submit("drained", "", retries=0)
+    node, before = service.nodes(job_id)["shard 0"].node_id, service.pids(job_id)
+    service.client.drain(node, 60.0)
+    wait_until(lambda: service.status(job_id).recoveries, "it is left", 60)
+    again = "shard 0, generation 1"
+    after = wait_until(lambda: again in (found := service.pids(job_id)) and found, "it is listed")
+    del before["shard 0"]
+    assert {label: after.get(label) for label in before} == before
+    (recovery,) = service.status(job_id).recoveries
+    assert recovery.drained
+    assert 4 <= recovery.step == recovery.reached < SHAPE.steps
+    assert service.end(job_id, "shard 0") == unfailed
+    assert not service.status(job_id).cuts, "it was to take none"
+    wait_until(lambda: not alive(service.machines.pid(node)), "it ends by itself")
+    service.killed.append(node)
 
 
 def test_a_node_that_comes_back_at_once_has_none_of_the_rows(
