@@ -312,7 +312,7 @@ class Follower:
                     continue
                 answer = asked.get(process.node.node_id) or self._nodes.get(process.node.node_id)
                 status = answer if isinstance(answer, NodeStatus) else None
-                if process.runs_on(status) or (process.role == SHARD and isinstance(answer, str)):
+                if process.runs_on(status) or self._may_answer(process, answer):
                     continue
                 if process.role != SHARD and not self._may_be_replaced(process, status):
                     return Outcome()
@@ -323,6 +323,13 @@ class Follower:
             if stop():
                 raise Interrupted
             time.sleep(_POLL_S / 4)
+
+    def _may_answer(self, process: Process, answer: NodeStatus | str | None) -> bool:
+        """Whether the node of a shard, which does not answer, may do so again as it was."""
+        if process.role != SHARD or not isinstance(answer, str):
+            return False
+        lease = self._nodes.get(process.node.node_id)
+        return lease is not None and lease.address == process.node.address
 
     def _is_lost(self, shard: Process) -> bool:
         """Whether a standing shard is gone, and not only for a while."""

@@ -37,11 +37,12 @@ def lost_shards(attempt: Attempt) -> list[Process]:
     """The job's own shards that do not run, nor are started again.
 
     A node that does not answer may do so again until its lease ends, if it ever spoke to this
-    scheduler.
+    scheduler; unless it was started again elsewhere.
 
     Raises:
         Interrupted: the job is cancelled, or another scheduler has taken over.
     """
+    nodes = attempt.context.nodes
     own = [one for one in attempt.processes if one.role == SHARD and not one.standing]
     answers = {one.node.node_id: answer_of(attempt, one.node) for one in own}
 
@@ -49,7 +50,8 @@ def lost_shards(attempt: Attempt) -> list[Process]:
         node_id = shard.node.node_id
         answer = answers[node_id]
         if answer is None:
-            return attempt.context.nodes.has_reported(node_id)
+            lease = nodes.get(node_id) if nodes.has_reported(node_id) else None
+            return lease is not None and lease.address == shard.node.address
         return shard.runs_on(answer)
 
     return [shard for shard in own if not runs(shard)]
