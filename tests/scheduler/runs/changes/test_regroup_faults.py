@@ -57,10 +57,10 @@ def build(when, scheduler, **arguments):
         strike(scheduler)
     ask, start = Regroups.ask, StageService.Start
 
-    def asked(self, number):
+    def asked(self, number, back):
         if number == 1 and when == "workers are asked":
             strike(scheduler)
-        return ask(self, number)
+        return ask(self, number, back)
 
     def started(self, topology, context):
         if topology.generation == 1 and when == "one worker goes on":
