@@ -82,6 +82,7 @@ def call(
     timeout_s: float,
     retry_s: float = 0.0,
     stop: Callable[[], bool] | None = None,
+    pause: Callable[[float], object] = time.sleep,
 ) -> R:
     """Call with a deadline; while unreachable, try again for up to `retry_s` seconds.
 
@@ -90,6 +91,7 @@ def call(
     Args:
         what: names the callee and the purpose in errors.
         stop: asked between attempts; True ends the retries.
+        pause: waits between two attempts, given seconds.
 
     Raises:
         RpcError: the call failed and was not, or no longer, retried.
@@ -100,7 +102,7 @@ def call(
             return method(request, timeout=timeout_s)
         except grpc.RpcError as error:
             wait = attempts.after(error)
-        time.sleep(wait)
+        pause(wait)
 
 
 async def call_async(

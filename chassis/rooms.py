@@ -20,6 +20,7 @@ ROOMS: Final = ("heterps", "scheduler", "workers", "ps", "chassis", "protos")
 IN_A_WORKER: Final = ("heterps", "workers", "ps", "chassis", "protos")  # a worker never plans
 ROOT: Final = Path(__file__).resolve().parents[1]
 _OURS: Final = tuple(f"{ROOT / room}/" for room in ROOMS)
+_EARLY: Final = set[str]()
 _MOST_FILES = 2000  # of a user's, read for their imports
 
 
@@ -98,6 +99,17 @@ def give_way(folders: Sequence[Path], needed: Collection[str] = IN_A_WORKER) -> 
     """Run a user's code in this process: modules in `folders` win but for names `needed` here."""
     _FINDER.folders = [str(folder) for folder in folders]
     _FINDER.needed = frozenset(needed)
+    for name in [name for name in sys.modules if name.partition(".")[0] in _EARLY]:
+        if _found(name.partition(".")[0], folders):
+            del sys.modules[name]
+
+
+def imported_early(names: Collection[str]) -> None:
+    """These top-level modules are here only to save time: a user's of the same names still win.
+
+    Whoever has imported them keeps what it has.
+    """
+    _EARLY.update(names)
 
 
 def python_path(given: str | None) -> str | None:

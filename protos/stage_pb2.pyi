@@ -250,15 +250,19 @@ class RegroupRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     GENERATION_FIELD_NUMBER: _builtins.int
+    BACK_FIELD_NUMBER: _builtins.int
     generation: _builtins.int
+    back: _builtins.bool
+    """All go back, whatever they have: calls to the shards, of which one is lost, are given up, too."""
     def __init__(
         self,
         *,
         generation: _builtins.int = ...,
+        back: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["back", b"back", "generation", b"generation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

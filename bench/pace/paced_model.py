@@ -1,6 +1,7 @@
 """A job's model of which some layers sleep: copied beside the model's own file."""
 
 import importlib.util
+import math
 import os
 import sys
 import time
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 _LATE_S = 0.0001  # that a sleep ends after its time
+_kept = {}  # zeros, by dtype
 
 
 class Sleep(torch.autograd.Function):
@@ -24,14 +26,14 @@ class Sleep(torch.autograd.Function):
         ctx.seconds = layer.backward_s * samples
         ctx.save_for_backward(weight)
         ctx.inputs = [(x.shape, x.dtype) if x.is_floating_point() else None for x in inputs]
-        zeros = torch.zeros(round(samples * layer.times), *layer.shape)
+        zeros = _zeros((round(samples * layer.times), *layer.shape), torch.float32)
         _sleep(until)
         return zeros
 
     @staticmethod
     def backward(ctx, gradient):
         until = time.monotonic() + ctx.seconds
-        zeros = [torch.zeros(like[0], dtype=like[1]) if like else None for like in ctx.inputs]
+        zeros = [_zeros(*like) if like else None for like in ctx.inputs]
         of_weight = torch.zeros_like(ctx.saved_tensors[0])
         _sleep(until)
         return None, None, of_weight, *zeros
@@ -88,6 +90,14 @@ def build(entry, arguments, sleeping, last, rows_of, trace):
         _replace(model, layer, Sleeping(**own))
     _replace(model, last, Traced(model.get_submodule(last), rows_of, trace))
     return model
+
+
+def _zeros(shape, dtype):
+    """Of one memory for all: to get pages from the system may take longer than a layer sleeps."""
+    size = math.prod(shape)
+    if dtype not in _kept or _kept[dtype].numel() < size:
+        _kept[dtype] = torch.zeros(size, dtype=dtype)
+    return torch.empty(0, dtype=dtype).set_(_kept[dtype].untyped_storage()).resize_(shape)
 
 
 def _sleep(until):

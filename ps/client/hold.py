@@ -138,7 +138,10 @@ class Hold:
             if held is not None and time.monotonic() - held > _LONGEST_S:
                 return
             # Whoever does not answer lets go by itself, and must not keep the others from it.
-            self._calls = [s.stub.Cut.future(request, timeout=_HOLD_S) for s in self.shards]
+            try:
+                self._calls = [s.stub.Cut.future(request, timeout=_HOLD_S) for s in self.shards]
+            except ValueError:  # the channels are closed: the client was aborted
+                return
 
 
 def _unfinished(replies: list[pb.CutReply]) -> set[PushId]:

@@ -433,6 +433,16 @@ class ParameterClient(StepClient, Closing):
         """What every shard holds and uses, in shard order."""
         return self.on_all(lambda shard: shard.call(shard.stub.Stats, pb.StatsRequest(), "Stats"))
 
+    def abort(self) -> None:
+        """Have every call fail, those under way at once, with a ShardError; to be closed still.
+
+        Whether shards have done, or will do, what was under way is not known.
+        """
+        with self._lock:
+            session, self._closed = self._current, True
+        if session is not None and session.pid == os.getpid():
+            session.abort()
+
     def close(self) -> None:
         """Wait for calls under way and disconnect; safe to repeat."""
         with self._lock:

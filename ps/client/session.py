@@ -59,12 +59,16 @@ class Shard:
         address: host:port.
         timeout_s: of a call, and how long an unreachable shard is tried.
         channels: connections to spread messages over.
+        aborted: set once every call is to fail.
     """
 
-    def __init__(self, index: int, address: str, timeout_s: float, channels: int) -> None:
+    def __init__(
+        self, index: int, address: str, timeout_s: float, channels: int, aborted: threading.Event
+    ) -> None:
         self.index = index
         self.address = address
         self._timeout_s = timeout_s
+        self._aborted = aborted
         self._channels = [connect(address) for _ in range(channels)]
         self.stub = ParameterServerStub(self._channels[0])
         # Bytes in and out: the payloads never pass through protobuf.
@@ -102,13 +106,25 @@ class Shard:
         Raises:
             StaleRouteError: the routing has changed.
             BrokenLineError: it does not know the shared memory that the request names.
-            ShardError: no answer in time, or a refusal.
+            ShardError: no answer in time, or a refusal; CANCELLED: it was aborted.
         """
         limit = timeout_s or self._timeout_s
         patience = self._timeout_s if patience_s is None else patience_s
+        aborted = self._aborted
         try:
-            return call(method, request, what=what, timeout_s=limit, retry_s=patience)
+            if aborted.is_set():
+                raise self._given_up(what)
+            return call(
+                *(method, request),
+                what=what,
+                timeout_s=limit,
+                retry_s=patience,
+                stop=aborted.is_set,
+                pause=aborted.wait,
+            )
         except RpcError as error:
+            if aborted.is_set():
+                raise self._given_up(what) from None
             if error.code is grpc.StatusCode.ABORTED:
                 raise StaleRouteError(str(error)) from None
             if error.reason == MEMORY_NOT_ATTACHED:
@@ -118,6 +134,14 @@ class Shard:
             else:
                 text = f"refused {what}: {error.details} ({error.code.name})"
             raise ShardError(self.index, self.address, error.code, text, error.reason) from None
+        except ValueError:
+            if aborted.is_set():  # gRPC's word for a channel that is closed
+                raise self._given_up(what) from None
+            raise
+
+    def _given_up(self, what: str) -> ShardError:
+        text = f"was not asked any more ({what}): its client was aborted"
+        return ShardError(self.index, self.address, grpc.StatusCode.CANCELLED, text)
 
     def data(self, number: int, request: bytes, what: str, line: UnixLine | None = None) -> bytes:
         """One of the calls of a step, raw; by a line of this host where there is one.
@@ -193,8 +217,9 @@ class Session:
         self.pid = os.getpid()
         self.client = client or f"{socket.gethostname()[:64]}-{self.pid}-{uuid4().hex[:12]}"
         self.epoch = time.time_ns()
+        self._aborted = threading.Event()
         self._make: Callable[[int, str], Shard] = lambda index, address: Shard(
-            index, address, timeout_s, channels
+            index, address, timeout_s, channels, self._aborted
         )
         self._shared_memory = shared_memory
         self._memory: tuple[tuple[str, ...], SharedMemory] | None = None
@@ -303,6 +328,16 @@ class Session:
         """As `run`, on threads of their own: pushes that a cut holds back may have all others."""
         with ThreadPoolExecutor(max(1, len(works)), thread_name_prefix="ps-control") as pool:
             return results_of([pool.submit(work) for work in works])
+
+    def abort(self) -> None:
+        """Have every call fail, those under way at once; safe to repeat."""
+        self._aborted.set()
+        with self._lock:
+            shards, memory = [*self._shards.values()], self._memory
+        for shard in shards:
+            shard.close()
+        if memory is not None:
+            memory[1].hang_up()
 
     def close(self) -> None:
         """Wait for what was started, then disconnect."""

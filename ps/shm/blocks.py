@@ -139,6 +139,14 @@ class SharedMemory:
         self._most = 0
         self.drop()
 
+    def hang_up(self) -> None:
+        """End the calls under way over all lines: the shards are gone to this client."""
+        with self._lock:
+            attached = list(self._attached)
+        for block in attached:
+            for line in list(block.lines.values()):
+                line.hang_up()
+
     def retire_lent(self) -> None:
         """Blocks that arrays hold now are not used again: a forked child sees the same memory."""
         with self._lock:

@@ -272,6 +272,10 @@ class UnixLine:
             return reply[1:]
         raise _decode(reply)
 
+    def hang_up(self) -> None:
+        """Have the call under way, and all later ones, find that the shard is gone."""
+        _end(self._socket, socket.SHUT_RDWR)
+
     def close(self) -> None:
         """Disconnect; safe to repeat."""
         self._socket.close()

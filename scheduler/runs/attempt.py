@@ -397,9 +397,13 @@ class Attempt:
         if spec is not None and not keeps_cuts(spec):
             self.persist(lambda: self.context.jobs.take_cuts(job_id, []))
 
-    def place(self, processes: Sequence[Process]) -> None:
-        """Note the workers of a new generation, before they are told to go on."""
-        self.record.place(processes)
+    def place(self, processes: Sequence[Process], for_shards: Sequence[str] = ()) -> None:
+        """Note the processes of a new generation, before its workers are told to go on.
+
+        Args:
+            for_shards: as of `Record.place`.
+        """
+        self.record.place(processes, for_shards)
         self.logs.add_processes(processes)
 
     def go_on(self, samples: int) -> None:

@@ -3,11 +3,13 @@
 import logging
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 
 from scheduler.runs.attempt import Attempt, State
 from scheduler.runs.calls import Interrupted
 from scheduler.runs.launch import drop_tables, stop_job
+from scheduler.runs.processes import Process
 from scheduler.state import nodes as registry
 
 GRACE_S = 3.0
@@ -31,9 +33,15 @@ def clean_up(attempt: Attempt) -> None:
     attempt.logs.keep()
 
 
-def stop_others(attempt: Attempt) -> None:
-    """Stop the workers that an attempt does not have, behind its back; safe to repeat."""
-    context, others = attempt.context, attempt.record.others
+def stop_others(attempt: Attempt, only: Sequence[Process] = ()) -> None:
+    """Stop the processes that an attempt does not have, behind its back; safe to repeat.
+
+    Those of nodes that are away stay listed: they may come back.
+
+    Args:
+        only: these of them, as others may be starting.
+    """
+    context, others = attempt.context, list(only) or attempt.record.others
     there = [one for one in others if context.nodes.get(one.node.node_id) is not None]
 
     def stop() -> None:
@@ -42,9 +50,9 @@ def stop_others(attempt: Attempt) -> None:
             _log.warning("%s", silent)
         if attempt.state is State.RUNNING:
             with suppress(Interrupted):
-                attempt.record.drop_others(others)
+                attempt.record.drop_others(there)
 
-    if others:
+    if there:
         threading.Thread(target=stop, name=f"stop {attempt.id.job_id}", daemon=True).start()
 
 

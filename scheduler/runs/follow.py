@@ -41,7 +41,7 @@ class Outcome:
 
     report: ProgressReport | None = None
     ending: Ending | None = None
-    # Workers that may be replaced, so that it goes on; they may be none, where others lost touch.
+    # Workers and shards that may be replaced, so that it goes on; none, where workers lost touch.
     lost: tuple[Process, ...] | None = None
     due: bool = False  # it has not ended; what was asked for is
 
@@ -293,9 +293,10 @@ class Follower:
         return symptoms + self._reported(ended)
 
     def _replaceable(self, symptoms: list[Symptom], stop: Stop) -> Outcome:
-        """The workers that are gone, and why; nothing where something else is wrong, too.
+        """Those that are gone, and why; nothing where something else is wrong, too.
 
-        Where workers only lost touch with others, those are waited for to be seen gone.
+        Where workers only lost touch with others, those are waited for to be seen gone. A shard is
+        not gone before its node's lease is.
 
         Args:
             symptoms: that were seen.
@@ -306,12 +307,14 @@ class Follower:
             gone = []
             for process in self._processes:
                 if process.standing:
+                    if self._is_lost(process):
+                        return Outcome()
                     continue
                 answer = asked.get(process.node.node_id) or self._nodes.get(process.node.node_id)
                 status = answer if isinstance(answer, NodeStatus) else None
-                if process.runs_on(status):
+                if process.runs_on(status) or (process.role == SHARD and isinstance(answer, str)):
                     continue
-                if process.role == SHARD or not self._may_be_replaced(process, status):
+                if process.role != SHARD and not self._may_be_replaced(process, status):
                     return Outcome()
                 gone.append(process)
             if gone or time.monotonic() > until:
@@ -320,6 +323,13 @@ class Follower:
             if stop():
                 raise Interrupted
             time.sleep(_POLL_S / 4)
+
+    def _is_lost(self, shard: Process) -> bool:
+        """Whether a standing shard is gone, and not only for a while."""
+        node_id = shard.node.node_id
+        if self._nodes.get(node_id) is not None:
+            return False
+        return not (shard.returns and self._may_return(node_id, None))
 
     def _may_be_replaced(self, process: Process, status: NodeStatus | None) -> bool:
         """Whether a worker that is gone was killed: what ended by itself would do so again."""

@@ -1,7 +1,7 @@
 """Putting a planned job on nodes: shards first, then stage workers, then the word to start."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
@@ -65,14 +65,14 @@ def shards_of(
     if standing:
         return [], []
     kind = decision.workload.ps_type
-    shares = _shares(count, decision.ps_units)
+    shares = split_units(count, decision.ps_units)
     return (
         [Group(kind, share, one_host=True) for share in shares if share > 1],
         [kind for share in shares if share == 1],
     )
 
 
-def _shares(count: int, units: int) -> list[int]:
+def split_units(count: int, units: int) -> list[int]:
     """How many of the units each shard has, the most first; shards beyond share those."""
     homes = min(count or units, units)
     return [units // homes + (index < units % homes) for index in range(homes)]
@@ -118,15 +118,17 @@ def worker_of(
     attempt: AttemptId, index: int, rank: int, node: NodeStatus, generation: int = 0
 ) -> Process:
     """A worker of a stage; not started yet."""
-    later = f".g{generation}" if generation else ""
-    return Process(
-        process_id=_process_id(attempt, f"stage-{index}-worker-{rank}") + later,
-        label=f"stage {index} worker {rank}" + (f", generation {generation}" if later else ""),
-        role=STAGE,
-        index=index,
-        rank=rank,
-        node=node,
-    )
+    name = f"stage {index} worker {rank}"
+    return _process(attempt, name, STAGE, index, node, generation, rank)
+
+
+def shard_of(attempt: AttemptId, index: int, node: NodeStatus, generation: int = 0) -> Process:
+    """A shard of the job's own, or a standing one; not started yet.
+
+    Args:
+        generation: of the workers, that it is started for in the place of another.
+    """
+    return _process(attempt, f"shard {index}", SHARD, index, node, generation)
 
 
 def launch(
@@ -377,22 +379,12 @@ def _place_shards(
         # The shards' own units come behind the stages'; a plan without any still needs a home.
         position = sum(stage.units for stage in decision.stages)
         homes = []
-        for share in _shares(count, decision.ps_units):
+        for share in split_units(count, decision.ps_units):
             homes.append(units[position])
             position += share
-        homes = homes or [_home(decision, nodes)]
+        homes = homes or [any_home(decision, nodes)]
         count = count or len(homes)
-    return [
-        Process(
-            process_id=_process_id(attempt, f"shard-{index}"),
-            label=f"shard {index}",
-            role=SHARD,
-            index=index,
-            rank=0,
-            node=homes[index % len(homes)],
-        )
-        for index in range(count)
-    ]
+    return [shard_of(attempt, index, homes[index % len(homes)]) for index in range(count)]
 
 
 def _keeping_nothing(shard: NodeStatus) -> NodeStatus:
@@ -403,8 +395,16 @@ def _keeping_nothing(shard: NodeStatus) -> NodeStatus:
     return copy
 
 
-def _home(decision: Decision, nodes: Nodes) -> NodeStatus:
-    live = nodes.placeable()
+def any_home(decision: Decision, nodes: Nodes, avoid: Collection[str] = ()) -> NodeStatus:
+    """The best node for a shard that has no unit of its own.
+
+    Args:
+        avoid: ids of nodes that are none.
+
+    Raises:
+        JobError: there is none.
+    """
+    live = [node for node in nodes.placeable() if node.node_id not in avoid]
     if not live:
         text = "no node is alive to run the parameter server on"
         raise JobError(Ending(END_NO_CAPACITY, text, error=text))
@@ -434,10 +434,26 @@ def _durability(shards: Sequence[Process]) -> str:
     return "none" if any(shard.standing and not shard.returns for shard in shards) else "log"
 
 
-def _process_id(attempt: AttemptId, name: str) -> str:
-    """Unique over all attempts at all jobs."""
+def _process(
+    attempt: AttemptId,
+    name: str,
+    role: int,
+    index: int,
+    node: NodeStatus,
+    generation: int,
+    rank: int = 0,
+) -> Process:
+    """One with an id that is unique over all attempts at all jobs, and all their generations."""
     again = f".{attempt.number}" if attempt.number > 1 else ""
-    return f"{attempt.job_id}.{name}{again}"
+    later = f".g{generation}" if generation else ""
+    return Process(
+        process_id=f"{attempt.job_id}.{name.replace(' ', '-')}{again}{later}",
+        label=name + (f", generation {generation}" if generation else ""),
+        role=role,
+        index=index,
+        rank=rank,
+        node=node,
+    )
 
 
 def _started(process: Process, reply: LaunchReply) -> Process:

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 from protos.decision_pb2 import Decision
-from protos.node_pb2 import STAGE
+from protos.node_pb2 import SHARD, STAGE
 from protos.scheduler_pb2 import RunRecord
 from scheduler.runs.processes import Process
 
@@ -76,6 +76,10 @@ class Record:
         """Workers that are to be stopped, unless the job goes over to them."""
         return [Process.of(placed) for placed in self._message.others]
 
+    def units_of_shards(self, node_id: str) -> int:
+        """How many units of a node are held for shards."""
+        return list(self._message.of_shards).count(node_id)
+
     def next_generation(self, launched: int = 0) -> int:
         """The number of another generation of workers, which nobody else will have.
 
@@ -117,16 +121,24 @@ class Record:
             self._restore(units)
             self._keep()
 
-    def place(self, processes: Sequence[Process]) -> None:
-        """Note the workers of a generation, before they are told to go on.
+    def place(self, processes: Sequence[Process], for_shards: Sequence[str] = ()) -> None:
+        """Note the processes of a generation, before its workers are told to go on.
 
-        Those before that are none of them are to be stopped, dead or alive.
+        Those before that are none of them are to be stopped, dead or alive. Where a shard is one of
+        these, rows are lost, so that what was trained of them counts no more.
+
+        Args:
+            for_shards: node ids, one for each unit that was reserved for shards that begin
+                elsewhere.
         """
         with self.lock:
             left = [process for process in self.processes if process not in processes]
             self._leave_out(processes)
             self._message.others.extend(process.to_message() for process in left)
             self.processes = list(processes)
+            if shards := [process for process in left if process.role == SHARD]:
+                self._message.line = self._message.generation
+                self._move_units(shards, for_shards)
             self.hold()
 
     def add_others(self, processes: Sequence[Process]) -> None:
@@ -162,6 +174,14 @@ class Record:
         if not self._message.of_shards:
             others = Counter(self._message.units) - Counter(self._nodes())
             self._message.of_shards.extend(others.elements())
+
+    def _move_units(self, left: Sequence[Process], reserved: Sequence[str]) -> None:
+        """Have the units of nodes that shards have left be others."""
+        used = {one.node.node_id for one in self.processes if one.role == SHARD}
+        free = {one.node.node_id for one in left} - used
+        kept = [node_id for node_id in self._message.of_shards if node_id not in free]
+        del self._message.of_shards[:]
+        self._message.of_shards.extend([*kept, *reserved])
 
     def _leave_out(self, processes: Sequence[Process]) -> None:
         names = {process.process_id for process in processes}

@@ -13,7 +13,6 @@ from heterps.job.file import load_job
 from tests.jobs import RESOURCES, write_workload
 from workers.model.entry import load_entry
 
-transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.exhaustive
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples/hugging_face"
@@ -34,6 +33,7 @@ def plain(model, rows):
 
 
 def test_it_learns_in_two_stages_and_transformers_opens_it(tmp_path):
+    transformers = pytest.importorskip("transformers", reason="needs heterps[huggingface]")
     shutil.copytree(EXAMPLE, tmp_path / "example")
     load_entry("prepare.py:prepare", EXAMPLE, "data.prepare")(str(tmp_path / "data"))
     valid = tmp_path / "data/valid.parquet"

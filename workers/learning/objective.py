@@ -25,7 +25,7 @@ SAMPLES: Final[Literal["samples"]] = "samples"
 WEIGHTS: Final[Literal["weights"]] = "weights"
 BATCH: Final[Literal["batch"]] = "batch"
 _DECLARED: Final = "heterps_over"
-_EVERY: Final = ""  # the terms that are not named
+EVERY: Final = ""  # the terms that are not named
 _ONLY: Final = ""  # the output of a model that gives one tensor
 
 
@@ -58,7 +58,7 @@ class Objective:
         function: of what the model gives for some samples, and of their labels and weights by name;
             returns a term, or several by name: a mean [] over what the term counts, or a value for
             each sample [B].
-        over: what terms count, by their names; `_EVERY` for the others.
+        over: what terms count, by their names; `EVERY` for the others.
         whole: whether the function is one of whole batches alone.
     """
 
@@ -74,7 +74,7 @@ class Objective:
             ObjectiveError: it is nothing that can be counted.
         """
         over: Over | Mapping[str, Over] = getattr(function, _DECLARED, SAMPLES)
-        by_term: dict[str, Over] = dict(over) if isinstance(over, Mapping) else {_EVERY: over}
+        by_term: dict[str, Over] = dict(over) if isinstance(over, Mapping) else {EVERY: over}
         for one in by_term.values():
             if one not in (SAMPLES, WEIGHTS, BATCH) and not callable(one):
                 raise ObjectiveError(
@@ -82,7 +82,7 @@ class Objective:
                     "labels that counts"
                 )
         whole = BATCH in by_term.values()
-        return Objective(function, {_EVERY: SAMPLES, **by_term}, whole)
+        return Objective(function, {EVERY: SAMPLES, **by_term}, whole)
 
     @property
     def counted(self) -> tuple[str, ...]:
@@ -118,7 +118,7 @@ class Objective:
             ObjectiveError: the function returned something else.
         """
         returned = self.function(outputs, labels)
-        several = returned if isinstance(returned, Mapping) else {_EVERY: returned}
+        several = returned if isinstance(returned, Mapping) else {EVERY: returned}
         samples = samples_of(outputs, labels)
         return {name: self._mean(name, value, labels, samples) for name, value in several.items()}
 
@@ -143,7 +143,7 @@ class Objective:
         }
         total: Tensor | None = None
         for name, mean in self.terms(outputs, labels).items():
-            weight = shares.get(name if name in self.over else _EVERY, share)
+            weight = shares.get(name if name in self.over else EVERY, share)
             # A mean over nothing is no number, and neither is its gradient.
             part = mean * weight if weight else _nothing(outputs)
             total = part if total is None else total + part
@@ -165,7 +165,7 @@ class Objective:
             )
         if not value.ndim:
             return value
-        over = self.over.get(name, self.over[_EVERY])
+        over = self.over.get(name, self.over[EVERY])
         if over in (SAMPLES, BATCH):
             return value.mean()
         if over == WEIGHTS:

@@ -21,14 +21,14 @@ class StageService(stage_pb2_grpc.StageServicer):
         session: of the first generation.
 
     Attributes:
-        on_regroup: given the number of another generation, has the worker give up its steps;
-            returns once it has, and tells what it has kept. None: it cannot.
+        on_regroup: given the number of another generation and whether all go back, has the worker
+            give up its steps; returns once it has, and tells what it has kept. None: it cannot.
         kept: its training state after so many updates, if it has kept that.
         on_pause: has all workers wait after a step; None: it cannot, or does not train.
     """
 
     def __init__(self, session: Session) -> None:
-        self.on_regroup: Callable[[int], stage_pb2.RegroupReply] | None = None
+        self.on_regroup: Callable[[int, bool], stage_pb2.RegroupReply] | None = None
         self.kept: Callable[[int], bytes | None] = lambda step: None
         self.on_pause: Callable[[], None] | None = None
         self._session = session
@@ -99,7 +99,7 @@ class StageService(stage_pb2_grpc.StageServicer):
         if self.on_regroup is None:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, "this worker cannot regroup")
         try:
-            return self.on_regroup(request.generation)
+            return self.on_regroup(request.generation, request.back)
         except (ValueError, TimeoutError) as error:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
 

@@ -4,6 +4,9 @@ A worker that dies is replaced, and with it begins another generation, in which 
 an inbox, a board and a port of its own. So nothing sent in one generation is taken in another.
 """
 
+import threading
+from collections.abc import Callable
+
 import grpc
 from google.protobuf.message import DecodeError
 
@@ -27,6 +30,7 @@ class Session:
 
     Attributes:
         board: where what other workers tell is kept.
+        goes_back: whether what the worker has of it counts no more.
     """
 
     def __init__(self, inbox: Inbox, port: RingPort | None = None, generation: int = 0) -> None:
@@ -34,7 +38,23 @@ class Session:
         self.port = port
         self.generation = generation
         self.board = NoticeBoard(inbox.wake)
+        self.goes_back = False
         self._lines: Lines | None = None
+        self._lock = threading.Lock()
+        self._on_back: Callable[[], None] = lambda: None
+
+    def on_back(self, act: Callable[[], None]) -> None:
+        """Have `act` called once all go back, at once where they do already."""
+        with self._lock:
+            self._on_back = act
+        if self.goes_back:
+            act()
+
+    def go_back(self) -> None:
+        """All go back, whatever this worker has; safe to repeat."""
+        with self._lock:
+            self.goes_back, act = True, self._on_back
+        act()
 
     def open(self, host: str) -> None:
         """Let others connect to a port of this host."""

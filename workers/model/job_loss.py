@@ -1,7 +1,6 @@
 """The loss of a job: of its own code, or built-in ones for its labels."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 
 from torch import Tensor
@@ -11,6 +10,7 @@ from protos.losses import OF_WHOLE_BATCHES, of_whole_batches
 from workers.data.labels import NEXT_TOKEN, ONE, WEIGHT, label_of
 from workers.learning.losses import counted, sample_losses
 from workers.learning.objective import (
+    EVERY,
     SAMPLES,
     WEIGHTS,
     Function,
@@ -34,8 +34,8 @@ def job_loss(job: JobSpec) -> Objective:
         if job.train.loss == NEXT_TOKEN and not job.train.heads:
             return Objective.declared(_of_tokens(job))
         function = _of_heads(job) if job.train.heads else _of_one(job)
-        found = Objective.declared(loss(over=WEIGHTS if job.data.weight else SAMPLES)(function))
-        return replace(found, whole=of_whole_batches(job))
+        over = {EVERY: WEIGHTS if job.data.weight else SAMPLES}
+        return Objective(function, over, of_whole_batches(job))
     own = load_entry(job.model.loss, Path(job.directory), "model.loss")
     try:
         found = Objective.declared(own)

@@ -34,6 +34,7 @@ class Entry:
     restarts: list[float] = field(default_factory=list)  # when, time.monotonic()
     starter: threading.Thread | None = None  # while it is being started again
     note: str = ""  # why it was not
+    given_up: bool = False  # its attempt goes on without it
     gpu: str = ""  # what a stage worker on a GPU sees
     launch_file: Path | None = None  # of a stage worker, which reads it again
     oom_kills: int = 0  # by the kernel on this host, when it was started
@@ -54,7 +55,8 @@ class Entry:
     @property
     def returns(self) -> bool:
         """Whether it is a shard that may be started again when it dies."""
-        return self.request.role == SHARD and self.reply is not None and keeps_rows(self.request)
+        is_shard = self.request.role == SHARD and not self.given_up
+        return is_shard and self.reply is not None and keeps_rows(self.request)
 
     def status(self) -> ProcessStatus | None:
         """What to tell the scheduler; None before it was started."""
@@ -133,9 +135,9 @@ class Job:
 
 def label_of(request: LaunchRequest) -> str:
     """The process's name for people, unique in its job."""
-    if request.role == SHARD:
-        return f"shard {request.index}"
     again = f", generation {request.generation}" if request.generation else ""
+    if request.role == SHARD:
+        return f"shard {request.index}{again}"
     return f"stage {request.index} worker {request.rank}{again}"
 
 

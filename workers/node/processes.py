@@ -33,7 +33,7 @@ from chassis.process import (
 )
 from protos.node_pb2 import SHARD, STAGE, LaunchReply, LaunchRequest, ReadLogReply
 from protos.scheduler_pb2 import ProcessStatus
-from workers.device.units import VISIBLE, least_used, one_thread
+from workers.device.units import VISIBLE, compute_environment, least_used
 from workers.model.code import CodeCache, CodeError
 from workers.node.launched import HOME, Entry, Job, label_of, oom_kills
 from workers.node.restart import RestartRule, shard_argv
@@ -98,7 +98,7 @@ class Processes:
         self._lock = threading.Lock()
         self._jobs: OrderedDict[tuple[str, int], Job] = OrderedDict()  # by attempt
         self._over: OrderedDict[str, int] = OrderedDict()  # by job, the last attempt stopped
-        self._forks = ForkServer("workers.forked", directory, one_thread())
+        self._forks = ForkServer("workers.forked", directory, compute_environment())
         self._closed = threading.Event()
         scratch.sweep()
         self._watcher = (loops or Loops()).start("watch", self._watch, _WATCH_S)
@@ -172,7 +172,7 @@ class Processes:
             job = self._job(job_id, attempt, token)
         self._prepare(job)
         log = BoundedLog(log_path(self._directory / job_id, label))
-        environment = one_thread() | job.environment()
+        environment = compute_environment() | job.environment()
         return self._fork(job, label, module, arguments, environment, log)
 
     def hand(self, job_id: str, attempt: int, folder: Path) -> None:
@@ -224,10 +224,17 @@ class Processes:
         """Stop some processes of an attempt, which goes on; how many ran."""
         with self._lock:
             job = self._jobs.get((job_id, attempt))
-            entries = [e for n, e in job.entries.items() if n in names] if job is not None else []
+            if job is None:
+                return 0
+            entries = [entry for name, entry in job.entries.items() if name in names]
+            for entry in entries:
+                entry.given_up = True
         for entry in entries:
             entry.ready.wait(grace_s)  # one that is being started
         ran = _stop(entries, grace_s)
+        for entry in entries:
+            if entry.request.role == SHARD:
+                shutil.rmtree(_place_of(job, entry.request), ignore_errors=True)
         self._changed()
         return ran
 
@@ -281,7 +288,7 @@ class Processes:
         child = self._started(job, entry, bind, entry.log)
         with self._lock:
             entry.child = child
-            stopped = job.stopped
+            stopped = job.stopped or (entry.given_up and entry.reply is not None)
         self._changed()
         if stopped:  # between the check and the start
             child.stop(0.5)
@@ -290,13 +297,13 @@ class Processes:
 
     def _started(self, job: Job, entry: Entry, bind: str, log: BoundedLog) -> Child:
         """The process itself: a worker is forked where that can be."""
-        environment = one_thread() | job.environment() | self._own_gpu(entry)
+        environment = compute_environment() | job.environment() | self._own_gpu(entry)
         if entry.request.role == STAGE:
             arguments = self._worker_arguments(job, entry, bind)
             return self._fork(job, entry.label, "workers.stage", arguments, environment, log)
         return spawn(
             entry.label,
-            shard_argv(entry.request, bind, job.shards / str(entry.request.index)),
+            shard_argv(entry.request, bind, _place_of(job, entry.request)),
             directory=job.home,
             environment=environment,
             log=log,
@@ -430,7 +437,7 @@ class Processes:
 
     def _revive(self, job: Job, entry: Entry, code: int) -> bool:
         """Have a process that ended started again, where that may be."""
-        if job.stopped or entry.request.role != SHARD or entry.reply is None:
+        if job.stopped or entry.given_up or entry.request.role != SHARD or entry.reply is None:
             return False
         if not entry.returns:
             entry.note = "cannot be started again: its rows are lost, as servers.durability is none"
@@ -463,7 +470,7 @@ class Processes:
         assert entry.child is not None
         assert entry.reply is not None
         try:
-            if not job.stopping.wait(pause):
+            if not job.stopping.wait(pause) and not entry.given_up:
                 entry.child.stop(0.0)  # closes what is left of the dead one
                 child = self._spawn(job, entry, entry.reply.address)
                 _log.info(
@@ -474,6 +481,11 @@ class Processes:
         finally:
             entry.starter = None
             self._changed()
+
+
+def _place_of(job: Job, request: LaunchRequest) -> Path:
+    """What a shard keeps: its own alone, of however many there were with its index."""
+    return job.shards / request.process_id
 
 
 def wait_for(child: Child, timeout_s: float, stop: Callable[[], bool]) -> int | None:

@@ -24,12 +24,13 @@ from chassis.process import Child, last_lines, module_argv, spawn, stop_all
 from protos.node_pb2 import ProfileRequest
 from protos.stage_pb2 import JoinReply, JoinRequest
 from ps import ParameterClient
-from workers.device.units import one_thread
+from workers.device.units import compute_environment
 from workers.learning.precision import Precision
 from workers.links.all_reduce import Rendezvous, StageGroup, join_processes
 from workers.links.ring_port import RingPort
 from workers.model.entry import job_model
 from workers.model.inputs import inputs_of
+from workers.model.job_loss import job_loss
 from workers.model.trace import TracedModel
 from workers.profiling.rows import ShardRows
 from workers.profiling.timing import LayerTimer, Part, RowPart, first_of, share_of
@@ -76,7 +77,12 @@ class Peers(Closing):
                     *("--leader", self._control.address, "--device", device.type),
                 )
                 self._children.append(
-                    spawn(f"profiler {rank}", argv, directory=directory, environment=one_thread())
+                    spawn(
+                        f"profiler {rank}",
+                        argv,
+                        directory=directory,
+                        environment=compute_environment(),
+                    )
                 )
         except BaseException:
             self.close()
@@ -215,7 +221,7 @@ def main(argv: list[str] | None = None) -> int:
     with ParameterClient([store.get("shard").decode()]) as client:
         rows = ShardRows(traced.model, client, device, create=False)
         precision = Precision.of(job.train.precision, device)
-        timer = LayerTimer(traced, job.train.optimizer, rows, device, precision)
+        timer = LayerTimer(traced, job.train.optimizer, rows, device, precision, job_loss(job))
         size = int(store.get("size").decode())
         timer.time([first_of(batches[0], size)])  # the first run allocates and compiles
         process.announce(options.ready_file)

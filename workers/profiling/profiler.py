@@ -159,7 +159,12 @@ class Profiler:
             client = stack.enter_context(ParameterClient(shards.addresses))
             rows = ShardRows(self._traced.model, client, self._device, create=True)
             timer = LayerTimer(
-                self._traced, self._job.train.optimizer, rows, self._device, self._precision
+                self._traced,
+                self._job.train.optimizer,
+                rows,
+                self._device,
+                self._precision,
+                job_loss(self._job),
             )
             for batch in batches:
                 for graph in timer.graphs:

@@ -1,5 +1,7 @@
 """Times the layers of a model on batches, each layer alone: forward, backward and update.
 
+The last one's times are with the loss, as in a stage that has it.
+
 The same program runs on every worker of a data-parallel group; a group of one needs no other
 process. Workers begin each part of a layer together, as they would in a step. One alone is timed by
 a clock that leaves out what other processes of a busy machine cost it.
@@ -17,12 +19,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from protos.job_pb2 import DenseOptimizer
+from workers.data.columns import labels_in
+from workers.learning.objective import Objective
 from workers.learning.optimizers import make_optimizer
 from workers.learning.precision import Precision
 from workers.links.all_reduce import StageGroup
-from workers.model.trace import TracedModel
+from workers.model.trace import StageGraph, TracedModel
 from workers.profiling.clock import QuietClock
 from workers.profiling.rows import ShardRows
+from workers.stage.layers import wide
 
 
 class Part(IntEnum):
@@ -47,6 +52,7 @@ class LayerTimer:
     Args:
         traced: the model, on `device` and in training mode.
         precision: of forward passes, as in the job.
+        loss: of the job.
     """
 
     def __init__(
@@ -56,6 +62,7 @@ class LayerTimer:
         rows: ShardRows,
         device: torch.device,
         precision: Precision,
+        loss: Objective,
     ) -> None:
         self.graphs = [traced.stage(i, i) for i in range(len(traced.layers))]
         self.parameters = [
@@ -65,6 +72,7 @@ class LayerTimer:
         self._rows = rows
         self.device = device
         self._precision = precision
+        self._loss = loss
         self._clock = QuietClock()
         self._quiet = True
 
@@ -122,8 +130,11 @@ class LayerTimer:
             inputs.append(tensor.requires_grad_() if tensor.is_floating_point() else tensor)
         with self._precision.computing():
             results = graph.module(*inputs)
+        ends = results
+        if index == len(self.graphs) - 1:
+            ends = [self._loss_of(graph, results, values)]
         times.append(self._now())
-        made = [r for r in results if r.requires_grad and not any(r is i for i in inputs)]
+        made = [r for r in ends if r.requires_grad and not any(r is i for i in inputs)]
         auxiliary = [getattr(m, "aux_loss", None) for m in graph.module.modules()]
         losses = [a for a in auxiliary if isinstance(a, Tensor) and a.requires_grad]
         if made:
@@ -154,6 +165,16 @@ class LayerTimer:
                 group.sum_gradients(everything)
                 timings[number] = self._now() - begin
         return timings
+
+    def _loss_of(
+        self, graph: StageGraph, results: Sequence[Tensor], values: Mapping[str, Tensor]
+    ) -> Tensor:
+        """What the job's loss is of what the last layer gives."""
+        labels = labels_in(values)
+        counts = self._loss.counts(labels)
+        on_device = {name: label.to(self.device) for name, label in labels.items()}
+        outputs = graph.result(wide(dict(zip(graph.outputs, results, strict=True))))
+        return self._loss.part(outputs, on_device, 1.0, counts, counts)
 
     def _layer(
         self, index: int, values: dict[str, Tensor], group: StageGroup | None

@@ -64,8 +64,12 @@ class StageLayers:
 
     def result(self, outputs: Mapping[str, Tensor]) -> Outputs:
         """What the model gives, in the last stage; of 16 bits in float32, for the loss."""
-        wide = {name: _wide(output) for name, output in outputs.items()}
-        return self.graph.result(wide)
+        return self.graph.result(wide(outputs))
+
+
+def wide(outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Outputs as the loss takes them: those of 16 bits in float32."""
+    return {name: _wide(output) for name, output in outputs.items()}
 
 
 def for_losses(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

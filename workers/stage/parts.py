@@ -258,6 +258,7 @@ def build(
         timeout_s=_OUTAGE_S if durable else _SILENCE_S,
         wire=job.servers.wire or "float32",
     )
+    session.on_back(client.abort)
     staging = staging_for(device)
     here = topology.stages[place.stage].addresses[place.rank].rpartition(":")[0]
 

@@ -41,8 +41,11 @@ class Regroups:
         self._wanted = service.session.generation
         self._reply = RegroupReply()
 
-    def ask(self, generation: int) -> RegroupReply:
+    def ask(self, generation: int, back: bool = False) -> RegroupReply:
         """Have the worker come to a generation; what it has kept. May be repeated.
+
+        Args:
+            back: it is to keep nothing, nor to wait for a shard: one of them is lost.
 
         Raises:
             ValueError: it is of a later one.
@@ -62,10 +65,13 @@ class Regroups:
             session = self._service.session
             if session.generation >= generation:
                 return self._reply
+            if back:
+                session.go_back()
             session.inbox.close()
             with self._changed:
                 there = self._changed.wait_for(
-                    lambda: self._service.session.generation >= generation, _GIVE_UP_S
+                    lambda: self._service.session is not session,  # noqa: B023
+                    _GIVE_UP_S,
                 )
             if not there:
                 raise TimeoutError(f"no answer from the training within {_GIVE_UP_S:.0f} s")

@@ -155,6 +155,8 @@ class Worker:
                 parts.close()
             self._share.batches.close()
         number = self._regroups.wait(session)
+        if session.goes_back:
+            self._kept, self._doubtful, self._judged = None, None, ()
         self._regroups.begin(
             *(self._session(number), self._kept, self._judged, self._trained or 0, self._line),
             in_doubt=self._doubtful is not None,
@@ -165,14 +167,19 @@ class Worker:
         self, session: Session, parts: Parts | None, error: BaseException, reporter: Reporter
     ) -> None:
         """Keep what the next generation goes on from, and tell where nobody asked for that."""
-        if parts is not None and self._trained == session.generation:
+        if parts is not None and self._trained == session.generation and not session.goes_back:
             with suppress(Exception):  # what does not come to pass is done again
                 parts.executor.catch_up()
             session.inbox.close()
-            kept = self._keep(parts)
-            doubtful = parts.ending.in_doubt(kept.step) and not kept.to_validate
-            self._doubtful = parts if doubtful else None
-            _log.warning("gave up step %d: %s", kept.step, told(error))
+            try:
+                kept = self._keep(parts)
+            except Exception:
+                if not session.goes_back:  # else it waited for a shard that is lost
+                    raise
+            else:
+                doubtful = parts.ending.in_doubt(kept.step) and not kept.to_validate
+                self._doubtful = parts if doubtful else None
+                _log.warning("gave up step %d: %s", kept.step, told(error))
         if not self._regroups.is_due(session):
             reporter.send("lost", error=told(error))
 

@@ -1,21 +1,22 @@
-"""Workers that died are replaced, and the others of the attempt keep their processes.
+"""Workers and shards that died are replaced, and the others of the attempt keep their processes.
 
 Everybody gives up the steps under way and tells how many updates its state has. The most that any
 has is where all go on: whoever has fewer, or is new, takes the state from another of its stage. Of
 a stage whose workers waited for the verdict that others had, each takes the step by that.
-Where nobody of a stage has it, all go back to the job's newest cut, or to where it began; nothing
-of before is applied any more then, and no state that somebody kept of it counts.
+Where nobody of a stage has it, or a shard is lost with its rows, all go back to the job's newest
+cut, or to where it began; nothing of before is applied any more then, and no state that somebody
+kept of it counts.
 """
 
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
 from protos.generations import may_regroup
 from protos.job_pb2 import JobSpec
-from protos.node_pb2 import STAGE, NodeStatusRequest
+from protos.node_pb2 import SHARD, STAGE
 from protos.scheduler_pb2 import (
     END_CONNECTION_LOST,
     END_LOST_NODE,
@@ -29,6 +30,7 @@ from protos.stage_pb2_grpc import StageStub
 from scheduler.runs.attempt import Attempt
 from scheduler.runs.beginning import beginning_of
 from scheduler.runs.calls import CallError, call
+from scheduler.runs.changes.shards import answer_of, lost_shards, reserve_homes
 from scheduler.runs.cleanup import stop_others
 from scheduler.runs.failures import JobError
 from scheduler.runs.launch import (
@@ -36,6 +38,7 @@ from scheduler.runs.launch import (
     devices_of,
     drop_tables,
     launch,
+    shard_of,
     topology_of,
     worker_of,
 )
@@ -44,11 +47,11 @@ from scheduler.runs.recoveries import reached_at
 from scheduler.state.endings import Ending, first_line
 from scheduler.state.packing import Group
 
-_STATUS_S = 2.0
 # Of one that was killed as it started, or whose node was: another may start.
 _PASSING = (END_LOST_NODE, END_WORKER_CRASHED)
 _REGROUP_S = 120.0  # a worker may be in the midst of a long micro-batch
 _ROUNDS = 5  # in which others may be found to be gone, too
+_LOOK_S = 1.0  # between looks at the shards that workers may wait for
 _log = logging.getLogger("heterps.runner")
 
 
@@ -73,13 +76,26 @@ class GoOn:
     cut: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class _Replaced:
+    """Of an attempt, the lost ones replaced by others that listen.
+
+    Attributes:
+        processes: all of them.
+        for_shards: node ids, one for each unit that was reserved for shards.
+    """
+
+    processes: list[Process]
+    for_shards: Sequence[str]
+
+
 def regroup(
     attempt: Attempt,
     lost: Sequence[Process],
     cause: Ending,
     homes: Mapping[str, NodeStatus] | None = None,
 ) -> None:
-    """Replace the workers that are lost, and have all go on.
+    """Replace the workers and shards that are lost, and have all go on.
 
     Args:
         homes: by process, the node of a unit that was reserved for the one in its place.
@@ -112,8 +128,8 @@ def _regroup(
     began = time.monotonic()
     at = time.time()
     gone = {process.process_id for process in lost}
-    labels = [process.label for process in lost]
-    kinds = {process.node.type for process in lost}
+    labels: list[str] = []
+    kinds: set[str] = set()
     reached, line = attempt.step, attempt.record.line
     spec = attempt.spec()
     if spec is None:
@@ -121,12 +137,14 @@ def _regroup(
     for _ in range(_ROUNDS):
         if attempt.follower is not None and attempt.follower.is_done:
             return  # the leader had the model saved before it was asked
+        gone |= {shard.process_id for shard in lost_shards(attempt)}
+        left = [process for process in attempt.processes if process.process_id in gone]
+        labels += [process.label for process in left]
+        kinds |= {process.node.type for process in left}
         generation = attempt.record.next_generation()
         found = _one_round(attempt, spec, gone, generation, cause, homes)
         if found is not None:
             break
-        labels += [p.label for p in attempt.processes if p.process_id in gone]
-        kinds |= {p.node.type for p in attempt.processes if p.process_id in gone}
     else:
         raise JobError(cause)
     if paused and not gone and attempt.record.line == line:
@@ -169,45 +187,47 @@ def _one_round(
     survivors = [p for p in attempt.processes if p.role == STAGE and p.process_id not in gone]
     if not survivors or not may_regroup(spec, devices_of(attempt.decision)):
         raise JobError(cause)
-    with ThreadPoolExecutor(max(1, len(survivors))) as pool:
+    back = any(p.role == SHARD and p.process_id in gone for p in attempt.processes)
+    pool = ThreadPoolExecutor(max(1, len(survivors)))
+    try:
         asked = {
-            process.process_id: pool.submit(_ask, attempt, process, generation)
+            process.process_id: pool.submit(_ask, attempt, process, generation, back=back)
             for process in survivors
         }
         replaced = _replaced_if_they_start(attempt, spec, gone, generation, cause, homes)
-        states = {name: _told(future, name, gone) for name, future in asked.items()}
+        kept = _kept(attempt, asked, gone)
+    finally:
+        pool.shutdown(wait=False)
     if replaced is None:
         return None
-    if any(state is None for state in states.values()):
-        attempt.place(replaced)  # those who were just started are asked next time
-        return None
-    kept = {name: state for name, state in states.items() if state is not None}
-    attempt.place(replaced)
+    attempt.place(replaced.processes, replaced.for_shards)
+    if kept is None:
+        return None  # those who were just started are asked next time
     stop_others(attempt)
-    found = _go_on(replaced, kept, len(attempt.decision.stages), attempt.record.line)
+    found = _go_on(attempt.processes, kept, len(attempt.decision.stages), attempt.record.line)
     if found is None:
         found = _go_back(attempt, spec, cause)
-    topology = topology_of(attempt.id.job_id, replaced)
+    topology = topology_of(attempt.id.job_id, attempt.processes)
     topology.generation, topology.step, topology.cut = generation, found.step, found.cut
     topology.line = attempt.record.line
     topology.donors.extend(donor.address for donor in found.donors)
     topology.judged.extend(found.judged)
     topology.former.extend(found.former)
     try:
-        begin(attempt.id, replaced, channels, stop, topology)
+        begin(attempt.id, attempt.processes, channels, stop, topology)
     except CallError as error:
         _log.warning("job %s: %s", attempt.id.job_id, error)
-        gone |= _ended(attempt, replaced)
+        gone |= _ended(attempt, attempt.processes)
         return None
     attempt.go_on(found.samples)
     return found
 
 
-def _ask(attempt: Attempt, process: Process, generation: int) -> RegroupReply:
+def _ask(attempt: Attempt, process: Process, generation: int, *, back: bool) -> RegroupReply:
     stub = StageStub(attempt.context.channels.to(process.address, attempt.id.token))
     reply: RegroupReply = call(
         stub.Regroup,
-        RegroupRequest(generation=generation),
+        RegroupRequest(generation=generation, back=back),
         what=f"{process.label} at {process.address} ({process.place}): regroup",
         timeout_s=_REGROUP_S,
         stop=attempt.is_cancelled,
@@ -215,13 +235,26 @@ def _ask(attempt: Attempt, process: Process, generation: int) -> RegroupReply:
     return reply
 
 
-def _told(future: "Future[RegroupReply]", name: str, gone: set[str]) -> RegroupReply | None:
-    try:
-        return future.result()
-    except CallError as error:
-        _log.warning("%s: %s", name, error)
-        gone.add(name)
-        return None
+def _kept(
+    attempt: Attempt, asked: Mapping[str, "Future[RegroupReply]"], gone: set[str]
+) -> dict[str, RegroupReply] | None:
+    """What each has kept; None where more turn out to be gone, who are added to `gone`.
+
+    Where a shard is lost meanwhile, workers may wait for it: they are asked again, to go back.
+    """
+    while wait(asked.values(), _LOOK_S).not_done:
+        found = {shard.process_id for shard in lost_shards(attempt)} - gone
+        if found:
+            gone |= found
+            return None
+    kept: dict[str, RegroupReply] = {}
+    for name, future in asked.items():
+        try:
+            kept[name] = future.result()
+        except CallError as error:
+            _log.warning("%s: %s", name, error)
+            gone.add(name)
+    return kept if len(kept) == len(asked) else None
 
 
 def _replaced_if_they_start(
@@ -231,7 +264,7 @@ def _replaced_if_they_start(
     generation: int,
     cause: Ending,
     homes: Mapping[str, NodeStatus],
-) -> list[Process] | None:
+) -> _Replaced | None:
     """As `_replaced`; None where one was killed as it started, or its node was.
 
     Raises:
@@ -253,31 +286,46 @@ def _replaced(
     generation: int,
     cause: Ending,
     homes: Mapping[str, NodeStatus],
-) -> list[Process]:
+) -> _Replaced:
     """All processes, the lost ones replaced by others that listen.
 
     Raises:
         JobError: there is no unit for one, or it did not start.
     """
     nodes, job_id = attempt.context.nodes, attempt.id.job_id
-    news: dict[str, Process] = {}
-    taken: list[str] = []  # nodes of units in the place of others
+    lost = [process for process in attempt.processes if process.process_id in gone]
+    shards = [process for process in lost if process.role == SHARD]
+    usable = {shard.node.node_id: _home(attempt, shard.node.node_id) for shard in shards}
+    placed_shards = reserve_homes(attempt, shards, usable)
+    if placed_shards is None:
+        raise JobError(cause)
+    news = {
+        name: shard_of(attempt.id, index, placed_shards.nodes[name], generation)
+        for name, index in ((shard.process_id, shard.index) for shard in shards)
+    }
+    taken = [*placed_shards.units]  # nodes of units in the place of others
+    silent = {node_id for node_id, node in usable.items() if node is None}
     try:
-        for process in attempt.processes:
-            if process.process_id not in gone:
+        for process in lost:
+            if process.role == SHARD:
                 continue
-            home = homes.get(process.process_id) or _home(attempt, process.node.node_id)
-            if home is None:
-                placed = nodes.reserve(job_id, [Group(process.node.type, 1)])
+            node_id = homes.get(process.process_id, process.node).node_id
+            while node_id in silent or (home := _home(attempt, node_id)) is None:
+                silent.add(node_id)
+                if node_id in taken:
+                    taken.remove(node_id)
+                    nodes.give_back(job_id, [node_id])
+                placed = nodes.reserve(job_id, [Group(process.node.type, 1)], avoid=silent)
                 if placed is None:
                     raise JobError(cause)
-                (home,) = placed
-                taken.append(home.node_id)
+                node_id = placed[0].node_id
+                taken.append(node_id)
             news[process.process_id] = worker_of(
                 attempt.id, process.index, process.rank, home, generation
             )
         attempt.record.add_others([*news.values()])
-        return _launched(attempt, spec, news, generation)
+        processes = _launched(attempt, spec, news, generation)
+        return _Replaced(processes, placed_shards.units)
     except BaseException:
         nodes.give_back(job_id, taken)
         raise
@@ -288,19 +336,8 @@ def _home(attempt: Attempt, node_id: str) -> NodeStatus | None:
 
     Its lease may hold for a while after its end.
     """
-    context = attempt.context
-    status = context.nodes.get(node_id)
-    if status is None or status.draining:
-        return None
-    try:
-        call(
-            context.channels.node(status.address).Status,
-            NodeStatusRequest(),
-            what=f"node {node_id} at {status.address}: status",
-            timeout_s=_STATUS_S,
-            stop=attempt.is_cancelled,
-        )
-    except CallError:
+    status = attempt.context.nodes.get(node_id)
+    if status is None or status.draining or answer_of(attempt, status) is None:
         return None
     return status
 

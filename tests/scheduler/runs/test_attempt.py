@@ -319,6 +319,28 @@ def test_whoever_takes_over_in_the_midst_of_a_move_finds_one_plan_with_its_worke
     assert found.record.line == found.record.generation == 1
 
 
+def test_whoever_takes_over_when_a_shard_is_another_believes_no_state_of_before(
+    context: Context,
+) -> None:
+    attempt = entered(context, up_to=State.RUNNING)
+    shard, worker = (Process.of(placed) for placed in record(1).processes)
+    attempt.run([shard, worker], ["n", "n"])
+    generation = attempt.record.next_generation()
+    assert attempt.record.line < generation
+    elsewhere = pb.NodeStatus(node_id="m", kind="node", type="cpu", units=1, address="127.0.0.1:5")
+    other = Process("job.shard-0.g1", "shard 0, generation 1", SHARD, 0, 0, elsewhere, "there")
+    attempt.place([other, worker], ["m"])
+    kept = context.store.run("job")
+    assert kept is not None
+    after = new(context)
+    after.take_up(kept)
+    assert after.processes == [other, worker]
+    assert after.record.others == [shard]
+    assert after.record.line == generation
+    assert sorted(kept.units) == ["m", "n"]
+    assert (after.record.units_of_shards("n"), after.record.units_of_shards("m")) == (0, 1)
+
+
 def test_a_write_waits_for_redis_and_not_for_another_scheduler(
     context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:

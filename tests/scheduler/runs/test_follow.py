@@ -84,6 +84,38 @@ def test_who_has_trained_is_replaced_with_who_was_to_save(nodes: Nodes) -> None:
     assert [process.rank for process in outcome.lost] == [0, 1]
 
 
+def test_a_shard_is_lost_with_its_nodes_lease_and_not_before(nodes: Nodes) -> None:
+    shard = Process("job.shard-0", "shard 0", SHARD, 0, 0, node())
+    worker = Process("job.stage-0-worker-0", "stage 0 worker 0", STAGE, 0, 0, node())
+    runs = ProcessStatus(process_id="job.shard-0", job_id="job", running=True)
+    nodes.renew(node(runs, ended(-9)))  # there is nobody at its address
+    one = Follower([shard, worker], 1, nodes, Channels())
+    outcome = one.follow(lambda: False, lambda ending: True)
+    assert outcome.lost == (worker,)
+    nodes.leave(node())
+    outcome = one.follow(lambda: False, lambda ending: True)
+    assert outcome.lost == (shard, worker)
+
+
+def test_nothing_is_replaced_where_a_standing_shard_is_gone(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follow, "COLLECT_S", 0.1)
+    there = NodeStatus(node_id="s", kind="shard", address="127.0.0.1:1")
+    worker = Process("job.stage-0-worker-0", "stage 0 worker 0", STAGE, 0, 0, node())
+    nodes.renew(node(ended(-9)))
+    one = Follower(
+        [Process("job.shard-0", "shard 0", SHARD, 0, 0, there, "127.0.0.1:1"), worker],
+        1,
+        nodes,
+        Channels(),
+    )
+    outcome = one.follow(lambda: False, lambda ending: True)
+    assert outcome.lost is None
+    assert outcome.ending is not None
+    assert outcome.ending.reason == END_LOST_SHARD
+
+
 def test_a_process_that_the_kernel_killed_for_memory_says_so(nodes: Nodes) -> None:
     nodes.renew(
         node(

@@ -173,6 +173,7 @@ from protos.job_pb2 import JobSpec
 from workers.model.code import enter
 from workers import forked
 
+assert {"sympy", "fractions"} <= set(sys.modules), "here early"
 enter(JobSpec(directory=sys.argv[1]))
 import fractions, statistics, sympy.core
 print(json.dumps([statistics.__file__, sympy.core.__file__, fractions.__file__]))

@@ -77,7 +77,7 @@ def test_a_killed_shard_returns_to_its_place_with_its_rows(
     assert {s.pid for s in seen} == {reply.pid, status.pid}
     assert launch(processes).address == reply.address
     kept = tmp_path / "job" / "shards"
-    assert list(kept.glob("0/log-*"))
+    assert list(kept.glob("job.shard-0/log-*"))
     log = processes.read_log("job.shard-0", 0, 0)
     assert log is not None
     assert log.data.count(b"listens on") == 2
@@ -120,7 +120,7 @@ def test_a_shard_that_refuses_to_start_ends_with_that_reason(
         for _ in range(5):
             client.push("t", np.arange(50), np.ones((50, 2), np.float32))
     os.kill(reply.pid, signal.SIGSTOP)
-    (log,) = (tmp_path / "job" / "shards" / "0").glob("log-*")
+    (log,) = (tmp_path / "job" / "shards" / "job.shard-0").glob("log-*")
     damaged = bytearray(log.read_bytes())
     damaged[len(damaged) // 2] ^= 1
     log.write_bytes(damaged)
@@ -153,6 +153,24 @@ def test_a_job_that_is_stopped_gets_no_shard_back(processes: Processes, tmp_path
     mine = [p for p in Path("/proc").glob("[0-9]*/cmdline") if own in (read(p) or b"")]
     assert not mine
     assert not (tmp_path / "job" / "shards").exists()
+
+
+def test_a_shard_that_its_attempt_gives_up_is_not_started_again(
+    processes: Processes, tmp_path: Path
+) -> None:
+    launch(processes)
+    other = LaunchRequest(process_id="job.shard-0.g1", job_id="job", role=SHARD, generation=1)
+    other.job.servers.durability = "log"
+    kept = processes.launch(other)
+    assert processes.stop_some("job", 0, {"job.shard-0"}, 5.0) == 1
+    first, second = sorted(processes.statuses(), key=lambda status: status.process_id)
+    assert (first.running, first.restarts) == (False, 0)
+    assert (second.running, second.pid) == (True, kept.pid)
+    assert second.label == "shard 0, generation 1"
+    assert [path.name for path in (tmp_path / "job" / "shards").iterdir()] == ["job.shard-0.g1"]
+    os.kill(kept.pid, signal.SIGKILL)
+    wait_until(lambda: any(status.restarts for status in processes.statuses()))
+    assert not any(s.running for s in processes.statuses() if s.process_id == "job.shard-0")
 
 
 def read(path: Path) -> bytes | None:

@@ -15,7 +15,7 @@ from chassis.forking import ForkServer
 from protos.decision_pb2 import Resources, Workload
 from protos.job_pb2 import JobSpec
 from protos.node_pb2 import ProfileRequest
-from workers.device.units import one_thread
+from workers.device.units import compute_environment
 from workers.profiling.profiler import Profiler
 
 pytest.importorskip("ps.server")
@@ -24,6 +24,8 @@ Run = Callable[..., tuple[int, Workload, str]]
 Measured = Callable[..., tuple[Workload, str]]
 
 MODEL = """
+import time
+
 import torch
 from torch import nn
 from heterps import SparseEmbedding
@@ -39,6 +41,11 @@ class Net(nn.Module):
     def forward(self, sparse, dense):
         x = torch.cat([self.rows(sparse).flatten(1), dense], dim=1)
         return self.head(self.large(self.small(x))).squeeze(1)
+
+
+def late(scores, batch):
+    time.sleep(0.01)
+    return torch.nn.functional.mse_loss(scores, batch["label"])
 """
 
 
@@ -72,7 +79,7 @@ def request_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     """Profile as a node does; the exit code, the workload, and what was said."""
     folder = tmp_path_factory.mktemp("profiles")
-    server = ForkServer("workers.forked", folder, one_thread())
+    server = ForkServer("workers.forked", folder, compute_environment())
     numbers = count()
 
     def profile(request_file: Path, *arguments: str) -> tuple[int, Workload, str]:
@@ -84,7 +91,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
             "workers.profiling.__main__",
             [*files, *arguments],
             directory=folder,
-            environment=one_thread(),
+            environment=compute_environment(),
             log=log,
         )
         try:
@@ -190,7 +197,7 @@ def test_a_profile_says_what_memory_is_made_of_and_what_crosses(alone: Workload)
         assert 0 <= layer.optimizer_bytes - 2 * layer.weight_bytes < 100
     # Its input, what ReLU keeps, and nothing of the weights.
     assert large.activation_bytes == 4 * 8 + width
-    assert head.activation_bytes == width
+    assert head.activation_bytes == width + 4 + 4  # and the scores and labels of the loss
     # Three slots of eight floats; the dense inputs and the label travel on.
     assert rows.output_bytes >= 4 * (3 * 8 + 2 + 1)
     assert large.output_bytes == width + 4
@@ -206,12 +213,14 @@ def test_a_profile_says_what_a_step_is(
     assert alone.data_bytes >= 4096 * (3 * 8 + 2 * 4 + 4)
     request = ProfileRequest.FromString(request_file.read_bytes())
     request.job.train.micro_batches, request.job.train.staleness = 3, 2
+    request.job.model.loss = "model.py:late"
     file = request_file.with_name("request-fixed")
     file.write_bytes(request.SerializeToString())
     fixed, log = measured(file, "--type", "cpu")
     assert (fixed.micro_batches, fixed.staleness) == (3, 2)
     assert fixed.reference_batch == 171  # the largest of 512 samples in three parts
     assert "micro-batches of 171 samples, the job's" in log
+    assert fixed.layers[3].cost["cpu"].compute_s >= 0.01, "the last layer has the loss"
 
 
 def test_where_the_job_leaves_micro_batches_open_the_smallest_worth_having_is_measured(

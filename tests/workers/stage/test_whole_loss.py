@@ -18,6 +18,7 @@ from workers.data.columns import Batch
 from workers.embedding.sparse import SparseEmbedding
 from workers.learning.objective import ObjectiveError
 from workers.links.inbox import Stopped
+from workers.model.job_loss import job_loss
 from workers.model.job_metrics import JobMetrics
 from workers.stage import evaluation
 from workers.stage.executor import PAUSED
@@ -332,6 +333,39 @@ def test_built_in_ones_beside_another_are_those_of_plain_pytorch(monkeypatch, we
         batch.arrays["label.seen"] = (1 + item).astype(np.float32)
     for plan in PLANS[1:3]:
         check(of_heads(weight), plan, steps)
+
+
+class Two(Pairs):
+    """What it gives is what a contrastive loss reads."""
+
+    def forward(self, dense, sparse):
+        outputs = super().forward(dense, sparse)
+        return {name: outputs[name] for name in ("left", "right", "scale")}
+
+
+class Scored(Pairs):
+    def forward(self, dense, sparse):
+        return super().forward(dense, sparse)["delay"]
+
+
+@pytest.mark.parametrize(
+    ("build", "loss", "label"),
+    [(Two, "contrastive", ""), (Two, "in_batch_softmax", "item"), (Scored, "pairwise", "delay")],
+)
+def test_a_built_in_one_alone_is_that_of_one_process(build, loss, label):
+    job = JobSpec()
+    job.train.loss = loss
+    job.train.optimizer.name, job.train.optimizer.learning_rate = "sgd", 0.1
+    job.data.labels.extend([label] if label else [])
+    (batch,) = batches((24,))
+    batch.arrays["label.item"] = np.arange(24, dtype=np.int32) // 3
+    outputs = build()(*(torch.from_numpy(batch[name]) for name in ("dense", "sparse")))
+    expected = job_loss(job).of_batch(outputs, tensors(batch)).item()
+    assert expected > 0.1
+    for worker in Pipeline(job, build, [1, LAST], [2, 3], [batch] * 2, 5).run()[-1]:
+        losses = worker.executor.progress.losses
+        assert losses[0] == pytest.approx(expected, rel=1e-5)
+        assert losses[1] < losses[0]
 
 
 METRICS = """

@@ -175,6 +175,25 @@ def test_a_stage_that_is_gone_takes_all_back_to_the_last_cut_with_their_processe
     assert service.digest("stage-killed") == unfailed
 
 
+@pytest.mark.parametrize("every", ["3 steps", pytest.param("", marks=pytest.mark.exhaustive)])
+def test_a_shard_that_is_lost_takes_all_back_with_their_processes(
+    service: Service, unfailed: str, every: str
+) -> None:
+    """Its node lives, and does not start it again without its rows."""
+    name = f"shard-killed-{every[:1] or 'never'}"
+    cuts = {"train.checkpoint.every": every} if every else {}
+    spec = service.may_be_held(name, **{"servers.durability": "none"}, **cuts)
+    spec.retries = 1
+    killed(service, spec, "shard 1")
+    assert "shard 1, generation 1" in service.pids(name)
+    status = service.end(name)
+    assert (status.end_reason, status.attempt, status.step) == (END_SUCCEEDED, 1, SHAPE.steps)
+    (recovery,) = status.recoveries
+    assert (list(recovery.lost), recovery.back) == (["shard 1"], True)
+    assert (0 < recovery.step <= recovery.reached) if every else recovery.step == 0
+    assert service.digest(name) == unfailed
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("every", ["4 steps", ""])
 @pytest.mark.parametrize("stage", [0, 1])
@@ -361,3 +380,27 @@ def test_a_node_with_a_whole_stage_is_left_with_nothing_lost(
         assert went.drained
         assert status.from_step >= went.step >= 4, "no step is done twice"
     assert service.digest(name) == unfailed
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_a_loss_of_whole_batches_is_the_same_whoever_dies_meanwhile(
+    service: Service, staleness: int
+) -> None:
+    whole = {"train.loss": "pairwise", "train.staleness": staleness, "train.max_steps": 60}
+    name, unfailed = f"compared-{staleness}", f"compared-unfailed-{staleness}"
+    assert service.end(service.submit(service.job(unfailed, **whole))).end_reason == END_SUCCEEDED
+    spec = service.may_be_held(name, **whole)
+    spec.retries = 2
+    service.submit(spec)
+    for count, victim in enumerate(("stage 1 worker 0", "stage 0 worker 1"), 1):
+        trains(service, name, 6 * count)
+        with service.held():
+            os.kill(service.pids(name)[victim], signal.SIGKILL)
+        wait_until(lambda: len(service.recovered(name)) >= count, "it is replaced")  # noqa: B023
+    trains(service, name, 18)
+    moved = move(service, name, plan(service, name, (0, 2, "front", 1), (3, 3, "back", 2)))
+    assert not moved.moves[-1].failed, moved.moves[-1].failed
+    status = service.end(name)
+    assert (status.end_reason, status.attempt) == (END_SUCCEEDED, 1), status.reason
+    assert service.losses(name, 60) == pytest.approx(service.losses(unfailed, 60), rel=1e-5)

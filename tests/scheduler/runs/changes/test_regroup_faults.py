@@ -57,10 +57,10 @@ def build(when, scheduler, **arguments):
         strike(scheduler)
     ask, start = Regroups.ask, StageService.Start
 
-    def asked(self, number):
+    def asked(self, number, back):
         if number == 1 and when == "workers are asked":
             strike(scheduler)
-        return ask(self, number)
+        return ask(self, number, back)
 
     def started(self, topology, context):
         if topology.generation == 1 and when == "one worker goes on":
@@ -159,6 +159,20 @@ def test_nodes_that_die_are_left_for_others_and_used_again(service: Service, unf
     status = service.end(job_id)
     assert (status.attempt, len(status.recoveries)) == (1, 2), [a.reason for a in status.attempts]
     assert service.digest(job_id) == unfailed
+
+
+def test_free_units_of_a_node_that_died_are_no_home(tmp_path: Path, unfailed: str) -> None:
+    """Its lease holds for a while yet."""
+    nodes = {"cpu": ("cpu", 1), "wide": ("front", 3), "other": ("front", 2), "back": ("back", 2)}
+    with Machines(tmp_path, nodes) as machines:
+        service = Service(machines, tmp_path / "job")
+        with service.client:
+            job_id = service.submit()
+            machines.kill(service.homes(job_id)["stage 0 worker 0"])
+            status = service.end(job_id)
+            assert (status.attempt, len(status.recoveries)) == (1, 1), status.attempts
+            assert set(status.recoveries[0].lost) == {"stage 0 worker 0", "stage 0 worker 1"}
+            assert service.digest(job_id) == unfailed
 
 
 def test_a_replacement_that_dies_as_it_starts_is_replaced(service: Service, unfailed: str) -> None:
