@@ -76,7 +76,7 @@ class _NoticeKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_NoticeKind
     """a stage's leader to the judge: its layers are, or cannot be"""
     MEASURED: _NoticeKind.ValueType  # 10
     """After so many steps.
-    the last stage's leader to all: what the held-out data gave
+    the last stage's leader to the judge, and that to all: what held-out data gave
     """
     SETTLED: _NoticeKind.ValueType  # 11
     """the judge to all: the cut of what was measured is complete"""
@@ -106,7 +106,7 @@ WRITTEN: NoticeKind.ValueType  # 9
 """a stage's leader to the judge: its layers are, or cannot be"""
 MEASURED: NoticeKind.ValueType  # 10
 """After so many steps.
-the last stage's leader to all: what the held-out data gave
+the last stage's leader to the judge, and that to all: what held-out data gave
 """
 SETTLED: NoticeKind.ValueType  # 11
 """the judge to all: the cut of what was measured is complete"""

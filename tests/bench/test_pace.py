@@ -9,7 +9,14 @@ from bench.pace.sleeping import pace_of
 
 
 @pytest.mark.parametrize(
-    ("method", "stages"), [("random", 1), ("random", 6), ("exact", 3), ("ppo", 2)]
+    ("method", "stages"),
+    [
+        ("random", 1),
+        ("random", 2),
+        pytest.param("random", 6, marks=pytest.mark.exhaustive),
+        ("exact", 3),
+        ("ppo", 2),
+    ],
 )
 def test_a_drawn_question_is_answered_as_it_says(method, stages):
     question = drawn(5, stages, method, 1, 24)

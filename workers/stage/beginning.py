@@ -47,6 +47,7 @@ class Beginning:
         rename: prefixes of the tables' names, in the save and of this job.
         validated: what held-out data gave so far.
         to_validate: whether it is to be measured before the next step is applied.
+        committed: whether the tables had all these steps: training was over.
     """
 
     step: int = 0
@@ -60,6 +61,7 @@ class Beginning:
     rename: tuple[str, str] = ("", "")
     validated: Sequence[Validated] = ()
     to_validate: bool = False
+    committed: bool = False
 
 
 def beginning_of(

@@ -140,6 +140,7 @@ class StageExecutor:
         self._busy = BusyClock(layers.device)
         self._metrics = metrics
         self.following = following
+        self.committed = False  # whether training is over, and all of it in the tables
         self._auxiliary: list[torch.nn.Module] | None = None
 
     def train(
@@ -184,6 +185,7 @@ class StageExecutor:
             self.progress.busy_s = self._busy.seconds()
             self.progress.ended = time.perf_counter()
         self._layers.group.barrier()  # the leader's commits are others', too
+        self.committed = True
 
     def evaluate(self, split: Split, phase: str = "") -> Measured:
         """Predict a held-out split.

@@ -8,7 +8,7 @@ measured, have heard what came of it and, of the best so far, have taken a cut.
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -34,6 +34,8 @@ from workers.stage.validation import Aim, Validations
 from workers.stage.verdict import AfterStep
 from workers.stage.versions import Versions
 
+_JUDGE = (0, 0)
+
 
 class Following:
     """One worker's part in it.
@@ -44,6 +46,7 @@ class Following:
         staleness: updates that a step lacks.
         cuts: where any are taken.
         validations: so far.
+        known: what is measured again where the training begins: the state may be the best since.
         pending: what is to follow the steps that the training begins with.
 
     Attributes:
@@ -67,6 +70,7 @@ class Following:
         progress: Progress,
         cuts: Cuts | None,
         validations: Validations,
+        known: Sequence[Validated],
         *,
         pending: AfterStep,
     ) -> None:
@@ -84,6 +88,7 @@ class Following:
         self._progress = progress
         self._cuts = cuts
         self.validations = validations
+        self._known = {one.step: one.metrics for one in known}
         self.pending = pending
         self.stopped = validations.is_over and not pending
 
@@ -134,10 +139,12 @@ class Following:
         step, name = self._progress.step, Aim.of(self._train.validate.metric).name
         if self._place.leads:
             _require(found, name, "train.validate.metric")
-            facts = json.dumps(_finite(found))
-            for stage, width in enumerate(self._place.widths):
-                for rank in range(width):
-                    self._notices.tell((stage, rank), MEASURED, step, facts=facts)
+            facts = json.dumps(self._known.get(step) or _finite(found))
+            self._notices.tell(_JUDGE, MEASURED, step, facts=facts)
+        if self._cuts is not None and self._cuts.judge is not None:
+            facts = self._wait_for(MEASURED).facts
+            self._cuts.judge.finish()  # it removes what no cut needs, before others write the next
+            self._tell_others(MEASURED, facts)
         metrics: dict[str, float] = json.loads(self._wait_for(MEASURED).facts)
         self.validations.add(Validated(step, metrics))
         if self._cuts is not None and self._cuts.judge is not None:
@@ -157,8 +164,6 @@ class Following:
         progress, judge = self._progress, self._cuts.judge
         if settled:
             self._ending.flush()  # with the commits that a cut before may hold back
-            if judge is not None:
-                judge.finish()
         moment = Moment(
             progress.step,
             progress.samples,
@@ -173,9 +178,8 @@ class Following:
             return
         if judge is not None:
             judge.require(progress.step)
-            for stage, width in enumerate(self._place.widths):
-                for rank in range(width):
-                    self._notices.tell((stage, rank), SETTLED, progress.step)
+            self._notices.tell(_JUDGE, SETTLED, progress.step)
+            self._tell_others(SETTLED, "")
         self._wait_for(SETTLED)
 
     def _measured(self, evaluate: Callable[[str], Measured]) -> Mapping[str, float]:
@@ -195,6 +199,12 @@ class Following:
             _require(found, Aim.of(best).name, "train.checkpoint.best")
         self._progress.metrics = _finite(found)
         return found
+
+    def _tell_others(self, kind: Any, facts: str) -> None:
+        for stage, width in enumerate(self._place.widths):
+            for rank in range(width):
+                if (stage, rank) != _JUDGE:
+                    self._notices.tell((stage, rank), kind, self._progress.step, facts=facts)
 
     def _wait_for(self, kind: Any) -> Any:
         board, step = self._notices.board, self._progress.step

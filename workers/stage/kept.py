@@ -24,6 +24,7 @@ def to_bytes(kept: Beginning) -> bytes:
         "train_seconds": kept.train_seconds,
         "validated": [asdict(one) for one in kept.validated],
         "to_validate": kept.to_validate,
+        "committed": kept.committed,
     }
     tensors = {
         _HEAD: torch.tensor(list(json.dumps(head).encode()), dtype=torch.uint8),
@@ -57,4 +58,5 @@ def of_bytes(data: bytes) -> Beginning:
         StageState.of_layers([kinds]),
         validated=tuple(Validated(one["step"], one["metrics"]) for one in head["validated"]),
         to_validate=head["to_validate"],
+        committed=head["committed"],
     )

@@ -217,8 +217,9 @@ class Parts:
             tuple(progress.losses),
             progress.before_s + progress.train_seconds,
             capture(self.graph, self.group, self.update, step, everywhere=True),
-            validated=tuple(one for one in following.validations.done if one.step < step),
+            validated=following.validations.done,
             to_validate=following.to_validate,
+            committed=self.executor.committed,
         )
 
     def close(self) -> None:
@@ -412,6 +413,8 @@ def assemble(
         update.resume(beginning.step, beginning.applied, optimizer, state.earlier)
         ending.resume(beginning.step, beginning.applied, beginning.scales)
     metrics = JobMetrics(job)
+    step, again = beginning.step, beginning.to_validate
+    known = [one for one in beginning.validated if again and one.step == step]
     following = Following(
         job.train,
         place,
@@ -426,7 +429,8 @@ def assemble(
         staleness,
         progress,
         taken,
-        Validations(job.train.validate, beginning.validated),
+        Validations(job.train.validate, [one for one in beginning.validated if one not in known]),
+        known,
         pending=AfterStep.VALIDATE if beginning.to_validate else AfterStep.NOTHING,
     )
     executor = StageExecutor(

@@ -366,6 +366,8 @@ class Worker:
                 for one in range(last, generation)
             ]
             judged = [notice for notice in topology.judged if notice.generation == last]
+            if beginning.committed:  # and the tables may be those of the best since
+                judged = []
             parts.ending.take_over(names, judged, beginning.step)
             told = [(place.stage, rank) for rank in range(place.width)]
         if not topology.donors and self._judges:

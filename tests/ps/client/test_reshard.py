@@ -94,7 +94,7 @@ def _same(client: ParameterClient, counters: list[Counter]) -> None:
     np.testing.assert_array_equal(rows[:, 1], total)
 
 
-@pytest.mark.parametrize("durability", ["none", "log"])
+@pytest.mark.parametrize("durability", ["log", *more("none")])
 def test_two_three_one_four_while_pushes_run(tmp_path: Path, durability: str) -> None:
     with LocalShards(2) as shards, ParameterClient(shards.addresses, timeout_s=30) as client:
         _make(client, durability)

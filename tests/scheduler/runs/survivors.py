@@ -58,8 +58,10 @@ from workers.stage.cut_judge import CutJudge
 from workers.stage.cuts import Cuts
 from workers.stage.ending import Ending
 from workers.stage.executor import StageExecutor
+from workers.stage.following import Following
 from workers.stage.worker import Worker
 
+worker = importlib.import_module("workers.stage.worker")
 POINTS = {
     "training is over": (Worker, "_write_weights"),
     "its weights are written": (StageExecutor, "drain"),
@@ -67,10 +69,15 @@ POINTS = {
     "tables are to be saved": (Worker, "_save"),
     "pushes are held": (importlib.import_module("ps.client.save"), "_write_parts"),
     "tables are saved": (SavedModel, "finish"),
-    "the model has its name": (importlib.import_module("workers.stage.worker"), "check_saved"),
+    "the model has its name": (worker, "check_saved"),
     "a part of a cut is written": (Cuts, "_files"),
     "a cut begins": (CutJudge, "_save_tables"),
     "a cut lacks its name": (CutFolder, "add"),
+    "a validation begins": (Following, "_measured"),
+    "a validation is over": (Following, "_validated"),
+    "the best is to be kept": (Following, "_cut"),
+    "the best is written": (CutJudge, "require"),
+    "the best is to be the model": (worker, "restore_best"),
 }
 
 

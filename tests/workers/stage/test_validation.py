@@ -363,6 +363,18 @@ def test_the_best_is_that_of_the_averages_where_these_are_kept(tmp_path, numbers
                 torch.testing.assert_close(value, expected, rtol=1e-4, atol=1e-4)
 
 
+def test_all_workers_measure_after_the_same_steps_where_time_says_when(tmp_path, held_out):
+    case = replace(wide(1), sizes=(13,) * 8)
+    validated(case, "0.01s", "valid_auc", 0)
+    steps = {
+        tuple(one.step for one in worker.executor.following.validations.done)
+        for worker in chain(*case.pipeline(folder=tmp_path, restores=True).run())
+    }
+    (found,) = steps
+    assert found[-1] == 8
+    assert len(found) > 1
+
+
 def test_a_metric_that_is_no_number_is_never_the_best(tmp_path, held_out):
     held_out[1].fill_(1.0)  # of one class alone: there is no AUC
     case = replace(wide(), sizes=(13,) * STEPS)
