@@ -57,8 +57,10 @@ def job_report(job: Job) -> RenderableType:
     elif job.from_step:
         lines.append(("goes on", f"from step {job.from_step} of an earlier job"))
     if job.total_steps:
-        share = f" ({job.step / job.total_steps:.0%})"
-        lines.append(("trained", f"step {job.step} of {job.total_steps}{share}"))
+        share = f"{job.step / job.total_steps:.0%}"
+        if job.state == "succeeded" and job.step < job.total_steps:
+            share = "validation ended it"
+        lines.append(("trained", f"step {job.step} of {job.total_steps} ({share})"))
     for one, went in zip(job.attempts, trained(job), strict=False):
         text = one.error or one.reason.partition("\n")[0]
         lines.append((f"attempt {one.number} ended", f"{one.end_reason}: {text}"))

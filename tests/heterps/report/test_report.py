@@ -272,6 +272,18 @@ def test_the_outcome_has_metrics_and_the_model():
     assert "0.09" in text, "measured throughput over predicted"
 
 
+@pytest.mark.parametrize(
+    ("state", "step", "said"),
+    [
+        (State.SUCCEEDED, 100, "step 100 of 100 (100%)"),
+        (State.SUCCEEDED, 40, "step 40 of 100 (validation ended it)"),
+        (State.FAILED, 40, "step 40 of 100 (40%)"),
+    ],
+)
+def test_how_far_a_job_has_trained(state, step, said):
+    assert said in rendered(report.job_report(replace(JOB, state=state, step=step)))
+
+
 def test_a_job_that_diverged_says_which_model_it_left_and_what_to_change():
     job = replace(JOB, state=State.FAILED, end_reason="diverged", reason="step 7: loss nan")
     text = " ".join(rendered(report.outcome_report(job, None), 200).split())
