@@ -47,6 +47,7 @@ import importlib
 import os
 import signal
 import sys
+import threading
 import time
 from contextlib import suppress
 
@@ -150,12 +151,21 @@ def build(when, rank, **arguments):
 
 def held(file, generation=0, **arguments):
     own = StageExecutor._apply
+    watched = set()
+
+    def let_go(asked):
+        asked.wait()
+        with suppress(FileNotFoundError):
+            os.unlink(file)
 
     def waits(self):
+        asked = self.progress.pause_asked
+        if asked not in watched:  # it may be set while this one waits for another that is held
+            watched.add(asked)
+            threading.Thread(target=let_go, args=(asked,), daemon=True).start()
         while os.path.exists(file) and self._ending._notices._generation >= generation:
-            if self.progress.pause_asked.is_set():
-                with suppress(FileNotFoundError):
-                    os.unlink(file)
+            if asked.is_set():
+                let_go(asked)
             time.sleep(0.01)
         return own(self)
 
