@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from ps import LocalShards, ParameterClient, ShardError
+from tests.pids import stop
 
 KEYS = np.arange(64)
 GRADS = np.ones((64, 2), np.float32)
@@ -52,7 +53,9 @@ def test_no_call_waits_for_a_shard_that_does_not_answer(
         client.pull("t", KEYS)
         client.stage_async("t.series", 0, 0, {"t": (KEYS, GRADS)}).result()
         victim = shards.processes[1].pid
-        os.kill(victim, how)
+        stop(victim)
+        if how is signal.SIGKILL:
+            os.kill(victim, how)
         calls: list[Future[object]] = [
             begun(lambda: client.pull("t", KEYS)),
             begun(lambda: client.push("t", KEYS, GRADS)),
