@@ -1,5 +1,6 @@
 """Serving: one gRPC server shape for every role, with health, reflection and bind rules."""
 
+import logging
 import resource
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -12,8 +13,10 @@ from grpc_reflection.v1alpha import reflection
 from chassis import tracing
 from chassis.callers import Callers, Lookup
 from chassis.channels import CONNECTION_OPTIONS
+from chassis.crowds import close_crowd
+from chassis.loops import Loops
 from chassis.parsing import Parsing
-from chassis.security import Security
+from chassis.security import Security, is_loopback
 
 RawHandler = Callable[[bytes, grpc.ServicerContext], bytes]
 # Of one message. Larger ones are refused by the length before them.
@@ -22,6 +25,8 @@ TENSOR_BYTES = 1 << 30
 _STREAMS = 128  # calls of one connection at once; a client keeps others back
 _STREAM_BYTES = 1 << 20  # of a call that no thread has begun to read
 _CONNECTIONS = 4096
+_SHARE = 0.75  # of them, of one address; enough for a host full of workers
+_LOOK_S = 0.5
 _FILES = 1 << 16
 _SERVER_OPTIONS = [
     *CONNECTION_OPTIONS,
@@ -32,6 +37,7 @@ _SERVER_OPTIONS = [
     ("grpc.so_reuseport", 0),  # a port in use is an error, not a silent second listener
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),  # who sends more is cut off
 ]
+_log = logging.getLogger("heterps.server")
 
 
 class BindError(RuntimeError):
@@ -81,6 +87,7 @@ class Server:
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         self._services = [reflection.SERVICE_NAME, health.SERVICE_NAME]
+        self._loops = Loops()
         self.address = ""
 
     def add(
@@ -128,6 +135,9 @@ class Server:
                 "not this machine's; expected a free host:port (port 0 picks one)"
             )
         self._server.start()
+        if not is_loopback(host):  # else all come from this machine
+            share = int(_SHARE * _most_connections())
+            self._loops.start("crowd", lambda: _close_crowd(port, share), _LOOK_S)
         self.set_health(serving=True)
         self.address = f"{host}:{port}"
         return self.address
@@ -144,8 +154,14 @@ class Server:
 
     def stop(self, grace_s: float = 1.0) -> None:
         """Refuse new calls, let the running ones end within `grace_s`."""
+        self._loops.close(0.0)
         self._health.enter_graceful_shutdown()
         self._server.stop(grace_s).wait(grace_s + 1.0)
+
+
+def _close_crowd(port: int, share: int) -> None:
+    if closed := close_crowd(port, share):
+        _log.warning("closed %d connections of an address that has more than %d", closed, share)
 
 
 def _most_connections() -> int:

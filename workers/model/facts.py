@@ -27,10 +27,12 @@ def read_facts(store: Store) -> dict[str, Any]:
     with store.open(MODEL) as stream:
         data = stream.read()
     try:
-        is_sealed(data, f"{store.url}/{MODEL}")
-        facts: dict[str, Any] = json.loads(data)
-    except (CheckpointError, ValueError) as error:
+        sealed = is_sealed(data, f"{store.url}/{MODEL}")
+        facts: dict[str, Any] = dict(json.loads(data))
+    except (CheckpointError, TypeError, ValueError) as error:
         raise ModelError(str(error)) from None
+    if sealed:
+        del facts["sha256"]
     return facts
 
 
