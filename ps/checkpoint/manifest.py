@@ -152,9 +152,10 @@ def write_manifest(switch: Switch, manifest: Manifest) -> None:
     except CheckpointError:
         store.remove(manifest.id)
         raise
-    before = replaced_id(switch)
+    before = replaced(switch)
+    gone = "" if before is None else before.id
     for entry in behind.entries:
-        if entry != manifest.id and (behind.alone or entry == before or is_gone(entry)):
+        if entry != manifest.id and (behind.alone or entry == gone or is_gone(entry)):
             store.remove(entry)
 
 
@@ -339,9 +340,9 @@ def _check(path: str, manifest: Manifest) -> None:
     )
 
 
-def replaced_id(switch: Switch) -> str:
-    """The save that a switch replaces; empty where there is none, or it cannot be told."""
+def replaced(switch: Switch) -> Manifest | None:
+    """The save that a switch replaces; None where there is none, or it cannot be told."""
     try:
-        return _decode(MANIFEST, switch.seen).id if switch.seen is not None else ""
+        return None if switch.seen is None else _decode(MANIFEST, switch.seen)
     except CheckpointError:
-        return ""
+        return None

@@ -1,7 +1,5 @@
 """A replica that is filled."""
 
-import os
-import signal
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +8,7 @@ import pytest
 from chassis.process import module_argv, spawn
 from protos import parameter_server_pb2 as pb
 from protos.codec import pack
-from ps import CheckpointError, LocalShards, ParameterClient, ShardError
+from ps import LocalShards, ParameterClient, ShardError
 from ps.errors import ConflictError, LacksChangesError
 from ps.shard.replica import Standby
 from ps.shard.state import ShardState
@@ -79,27 +77,3 @@ def test_a_shard_whose_place_was_taken_changes_nothing_any_more(tmp_path: Path) 
                     assert (old.pull("t", keys) == 1).all()
             finally:
                 later.stop()
-
-
-@pytest.mark.exhaustive
-def test_what_died_with_its_replica_is_told(tmp_path: Path) -> None:
-    """Nothing is left that could come back, so nothing succeeds as if it had."""
-    keys = np.arange(10)
-    ones = np.ones((10, 1), np.float32)
-    with (
-        LocalShards(2, replicas=True, supervised=True) as shards,
-        ParameterClient(shards.addresses, timeout_s=60) as client,
-    ):
-        client.create_table("t", 1, durability="replica")
-        client.push("t", keys, ones)
-        for process in (shards.replicas[0], shards.processes[0]):
-            os.kill(process.pid, signal.SIGKILL)
-            process.process.wait()
-        for call in (
-            lambda: client.push("t", keys, ones),
-            lambda: client.pull("t", keys),
-            lambda: client.save(tmp_path / "ck"),
-        ):
-            with pytest.raises((ShardError, CheckpointError), match=r"does not exist|table 't'"):
-                call()
-        assert not (tmp_path / "ck" / "manifest.json").exists()
