@@ -19,6 +19,12 @@ def is_list(kind: pa.DataType) -> bool:
     )
 
 
+def lengths(column: pa.Array) -> npt.NDArray[np.int64]:
+    """Values of each list of a column, int64 [n]; a missing one has none."""
+    found: npt.NDArray[np.int64] = np.asarray(pc.list_value_length(column).fill_null(0))
+    return found.astype(np.int64)
+
+
 @dataclass(frozen=True, slots=True)
 class Lists:
     """The lists of some rows.
@@ -49,7 +55,7 @@ class Lists:
         Raises:
             DataError: one is.
         """
-        counts = np.asarray(pc.list_value_length(column).fill_null(0)).astype(np.int64)
+        counts = lengths(column)
         if not keep and (counts > length).any():
             row = int(np.argmax(counts > length))
             expected = f"at most length: {length} in every row, or keep: first, or last"

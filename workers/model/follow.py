@@ -169,7 +169,6 @@ def followed(model: nn.Module, inputs: Mapping[str, Tensor]) -> fx.Graph:
     """
     # They come with SymPy, which other models do not need.
     from torch.fx.experimental.proxy_tensor import make_fx
-    from torch.fx.experimental.symbolic_shapes import is_concrete_int
 
     parameters = inspect.signature(model.forward).parameters
 
@@ -195,10 +194,27 @@ def followed(model: nn.Module, inputs: Mapping[str, Tensor]) -> fx.Graph:
     widths = {size for tensor in inputs.values() for size in tensor.shape[1:]}
     samples = next(n for n in range(_SAMPLES[0], len(widths) + 3) if n not in widths)
     module = trace(*_examples(model, inputs, samples))
-    used = [node for node in module.graph.nodes if node.op == "placeholder" and node.users]
-    if any(is_concrete_int(node.meta["val"].shape[0]) for node in used):
+    taken = [node for node in module.graph.nodes if node.op == "placeholder"]
+    used = {name: node for name, node in zip(inputs, taken, strict=True) if node.users}
+    for name in used:
+        if 0 in inputs[name].shape[1:]:
+            raise ModelError(
+                f"{type(model).__name__}: forward reads {name!r}, whose width is not known before "
+                "there is data; expected inputs of data.columns"
+            )
+    if any(not _is_open(node.meta["val"].shape[0]) for node in used.values()):
         raise _of_samples(model)
     return _Rebuilt(model, module, list(inputs), calls).graph
+
+
+def _is_open(size: int | SymInt) -> bool:
+    """Whether a graph is that of any number: nothing was asked of it that only some answer so."""
+    from torch.fx.experimental.symbolic_shapes import free_symbols, is_concrete_int
+
+    if is_concrete_int(size):
+        return False
+    asked = [guard.expr for guard in size.node.shape_env.guards]
+    return not any(free_symbols(size) & one.free_symbols for one in asked)
 
 
 def _examples(model: nn.Module, inputs: Mapping[str, Tensor], samples: int) -> list[Tensor]:
