@@ -202,19 +202,30 @@ def followed(model: nn.Module, inputs: Mapping[str, Tensor]) -> fx.Graph:
                 f"{type(model).__name__}: forward reads {name!r}, whose width is not known before "
                 "there is data; expected inputs of data.columns"
             )
-    if any(not _is_open(node.meta["val"].shape[0]) for node in used.values()):
+    if not _is_open(used, inputs):
         raise _of_samples(model)
     return _Rebuilt(model, module, list(inputs), calls).graph
 
 
-def _is_open(size: int | SymInt) -> bool:
-    """Whether a graph is that of any number: nothing was asked of it that only some answer so."""
+def _is_open(used: Mapping[str, fx.Node], inputs: Mapping[str, Tensor]) -> bool:
+    """Whether a graph is that of any number of samples: nothing asked of it has two answers."""
     from torch.fx.experimental.symbolic_shapes import free_symbols, is_concrete_int
 
-    if is_concrete_int(size):
-        return False
-    asked = [guard.expr for guard in size.node.shape_env.guards]
-    return not any(free_symbols(size) & one.free_symbols for one in asked)
+    shapes = {name: node.meta["val"].shape for name, node in used.items()}
+    widths = {
+        symbol: width
+        for name, shape in shapes.items()
+        for size, width in zip(shape[1:], inputs[name].shape[1:], strict=True)
+        for symbol in free_symbols(size)
+    }
+    for samples, *_ in shapes.values():
+        if is_concrete_int(samples):
+            return False
+        env = samples.node.shape_env
+        asked = (env.replace(guard.expr).xreplace(widths) for guard in env.guards)
+        if any(free_symbols(samples) & one.free_symbols for one in asked):
+            return False
+    return True
 
 
 def _examples(model: nn.Module, inputs: Mapping[str, Tensor], samples: int) -> list[Tensor]:
