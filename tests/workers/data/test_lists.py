@@ -132,9 +132,7 @@ def test_labels_of_another_column_stand_beside_its_values(job):
     ],
 )
 def test_labels_that_do_not_stand_beside_their_inputs_are_named(job, inputs, labels, got, expected):
-    named = (
-        rf"a\.parquet, row 5: data\.label: next: got '{got} values', expected {expected}, as"
-    )
+    named = rf"a\.parquet, row 5: data\.label: next: got '{got} values', expected {expected}, as"
     with pytest.raises(DataError, match=named):
         read_beside(job, [[5], *inputs], [[6], *labels])
 
