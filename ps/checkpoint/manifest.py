@@ -154,7 +154,7 @@ def write_manifest(switch: Switch, manifest: Manifest) -> None:
     except CheckpointError:
         store.remove(manifest.id)
         raise
-    before = _replaced_id(switch, path)
+    before = replaced_id(switch)
     for entry in behind.entries:
         if entry != manifest.id and (behind.alone or entry == before or is_gone(entry)):
             store.remove(entry)
@@ -344,12 +344,12 @@ def _check(path: str, manifest: Manifest) -> None:
     )
 
 
-def _replaced_id(switch: Switch, path: str) -> str:
-    """The save that a switch has replaced."""
+def replaced_id(switch: Switch) -> str:
+    """The save that a switch replaces; empty where there is none, or it cannot be told."""
     try:
-        return _decode(path, switch.seen).id if switch.seen is not None else ""
+        return _decode(MANIFEST, switch.seen).id if switch.seen is not None else ""
     except CheckpointError:
-        return ""  # whose it was cannot be told
+        return ""
 
 
 def _digest(data: bytes) -> str:

@@ -5,6 +5,7 @@ a new base while training goes on, and drops the logs before it.
 """
 
 import logging
+import os
 import shutil
 import threading
 import time
@@ -13,13 +14,14 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from chassis import written
+from chassis.scratch import try_lock
 from ps.checkpoint.manifest import MANIFEST, begin_save, is_checkpoint, read_manifest
-from ps.checkpoint.store import LocalStore
+from ps.checkpoint.store import NO_LOCKS, LocalStore
 from ps.checkpoint.tables import begin_snapshots, chain, load_tables, write_alone
 from ps.errors import CheckpointError, DamageError, NoRoomError
 from ps.shard.journal import Buffer
 from ps.shard.log import Log
-from ps.shard.recovery import Recovered, recover
+from ps.shard.recovery import Recovered, keep_folder, recover
 from ps.shard.state import ShardState, now_s
 from ps.table.table import Table
 
@@ -29,6 +31,7 @@ _REPEATED_BYTES = 4 << 10  # of a log that take as long to repeat as a change wi
 _PAUSE_S = 5.0  # before a fold that failed is tried again; doubled each time
 _LONGEST_PAUSE_S = 60.0
 _RECORD_BYTES = 8 + 20  # of a row in a file: key and usage
+_LOCK = ".lock"
 _log = logging.getLogger("heterps.ps")
 
 
@@ -45,6 +48,7 @@ class ShardDirectory:
 
     Raises:
         DamageError: what was acknowledged cannot all be read.
+        CheckpointError: another shard has the directory; nothing of it was touched.
     """
 
     def __init__(
@@ -60,15 +64,27 @@ class ShardDirectory:
         self._directory = directory
         self._interval_s = interval_s
         self._store = LocalStore(directory / "base")
-        written.claim(directory, mode=0o700)
         self._folding = threading.Lock()
         self._base_bytes = 0
         self._folded = time.monotonic()
         self._again_at, self._pause_s = 0.0, _PAUSE_S
         self._pushed = 0
+        written.claim(directory, mode=0o700)
+        self._held = _hold(directory)
+        try:
+            self._take_back(sync, accept_loss)
+        except BaseException:
+            os.close(self._held)
+            raise
+
+    def _take_back(self, sync: bool, accept_loss: bool) -> None:
+        state, directory = self._state, self._directory
         began = time.monotonic()
         first = self._load_base()
         found = recover(state, directory, first or 1, accept_loss=accept_loss)
+        if found.damage and not first and self._store.entries():
+            keep_folder(Path(self._store.url))
+        self._remove_unfinished()
         self.recovered = first > 0 or found.records > 0
         self.log = Log(
             directory,
@@ -110,6 +126,7 @@ class ShardDirectory:
         """Let go of the log."""
         del self._state.journals["log"]
         self.log.close()
+        os.close(self._held)
 
     def _fold_closed(self, closed: bool) -> None:
         """Fold.
@@ -185,7 +202,6 @@ class ShardDirectory:
             DamageError: it cannot be read.
         """
         if not is_checkpoint(self._store):
-            self._remove_unfinished()
             return 0
         state = self._state
         try:
@@ -201,7 +217,6 @@ class ShardDirectory:
         state.steps.merge(applied.series)
         manifest = links[-1][1]
         self._base_bytes = sum(f.bytes for f in manifest.files)
-        self._remove_unfinished()
         return manifest.log
 
     def _remove_unfinished(self) -> None:
@@ -226,3 +241,26 @@ class ShardDirectory:
             )
         if found.damage:
             _log.error("--accept-loss: %s", found.damage)
+
+
+def _hold(directory: Path) -> int:
+    """Lock a directory as long as the descriptor that is returned is open, or its process lives.
+
+    A second shard would begin a log that goes on from what it found of the first one's.
+
+    Raises:
+        CheckpointError: another shard has it.
+    """
+    descriptor = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        if try_lock(descriptor):
+            return descriptor
+    except OSError as error:
+        if error.errno in NO_LOCKS:
+            return descriptor
+        os.close(descriptor)
+        raise
+    os.close(descriptor)
+    raise CheckpointError(
+        f"{directory}: another process has it; expected the directory of this shard alone"
+    )

@@ -1,7 +1,7 @@
 """What a shard's logs bring back when it starts again."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -119,13 +119,24 @@ def _lost(read: Sequence[LogFile], paths: Sequence[Path]) -> Lost:
     return lost
 
 
+def keep_folder(path: Path) -> None:
+    """Give a base that no manifest names any more a name under which it stays."""
+    kept = next(name for name in _kept_names(path) if not name.exists())
+    path.rename(kept)
+    sync_folder(path.parent)
+
+
 def _keep(path: Path) -> None:
     """Give a damaged file a second name, which stays when the log goes."""
-    for attempt in count():
-        kept = path.with_name(f"damaged-{path.name}" + (f"-{attempt}" if attempt else ""))
+    for kept in _kept_names(path):
         if not kept.exists():
             os.link(path, kept)
             sync_folder(path.parent)
             return
         if kept.samefile(path):
             return
+
+
+def _kept_names(path: Path) -> Iterator[Path]:
+    for attempt in count():
+        yield path.with_name(f"damaged-{path.name}" + (f"-{attempt}" if attempt else ""))

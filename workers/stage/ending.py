@@ -254,6 +254,7 @@ class Ending:
             self._update.gather(step, torch.zeros_like(self._loss), None).sums.wait()
         self._commits.no_more_pulls()
         self.flush()
+        self._begun.clear()  # who gives up later on takes none of them
 
     def give_up(self) -> None:
         """From now on verdicts change nothing before they are applied."""

@@ -271,6 +271,8 @@ class Worker:
         """Write the stage's weights, predict what was held out, and complete the model."""
         leads = self._share.place.leads
         self._unfinished = saved
+        if diverged is not None and parts.executor.following.validations.best is not None:
+            self._trained = None  # what follows is the state of no step: nobody goes on from it
         best = restore_best(self._share, parts, self._cuts(reporter))
         with parts.update.averaged():
             self._write_weights(parts, saved)

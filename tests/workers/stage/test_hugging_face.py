@@ -123,15 +123,7 @@ def plain(build, batches):
 def trained(job, build, cuts, widths, micro_batches=3):
     read = GlobalBatches.of(job, Dataset.of(job, "train"))
     steps = [read.read(step) for step in range(STEPS)]
-
-    class Pipe(Pipeline):
-        def _graph(self, stage):
-            first = self._cuts[stage - 1] + 1 if stage else 0
-            traced = TracedModel(self._build(), inputs_of(job.data))
-            self._layers = [layer.name for layer in traced.layers]
-            return traced.stage(first, self._cuts[stage])
-
-    return Pipe(job, build, cuts, widths, steps, micro_batches).run(), map(tensors_of, steps)
+    return Pipeline(job, build, cuts, widths, steps, micro_batches).run(), map(tensors_of, steps)
 
 
 PLANS = {"alone": ([-1], [1]), "stages": ([2, -1], [1, 1]), "workers": ([-1], [2])}
