@@ -67,9 +67,14 @@ def is_parquet(path: Path) -> bool:
     return path.suffix in (".parquet", ".pq")
 
 
+def is_text(path: Path) -> bool:
+    """Whether the name says text: values have no types, and rows are not counted."""
+    return _separator(path) is not None
+
+
 def is_data(path: Path) -> bool:
     """Whether the name says that it can be read."""
-    return is_parquet(path) or _separator(path) is not None
+    return is_parquet(path) or is_text(path)
 
 
 def _separator(path: Path) -> str | None:
@@ -91,10 +96,17 @@ def schema(path: Path) -> pa.Schema:
 
 
 def units(path: Path) -> list[Unit]:
-    """The units of a file, in order."""
+    """The units of a file, in order.
+
+    Raises:
+        DataError: it cannot be read.
+    """
     if not is_parquet(path):
         return [Unit(path, None, None)]
-    metadata = pa.parquet.read_metadata(path)
+    try:
+        metadata = pa.parquet.read_metadata(path)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise _unreadable(path, error) from error
     rows = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
     firsts = [0, *accumulate(rows)]
     return [Unit(path, group, rows[group], firsts[group]) for group in range(len(rows))]

@@ -119,7 +119,7 @@ class Label:
         """Raises `DataError` unless a column of that type fits; text has none but strings."""
         fits, expected = not typed or is_number(kind), "a numeric column"
         if self.kind is Kind.FOLLOWING:
-            fits = is_list(kind) and pa.types.is_integer(kind.value_type)
+            fits = is_list(kind, pa.types.is_integer)
             expected = "a Parquet column of lists of whole numbers"
         if not fits:
             raise DataError(str(path), f"{self.key}: {self.column}", str(kind), expected)

@@ -15,6 +15,7 @@ from protos.naming import table_prefix
 from ps import LocalTable
 from ps.local.table import save_checkpoint
 from workers.model.entry import job_model
+from workers.model.loss_curve import LossCurve
 from workers.model.saved import SavedModel
 
 MODEL = """
@@ -64,7 +65,7 @@ def saved(folder, entry):
     saved = SavedModel(str(folder / "out"))
     saved.write_stage(0, model.state_dict())
     save_checkpoint(saved.tables, tables)
-    saved.finish(job, 1, [0.5], {"job_id": "job1"})
+    saved.finish(job, 1, LossCurve([0.5]), {"job_id": "job1"})
     loaded = heterps.load(folder / "out")
     data = {"a": [1, 2, 3, 1], "b": ["x", "y", "x", "z"], "x": random.normal(size=4)}
     keys = loaded.predict.inputs(data)["sparse"].unique().numpy().view(np.uint64)
@@ -74,7 +75,7 @@ def saved(folder, entry):
     saved = SavedModel(str(folder / "out"))
     saved.write_stage(0, loaded.state_dict())
     save_checkpoint(saved.tables, tables)
-    saved.finish(job, 1, [0.5], {"job_id": "job1"})
+    saved.finish(job, 1, LossCurve([0.5]), {"job_id": "job1"})
     return data
 
 

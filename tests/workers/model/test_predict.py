@@ -21,6 +21,7 @@ from workers.data.errors import DataError
 from workers.data.reader import Dataset
 from workers.data.tensors import tensors_of
 from workers.model.entry import job_model
+from workers.model.loss_curve import LossCurve
 from workers.model.saved import SavedModel
 
 MODEL = """
@@ -115,7 +116,7 @@ def save(folder, job, **options):
     saved.write_stage(0, model.state_dict())
     save_checkpoint(saved.tables, [table])
     model.rows.store = table
-    saved.finish(job, 1, [0.5], {"job_id": "job1"})
+    saved.finish(job, 1, LossCurve([0.5]), {"job_id": "job1"})
     return model.eval()
 
 
