@@ -436,7 +436,8 @@ class StageExecutor:
 
     def _follow(self) -> None:
         """Do what follows the steps so far, as nothing else is under way any more."""
-        self.following.carry_out(self.following.pending, self._validate, self._pause)
+        with self._busy.waiting(), self.progress.apart():
+            self.following.carry_out(self.following.pending, self._validate, self._pause)
 
     def _validate(self, phase: str) -> Measured:
         return self.evaluate("valid", phase)
