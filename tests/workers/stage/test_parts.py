@@ -41,9 +41,10 @@ def test_what_was_opened_is_closed(monkeypatch, failing):
         place=Place(1, 0, (1, 1, 1)),
         device=torch.device("cpu"),
         graph=SimpleNamespace(module=nn.Identity()),
-        **dict.fromkeys(("precision", "schedule", "staleness", "tables", "beginning")),
+        schedule=SimpleNamespace(micro_batches=1),
         fixed=False,
         layers=(),
+        **dict.fromkeys(("precision", "staleness", "tables", "beginning")),
     )
     session = SimpleNamespace(inbox=None, generation=0, board=None, on_back=lambda act: None)
     workers = [StageWorkers(addresses=[f"h:{port}"]) for port in (1, 2, 3)]
