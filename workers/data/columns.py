@@ -218,7 +218,7 @@ class Encoder:
         first = unit.first
         for block in files.read(unit, [name], _CHECKED_ROWS):
             for label in labels:
-                label.encode(block.column(name), unit.path, first)
+                label.encode(block, unit.path, first)
             if not labels:
                 _dense(block.column(name), name, unit.path, first)
             first += block.num_rows
@@ -248,10 +248,7 @@ class Encoder:
         tokens = np.zeros((rows, 0), np.int32)
         if self.tokens:
             tokens = self.tokens.encode(block.column(self.tokens.name), path, first)
-        labels = {
-            LABEL + label.name: label.encode(block.column(label.column), path, first)
-            for label in self.labels
-        }
+        labels = {LABEL + label.name: label.encode(block, path, first) for label in self.labels}
         named = {one.name: one.encode(block, path, first) for one in self.named}
         return self._batch(sparse, named, dense, tokens, labels)
 

@@ -34,6 +34,13 @@ def as_lists(column: pa.Array) -> pa.Array:
     return column
 
 
+def lengths(column: pa.Array) -> npt.NDArray[np.int64]:
+    """Values of each list of a column, int64 [n]; a missing one has none."""
+    counts = pc.list_value_length(as_lists(column)).fill_null(0)
+    found: npt.NDArray[np.int64] = np.asarray(counts).astype(np.int64)
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class Lists:
     """The lists of some rows.
@@ -65,7 +72,7 @@ class Lists:
             DataError: one is.
         """
         column = as_lists(column)
-        counts = np.asarray(pc.list_value_length(column).fill_null(0)).astype(np.int64)
+        counts = lengths(column)
         if not keep and (counts > length).any():
             row = int(np.argmax(counts > length))
             expected = f"at most length: {length} in every row, or keep: first, or last"

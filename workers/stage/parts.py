@@ -50,6 +50,7 @@ from workers.stage.executor import StageExecutor
 from workers.stage.experts import own_optimizer, split_experts
 from workers.stage.following import Following
 from workers.stage.layers import StageLayers
+from workers.stage.loss_terms import LossTerms
 from workers.stage.progress import Progress
 from workers.stage.rows import StageRows
 from workers.stage.schedule import Schedule
@@ -214,7 +215,7 @@ class Parts:
             progress.samples,
             self.ending.applied,
             self.ending.scales(step),
-            tuple(progress.losses),
+            progress.curve.copy(),
             progress.before_s + progress.train_seconds,
             capture(self.graph, self.group, self.update, step, everywhere=True),
             validated=following.validations.done,
@@ -405,6 +406,7 @@ def assemble(
         inbox,
         schedule.steps,
         staleness,
+        LossTerms(place, notices, staleness, beginning.curve.terms),
         due=taken.due if taken is not None else lambda step: AfterStep.NOTHING,
         at_once=layers.device.type == "cpu",
     )

@@ -2,10 +2,10 @@
 
 import threading
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from protos.scheduler_pb2 import CutList
+from workers.model.loss_curve import LossCurve
 
 TRAIN = "train"
 PAUSED = "paused"
@@ -17,6 +17,7 @@ class Progress:
 
     Attributes:
         step: how many steps have ended; when the last one did is noted.
+        curve: the losses of these, in the last stage.
         began, ended: of training, `time.perf_counter`.
         before_s: of training, by attempts that this one goes on from.
         cuts: those that are kept, where this worker takes them; another object when they change.
@@ -28,7 +29,7 @@ class Progress:
 
     phase: str = "start"
     samples: int = 0
-    losses: list[float] = field(default_factory=list)
+    curve: LossCurve = field(default_factory=LossCurve)
     busy_s: float = 0.0
     began: float = 0.0
     ended: float = 0.0
@@ -39,10 +40,15 @@ class Progress:
     pause_asked: threading.Event = field(default_factory=threading.Event)
     _last: tuple[int, float] = (0, 0.0)
 
-    def resume(self, step: int, samples: int, losses: Sequence[float], seconds: float) -> None:
+    def resume(self, step: int, samples: int, curve: LossCurve, seconds: float) -> None:
         """Begin at a step, with what was reached until then."""
         self._last = step, 0.0
-        self.samples, self.losses, self.before_s = samples, list(losses), seconds
+        self.samples, self.curve, self.before_s = samples, curve.copy(), seconds
+
+    @property
+    def losses(self) -> list[float]:
+        """Of the steps that have ended, in the last stage."""
+        return self.curve.losses
 
     @property
     def step(self) -> int:
