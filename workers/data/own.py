@@ -19,7 +19,7 @@ from protos.job_pb2 import DataSpec
 from workers.data import remote
 from workers.data.columns import Batch, Encoder
 from workers.data.errors import DataError, column_hint
-from workers.data.files import Unit
+from workers.data.unit import Unit
 
 KEY: Final = "data.source"
 _UNIT_ROWS = 1024  # of samples that can be asked for by their index
