@@ -5,13 +5,27 @@ Where there is no /proc, nothing is looked at.
 """
 
 import ipaddress
+import logging
 import os
 import socket
+import threading
 from collections import defaultdict
 from contextlib import suppress
 
 _FILES = "/proc/self/fd"
 _NETWORK = 8  # bytes of an IPv6 address that one person has all of
+_log = logging.getLogger("heterps.server")
+
+
+def watch(port: int, share: int, every_s: float, stopped: threading.Event) -> None:
+    """Do `close_crowd` again and again, on a thread of its own."""
+
+    def look() -> None:
+        while not stopped.wait(every_s):
+            if closed := close_crowd(port, share):
+                _log.warning("closed %d connections: more than %d of one address", closed, share)
+
+    threading.Thread(target=look, name="crowd", daemon=True).start()
 
 
 def close_crowd(port: int, share: int) -> int:

@@ -1,7 +1,7 @@
 """Serving: one gRPC server shape for every role, with health, reflection and bind rules."""
 
-import logging
 import resource
+import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -13,8 +13,7 @@ from grpc_reflection.v1alpha import reflection
 from chassis import tracing
 from chassis.callers import Callers, Lookup
 from chassis.channels import CONNECTION_OPTIONS
-from chassis.crowds import close_crowd
-from chassis.loops import Loops
+from chassis.crowds import watch
 from chassis.parsing import Parsing
 from chassis.security import Security, is_loopback
 
@@ -37,7 +36,6 @@ _SERVER_OPTIONS = [
     ("grpc.so_reuseport", 0),  # a port in use is an error, not a silent second listener
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),  # who sends more is cut off
 ]
-_log = logging.getLogger("heterps.server")
 
 
 class BindError(RuntimeError):
@@ -87,7 +85,7 @@ class Server:
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         self._services = [reflection.SERVICE_NAME, health.SERVICE_NAME]
-        self._loops = Loops()
+        self._stopped = threading.Event()
         self.address = ""
 
     def add(
@@ -136,8 +134,7 @@ class Server:
             )
         self._server.start()
         if not is_loopback(host):  # else all come from this machine
-            share = int(_SHARE * _most_connections())
-            self._loops.start("crowd", lambda: _close_crowd(port, share), _LOOK_S)
+            watch(port, int(_SHARE * _most_connections()), _LOOK_S, self._stopped)
         self.set_health(serving=True)
         self.address = f"{host}:{port}"
         return self.address
@@ -154,14 +151,9 @@ class Server:
 
     def stop(self, grace_s: float = 1.0) -> None:
         """Refuse new calls, let the running ones end within `grace_s`."""
-        self._loops.close(0.0)
+        self._stopped.set()
         self._health.enter_graceful_shutdown()
         self._server.stop(grace_s).wait(grace_s + 1.0)
-
-
-def _close_crowd(port: int, share: int) -> None:
-    if closed := close_crowd(port, share):
-        _log.warning("closed %d connections of an address that has more than %d", closed, share)
 
 
 def _most_connections() -> int:
