@@ -492,6 +492,8 @@ def _progress(status: pb.JobStatus, report: pb.ProgressReport) -> None:
     status.samples = max(status.samples, report.samples)
     if report.loss:
         status.loss = report.loss
+        status.loss_terms.clear()
+        status.loss_terms.update(report.loss_terms)
     if report.samples_per_s:
         status.samples_per_s = report.samples_per_s
     status.metrics.update(report.metrics)

@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +38,7 @@ from workers.model.code import code_root, copy_code, settle
 from workers.model.cut import MANIFEST as CUT
 from workers.model.cut import check_tables, read_cut, weights_of
 from workers.model.entry import ModelError, job_model
+from workers.model.loss_curve import LossCurve
 from workers.model.predict import add_predictor
 from workers.model.state import load_state, single
 
@@ -103,9 +104,7 @@ class SavedModel:
         save_file(single(state), unfinished)
         os.replace(unfinished, path)
 
-    def finish(
-        self, job: JobSpec, stages: int, losses: Sequence[float], facts: Mapping[str, Any]
-    ) -> str:
+    def finish(self, job: JobSpec, stages: int, curve: LossCurve, facts: Mapping[str, Any]) -> str:
         """Merge the stages' weights, write the manifest and give the folder its name."""
         written.claim(self.folder)
         merged: dict[str, Tensor] = {}
@@ -117,7 +116,7 @@ class SavedModel:
         for part in parts:
             part.unlink()
         copy_code(job, self.folder / "code")
-        (self.folder / "loss.csv").write_text(_loss_lines(losses))
+        (self.folder / "loss.csv").write_text(curve.as_csv())
         tables = open_store(self.tables)
         replace_file(self.folder / "model.json", _manifest(job, facts, tables))
         (self.folder / _WRITER).unlink(missing_ok=True)
@@ -150,9 +149,7 @@ class KeptModel:
         """Send one stage's dense weights."""
         self._store.write(_part(stage), [save_bytes(single(state))])
 
-    def finish(
-        self, job: JobSpec, stages: int, losses: Sequence[float], facts: Mapping[str, Any]
-    ) -> str:
+    def finish(self, job: JobSpec, stages: int, curve: LossCurve, facts: Mapping[str, Any]) -> str:
         """Merge the stages' weights and send them; the manifest comes last.
 
         The job's code is there already: the scheduler kept it when the job was submitted.
@@ -162,7 +159,7 @@ class KeptModel:
             with self._store.open(_part(stage)) as stream:
                 merged.update(load_bytes(stream.read()))
         self._store.write("dense.safetensors", [save_bytes(merged)])
-        self._store.write("loss.csv", [_loss_lines(losses).encode()])
+        self._store.write("loss.csv", [curve.as_csv().encode()])
         for stage in range(stages):
             self._store.remove(_part(stage))
         tables = open_store(self.tables)
@@ -172,11 +169,6 @@ class KeptModel:
 
 def _part(stage: int) -> str:
     return f"stage-{stage}.safetensors"
-
-
-def _loss_lines(losses: Sequence[float]) -> str:
-    lines = ["step,loss", *(f"{step},{loss:.9g}" for step, loss in enumerate(losses, 1))]
-    return "\n".join(lines) + "\n"
 
 
 def _manifest(job: JobSpec, facts: Mapping[str, Any], tables: Store) -> str:

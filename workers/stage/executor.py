@@ -41,6 +41,7 @@ from workers.data.columns import labels_in
 from workers.data.reader import Split
 from workers.device.copies import Upload
 from workers.errors import DivergedError
+from workers.learning.objective import total
 from workers.links.frames import BACKWARD, FORWARD, FrameId
 from workers.links.pipeline import Links, Place
 from workers.model.job_loss import job_loss
@@ -106,7 +107,7 @@ class StageExecutor:
     ) -> None:
         self.progress = progress
         self.progress.resume(
-            beginning.step, beginning.samples, beginning.losses, beginning.train_seconds
+            beginning.step, beginning.samples, beginning.curve, beginning.train_seconds
         )
         self._cuts = cuts
         self._job = job
@@ -345,8 +346,7 @@ class StageExecutor:
         if self._given_up:
             return
         with self._busy.running():
-            loss = self._whole.compute(step.number, self._ending.loss_scale(step.number))
-            step.loss = step.loss + loss.to(step.loss)
+            step.add(self._whole.compute(step.number, self._ending.loss_scale(step.number)))
         step.awaits_loss = False
 
     def _backward(self) -> None:
@@ -377,17 +377,19 @@ class StageExecutor:
         tensors = batch.on_device()
         with self._busy.running():
             outputs = self._layers.train(tensors, step.number, spec.index)
-            loss = self.loss.part(
+            parts = self.loss.parts(
                 self._layers.result(outputs),
                 labels_in(tensors),
                 spec.weight,
                 *self._counts(batch.tensors),
             )
             auxiliary = self._auxiliary_loss()
+            loss = total(parts)
             whole = loss if auxiliary is None else loss + auxiliary * spec.weight
             self._watch_last(step)
             (whole * self._ending.loss_scale(step.number)).backward()
-            step.loss = step.loss + loss.detach().double() + _nan_unless_finite(auxiliary)
+            step.add(parts)
+            step.loss = step.loss + _nan_unless_finite(auxiliary)
         self._return_gradients(step, spec, tensors)
         step.forward += 1
         step.backward += 1
@@ -410,7 +412,7 @@ class StageExecutor:
         """All that this worker has to give to the oldest open step is there."""
         step = self._open.popleft()
         with self._busy.running():
-            self._ending.begin(step.number, step.loss, step.rows)
+            self._ending.begin(step.number, step.loss, step.terms, step.rows)
 
     def catch_up(self) -> None:
         """Apply the steps whose verdict is here or on its way, at a worker that gives up."""
@@ -434,7 +436,8 @@ class StageExecutor:
 
     def _follow(self) -> None:
         """Do what follows the steps so far, as nothing else is under way any more."""
-        self.following.carry_out(self.following.pending, self._validate, self._pause)
+        with self._busy.waiting(), self.progress.apart():
+            self.following.carry_out(self.following.pending, self._validate, self._pause)
 
     def _validate(self, phase: str) -> Measured:
         return self.evaluate("valid", phase)
@@ -456,7 +459,7 @@ class StageExecutor:
         with span("update", step=number, rank=self._place.rank), self._busy.running():
             ended = self._ending.apply()
         if self._links.after is None:
-            self.progress.losses.append(ended.loss)
+            self.progress.curve.add(ended.loss, ended.terms)
         self.progress.step = number + 1
         self.progress.samples += self._schedule.samples(number)
         self.progress.busy_s = self._busy.seconds()

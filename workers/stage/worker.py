@@ -443,4 +443,4 @@ class Worker:
             facts["best_step"] = best
             facts["validated"] = [{"step": one.step, "metrics": one.metrics} for one in done]
         stages = len(self._share.place.widths)
-        return saved.finish(self._launch.job, stages, progress.losses, facts)
+        return saved.finish(self._launch.job, stages, progress.curve, facts)

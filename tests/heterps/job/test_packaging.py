@@ -8,6 +8,7 @@ import pytest
 
 from heterps.errors import CodeError
 from heterps.job.packaging import IGNORE, Code, pack
+from workers.model.loss_curve import LossCurve
 from workers.model.unpack import Limits, unpack
 
 LIMIT = 1 << 20
@@ -130,7 +131,7 @@ def test_what_heterps_wrote_stays_however_it_is_called(tmp_path):
     model = SavedModel(str(tmp_path / "output/job-1"))
     model.write_stage(0, {"weight": torch.rand(1000)})
     assert pack(tmp_path, LIMIT).content.digest == before.content.digest, "one that is half there"
-    model.finish(JobSpec(), 1, [], {})
+    model.finish(JobSpec(), 1, LossCurve(), {})
     Download(Job.of(JobStatus(job_id="job-1", state=SUCCEEDED)), tmp_path / "got").open()
     Artifacts(tmp_path / "kept", lambda job_id: True)
     with (

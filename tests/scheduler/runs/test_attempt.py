@@ -152,6 +152,7 @@ def test_a_report_counts_while_it_starts_and_trains_and_a_last_word_is_kept(
 ) -> None:
     attempt = entered(context, up_to=State.PLANNING)
     word = pb.ProgressReport(job_id="job", attempt=1, phase="trained", step=7)
+    word.loss, word.loss_terms["click"] = 0.5, 0.25
     assert not attempt.report(word)
     assert context.store.finals("job") == []
     attempt.enter(State.STARTING)
@@ -162,6 +163,7 @@ def test_a_report_counts_while_it_starts_and_trains_and_a_last_word_is_kept(
     status = context.jobs.get("job")
     assert status is not None
     assert status.step == 7
+    assert (status.loss, status.loss_terms) == (0.5, {"click": 0.25})
     assert attempt.report(pb.ProgressReport(job_id="job", attempt=2))  # another one's worker
     attempt.cancel()
     assert attempt.report(word)

@@ -20,6 +20,7 @@ from workers.errors import DivergedError
 from workers.model import reloaded
 from workers.model.entry import ModelError, job_model
 from workers.model.job_metrics import JobMetrics
+from workers.model.loss_curve import LossCurve
 from workers.model.reloaded import ReloadError, check_finite, check_predictions, reopened
 from workers.model.saved import SavedModel
 
@@ -74,7 +75,7 @@ def trained(tmp_path):
     saved = SavedModel(str(tmp_path / "out"))
     saved.write_stage(0, model.state_dict())
     save_checkpoint(saved.tables, [table])
-    output = saved.finish(job, 1, [0.5], {"job_id": "job1"})
+    output = saved.finish(job, 1, LossCurve([0.5]), {"job_id": "job1"})
     return output, job, batch, scores, table
 
 

@@ -19,6 +19,7 @@ from workers.data.tensors import tensors_of
 from workers.model.entry import ModelError, job_model
 from workers.model.hugging_face import HuggingFace, hugging_face
 from workers.model.inputs import inputs_of
+from workers.model.loss_curve import LossCurve
 from workers.model.randomness import Randomness
 from workers.model.saved import SavedModel
 from workers.model.trace import TracedModel
@@ -234,7 +235,7 @@ def test_what_was_trained_is_saved_and_opened_by_transformers_bit_equal(tmp_path
     saved = SavedModel(str(output))
     saved.write_stage(0, model.state_dict())
     save_checkpoint(saved.tables, [])
-    saved.finish(job, 1, [0.5], {"job_id": "job1"})
+    saved.finish(job, 1, LossCurve([0.5]), {"job_id": "job1"})
     (folder / "model.safetensors").unlink()
     opened = heterps.load(output)
     assert opened.model.lm_head.weight is opened.model.transformer.wte.weight
