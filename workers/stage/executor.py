@@ -35,6 +35,7 @@ import torch
 from torch import Tensor
 
 from chassis.tracing import span
+from protos.in_flight import most_in_flight
 from protos.job_pb2 import JobSpec
 from protos.stage_pb2 import FrameKind, Notice
 from workers.data.columns import labels_in
@@ -123,8 +124,10 @@ class StageExecutor:
         self._lockstep = lockstep
         self.loss = job_loss(job)
         # The last stage, or one in lockstep, may want all of a step before it returns any of it.
-        at_once = schedule.lockstep or self.loss.whole
-        self._depth = schedule.micro_batches * (staleness + 1) if at_once else depth(place)
+        at_once = self.loss.whole or (schedule.lockstep and links.after is not None)
+        self._depth = most_in_flight(
+            place.widths, place.stage, schedule.micro_batches, staleness, at_once=at_once
+        )
         self._whole = (
             WholeLoss(self.loss, layers.group, schedule, job.train.seed, beginning.step)
             if self.loss.whole and links.after is None
@@ -484,11 +487,6 @@ class StageExecutor:
             self._auxiliary = [m for m in modules if hasattr(m, "aux_loss")]
         losses = [m.aux_loss for m in self._auxiliary if isinstance(m.aux_loss, Tensor)]
         return sum(losses[1:], losses[0]) if losses else None
-
-
-def depth(place: Place) -> int:
-    """Micro-batches that a worker may have between forward and backward."""
-    return 2 * -(-sum(place.widths[place.stage :]) // place.width)
 
 
 def _nan_unless_finite(auxiliary: Tensor | None) -> Tensor | float:
