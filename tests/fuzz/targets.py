@@ -315,6 +315,7 @@ def _frame(folder: Path) -> Parser:
 def _frames(folder: Path) -> list[bytes]:
     import torch
 
+    from protos.codec import payload_tag
     from workers.links.frames import BACKWARD, FORWARD, Frame, FrameId
 
     tensors = {
@@ -324,9 +325,10 @@ def _frames(folder: Path) -> list[bytes]:
         "none": torch.ones(0, 2),
         "one": torch.tensor(True),
     }
+    ids = [FrameId(kind, "train", 5, 1) for kind in (FORWARD, BACKWARD)]
+    parts = [Frame(one, tensors, frozenset(["x"])).parts(2) for one in ids]
     return [
-        Frame(FrameId(kind, "train", 5, 1), tensors, frozenset(["x"])).pack(2)
-        for kind in (FORWARD, BACKWARD)
+        b"".join((head, payload_tag(sum(map(len, payload))), *payload)) for head, payload in parts
     ]
 
 

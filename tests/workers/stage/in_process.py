@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from protos import codec, stage_pb2
+from protos import stage_pb2
 from protos.decision_pb2 import PlanStage
 from protos.job_pb2 import JobSpec
 from protos.naming import table_prefix
@@ -177,9 +177,9 @@ class Peers:
         self._rank = rank
 
     def send(self, frame):
-        head, payload = codec.unpack(stage_pb2.Frame, frame.pack(self._rank))
-        target = frame.id.micro_batch % len(self._inboxes)
-        self._inboxes[target].put(Frame.unpack(head, payload))
+        head, payload = frame.parts(self._rank)
+        came = Frame.unpack(stage_pb2.Frame.FromString(head), memoryview(b"".join(payload)))
+        self._inboxes[frame.id.micro_batch % len(self._inboxes)].put(came)
 
     def end(self, phase):
         for inbox in self._inboxes:
