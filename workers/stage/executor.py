@@ -13,7 +13,7 @@ their own (`workers/stage/versions.py`). With S = 0 a step begins when the one b
 A worker of stage s has at most 2⌈(k_s + k_(s+1) + … + k_n) / k_s⌉ micro-batches between forward and
 backward, k being the stages' widths: where stages are equally fast in all, half of them are on
 their way through the stages and back, and as many wait where workers meet out of turn. So many
-activations take memory, as plans have it (`protos/in_flight.py`); the last stage holds those of one.
+activations take memory, as planned (`protos/in_flight.py`); the last stage holds those of one.
 
 Workers that share out experts compute in lockstep: in a step all forwards come first, and may all
 be in flight, steps follow one another (S = 0), and in evaluation a worker without a batch computes

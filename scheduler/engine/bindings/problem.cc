@@ -46,8 +46,7 @@ void Fill(Problem* self, const Mask& allowed, const Table& compute_serial,
           const Table& forward_share, const Table& held, const Table& most_units,
           const Joined& joined, bool cuts, const Row& price, const Row& limit, const Row& capacity,
           double samples, double ps_core_s, int ps_type, double max_price, double batch,
-          int micro_batches, int staleness, double crossing, bool whole_batch,
-          bool lockstep) {
+          int micro_batches, int staleness, double crossing, bool whole_batch, bool lockstep) {
   new (self) Problem();
   self->layers = static_cast<int>(allowed.shape(0));
   self->types = static_cast<int>(allowed.shape(1));
