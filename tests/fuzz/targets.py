@@ -167,15 +167,15 @@ def _jobs(folder: Path) -> list[bytes]:
 
 
 def _manifest(folder: Path) -> Parser:
-    from ps.checkpoint import manifest
+    from ps.checkpoint import manifest, sealed
     from ps.checkpoint.tables import read_checkpoint
 
     def parse(data: bytes) -> object:
         """A manifest; one after an exclamation mark is given its checksum."""
         if data.startswith(b"!"):
-            body = data[1:].rpartition(manifest._CHECKSUM)[0] or data[1:]
-            digest = hashlib.sha256(body + manifest._END).hexdigest().encode()
-            data = body + manifest._CHECKSUM + digest + b'"' + manifest._END
+            body = data[1:].rpartition(sealed._CHECKSUM)[0] or data[1:]
+            digest = sealed.digest_of(body + sealed._END).encode()
+            data = body + sealed._CHECKSUM + digest + b'"' + sealed._END
         (folder / manifest.MANIFEST).write_bytes(data)
         return read_checkpoint(folder)
 
