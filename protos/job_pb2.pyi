@@ -562,10 +562,12 @@ class ColumnSpec(_message.Message):
     SLOT_FIELD_NUMBER: _builtins.int
     KEEP_FIELD_NUMBER: _builtins.int
     PADDING_FIELD_NUMBER: _builtins.int
+    SHAPE_FIELD_NUMBER: _builtins.int
+    FIT_FIELD_NUMBER: _builtins.int
     of: _builtins.str
     """the file's column, or a cross of several; empty: its own name"""
     type: _builtins.str
-    """key | keys | float | floats | int | ints | mask; those in the plural are lists"""
+    """key | keys | float | floats | int | ints | mask | image; in the plural lists"""
     length: _builtins.int
     """of lists: so many values, filled up behind; of a mask: 1 where a list has one"""
     slot: _builtins.str
@@ -574,6 +576,12 @@ class ColumnSpec(_message.Message):
     """first | last: which values of longer lists stay; empty: the last, and of ints none may be longer"""
     padding: _builtins.int
     """of ints: what fills up short lists"""
+    fit: _builtins.str
+    """resize | crop: an image of another size; empty: there is none"""
+    @_builtins.property
+    def shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """of floats and ints in place of length: so many values in every row; of an image C, H, W"""
+
     def __init__(
         self,
         *,
@@ -583,10 +591,12 @@ class ColumnSpec(_message.Message):
         slot: _builtins.str = ...,
         keep: _builtins.str = ...,
         padding: _builtins.int = ...,
+        shape: _abc.Iterable[_builtins.int] | None = ...,
+        fit: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["keep", b"keep", "length", b"length", "of", b"of", "padding", b"padding", "slot", b"slot", "type", b"type"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fit", b"fit", "keep", b"keep", "length", b"length", "of", b"of", "padding", b"padding", "shape", b"shape", "slot", b"slot", "type", b"type"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

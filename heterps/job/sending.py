@@ -65,10 +65,16 @@ def settle(job: JobSpec, code: Code) -> None:
 
 
 def _data_files(job: JobSpec, root: Path) -> list[str]:
-    """The files that a job's data is in; of a source all in the folder that it is given."""
+    """The files that a job's data is in, folders among them as all that they hold.
+
+    Of a source it is the folder that it is given.
+    """
     folder, data = data_path(job), job.data
     patterns = [p for p in (data.train, data.valid, data.test) if p]
     if data.source:
-        patterns = ["**"] if folder.is_relative_to(root) else []
+        patterns = ["."] if folder.is_relative_to(root) else []
     found = [path for p in patterns for path in glob.glob(str(folder / p), recursive=True)]
-    return [path for path in found if os.path.isfile(path)]
+    inside = [
+        os.path.join(at, n) for path in found for at, _, names in os.walk(path) for n in names
+    ]
+    return [path for path in found if os.path.isfile(path)] + inside

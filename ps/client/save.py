@@ -1,7 +1,7 @@
 """A checkpoint of all shards: one cut, coordinated by the client that saves."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -93,6 +93,7 @@ def _save(
         )
         manifest.check_sizes(store, files)  # whether all shards have written to this very place
         first = manifest.first_files(files)
+        _check_tables(switch, [{file.table for file in reply.files} - {""} for reply in replies])
         specs = {name: spec_of(store, file.name) for name, file in first.items()}
         stays = save_of(links)
         if parent_store and save_of(_builds_on(switch, parent_store, mode)) != stays:
@@ -202,6 +203,33 @@ def _check_parent(
         )
 
 
+def _check_tables(switch: Switch, of_shards: Sequence[set[str]]) -> None:
+    """Refuse what is saved when a shard was started again without what it had.
+
+    Args:
+        switch: of the place.
+        of_shards: names of the tables that each has saved.
+
+    Raises:
+        CheckpointError: the shards have not the same tables, or none, where the save that this one
+            would replace has some.
+    """
+    tables = set[str]().union(*of_shards)
+    for name in sorted(tables):
+        lacking = [index for index, found in enumerate(of_shards) if name not in found]
+        if lacking:
+            raise CheckpointError(
+                f"table {name!r} is not on shards {lacking}; expected it on all. Where these were "
+                "started again without it, load a save; where it is just being made, try again"
+            )
+    replaced = manifest.replaced(switch)
+    if not tables and replaced is not None and replaced.tables:
+        raise CheckpointError(
+            f"{switch.store.url}: has {len(replaced.tables)} tables, and the shards have none to "
+            "save; expected another place, or an empty one"
+        )
+
+
 def _builds_on(switch: Switch, parent_store: Store, mode: str) -> Chain:
     """The parent of a save and, where it could not be loaded without, all that this builds on.
 
@@ -209,14 +237,16 @@ def _builds_on(switch: Switch, parent_store: Store, mode: str) -> Chain:
         DeltaError: one of these cannot be read.
         CheckpointError: one is what the save would replace.
     """
-    replaced = manifest.replaced_id(switch)
+    replaced = manifest.replaced(switch)
     try:
-        if mode != "delta" and not replaced:  # of weights published long ago the oldest have gone
+        if (
+            mode != "delta" and replaced is None
+        ):  # of weights published long ago the oldest have gone
             return [(parent_store, manifest.read_manifest(parent_store))]
         links = chain(parent_store)
     except CheckpointError as error:
         raise DeltaError(f"since={parent_store.url}: {error}; save a whole one first") from None
-    if replaced in [found.id for _, found in links]:
+    if replaced is not None and replaced.id in [found.id for _, found in links]:
         raise CheckpointError(
             f"since={parent_store.url}: builds on what lies in {switch.store.url}, which is the "
             "place to write to; expected another"

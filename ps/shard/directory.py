@@ -5,7 +5,6 @@ a new base while training goes on, and drops the logs before it.
 """
 
 import logging
-import os
 import shutil
 import threading
 import time
@@ -14,11 +13,11 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from chassis import written
-from chassis.scratch import try_lock
 from ps.checkpoint.manifest import MANIFEST, begin_save, is_checkpoint, read_manifest
-from ps.checkpoint.store import NO_LOCKS, LocalStore
+from ps.checkpoint.store import LocalStore
 from ps.checkpoint.tables import begin_snapshots, chain, load_tables, write_alone
 from ps.errors import CheckpointError, DamageError, NoRoomError
+from ps.shard.holding import Holding
 from ps.shard.journal import Buffer
 from ps.shard.log import Log
 from ps.shard.recovery import Recovered, keep_folder, recover
@@ -31,7 +30,6 @@ _REPEATED_BYTES = 4 << 10  # of a log that take as long to repeat as a change wi
 _PAUSE_S = 5.0  # before a fold that failed is tried again; doubled each time
 _LONGEST_PAUSE_S = 60.0
 _RECORD_BYTES = 8 + 20  # of a row in a file: key and usage
-_LOCK = ".lock"
 _log = logging.getLogger("heterps.ps")
 
 
@@ -70,18 +68,19 @@ class ShardDirectory:
         self._again_at, self._pause_s = 0.0, _PAUSE_S
         self._pushed = 0
         written.claim(directory, mode=0o700)
-        self._held = _hold(directory)
+        self._holding = Holding(directory)
         try:
             self._take_back(sync, accept_loss)
         except BaseException:
-            os.close(self._held)
+            self._holding.close()
             raise
 
     def _take_back(self, sync: bool, accept_loss: bool) -> None:
         state, directory = self._state, self._directory
         began = time.monotonic()
         first = self._load_base()
-        found = recover(state, directory, first or 1, accept_loss=accept_loss)
+        reached = self._holding.reached
+        found = recover(state, directory, first or 1, reached, accept_loss=accept_loss)
         if found.damage and not first and self._store.entries():
             keep_folder(Path(self._store.url))
         self._remove_unfinished()
@@ -94,6 +93,7 @@ class ShardDirectory:
             records=found.records,
             sync=sync,
             fold=self._fold_closed,
+            reach=self._holding.reach,
         )
         state.journals["log"] = self.log
         self._tell(found, first > 0, time.monotonic() - began)
@@ -126,7 +126,7 @@ class ShardDirectory:
         """Let go of the log."""
         del self._state.journals["log"]
         self.log.close()
-        os.close(self._held)
+        self._holding.close()
 
     def _fold_closed(self, closed: bool) -> None:
         """Fold.
@@ -241,26 +241,3 @@ class ShardDirectory:
             )
         if found.damage:
             _log.error("--accept-loss: %s", found.damage)
-
-
-def _hold(directory: Path) -> int:
-    """Lock a directory as long as the descriptor that is returned is open, or its process lives.
-
-    A second shard would begin a log that goes on from what it found of the first one's.
-
-    Raises:
-        CheckpointError: another shard has it.
-    """
-    descriptor = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        if try_lock(descriptor):
-            return descriptor
-    except OSError as error:
-        if error.errno in NO_LOCKS:
-            return descriptor
-        os.close(descriptor)
-        raise
-    os.close(descriptor)
-    raise CheckpointError(
-        f"{directory}: another process has it; expected the directory of this shard alone"
-    )

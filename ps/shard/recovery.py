@@ -33,13 +33,21 @@ class Recovered:
     damage: str = ""
 
 
-def recover(state: ShardState, directory: Path, first: int, *, accept_loss: bool) -> Recovered:
+def recover(
+    state: ShardState,
+    directory: Path,
+    first: int,
+    reached: tuple[int, int] | None = None,
+    *,
+    accept_loss: bool,
+) -> Recovered:
     """Repeat the changes that the logs have.
 
     Args:
         state: as the base has it.
         directory: of the shard.
         first: number of the file that goes on from the base.
+        reached: number of the newest file there was, and how many bytes of it were acknowledged.
         accept_loss: stop where a log is damaged, and keep what cannot be used under other names.
 
     Raises:
@@ -61,14 +69,19 @@ def recover(state: ShardState, directory: Path, first: int, *, accept_loss: bool
         except DamagedFileError as error:
             damage, usable = error, index
             break
-    told = ""
+    told, cut = "", 0
+    if damage is None and reached is not None:
+        damage, cut = _cut_off(directory, files, *reached)
+        usable -= cut > 0
     if damage is not None:
         lost = _lost(files[usable:], [path for path, _ in found[usable:]])
+        lost.bytes += cut
         told = f"{damage}, and what was acknowledged goes on: {lost} cannot be taken back"
         if not accept_loss:
             raise DamageError(
                 f"{told}; --accept-loss starts this shard without them, and keeps the damaged files"
             )
+        number = found[-1][1] + 1 if found else first
         for path, _ in found[usable:]:
             _keep(path)
     elif files:
@@ -100,6 +113,20 @@ def _open(
         except DamagedFileError as error:
             return files, error
     return files, None
+
+
+def _cut_off(
+    directory: Path, files: Sequence[LogFile], number: int, size: int
+) -> tuple[DamagedFileError | None, int]:
+    """Whether the newest file, or the end of it, has gone; how many bytes of one that is there."""
+    if files and files[-1].number > number:
+        return None, 0  # it was made by somebody who tells nothing
+    if not files or files[-1].number < number:
+        return DamagedFileError(directory / logfile.name_of(number), 0, "missing"), 0
+    lacking = size - files[-1].good
+    if lacking <= 0:
+        return None, 0
+    return DamagedFileError(files[-1].path, files[-1].good, "cut off"), lacking
 
 
 def _lost(read: Sequence[LogFile], paths: Sequence[Path]) -> Lost:

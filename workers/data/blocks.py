@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from workers.data import counts, files
 from workers.data.columns import Encoder
-from workers.data.files import Unit
+from workers.data.unit import Unit
 
 
 class Blocks(Protocol):

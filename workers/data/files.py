@@ -5,29 +5,24 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
+from typing import Protocol
 
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 
-from workers.data import remote
+from workers.data import arrow_files, remote, tar_files
 from workers.data.errors import DataError
+from workers.data.unit import Unit
 
 _BLOCK_BYTES = 4 << 20  # of text, a step of the CSV reader
 _SEPARATORS = {".csv": ",", ".tsv": "\t"}
 _COMPRESSED = 4  # bytes of text for one of a compressed file, about
 _COMPRESSIONS = {".gz", ".bz2", ".zst", ".lz4"}
-_FORMATS = "a .parquet, .csv or .tsv file (.csv and .tsv also with .gz)"
-
-
-@dataclass(frozen=True, slots=True)
-class Unit:
-    """The rows that can be reached without reading others: a row group, or a whole text file."""
-
-    path: Path
-    row_group: int | None
-    rows: int | None  # None: of a text file, known only once it has been read
-    first: int = 0  # rows of the file before it
+_FORMATS = (
+    "a .parquet, .csv or .tsv file (.csv and .tsv also with .gz), an .arrow, .feather or .tar "
+    "file, or a folder that datasets has saved"
+)
 
 
 def find(directory: Path, path: str, pattern: str, key: str) -> list[Path]:
@@ -46,13 +41,22 @@ def find(directory: Path, path: str, pattern: str, key: str) -> list[Path]:
     if not folder.is_dir():
         raise DataError("job", "data.path", path, f"a folder, but {folder} is none")
     exact = folder / pattern
-    found = [exact] if exact.is_file() else sorted(map(Path, glob.glob(str(exact), recursive=True)))
-    found = [file for file in found if file.is_file()]
+    found = [exact] if exact.exists() else sorted(map(Path, glob.glob(str(exact), recursive=True)))
+    found = [file for path in found for file in files_at(path)]
     if not found:
         names = sorted(entry.name for entry in folder.iterdir())
         there = ", ".join(names[:8]) + (", …" if len(names) > 8 else "") or "nothing"
         raise DataError("job", key, pattern, f"a file or glob in {folder}, which holds {there}")
     return _readable(found, key)
+
+
+def files_at(path: Path) -> list[Path]:
+    """A file, or those of a folder that `datasets` has saved; of another folder none.
+
+    Raises:
+        DataError: such a folder is damaged.
+    """
+    return arrow_files.saved_files(path) if path.is_dir() else [path] if path.is_file() else []
 
 
 def _readable(found: list[Path], key: str) -> list[Path]:
@@ -74,7 +78,26 @@ def is_text(path: Path) -> bool:
 
 def is_data(path: Path) -> bool:
     """Whether the name says that it can be read."""
-    return is_parquet(path) or is_text(path)
+    return is_parquet(path) or is_text(path) or _other(path) is not None
+
+
+class _Format(Protocol):
+    """A module that reads one, as the functions here of the same names."""
+
+    def schema(self, path: Path) -> pa.Schema: ...
+
+    def units(self, path: Path) -> list[Unit]: ...
+
+    def read(
+        self, unit: Unit, columns: Sequence[str], block_rows: int
+    ) -> Iterator[pa.RecordBatch]: ...
+
+
+def _other(path: Path) -> _Format | None:
+    """What reads a file that is neither Parquet nor text."""
+    if path.suffix in arrow_files.ENDINGS:
+        return arrow_files
+    return tar_files if path.suffix in tar_files.ENDINGS else None
 
 
 def _separator(path: Path) -> str | None:
@@ -89,9 +112,11 @@ def schema(path: Path) -> pa.Schema:
     try:
         if is_parquet(path):
             return pa.parquet.read_schema(path)
+        if (other := _other(path)) is not None:
+            return other.schema(path)
         with _open_text(path, None) as reader:
             return pa.schema([(name, pa.string()) for name in reader.schema.names])
-    except (pa.ArrowInvalid, OSError) as error:
+    except (pa.ArrowException, OSError) as error:
         raise _unreadable(path, error) from error
 
 
@@ -101,11 +126,13 @@ def units(path: Path) -> list[Unit]:
     Raises:
         DataError: it cannot be read.
     """
-    if not is_parquet(path):
+    if is_text(path):
         return [Unit(path, None, None)]
     try:
+        if (other := _other(path)) is not None:
+            return other.units(path)
         metadata = pa.parquet.read_metadata(path)
-    except (pa.ArrowInvalid, OSError) as error:
+    except (pa.ArrowException, OSError) as error:
         raise _unreadable(path, error) from error
     rows = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
     firsts = [0, *accumulate(rows)]
@@ -119,7 +146,7 @@ def count(path: Path) -> int:
             columns = reader.schema.names[:1]
         with _open_text(path, columns) as reader:
             return sum(block.num_rows for block in reader)
-    except (pa.ArrowInvalid, OSError) as error:
+    except (pa.ArrowException, OSError) as error:
         raise _unreadable(path, error) from error
 
 
@@ -154,17 +181,20 @@ def values(path: Path, columns: Collection[str]) -> Iterator[tuple[int, str, Val
 def read(unit: Unit, columns: Sequence[str], block_rows: int) -> Iterator[pa.RecordBatch]:
     """The record batches of a unit in order, with these columns; holds one at a time."""
     try:
-        if unit.row_group is None:
+        if is_text(unit.path):
             with _open_text(unit.path, columns) as reader:
                 yield from reader
+            return
+        if (other := _other(unit.path)) is not None:
+            yield from other.read(unit, columns, block_rows)
             return
         with pa.parquet.ParquetFile(
             unit.path, read_dictionary=_strings(unit.path, columns), memory_map=True
         ) as file:
             yield from file.iter_batches(
-                block_rows, row_groups=[unit.row_group], columns=list(columns), use_threads=False
+                block_rows, row_groups=[unit.part], columns=list(columns), use_threads=False
             )
-    except (pa.ArrowInvalid, OSError) as error:
+    except (pa.ArrowException, OSError) as error:
         raise _unreadable(unit.path, error) from error
 
 

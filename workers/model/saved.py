@@ -8,7 +8,7 @@ same names there.
 """
 
 import errno
-import json
+import hashlib
 import os
 import shutil
 import sys
@@ -30,6 +30,7 @@ from protos.job_pb2 import JobSpec
 from protos.naming import KEPT, table_prefix
 from ps.checkpoint.manifest import is_checkpoint
 from ps.checkpoint.places import open_store
+from ps.checkpoint.sealed import digest_of, seal
 from ps.checkpoint.store import Store
 from ps.checkpoint.tables import chain, save_of
 from ps.errors import ReplacedError
@@ -38,6 +39,7 @@ from workers.model.code import code_root, copy_code, settle
 from workers.model.cut import MANIFEST as CUT
 from workers.model.cut import check_tables, read_cut, weights_of
 from workers.model.entry import ModelError, job_model
+from workers.model.facts import DENSE, MODEL, check_dense, read_facts
 from workers.model.loss_curve import LossCurve
 from workers.model.predict import add_predictor
 from workers.model.state import load_state, single
@@ -112,13 +114,14 @@ class SavedModel:
         for part in parts:
             merged.update(load_file(part))
         # save_file would make the file its owner's alone, who may be a container's user.
-        (self.folder / "dense.safetensors").write_bytes(save_bytes(merged))
+        dense = save_bytes(merged)
+        (self.folder / DENSE).write_bytes(dense)
         for part in parts:
             part.unlink()
         copy_code(job, self.folder / "code")
         (self.folder / "loss.csv").write_text(curve.as_csv())
         tables = open_store(self.tables)
-        replace_file(self.folder / "model.json", _manifest(job, facts, tables))
+        replace_file(self.folder / MODEL, _manifest(job, facts, tables, dense))
         (self.folder / _WRITER).unlink(missing_ok=True)
         earlier = self.final.with_name(f".{self.final.name}.earlier-{os.getpid()}")
         with suppress(FileNotFoundError):  # there is one if nobody heard of an attempt's end
@@ -158,12 +161,13 @@ class KeptModel:
         for stage in range(stages):
             with self._store.open(_part(stage)) as stream:
                 merged.update(load_bytes(stream.read()))
-        self._store.write("dense.safetensors", [save_bytes(merged)])
+        dense = save_bytes(merged)
+        self._store.write(DENSE, [dense])
         self._store.write("loss.csv", [curve.as_csv().encode()])
         for stage in range(stages):
             self._store.remove(_part(stage))
         tables = open_store(self.tables)
-        self._store.replace("model.json", _manifest(job, facts, tables).encode())
+        self._store.replace(MODEL, _manifest(job, facts, tables, dense))
         return self._store.url
 
 
@@ -171,11 +175,11 @@ def _part(stage: int) -> str:
     return f"stage-{stage}.safetensors"
 
 
-def _manifest(job: JobSpec, facts: Mapping[str, Any], tables: Store) -> str:
+def _manifest(job: JobSpec, facts: Mapping[str, Any], tables: Store, dense: bytes) -> bytes:
     tree = {"format": FORMAT, "job": MessageToDict(job, preserving_proto_field_name=True), **facts}
     if is_checkpoint(tables):
         tree["tables"] = save_of(chain(tables))
-    return json.dumps(tree, indent=2) + "\n"
+    return seal({**tree, DENSE: digest_of(dense)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,14 +211,16 @@ def read_saved(path: str | Path) -> Saved:
         weights = weights_of(str(cuts), cut)
         tables = check_tables(str(cuts), cut.tables)
         return Saved(cut.job, cut.job_id, cuts / "code", weights, tables, cut.tables.save)
-    manifest = folder / "model.json"
+    manifest = folder / MODEL
     if not manifest.is_file():
         raise ModelError(f"{folder}: no saved model: model.json is missing")
-    facts = json.loads(manifest.read_text())
+    facts = read_facts(open_store(folder))
     if facts.get("format") != FORMAT:
         raise ModelError(f"{manifest}: format: {facts.get('format')!r}; expected {FORMAT!r}")
     job = ParseDict(facts["job"], JobSpec())
-    weights = load_file(folder / "dense.safetensors")
+    with (folder / DENSE).open("rb") as stream:
+        check_dense(facts, hashlib.file_digest(stream, "sha256").hexdigest(), str(folder))
+    weights = load_file(folder / DENSE)
     code, tables = folder.absolute() / "code", str(folder / "tables")
     return Saved(job, facts["job_id"], code, weights, tables, facts.get("tables", ""))
 

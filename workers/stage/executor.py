@@ -13,7 +13,7 @@ their own (`workers/stage/versions.py`). With S = 0 a step begins when the one b
 A worker of stage s has at most 2⌈(k_s + k_(s+1) + … + k_n) / k_s⌉ micro-batches between forward and
 backward, k being the stages' widths: where stages are equally fast in all, half of them are on
 their way through the stages and back, and as many wait where workers meet out of turn. So many
-activations take memory; the last stage holds those of one.
+activations take memory, as planned (`protos/in_flight.py`); the last stage holds those of one.
 
 Workers that share out experts compute in lockstep: in a step all forwards come first, and may all
 be in flight, steps follow one another (S = 0), and in evaluation a worker without a batch computes
@@ -35,6 +35,7 @@ import torch
 from torch import Tensor
 
 from chassis.tracing import span
+from protos.in_flight import most_in_flight
 from protos.job_pb2 import JobSpec
 from protos.stage_pb2 import FrameKind, Notice
 from workers.data.columns import labels_in
@@ -126,8 +127,10 @@ class StageExecutor:
         self._lockstep = lockstep
         self.loss = job_loss(job)
         # The last stage, or one in lockstep, may want all of a step before it returns any of it.
-        at_once = schedule.lockstep or self.loss.whole
-        self._depth = schedule.micro_batches * (staleness + 1) if at_once else depth(place)
+        at_once = self.loss.whole or (schedule.lockstep and links.after is not None)
+        self._depth = most_in_flight(
+            place.widths, place.stage, schedule.micro_batches, staleness, at_once=at_once
+        )
         self._whole = (
             WholeLoss(self.loss, layers.group, schedule, job.train.seed, beginning.step)
             if self.loss.whole and links.after is None
@@ -451,7 +454,8 @@ class StageExecutor:
 
     def _follow(self) -> None:
         """Do what follows the steps so far, as nothing else is under way any more."""
-        self.following.carry_out(self.following.pending, self._validate, self._pause)
+        with self._busy.waiting(), self.progress.apart():
+            self.following.carry_out(self.following.pending, self._validate, self._pause)
 
     def _validate(self, phase: str) -> Measured:
         return self.evaluate("valid", phase)
@@ -501,11 +505,6 @@ class StageExecutor:
             self._auxiliary = [m for m in modules if hasattr(m, "aux_loss")]
         losses = [m.aux_loss for m in self._auxiliary if isinstance(m.aux_loss, Tensor)]
         return sum(losses[1:], losses[0]) if losses else None
-
-
-def depth(place: Place) -> int:
-    """Micro-batches that a worker may have between forward and backward."""
-    return 2 * -(-sum(place.widths[place.stage :]) // place.width)
 
 
 def _nan_unless_finite(auxiliary: Tensor | None) -> Tensor | float:

@@ -3,6 +3,7 @@
 import logging
 import os
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 import torch
@@ -258,6 +259,20 @@ def build(
         rendezvous: rank 0's own; None elsewhere.
         cuts: where the job's cuts lie now; None: none are taken.
     """
+    with ExitStack() as opened:  # to be closed where what follows cannot be
+        parts = _connected(share, topology, session, rendezvous, cuts, opened)
+        opened.pop_all()
+    return parts
+
+
+def _connected(
+    share: Share,
+    topology: Topology,
+    session: Session,
+    rendezvous: Rendezvous | None,
+    cuts: Callable[[], str] | None,
+    opened: ExitStack,
+) -> Parts:
     job, place, device = share.launch.job, share.place, share.device
     inbox, generation = session.inbox, session.generation
     durable = job.servers.durability not in ("", "none")
@@ -266,6 +281,7 @@ def build(
         timeout_s=_OUTAGE_S if durable else _SILENCE_S,
         wire=job.servers.wire or "float32",
     )
+    opened.callback(client.close)
     session.on_back(client.abort)
     staging = staging_for(device)
     here = topology.stages[place.stage].addresses[place.rank].rpartition(":")[0]
@@ -275,11 +291,14 @@ def build(
             return None
         addresses = topology.stages[stage].addresses
         to = Neighbours(addresses, f"stage {stage}", place.rank, here, generation)
-        return Outbox(to, staging)
+        made = Outbox(to, staging)
+        opened.callback(made.close)
+        return made
 
     links = Links(inbox, outbox(place.stage - 1), outbox(place.stage + 1))
     own = topology.stages[place.stage]
     group = _group(share, own, session, rendezvous)
+    opened.callback(group.close)
     module = share.graph.module.to(device)
     split = split_experts(module, group) if job.train.split_experts else []
     if split:
@@ -290,6 +309,7 @@ def build(
         session.board,
         generation,
     )
+    opened.callback(notices.close)
     return assemble(
         job,
         place,

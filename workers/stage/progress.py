@@ -2,6 +2,8 @@
 
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from protos.scheduler_pb2 import CutList
@@ -38,7 +40,8 @@ class Progress:
     cuts_told: CutList | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     pause_asked: threading.Event = field(default_factory=threading.Event)
-    _last: tuple[int, float] = (0, 0.0)
+    _last: tuple[int, float] = (0, 0.0)  # step, and seconds of training until it ended
+    _apart: tuple[float, float] = (0.0, 0.0)  # seconds, and since when it goes on; 0: it does not
 
     def resume(self, step: int, samples: int, curve: LossCurve, seconds: float) -> None:
         """Begin at a step, with what was reached until then."""
@@ -57,15 +60,28 @@ class Progress:
 
     @step.setter
     def step(self, number: int) -> None:
-        self._last = number, time.perf_counter()
+        self._last = number, self.train_seconds
 
     @property
     def stepped_s(self) -> float:
         """Seconds of training until the last step ended."""
-        _, when = self._last
-        return when - self.began if when else 0.0
+        return self._last[1]
 
     @property
     def train_seconds(self) -> float:
-        """Wall time of training so far."""
-        return (self.ended or time.perf_counter()) - self.began if self.began else 0.0
+        """Wall time of training so far, without what was apart from it."""
+        if not self.began:
+            return 0.0
+        now = self.ended or time.perf_counter()
+        seconds, since = self._apart
+        return now - self.began - seconds - (now - since if since else 0.0)
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """What passes inside, such as a validation, is no training."""
+        seconds, since = self._apart[0], time.perf_counter()
+        self._apart = seconds, since
+        try:
+            yield
+        finally:
+            self._apart = seconds + time.perf_counter() - since, 0.0

@@ -78,6 +78,8 @@ SECRETS = {
     "gcp.json": '{"type": "service_account",\n "private_key": "-----BEGIN PRIVATE KEY-----\\nMII"}',
     "admin.conf": "apiVersion: v1\nclusters: []\nkind: Config\nusers:\n- name: a\n",
     "admin.json": '{\n "kind": "Config",\n "clusters": [],\n "users": []\n}\n',
+    "secret.yaml": "data:\n  key: |\n    -----BEGIN PRIVATE KEY-----\n    MIIE\n",
+    "many.conf": f"kind: Config\nclusters:\n{'- name: a' * 10_000}\nusers:\n- name: a\n",
     "login.reg": "PuTTY-User-Key-File-3: ssh-ed25519\n",
 }
 PLAIN = {

@@ -219,6 +219,30 @@ def test_files_that_are_missing_are_missed(tmp_path: Path, made: list[Made], gon
         assert list((directory / "damaged-base").glob("save-*/*.rows")), "it may be mended yet"
 
 
+@pytest.mark.parametrize(
+    "left", ["nothing", "no bytes", "half a header", "a header", "some", "most"]
+)
+def test_the_newest_file_is_missed_where_its_end_is(
+    tmp_path: Path, made: list[Made], left: str
+) -> None:
+    for number, whole in enumerate(made):
+        directory = tmp_path / str(number)
+        shutil.copytree(whole.directory, directory)
+        path = logfile.paths(directory)[-1][0]
+        frames = [frame for frame in heads_of(path) if frame[1] > frame[0] + HEAD_BYTES]
+        ends = {"no bytes": 0, "half a header": 9, "a header": HEADER_BYTES, "some": frames[0][1]}
+        if left == "nothing":
+            path.unlink()
+        else:
+            with path.open("r+b") as stream:
+                stream.truncate(ends.get(left, frames[-1][1] - 1))
+        with pytest.raises(DamageError, match=f"{path.name}: .*at byte"):
+            start(directory)
+        found = start(directory, accept_loss=True)
+        assert found in whole.after[:-1]
+        assert start(directory) == found
+
+
 def test_a_directory_is_one_shards_alone(tmp_path: Path) -> None:
     """A second one would go on from what it finds, and the first one's later changes would go."""
     state = ShardState()

@@ -231,7 +231,10 @@ def test_the_processes_of_a_host_make_samples_once(job, tmp_path, monkeypatch, s
             "held = iter([sample(r) for r in range(99)])\ndef Own(path, name): return held",
             "a new it",
         ),
-        ("held = ByIndex('.', 'train')\ndef Own(path, name): return [{'row': 2**70}]", r"\[0\]"),
+        (
+            "def Own(path, name): return [{**sample(0), 'row': 2**70}]",
+            r"\[0:1\].*data\.source: row",
+        ),
     ],
 )
 def test_what_does_not_fit_is_named(job, code, expected):

@@ -18,6 +18,7 @@ from ps.local.table import save_checkpoint
 from workers.model.entry import ModelError, job_model
 from workers.model.loss_curve import LossCurve
 from workers.model.saved import SavedModel
+from workers.model.warm_start import read_weights
 from workers.stage.failure import end_reason_of
 
 KILLED = """
@@ -167,6 +168,20 @@ def test_a_model_opens_without_its_jobs_folder(tmp_path):
     shutil.move(output, tmp_path / "moved")
     assert torch.equal(heterps.load(tmp_path / "moved")(x), model(x))
     forget()
+
+
+@pytest.mark.parametrize("name", ["model.json", "dense.safetensors"])
+def test_a_flipped_bit_is_found_by_whoever_reads_the_model(tmp_path, name):
+    saved_with_code(tmp_path / "job", tmp_path / "out")
+    forget()
+    path = tmp_path / "out" / name
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2 if name == "model.json" else -3] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(ModelError, match=f"{name}: .*it was damaged"):
+        heterps.load(tmp_path / "out")
+    with pytest.raises(ModelError, match=f"{name}: .*it was damaged"):
+        read_weights(str(tmp_path / "out"))
 
 
 def test_two_models_have_modules_of_their_own(tmp_path):
