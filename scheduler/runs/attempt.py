@@ -166,6 +166,7 @@ class Attempt:
                 status.began_at = status.began_at or time.time()
                 status.step = status.from_step = self.beginning.step
                 status.samples = status.from_samples = self.beginning.samples
+                _forget_validated(status)
             if state is State.RUNNING:
                 status.started_at = time.time()
 
@@ -440,6 +441,7 @@ class Attempt:
             status.recoveries.append(recovery)
             if recovery.back:
                 status.step, status.samples = recovery.step, samples
+                _forget_validated(status)
 
         self.context.jobs.change(self.id.job_id, edit)
         note_recovery(self.context.store, self.id.job_id, recovery, kinds)
@@ -485,6 +487,13 @@ class Attempt:
         self.logs.set_processes(self.processes)
 
 
+def _forget_validated(status: pb.JobStatus) -> None:
+    """Leave out what was measured after the step that the job goes on from."""
+    kept = [one for one in status.validated if one.step <= status.step]
+    del status.validated[:]
+    status.validated.extend(kept)
+
+
 def _progress(status: pb.JobStatus, report: pb.ProgressReport) -> None:
     status.phase = report.phase
     status.step = max(status.step, report.step)
@@ -495,4 +504,7 @@ def _progress(status: pb.JobStatus, report: pb.ProgressReport) -> None:
     if report.samples_per_s:
         status.samples_per_s = report.samples_per_s
     status.metrics.update(report.metrics)
+    if report.validated:
+        del status.validated[:]
+        status.validated.extend(report.validated)
     status.output = report.output or status.output

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from protos.scheduler_pb2 import CutList
+from workers.model.cut import Validated
 
 TRAIN = "train"
 PAUSED = "paused"
@@ -23,6 +24,7 @@ class Progress:
         cuts_told: the last ones that the scheduler has answered for: what a later attempt may be
             told to go on from, so that none of these may go; None before it has.
         metrics: of the validation data, at the last stage's leader when it was measured last.
+        validated: what `train.validate` gave so far, there too.
         pause_asked: all are to wait, after a step that a cut follows.
     """
 
@@ -36,6 +38,7 @@ class Progress:
     cuts: CutList | None = None
     cuts_told: CutList | None = None
     metrics: dict[str, float] = field(default_factory=dict)
+    validated: Sequence[Validated] = ()
     pause_asked: threading.Event = field(default_factory=threading.Event)
     _last: tuple[int, float] = (0, 0.0)
 

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from chassis.aim import Aim
 from protos.job_pb2 import JobSpec, ValidateSpec
 from tests.workers.stage import reference
 from tests.workers.stage.in_process import TABLES, Pipeline, Tables
@@ -21,7 +22,7 @@ from workers.errors import BestLostError
 from workers.model.cut import CutError, Validated, read_cut
 from workers.model.entry import ModelError
 from workers.stage import evaluation
-from workers.stage.validation import Aim, Validations
+from workers.stage.validation import Validations
 
 STEPS = 14
 
