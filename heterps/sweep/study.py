@@ -221,6 +221,12 @@ class Asked:
         """How it stands."""
         return self.study.trials[self.handle.number]
 
+    @property
+    def samples(self) -> int:
+        """After which the last report was."""
+        frozen = self.study._study.get_trials(deepcopy=False)[self.handle.number]
+        return frozen.last_step or 0
+
     def submits(self, job_id: str) -> None:
         """Keep the id of its job, before it is submitted."""
         self.handle.set_user_attr(_JOB, job_id)

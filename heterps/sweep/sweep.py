@@ -105,7 +105,9 @@ class Sweep:
             if job is None or job.state is State.CANCELLED:
                 self._on_end(asked.interrupt(), trial.job_id)
                 continue
-            self._running.append(_Running(asked, trial.job_id, self._space.job(trial.values)))
+            spec = self._space.job(trial.values)
+            reported = asked.samples // spec.train.batch_size
+            self._running.append(_Running(asked, trial.job_id, spec, reported))
             self._on_begin(trial, trial.job_id)
 
     def _begin(self) -> None:
