@@ -164,9 +164,8 @@ class Study:
             "metric": self.aim.name,
         }
         try:
-            storage = library.storages.RDBStorage(f"sqlite:///{file.absolute()}")
             study: optuna.Study = library.create_study(
-                storage=storage,
+                storage=storage_in(file),
                 study_name=self._space.base.name,
                 direction="maximize" if self.aim.greater else "minimize",
                 pruner=pruners.MedianPruner() if pruned else pruners.NopPruner(),
@@ -262,6 +261,13 @@ def of_one_process(file: Path) -> Iterator[None]:
     """
     with running(file.parent, file.name):
         yield
+
+
+def storage_in(file: Path) -> "optuna.storages.BaseStorage":
+    """Optuna's storage in a file."""
+    from optuna.storages import RDBStorage
+
+    return RDBStorage(f"sqlite:///{file.absolute()}")
 
 
 def _optuna() -> Any:

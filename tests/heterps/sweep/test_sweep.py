@@ -1,6 +1,7 @@
 """Trials as jobs of a cluster that is made up: what they report, how they end, who dies when."""
 
 import json
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from heterps.client.records import Job, State, Validated
 from heterps.errors import UnknownJobError, UnreachableError
+from heterps.sweep import study
 from heterps.sweep import sweep as running
 from heterps.sweep.best import BestModel
 from heterps.sweep.errors import SweepError
@@ -97,8 +99,17 @@ class MadeUp:
 
 
 @pytest.fixture(autouse=True)
-def hurried(monkeypatch):
+def hurried(monkeypatch, request):
+    """Nothing waits; studies are in memory, but of tests that ask for `on_disk`."""
     monkeypatch.setattr(running, "_POLL_S", 0.0)
+    if "on_disk" not in request.fixturenames:
+        storages = defaultdict(optuna.storages.InMemoryStorage)
+        monkeypatch.setattr(study, "storage_in", lambda file: storages[file])
+
+
+@pytest.fixture
+def on_disk():
+    pass
 
 
 @dataclass
@@ -120,9 +131,9 @@ def make(tmp_path):
     def made(outcome, assignments=("lr=float:0.001..1",), pruned=True, **cluster):
         known = cluster.pop("cluster", None) or MadeUp(outcome, **cluster)
         space = Space(file, assignments)
-        study = Study(tmp_path / "job.study", space, space.aim(None), pruned=pruned)
+        opened = Study(tmp_path / "job.study", space, space.aim(None), pruned=pruned)
         model = BestModel(tmp_path / "best")
-        return Made(known, study, model, Sweep(known, study, space, model, known.submit))
+        return Made(known, opened, model, Sweep(known, opened, space, model, known.submit))
 
     return made
 
@@ -207,7 +218,7 @@ def test_without_pruning_every_trial_ends(make):
     assert made.states == [COMPLETE] * 12
 
 
-def test_trials_are_held_against_one_another_after_as_many_samples(make):
+def test_trials_are_held_against_one_another_after_as_many_samples(make, on_disk):
     made = make(
         lambda lr: Outcome((None, lr, lr)), ("lr=float:0.001..1", "train.batch_size=choice:64,128")
     )
@@ -291,7 +302,7 @@ def test_a_sweep_that_was_killed_takes_its_trials_up(make, fate):
     assert (last.job_id in {trial.job_id for trial in counted}) == taken_up
 
 
-def test_one_that_dies_before_it_submits_leaves_no_trial_out(make):
+def test_one_that_dies_before_it_submits_leaves_no_trial_out(make, on_disk):
     made = make(lambda lr: Outcome((lr,)))
     asked = made.study.ask()
     again = make(lambda lr: Outcome((lr,)))
@@ -349,7 +360,7 @@ def test_a_study_of_another_model_is_refused(make, tmp_path):
         make(None)
 
 
-def test_a_file_that_is_no_study_is_refused_and_left(make, tmp_path):
+def test_a_file_that_is_no_study_is_refused_and_left(make, tmp_path, on_disk):
     (tmp_path / "job.study").write_text("notes")
     with pytest.raises(SweepError, match="expected a study of a sweep, or no file"):
         make(None)

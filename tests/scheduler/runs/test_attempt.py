@@ -9,7 +9,7 @@ from protos.decision_pb2 import Decision, PlanStage
 from protos.job_pb2 import JobSpec
 from protos.node_pb2 import SHARD, STAGE
 from scheduler.runs.attempt import Attempt, State
-from scheduler.runs.beginning import beginning_of
+from scheduler.runs.beginning import Beginning, beginning_of
 from scheduler.runs.calls import Channels, Interrupted
 from scheduler.runs.context import Context
 from scheduler.runs.processes import AttemptId, Process
@@ -364,3 +364,28 @@ def test_a_write_waits_for_redis_and_not_for_another_scheduler(
     attempt.cancel()
     with pytest.raises(Interrupted):
         attempt.persist(failing(StoreError("away"), 9)[0])
+
+
+def test_validations_are_told_and_those_of_lost_steps_forgotten(context: Context) -> None:
+    def told() -> list[tuple[int, float | None]]:
+        status = context.jobs.get("job")
+        assert status is not None
+        return [(one.step, one.metrics.get("valid_auc")) for one in status.validated]
+
+    def report(*steps: int) -> None:
+        found = [pb.Validated(step=step, metrics={"valid_auc": step / 10}) for step in steps]
+        attempt.add_progress(pb.ProgressReport(attempt=1, phase="train", validated=found))
+
+    attempt = entered(context, up_to=State.RUNNING)
+    report(1, 2, 3)
+    attempt.add_progress(pb.ProgressReport(attempt=1, phase="train"))  # another stage's worker
+    assert told() == [(1, 0.1), (2, 0.2), (3, 0.3)]
+    report(2, 3, 4)
+    assert told() == [(2, 0.2), (3, 0.3), (4, 0.4)]
+    attempt.recovered(pb.Recovery(step=3, back=True), [], 0)
+    assert told() == [(2, 0.2), (3, 0.3)]
+    assert context.jobs.retry("job", Ending(pb.END_LOST_NODE), 0.0, 1)
+    again = new(context, 2)
+    again.beginning = Beginning(2)
+    again.enter(State.PROFILING)
+    assert told() == [(2, 0.2)]
