@@ -384,7 +384,7 @@ def test_validations_are_told_and_those_of_lost_steps_forgotten(context: Context
     assert told() == [(2, 0.2), (3, 0.3), (4, 0.4)]
     attempt.recovered(pb.Recovery(step=3, back=True), [], 0)
     assert told() == [(2, 0.2), (3, 0.3)]
-    assert context.jobs.retry("job", Ending(pb.END_LOST_NODE), 0.0, 1)
+    assert context.jobs.retry("job", Ending(pb.END_SCHEDULER_LOST))
     again = new(context, 2)
     again.beginning = Beginning(2)
     again.enter(State.PROFILING)
