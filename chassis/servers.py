@@ -1,6 +1,7 @@
 """Serving: one gRPC server shape for every role, with health, reflection and bind rules."""
 
 import resource
+import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -12,8 +13,9 @@ from grpc_reflection.v1alpha import reflection
 from chassis import tracing
 from chassis.callers import Callers, Lookup
 from chassis.channels import CONNECTION_OPTIONS
+from chassis.crowds import watch
 from chassis.parsing import Parsing
-from chassis.security import Security
+from chassis.security import Security, is_loopback
 
 RawHandler = Callable[[bytes, grpc.ServicerContext], bytes]
 # Of one message. Larger ones are refused by the length before them.
@@ -22,6 +24,8 @@ TENSOR_BYTES = 1 << 30
 _STREAMS = 128  # calls of one connection at once; a client keeps others back
 _STREAM_BYTES = 1 << 20  # of a call that no thread has begun to read
 _CONNECTIONS = 4096
+_SHARE = 0.75  # of them, of one address; enough for a host full of workers
+_LOOK_S = 0.5
 _FILES = 1 << 16
 _SERVER_OPTIONS = [
     *CONNECTION_OPTIONS,
@@ -81,6 +85,7 @@ class Server:
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         self._services = [reflection.SERVICE_NAME, health.SERVICE_NAME]
+        self._stopped = threading.Event()
         self.address = ""
 
     def add(
@@ -128,6 +133,8 @@ class Server:
                 "not this machine's; expected a free host:port (port 0 picks one)"
             )
         self._server.start()
+        if not is_loopback(host):  # else all come from this machine
+            watch(port, int(_SHARE * _most_connections()), _LOOK_S, self._stopped)
         self.set_health(serving=True)
         self.address = f"{host}:{port}"
         return self.address
@@ -144,6 +151,7 @@ class Server:
 
     def stop(self, grace_s: float = 1.0) -> None:
         """Refuse new calls, let the running ones end within `grace_s`."""
+        self._stopped.set()
         self._health.enter_graceful_shutdown()
         self._server.stop(grace_s).wait(grace_s + 1.0)
 

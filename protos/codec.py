@@ -39,9 +39,14 @@ def varint(value: int) -> bytes:
     return bytes(out)
 
 
+def payload_tag(size: int) -> bytes:
+    """What stands between a serialized head and a payload of `size` bytes."""
+    return _TAG + varint(size)
+
+
 def payload_prefix(head: Message, size: int) -> bytes:
     """What precedes a payload of `size` bytes: the head, the field's tag and its length."""
-    return head.SerializeToString() + _TAG + varint(size)
+    return head.SerializeToString() + payload_tag(size)
 
 
 def pack(head: Message, *buffers: Buffer | NDArray[np.generic]) -> bytes:

@@ -25,13 +25,15 @@ _sym_db = _symbol_database.Default()
 from protos import scheduler_pb2 as protos_dot_scheduler__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14protos/history.proto\x12\nheterps.v1\x1a\x16protos/scheduler.proto\"\xab\x01\n\nJobHistory\x12\'\n\x06states\x18\x01 \x03(\x0b\x32\x17.heterps.v1.StateChange\x12(\n\x06stages\x18\x02 \x03(\x0b\x32\x18.heterps.v1.StageHistory\x12&\n\x06shards\x18\x03 \x03(\x0b\x32\x16.heterps.v1.ShardPlace\x12\"\n\x05plans\x18\x04 \x03(\x0b\x32\x13.heterps.v1.PlanUse\">\n\x0bStateChange\x12#\n\x05state\x18\x01 \x01(\x0e\x32\x14.heterps.v1.JobState\x12\n\n\x02\x61t\x18\x02 \x01(\x01\"e\n\x0cStageHistory\x12\r\n\x05stage\x18\x01 \x01(\r\x12&\n\x06points\x18\x02 \x03(\x0b\x32\x16.heterps.v1.StagePoint\x12\x0f\n\x07reports\x18\x03 \x01(\x04\x12\r\n\x05\x65very\x18\x04 \x01(\x04\"\x9d\x02\n\nStagePoint\x12\n\n\x02\x61t\x18\x01 \x01(\x01\x12\r\n\x05phase\x18\x02 \x01(\t\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12\x0f\n\x07samples\x18\x04 \x01(\x04\x12\x0c\n\x04loss\x18\x05 \x01(\x01\x12\x15\n\rsamples_per_s\x18\x06 \x01(\x01\x12\x0e\n\x06\x62usy_s\x18\x07 \x01(\x01\x12\x15\n\rtrain_seconds\x18\x08 \x01(\x01\x12\x34\n\x07metrics\x18\t \x03(\x0b\x32#.heterps.v1.StagePoint.MetricsEntry\x12\x0f\n\x07\x61ttempt\x18\n \x01(\r\x12\x12\n\ngeneration\x18\x0b \x01(\r\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\";\n\nShardPlace\x12\r\n\x05label\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\r\n\x05token\x18( \x01(\t2G\n\x07History\x12<\n\nGetHistory\x12\x16.heterps.v1.JobRequest\x1a\x16.heterps.v1.JobHistoryb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14protos/history.proto\x12\nheterps.v1\x1a\x16protos/scheduler.proto\"\xab\x01\n\nJobHistory\x12\'\n\x06states\x18\x01 \x03(\x0b\x32\x17.heterps.v1.StateChange\x12(\n\x06stages\x18\x02 \x03(\x0b\x32\x18.heterps.v1.StageHistory\x12&\n\x06shards\x18\x03 \x03(\x0b\x32\x16.heterps.v1.ShardPlace\x12\"\n\x05plans\x18\x04 \x03(\x0b\x32\x13.heterps.v1.PlanUse\">\n\x0bStateChange\x12#\n\x05state\x18\x01 \x01(\x0e\x32\x14.heterps.v1.JobState\x12\n\n\x02\x61t\x18\x02 \x01(\x01\"e\n\x0cStageHistory\x12\r\n\x05stage\x18\x01 \x01(\r\x12&\n\x06points\x18\x02 \x03(\x0b\x32\x16.heterps.v1.StagePoint\x12\x0f\n\x07reports\x18\x03 \x01(\x04\x12\r\n\x05\x65very\x18\x04 \x01(\x04\"\x8a\x03\n\nStagePoint\x12\n\n\x02\x61t\x18\x01 \x01(\x01\x12\r\n\x05phase\x18\x02 \x01(\t\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12\x0f\n\x07samples\x18\x04 \x01(\x04\x12\x0c\n\x04loss\x18\x05 \x01(\x01\x12\x39\n\nloss_terms\x18\x14 \x03(\x0b\x32%.heterps.v1.StagePoint.LossTermsEntry\x12\x15\n\rsamples_per_s\x18\x06 \x01(\x01\x12\x0e\n\x06\x62usy_s\x18\x07 \x01(\x01\x12\x15\n\rtrain_seconds\x18\x08 \x01(\x01\x12\x34\n\x07metrics\x18\t \x03(\x0b\x32#.heterps.v1.StagePoint.MetricsEntry\x12\x0f\n\x07\x61ttempt\x18\n \x01(\r\x12\x12\n\ngeneration\x18\x0b \x01(\r\x1a\x30\n\x0eLossTermsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\";\n\nShardPlace\x12\r\n\x05label\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\r\n\x05token\x18( \x01(\t2G\n\x07History\x12<\n\nGetHistory\x12\x16.heterps.v1.JobRequest\x1a\x16.heterps.v1.JobHistoryb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.history_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_STAGEPOINT_LOSSTERMSENTRY']._loaded_options = None
+  _globals['_STAGEPOINT_LOSSTERMSENTRY']._serialized_options = b'8\001'
   _globals['_STAGEPOINT_METRICSENTRY']._loaded_options = None
   _globals['_STAGEPOINT_METRICSENTRY']._serialized_options = b'8\001'
   _globals['_JOBHISTORY']._serialized_start=61
@@ -41,11 +43,13 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STAGEHISTORY']._serialized_start=298
   _globals['_STAGEHISTORY']._serialized_end=399
   _globals['_STAGEPOINT']._serialized_start=402
-  _globals['_STAGEPOINT']._serialized_end=687
-  _globals['_STAGEPOINT_METRICSENTRY']._serialized_start=641
-  _globals['_STAGEPOINT_METRICSENTRY']._serialized_end=687
-  _globals['_SHARDPLACE']._serialized_start=689
-  _globals['_SHARDPLACE']._serialized_end=748
-  _globals['_HISTORY']._serialized_start=750
-  _globals['_HISTORY']._serialized_end=821
+  _globals['_STAGEPOINT']._serialized_end=796
+  _globals['_STAGEPOINT_LOSSTERMSENTRY']._serialized_start=700
+  _globals['_STAGEPOINT_LOSSTERMSENTRY']._serialized_end=748
+  _globals['_STAGEPOINT_METRICSENTRY']._serialized_start=750
+  _globals['_STAGEPOINT_METRICSENTRY']._serialized_end=796
+  _globals['_SHARDPLACE']._serialized_start=798
+  _globals['_SHARDPLACE']._serialized_end=857
+  _globals['_HISTORY']._serialized_start=859
+  _globals['_HISTORY']._serialized_end=930
 # @@protoc_insertion_point(module_scope)

@@ -115,6 +115,26 @@ class StagePoint(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     @_typing.final
+    class LossTermsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
     class MetricsEntry(_message.Message):
         DESCRIPTOR: _descriptor.Descriptor
 
@@ -139,6 +159,7 @@ class StagePoint(_message.Message):
     STEP_FIELD_NUMBER: _builtins.int
     SAMPLES_FIELD_NUMBER: _builtins.int
     LOSS_FIELD_NUMBER: _builtins.int
+    LOSS_TERMS_FIELD_NUMBER: _builtins.int
     SAMPLES_PER_S_FIELD_NUMBER: _builtins.int
     BUSY_S_FIELD_NUMBER: _builtins.int
     TRAIN_SECONDS_FIELD_NUMBER: _builtins.int
@@ -161,6 +182,10 @@ class StagePoint(_message.Message):
     generation: _builtins.int
     """of the attempt's workers"""
     @_builtins.property
+    def loss_terms(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """likewise, those that have a name"""
+
+    @_builtins.property
     def metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]: ...
     def __init__(
         self,
@@ -170,6 +195,7 @@ class StagePoint(_message.Message):
         step: _builtins.int = ...,
         samples: _builtins.int = ...,
         loss: _builtins.float = ...,
+        loss_terms: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         samples_per_s: _builtins.float = ...,
         busy_s: _builtins.float = ...,
         train_seconds: _builtins.float = ...,
@@ -179,7 +205,7 @@ class StagePoint(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "attempt", b"attempt", "busy_s", b"busy_s", "generation", b"generation", "loss", b"loss", "metrics", b"metrics", "phase", b"phase", "samples", b"samples", "samples_per_s", b"samples_per_s", "step", b"step", "train_seconds", b"train_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "attempt", b"attempt", "busy_s", b"busy_s", "generation", b"generation", "loss", b"loss", "loss_terms", b"loss_terms", "metrics", b"metrics", "phase", b"phase", "samples", b"samples", "samples_per_s", b"samples_per_s", "step", b"step", "train_seconds", b"train_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -457,6 +457,7 @@ class DataSpec(_message.Message):
     LABELS_FIELD_NUMBER: _builtins.int
     WEIGHT_FIELD_NUMBER: _builtins.int
     COLUMNS_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
     prepare: _builtins.str
     """optional, prepare.py:prepare, called with `path`; makes the files below once"""
     path: _builtins.str
@@ -471,6 +472,10 @@ class DataSpec(_message.Message):
     """Parquet column of lists of whole numbers, all of one length"""
     weight: _builtins.str
     """column: what a sample counts in losses"""
+    source: _builtins.str
+    """data.py:make, called with `path` and what train, valid or test says, in place of files: a dataset
+    with __len__ and __getitem__, or an iterable, of dicts of values by column
+    """
     @_builtins.property
     def dense(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """numeric columns, in order"""
@@ -502,10 +507,11 @@ class DataSpec(_message.Message):
         labels: _abc.Iterable[_builtins.str] | None = ...,
         weight: _builtins.str = ...,
         columns: _abc.Mapping[_builtins.str, Global___ColumnSpec] | None = ...,
+        source: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "dense", b"dense", "label", b"label", "labels", b"labels", "path", b"path", "prepare", b"prepare", "sparse", b"sparse", "test", b"test", "tokens", b"tokens", "train", b"train", "valid", b"valid", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "dense", b"dense", "label", b"label", "labels", b"labels", "path", b"path", "prepare", b"prepare", "source", b"source", "sparse", b"sparse", "test", b"test", "tokens", b"tokens", "train", b"train", "valid", b"valid", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

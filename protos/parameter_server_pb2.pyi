@@ -1668,7 +1668,7 @@ class StateBlock(_message.Message):
     staged: _builtins.bool
     """the payload is a StageRequest"""
     forgotten_s: _builtins.int
-    """Unix time up to which clients are forgotten that were too many"""
+    """Unix time at which the last of those was heard that are forgotten"""
     payload: _builtins.bytes
     """a block of rows, laid out as in ps/engine/table/block.h"""
     @_builtins.property

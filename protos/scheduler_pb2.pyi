@@ -288,6 +288,26 @@ class JobStatus(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     @_typing.final
+    class LossTermsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
     class MetricsEntry(_message.Message):
         DESCRIPTOR: _descriptor.Descriptor
 
@@ -318,6 +338,7 @@ class JobStatus(_message.Message):
     TOTAL_STEPS_FIELD_NUMBER: _builtins.int
     SAMPLES_FIELD_NUMBER: _builtins.int
     LOSS_FIELD_NUMBER: _builtins.int
+    LOSS_TERMS_FIELD_NUMBER: _builtins.int
     SAMPLES_PER_S_FIELD_NUMBER: _builtins.int
     PHASE_FIELD_NUMBER: _builtins.int
     METRICS_FIELD_NUMBER: _builtins.int
@@ -355,6 +376,7 @@ class JobStatus(_message.Message):
     total_steps: _builtins.int
     samples: _builtins.int
     loss: _builtins.float
+    """mean over the last steps"""
     samples_per_s: _builtins.float
     phase: _builtins.str
     """train | test | save"""
@@ -384,6 +406,10 @@ class JobStatus(_message.Message):
     """the user whose token that was; empty where none is asked for"""
     cancelled_by: _builtins.str
     """as submitted_by, of a job that ended cancelled"""
+    @_builtins.property
+    def loss_terms(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """likewise, of its terms that have a name"""
+
     @_builtins.property
     def metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]: ...
     @_builtins.property
@@ -418,6 +444,7 @@ class JobStatus(_message.Message):
         total_steps: _builtins.int = ...,
         samples: _builtins.int = ...,
         loss: _builtins.float = ...,
+        loss_terms: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         samples_per_s: _builtins.float = ...,
         phase: _builtins.str = ...,
         metrics: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
@@ -444,7 +471,7 @@ class JobStatus(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["job", b"job"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "attempts", b"attempts", "began_at", b"began_at", "cancelled_by", b"cancelled_by", "cut_error", b"cut_error", "cuts", b"cuts", "end_reason", b"end_reason", "ended_at", b"ended_at", "error", b"error", "from_samples", b"from_samples", "from_step", b"from_step", "job", b"job", "job_id", b"job_id", "last_lines", b"last_lines", "loss", b"loss", "metrics", b"metrics", "moves", b"moves", "name", b"name", "output", b"output", "phase", b"phase", "priority", b"priority", "process", b"process", "reason", b"reason", "recoveries", b"recoveries", "retries", b"retries", "samples", b"samples", "samples_per_s", b"samples_per_s", "started_at", b"started_at", "state", b"state", "step", b"step", "submitted_at", b"submitted_at", "submitted_by", b"submitted_by", "total_steps", b"total_steps", "validated", b"validated"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "attempts", b"attempts", "began_at", b"began_at", "cancelled_by", b"cancelled_by", "cut_error", b"cut_error", "cuts", b"cuts", "end_reason", b"end_reason", "ended_at", b"ended_at", "error", b"error", "from_samples", b"from_samples", "from_step", b"from_step", "job", b"job", "job_id", b"job_id", "last_lines", b"last_lines", "loss", b"loss", "loss_terms", b"loss_terms", "metrics", b"metrics", "moves", b"moves", "name", b"name", "output", b"output", "phase", b"phase", "priority", b"priority", "process", b"process", "reason", b"reason", "recoveries", b"recoveries", "retries", b"retries", "samples", b"samples", "samples_per_s", b"samples_per_s", "started_at", b"started_at", "state", b"state", "step", b"step", "submitted_at", b"submitted_at", "submitted_by", b"submitted_by", "total_steps", b"total_steps", "validated", b"validated"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1007,6 +1034,26 @@ class ProgressReport(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     @_typing.final
+    class LossTermsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
     class MetricsEntry(_message.Message):
         DESCRIPTOR: _descriptor.Descriptor
 
@@ -1034,6 +1081,7 @@ class ProgressReport(_message.Message):
     TOTAL_STEPS_FIELD_NUMBER: _builtins.int
     SAMPLES_FIELD_NUMBER: _builtins.int
     LOSS_FIELD_NUMBER: _builtins.int
+    LOSS_TERMS_FIELD_NUMBER: _builtins.int
     SAMPLES_PER_S_FIELD_NUMBER: _builtins.int
     BUSY_S_FIELD_NUMBER: _builtins.int
     METRICS_FIELD_NUMBER: _builtins.int
@@ -1057,7 +1105,7 @@ class ProgressReport(_message.Message):
     samples: _builtins.int
     """trained so far, over all workers"""
     loss: _builtins.float
-    """mean over the steps since the last report"""
+    """mean over the last steps"""
     samples_per_s: _builtins.float
     busy_s: _builtins.float
     """seconds spent computing so far, this worker"""
@@ -1074,6 +1122,10 @@ class ProgressReport(_message.Message):
     """of train_seconds, when `step` had ended"""
     generation: _builtins.int
     """of the attempt's workers that it is one of"""
+    @_builtins.property
+    def loss_terms(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """likewise, of the terms that have a name"""
+
     @_builtins.property
     def metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]: ...
     @_builtins.property
@@ -1095,6 +1147,7 @@ class ProgressReport(_message.Message):
         total_steps: _builtins.int = ...,
         samples: _builtins.int = ...,
         loss: _builtins.float = ...,
+        loss_terms: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         samples_per_s: _builtins.float = ...,
         busy_s: _builtins.float = ...,
         metrics: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
@@ -1111,7 +1164,7 @@ class ProgressReport(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cuts", b"cuts"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "before_s", b"before_s", "busy_s", b"busy_s", "cuts", b"cuts", "end_reason", b"end_reason", "error", b"error", "generation", b"generation", "job_id", b"job_id", "loss", b"loss", "metrics", b"metrics", "output", b"output", "phase", b"phase", "rank", b"rank", "samples", b"samples", "samples_per_s", b"samples_per_s", "stage", b"stage", "step", b"step", "stepped_s", b"stepped_s", "total_steps", b"total_steps", "train_seconds", b"train_seconds", "validated", b"validated"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "before_s", b"before_s", "busy_s", b"busy_s", "cuts", b"cuts", "end_reason", b"end_reason", "error", b"error", "generation", b"generation", "job_id", b"job_id", "loss", b"loss", "loss_terms", b"loss_terms", "metrics", b"metrics", "output", b"output", "phase", b"phase", "rank", b"rank", "samples", b"samples", "samples_per_s", b"samples_per_s", "stage", b"stage", "step", b"step", "stepped_s", b"stepped_s", "total_steps", b"total_steps", "train_seconds", b"train_seconds", "validated", b"validated"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -81,7 +81,9 @@ class _NoticeKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_NoticeKind
     SETTLED: _NoticeKind.ValueType  # 11
     """the judge to all: the cut of what was measured is complete"""
     RESTORED: _NoticeKind.ValueType  # 12
-    """the judge to all: the tables are those of the best cut, whose place it tells"""
+    """all to the judge: they train no more; the judge to all: the tables are the best cut's"""
+    TERMS: _NoticeKind.ValueType  # 13
+    """Of a step: to all of the last stage, this worker's part of the terms that sums do not have yet."""
 
 class NoticeKind(_NoticeKind, metaclass=_NoticeKindEnumTypeWrapper): ...
 
@@ -111,7 +113,9 @@ the last stage's leader to the judge, and that to all: what held-out data gave
 SETTLED: NoticeKind.ValueType  # 11
 """the judge to all: the cut of what was measured is complete"""
 RESTORED: NoticeKind.ValueType  # 12
-"""the judge to all: the tables are those of the best cut, whose place it tells"""
+"""all to the judge: they train no more; the judge to all: the tables are the best cut's"""
+TERMS: NoticeKind.ValueType  # 13
+"""Of a step: to all of the last stage, this worker's part of the terms that sums do not have yet."""
 Global___NoticeKind: _TypeAlias = NoticeKind  # noqa: Y015
 
 class _Outcome:
@@ -545,7 +549,7 @@ class Notice(_message.Message):
     """JUDGED, when it is told anew: that it was given in"""
     facts: _builtins.str
     """WRITTEN: the stage's files, JSON as in cut.json; MEASURED: the metrics that are finite, JSON;
-    RESTORED: the place of the cut
+    RESTORED, by the judge: the place of the cut; TERMS: JSON by name
     """
     def __init__(
         self,

@@ -2,12 +2,14 @@
 
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from chassis.closing import Closing
 from chassis.process import Child
+from heterps import Client
+from heterps.client.records import Node, Process
 from tests.cluster import Roles
 from tests.pids import alive
 from tests.valkey import Valkey
@@ -87,3 +89,11 @@ class Machines(Closing):
         where = ("--directory", str(self._directory / name))
         named = ("--node-id", name, "--units", str(units), "--device", "cpu")
         return self._roles.node(self._children[SCHEDULER], kind, *named, *where)
+
+
+def running(client: Client, job_id: str) -> Iterator[tuple[Node, Process]]:
+    """A job's processes that run, each with its node."""
+    for node in client.nodes():
+        for process in node.processes:
+            if process.job_id == job_id and process.running:
+                yield node, process

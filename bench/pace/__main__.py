@@ -8,6 +8,8 @@
 has stages and units at random, a third comes from `exact` and a third from `ppo`; they have 1 to 6
 stages and 12 units. Before them it is measured what the executor takes besides its layers, as a
 profile would: of one worker's time, and at the end of a step of twelve. Plans are priced with that.
+A real job is profiled before it runs and again behind it: where the stage that computes takes
+another time then, by more than a twentieth, the machine was not the same, and it is run again.
 What is measured is samples a second in steady steps, by the layers' own clock, over the decision's
 throughput less the executor's share. Results go to bench/results/pace.json and pace_examples.json.
 """
@@ -27,7 +29,7 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from bench.pace.examples import JOBS, Cut, cut_at_random, profiled
+from bench.pace.examples import JOBS, Cut, cut_at_random, profiled, profiled_anew
 from bench.pace.questions import (
     LEAST_S,
     TYPES,
@@ -47,6 +49,8 @@ _WARM, _WARM_FLUSHED = 5, 2
 _LEAST_STEPS, _LEAST_FLUSHED = 10, 4  # that are measured
 _STAGES = 6  # of a drawn plan, at most
 _CUTS = 5  # of each real job
+_SAME = 0.05  # by how much a stage's time before and after a run may differ
+_TRIES = 4  # of a run on a machine that changes
 _EXECUTOR_S = 15.0  # for which it is measured what the executor takes
 _ALONE = 4  # micro-batches a step of the worker that is measured alone
 METHODS = ("random", "exact", "ppo")
@@ -69,7 +73,7 @@ def main() -> int:
             )
             for number, question in enumerate(_questions(arguments, executor)):
                 try:
-                    run = _run(client, Path(folder, str(number)), question, arguments.seconds)
+                    run = _steady(client, Path(folder, str(number)), question, arguments.seconds)
                 except ValueError as error:
                     run = {"name": question.name, "ratio": 0.0, "error": str(error)}
                 print(_line(run), flush=True)
@@ -129,7 +133,7 @@ def _questions(arguments: argparse.Namespace, executor: Executor) -> Iterator[Qu
         for name in arguments.job or JOBS:
             job = profiled(name, arguments.step_s)
             for number in range(_CUTS):
-                yield cut_at_random(number, job, staleness)
+                yield profiled_anew(cut_at_random(number, job, staleness))
         return
     lags = (0, 1) if arguments.staleness is None else (arguments.staleness,)
     for staleness in lags:
@@ -146,6 +150,24 @@ def _questions(arguments: argparse.Namespace, executor: Executor) -> Iterator[Qu
             stages = 1 + number % _STAGES
             method = METHODS[(number + number // _STAGES) % len(METHODS)]
             yield drawn(number, stages, method, staleness, arguments.micro_batches, executor)
+
+
+def _steady(
+    client: Client, folder: Path, question: Question | Cut, seconds: float
+) -> dict[str, Any]:
+    """Run a question; of a real job while its stage takes the same time before and behind it."""
+    if isinstance(question, Question):
+        return _run(client, folder, question, seconds)
+    drifts = []
+    for number in range(_TRIES):
+        run = _run(client, folder / str(number), question, seconds)
+        after = profiled_anew(question)
+        drifts.append(after.computing_s / question.computing_s)
+        run["drifts"] = drifts
+        if abs(drifts[-1] - 1) <= _SAME:
+            break
+        question = after
+    return run
 
 
 def _run(client: Client, folder: Path, question: Question | Cut, seconds: float) -> dict[str, Any]:
@@ -197,7 +219,9 @@ def _line(result: dict[str, Any]) -> str:
         f"{result['name']:12} {units:12} staleness {result['staleness']}, "
         f"{result['micro_batches']:2} micro-batches: promised {result['promised']:7.2f}, "
         f"measured {result['measured']:7.2f} samples/s, {result['ratio']:.3f} "
-        f"({result['steps']} steps, load {result['load']:.1f})"
+        f"({result['steps']} steps, load {result['load']:.1f}"
+        + "".join(f", {drift:.2f}" for drift in result.get("drifts", []))
+        + ")"
     )
 
 

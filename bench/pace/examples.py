@@ -55,8 +55,15 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Profiled:
-    """A job with its costs on a core here, and what its modules give, by name."""
+    """A job with its costs on a core here, and what its modules give, by name.
 
+    Args:
+        name: of `JOBS`.
+        times: what its own batch is multiplied by.
+    """
+
+    name: str
+    times: int
     job: JobSpec
     workload: Mapping[str, Any]
     forms: Mapping[str, Form]
@@ -103,6 +110,12 @@ class Cut:
     def stage_of(self) -> list[int]:
         """By layer."""
         return [int(stage) for stage in np.searchsorted(self.cuts, range(self.cuts[-1] + 1))]
+
+    @property
+    def computing_s(self) -> float:
+        """A sample takes in the stage that computes."""
+        parts = zip(self.of.seconds, self.stage_of, strict=True)
+        return sum(seconds for seconds, stage in parts if stage == self.computing)
 
     @property
     def workload(self) -> dict[str, Any]:
@@ -190,6 +203,11 @@ def profiled(name: str, step_s: float = 0.0) -> Profiled:
     return found if times <= 1 else _profiled(name, times)
 
 
+def profiled_anew(cut: Cut) -> Cut:
+    """The same stages, at what they take now."""
+    return _with_floor(replace(cut, of=_profiled(cut.of.name, cut.of.times)))
+
+
 def _profiled(name: str, times: int) -> Profiled:
     job = load_job(ROOT / JOBS[name])
     job.train.batch_size *= times
@@ -199,7 +217,7 @@ def _profiled(name: str, times: int) -> Profiled:
     job.data.ClearField("test")
     core = {"name": "cpu", "price_per_hour": 1.0, "limit": 1, "memory_bytes": 1e12, "device": "cpu"}
     workload = profile(job, Resources(types=[core]), Settings(units=1))
-    return Profiled(job, Workload.from_message(workload).to_json(), _forms(job))
+    return Profiled(name, times, job, Workload.from_message(workload).to_json(), _forms(job))
 
 
 def cut_at_random(number: int, of: Profiled, staleness: int) -> Cut:
@@ -216,11 +234,17 @@ def cut_at_random(number: int, of: Profiled, staleness: int) -> Cut:
         units = [math.ceil(t / taken[computing]) if t else 1 for t in taken]
         if sum(units) <= UNITS:
             cut = Cut(f"{of.job.name}-{number}", of, cuts, tuple(units), computing, staleness)
-            # A plan is made for a floor's share that the executor takes beside it; where none
-            # reaches the floor the fastest is told.
-            fastest = replace(cut, floor=_UNREACHABLE).decide().throughput
-            return replace(cut, floor=0.999999 * (1 - of.workload.get("overhead", 0.0)) * fastest)
+            return _with_floor(cut)
     raise ValueError(f"{of.job.name}: no stages with {UNITS} units in {_DRAWS} draws")
+
+
+def _with_floor(cut: Cut) -> Cut:
+    """One that only the fastest plan reaches."""
+    # A plan is made for a floor's share that the executor takes beside it; where none
+    # reaches the floor the fastest is told.
+    fastest = replace(cut, floor=_UNREACHABLE).decide().throughput
+    overhead = cut.of.workload.get("overhead", 0.0)
+    return replace(cut, floor=0.999999 * (1 - overhead) * fastest)
 
 
 def _forms(job: JobSpec) -> dict[str, Form]:

@@ -240,6 +240,7 @@ class Job:
     recoveries: tuple[Recovery, ...] = ()
     moves: tuple[Move, ...] = ()
     validated: tuple[Validated, ...] = ()  # the latest, the oldest first
+    loss_terms: Mapping[str, float] = field(default_factory=dict)  # of `loss`, those with a name
 
     @classmethod
     def of(cls, status: pb.JobStatus) -> "Job":
@@ -249,6 +250,7 @@ class Job:
             status,
             state=State(pb.JobState.Name(status.state).lower()),
             metrics=dict(sorted(status.metrics.items())),
+            loss_terms=dict(sorted(status.loss_terms.items())),
             end_reason=_reason(status.end_reason),
             attempts=tuple(
                 _read(Attempt, one, end_reason=_reason(one.end_reason)) for one in status.attempts
@@ -276,6 +278,7 @@ class Job:
         own = {
             "state": str(self.state),
             "loss": _finite(self.loss),
+            "loss_terms": {name: _finite(value) for name, value in self.loss_terms.items()},
             "metrics": metrics,
             "cuts": [cut.to_json() for cut in self.cuts],
         }

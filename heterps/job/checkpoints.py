@@ -58,27 +58,27 @@ def wrong_checkpoints(job: JobSpec, metrics: Sequence[str]) -> Iterator[Wrong]:
         metrics: that are known before training.
     """
     spec, key = job.train.checkpoint, "train.checkpoint"
-    try:
-        if spec.every:
-            Interval.of(spec.every)
-    except ValueError:
-        yield Wrong(f"{key}.every", repr(spec.every), EXPECTED)
+    yield from _wrong_interval(f"{key}.every", spec.every)
     for name, value in (("keep", spec.keep), ("best", spec.best)):
         if value and not spec.every and not (name == "keep" and job.train.validate.every):
             yield Wrong(f"{key}.{name}", repr(value), f"none without {key}.every")
     yield from wrong_metric(job, f"{key}.best", spec.best, metrics)
     validate, key = job.train.validate, "train.validate"
-    try:
-        if validate.every:
-            Interval.of(validate.every)
-    except ValueError:
-        yield Wrong(f"{key}.every", repr(validate.every), EXPECTED)
+    yield from _wrong_interval(f"{key}.every", validate.every)
     given = validate.metric or validate.patience
     if given and not validate.every:
         yield Wrong(f"{key}.every", "nothing", EXPECTED)
     if validate.every and not validate.metric:
         yield Wrong(f"{key}.metric", "nothing", f"one of {', '.join(metrics)}")
     yield from wrong_metric(job, f"{key}.metric", validate.metric, metrics)
+
+
+def _wrong_interval(key: str, text: str) -> Iterator[Wrong]:
+    try:
+        if text:
+            Interval.of(text)
+    except ValueError:
+        yield Wrong(key, repr(text), EXPECTED)
 
 
 def wrong_metric(job: JobSpec, key: str, text: str, metrics: Sequence[str]) -> Iterator[Wrong]:

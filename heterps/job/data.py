@@ -6,13 +6,16 @@ from protos.job_pb2 import JobSpec
 
 
 def check_data(job: JobSpec) -> None:
-    """Look at columns, types, what Parquet says of values, and first rows; not at those of a URL.
+    """Look at columns, types, what Parquet says of values, and first rows.
+
+    Not of a URL or a source: nodes read these, with credentials that this machine may not have, and
+    run the job's code.
 
     Raises:
         DataMismatchError: naming file, column, row and what was expected.
     """
-    if is_url(job.data.path):
-        return  # nodes read it, with credentials that this machine may not have
+    if is_url(job.data.path) or job.data.source:
+        return
     from workers.data.check import check
     from workers.data.errors import DataError
 

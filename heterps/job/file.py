@@ -262,6 +262,7 @@ class _Check:
         self._callable("model.loss", self.job.model.loss, IN_A_WORKER)
         for entry in self.job.model.metrics:
             self._callable("model.metrics", entry, IN_A_WORKER)
+        self._callable("data.source", self.job.data.source, IN_A_WORKER)
         self._callable("data.prepare", self.job.data.prepare, IN_PREPARE)
         self._places_of_files()
         schedule = self.job.schedule

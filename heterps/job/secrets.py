@@ -28,6 +28,8 @@ _FILES = (
         ".npmrc",
         ".yarnrc",
         ".condarc",
+        "credentials",
+        "credentials.json",
         "credentials.toml",
     ),
     *(
@@ -40,6 +42,7 @@ _FILES = (
         ".databrickscfg",
     ),
     *(
+        "rclone.conf",
         ".dockercfg",
         ".dockerconfigjson",
         ".htpasswd",
@@ -52,9 +55,8 @@ _FILES = (
     *("application_default_credentials.json", "token", "*.token", "*-token", ".wandb-key"),
 )
 _MOST_BYTES = 1 << 20
-_READ_BYTES = 64 << 10
 _SOURCE = frozenset((".py", ".pyi", ".c", ".cc", ".cpp", ".cu", ".h", ".md", ".rst", ".ipynb"))
-_PRIVATE_KEY = re.compile(rb"(?m)^-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----")
+_PRIVATE_KEY = re.compile(rb"(?m)^[ \t]*-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----")
 _IN_JSON = re.compile(rb'"private_key"\s*:\s*"-----BEGIN ')
 _PUTTY = b"PuTTY-User-Key-File-"
 _KUBECONFIG = (
@@ -79,8 +81,7 @@ def by_content(path: Path, size: int) -> str:
     """
     if not 0 < size <= _MOST_BYTES or path.suffix in _SOURCE:
         return ""
-    with path.open("rb") as stream:
-        data = stream.read(_READ_BYTES)
+    data = path.read_bytes()
     if _PRIVATE_KEY.search(data) or _IN_JSON.search(data) or data.startswith(_PUTTY):
         return "a private key"
     if all(sign.search(data) for sign in _KUBECONFIG):

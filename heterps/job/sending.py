@@ -57,8 +57,24 @@ def settle(job: JobSpec, code: Code) -> None:
         return
     root, folder = root_of(job), data_path(job)
     packed = set(code.files)
-    patterns = [p for p in (job.data.train, job.data.valid, job.data.test) if p]
-    named = [path for p in patterns for path in glob.glob(str(folder / p), recursive=True)]
-    names = [Path(os.path.relpath(path, root)).as_posix() for path in named]
+    names = [Path(os.path.relpath(path, root)).as_posix() for path in _data_files(job, root)]
     travels = bool(names) and all(name in packed for name in names)
+    # A source that is given the job's own folder is given the copy of it.
+    travels = travels or (bool(job.data.source) and folder == Path(job.directory))
     job.data.path = os.path.relpath(folder, job.directory) if travels else str(folder)
+
+
+def _data_files(job: JobSpec, root: Path) -> list[str]:
+    """The files that a job's data is in, folders among them as all that they hold.
+
+    Of a source it is the folder that it is given.
+    """
+    folder, data = data_path(job), job.data
+    patterns = [p for p in (data.train, data.valid, data.test) if p]
+    if data.source:
+        patterns = ["."] if folder.is_relative_to(root) else []
+    found = [path for p in patterns for path in glob.glob(str(folder / p), recursive=True)]
+    inside = [
+        os.path.join(at, n) for path in found for at, _, names in os.walk(path) for n in names
+    ]
+    return [path for path in found if os.path.isfile(path)] + inside

@@ -6,19 +6,12 @@ from rich.console import Group, RenderableType
 
 from heterps.client.records import PlanUse
 from heterps.report.terminal import heading, indented, table
-from heterps.view.figures import money, rate
+from heterps.view.plan import use_cells
 
 
 def plans_report(plans: Sequence[PlanUse]) -> RenderableType:
     """Their table, under its heading."""
     made = table("plan", "why", ">from step", ">$/h", ">predicted", ">samples/s")
     for one in plans:
-        made.add_row(
-            one.plan,
-            one.reason,
-            f"{one.from_step:,}",
-            money(one.price_per_hour),
-            rate(one.predicted),
-            rate(one.measured) if one.measured else "",
-        )
+        made.add_row(*use_cells(one))
     return Group(heading("Plans"), indented(made))

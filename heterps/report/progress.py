@@ -57,7 +57,9 @@ def line(job: Job) -> str:
 def _figures(job: Job) -> list[str]:
     if not job.step:
         return []
-    figures = [f"{rate(job.samples_per_s)} samples/s", f"loss {job.loss:.4f}"]
+    terms = ", ".join(f"{name} {value:.4f}" for name, value in job.loss_terms.items())
+    loss = f"loss {job.loss:.4f}{f' ({terms})' if terms else ''}"
+    figures = [f"{rate(job.samples_per_s)} samples/s", loss]
     eta = job.eta_s
     return [*figures, f"ETA {duration(eta)}"] if eta is not None and eta >= 1 else figures
 

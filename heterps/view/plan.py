@@ -4,7 +4,10 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from heterps.view.figures import money, rate
+
 if TYPE_CHECKING:
+    from heterps.client.records import PlanUse
     from scheduler import Decision
     from scheduler.problem.cost import PlanStage
 
@@ -88,3 +91,10 @@ def notes(decision: "Decision") -> list[str]:
     if rests_on_estimates(decision):
         said.append(f"{ESTIMATED}: from data sheets, for types that are not here to measure.")
     return said
+
+
+def use_cells(one: "PlanUse") -> tuple[str, ...]:
+    """The plan that a job had from some step on, and why; $/h, samples/s predicted and measured."""
+    measured = rate(one.measured) if one.measured else ""
+    price = money(one.price_per_hour)
+    return one.plan, one.reason, f"{one.from_step:,}", price, rate(one.predicted), measured

@@ -5,7 +5,6 @@ anything in it is believed. Version 2, which older saves have, lacks that field.
 """
 
 import hashlib
-import json
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -18,6 +17,7 @@ from google.protobuf.json_format import MessageToDict
 
 from protos.parameter_server_pb2 import SavedFile, TableSpec
 from ps.checkpoint.bounds import Fields, parse_json
+from ps.checkpoint.sealed import digest_of, is_sealed, seal
 from ps.checkpoint.store import Store
 from ps.checkpoint.switch import Switch, read_small
 from ps.engine import _native
@@ -30,8 +30,6 @@ _FOLDER = re.compile(r"save-(\d{15})-[0-9a-f]{8}")
 _FILE = re.compile(rf"{_FOLDER.pattern}/[A-Za-z0-9_.\-]+")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _MOST_BYTES = 32 << 20
-_CHECKSUM = b',\n "sha256": "'  # the last field, as json.dumps would write it
-_END = b"\n}"
 _KEY_BYTES = 8  # at least, of each row
 _GONE_NS = 24 * 3600 * 10**9  # after which whoever began a save and has not ended it is gone
 
@@ -154,9 +152,10 @@ def write_manifest(switch: Switch, manifest: Manifest) -> None:
     except CheckpointError:
         store.remove(manifest.id)
         raise
-    before = _replaced_id(switch, path)
+    before = replaced(switch)
+    gone = "" if before is None else before.id
     for entry in behind.entries:
-        if entry != manifest.id and (behind.alone or entry == before or is_gone(entry)):
+        if entry != manifest.id and (behind.alone or entry == gone or is_gone(entry)):
             store.remove(entry)
 
 
@@ -228,8 +227,7 @@ def _unreadable(path: str, error: OSError) -> CheckpointError:
 def _encode(manifest: Manifest) -> bytes:
     tree = {"format": FORMAT, "version": VERSION, "buckets": _native.BUCKETS, **asdict(manifest)}
     del tree["checksum"]
-    data = json.dumps(tree, indent=1).encode()
-    return data.removesuffix(_END) + _CHECKSUM + _digest(data).encode() + b'"' + _END
+    return seal(tree)
 
 
 def _decode(path: str, data: bytes) -> Manifest:
@@ -238,22 +236,20 @@ def _decode(path: str, data: bytes) -> Manifest:
     Raises:
         CheckpointError: naming what is wrong and what was expected.
     """
-    body, found, end = data.rpartition(_CHECKSUM)
-    if found and end != _digest(body + _END).encode() + b'"' + _END:
-        raise CheckpointError(f"{path}: it is not what its SHA-256 says: it was damaged")
+    sealed = is_sealed(data, path)
     fields = parse_json(data, path, "the manifest of a checkpoint")
     kind = (fields.text("format"), fields.count("version"), fields.count("buckets"))
-    expected = (FORMAT, VERSION if found else _WITHOUT_CHECKSUM, _native.BUCKETS)
+    expected = (FORMAT, VERSION if sealed else _WITHOUT_CHECKSUM, _native.BUCKETS)
     if kind != expected:
         raise CheckpointError(
-            f"{path}: format, version, buckets are {kind}, {'with' if found else 'without'} a "
+            f"{path}: format, version, buckets are {kind}, {'with' if sealed else 'without'} a "
             f"SHA-256; expected {expected}"
         )
-    if found:
+    if sealed:
         fields.text("sha256")
     for name, default in (("positions", {}), ("torn", 0), ("log", 0), ("created", "")):
         fields.default(name, default)  # the oldest saves were written without them
-    manifest = replace(_manifest_of(fields), checksum=_digest(data))
+    manifest = replace(_manifest_of(fields), checksum=digest_of(data))
     _check(path, manifest)
     return manifest
 
@@ -344,13 +340,9 @@ def _check(path: str, manifest: Manifest) -> None:
     )
 
 
-def _replaced_id(switch: Switch, path: str) -> str:
-    """The save that a switch has replaced."""
+def replaced(switch: Switch) -> Manifest | None:
+    """The save that a switch replaces; None where there is none, or it cannot be told."""
     try:
-        return _decode(path, switch.seen).id if switch.seen is not None else ""
+        return None if switch.seen is None else _decode(MANIFEST, switch.seen)
     except CheckpointError:
-        return ""  # whose it was cannot be told
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
+        return None

@@ -21,7 +21,7 @@ from ps.errors import CheckpointError
 
 _LOCK = ".lock"
 _LOCK_S, _LOOK_S = 10.0, 0.02
-_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # of file systems that have none
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +168,7 @@ class LocalStore:
                     ) from None
                 time.sleep(_LOOK_S)
             except OSError as error:
-                if error.errno in _NO_LOCKS:
+                if error.errno in NO_LOCKS:
                     return False
                 raise
 

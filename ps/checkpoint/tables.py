@@ -174,7 +174,11 @@ def chain(store: Store) -> list[tuple[Store, Manifest]]:
         CheckpointError: one is missing or is no longer the save that the next one was made of.
     """
     found = [(store, read_manifest(store))]
+    ids = {found[0][1].id}
     while (parent := found[-1][1].parent) is not None:
+        if parent.id in ids:
+            raise CheckpointError(f"{store.url}: builds on {parent.id}, which builds on it")
+        ids.add(parent.id)
         place = parent.place
         if not place.startswith("/") and "://" not in place:
             place = _sibling(store.url, place)
@@ -187,7 +191,9 @@ def chain(store: Store) -> list[tuple[Store, Manifest]]:
             )
         found.append((store, manifest))
         if len(found) > _LONGEST_CHAIN:
-            raise CheckpointError(f"{found[0][0].url}: its parents go in a circle")
+            raise CheckpointError(
+                f"{found[0][0].url}: builds on over {_LONGEST_CHAIN} saves; expected fewer"
+            )
     return found[::-1]
 
 

@@ -8,7 +8,7 @@ from queue import SimpleQueue
 import grpc
 
 from protos import parameter_server_pb2 as pb
-from protos.reason_pb2 import SAVE_REPLACED
+from protos.reason_pb2 import HOLD_ENDED, SAVE_REPLACED
 from ps.checkpoint import manifest
 from ps.checkpoint.places import open_store
 from ps.checkpoint.store import Store
@@ -129,6 +129,7 @@ class _Part:
 
         Raises:
             ReplacedError: another save lies there.
+            HoldEndedError: it has let pushes go on, and nothing was put in use.
             ShardError: no answer, or a refusal.
         """
         try:
@@ -136,6 +137,8 @@ class _Part:
         except ShardError as error:
             if error.reason == SAVE_REPLACED:
                 raise ReplacedError(str(error)) from None
+            if error.reason == HOLD_ENDED:
+                raise HoldEndedError(str(error)) from None
             raise
 
     def put_in_use(self, cut: str) -> None:

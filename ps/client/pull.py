@@ -114,7 +114,7 @@ class Pull:
         works = [partial(self._fetch, plan.routes, shard, keys) for shard, keys, _ in parts]
         try:
             return self._finish(plan, parts, self._session.run(works))
-        except StaleRouteError as error:
+        except Exception as error:
             return self._retry(plan)(error)
 
     def start(self) -> "Future[Floats]":
@@ -171,9 +171,10 @@ class Pull:
         return self._retry(plan)(StaleRouteError())
 
     def _retry(self, plan: Plan) -> Callable[[BaseException], Floats]:
-        """Makes it anew by the routing that holds now.
+        """Makes it anew by the routing that holds now, where that is what was wrong.
 
-        On this thread alone: it may be one of the helpers, and they must not wait for each other.
+        What shards gave is given back first: another may have refused. All is done on this thread:
+        it may be one of the helpers, and they must not wait for each other.
         """
 
         def retry(error: BaseException) -> Floats:
@@ -186,7 +187,7 @@ class Pull:
                 parts = split(self._session, stale, plan.keys, self.wanted.row_bytes)
                 try:
                     replies = [self._fetch(stale, shard, keys) for shard, keys, _ in parts]
-                except StaleRouteError as another:
+                except Exception as another:
                     error = another
                     self._release()
                     continue

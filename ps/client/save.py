@@ -1,7 +1,7 @@
 """A checkpoint of all shards: one cut, coordinated by the client that saves."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -12,7 +12,8 @@ from ps.checkpoint.manifest import File, Manifest, Parent
 from ps.checkpoint.places import open_store
 from ps.checkpoint.rowfile import spec_of
 from ps.checkpoint.store import Store
-from ps.checkpoint.tables import relative_place
+from ps.checkpoint.switch import Switch
+from ps.checkpoint.tables import Chain, chain, relative_place, save_of
 from ps.client.hold import Hold
 from ps.client.session import Session
 from ps.errors import CheckpointError, DeltaError, HoldEndedError, ShardError, StaleRouteError
@@ -75,7 +76,8 @@ def _save(
 ) -> None:
     """One attempt, by one routing."""
     switch = manifest.begin_save(store)
-    parent = manifest.read_manifest(parent_store) if parent_store is not None else None
+    links = [] if parent_store is None else _builds_on(switch, parent_store, mode)
+    parent = links[-1][1] if links else None
     folder = manifest.new_id()
     try:
         with Hold(session, limit) as hold:
@@ -91,9 +93,14 @@ def _save(
         )
         manifest.check_sizes(store, files)  # whether all shards have written to this very place
         first = manifest.first_files(files)
+        _check_tables(switch, [{file.table for file in reply.files} - {""} for reply in replies])
         specs = {name: spec_of(store, file.name) for name, file in first.items()}
-        if parent is not None and parent_store is not None:
-            _check_stays(parent_store, parent)
+        stays = save_of(links)
+        if parent_store and save_of(_builds_on(switch, parent_store, mode)) != stays:
+            raise DeltaError(
+                f"since={parent_store.url}: another save has been made there meanwhile, or where a "
+                "save lies that it builds on; expected all that the delta builds on to stay"
+            )
     except BaseException as error:
         store.remove(folder)
         if isinstance(error, CheckpointError) and not isinstance(error, HoldEndedError):
@@ -194,14 +201,54 @@ def _check_parent(
             f"since={where}: was written by {parent.shards} shards; there are {shards} now: save a "
             "whole checkpoint first"
         )
-    if where == store.url:
-        raise CheckpointError(f"since={where}: is the place to write to; expected another")
 
 
-def _check_stays(parent_store: Store, parent: Manifest) -> None:
-    """Refuse to end a delta whose parent has gone meanwhile: nobody could load it."""
-    if manifest.read_manifest(parent_store).id != parent.id:
-        raise DeltaError(
-            f"since={parent_store.url}: another save has been made there meanwhile; expected the "
-            "one that the delta builds on to stay"
+def _check_tables(switch: Switch, of_shards: Sequence[set[str]]) -> None:
+    """Refuse what is saved when a shard was started again without what it had.
+
+    Args:
+        switch: of the place.
+        of_shards: names of the tables that each has saved.
+
+    Raises:
+        CheckpointError: the shards have not the same tables, or none, where the save that this one
+            would replace has some.
+    """
+    tables = set[str]().union(*of_shards)
+    for name in sorted(tables):
+        lacking = [index for index, found in enumerate(of_shards) if name not in found]
+        if lacking:
+            raise CheckpointError(
+                f"table {name!r} is not on shards {lacking}; expected it on all. Where these were "
+                "started again without it, load a save; where it is just being made, try again"
+            )
+    replaced = manifest.replaced(switch)
+    if not tables and replaced is not None and replaced.tables:
+        raise CheckpointError(
+            f"{switch.store.url}: has {len(replaced.tables)} tables, and the shards have none to "
+            "save; expected another place, or an empty one"
         )
+
+
+def _builds_on(switch: Switch, parent_store: Store, mode: str) -> Chain:
+    """The parent of a save and, where it could not be loaded without, all that this builds on.
+
+    Raises:
+        DeltaError: one of these cannot be read.
+        CheckpointError: one is what the save would replace.
+    """
+    replaced = manifest.replaced(switch)
+    try:
+        if (
+            mode != "delta" and replaced is None
+        ):  # of weights published long ago the oldest have gone
+            return [(parent_store, manifest.read_manifest(parent_store))]
+        links = chain(parent_store)
+    except CheckpointError as error:
+        raise DeltaError(f"since={parent_store.url}: {error}; save a whole one first") from None
+    if replaced is not None and replaced.id in [found.id for _, found in links]:
+        raise CheckpointError(
+            f"since={parent_store.url}: builds on what lies in {switch.store.url}, which is the "
+            "place to write to; expected another"
+        )
+    return links

@@ -4,7 +4,6 @@ A stream is a run of deltas without a gap: each has what changed since the one b
 are shortcuts into it: whoever has loaded one goes on with the deltas numbered after it.
 """
 
-import json
 import re
 import time
 from dataclasses import asdict, dataclass
@@ -13,6 +12,7 @@ from secrets import token_hex
 from ps.checkpoint.bounds import Fields, parse_json
 from ps.checkpoint.manifest import Manifest, is_gone, read_manifest
 from ps.checkpoint.places import open_store
+from ps.checkpoint.sealed import is_sealed, seal
 from ps.checkpoint.store import Store
 from ps.checkpoint.switch import Switch, read_small
 from ps.errors import CheckpointError
@@ -122,7 +122,7 @@ def write_feed(switch: Switch, feed: Feed, before: Feed | None) -> None:
         CheckpointError, OSError: followers use the one or the other.
     """
     tree = {"format": FORMAT, "version": VERSION, **asdict(feed)}
-    behind = switch.replace(json.dumps(tree, indent=1).encode(), is_entry)
+    behind = switch.replace(seal(tree), is_entry)
     used = {e.name for e in (*feed.bases, *feed.deltas)}
     replaced = {e.name for e in (*before.bases, *before.deltas)} if before else set()
     for entry in behind.entries:
@@ -165,6 +165,7 @@ def read_feed(store: Store) -> Feed | None:
 
 
 def _parse(path: str, data: bytes) -> Feed:
+    is_sealed(data, path)
     fields = parse_json(data, path, "what a Publisher has published")
     found = (fields.text("format"), fields.count("version"))
     if found != (FORMAT, VERSION):

@@ -17,9 +17,10 @@ from ps.checkpoint.manifest import MANIFEST, begin_save, is_checkpoint, read_man
 from ps.checkpoint.store import LocalStore
 from ps.checkpoint.tables import begin_snapshots, chain, load_tables, write_alone
 from ps.errors import CheckpointError, DamageError, NoRoomError
+from ps.shard.holding import Holding
 from ps.shard.journal import Buffer
 from ps.shard.log import Log
-from ps.shard.recovery import Recovered, recover
+from ps.shard.recovery import Recovered, keep_folder, recover
 from ps.shard.state import ShardState, now_s
 from ps.table.table import Table
 
@@ -45,6 +46,7 @@ class ShardDirectory:
 
     Raises:
         DamageError: what was acknowledged cannot all be read.
+        CheckpointError: another shard has the directory; nothing of it was touched.
     """
 
     def __init__(
@@ -60,15 +62,28 @@ class ShardDirectory:
         self._directory = directory
         self._interval_s = interval_s
         self._store = LocalStore(directory / "base")
-        written.claim(directory, mode=0o700)
         self._folding = threading.Lock()
         self._base_bytes = 0
         self._folded = time.monotonic()
         self._again_at, self._pause_s = 0.0, _PAUSE_S
         self._pushed = 0
+        written.claim(directory, mode=0o700)
+        self._holding = Holding(directory)
+        try:
+            self._take_back(sync, accept_loss)
+        except BaseException:
+            self._holding.close()
+            raise
+
+    def _take_back(self, sync: bool, accept_loss: bool) -> None:
+        state, directory = self._state, self._directory
         began = time.monotonic()
         first = self._load_base()
-        found = recover(state, directory, first or 1, accept_loss=accept_loss)
+        reached = self._holding.reached
+        found = recover(state, directory, first or 1, reached, accept_loss=accept_loss)
+        if found.damage and not first and self._store.entries():
+            keep_folder(Path(self._store.url))
+        self._remove_unfinished()
         self.recovered = first > 0 or found.records > 0
         self.log = Log(
             directory,
@@ -78,6 +93,7 @@ class ShardDirectory:
             records=found.records,
             sync=sync,
             fold=self._fold_closed,
+            reach=self._holding.reach,
         )
         state.journals["log"] = self.log
         self._tell(found, first > 0, time.monotonic() - began)
@@ -110,6 +126,7 @@ class ShardDirectory:
         """Let go of the log."""
         del self._state.journals["log"]
         self.log.close()
+        self._holding.close()
 
     def _fold_closed(self, closed: bool) -> None:
         """Fold.
@@ -185,7 +202,6 @@ class ShardDirectory:
             DamageError: it cannot be read.
         """
         if not is_checkpoint(self._store):
-            self._remove_unfinished()
             return 0
         state = self._state
         try:
@@ -201,7 +217,6 @@ class ShardDirectory:
         state.steps.merge(applied.series)
         manifest = links[-1][1]
         self._base_bytes = sum(f.bytes for f in manifest.files)
-        self._remove_unfinished()
         return manifest.log
 
     def _remove_unfinished(self) -> None:

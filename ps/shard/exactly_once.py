@@ -49,7 +49,7 @@ class ExactlyOnce:
         self._in_flight: dict[PushId, threading.Event] = {}
         self._newest: dict[str, _Newest] = {}  # by client
         self._positions: dict[str, pb.Position] = {}  # client -> where its reader was
-        self._forgotten_s = 0  # when the last of those was heard that were too many
+        self._forgotten_s = 0  # when the last of those was heard that are forgotten
 
     def begin(self, push: PushId) -> Seen:
         """Begin a push, if it is new; `commit` or `abort` must follow then.
@@ -156,7 +156,7 @@ class ExactlyOnce:
 
     @property
     def forgotten_s(self) -> int:
-        """Unix time up to which clients are forgotten that were too many."""
+        """Unix time at which the last of those was heard that are forgotten."""
         return self._forgotten_s
 
     def windows(self) -> list[AppliedWindow]:
@@ -219,12 +219,12 @@ class ExactlyOnce:
         busy = {push.client for push in self._in_flight}
         clients = [window[0] for window in self._window.export() if window[0] not in busy]
         refused = [name for name in clients if name not in self._newest]
-        names = set(refused or clients[-_LET_GO:])  # of those refused nothing was applied
-        heard = [self._newest[name].heard_s for name in names if name in self._newest]
-        self._forgotten_s = max(heard, default=self._forgotten_s)
-        self._forget(names)
+        self._forget(set(refused or clients[-_LET_GO:]))  # of those refused nothing was applied
 
     def _forget(self, names: set[str]) -> None:
+        heard = [self._newest[name].heard_s for name in names if name in self._newest]
+        # Whose clock had jumped, say, and who is not gone at all, is not taken for new.
+        self._forgotten_s = max([self._forgotten_s, *heard])
         kept = _native.Window()
         kept.merge([window for window in self._window.export() if window[0] not in names])
         self._window = kept

@@ -37,6 +37,7 @@ class Log:
         sync: wait for the disk before a change is acknowledged. Without it what is acknowledged
             survives the death of the process, but not that of the machine.
         fold: makes a base that holds the whole state; told whether the gates are closed already.
+        reach: told the present file's number, and how many bytes of it are safe, changes whole.
     """
 
     def __init__(
@@ -49,9 +50,11 @@ class Log:
         records: int = 0,
         sync: bool = False,
         fold: Callable[[bool], None] = lambda closed: None,
+        reach: Callable[[int, int], None] = lambda number, size: None,
     ) -> None:
         self._directory = directory
         self._fold = fold
+        self._reach = reach
         self._sync = sync
         self._write = threading.Lock()
         self._flush = threading.Lock()  # taken first where both are
@@ -59,7 +62,7 @@ class Log:
         self._older = older
         self.records = records  # that no base has taken in
         self._records_before = 0  # the present file
-        self._end = self._safe = 0
+        self._end = self._safe = self._changed = 0  # the latter: where the last change ends
         self._begin(number, before)
 
     @property
@@ -116,6 +119,7 @@ class Log:
                 self._put(_Record.of(kind, time_s, payload))
             self._sync_file()  # a base will go on from it
             self._safe = self._end
+            self._reach(self.number, self._changed)
             return self.number
 
     def remove_before(self, number: int) -> None:
@@ -145,7 +149,8 @@ class Log:
             path.unlink(missing_ok=True)
             raise
         self._file, self.number, self._salt = file, number, header.salt
-        self._end = self._safe = logfile.HEADER_BYTES
+        self._end = self._safe = self._changed = logfile.HEADER_BYTES
+        self._reach(number, self._changed)
 
     def _put(self, record: "_Record") -> None:
         """Write a frame, and where nobody waits for the disk its mark, at the end of the file."""
@@ -153,7 +158,7 @@ class Log:
         safe = self._safe if self._sync else at
         head = logfile.pack_head(self._salt, at, safe, record.size, record.checksum)
         parts = [head, *record.parts, bytes(logfile.padding_of(record.size))]
-        end = at + sum(map(len, parts))
+        changed = end = at + sum(map(len, parts))
         if not self._sync:
             parts.append(logfile.pack_head(self._salt, end, end))
             end += logfile.HEAD_BYTES
@@ -167,12 +172,15 @@ class Log:
                     f"{self._directory}: {error.strerror}: the log cannot take this change"
                 ) from None
             raise
-        self._end = end
+        self._end, self._changed = end, changed
+        if not self._sync:
+            self._reach(self.number, changed)
 
     def _wait_for_disk(self) -> None:
-        reached = self._end
+        reached, changed = self._end, self._changed
         self._sync_file()
         self._safe = reached
+        self._reach(self.number, changed)
         with self._write, suppress(OSError):  # the next head says so too
             mark = logfile.pack_head(self._salt, self._end, reached)
             _write_all(self._file, [mark], self._end)

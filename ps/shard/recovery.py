@@ -1,7 +1,7 @@
 """What a shard's logs bring back when it starts again."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -33,13 +33,21 @@ class Recovered:
     damage: str = ""
 
 
-def recover(state: ShardState, directory: Path, first: int, *, accept_loss: bool) -> Recovered:
+def recover(
+    state: ShardState,
+    directory: Path,
+    first: int,
+    reached: tuple[int, int] | None = None,
+    *,
+    accept_loss: bool,
+) -> Recovered:
     """Repeat the changes that the logs have.
 
     Args:
         state: as the base has it.
         directory: of the shard.
         first: number of the file that goes on from the base.
+        reached: number of the newest file there was, and how many bytes of it were acknowledged.
         accept_loss: stop where a log is damaged, and keep what cannot be used under other names.
 
     Raises:
@@ -61,14 +69,19 @@ def recover(state: ShardState, directory: Path, first: int, *, accept_loss: bool
         except DamagedFileError as error:
             damage, usable = error, index
             break
-    told = ""
+    told, cut = "", 0
+    if damage is None and reached is not None:
+        damage, cut = _cut_off(directory, files, *reached)
+        usable -= cut > 0
     if damage is not None:
         lost = _lost(files[usable:], [path for path, _ in found[usable:]])
+        lost.bytes += cut
         told = f"{damage}, and what was acknowledged goes on: {lost} cannot be taken back"
         if not accept_loss:
             raise DamageError(
                 f"{told}; --accept-loss starts this shard without them, and keeps the damaged files"
             )
+        number = found[-1][1] + 1 if found else first
         for path, _ in found[usable:]:
             _keep(path)
     elif files:
@@ -102,6 +115,20 @@ def _open(
     return files, None
 
 
+def _cut_off(
+    directory: Path, files: Sequence[LogFile], number: int, size: int
+) -> tuple[DamagedFileError | None, int]:
+    """Whether the newest file, or the end of it, has gone; how many bytes of one that is there."""
+    if files and files[-1].number > number:
+        return None, 0  # it was made by somebody who tells nothing
+    if not files or files[-1].number < number:
+        return DamagedFileError(directory / logfile.name_of(number), 0, "missing"), 0
+    lacking = size - files[-1].good
+    if lacking <= 0:
+        return None, 0
+    return DamagedFileError(files[-1].path, files[-1].good, "cut off"), lacking
+
+
 def _lost(read: Sequence[LogFile], paths: Sequence[Path]) -> Lost:
     """What lies behind damage.
 
@@ -119,13 +146,24 @@ def _lost(read: Sequence[LogFile], paths: Sequence[Path]) -> Lost:
     return lost
 
 
+def keep_folder(path: Path) -> None:
+    """Give a base that no manifest names any more a name under which it stays."""
+    kept = next(name for name in _kept_names(path) if not name.exists())
+    path.rename(kept)
+    sync_folder(path.parent)
+
+
 def _keep(path: Path) -> None:
     """Give a damaged file a second name, which stays when the log goes."""
-    for attempt in count():
-        kept = path.with_name(f"damaged-{path.name}" + (f"-{attempt}" if attempt else ""))
+    for kept in _kept_names(path):
         if not kept.exists():
             os.link(path, kept)
             sync_folder(path.parent)
             return
         if kept.samefile(path):
             return
+
+
+def _kept_names(path: Path) -> Iterator[Path]:
+    for attempt in count():
+        yield path.with_name(f"damaged-{path.name}" + (f"-{attempt}" if attempt else ""))

@@ -204,15 +204,22 @@ class Saver:
         yield reply
 
     def _put_in_use(self, loaded: Loaded, cut: str, route: int) -> None:
-        """Every shard has been asked to: so this waits where it can, rather than refuse."""
+        """Every shard has been asked to.
+
+        One that has let pushes go on meanwhile refuses: they may be on all shards, and here alone
+        their part would be lost. The load is begun again then.
+        """
         state = self._state
         holder: object = cut or object()
         try:
             for gate in (state.files, state.gate):
-                gate.close(holder, float("inf"), _TURN_S)
-            state.gate.drain(holder)
+                if not cut:
+                    gate.close(holder, float("inf"), _TURN_S)
+                gate.drain(holder)
             state.check_route(route)
             loaded.put_in_use(state)
+        except TimeoutError as error:
+            raise HoldEndedError(str(error)) from None
         finally:
             self._end(holder)
         loaded.finish(state)

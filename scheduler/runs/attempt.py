@@ -166,7 +166,6 @@ class Attempt:
                 status.began_at = status.began_at or time.time()
                 status.step = status.from_step = self.beginning.step
                 status.samples = status.from_samples = self.beginning.samples
-                _forget_validated(status)
             if state is State.RUNNING:
                 status.started_at = time.time()
 
@@ -501,6 +500,8 @@ def _progress(status: pb.JobStatus, report: pb.ProgressReport) -> None:
     status.samples = max(status.samples, report.samples)
     if report.loss:
         status.loss = report.loss
+        status.loss_terms.clear()
+        status.loss_terms.update(report.loss_terms)
     if report.samples_per_s:
         status.samples_per_s = report.samples_per_s
     status.metrics.update(report.metrics)

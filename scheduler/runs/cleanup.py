@@ -24,8 +24,8 @@ def clean_up(attempt: Attempt) -> None:
         _stop_everywhere(attempt)
     everybody = (*processes, *attempt.record.others, *attempt.logs.processes())
     addresses = [p.node.address for p in everybody if not p.standing]
-    for silent in stop_job(attempt.id, addresses, channels, GRACE_S):
-        _log.warning("%s", silent)
+    for text in stop_job(attempt.id, addresses, channels, GRACE_S).values():
+        _log.warning("%s", text)
     standing = [p.address for p in processes if p.standing and p.address]
     for silent in drop_tables(attempt.id.job_id, standing):
         _log.warning("%s", silent)
@@ -36,7 +36,7 @@ def clean_up(attempt: Attempt) -> None:
 def stop_others(attempt: Attempt, only: Sequence[Process] = ()) -> None:
     """Stop the processes that an attempt does not have, behind its back; safe to repeat.
 
-    Those of nodes that are away stay listed: they may come back.
+    Those of nodes that are away, or do not answer, stay listed: they may come back.
 
     Args:
         only: these of them, as others may be starting.
@@ -46,11 +46,13 @@ def stop_others(attempt: Attempt, only: Sequence[Process] = ()) -> None:
 
     def stop() -> None:
         addresses = [process.node.address for process in there]
-        for silent in stop_job(attempt.id, addresses, context.channels, GRACE_S, there):
-            _log.warning("%s", silent)
+        silent = stop_job(attempt.id, addresses, context.channels, GRACE_S, there)
+        for text in silent.values():
+            _log.warning("%s", text)
         if attempt.state is State.RUNNING:
+            stopped = [one for one in there if one.node.address not in silent]
             with suppress(Interrupted):
-                attempt.record.drop_others(there)
+                attempt.record.drop_others(stopped)
 
     if there:
         threading.Thread(target=stop, name=f"stop {attempt.id.job_id}", daemon=True).start()

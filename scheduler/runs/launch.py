@@ -275,14 +275,14 @@ def stop_job(
     channels: Channels,
     grace_s: float,
     only: Sequence[Process] = (),
-) -> list[str]:
-    """Stop this attempt, and those before it, on the nodes; what came of those that did not.
+) -> dict[str, str]:
+    """Stop this attempt, and those before it, on the nodes; by address why one did not.
 
     Args:
         only: stop these alone, of an attempt that goes on.
     """
     job_id = attempt.job_id
-    silent: list[str] = []
+    silent: dict[str, str] = {}
 
     def tell(address: str) -> None:
         try:
@@ -300,7 +300,7 @@ def stop_job(
                 stop=lambda: False,
             )
         except CallError as error:
-            silent.append(str(error))
+            silent[address] = str(error)
 
     if addresses:
         with ThreadPoolExecutor(_PARALLEL) as pool:

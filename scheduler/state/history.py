@@ -50,6 +50,7 @@ class Histories:
                     step=report.step,
                     samples=report.samples,
                     loss=report.loss,
+                    loss_terms=report.loss_terms,
                     samples_per_s=report.samples_per_s,
                     busy_s=report.busy_s,
                     train_seconds=report.train_seconds,

@@ -1,10 +1,12 @@
 """Serving and calling: health, reflection, bind rules, tokens, retries."""
 
 import re
+import socket
 import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import grpc
@@ -314,6 +316,30 @@ def test_connections_beyond_the_limit_are_closed(monkeypatch):
     finally:
         for channel in channels:
             channel.close()
+        server.stop(0.1)
+
+
+def test_no_address_takes_all_connections(secured, monkeypatch):
+    monkeypatch.setattr(servers, "_CONNECTIONS", 8)
+    monkeypatch.setattr(servers, "_LOOK_S", 0.05)
+    server = serve("0.0.0.0:0")
+    port = int(server.address.rpartition(":")[2])
+    others = ("127.0.0.2", 0)
+    crowd = [socket.create_connection(("127.0.0.1", port), source_address=others) for _ in range(8)]
+    try:
+        with connect(f"127.0.0.1:{port}") as channel:
+            stub = stage_pb2_grpc.StageStub(channel)
+            call(stub.Start, stage_pb2.Topology(), what="stage", timeout_s=10, retry_s=10)
+        closed = []
+        for number, each in enumerate(crowd):
+            each.setblocking(False)
+            with suppress(BlockingIOError):
+                assert each.recv(1) == b""
+                closed.append(number)
+        assert closed == [6, 7], "the newest of those beyond its share"
+    finally:
+        for each in crowd:
+            each.close()
         server.stop(0.1)
 
 

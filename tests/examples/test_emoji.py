@@ -88,7 +88,7 @@ def test_workers_learn_what_one_does_and_find_captions_of_what_they_have_not_see
         status = client.wait(job_id, timeout=500)
         assert status.state == "succeeded", status.reason
         rows = csv.reader(Path(status.output, "loss.csv").read_text().splitlines()[1:])
-        return status, client.decision(job_id), [float(loss) for _, loss in rows]
+        return status, client.decision(job_id), [float(loss) for _, loss, *_ in rows]
 
     with (
         Cluster(tmp_path / "cluster", types={"cpu": 4, "v100": 2}, emulate=["v100"]) as running,

@@ -167,15 +167,15 @@ def _jobs(folder: Path) -> list[bytes]:
 
 
 def _manifest(folder: Path) -> Parser:
-    from ps.checkpoint import manifest
+    from ps.checkpoint import manifest, sealed
     from ps.checkpoint.tables import read_checkpoint
 
     def parse(data: bytes) -> object:
         """A manifest; one after an exclamation mark is given its checksum."""
         if data.startswith(b"!"):
-            body = data[1:].rpartition(manifest._CHECKSUM)[0] or data[1:]
-            digest = hashlib.sha256(body + manifest._END).hexdigest().encode()
-            data = body + manifest._CHECKSUM + digest + b'"' + manifest._END
+            body = data[1:].rpartition(sealed._CHECKSUM)[0] or data[1:]
+            digest = sealed.digest_of(body + sealed._END).encode()
+            data = body + sealed._CHECKSUM + digest + b'"' + sealed._END
         (folder / manifest.MANIFEST).write_bytes(data)
         return read_checkpoint(folder)
 
@@ -315,6 +315,7 @@ def _frame(folder: Path) -> Parser:
 def _frames(folder: Path) -> list[bytes]:
     import torch
 
+    from protos.codec import payload_tag
     from workers.links.frames import BACKWARD, FORWARD, Frame, FrameId
 
     tensors = {
@@ -324,9 +325,10 @@ def _frames(folder: Path) -> list[bytes]:
         "none": torch.ones(0, 2),
         "one": torch.tensor(True),
     }
+    ids = [FrameId(kind, "train", 5, 1) for kind in (FORWARD, BACKWARD)]
+    parts = [Frame(one, tensors, frozenset(["x"])).parts(2) for one in ids]
     return [
-        Frame(FrameId(kind, "train", 5, 1), tensors, frozenset(["x"])).pack(2)
-        for kind in (FORWARD, BACKWARD)
+        b"".join((head, payload_tag(sum(map(len, payload))), *payload)) for head, payload in parts
     ]
 
 

@@ -51,6 +51,7 @@ class Jobs(Closing):
         self._machines = self._stack.enter_context(Machines(directory, nodes))
         self._client = self._stack.enter_context(Client(self._machines.address))
         self._open: dict[str, float] = {}  # jobs, and when a cancel was acknowledged; 0: none was
+        self._taken: set[str] = set()  # jobs whose submit was acknowledged
         self._unanswered: set[str] = set()  # jobs whose cancel was not acknowledged
         self._weights: str | None = None
         self._count = 0
@@ -66,6 +67,7 @@ class Jobs(Closing):
         spec.retries = 5
         with suppress(UnreachableError):
             self._client.submit(spec, job_id=name)
+            self._taken.add(name)
         self._open[name] = 0.0  # it may have been taken, whatever was answered
         self.figures.submitted += 1
 
@@ -134,8 +136,10 @@ class Jobs(Closing):
     def _known(self) -> set[str]:
         """The open jobs that the cluster was really given."""
         with closing(Store(self._machines.redis_url)) as store:
-            taken = {status.job_id for status in store.statuses()}
-        for name in [n for n in self._open if n not in taken]:
+            known = {status.job_id for status in store.statuses()}
+        if lost := self._taken.intersection(self._open) - known:
+            raise Breach(f"{sorted(lost)} were taken, and nobody knows them")
+        for name in [n for n in self._open if n not in known]:
             del self._open[name]  # its submit was never answered
         return set(self._open)
 

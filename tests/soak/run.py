@@ -105,7 +105,7 @@ class Soak(Closing):
         self._seed = seed
         self.tables = {
             part: Tables(part, directory / part, random.Random(f"{seed} {part}"), savers)
-            for part, savers in (("log", 2), ("replica", 0))
+            for part, savers in (("log", ("save", "save", "deltas", "publish")), ("replica", ()))
             if part in parts
         }
         self.jobs = Jobs(directory / "jobs", random.Random(f"{seed}")) if "jobs" in parts else None

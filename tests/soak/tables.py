@@ -5,15 +5,24 @@ import random
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from chassis.closing import Closing
 from chassis.process import Child, module_argv, spawn
-from ps import CheckpointError, LocalShards, LocalTable, ParameterClient, ShardError
+from ps import (
+    CheckpointError,
+    Follower,
+    LocalShards,
+    LocalTable,
+    ParameterClient,
+    ShardError,
+)
 from tests.pids import alive
 from tests.ps.faults.test_chaos import filled
 from tests.soak.clients import DIM, STAMPED, stamp_of
@@ -62,11 +71,15 @@ class Tables(Closing):
         durability: `log` or `replica`.
         directory: for all files.
         chance: draws what happens.
-        savers: how many processes save to the same place.
+        savers: what each of the processes does that save: those of `save` do it at one place.
     """
 
     def __init__(
-        self, durability: str, directory: Path, chance: random.Random, savers: int = 0
+        self,
+        durability: str,
+        directory: Path,
+        chance: random.Random,
+        savers: Sequence[str] = (),
     ) -> None:
         self.figures = Figures()
         self._chance, self._directory = chance, directory
@@ -93,7 +106,7 @@ class Tables(Closing):
                 initializer="zeros",
                 durability=durability,
             )
-        for seed in range(savers):
+        for seed in range(len(savers)):
             self._client.create_table(
                 stamp_of(seed), DIM, initializer="zeros", durability=durability
             )
@@ -102,8 +115,8 @@ class Tables(Closing):
         self._savers: list[Client] = []
         for what in ("push", "push", "steps"):
             self._clients.append(self._start(what, next(self._seeds)))
-        for seed in range(savers):
-            self._savers.append(self._start("save", seed))
+        for seed, what in enumerate(savers):
+            self._savers.append(self._start(what, seed))
 
     # What may befall it.
 
@@ -147,7 +160,7 @@ class Tables(Closing):
         self._kill(saver)
         self.figures.count(self.figures.kills, "saver")
         self.check_saved()
-        self._savers[index] = self._start("save", saver.seed)
+        self._savers[index] = self._start(saver.what, saver.seed)
 
     def pause_saver(self) -> None:
         """Another overtakes it."""
@@ -173,21 +186,43 @@ class Tables(Closing):
     # What must hold.
 
     def check_saved(self) -> None:
-        """The place has a save that loads, and it is one save, no older than was acknowledged."""
-        told = [self._newest(saver) for saver in self._savers]
+        """Each place has what loads, of one save, no older than was acknowledged."""
+        self._check_place([saver for saver in self._savers if saver.what == "save"])
+        for saver in self._savers:
+            if saver.what == "deltas":
+                self._check_deltas(saver)
+            elif saver.what == "publish" and self._newest(saver) >= 0:
+                rows = Follower(self._place / "feed").lookup(stamp_of(saver.seed), STAMPED)
+                if not _is_of(rows, self._newest(saver)):
+                    raise Breach(f"what is followed is of no one round: {np.unique(rows)}")
+
+    def _check_place(self, savers: Sequence[Client]) -> None:
+        told = [self._newest(saver) for saver in savers]
         if max(told, default=-1) < 0:
             return
         try:
-            tables = LocalTable.load_checkpoint(self._place)
+            tables = LocalTable.load_checkpoint(self._place / "one")
         except CheckpointError as error:
             raise Breach(f"saves {told} were acknowledged, and none loads: {error}") from None
         self.figures.loads += 1
-        whole = []
-        for saver, newest in zip(self._savers, told, strict=True):
-            found = np.unique(tables[stamp_of(saver.seed)].pull(STAMPED))
-            whole.append(len(found) == 1 and found[0] >= newest)
-        if not any(whole):
+        pairs = zip(savers, told, strict=True)
+        if not any(_is_of(tables[stamp_of(s.seed)].pull(STAMPED), newest) for s, newest in pairs):
             raise Breach(f"what is loaded is of no one save, or older than {told}")
+
+    def _check_deltas(self, saver: Client) -> None:
+        """The newest that was acknowledged loads, unless others are made and it goes meanwhile."""
+        while (newest := self._newest(saver)) >= 0:
+            try:
+                tables = LocalTable.load_checkpoint(self._place / "deltas" / str(newest))
+            except CheckpointError as error:
+                if self._newest(saver) == newest:
+                    raise Breach(f"delta {newest} was acknowledged: {error}") from None
+                continue
+            self.figures.loads += 1
+            rows = tables[stamp_of(saver.seed)].pull(STAMPED)
+            if not (rows == newest).all():
+                raise Breach(f"save {newest} with its deltas has {np.unique(rows)}")
+            return
 
     def settle(self) -> None:
         """With all clients at rest, every account equals its table."""
@@ -276,6 +311,12 @@ class Tables(Closing):
     @staticmethod
     def _newest(saver: Client) -> int:
         return max((number for number, known in read(saver.ledger) if known), default=-1)
+
+
+def _is_of(rows: NDArray[np.float32], newest: int) -> bool:
+    """Whether all are of one save, that one or a later one."""
+    found = np.unique(rows)
+    return len(found) == 1 and bool(found[0] >= newest)
 
 
 def _tail(client: Client) -> str:

@@ -39,7 +39,7 @@ def splits(job: JobSpec) -> list[Split]:
 
 
 def _look(dataset: Dataset) -> None:
-    dataset.check_statistics()
+    dataset.check_values()
     seen: dict[str, int] = {}
     for index, unit in enumerate(dataset.units):
         seen.setdefault(str(unit.path), index)

@@ -17,6 +17,7 @@ from workers.data.labels import LABEL, ONE, Kind, Label
 from workers.data.named import named_of
 from workers.data.numbers import LARGEST, is_number, narrow, numbers
 from workers.data.tokens import Tokens
+from workers.data.unit import Unit
 
 _HASHED = "a column of numbers, strings, dates or booleans"
 _CHECKED_ROWS = 16384  # at a time
@@ -167,7 +168,7 @@ class Encoder:
     def check(self, path: Path) -> None:
         """Raises `DataError` unless the file has every column in a type that fits."""
         schema = files.schema(path)
-        self.check_schema(path, schema, typed=files.is_parquet(path))
+        self.check_schema(path, schema, typed=not files.is_text(path))
         if self.tokens:
             self.tokens.check_first(path)
 
@@ -213,11 +214,11 @@ class Encoder:
             if unfit:  # which value
                 self._check_column(units[group], name, unfit)
 
-    def _check_column(self, unit: files.Unit, name: str, labels: Sequence[Label]) -> None:
+    def _check_column(self, unit: Unit, name: str, labels: Sequence[Label]) -> None:
         first = unit.first
         for block in files.read(unit, [name], _CHECKED_ROWS):
             for label in labels:
-                label.encode(block.column(name), unit.path, first)
+                label.encode(block, unit.path, first)
             if not labels:
                 _dense(block.column(name), name, unit.path, first)
             first += block.num_rows
@@ -247,10 +248,7 @@ class Encoder:
         tokens = np.zeros((rows, 0), np.int32)
         if self.tokens:
             tokens = self.tokens.encode(block.column(self.tokens.name), path, first)
-        labels = {
-            LABEL + label.name: label.encode(block.column(label.column), path, first)
-            for label in self.labels
-        }
+        labels = {LABEL + label.name: label.encode(block, path, first) for label in self.labels}
         named = {one.name: one.encode(block, path, first) for one in self.named}
         return self._batch(sparse, named, dense, tokens, labels)
 

@@ -10,24 +10,18 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 
-from workers.data import remote
+from workers.data import arrow_files, remote
 from workers.data.errors import DataError
+from workers.data.unit import Unit
 
 _BLOCK_BYTES = 4 << 20  # of text, a step of the CSV reader
 _SEPARATORS = {".csv": ",", ".tsv": "\t"}
 _COMPRESSED = 4  # bytes of text for one of a compressed file, about
 _COMPRESSIONS = {".gz", ".bz2", ".zst", ".lz4"}
-_FORMATS = "a .parquet, .csv or .tsv file (.csv and .tsv also with .gz)"
-
-
-@dataclass(frozen=True, slots=True)
-class Unit:
-    """The rows that can be reached without reading others: a row group, or a whole text file."""
-
-    path: Path
-    row_group: int | None
-    rows: int | None  # None: of a text file, known only once it has been read
-    first: int = 0  # rows of the file before it
+_FORMATS = (
+    "a .parquet, .csv or .tsv file (.csv and .tsv also with .gz), an .arrow or .feather file, or a "
+    "folder that datasets has saved"
+)
 
 
 def find(directory: Path, path: str, pattern: str, key: str) -> list[Path]:
@@ -46,13 +40,22 @@ def find(directory: Path, path: str, pattern: str, key: str) -> list[Path]:
     if not folder.is_dir():
         raise DataError("job", "data.path", path, f"a folder, but {folder} is none")
     exact = folder / pattern
-    found = [exact] if exact.is_file() else sorted(map(Path, glob.glob(str(exact), recursive=True)))
-    found = [file for file in found if file.is_file()]
+    found = [exact] if exact.exists() else sorted(map(Path, glob.glob(str(exact), recursive=True)))
+    found = [file for path in found for file in files_at(path)]
     if not found:
         names = sorted(entry.name for entry in folder.iterdir())
         there = ", ".join(names[:8]) + (", …" if len(names) > 8 else "") or "nothing"
         raise DataError("job", key, pattern, f"a file or glob in {folder}, which holds {there}")
     return _readable(found, key)
+
+
+def files_at(path: Path) -> list[Path]:
+    """A file, or those of a folder that `datasets` has saved; of another folder none.
+
+    Raises:
+        DataError: such a folder is damaged.
+    """
+    return arrow_files.saved_files(path) if path.is_dir() else [path] if path.is_file() else []
 
 
 def _readable(found: list[Path], key: str) -> list[Path]:
@@ -67,9 +70,18 @@ def is_parquet(path: Path) -> bool:
     return path.suffix in (".parquet", ".pq")
 
 
+def is_text(path: Path) -> bool:
+    """Whether the name says text: values have no types, and rows are not counted."""
+    return _separator(path) is not None
+
+
 def is_data(path: Path) -> bool:
     """Whether the name says that it can be read."""
-    return is_parquet(path) or _separator(path) is not None
+    return is_parquet(path) or is_text(path) or _is_arrow(path)
+
+
+def _is_arrow(path: Path) -> bool:
+    return path.suffix in arrow_files.ENDINGS
 
 
 def _separator(path: Path) -> str | None:
@@ -84,17 +96,28 @@ def schema(path: Path) -> pa.Schema:
     try:
         if is_parquet(path):
             return pa.parquet.read_schema(path)
+        if _is_arrow(path):
+            return arrow_files.schema(path)
         with _open_text(path, None) as reader:
             return pa.schema([(name, pa.string()) for name in reader.schema.names])
-    except (pa.ArrowInvalid, OSError) as error:
+    except (pa.ArrowException, OSError) as error:
         raise _unreadable(path, error) from error
 
 
 def units(path: Path) -> list[Unit]:
-    """The units of a file, in order."""
-    if not is_parquet(path):
+    """The units of a file, in order.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    if is_text(path):
         return [Unit(path, None, None)]
-    metadata = pa.parquet.read_metadata(path)
+    try:
+        if _is_arrow(path):
+            return arrow_files.units(path)
+        metadata = pa.parquet.read_metadata(path)
+    except (pa.ArrowException, OSError) as error:
+        raise _unreadable(path, error) from error
     rows = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
     firsts = [0, *accumulate(rows)]
     return [Unit(path, group, rows[group], firsts[group]) for group in range(len(rows))]
@@ -107,7 +130,7 @@ def count(path: Path) -> int:
             columns = reader.schema.names[:1]
         with _open_text(path, columns) as reader:
             return sum(block.num_rows for block in reader)
-    except (pa.ArrowInvalid, OSError) as error:
+    except (pa.ArrowException, OSError) as error:
         raise _unreadable(path, error) from error
 
 
@@ -142,17 +165,20 @@ def values(path: Path, columns: Collection[str]) -> Iterator[tuple[int, str, Val
 def read(unit: Unit, columns: Sequence[str], block_rows: int) -> Iterator[pa.RecordBatch]:
     """The record batches of a unit in order, with these columns; holds one at a time."""
     try:
-        if unit.row_group is None:
+        if is_text(unit.path):
             with _open_text(unit.path, columns) as reader:
                 yield from reader
+            return
+        if _is_arrow(unit.path):
+            yield from arrow_files.read(unit, columns, block_rows)
             return
         with pa.parquet.ParquetFile(
             unit.path, read_dictionary=_strings(unit.path, columns), memory_map=True
         ) as file:
             yield from file.iter_batches(
-                block_rows, row_groups=[unit.row_group], columns=list(columns), use_threads=False
+                block_rows, row_groups=[unit.part], columns=list(columns), use_threads=False
             )
-    except (pa.ArrowInvalid, OSError) as error:
+    except (pa.ArrowException, OSError) as error:
         raise _unreadable(unit.path, error) from error
 
 

@@ -109,8 +109,11 @@ class Column:
 
 def has_text(kind: pa.DataType) -> bool:
     """Whether values of a type have a single text, by which they are hashed."""
-    binary = pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
-    return not (pa.types.is_nested(kind) or binary)
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    types = pa.types
+    binary = types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind)
+    return not (types.is_nested(kind) or binary)
 
 
 def hash_column(column: pa.Array) -> Column:
@@ -126,6 +129,7 @@ def hash_column(column: pa.Array) -> Column:
         return Column(_hash_integers(column), None)
     if not has_text(kind):
         raise TypeError(str(kind))
+    column = _without_views(column)
     encoded = column if pa.types.is_dictionary(kind) else column.dictionary_encode()
     distinct, codes = encoded.dictionary, encoded.indices
     missing = np.asarray(distinct.is_null(nan_is_null=True))
@@ -134,6 +138,16 @@ def hash_column(column: pa.Array) -> Column:
         hashes[:-1][~missing] = _hash_distinct(distinct.drop_null().filter(_present(distinct)))
     rows = np.asarray(codes.fill_null(len(distinct)) if codes.null_count else codes)
     return Column(hashes, rows.astype(np.int64, copy=False))
+
+
+def _without_views(column: pa.Array) -> pa.Array:
+    """Strings as functions of Arrow take them: views, as Polars has them, are not known to all."""
+    if pa.types.is_string_view(column.type):
+        return column.cast(pa.large_string())
+    if pa.types.is_dictionary(column.type) and pa.types.is_string_view(column.type.value_type):
+        distinct = column.dictionary.cast(pa.large_string())
+        return pa.DictionaryArray.from_arrays(column.indices, distinct)
+    return column
 
 
 def _present(distinct: pa.Array) -> pa.Array:

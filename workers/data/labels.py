@@ -13,7 +13,7 @@ import pyarrow as pa
 from protos.job_pb2 import JobSpec
 from protos.losses import CONTRASTIVE, may_lack_labels
 from workers.data.errors import DataError
-from workers.data.lists import Lists, is_list
+from workers.data.lists import Lists, is_list, lengths
 from workers.data.named import INTS, Named, named_of
 from workers.data.numbers import LARGEST, is_number, narrow, numbers
 
@@ -119,12 +119,12 @@ class Label:
         """Raises `DataError` unless a column of that type fits; text has none but strings."""
         fits, expected = not typed or is_number(kind), "a numeric column"
         if self.kind is Kind.FOLLOWING:
-            fits = is_list(kind) and pa.types.is_integer(kind.value_type)
+            fits = is_list(kind, pa.types.is_integer)
             expected = "a Parquet column of lists of whole numbers"
         if not fits:
             raise DataError(str(path), f"{self.key}: {self.column}", str(kind), expected)
 
-    def encode(self, column: pa.Array, path: Path, first: int) -> npt.NDArray[Any]:
+    def encode(self, block: pa.RecordBatch, path: Path, first: int) -> npt.NDArray[Any]:
         """Its values [n], of the kind's dtype; of lists [n, length].
 
         Args:
@@ -133,8 +133,9 @@ class Label:
         Raises:
             DataError: one does not fit.
         """
-        key = f"{self.key}: {self.column}"
+        key, column = f"{self.key}: {self.column}", block.column(self.column)
         if self.beside is not None:
+            self._check_lengths(self.beside, block, path, first)
             return _following(self.beside, column, key, path, first)
         values = numbers(column, key, path, first)
         fits = self.kind.fits(values)
@@ -147,10 +148,17 @@ class Label:
         found: npt.NDArray[Any] = values.astype(self.kind.dtype)
         return found
 
+    def _check_lengths(self, beside: Named, block: pa.RecordBatch, path: Path, first: int) -> None:
+        """Refuse lists of another length than those that they are beside, before these are cut."""
+        own, other = (lengths(block.column(name)) for name in (self.column, beside.of))
+        if (own != other).any():
+            row = int(np.argmax(own != other))
+            key = f"{self.key}: {self.column}"
+            expected = f"{other[row]}, as {beside.of} has: a label for each of its values"
+            raise DataError(str(path), key, f"{own[row]} values", expected, first + row)
+
     def may_hold(self, least: float, most: float, missing: int) -> bool:
-        """Whether the values of a column may fit, as far as their range tells."""
-        if self.kind is Kind.FOLLOWING:
-            return most <= _MOST_CLASS
+        """Whether the values of a column of numbers may fit, as far as their range tells."""
         if missing or max(abs(least), abs(most)) > LARGEST:
             return False
         if self.kind is Kind.BINARY:

@@ -1,5 +1,6 @@
 """Columns of lists, which are cut and filled up to one length."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,32 @@ import pyarrow.compute as pc
 from workers.data.errors import DataError
 
 
-def is_list(kind: pa.DataType) -> bool:
-    """Whether a type is one of lists."""
-    return bool(
-        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-    )
+def is_list(kind: pa.DataType, fits: Callable[[pa.DataType], bool] = lambda values: True) -> bool:
+    """Whether a type is one of lists, or of nothing but missing ones.
+
+    Args:
+        fits: whether their values may have a type.
+    """
+    if pa.types.is_null(kind):
+        return True
+    lists = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+    if not any(one(kind) for one in lists):
+        return False
+    return bool(pa.types.is_null(kind.value_type) or fits(kind.value_type))
+
+
+def as_lists(column: pa.Array) -> pa.Array:
+    """The same, where lists that are all missing or empty have a type, too."""
+    if pa.types.is_null(column.type) or pa.types.is_null(column.type.value_type):
+        return column.cast(pa.list_(pa.int64()))
+    return column
+
+
+def lengths(column: pa.Array) -> npt.NDArray[np.int64]:
+    """Values of each list of a column, int64 [n]; a missing one has none."""
+    counts = pc.list_value_length(as_lists(column)).fill_null(0)
+    found: npt.NDArray[np.int64] = np.asarray(counts).astype(np.int64)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +71,8 @@ class Lists:
         Raises:
             DataError: one is.
         """
-        counts = np.asarray(pc.list_value_length(column).fill_null(0)).astype(np.int64)
+        column = as_lists(column)
+        counts = lengths(column)
         if not keep and (counts > length).any():
             row = int(np.argmax(counts > length))
             expected = f"at most length: {length} in every row, or keep: first, or last"

@@ -76,9 +76,9 @@ class Named:
             if self.kind in LISTS:
                 fits, expected = is_list(kind), "a Parquet column of lists"
                 if fits and self.kind == FLOATS:
-                    fits, expected = is_number(kind.value_type), "a column of lists of numbers"
+                    fits, expected = is_list(kind, is_number), "a column of lists of numbers"
                 if fits and self.kind == INTS:
-                    fits = pa.types.is_integer(kind.value_type)
+                    fits = is_list(kind, pa.types.is_integer)
                     expected = "a column of lists of whole numbers"
             elif typed and self.kind in (FLOAT, INT):
                 fits, expected = is_number(kind), "a numeric column"

@@ -8,15 +8,18 @@ from typing import Literal
 
 from chassis import scratch
 from protos.job_pb2 import DataSpec, JobSpec
-from workers.data import counts, files
+from workers.data import files
+from workers.data.blocks import Blocks, FileBlocks
 from workers.data.columns import Batch, Encoder, concatenate
 from workers.data.errors import DataError
 from workers.data.labels import Label, labels_of
+from workers.data.own import OwnBlocks
 from workers.data.stored import mapped, store
 
 Split = Literal["train", "valid", "test"]
 
-_LEAST_WINDOW = 4096  # rows
+_LEAST_WINDOW = 4096  # rows, unless they are more bytes than
+_LEAST_WINDOW_BYTES = 128 << 20
 _ORDER_BYTES = 8  # of a row in an epoch's order
 _VERSION = 2  # of what encoded rows are
 _log = logging.getLogger("heterps.data")
@@ -54,22 +57,25 @@ class Dataset:
         window_rows: int = 131072,
     ) -> None:
         pattern = {"train": spec.train, "valid": spec.valid, "test": spec.test}[split]
-        paths = files.find(Path(directory), spec.path, pattern, f"data.{split}")
+        blocks: Blocks
+        if spec.source:
+            blocks = OwnBlocks(spec, pattern, Path(directory))
+        else:
+            paths = files.find(Path(directory), spec.path, pattern, f"data.{split}")
+            blocks = FileBlocks(paths, str(paths[0].parent / pattern))
         if labels is None:
             labels = labels_of(JobSpec(data=spec))
         self._encoder = Encoder(spec, labels)
-        for path in paths:
-            self._encoder.check(path)
-        self.where = str(paths[0].parent / pattern)
-        self._paths = paths
+        blocks.check(self._encoder)
+        self._blocks = blocks
+        self.where = blocks.where
         self._block_rows = block_rows
         self._cache_bytes = cache_bytes
         self._most_window_rows = window_rows
         self._encoded: Batch | None = None
-        self.units = [unit for path in paths for unit in files.units(path)]
+        self.units = blocks.units
         self._unit_rows: list[int] | None = None
-        self._text = [path for path in paths if not files.is_parquet(path)]
-        self.is_countable = sum(map(files.text_bytes, self._text)) <= counts.COUNTED_AT_ONCE
+        self.is_countable = blocks.is_countable
 
     @staticmethod
     def of(job: JobSpec, split: Split) -> "Dataset":
@@ -81,8 +87,8 @@ class Dataset:
         """Rows of the split.
 
         Raises:
-            DataError: it is more text than can be counted at once (`is_countable`), and has not
-                been read to its end on this host.
+            DataError: they are not known (`is_countable`): of more text than can be counted at
+                once, which was not read to its end on this host, or of a source without a length.
         """
         return sum(self.unit_rows)
 
@@ -93,25 +99,16 @@ class Dataset:
             found = [self.known_rows(index) for index in range(len(self.units))]
             rows = [count for count in found if count is not None]
             if len(rows) < len(found):
-                size = sum(path.stat().st_size for path in self._text)
-                raise DataError(
-                    self.where,
-                    "train.max_steps",
-                    0,
-                    f"a number of steps: {size / 1e9:.1f} GB of text say not how many rows they "
-                    "have until they have been read once; Parquet files say so",
-                )
+                expected = f"a number of steps: {self._blocks.uncounted}"
+                raise DataError(self.where, "train.max_steps", 0, expected)
             self._unit_rows = rows
         return self._unit_rows
 
     def known_rows(self, index: int) -> int | None:
-        """Rows of a unit; None for those of text that is too large to count and was never read."""
-        unit = self.units[index]
-        if unit.rows is not None:
-            return unit.rows
+        """Rows of a unit; None for those that nobody knows, and that are too many to count."""
         if self._unit_rows is not None:
             return self._unit_rows[index]
-        return counts.counted(unit.path) if self.is_countable else counts.known(unit.path)
+        return self._blocks.known_rows(self.units[index])
 
     @property
     def row_bytes(self) -> int:
@@ -136,7 +133,8 @@ class Dataset:
     def window_rows(self) -> int:
         """Rows of a window when streaming."""
         share = self._cache_bytes // (8 * self.row_bytes)
-        return min(self._most_window_rows, max(share, _LEAST_WINDOW))
+        least = min(_LEAST_WINDOW, max(1, _LEAST_WINDOW_BYTES // self.row_bytes))
+        return min(self._most_window_rows, max(share, least))
 
     @property
     def windows(self) -> int:
@@ -149,14 +147,12 @@ class Dataset:
         shared = scratch.own()
         if shared is None:
             return None
-        read: list[object] = [_VERSION, self._encoder.meaning]
-        read += [(str(p.resolve()), p.stat().st_size, p.stat().st_mtime_ns) for p in self._paths]
+        read = [_VERSION, self._encoder.meaning, *self._blocks.identity]
         return shared / hashlib.sha256(repr(read).encode()).hexdigest()[:32]
 
-    def check_statistics(self) -> None:
-        """Raises `DataError` where what Parquet files say of their values does not fit."""
-        for path in self._paths:
-            self._encoder.check_statistics(path)
+    def check_values(self) -> None:
+        """Raises `DataError` where values do not fit, as far as can be seen without reading all."""
+        self._blocks.check_values(self._encoder)
 
     def encoded(self) -> Batch:
         """All rows, in the order of the files; they are not to be written to.
@@ -177,8 +173,7 @@ class Dataset:
             DataError: they do not match the job; or they are not as many as they were.
         """
         unit, position = self.units[index], 0
-        status = unit.path.stat()
-        for block in files.read(unit, self._encoder.columns, self._block_rows):
+        for block in self._blocks.read(unit, self._encoder.columns, self._block_rows):
             skipped = min(max(start - position, 0), block.num_rows)
             if skipped < block.num_rows:
                 first = unit.first + position + skipped
@@ -189,8 +184,6 @@ class Dataset:
             raise DataError(
                 str(unit.path), "contents", f"{position} rows", f"{expected}, as before"
             )
-        if unit.rows is None:
-            counts.keep(unit.path, status, position)
 
     def _all(self) -> Iterator[Batch]:
         for index in range(len(self.units)):

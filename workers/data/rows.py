@@ -48,7 +48,9 @@ def find(data: str) -> list[Path]:
         return files.find(Path(), folder, name, "DATA")
     path = Path(data)
     if path.is_dir():
-        found = sorted(file for file in path.iterdir() if file.is_file() and files.is_data(file))
+        found = files.files_at(path) or sorted(
+            file for file in path.iterdir() if file.is_file() and files.is_data(file)
+        )
     elif path.is_file():
         found = files.find(path.parent, "", path.name, "DATA")
     else:

@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 
 from workers.data import files
 from workers.data.errors import DataError, column_hint
-from workers.data.lists import is_list
+from workers.data.lists import as_lists, is_list
 
 _LARGEST = 2**31 - 1
 
@@ -32,7 +32,7 @@ class Tokens:
             hint = column_hint(self.name, schema.names)
             raise DataError(str(path), "data.tokens", self.name, f"a column of the file; {hint}")
         kind = schema.field(self.name).type
-        if not is_list(kind) or not pa.types.is_integer(kind.value_type):
+        if not is_list(kind, pa.types.is_integer):
             expected = "a Parquet column of lists of whole numbers"
             raise DataError(str(path), f"data.tokens: {self.name}", str(kind), expected)
 
@@ -45,6 +45,7 @@ class Tokens:
 
     def encode(self, column: pa.Array, path: Path, first: int = 0) -> npt.NDArray[np.int32]:
         """int32 `[n, width]`; `path` and `first`, rows before these, are for error messages."""
+        column = as_lists(column)
         counts = np.asarray(pc.list_value_length(column).fill_null(-1))
         if not self.width and len(counts):
             self.width = max(0, int(counts[0]))

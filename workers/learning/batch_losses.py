@@ -8,31 +8,46 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, softplus
 
 
-def contrastive(
+def similarities(
     one: Tensor, other: Tensor, scale: Tensor | None = None, same: Tensor | None = None
 ) -> Tensor:
+    """Products [B, B] of each with each, -inf of different samples that are the same.
+
+    Args:
+        one, other: [B, D], as the model gives them.
+        scale: [], of the products.
+        same: [B], equal where two samples are the same.
+
+    Raises:
+        ValueError: they are not [B, D] both.
+    """
+    if one.ndim != 2 or one.shape != other.shape:
+        raise ValueError(
+            f"outputs {list(one.shape)} and {list(other.shape)}; expected two of one shape [B, D]"
+        )
+    logits = one @ other.T
+    if scale is not None:
+        logits = scale * logits
+    if same is None:
+        return logits
+    twice = same.unsqueeze(1) == same
+    return logits.masked_fill(twice.fill_diagonal_(False), -torch.inf)
+
+
+def contrastive(logits: Tensor) -> Tensor:
     """The loss of each pair, [B]: the cross-entropy of finding its other half, of both directions.
 
     As of CLIP (Radford et al., arXiv 2103.00020).
 
     Args:
-        one, other: the halves of each pair, [B, D], as the model gives them.
-        scale: [], of the products.
-        same: [B], equal where two samples are the same.
+        logits: [B, B], `similarities` of the halves of all pairs.
     """
-    logits = similarities(one, other, scale, same)
     own = torch.arange(len(logits), device=logits.device)
     there = cross_entropy(logits, own, reduction="none")
     return (there + cross_entropy(logits.T, own, reduction="none")) / 2
 
 
-def in_batch_softmax(
-    query: Tensor,
-    item: Tensor,
-    same: Tensor,
-    scale: Tensor | None = None,
-    frequency: Tensor | None = None,
-) -> Tensor:
+def in_batch_softmax(logits: Tensor, frequency: Tensor | None = None) -> Tensor:
     """The loss of each query, [B]: the cross-entropy of finding its item among those of the batch.
 
     As of Yi et al., "Sampling-bias-corrected neural modeling for large corpus item recommendations"
@@ -40,12 +55,9 @@ def in_batch_softmax(
     taken off.
 
     Args:
-        query, item: [B, D], as the model gives them.
-        same: [B], which item it is.
-        scale: [], of the products.
+        logits: [B, B], `similarities` of queries and items.
         frequency: [B] above 0, of the item in what is trained on: a number or a share.
     """
-    logits = similarities(query, item, scale, same)
     if frequency is not None:
         logits = logits - frequency.to(logits).log()
     own = torch.arange(len(logits), device=logits.device)
@@ -84,22 +96,3 @@ def pairwise(
     each = each.to(losses)
     total = each.sum()
     return (each * losses).sum() / total.where(total > 0, torch.ones_like(total)), total
-
-
-def similarities(one: Tensor, other: Tensor, scale: Tensor | None, same: Tensor | None) -> Tensor:
-    """Products [B, B] of each with each, -inf of different samples that are the same.
-
-    Raises:
-        ValueError: they are not [B, D] both.
-    """
-    if one.ndim != 2 or one.shape != other.shape:
-        raise ValueError(
-            f"outputs {list(one.shape)} and {list(other.shape)}; expected two of one shape [B, D]"
-        )
-    logits = one @ other.T
-    if scale is not None:
-        logits = scale * logits
-    if same is None:
-        return logits
-    twice = same.unsqueeze(1) == same
-    return logits.masked_fill(twice.fill_diagonal_(False), -torch.inf)

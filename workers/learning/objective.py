@@ -119,6 +119,9 @@ class Objective:
         """
         returned = self.function(outputs, labels)
         several = returned if isinstance(returned, Mapping) else {EVERY: returned}
+        for name in several:
+            if not isinstance(name, str):
+                raise ObjectiveError(f"the loss has a term {name!r}; expected terms by text")
         samples = samples_of(outputs, labels)
         return {name: self._mean(name, value, labels, samples) for name, value in several.items()}
 
@@ -130,7 +133,18 @@ class Objective:
         own: Sequence[float],
         whole: Sequence[float],
     ) -> Tensor:
-        """What a micro-batch adds to the loss of its batch, [].
+        """What a micro-batch adds to the loss of its batch, []; arguments are those of `parts`."""
+        return total(self.parts(outputs, labels, share, own, whole))
+
+    def parts(
+        self,
+        outputs: Outputs,
+        labels: Labels,
+        share: float,
+        own: Sequence[float],
+        whole: Sequence[float],
+    ) -> dict[str, Tensor]:
+        """What a micro-batch adds to each term of the loss of its batch, [] by its name.
 
         Args:
             share: of the batch's samples, that the micro-batch has.
@@ -141,20 +155,19 @@ class Objective:
             name: mine / every if every else 0.0
             for name, mine, every in zip(self.counted, own, whole, strict=True)
         }
-        total: Tensor | None = None
+        found: dict[str, Tensor] = {}
         for name, mean in self.terms(outputs, labels).items():
             weight = shares.get(name if name in self.over else EVERY, share)
             # A mean over nothing is no number, and neither is its gradient.
-            part = mean * weight if weight else _nothing(outputs)
-            total = part if total is None else total + part
-        if total is None:
+            found[name] = mean * weight if weight else _nothing(outputs)
+        if not found:
             raise ObjectiveError("the loss returned no term; expected one or more")
-        return total
+        return found
 
-    def of_batch(self, outputs: Outputs, labels: Labels) -> Tensor:
-        """The loss of a whole batch, []."""
+    def of_batch(self, outputs: Outputs, labels: Labels) -> dict[str, Tensor]:
+        """The terms of a whole batch's loss, [] by name."""
         counts = self.counts(labels)
-        return self.part(outputs, labels, 1.0, counts, counts)
+        return self.parts(outputs, labels, 1.0, counts, counts)
 
     def _mean(self, name: str, value: Tensor, labels: Labels, samples: int) -> Tensor:
         if not (isinstance(value, Tensor) and tuple(value.shape) in ((), (samples,))):
@@ -173,6 +186,12 @@ class Objective:
             return (weights * value).sum() / weights.sum()
         assert callable(over)
         return value.sum() / over(labels)
+
+
+def total(terms: Mapping[str, Tensor]) -> Tensor:
+    """Their sum, []."""
+    first, *others = terms.values()
+    return sum(others, first)
 
 
 def samples_of(outputs: Outputs, labels: Labels) -> int:

@@ -4,11 +4,13 @@ Parameters, their gradients' sums and optimizer state stay float32; what autocas
 bits crosses stages as it is. Micikevicius et al., "Mixed precision training" (arXiv 1710.03740).
 """
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 _DTYPES = {"": None, "fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -61,6 +63,12 @@ class Precision:
     def loss_scale(self) -> "LossScale | None":
         """What keeps gradients in range; None where the exponent is as wide as float32's."""
         return LossScale() if self.dtype == torch.float16 else None
+
+
+def wide(outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Outputs as losses and callers take them: those of 16 bits in float32."""
+    narrow = {n for n, o in outputs.items() if o.is_floating_point() and o.element_size() < 4}
+    return {name: o.float() if name in narrow else o for name, o in outputs.items()}
 
 
 @dataclass(slots=True)

@@ -1,7 +1,7 @@
 """A frame: one micro-batch's tensors between the workers of neighbouring stages."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,8 +43,8 @@ class Frame:
     tensors: Mapping[str, Tensor]
     wants_gradient: frozenset[str] = frozenset()
 
-    def pack(self, sender: int) -> bytes:
-        """Its bytes, from the worker of that rank."""
+    def parts(self, sender: int) -> tuple[bytes, Sequence[codec.Buffer]]:
+        """Its head, from the worker of that rank, and its payload, which lies in the tensors."""
         specs, buffers = codec.pack_arrays(
             (name, _array(tensor)) for name, tensor in self.tensors.items()
         )
@@ -60,7 +60,7 @@ class Frame:
             phase=self.id.phase,
             tensors=specs,
         )
-        return codec.pack(head, *buffers)
+        return head.SerializeToString(), buffers
 
     @staticmethod
     def unpack(head: stage_pb2.Frame, payload: memoryview) -> "Frame":

@@ -73,7 +73,7 @@ class Session:
         if self._lines is not None:
             self._lines.close()
 
-    def _take(self, kind: int, message: bytes) -> None:
+    def _take(self, kind: int, message: bytes, payload: memoryview | None) -> None:
         """Take a frame or notice.
 
         Raises:
@@ -82,7 +82,9 @@ class Session:
         if self.inbox.stopped:
             raise Refused(grpc.StatusCode.UNAVAILABLE, ENDING)
         try:
-            if kind == FRAME:
+            if payload is not None:
+                self._take_frame(stage_pb2.Frame.FromString(message), payload)
+            elif kind == FRAME:
                 self._take_frame(*codec.unpack(stage_pb2.Frame, message))
             else:
                 self.board.put(stage_pb2.Notice.FromString(message))

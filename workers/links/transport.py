@@ -36,7 +36,7 @@ class Neighbours:
     ) -> None:
         self._rank = rank
         self._lines = [
-            Line(address, f"{label} worker {target}", here, generation)
+            Line(address, f"{label} worker {target}", here, generation, bulk=True)
             for target, address in enumerate(addresses)
         ]
 
@@ -46,7 +46,8 @@ class Neighbours:
         Raises:
             RpcError: an earlier frame could not be delivered.
         """
-        self._lines[frame.id.micro_batch % len(self._lines)].send(FRAME, frame.pack(self._rank))
+        line = self._lines[frame.id.micro_batch % len(self._lines)]
+        line.send(FRAME, *frame.parts(self._rank))
 
     def end(self, phase: str) -> None:
         """Tell every worker that nothing more of `phase` comes from here; it has arrived then."""

@@ -1,5 +1,6 @@
 """A job's built-in losses of whole batches: what of outputs and labels each of them reads."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -56,17 +57,10 @@ class Comparison:
             ObjectiveError: the model gives other outputs.
         """
         rows, scale = self._read(outputs)
-        try:
-            if self.loss == _PAIRWISE:
-                weights = labels[WEIGHT] if self.weighted else None
-                return pairwise(rows[0], labels[self.label], weights, labels.get(self.group))[0]
-            one, other = rows
-            if self.loss == _IN_BATCH:
-                frequency = labels.get(self.frequency)
-                return in_batch_softmax(one, other, labels[self.label], scale, frequency)
-            return contrastive(one, other, scale, labels.get(self.label))
-        except ValueError as error:
-            raise ObjectiveError(f"{self.key}: {error}") from None
+        if self.loss == _PAIRWISE:
+            weights = labels[WEIGHT] if self.weighted else None
+            return self._of_pairs(rows[0], labels, weights)[0]
+        return self._of_each(self._products(rows, scale, labels), labels)
 
     def held_out(self, outputs: Outputs, labels: Labels) -> tuple[Tensor, Tensor]:
         """What metrics need of a batch, float32.
@@ -76,13 +70,31 @@ class Comparison:
         """
         rows, scale = self._read(outputs)
         if self.loss == _PAIRWISE:
-            scores, group = rows[0].float(), labels.get(self.group)
-            mean, pairs = pairwise(scores, labels[self.label], None, group)
+            mean, pairs = self._of_pairs(rows[0].float(), labels, None)
             return mean.reshape(1), pairs.reshape(1)
-        one, other = (each.float() for each in rows)
-        logits = similarities(one, other, scale, labels.get(self.label))
+        logits = self._products([each.float() for each in rows], scale, labels)
         right = logits.argmax(dim=1) == torch.arange(len(logits), device=logits.device)
-        return self.term(outputs, labels).float(), right.float()
+        return self._of_each(logits, labels).float(), right.float()
+
+    def _of_pairs(
+        self, scores: Tensor, labels: Labels, weights: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        try:
+            return pairwise(scores, labels[self.label], weights, labels.get(self.group))
+        except ValueError as error:
+            raise ObjectiveError(f"{self.key}: {error}") from None
+
+    def _products(self, rows: Sequence[Tensor], scale: Tensor | None, labels: Labels) -> Tensor:
+        one, other = rows
+        try:
+            return similarities(one, other, scale, labels.get(self.label))
+        except ValueError as error:
+            raise ObjectiveError(f"{self.key}: {error}") from None
+
+    def _of_each(self, logits: Tensor, labels: Labels) -> Tensor:
+        if self.loss == _IN_BATCH:
+            return in_batch_softmax(logits, labels.get(self.frequency))
+        return contrastive(logits)
 
     def _read(self, outputs: Outputs) -> tuple[list[Tensor], Tensor | None]:
         """The outputs with rows, as many as the loss takes, and the scale."""

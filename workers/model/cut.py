@@ -18,7 +18,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from google.protobuf.json_format import MessageToDict, ParseDict
 from google.protobuf.json_format import ParseError as JobError
 from safetensors import SafetensorError
@@ -32,10 +31,10 @@ from ps.checkpoint.places import open_store
 from ps.checkpoint.tables import chain, save_of
 from ps.errors import CheckpointError
 from workers.learning.averages import AVERAGE
+from workers.model.loss_curve import LossCurve
 
 FORMAT = "heterps-cut-1"
 MANIFEST = "cut.json"
-_LOSSES = "losses"
 # Kinds of files: the first is what predictions need, unless the other has averages of weights.
 WEIGHTS, OPTIMIZER = "weights", "optimizer"
 _MOST_MANIFEST = 64 << 20  # bytes
@@ -124,7 +123,7 @@ class Cut:
         micro_batches: of a step, by the plan.
         scales: None where losses are not scaled.
         layers: in the order of the model.
-        losses: float64 [step].
+        losses: a `LossCurve`.
         metrics: of held-out data, where they were measured.
         validated: what that gave so far, of `train.validate`.
         train_seconds: of all attempts.
@@ -329,14 +328,13 @@ class DenseFiles:
             self.bytes += len(data)
         return part
 
-    def write_losses(self, losses: Sequence[float]) -> PartFile:
+    def write_losses(self, curve: LossCurve) -> PartFile:
         """Write the losses of a job's steps."""
-        return self.write({_LOSSES: torch.tensor(losses, dtype=torch.float64)})
+        return self.write(curve.tensors())
 
-    def read_losses(self, part: PartFile) -> list[float]:
+    def read_losses(self, part: PartFile) -> LossCurve:
         """The losses of a job's steps; raises as `read`."""
-        found: list[float] = self.read(part)[_LOSSES].tolist()
-        return found
+        return LossCurve.take(self.read(part))
 
     def read(self, part: PartFile) -> dict[str, Tensor]:
         """The tensors of a file.

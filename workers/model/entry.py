@@ -1,26 +1,21 @@
 """From a job's `model.entry` to a module, the same on every process of the job."""
 
-import importlib.util
-import sys
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
 from google.protobuf.json_format import MessageToDict
 from torch import nn
 
+from chassis import entries
 from chassis.near import did_you_mean
-from chassis.rooms import IN_A_WORKER, clash, loaded
 from protos.job_pb2 import JobSpec, ModelSpec, TableOptions
 from ps.errors import TableError
 from workers.embedding.sparse import SparseEmbedding
 from workers.embedding.spec import options_of
 
-_importing = threading.RLock()
 _following: ContextVar[bool] = ContextVar("weights follow", default=False)
 
 
@@ -34,19 +29,10 @@ def load_entry(entry: str, directory: Path, key: str) -> Callable[..., Any]:
     Raises:
         ModelError: names the key, the file or name that is missing.
     """
-    file, _, name = entry.partition(":")
-    path = (directory / file).resolve()
-    if not name or not file.endswith(".py"):
-        raise ModelError(f"{key}: {entry!r}: expected file.py:callable")
-    if not path.is_file():
-        raise ModelError(f"{key}: {path}: no such file")
-    with _importing:  # who comes meanwhile would find half of a module
-        module = _import_file(path, (path.parent, directory.resolve()), key)
-    found = getattr(module, name, None)
-    if not callable(found):
-        names = sorted(n for n, v in vars(module).items() if callable(v) and not n.startswith("_"))
-        raise ModelError(f"{key}: {path} has no callable {name!r}; it has {', '.join(names)}")
-    return found  # type: ignore[no-any-return]
+    try:
+        return entries.load_entry(entry, directory, key)
+    except entries.EntryError as error:
+        raise ModelError(str(error)) from error.__cause__
 
 
 def build_model(spec: ModelSpec, directory: Path, seed: int) -> nn.Module:
@@ -125,25 +111,3 @@ def _integral(value: Any) -> Any:
     if isinstance(value, dict):
         return {k: _integral(v) for k, v in value.items()}
     return value
-
-
-def _import_file(path: Path, folders: Sequence[Path], key: str) -> ModuleType:
-    name = f"heterps_user_{path.stem}_{abs(hash(str(path)))}"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise ModelError(f"{key}: {path}: not a Python file")
-    if said := clash(path, folders, {*IN_A_WORKER, *loaded()}):
-        raise ModelError(f"{key}: {said}")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    sys.path.insert(0, str(path.parent))
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        del sys.modules[name]
-        raise ModelError(f"{key}: {path}: {type(error).__name__}: {error}") from error
-    finally:
-        sys.path.remove(str(path.parent))
-    return module

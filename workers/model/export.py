@@ -80,6 +80,7 @@ def export(saved: Saved, kind: str, target: Path, sample: str = "") -> Exported:
         run = write(part, _arguments(part, model, batches[0]), partial)
         outputs = _check(model, part, batches[1], run, f"{kind}: {target}")
         tables = ""
+        target.unlink(missing_ok=True)  # an older one goes with other rows
         if any(one.table for one in part.inputs):
             tables = f"{target}.tables"
             export_checkpoint(saved.tables, tables, replace=True)
@@ -106,7 +107,7 @@ def _batches(model: nn.Module, sample: str) -> list[dict[str, Tensor]]:
     """Two batches of the model's inputs, of different sizes."""
     predictor = predictor_of(model)
     if sample:
-        inputs = predictor.inputs(sample)
+        inputs = predictor.inputs(sample, max(_SAMPLES))
         rows = len(next(iter(inputs.values())))
         if rows < max(_SAMPLES):
             raise ExportError(f"{sample}: {rows} rows; expected at least {max(_SAMPLES)}")

@@ -169,7 +169,6 @@ def followed(model: nn.Module, inputs: Mapping[str, Tensor]) -> fx.Graph:
     """
     # They come with SymPy, which other models do not need.
     from torch.fx.experimental.proxy_tensor import make_fx
-    from torch.fx.experimental.symbolic_shapes import is_concrete_int
 
     parameters = inspect.signature(model.forward).parameters
 
@@ -195,10 +194,38 @@ def followed(model: nn.Module, inputs: Mapping[str, Tensor]) -> fx.Graph:
     widths = {size for tensor in inputs.values() for size in tensor.shape[1:]}
     samples = next(n for n in range(_SAMPLES[0], len(widths) + 3) if n not in widths)
     module = trace(*_examples(model, inputs, samples))
-    used = [node for node in module.graph.nodes if node.op == "placeholder" and node.users]
-    if any(is_concrete_int(node.meta["val"].shape[0]) for node in used):
+    taken = [node for node in module.graph.nodes if node.op == "placeholder"]
+    used = {name: node for name, node in zip(inputs, taken, strict=True) if node.users}
+    for name in used:
+        if 0 in inputs[name].shape[1:]:
+            raise ModelError(
+                f"{type(model).__name__}: forward reads {name!r}, whose width is not known before "
+                "there is data; expected inputs of data.columns"
+            )
+    if not _is_open(used, inputs):
         raise _of_samples(model)
     return _Rebuilt(model, module, list(inputs), calls).graph
+
+
+def _is_open(used: Mapping[str, fx.Node], inputs: Mapping[str, Tensor]) -> bool:
+    """Whether a graph is that of any number of samples: nothing asked of it has two answers."""
+    from torch.fx.experimental.symbolic_shapes import free_symbols, is_concrete_int
+
+    shapes = {name: node.meta["val"].shape for name, node in used.items()}
+    widths = {
+        symbol: width
+        for name, shape in shapes.items()
+        for size, width in zip(shape[1:], inputs[name].shape[1:], strict=True)
+        for symbol in free_symbols(size)
+    }
+    for samples, *_ in shapes.values():
+        if is_concrete_int(samples):
+            return False
+        env = samples.node.shape_env
+        asked = (env.replace(guard.expr).xreplace(widths) for guard in env.guards)
+        if any(free_symbols(samples) & one.free_symbols for one in asked):
+            return False
+    return True
 
 
 def _examples(model: nn.Module, inputs: Mapping[str, Tensor], samples: int) -> list[Tensor]:

@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from workers.data.labels import labels_of
 from workers.data.rows import Rows
 from workers.data.tensors import tensors_of
 from workers.learning.losses import predicted
-from workers.learning.precision import Precision
+from workers.learning.precision import Precision, wide
 from workers.model.entry import ModelError
 from workers.model.inputs import arguments_of
 
@@ -91,17 +92,19 @@ class Predictor:
         }
         return whole[ONLY] if whole.keys() == {ONLY} else whole
 
-    def inputs(self, data: Any) -> dict[str, Tensor]:
+    def inputs(self, data: Any, most: int = 0) -> dict[str, Tensor]:
         """What the model's forward takes for some rows, by name: keys among them.
 
         Args:
             data: as of a call; of files, too, all rows are in memory.
+            most: how many rows are read, the first ones; all unless given.
 
         Raises:
             DataError: as a call.
         """
-        parts = self._parts(data, 0)[1]
-        found = [part.batch for part in parts] or [self.encoder().nothing]
+        parts = self._parts(data, most)[1]
+        some = islice(parts, 1) if most else parts
+        found = [part.batch for part in some] or [self.encoder().nothing]
         tensors = tensors_of(concatenate(found))
         return {name: tensor for name, tensor in tensors.items() if "." not in name}
 
@@ -159,8 +162,10 @@ class Predictor:
                     f"{type(model).__name__}: output {name!r} is {list(output.shape)} for "
                     f"{len(batch)} rows; expected a value, or several, for each row"
                 )
-        wide = {name: _wide(output).cpu() for name, output in named.items()}
-        return wide if logits else {n: self._meant(n, o, len(wide)) for n, o in wide.items()}
+        outputs = {name: output.cpu() for name, output in wide(named).items()}
+        if logits:
+            return outputs
+        return {name: self._meant(name, o, len(outputs)) for name, o in outputs.items()}
 
     def _meant(self, name: str, output: Tensor, outputs: int) -> Tensor:
         """An output as its loss takes it; as it is where no built-in one reads it."""
@@ -200,19 +205,10 @@ def _table(data: Any) -> pa.Table:
             return pa.table({name: _column(values) for name, values in data.items()})
         if hasattr(data, "columns") and hasattr(data, "iloc"):  # pandas, whose index is no column
             return pa.Table.from_pandas(data, preserve_index=False)
-        return _without_views(data if isinstance(data, pa.Table) else pa.table(data))
+        return data if isinstance(data, pa.Table) else pa.table(data)
     except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, ValueError) as error:
         expected = f"a data frame, or equally long columns by name ({error})"
         raise DataError("data", "predict", type(data).__name__, expected) from None
-
-
-def _without_views(table: pa.Table) -> pa.Table:
-    """With strings as the encoder takes them, where Polars hands over views."""
-    fields = [
-        field.with_type(pa.large_string()) if pa.types.is_string_view(field.type) else field
-        for field in table.schema
-    ]
-    return table.cast(pa.schema(fields))
 
 
 def _column(values: Any) -> pa.Array:
@@ -221,7 +217,3 @@ def _column(values: Any) -> pa.Array:
     if isinstance(values, np.ndarray) and values.ndim > 1:
         values = list(values)
     return values if isinstance(values, pa.Array | pa.ChunkedArray) else pa.array(values)
-
-
-def _wide(output: Tensor) -> Tensor:
-    return output.float() if output.is_floating_point() and output.element_size() < 4 else output

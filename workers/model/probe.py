@@ -22,7 +22,7 @@ from workers.data.columns import labels_in
 from workers.data.reader import Dataset
 from workers.data.tensors import first_samples, tensors_of
 from workers.embedding.sparse import SparseEmbedding
-from workers.learning.objective import check_rows, named
+from workers.learning.objective import check_rows, named, total
 from workers.learning.optimizers import GroupError, check_groups
 from workers.model.entry import ModelError
 from workers.model.job_loss import job_loss
@@ -122,7 +122,7 @@ def check_loss(traced: TracedModel, job: JobSpec) -> None:
         raise ModelError(
             f"model.loss: {job.model.loss}: @loss(over=…) names no term {unknown[0]!r}"
         )
-    whole = float(loss.of_batch(outputs, labels))
+    whole = float(total(loss.of_batch(outputs, labels)))
     if loss.whole:
         return
     counts = loss.counts(labels)
@@ -135,7 +135,7 @@ def check_loss(traced: TracedModel, job: JobSpec) -> None:
         added += float(loss.part(given, own, share, loss.counts(own), counts))
     if not math.isfinite(whole) or math.isclose(whole, added, rel_tol=_TOLERANCE):
         return
-    if whole != float(loss.of_batch(outputs, labels)):
+    if whole != float(total(loss.of_batch(outputs, labels))):
         return  # it draws random numbers
     raise ModelError(
         f"model.loss: {job.model.loss}: of {samples} samples it is {whole:g}, and {added:g} added "

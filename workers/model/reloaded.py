@@ -1,7 +1,6 @@
 """A model that has just been saved is opened again, and must predict as it did in training."""
 
 import inspect
-import json
 import logging
 import tempfile
 from collections.abc import Callable, Mapping
@@ -10,7 +9,6 @@ from functools import partial
 
 import numpy as np
 import torch
-from safetensors.torch import load as load_bytes
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
@@ -24,6 +22,7 @@ from workers.data.columns import labels_in
 from workers.embedding.sparse import RowStore, SparseEmbedding
 from workers.errors import DivergedError
 from workers.model.entry import job_model
+from workers.model.facts import read_dense, read_facts
 from workers.model.inputs import arguments_of
 from workers.model.job_metrics import JobMetrics
 from workers.model.state import load_state
@@ -52,11 +51,10 @@ def reopened(output: str, job: JobSpec, shard_rows: Callable[[str], RowStore]) -
         ModelError, CheckpointError, OSError: it cannot be opened.
     """
     store = open_store(output)
-    with store.open("model.json") as stream:
-        job_id = json.loads(stream.read())["job_id"]
+    facts = read_facts(store)
+    job_id = facts["job_id"]
     model = job_model(job, weights_follow=True)
-    with store.open("dense.safetensors") as stream:
-        load_state(model, load_bytes(stream.read()))
+    load_state(model, read_dense(store, facts))
     layers = [m for m in model.modules() if isinstance(m, SparseEmbedding)]
     if layers:
         place = open_store(f"{output}/tables")

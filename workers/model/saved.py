@@ -8,11 +8,11 @@ same names there.
 """
 
 import errno
-import json
+import hashlib
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +30,7 @@ from protos.job_pb2 import JobSpec
 from protos.naming import KEPT, table_prefix
 from ps.checkpoint.manifest import is_checkpoint
 from ps.checkpoint.places import open_store
+from ps.checkpoint.sealed import digest_of, seal
 from ps.checkpoint.store import Store
 from ps.checkpoint.tables import chain, save_of
 from ps.errors import ReplacedError
@@ -38,6 +39,8 @@ from workers.model.code import code_root, copy_code, settle
 from workers.model.cut import MANIFEST as CUT
 from workers.model.cut import check_tables, read_cut, weights_of
 from workers.model.entry import ModelError, job_model
+from workers.model.facts import DENSE, MODEL, check_dense, read_facts
+from workers.model.loss_curve import LossCurve
 from workers.model.predict import add_predictor
 from workers.model.state import load_state, single
 
@@ -103,9 +106,7 @@ class SavedModel:
         save_file(single(state), unfinished)
         os.replace(unfinished, path)
 
-    def finish(
-        self, job: JobSpec, stages: int, losses: Sequence[float], facts: Mapping[str, Any]
-    ) -> str:
+    def finish(self, job: JobSpec, stages: int, curve: LossCurve, facts: Mapping[str, Any]) -> str:
         """Merge the stages' weights, write the manifest and give the folder its name."""
         written.claim(self.folder)
         merged: dict[str, Tensor] = {}
@@ -113,13 +114,14 @@ class SavedModel:
         for part in parts:
             merged.update(load_file(part))
         # save_file would make the file its owner's alone, who may be a container's user.
-        (self.folder / "dense.safetensors").write_bytes(save_bytes(merged))
+        dense = save_bytes(merged)
+        (self.folder / DENSE).write_bytes(dense)
         for part in parts:
             part.unlink()
         copy_code(job, self.folder / "code")
-        (self.folder / "loss.csv").write_text(_loss_lines(losses))
+        (self.folder / "loss.csv").write_text(curve.as_csv())
         tables = open_store(self.tables)
-        replace_file(self.folder / "model.json", _manifest(job, facts, tables))
+        replace_file(self.folder / MODEL, _manifest(job, facts, tables, dense))
         (self.folder / _WRITER).unlink(missing_ok=True)
         earlier = self.final.with_name(f".{self.final.name}.earlier-{os.getpid()}")
         with suppress(FileNotFoundError):  # there is one if nobody heard of an attempt's end
@@ -150,9 +152,7 @@ class KeptModel:
         """Send one stage's dense weights."""
         self._store.write(_part(stage), [save_bytes(single(state))])
 
-    def finish(
-        self, job: JobSpec, stages: int, losses: Sequence[float], facts: Mapping[str, Any]
-    ) -> str:
+    def finish(self, job: JobSpec, stages: int, curve: LossCurve, facts: Mapping[str, Any]) -> str:
         """Merge the stages' weights and send them; the manifest comes last.
 
         The job's code is there already: the scheduler kept it when the job was submitted.
@@ -161,12 +161,13 @@ class KeptModel:
         for stage in range(stages):
             with self._store.open(_part(stage)) as stream:
                 merged.update(load_bytes(stream.read()))
-        self._store.write("dense.safetensors", [save_bytes(merged)])
-        self._store.write("loss.csv", [_loss_lines(losses).encode()])
+        dense = save_bytes(merged)
+        self._store.write(DENSE, [dense])
+        self._store.write("loss.csv", [curve.as_csv().encode()])
         for stage in range(stages):
             self._store.remove(_part(stage))
         tables = open_store(self.tables)
-        self._store.replace("model.json", _manifest(job, facts, tables).encode())
+        self._store.replace(MODEL, _manifest(job, facts, tables, dense))
         return self._store.url
 
 
@@ -174,16 +175,11 @@ def _part(stage: int) -> str:
     return f"stage-{stage}.safetensors"
 
 
-def _loss_lines(losses: Sequence[float]) -> str:
-    lines = ["step,loss", *(f"{step},{loss:.9g}" for step, loss in enumerate(losses, 1))]
-    return "\n".join(lines) + "\n"
-
-
-def _manifest(job: JobSpec, facts: Mapping[str, Any], tables: Store) -> str:
+def _manifest(job: JobSpec, facts: Mapping[str, Any], tables: Store, dense: bytes) -> bytes:
     tree = {"format": FORMAT, "job": MessageToDict(job, preserving_proto_field_name=True), **facts}
     if is_checkpoint(tables):
         tree["tables"] = save_of(chain(tables))
-    return json.dumps(tree, indent=2) + "\n"
+    return seal({**tree, DENSE: digest_of(dense)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,14 +211,16 @@ def read_saved(path: str | Path) -> Saved:
         weights = weights_of(str(cuts), cut)
         tables = check_tables(str(cuts), cut.tables)
         return Saved(cut.job, cut.job_id, cuts / "code", weights, tables, cut.tables.save)
-    manifest = folder / "model.json"
+    manifest = folder / MODEL
     if not manifest.is_file():
         raise ModelError(f"{folder}: no saved model: model.json is missing")
-    facts = json.loads(manifest.read_text())
+    facts = read_facts(open_store(folder))
     if facts.get("format") != FORMAT:
         raise ModelError(f"{manifest}: format: {facts.get('format')!r}; expected {FORMAT!r}")
     job = ParseDict(facts["job"], JobSpec())
-    weights = load_file(folder / "dense.safetensors")
+    with (folder / DENSE).open("rb") as stream:
+        check_dense(facts, hashlib.file_digest(stream, "sha256").hexdigest(), str(folder))
+    weights = load_file(folder / DENSE)
     code, tables = folder.absolute() / "code", str(folder / "tables")
     return Saved(job, facts["job_id"], code, weights, tables, facts.get("tables", ""))
 

@@ -4,7 +4,6 @@ A saved model, a cut of a running job, or the file of a plain state_dict.
 """
 
 import io
-import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,8 +19,8 @@ from ps.checkpoint.manifest import is_checkpoint
 from ps.checkpoint.places import open_store
 from workers.model.cut import MANIFEST, check_tables, read_cut, split_place, weights_of
 from workers.model.entry import ModelError
+from workers.model.facts import DENSE, MODEL, read_dense, read_facts
 
-_MODEL = "model.json"
 _KEYS = ("state_dict", "model")  # under which files of training scripts often have it
 _SHOWN = 8
 _log = logging.getLogger("heterps.stage")
@@ -63,18 +62,16 @@ def read_weights(place: str) -> Weights:
             state = weights_of(cuts, cut)
             tables = check_tables(cuts, cut.tables)
             return Weights(f"{place}/{MANIFEST}", state, tables, table_prefix(cut.job_id))
-        if _MODEL not in there:
+        if MODEL not in there:
             raise ModelError(
-                f"train.from: {place}: no {_MODEL} and no {MANIFEST} there; expected a saved "
+                f"train.from: {place}: no {MODEL} and no {MANIFEST} there; expected a saved "
                 "model, a checkpoint of a job, or a state_dict in a .safetensors or .pt file"
             )
-        with store.open(_MODEL) as stream:
-            job_id = str(json.loads(stream.read())["job_id"])
-        with store.open("dense.safetensors") as stream:
-            dense: dict[str, Tensor] = load_bytes(stream.read())
+        facts = read_facts(store)
+        job_id, dense = str(facts["job_id"]), read_dense(store, facts)
         saved = open_store(f"{store.url}/tables")
         tables = saved.url if is_checkpoint(saved) else ""
-        return Weights(f"{place}/dense.safetensors", dense, tables, table_prefix(job_id))
+        return Weights(f"{place}/{DENSE}", dense, tables, table_prefix(job_id))
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         if isinstance(error, ModelError):
             raise

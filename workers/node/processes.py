@@ -288,11 +288,12 @@ class Processes:
         child = self._started(job, entry, bind, entry.log)
         with self._lock:
             entry.child = child
-            stopped = job.stopped or (entry.given_up and entry.reply is not None)
+            stopped = job.stopped or entry.given_up
         self._changed()
-        if stopped:  # between the check and the start
+        if stopped:  # while it was started: nobody else stops what was not there yet
             child.stop(0.5)
-            raise ChildError(f"job {request.job_id} was stopped on this node")
+            what = f"job {request.job_id}" if job.stopped else entry.label
+            raise ChildError(f"{what} was stopped on this node")
         return child.wait_ready(self._ready_timeout_s, lambda: job.stopped)
 
     def _started(self, job: Job, entry: Entry, bind: str, log: BoundedLog) -> Child:

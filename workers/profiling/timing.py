@@ -22,12 +22,11 @@ from protos.job_pb2 import DenseOptimizer
 from workers.data.columns import labels_in
 from workers.learning.objective import Objective
 from workers.learning.optimizers import make_optimizer
-from workers.learning.precision import Precision
+from workers.learning.precision import Precision, wide
 from workers.links.all_reduce import StageGroup
 from workers.model.trace import StageGraph, TracedModel
 from workers.profiling.clock import QuietClock
 from workers.profiling.rows import ShardRows
-from workers.stage.layers import wide
 
 
 class Part(IntEnum):

@@ -23,6 +23,7 @@ from workers.model.cut import (
     read_cut,
     split_place,
 )
+from workers.model.loss_curve import LossCurve
 from workers.model.trace import StageGraph
 from workers.model.warm_start import Weights
 from workers.stage.state import StageState, base_names, give
@@ -40,7 +41,7 @@ class Beginning:
         samples: of these.
         applied: those of them that were not skipped.
         scales: of the loss; None: as at first.
-        losses: of these steps.
+        curve: the losses of these steps.
         train_seconds: that they took.
         state: of the stage's layers, which have their weights already; None: it is all new.
         tables: where the save lies that the tables begin with; empty for none.
@@ -54,7 +55,7 @@ class Beginning:
     samples: int = 0
     applied: int = 0
     scales: ScaleState | None = None
-    losses: Sequence[float] = ()
+    curve: LossCurve = field(default_factory=LossCurve)
     train_seconds: float = 0.0
     state: StageState | None = field(default=None, repr=False)
     tables: str = ""

@@ -36,6 +36,7 @@ from workers.model.cut import (
     files_of,
     part_file,
 )
+from workers.model.loss_curve import LossCurve
 from workers.stage.cut_folder import CutFolder, SupersededError
 from workers.stage.progress import Progress
 from workers.stage.validation import ValidationClock
@@ -55,7 +56,7 @@ class Moment:
         samples: of these.
         applied: those of them that were not skipped.
         scales: of the loss.
-        losses: of these steps, in the last stage.
+        curve: the losses of these steps, in the last stage.
         train_seconds: of all attempts.
         validated: what held-out data gave, of `train.validate`.
     """
@@ -64,7 +65,7 @@ class Moment:
     samples: int
     applied: int
     scales: ScaleState | None
-    losses: list[float]
+    curve: LossCurve
     train_seconds: float
     validated: Sequence[Validated] = ()
 

@@ -19,6 +19,7 @@ from workers.links.inbox import Inbox, Stopped
 from workers.links.notices import Notices
 from workers.links.pipeline import Place
 from workers.model.cut import DenseFiles, PartFile, files_as_json
+from workers.model.loss_curve import LossCurve
 from workers.stage.commits import RowCommits
 from workers.stage.cut_judge import CutJudge, Moment
 from workers.stage.failure import end_reason_of
@@ -86,8 +87,8 @@ class Cuts:
         if self.judge is not None:
             self.judge.stalled(time.monotonic() - began)
         if self._place.rank == 0:
-            losses = moment.losses if self._place.stage == len(self._place.widths) - 1 else None
-            self._written = self._writing.submit(self._write, step, state, losses, metrics, failed)
+            curve = moment.curve if self._place.stage == len(self._place.widths) - 1 else None
+            self._written = self._writing.submit(self._write, step, state, curve, metrics, failed)
 
     def finish(self) -> None:
         """Wait until the last one that was taken is written, or given up."""
@@ -111,14 +112,14 @@ class Cuts:
         self,
         step: int,
         state: StageState | None,
-        losses: list[float] | None,
+        curve: LossCurve | None,
         metrics: Mapping[str, float],
         failed: str,
     ) -> None:
         facts: dict[str, object] = {"failed": failed}
         try:
             if not failed and state is not None:
-                facts |= self._files(state, losses, metrics)
+                facts |= self._files(state, curve, metrics)
         except Exception as error:
             text = f"stage {self._place.stage}: {type(error).__name__}: {error}"
             full = end_reason_of(error) == END_DISK_FULL
@@ -131,7 +132,7 @@ class Cuts:
             _log.warning("cut %d: %s", step, error)
 
     def _files(
-        self, state: StageState, losses: list[float] | None, metrics: Mapping[str, float]
+        self, state: StageState, curve: LossCurve | None, metrics: Mapping[str, float]
     ) -> dict[str, object]:
         dense = DenseFiles(self._cuts())
         layers = {}
@@ -141,6 +142,6 @@ class Cuts:
                 files[kind] = dense.write(tensors)
             layers[layer] = files_as_json(files)
         facts: dict[str, object] = {"layers": layers, "metrics": dict(metrics)}
-        if losses is not None:
-            facts["losses"] = files_as_json({"": dense.write_losses(losses)})[""]
+        if curve is not None:
+            facts["losses"] = files_as_json({"": dense.write_losses(curve)})[""]
         return facts | {"bytes": dense.bytes}

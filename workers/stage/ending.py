@@ -9,7 +9,7 @@ counts is in the sums of the only stage, every worker comes to the same verdict 
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -27,6 +27,7 @@ from workers.links.notices import Address, Notices
 from workers.links.pipeline import Place
 from workers.model.cut import ScaleState
 from workers.stage.commits import RowCommits, largest
+from workers.stage.loss_terms import LossTerms
 from workers.stage.row_verdicts import RowVerdicts
 from workers.stage.rows import PulledRows
 from workers.stage.update import Gradient, Update
@@ -46,6 +47,7 @@ _FROM_WIRE = {number: outcome for outcome, number in _ON_WIRE.items()}
 class _Judged:
     verdict: Verdict
     loss: float
+    terms: Mapping[str, float]
     after: AfterStep
 
 
@@ -55,10 +57,12 @@ class Ended:
 
     Attributes:
         loss: in the last stage.
+        terms: of that those that have a name.
         after: what follows.
     """
 
     loss: float
+    terms: Mapping[str, float]
     after: AfterStep
 
 
@@ -72,6 +76,7 @@ class Ending:
         inbox: through which waiting threads are woken, and ended.
         steps: of the training, for the rows' learning rates.
         staleness: updates that a step lacks.
+        terms: of the loss.
         due: at the judge, asked once for each step: what is to follow it.
         at_once: whether a gradient can be read without waiting for a device.
     """
@@ -87,6 +92,7 @@ class Ending:
         inbox: Inbox,
         steps: int,
         staleness: int,
+        terms: LossTerms,
         *,
         due: Callable[[int], AfterStep],
         at_once: bool,
@@ -101,6 +107,7 @@ class Ending:
         self._rows = job.train.rows
         self._steps = steps
         self._staleness = staleness
+        self._terms = terms
         tallied = self._clip > 0 and commits.any
         self._judges = len(place.widths) == 1 and (place.width == 1 or not tallied)
         self._thread = (
@@ -109,7 +116,8 @@ class Ending:
             else ThreadPoolExecutor(1, thread_name_prefix="ending")
         )
         self._begun: deque[tuple[Gradient, Future[_Judged]]] = deque()
-        self._reported: tuple[Gradient, Report] | None = None  # whose verdict is not known here
+        # Whose verdict is not known here.
+        self._reported: tuple[Gradient, Report, Mapping[str, float]] | None = None
         self._next = 0  # step to begin
         self._row_verdicts = RowVerdicts(commits, job.train.rows, steps)
         self._due = due
@@ -141,17 +149,21 @@ class Ending:
         """How far the loss scale is once the steps before this one are over."""
         return self._scales.state(step)
 
-    def begin(self, step: int, loss: Tensor, rows: list[PulledRows]) -> None:
+    def begin(
+        self, step: int, loss: Tensor, terms: Mapping[str, Tensor], rows: list[PulledRows]
+    ) -> None:
         """All that this worker has to give to a step is there.
 
         Args:
             loss: float64 [], this worker's part.
+            terms: of that those that have a name, float64 [] each.
             rows: that collected their gradients.
         """
         self._next, self._loss = step + 1, loss
         of_rows = largest(rows)
         self._commits.gather(step, rows)
-        gradient = self._update.gather(step, loss, of_rows, after=self._due(step))
+        losses = self._terms.to_sum(step, loss, terms)
+        gradient = self._update.gather(step, losses, of_rows, after=self._due(step))
         future: Future[_Judged] = Future()
         if self._thread is not None:
             future = self._thread.submit(self._end, gradient)
@@ -174,16 +186,16 @@ class Ending:
         """
         if self._reported is None or self._commits.goes_alone:
             return False
-        gradient, _ = self._reported
+        gradient, *_ = self._reported
         return gradient.step == step
 
     def hear(self, notice: Notice) -> None:
         """Have the verdict on the step in doubt be that which others had; nobody waits any more."""
         assert self._reported is not None
-        gradient, report = self._reported
+        gradient, report, terms = self._reported
         verdict = Verdict(_FROM_WIRE[notice.outcome], notice.scale)
         future: Future[_Judged] = Future()
-        future.set_result(_Judged(verdict, report.loss, AfterStep(notice.after)))
+        future.set_result(_Judged(verdict, report.loss, terms, AfterStep(notice.after)))
         self._begun = deque([(gradient, future)])
 
     @property
@@ -219,7 +231,7 @@ class Ending:
             _log.info("step %d skipped: beyond float16", step)
             self._update.skip(gradient)
         self._notices.board.forget_before(step - self._staleness)
-        return Ended(judged.loss, judged.after)
+        return Ended(judged.loss, judged.terms, judged.after)
 
     def take_over(self, series: Sequence[str], judged: Sequence[Notice], step: int) -> None:
         """At a stage's leader: as of `RowCommits.take_over`, before the first step of these."""
@@ -251,9 +263,11 @@ class Ending:
             end: the first step of which no worker can have begun the sums.
         """
         for step in range(self._next, end):  # others may have, and wait for ours
-            self._update.gather(step, torch.zeros_like(self._loss), None).sums.wait()
+            none = self._terms.to_sum(step, torch.zeros_like(self._loss), {})
+            self._update.gather(step, none, None).sums.wait()
         self._commits.no_more_pulls()
         self.flush()
+        self._begun.clear()  # who gives up later on takes none of them
 
     def give_up(self) -> None:
         """From now on verdicts change nothing before they are applied."""
@@ -286,9 +300,10 @@ class Ending:
                 squared_norm=report.squared_norm + squared,
                 finite=report.finite and finite,
             )
-        self._reported = gradient, report
+        terms = self._terms.of_sums(step, report.losses, self._wait)
+        self._reported = gradient, report, terms
         if self._judges:
-            return _Judged(self._judge(step, [report]), report.loss, report.after)
+            return _Judged(self._judge(step, [report]), report.loss, terms, report.after)
         if self._place.rank == 0:
             self._notices.tell(
                 _JUDGE,
@@ -304,7 +319,7 @@ class Ending:
                 self._tell_workers(self._wait_for_verdict(step))
         notice = self._wait_for_verdict(step)
         verdict = Verdict(_FROM_WIRE[notice.outcome], notice.scale)
-        return _Judged(verdict, report.loss, AfterStep(notice.after))
+        return _Judged(verdict, report.loss, terms, AfterStep(notice.after))
 
     def _judge(self, step: int, reports: Iterable[Report]) -> Verdict:
         scales = self._scales

@@ -13,7 +13,7 @@ their own (`workers/stage/versions.py`). With S = 0 a step begins when the one b
 A worker of stage s has at most 2⌈(k_s + k_(s+1) + … + k_n) / k_s⌉ micro-batches between forward and
 backward, k being the stages' widths: where stages are equally fast in all, half of them are on
 their way through the stages and back, and as many wait where workers meet out of turn. So many
-activations take memory; the last stage holds those of one.
+activations take memory, as planned (`protos/in_flight.py`); the last stage holds those of one.
 
 Workers that share out experts compute in lockstep: in a step all forwards come first, and may all
 be in flight, steps follow one another (S = 0), and in evaluation a worker without a batch computes
@@ -35,12 +35,14 @@ import torch
 from torch import Tensor
 
 from chassis.tracing import span
+from protos.in_flight import most_in_flight
 from protos.job_pb2 import JobSpec
 from protos.stage_pb2 import FrameKind, Notice
 from workers.data.columns import labels_in
 from workers.data.reader import Split
 from workers.device.copies import Upload
 from workers.errors import DivergedError
+from workers.learning.objective import total
 from workers.links.frames import BACKWARD, FORWARD, FrameId
 from workers.links.pipeline import Links, Place
 from workers.model.job_loss import job_loss
@@ -106,7 +108,7 @@ class StageExecutor:
     ) -> None:
         self.progress = progress
         self.progress.resume(
-            beginning.step, beginning.samples, beginning.losses, beginning.train_seconds
+            beginning.step, beginning.samples, beginning.curve, beginning.train_seconds
         )
         self._cuts = cuts
         self._job = job
@@ -122,8 +124,10 @@ class StageExecutor:
         self._lockstep = lockstep
         self.loss = job_loss(job)
         # The last stage, or one in lockstep, may want all of a step before it returns any of it.
-        at_once = schedule.lockstep or self.loss.whole
-        self._depth = schedule.micro_batches * (staleness + 1) if at_once else depth(place)
+        at_once = self.loss.whole or (schedule.lockstep and links.after is not None)
+        self._depth = most_in_flight(
+            place.widths, place.stage, schedule.micro_batches, staleness, at_once=at_once
+        )
         self._whole = (
             WholeLoss(self.loss, layers.group, schedule, job.train.seed, beginning.step)
             if self.loss.whole and links.after is None
@@ -345,8 +349,7 @@ class StageExecutor:
         if self._given_up:
             return
         with self._busy.running():
-            loss = self._whole.compute(step.number, self._ending.loss_scale(step.number))
-            step.loss = step.loss + loss.to(step.loss)
+            step.add(self._whole.compute(step.number, self._ending.loss_scale(step.number)))
         step.awaits_loss = False
 
     def _backward(self) -> None:
@@ -377,17 +380,19 @@ class StageExecutor:
         tensors = batch.on_device()
         with self._busy.running():
             outputs = self._layers.train(tensors, step.number, spec.index)
-            loss = self.loss.part(
+            parts = self.loss.parts(
                 self._layers.result(outputs),
                 labels_in(tensors),
                 spec.weight,
                 *self._counts(batch.tensors),
             )
             auxiliary = self._auxiliary_loss()
+            loss = total(parts)
             whole = loss if auxiliary is None else loss + auxiliary * spec.weight
             self._watch_last(step)
             (whole * self._ending.loss_scale(step.number)).backward()
-            step.loss = step.loss + loss.detach().double() + _nan_unless_finite(auxiliary)
+            step.add(parts)
+            step.loss = step.loss + _nan_unless_finite(auxiliary)
         self._return_gradients(step, spec, tensors)
         step.forward += 1
         step.backward += 1
@@ -410,7 +415,7 @@ class StageExecutor:
         """All that this worker has to give to the oldest open step is there."""
         step = self._open.popleft()
         with self._busy.running():
-            self._ending.begin(step.number, step.loss, step.rows)
+            self._ending.begin(step.number, step.loss, step.terms, step.rows)
 
     def catch_up(self) -> None:
         """Apply the steps whose verdict is here or on its way, at a worker that gives up."""
@@ -434,7 +439,8 @@ class StageExecutor:
 
     def _follow(self) -> None:
         """Do what follows the steps so far, as nothing else is under way any more."""
-        self.following.carry_out(self.following.pending, self._validate, self._pause)
+        with self._busy.waiting(), self.progress.apart():
+            self.following.carry_out(self.following.pending, self._validate, self._pause)
 
     def _validate(self, phase: str) -> Measured:
         return self.evaluate("valid", phase)
@@ -456,7 +462,7 @@ class StageExecutor:
         with span("update", step=number, rank=self._place.rank), self._busy.running():
             ended = self._ending.apply()
         if self._links.after is None:
-            self.progress.losses.append(ended.loss)
+            self.progress.curve.add(ended.loss, ended.terms)
         self.progress.step = number + 1
         self.progress.samples += self._schedule.samples(number)
         self.progress.busy_s = self._busy.seconds()
@@ -481,11 +487,6 @@ class StageExecutor:
             self._auxiliary = [m for m in modules if hasattr(m, "aux_loss")]
         losses = [m.aux_loss for m in self._auxiliary if isinstance(m.aux_loss, Tensor)]
         return sum(losses[1:], losses[0]) if losses else None
-
-
-def depth(place: Place) -> int:
-    """Micro-batches that a worker may have between forward and backward."""
-    return 2 * -(-sum(place.widths[place.stage :]) // place.width)
 
 
 def _nan_unless_finite(auxiliary: Tensor | None) -> Tensor | float:

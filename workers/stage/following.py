@@ -172,7 +172,7 @@ class Following:
             progress.samples,
             self._ending.applied,
             self._ending.scales(progress.step),
-            list(progress.losses),
+            progress.curve.copy(),
             progress.before_s + progress.train_seconds,
             self.validations.done,
         )

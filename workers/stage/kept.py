@@ -7,10 +7,11 @@ import torch
 from safetensors.torch import load, save
 
 from workers.model.cut import ScaleState, Validated
+from workers.model.loss_curve import LossCurve
 from workers.stage.beginning import Beginning
 from workers.stage.state import StageState
 
-_HEAD, _LOSSES = "head", "losses"
+_HEAD = "head"
 
 
 def to_bytes(kept: Beginning) -> bytes:
@@ -28,7 +29,7 @@ def to_bytes(kept: Beginning) -> bytes:
     }
     tensors = {
         _HEAD: torch.tensor(list(json.dumps(head).encode()), dtype=torch.uint8),
-        _LOSSES: torch.tensor(kept.losses, dtype=torch.float64),
+        **kept.curve.tensors(),
     }
     for kinds in kept.state.by_layer(()).values():
         for kind, some in kinds.items():
@@ -40,7 +41,7 @@ def of_bytes(data: bytes) -> Beginning:
     """What `to_bytes` made."""
     tensors = load(data)
     head = json.loads(bytes(tensors.pop(_HEAD).tolist()))
-    losses = tensors.pop(_LOSSES).tolist()
+    curve = LossCurve.take(tensors)
     kinds: dict[str, dict[str, torch.Tensor]] = {}
     for name, tensor in tensors.items():
         kind, _, own = name.partition("/")
@@ -53,7 +54,7 @@ def of_bytes(data: bytes) -> Beginning:
         head["samples"],
         head["applied"],
         scales,
-        losses,
+        curve,
         head["train_seconds"],
         StageState.of_layers([kinds]),
         validated=tuple(Validated(one["step"], one["metrics"]) for one in head["validated"]),

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from workers.device.copies import Staging
 from workers.learning.objective import Outputs
-from workers.learning.precision import Precision
+from workers.learning.precision import Precision, wide
 from workers.links.all_reduce import StageGroup
 from workers.model.randomness import Randomness
 from workers.model.statistics import RunningStatistics
@@ -67,15 +67,6 @@ class StageLayers:
         return self.graph.result(wide(outputs))
 
 
-def wide(outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Outputs as the loss takes them: those of 16 bits in float32."""
-    return {name: _wide(output) for name, output in outputs.items()}
-
-
 def for_losses(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Of a micro-batch's tensors those that losses need."""
     return {name: tensor for name, tensor in tensors.items() if "." in name}
-
-
-def _wide(output: Tensor) -> Tensor:
-    return output.float() if output.is_floating_point() and output.element_size() < 4 else output

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from workers.learning.objective import EVERY, total
 from workers.stage.rows import PulledRows
 from workers.stage.schedule import MicroBatchSpec
 from workers.stage.source import StepInput
@@ -21,6 +22,7 @@ class OpenStep:
         forward: micro-batches whose forward is done.
         backward: micro-batches whose backward is done.
         loss: of them, float64 [].
+        terms: of that those that have a name, float64 [] each.
         awaits_loss: whether its loss, of the whole batch, is still to be computed.
     """
 
@@ -32,6 +34,17 @@ class OpenStep:
     rows: list[PulledRows] = field(default_factory=list)
     forward: int = 0
     backward: int = 0
+    terms: dict[str, Tensor] = field(default_factory=dict)
+
+    def add(self, parts: Mapping[str, Tensor]) -> None:
+        """Add a micro-batch's part of the loss, by its terms."""
+        if not parts:
+            return
+        self.loss = self.loss + total(parts).detach().double()
+        for name, part in parts.items():
+            if name != EVERY:
+                own, more = self.terms.get(name), part.detach().double()
+                self.terms[name] = more if own is None else own + more
 
     @property
     def to_forward(self) -> bool:

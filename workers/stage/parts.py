@@ -3,6 +3,7 @@
 import logging
 import os
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 import torch
@@ -50,6 +51,7 @@ from workers.stage.executor import StageExecutor
 from workers.stage.experts import own_optimizer, split_experts
 from workers.stage.following import Following
 from workers.stage.layers import StageLayers
+from workers.stage.loss_terms import LossTerms
 from workers.stage.progress import Progress
 from workers.stage.rows import StageRows
 from workers.stage.schedule import Schedule
@@ -214,7 +216,7 @@ class Parts:
             progress.samples,
             self.ending.applied,
             self.ending.scales(step),
-            tuple(progress.losses),
+            progress.curve.copy(),
             progress.before_s + progress.train_seconds,
             capture(self.graph, self.group, self.update, step, everywhere=True),
             validated=following.validations.done,
@@ -250,6 +252,20 @@ def build(
         rendezvous: rank 0's own; None elsewhere.
         cuts: where the job's cuts lie now; None: none are taken.
     """
+    with ExitStack() as opened:  # to be closed where what follows cannot be
+        parts = _connected(share, topology, session, rendezvous, cuts, opened)
+        opened.pop_all()
+    return parts
+
+
+def _connected(
+    share: Share,
+    topology: Topology,
+    session: Session,
+    rendezvous: Rendezvous | None,
+    cuts: Callable[[], str] | None,
+    opened: ExitStack,
+) -> Parts:
     job, place, device = share.launch.job, share.place, share.device
     inbox, generation = session.inbox, session.generation
     durable = job.servers.durability not in ("", "none")
@@ -258,6 +274,7 @@ def build(
         timeout_s=_OUTAGE_S if durable else _SILENCE_S,
         wire=job.servers.wire or "float32",
     )
+    opened.callback(client.close)
     session.on_back(client.abort)
     staging = staging_for(device)
     here = topology.stages[place.stage].addresses[place.rank].rpartition(":")[0]
@@ -267,11 +284,14 @@ def build(
             return None
         addresses = topology.stages[stage].addresses
         to = Neighbours(addresses, f"stage {stage}", place.rank, here, generation)
-        return Outbox(to, staging)
+        made = Outbox(to, staging)
+        opened.callback(made.close)
+        return made
 
     links = Links(inbox, outbox(place.stage - 1), outbox(place.stage + 1))
     own = topology.stages[place.stage]
     group = _group(share, own, session, rendezvous)
+    opened.callback(group.close)
     module = share.graph.module.to(device)
     split = split_experts(module, group) if job.train.split_experts else []
     if split:
@@ -282,6 +302,7 @@ def build(
         session.board,
         generation,
     )
+    opened.callback(notices.close)
     return assemble(
         job,
         place,
@@ -405,6 +426,7 @@ def assemble(
         inbox,
         schedule.steps,
         staleness,
+        LossTerms(place, notices, staleness, beginning.curve.terms),
         due=taken.due if taken is not None else lambda step: AfterStep.NOTHING,
         at_once=layers.device.type == "cpu",
     )

@@ -2,11 +2,13 @@
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from protos.scheduler_pb2 import CutList
 from workers.model.cut import Validated
+from workers.model.loss_curve import LossCurve
 
 TRAIN = "train"
 PAUSED = "paused"
@@ -18,6 +20,7 @@ class Progress:
 
     Attributes:
         step: how many steps have ended; when the last one did is noted.
+        curve: the losses of these, in the last stage.
         began, ended: of training, `time.perf_counter`.
         before_s: of training, by attempts that this one goes on from.
         cuts: those that are kept, where this worker takes them; another object when they change.
@@ -30,7 +33,7 @@ class Progress:
 
     phase: str = "start"
     samples: int = 0
-    losses: list[float] = field(default_factory=list)
+    curve: LossCurve = field(default_factory=LossCurve)
     busy_s: float = 0.0
     began: float = 0.0
     ended: float = 0.0
@@ -40,12 +43,18 @@ class Progress:
     metrics: dict[str, float] = field(default_factory=dict)
     validated: Sequence[Validated] = ()
     pause_asked: threading.Event = field(default_factory=threading.Event)
-    _last: tuple[int, float] = (0, 0.0)
+    _last: tuple[int, float] = (0, 0.0)  # step, and seconds of training until it ended
+    _apart: tuple[float, float] = (0.0, 0.0)  # seconds, and since when it goes on; 0: it does not
 
-    def resume(self, step: int, samples: int, losses: Sequence[float], seconds: float) -> None:
+    def resume(self, step: int, samples: int, curve: LossCurve, seconds: float) -> None:
         """Begin at a step, with what was reached until then."""
         self._last = step, 0.0
-        self.samples, self.losses, self.before_s = samples, list(losses), seconds
+        self.samples, self.curve, self.before_s = samples, curve.copy(), seconds
+
+    @property
+    def losses(self) -> list[float]:
+        """Of the steps that have ended, in the last stage."""
+        return self.curve.losses
 
     @property
     def step(self) -> int:
@@ -54,15 +63,28 @@ class Progress:
 
     @step.setter
     def step(self, number: int) -> None:
-        self._last = number, time.perf_counter()
+        self._last = number, self.train_seconds
 
     @property
     def stepped_s(self) -> float:
         """Seconds of training until the last step ended."""
-        _, when = self._last
-        return when - self.began if when else 0.0
+        return self._last[1]
 
     @property
     def train_seconds(self) -> float:
-        """Wall time of training so far."""
-        return (self.ended or time.perf_counter()) - self.began if self.began else 0.0
+        """Wall time of training so far, without what was apart from it."""
+        if not self.began:
+            return 0.0
+        now = self.ended or time.perf_counter()
+        seconds, since = self._apart
+        return now - self.began - seconds - (now - since if since else 0.0)
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """What passes inside, such as a validation, is no training."""
+        seconds, since = self._apart[0], time.perf_counter()
+        self._apart = seconds, since
+        try:
+            yield
+        finally:
+            self._apart = seconds + time.perf_counter() - since, 0.0

@@ -22,6 +22,7 @@ from protos.scheduler_pb2_grpc import SchedulerStub
 from workers.stage.progress import Progress
 
 AWAY_S = 300.0  # how long a worker's last word waits for a scheduler
+_RECENT = 50  # steps that the loss is told of
 _PAUSE_S = 0.5
 _VALIDATED = 16  # of the latest validations the scheduler is told
 _AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
@@ -115,8 +116,8 @@ class Reporter:
             cuts = progress.cuts
             if cuts is not None and cuts is not self._told_cuts:
                 report.cuts.CopyFrom(cuts)
-            recent = progress.losses[-50:]
-            report.loss = sum(recent) / len(recent) if recent else 0.0
+            report.loss, terms = progress.curve.recent(_RECENT)
+            report.loss_terms.update(terms)
             samples, seconds = report.samples, report.train_seconds
             before_samples, before_seconds = self._seen
             if seconds > before_seconds:

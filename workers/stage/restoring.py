@@ -53,19 +53,24 @@ def restore_best(share: Share, parts: Parts, cuts: str) -> int:
     best, step = executor.following.validations.best, executor.progress.step
     if best is None or best.step == step:
         return step
+    inbox, board = parts.links.inbox, parts.notices.board
+    workers = [(stage, rank) for stage, width in enumerate(place.widths) for rank in range(width)]
+    parts.notices.tell((0, 0), RESTORED, step)  # no commit of its stage is on its way any more
     if place.stage == place.rank == 0:
+        inbox.wait(lambda: board.count(RESTORED, step) == len(workers))
         where = _place_of(share, parts, cuts)
         cut = read_cut(where)
         tables = check_tables(split_place(where)[0], cut.tables)
         prefixes = table_prefix(cut.job_id), table_prefix(share.launch.job_id)
         parts.client.load(tables, rename=prefixes)
-        for stage, width in enumerate(place.widths):
-            for rank in range(width):
-                parts.notices.tell((stage, rank), RESTORED, step, facts=where)
-    inbox, board = parts.links.inbox, parts.notices.board
-    inbox.wait(lambda: board.has(RESTORED, step))
-    (notice,) = board.of(RESTORED, step).values()
-    _give(share, parts, notice.facts)
+        for worker in workers:
+            parts.notices.tell(worker, RESTORED, step, facts=where)
+
+    def told() -> list[str]:
+        return [notice.facts for notice in board.of(RESTORED, step).values() if notice.facts]
+
+    inbox.wait(lambda: bool(told()))
+    _give(share, parts, told()[0])
     if place.rank == 0:
         parts.rows.evict()
     parts.group.barrier()

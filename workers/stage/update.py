@@ -37,8 +37,8 @@ class Gradient:
 
     Args:
         sums: that are under way.
-        scalars: float64 [4]: loss, what no row's gradient is beyond, squared norm of the gradients
-            that no other worker has, what follows the step, which one worker alone tells.
+        scalars: float64 [losses + 3]: losses, what no row's gradient is beyond, squared norm of the
+            gradients that no other worker has, what follows the step, which one worker alone tells.
         used: float32, for each parameter whose gradient is summed how many workers have one.
         loads: of gates that a bias balances.
         statistics: what normalising layers add to their running ones.
@@ -195,7 +195,7 @@ class Update:
     def gather(
         self,
         step: int,
-        loss: Tensor,
+        losses: Tensor,
         largest: Tensor | None,
         *,
         after: AfterStep = AfterStep.NOTHING,
@@ -203,7 +203,7 @@ class Update:
         """Begin to sum what this worker's share of a step collected, when all of it is there.
 
         Args:
-            loss: float64 [], this worker's part.
+            losses: float64 [n], this worker's part, of which the first is the loss.
             largest: float64 [], what no gradient of its rows is beyond; None: there are none.
             after: what this worker would have follow the step.
         """
@@ -213,11 +213,12 @@ class Update:
             (parameters if reduced_over(parameter) == "replica" else own).append(parameter)
             if parameter.grad is not None and parameter.grad.is_sparse:
                 parameter.grad = parameter.grad.to_dense()
-        none = torch.zeros_like(loss)
+        none = torch.zeros_like(losses[0])
         alone = [p.grad for p in own if p.grad is not None]
-        of_rows = none if largest is None else largest.to(loss)
-        of_own = _squared_norm(alone).to(loss) if alone else none
-        scalars = torch.stack([loss, of_rows, of_own, torch.full_like(loss, float(after))])
+        of_rows = none if largest is None else largest.to(none)
+        of_own = _squared_norm(alone).to(none) if alone else none
+        more = torch.stack([of_rows, of_own, torch.full_like(none, float(after))])
+        scalars = torch.cat([losses, more])
         loads = [gate.pending.clone() for gate in self._biased]
         for gate in self._biased:
             gate.pending.zero_()
@@ -225,7 +226,7 @@ class Update:
         if self._group.size == 1:
             return Gradient(step, self._group.begin_sum(step), scalars, None, loads, statistics)
         used = torch.tensor(
-            [p.grad is not None for p in parameters], dtype=torch.float32, device=loss.device
+            [p.grad is not None for p in parameters], dtype=torch.float32, device=losses.device
         )
         gradients = self._overlap.end(step) or self._gradients(step)
         gradients.add_rest()
@@ -241,7 +242,7 @@ class Update:
                 if not workers:  # so that optimizers leave it as it is, as they would alone
                     parameter.grad = None
         grads = [p.grad for p in self._summed(gradient.step) if p.grad is not None]
-        loss, of_rows, alone, after = gradient.scalars.tolist()
+        *losses, of_rows, alone, after = gradient.scalars.tolist()
         if self._clip:
             squared = _squared_norm(grads).item()
             finite = math.isfinite(squared)
@@ -250,8 +251,9 @@ class Update:
         return Report(
             squared + alone,
             finite and of_rows <= _LARGEST and math.isfinite(alone),
-            loss,
+            losses[0],
             AfterStep(int(after)),
+            tuple(losses),
         )
 
     def check(self) -> None:

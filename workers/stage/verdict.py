@@ -42,12 +42,14 @@ class Report:
         finite: whether all of the gradient is.
         loss: of the step, in the last stage; 0 elsewhere. NaN where an auxiliary one is not finite.
         after: what one of the stage's workers would have follow the step.
+        losses: all that was summed of them; where they were told to another stage none.
     """
 
     squared_norm: float
     finite: bool
     loss: float = 0.0
     after: AfterStep = AfterStep.NOTHING
+    losses: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

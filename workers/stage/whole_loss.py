@@ -21,6 +21,7 @@ from workers.learning.objective import (
     as_given,
     check_rows,
     named,
+    total,
 )
 from workers.links.all_reduce import StageGroup
 from workers.model.randomness import seed_loss
@@ -98,8 +99,8 @@ class WholeLoss:
         self._parts = [every[index] for index in filled]
         return True
 
-    def compute(self, step: int, scale: float) -> Tensor:
-        """The loss of a step that has been gathered, this worker's part, float64 [].
+    def compute(self, step: int, scale: float) -> dict[str, Tensor]:
+        """The terms of a step that has been gathered, this worker's part of the batch's, [] each.
 
         Args:
             scale: of the loss, that gradients are multiplied by.
@@ -109,9 +110,8 @@ class WholeLoss:
         """
         kept, self._kept, parts, self._parts = self._kept, [], self._parts, []
         self._gradients = {}
-        none = torch.zeros((), dtype=torch.float64)
         if not kept:
-            return none
+            return {}
         device = next(iter(kept[0].outputs.values())).device
         leaves = {
             name: _joined(name, [part.outputs[name] for part in parts]).to(device)
@@ -125,15 +125,15 @@ class WholeLoss:
         for name in learning:
             leaves[name].requires_grad_()
         seed_loss(self._seed, step)
-        loss = self._loss.of_batch(as_given(leaves), labels)
+        terms = self._loss.of_batch(as_given(leaves), labels)
         if learning:
             found = torch.autograd.grad(
-                loss * scale, [leaves[name] for name in learning], allow_unused=True
+                total(terms) * scale, [leaves[name] for name in learning], allow_unused=True
             )
             pairs = zip(learning, found, strict=True)
             self._gradients = {name: grad for name, grad in pairs if grad is not None}
         mine = any(one.spec.index == self._first and one.spec.weight for one in kept)
-        return loss.detach().double() if mine else none.to(device)
+        return {name: term.detach() for name, term in terms.items()} if mine else {}
 
     def gradients(self, spec: MicroBatchSpec, outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Of the loss that was computed last, by the outputs of a micro-batch of the step.

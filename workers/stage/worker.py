@@ -271,6 +271,8 @@ class Worker:
         """Write the stage's weights, predict what was held out, and complete the model."""
         leads = self._share.place.leads
         self._unfinished = saved
+        if diverged is not None and parts.executor.following.validations.best is not None:
+            self._trained = None  # what follows is the state of no step: nobody goes on from it
         best = restore_best(self._share, parts, self._cuts(reporter))
         with parts.update.averaged():
             self._write_weights(parts, saved)
@@ -441,4 +443,4 @@ class Worker:
             facts["best_step"] = best
             facts["validated"] = [{"step": one.step, "metrics": one.metrics} for one in done]
         stages = len(self._share.place.widths)
-        return saved.finish(self._launch.job, stages, progress.losses, facts)
+        return saved.finish(self._launch.job, stages, progress.curve, facts)

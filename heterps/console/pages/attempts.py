@@ -11,6 +11,7 @@ from heterps.console.pages.parts import ago
 from heterps.html.markup import Markup, tag
 from heterps.html.parts import section, table
 from heterps.view.figures import duration, money, rate, size
+from heterps.view.plan import use_cells
 
 if TYPE_CHECKING:
     from scheduler import Decision
@@ -124,15 +125,7 @@ def _move(one: Move) -> tuple[Markup | str, ...]:
 
 
 def _plan(one: PlanUse) -> tuple[Markup | str, ...]:
-    return (
-        ago(one.began_at),
-        one.plan,
-        one.reason,
-        f"{one.from_step:,}",
-        money(one.price_per_hour),
-        rate(one.predicted),
-        rate(one.measured) if one.measured else "",
-    )
+    return ago(one.began_at), *use_cells(one)
 
 
 def _cut(cut: Cut) -> tuple[Markup | str, ...]:

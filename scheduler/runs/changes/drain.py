@@ -111,8 +111,8 @@ class Drain:
         if homes is None:
             return False
         addresses = [worker.node.address for worker in here]
-        for silent in stop_job(attempt.id, addresses, context.channels, 0.0, here):
-            _log.info("%s", silent)  # it is gone already, or will be soon
+        for text in stop_job(attempt.id, addresses, context.channels, 0.0, here).values():
+            _log.info("%s", text)  # it is gone already, or will be soon
         places = {worker.process_id: home for worker, home in zip(here, homes, strict=True)}
         regroup(attempt, here, ending_of(nodes, "its workers were replaced elsewhere"), places)
         return True

@@ -106,7 +106,6 @@ def _start(attempt: Attempt, change: Change) -> None:
     if attempt.change is not change:  # given up meanwhile: what was started late is stopped, too
         if attempt.state is State.RUNNING and not attempt.is_cancelled():
             attempt.record.add_others(change.processes)
-            attempt.record.hold()
             if change.processes:
                 stop_others(attempt, change.processes)
         return

@@ -8,6 +8,7 @@ import pytest
 
 from heterps.errors import CodeError
 from heterps.job.packaging import IGNORE, Code, pack
+from workers.model.loss_curve import LossCurve
 from workers.model.unpack import Limits, unpack
 
 LIMIT = 1 << 20
@@ -77,6 +78,8 @@ SECRETS = {
     "gcp.json": '{"type": "service_account",\n "private_key": "-----BEGIN PRIVATE KEY-----\\nMII"}',
     "admin.conf": "apiVersion: v1\nclusters: []\nkind: Config\nusers:\n- name: a\n",
     "admin.json": '{\n "kind": "Config",\n "clusters": [],\n "users": []\n}\n',
+    "secret.yaml": "data:\n  key: |\n    -----BEGIN PRIVATE KEY-----\n    MIIE\n",
+    "many.conf": f"kind: Config\nclusters:\n{'- name: a' * 10_000}\nusers:\n- name: a\n",
     "login.reg": "PuTTY-User-Key-File-3: ssh-ed25519\n",
 }
 PLAIN = {
@@ -130,7 +133,7 @@ def test_what_heterps_wrote_stays_however_it_is_called(tmp_path):
     model = SavedModel(str(tmp_path / "output/job-1"))
     model.write_stage(0, {"weight": torch.rand(1000)})
     assert pack(tmp_path, LIMIT).content.digest == before.content.digest, "one that is half there"
-    model.finish(JobSpec(), 1, [], {})
+    model.finish(JobSpec(), 1, LossCurve(), {})
     Download(Job.of(JobStatus(job_id="job-1", state=SUCCEEDED)), tmp_path / "got").open()
     Artifacts(tmp_path / "kept", lambda job_id: True)
     with (

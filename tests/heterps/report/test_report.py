@@ -13,6 +13,7 @@ from heterps import report
 from heterps.client.records import Job, Node, PlanUse, Process, State
 from heterps.console.pages.what_if import compared
 from heterps.report.plans import plans_report
+from heterps.report.progress import line as progress_line
 from heterps.view import failure as reasons
 from heterps.view import figures
 from scheduler.decision.record import Measured, ParetoPoint, Relaxation
@@ -379,3 +380,9 @@ ValueError: bad width"""
     ours = reason.replace("/home/me/model.py", "/x/workers/data/reader.py")
     assert reasons.shortened(ours) == "profiling failed: ValueError: bad width"
     assert reasons.shortened("") == ""
+
+
+def test_terms_of_a_loss_are_shown_beside_it():
+    job = replace(JOB, loss_terms={"click": 0.3, "late": float("nan")})
+    assert "loss 0.4321 (click 0.3000, late nan)" in progress_line(job)
+    assert job.to_json()["loss_terms"] == {"click": 0.3, "late": None}

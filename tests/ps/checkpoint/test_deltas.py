@@ -12,8 +12,10 @@ from ps.checkpoint.fsspec_store import RemoteStore
 from ps.checkpoint.places import open_store
 from ps.checkpoint.tables import chain, load_tables, read_checkpoint
 from ps.errors import DeltaError
+from ps.local.table import save_checkpoint
 from ps.table.rules import Admission, Eviction, Score
 from tests.keys import keys_of_one_subtable
+from tests.ps.checkpoint.manifests import rewrite
 
 KEYS = np.arange(3000)
 ALL = np.arange(6000)
@@ -116,9 +118,18 @@ def test_what_a_delta_cannot_build_on(tmp_path: Path) -> None:
         with pytest.raises(CheckpointError, match="holds mode 'delta'; expected base or serving"):
             client.save(tmp_path / "x", mode="serving", since=tmp_path / "delta")
 
+        client.save(tmp_path / "deltas", mode="delta", since=tmp_path / "delta")
+        for place in (tmp_path / "base", tmp_path / "other" / ".." / "base"):
+            (tmp_path / "other").mkdir(exist_ok=True)
+            with pytest.raises(CheckpointError, match="base, which is the place to write to"):
+                client.save(place, mode="delta", since=tmp_path / "deltas")
+        client.load(tmp_path / "deltas")
+
         client.save(tmp_path / "base")  # replaces what the delta builds on
         with pytest.raises(CheckpointError, match=r"delta: builds on save .* now holds"):
             client.load(tmp_path / "delta")
+        with pytest.raises(DeltaError, match=r"delta: builds on save .* now holds"):
+            client.save(tmp_path / "x", mode="delta", since=tmp_path / "delta")
         client.save(tmp_path / "delta", mode="delta", since=tmp_path / "base")
         client.load(tmp_path / "delta")  # new rows: what changed before is not known of them
         with pytest.raises(DeltaError, match=r"was loaded.*save a whole"):
@@ -128,7 +139,7 @@ def test_what_a_delta_cannot_build_on(tmp_path: Path) -> None:
         client.drop_tables("adam")
         client.create_table("adam", 4, optimizer="adam", learning_rate=0.1, seed=3)
         for _ in range(3):
-            client.save(tmp_path / "other")
+            client.save(tmp_path / "more")
         push()
         with pytest.raises(DeltaError, match=r"was .*made anew.*save a whole"):
             client.save(tmp_path / "x", mode="delta", since=tmp_path / "base")
@@ -148,6 +159,18 @@ def test_what_a_delta_cannot_build_on(tmp_path: Path) -> None:
         with pytest.raises(DeltaError, match=r"restarted since.*save a whole"):
             client.save(tmp_path / "x", mode="delta", since=tmp_path / "base")
         assert not list((tmp_path / "x").glob("*"))  # nothing half-written stays
+
+
+def test_saves_that_build_on_each_other_are_refused(tmp_path: Path) -> None:
+    table = LocalTable.create("t", 1)
+    for name in "ab":
+        save_checkpoint(tmp_path / name, [table])
+    ids = {name: read_checkpoint(tmp_path / name).id for name in "ab"}
+    for name, other in (("a", "b"), ("b", "a")):
+        parent = {"place": other, "id": ids[other]}
+        rewrite(tmp_path / name, lambda tree, p=parent: tree.update(mode="delta", parent=p))
+    with pytest.raises(CheckpointError, match="which builds on it"):
+        LocalTable.load_checkpoint(tmp_path / "a")
 
 
 def test_more_evictions_than_a_shard_remembers(tmp_path: Path, client: ParameterClient) -> None:

@@ -210,6 +210,25 @@ def test_what_one_shard_refuses_no_shard_loads(saving: LocalShards, tmp_path: Pa
         client.push("u", KEYS, np.ones((len(KEYS), 1), np.float32))  # nothing is held back
 
 
+def test_what_a_shard_has_lost_is_not_saved_over(saving: LocalShards, tmp_path: Path) -> None:
+    place = tmp_path / "ck"
+    with ParameterClient(saving.addresses) as client:
+        client.drop_tables("t")
+        _make(client)
+        _write(client, 1)
+        client.save(place)
+        with connect(saving.addresses[1]) as channel:  # as if it had been started again
+            request = pb.DropTablesRequest(prefix="t")
+            ParameterServerStub(channel).DropTables(request, timeout=20)
+        with pytest.raises(CheckpointError, match=r"'t' is not on shards \[1\]"):
+            client.save(place)
+        client.drop_tables("t")
+        with pytest.raises(CheckpointError, match=r"has 1 tables, and the shards have none"):
+            client.save(place, prefix="t")
+        assert _loaded(place) == 1
+        assert len(list(place.glob("save-*"))) == 1
+
+
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 @pytest.mark.parametrize("what", ["save", "load"])
 def test_pushes_go_on_when_whoever_holds_them_back_does_not(

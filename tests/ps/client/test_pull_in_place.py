@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ps import LocalShards, ParameterClient
+from protos.parameter_server_pb2 import DropTablesRequest
+from ps import LocalShards, ParameterClient, ShardError
 from ps.client.fetch import Wanted
 from ps.client.pull_in_place import PullInPlace
 from ps.shm.blocks import SharedMemory
@@ -147,3 +148,18 @@ def test_the_caller_s_gradients_may_change_at_once(client: ParameterClient) -> N
             np.testing.assert_array_equal(client.pull(name, KEYS), _rows(KEYS))
             other.reshard(addresses)
         np.testing.assert_array_equal(client.pull(name, KEYS), _rows(KEYS))
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_blocks_of_other_shards_come_back_where_one_refuses(background: bool) -> None:
+    with LocalShards(2) as shards, ParameterClient(shards.addresses, wire="bfloat16") as client:
+        client.create_table("t", DIM)
+        client.pull("t", KEYS)
+        shard = client.session().shards[1]
+        shard.call(shard.stub.DropTables, DropTablesRequest(prefix="t"), "DropTables")
+        for _ in range(3):
+            with pytest.raises(ShardError, match="'t'"):
+                client.pull_async("t", KEYS).result(20) if background else client.pull("t", KEYS)
+            memory = _memory(client)
+            assert memory._attached
+            assert {*memory._free} == memory._attached

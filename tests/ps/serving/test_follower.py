@@ -361,6 +361,13 @@ def test_damage_is_told_and_nothing_of_it_applied(client: ParameterClient, tmp_p
     file.write_bytes(good)
     assert follower.poll()
     agree(follower, client, "t", N)
+    latest = (place / "latest.json").read_bytes()
+    at = latest.index(b'"number": 0') + 10  # of the base: whoever believes it passes the delta over
+    for bit in range(8):
+        damaged = latest[:at] + bytes([latest[at] ^ 1 << bit]) + latest[at + 1 :]
+        (place / "latest.json").write_bytes(damaged)
+        with pytest.raises(CheckpointError, match=r"latest.json: it is not what its SHA-256 says"):
+            Follower(place)
     (place / "latest.json").write_text('{"format": "heterps-feed", "version": 7}')
     with pytest.raises(CheckpointError, match=r"latest.json: format, version are"):
         follower.poll()

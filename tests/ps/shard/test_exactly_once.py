@@ -257,6 +257,16 @@ def test_a_push_that_comes_after_its_client_was_forgotten_is_refused(state: Shar
     assert _value(state) == 2
 
 
+def test_a_clock_that_was_ahead_for_a_while_makes_no_push_new(state: ShardState) -> None:
+    table, day = state.find("t", 1), 1_700_000_000
+    assert state.push(table, _push("a", 1, day), day)
+    assert state.pushes.forget(day + 2 * FORGET_S) == ["a"]
+    with pytest.raises(OutdatedError, match="not known"):
+        state.push(table, _push("a", 1, day), day + 90)
+    assert _value(state) == 1
+    assert state.push(table, _push("a", 2, day + 90), day + 90)
+
+
 def test_more_clients_than_are_remembered_are_never_forgotten_in_silence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

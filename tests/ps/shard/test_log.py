@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from chassis.exits import DAMAGED
 from protos import parameter_server_pb2 as pb
 from protos.codec import pack, payload_prefix
-from ps.errors import DamageError
+from ps.errors import CheckpointError, DamageError
 from ps.shard import logfile
 from ps.shard.commit import commit_step, stage_part
 from ps.shard.directory import ShardDirectory
@@ -210,8 +210,52 @@ def test_files_that_are_missing_are_missed(tmp_path: Path, made: list[Made], gon
             stream.truncate(heads_of(files[0])[-4][0])
     else:
         files[0 if gone == "first" else 1].unlink()
+    before = sorted(directory.rglob("*"))
     with pytest.raises(DamageError, match="at byte"):
         start(directory)
+    assert sorted(directory.rglob("*")) == before, "a refusal changes nothing"
+    if gone == "base":
+        assert start(directory, accept_loss=True) == whole.after[0]
+        assert list((directory / "damaged-base").glob("save-*/*.rows")), "it may be mended yet"
+
+
+@pytest.mark.parametrize(
+    "left", ["nothing", "no bytes", "half a header", "a header", "some", "most"]
+)
+def test_the_newest_file_is_missed_where_its_end_is(
+    tmp_path: Path, made: list[Made], left: str
+) -> None:
+    for number, whole in enumerate(made):
+        directory = tmp_path / str(number)
+        shutil.copytree(whole.directory, directory)
+        path = logfile.paths(directory)[-1][0]
+        frames = [frame for frame in heads_of(path) if frame[1] > frame[0] + HEAD_BYTES]
+        ends = {"no bytes": 0, "half a header": 9, "a header": HEADER_BYTES, "some": frames[0][1]}
+        if left == "nothing":
+            path.unlink()
+        else:
+            with path.open("r+b") as stream:
+                stream.truncate(ends.get(left, frames[-1][1] - 1))
+        with pytest.raises(DamageError, match=f"{path.name}: .*at byte"):
+            start(directory)
+        found = start(directory, accept_loss=True)
+        assert found in whole.after[:-1]
+        assert start(directory) == found
+
+
+def test_a_directory_is_one_shards_alone(tmp_path: Path) -> None:
+    """A second one would go on from what it finds, and the first one's later changes would go."""
+    state = ShardState()
+    durable = ShardDirectory(state, tmp_path)
+    state.create(SPEC)
+    assert push(state, 1, KEYS)
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(CheckpointError, match="another process has it"):
+        start(tmp_path)
+    assert sorted(tmp_path.iterdir()) == before
+    assert push(state, 2, KEYS)
+    durable.close()
+    assert start(tmp_path) == [2] * len(KEYS)
 
 
 def frames_of(salt: int, *frames: tuple[bytes, bool]) -> bytes:

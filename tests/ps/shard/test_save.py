@@ -1,10 +1,17 @@
 """One shard's part in saves."""
 
+from pathlib import Path
+from queue import SimpleQueue
+
 import numpy as np
+import pytest
 
 from protos import parameter_server_pb2 as pb
 from protos.codec import pack
+from ps import LocalTable
 from ps.engine import _native
+from ps.errors import HoldEndedError
+from ps.local.table import save_checkpoint
 from ps.shard.push import take_apart
 from ps.shard.save import Saver
 from ps.shard.state import ShardState
@@ -45,3 +52,23 @@ def test_what_saves_waited_for_in_vain_is_kept_while_it_counts(tmp_path) -> None
     _push(state, "lives", 3 + _native.WINDOW)
     assert _cut(saver, "second") == {3 + _native.WINDOW}
     assert not saver._lost
+
+
+def test_a_load_for_which_pushes_were_not_held_back_is_begun_again(tmp_path: Path) -> None:
+    """A shard that stood still let them go on: other shards have their parts of the same pushes."""
+    state = ShardState()
+    state.create(make_spec("t", 1, optimizer="sgd", learning_rate=1.0, initializer="zeros"))
+    saver = Saver(state)
+    _push(state, "lives", 1)
+    save_checkpoint(tmp_path / "ck", [LocalTable(state.tables["t"].spec, state.tables["t"].native)])
+    requests = SimpleQueue[pb.LoadRequest | None]()
+    requests.put(pb.LoadRequest(directory=str(tmp_path / "ck"), shards=1))
+    replies = saver.load(iter(requests.get, None))
+    assert next(replies).rows == 1
+    saver.cut(pb.CutRequest(id="load", hold_s=0.01))
+    _push(state, "lives", 2)  # waits until then
+    requests.put(pb.LoadRequest(cut="load"))
+    with pytest.raises(HoldEndedError):
+        next(replies)
+    assert state.tables["t"].native.pull(np.uint64([3]), True) == 2
+    _push(state, "lives", 3)

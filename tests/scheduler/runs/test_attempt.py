@@ -9,7 +9,7 @@ from protos.decision_pb2 import Decision, PlanStage
 from protos.job_pb2 import JobSpec
 from protos.node_pb2 import SHARD, STAGE
 from scheduler.runs.attempt import Attempt, State
-from scheduler.runs.beginning import Beginning, beginning_of
+from scheduler.runs.beginning import beginning_of
 from scheduler.runs.calls import Channels, Interrupted
 from scheduler.runs.context import Context
 from scheduler.runs.processes import AttemptId, Process
@@ -152,6 +152,7 @@ def test_a_report_counts_while_it_starts_and_trains_and_a_last_word_is_kept(
 ) -> None:
     attempt = entered(context, up_to=State.PLANNING)
     word = pb.ProgressReport(job_id="job", attempt=1, phase="trained", step=7)
+    word.loss, word.loss_terms["click"] = 0.5, 0.25
     assert not attempt.report(word)
     assert context.store.finals("job") == []
     attempt.enter(State.STARTING)
@@ -162,6 +163,7 @@ def test_a_report_counts_while_it_starts_and_trains_and_a_last_word_is_kept(
     status = context.jobs.get("job")
     assert status is not None
     assert status.step == 7
+    assert (status.loss, status.loss_terms) == (0.5, {"click": 0.25})
     assert attempt.report(pb.ProgressReport(job_id="job", attempt=2))  # another one's worker
     attempt.cancel()
     assert attempt.report(word)
@@ -385,7 +387,4 @@ def test_validations_are_told_and_those_of_lost_steps_forgotten(context: Context
     attempt.recovered(pb.Recovery(step=3, back=True), [], 0)
     assert told() == [(2, 0.2), (3, 0.3)]
     assert context.jobs.retry("job", Ending(pb.END_SCHEDULER_LOST))
-    again = new(context, 2)
-    again.beginning = Beginning(2)
-    again.enter(State.PROFILING)
-    assert told() == [(2, 0.2)]
+    assert told() == []

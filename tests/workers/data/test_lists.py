@@ -107,6 +107,36 @@ def test_weights_count_each_token_of_a_sample(job):
     assert float(loss.part(logits, labels, 1.0, counts, counts)) == pytest.approx(float(expected))
 
 
+def read_beside(job, inputs, labels):
+    """Lists of labels beside others, in a second block of a file."""
+    job.data.label, job.train.loss = "next", "next_token"
+    table = {"tokens": [[1, 2]] * 3 + inputs, "next": [[3, 4]] * 3 + labels}
+    pq.write_table(pa.table(table), f"{job.directory}/a.parquet", row_group_size=3)
+    dataset = Dataset.of(job, "train")
+    return tensors_of(first_samples(dataset, len(table["next"])))
+
+
+def test_labels_of_another_column_stand_beside_its_values(job):
+    found = read_beside(job, [[5, 6, 7, 8, 9], [], None], [[6, 7, 8, 9, 1], None, []])
+    assert found["label.label"][3:].tolist() == [[7, 8, 9, -1], [-1] * 4, [-1] * 4]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "labels", "got", "expected"),
+    [
+        ([[5, 6, 7]], [[6, 7]], 2, 3),
+        ([[5, 6, 7]], [[6, 7, 8, 9]], 4, 3),
+        ([[1, 2, 3, 4, 5, 6]], [[1, 2, 3, 4, 5]], 5, 6),  # though both are cut
+        ([[5, 6]], [None], 0, 2),
+        ([None], [[5]], 1, 0),
+    ],
+)
+def test_labels_that_do_not_stand_beside_their_inputs_are_named(job, inputs, labels, got, expected):
+    named = rf"a\.parquet, row 5: data\.label: next: got '{got} values', expected {expected}, as"
+    with pytest.raises(DataError, match=named):
+        read_beside(job, [[5], *inputs], [[6], *labels])
+
+
 def test_lists_of_labels_need_lists_of_inputs(job):
     job.data.label, job.train.loss = "tokens", "next_token"
     del job.data.columns["ids"]

@@ -4,13 +4,23 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
+import torch
+from torch.nn.functional import cross_entropy
 
-from protos.job_pb2 import DataSpec
+from protos.job_pb2 import DataSpec, JobSpec
 from workers.data import DataError, Dataset, GlobalBatches
 from workers.data.batches import in_order
-from workers.data.tensors import tensors_of
+from workers.data.columns import labels_in
+from workers.data.tensors import first_samples, tensors_of
+from workers.model.job_loss import job_loss
 
 ROWS, WIDTH = 40, 5
+OWN = """
+from torch.nn import functional as f
+
+def smoothed(outputs, batch):
+    return f.cross_entropy(outputs.flatten(0, 1), batch["label"].flatten(), label_smoothing=0.1)
+"""
 
 
 def write(path, values, kind, **columns):
@@ -42,6 +52,22 @@ def test_what_follows_is_the_label(tmp_path, windows, kind, cache_bytes):
     assert (tokens[:, 1:] == labels[:, :-1]).all()
     whole = np.column_stack([tokens, labels[:, -1:]])
     assert sorted(map(tuple, whole)) == sorted(map(tuple, windows % 256))
+
+
+def test_a_loss_of_the_jobs_own_reads_what_follows_as_its_label(tmp_path, windows):
+    write(tmp_path / "a.parquet", windows.tolist(), pa.list_(pa.int32()))
+    (tmp_path / "losses.py").write_text(OWN)
+    job = JobSpec(directory=str(tmp_path))
+    job.data.path, job.data.train, job.data.tokens = ".", "a.parquet", "window"
+    job.model.loss = "losses.py:smoothed"
+    batch = tensors_of(first_samples(Dataset.of(job, "train"), ROWS))
+    torch.manual_seed(0)
+    logits = torch.randn(ROWS, WIDTH - 1, ROWS * WIDTH)
+    loss = job_loss(job).of_batch(logits, labels_in(batch))
+    following = torch.from_numpy(windows)[:, 1:].flatten()
+    expected = cross_entropy(logits.flatten(0, 1), following, label_smoothing=0.1)
+    assert (batch["tokens"].numpy() == windows[:, :-1]).all()
+    assert float(loss) == pytest.approx(float(expected))
 
 
 def test_a_label_column_leaves_the_tokens_whole(tmp_path, windows):

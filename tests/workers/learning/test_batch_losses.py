@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from workers.learning.batch_losses import contrastive, in_batch_softmax, pairwise
+from workers.learning.batch_losses import contrastive, in_batch_softmax, pairwise, similarities
 
 B, D = 7, 3
 SAME = torch.tensor([4, 1, 4, 2, 4, 3, 1])
@@ -32,7 +32,7 @@ def others(sample, same):
 @pytest.mark.parametrize("scale", [None, SCALE])
 def test_contrastive_finds_the_other_half_in_both_directions(pairs, same, scale):
     one, other = pairs
-    found = contrastive(one, other, scale, same)
+    found = contrastive(similarities(one, other, scale, same))
     factor = 1.0 if scale is None else 1.7
     for i in range(B):
         there = [factor * float(one[i] @ other[j]) for j in others(i, same)]
@@ -44,24 +44,22 @@ def test_contrastive_finds_the_other_half_in_both_directions(pairs, same, scale)
 @pytest.mark.parametrize("frequency", [None, torch.tensor([5.0, 1, 5, 2, 5, 3, 1])])
 def test_in_batch_softmax_leaves_out_the_same_item_and_takes_off_its_frequency(pairs, frequency):
     query, item = pairs
-    found = in_batch_softmax(query, item, SAME, SCALE, frequency)
+    logits = similarities(query, item, SCALE, SAME)
+    found = in_batch_softmax(logits, frequency)
     for i in range(B):
-        logits = {
+        expected = {
             j: 1.7 * float(query[i] @ item[j])
             - (0.0 if frequency is None else math.log(frequency[j]))
             for j in others(i, SAME)
         }
-        assert float(found[i]) == pytest.approx(nats(logits[i], logits.values()), rel=1e-6)
+        assert float(found[i]) == pytest.approx(nats(expected[i], expected.values()), rel=1e-6)
     if frequency is not None:  # a share does as well as a number
-        torch.testing.assert_close(
-            in_batch_softmax(query, item, SAME, SCALE, frequency / 100), found
-        )
+        torch.testing.assert_close(in_batch_softmax(logits, frequency / 100), found)
 
 
 def test_an_item_is_learned_by_its_frequency_corrected_score():
     """Of uniform logits the corrected softmax is that of drawing by frequency."""
-    zeros = torch.zeros(2, D)
-    found = in_batch_softmax(zeros, zeros, torch.tensor([0, 1]), None, torch.tensor([3.0, 1.0]))
+    found = in_batch_softmax(torch.zeros(2, 2), torch.tensor([3.0, 1.0]))
     assert found.tolist() == pytest.approx([-math.log(1 / 4), -math.log(3 / 4)])
 
 
@@ -96,6 +94,6 @@ def test_without_a_pair_there_is_nothing_to_learn():
 
 def test_outputs_that_do_not_go_together_are_named():
     with pytest.raises(ValueError, match=r"\[2, 3\] and \[2, 4\]; expected two of one shape"):
-        contrastive(torch.zeros(2, 3), torch.zeros(2, 4))
+        similarities(torch.zeros(2, 3), torch.zeros(2, 4))
     with pytest.raises(ValueError, match=r"\[2, 3\] of 2 labels"):
         pairwise(torch.zeros(2, 3), torch.zeros(2))

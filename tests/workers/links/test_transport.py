@@ -200,7 +200,7 @@ def test_a_worker_that_ends_is_one_that_went_away(inbox):
     before.send(NOTICE, stage_pb2.Notice().SerializeToString())
     before.flush()
     box.close()
-    frame = Frame(FrameId(FORWARD, "train", 0, 0), {}).pack(0)
+    frame, _ = Frame(FrameId(FORWARD, "train", 0, 0), {}).parts(0)
     for line in (before, Line(address, "stage 1 worker 0", HERE, retry_s=0.0)):
         with pytest.raises(RpcError, match="stage 1 worker 0: this worker is ending") as refused:
             deliver(line, frame)

@@ -15,6 +15,7 @@ from protos.naming import table_prefix
 from ps import LocalTable
 from ps.local.table import save_checkpoint
 from workers.model.entry import job_model
+from workers.model.loss_curve import LossCurve
 from workers.model.saved import SavedModel
 
 MODEL = """
@@ -64,7 +65,7 @@ def saved(folder, entry):
     saved = SavedModel(str(folder / "out"))
     saved.write_stage(0, model.state_dict())
     save_checkpoint(saved.tables, tables)
-    saved.finish(job, 1, [0.5], {"job_id": "job1"})
+    saved.finish(job, 1, LossCurve([0.5]), {"job_id": "job1"})
     loaded = heterps.load(folder / "out")
     data = {"a": [1, 2, 3, 1], "b": ["x", "y", "x", "z"], "x": random.normal(size=4)}
     keys = loaded.predict.inputs(data)["sparse"].unique().numpy().view(np.uint64)
@@ -74,7 +75,7 @@ def saved(folder, entry):
     saved = SavedModel(str(folder / "out"))
     saved.write_stage(0, loaded.state_dict())
     save_checkpoint(saved.tables, tables)
-    saved.finish(job, 1, [0.5], {"job_id": "job1"})
+    saved.finish(job, 1, LossCurve([0.5]), {"job_id": "job1"})
     return data
 
 
@@ -113,6 +114,29 @@ def test_a_program_and_exported_rows_give_what_the_model_gives(tmp_path, capsys)
         torch.testing.assert_close(given[name], expected)
     names = sorted(one.name for one in target.parent.iterdir())
     assert names == ["model.pt2", "model.pt2.json", "model.pt2.tables"]
+
+
+def test_an_export_that_fails_leaves_no_program_beside_rows_of_another_model(tmp_path, capsys):
+    saved(tmp_path, "Model")
+    target, told = tmp_path / "model.pt2", tmp_path / "model.pt2.json"
+    arguments = ["export", str(tmp_path / "out"), "--torch", str(target)]
+    assert cli.main(arguments) == 0
+    told.unlink()
+    told.mkdir()  # cannot be written
+    assert cli.main(arguments) != 0
+    assert not target.exists()
+
+
+def test_a_sample_is_read_no_further_than_it_is_needed(tmp_path, capsys):
+    saved(tmp_path, "Model")
+    sample = tmp_path / "sample"
+    sample.mkdir()
+    (sample / "b.csv").write_text("a,b,x\n1,y,high\n")
+    arguments = ["export", str(tmp_path / "out"), "--torch", str(tmp_path / "model.pt2")]
+    for rows, code in ((3, 2), (5, 0)):
+        (sample / "a.csv").write_text("a,b,x\n" + "1,y,0.5\n" * rows)
+        assert cli.main([*arguments, "--sample", str(sample)]) == code
+    assert "b.csv, row 1: data.dense: x: got 'high'" in capsys.readouterr().err
 
 
 def test_a_program_of_one_batch_size_alone_is_refused(tmp_path, capsys):

@@ -1,5 +1,7 @@
 """Models that are followed: what their graphs have, what crosses, and what is refused."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -163,3 +165,84 @@ def test_a_graph_of_another_function_is_found_before_training(job, between, monk
     check_followed(TracedModel(Net(), inputs_of(job.data)), job)
     with pytest.raises(ModelError, match="differ by"):
         check_followed(TracedModel(Net(between), inputs_of(job.data)), job)
+
+
+class Small(Followed):
+    def __init__(self, between):
+        super().__init__()
+        self.words, self.head, self.between = nn.Embedding(WORDS, DIM), nn.Linear(DIM, 3), between
+
+    def forward(self, batch):
+        return self.head(self.between(self.words(batch["ids"]), batch["ids"]))
+
+
+OF_THE_NUMBER = {
+    "more": lambda x, n: x * 2 if n > 50 else x,
+    "less": lambda x, n: x * 2 if n < 3 else x,
+    "even": lambda x, n: x * 2 if n % 2 == 0 else x,
+    "a size": lambda x, n: x * 2 if n == x.shape[2] else x,
+    "another size": lambda x, n: x * 2 if n == 2 * x.shape[1] else x,
+    "truth": lambda x, n: x * bool(n > 50),
+    "least": lambda x, n: x * min(n, 10),
+    "most": lambda x, n: x * max(n, 10),
+    "whole": lambda x, n: x * int(n),
+    "float": lambda x, n: x * float(n),
+    "share": lambda x, n: x * (1 / n),
+    "divided": lambda x, n: x / n,
+    "half": lambda x, n: x * (n // 2),
+    "rest": lambda x, n: x * (n % 3),
+    "root": lambda x, n: x / math.sqrt(n),
+    "power": lambda x, n: x / n**0.5,
+    "values": lambda x, n: x / x.numel(),
+    "tensor": lambda x, n: x * torch.tensor(n),
+    "list": lambda x, n: x * x.new_tensor([n]),
+    "full": lambda x, n: x * torch.full((1,), n),
+    "range": lambda x, n: x + torch.arange(n)[:, None, None],
+    "mean": lambda x, n: x - x.mean(0),
+    "sum": lambda x, n: x.sum(0) / n + x,
+    "first": lambda x, n: x[:50].mean(0) + x,
+    "last": lambda x, n: x[-3:].mean(0) + x,
+    "fourth": lambda x, n: x[min(n, 4) - 1] + x,
+    "split": lambda x, n: torch.cat([one - one.mean(0) for one in x.split(2)]),
+    "chunks": lambda x, n: torch.cat([one - one.mean(0) for one in x.chunk(2)]),
+    "each": lambda x, n: torch.stack([one * 2 for one in x]),
+    "loop": lambda x, n: x + sum(range(n)),
+    "pairs": lambda x, n: x.reshape(n // 2, 2, *x.shape[1:]).sum(1).repeat(2, 1, 1),
+    "names": lambda x, n: x * {4: 2.0}.get(n, 1.0),
+    "a list": lambda x, n: x * [1.0, 2.0, 3.0][n % 3],
+    "flat": lambda x, n: x.reshape(-1, DIM).reshape(n, -1, DIM) * 2,
+    "grown": lambda x, n: x + torch.zeros(n, LENGTH, DIM).index_fill(0, torch.arange(n), 1.0),
+}
+
+
+FOLLOWED = ("share", "divided", "half", "rest", "power", "values", "full", "range")
+FOLLOWED = (*FOLLOWED, "mean", "sum", "flat", "grown")
+SHOWN = ("more", "even", "first", "share", "range")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [n if n in SHOWN else pytest.param(n, marks=pytest.mark.exhaustive) for n in OF_THE_NUMBER],
+)
+def test_what_depends_on_how_many_samples_there_are_is_followed_rightly_or_refused(job, name):
+    torch.manual_seed(0)
+    model = Small(lambda x, ids: OF_THE_NUMBER[name](x, ids.shape[0])).eval()
+    if name not in FOLLOWED:
+        with pytest.raises(ModelError, match=r"how many samples|cannot be traced"):
+            TracedModel(model, inputs_of(job.data))
+        return
+    traced = TracedModel(model, inputs_of(job.data))
+    for samples in (2, 3, 4, 5, 8, 12, 60):
+        given = batch(samples)
+        torch.testing.assert_close(staged(traced, [1], given), model(given))
+
+
+@pytest.mark.parametrize("name", ["dense", "tokens"])
+def test_an_input_of_a_width_that_is_not_known_yet_is_refused(job, name):
+    class Wide(Small):
+        def forward(self, batch):
+            x = super().forward(batch)
+            return x + batch[name].sum(1)[:, None, None] * batch[name].shape[1]
+
+    with pytest.raises(ModelError, match=f"reads '{name}', whose width .* data.columns"):
+        TracedModel(Wide(lambda x, ids: x), inputs_of(job.data))

@@ -1,8 +1,10 @@
 """A saved model is opened again and held against what it predicted in training."""
 
+import hashlib
 import math
 import shutil
 from contextlib import nullcontext
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,12 +16,16 @@ import heterps
 from protos.job_pb2 import JobSpec
 from protos.naming import table_prefix
 from ps import LocalTable
+from ps.checkpoint.places import open_store
+from ps.checkpoint.sealed import seal
 from ps.local.table import save_checkpoint
 from workers.embedding.sparse import SparseEmbedding
 from workers.errors import DivergedError
 from workers.model import reloaded
 from workers.model.entry import ModelError, job_model
+from workers.model.facts import DENSE, read_facts
 from workers.model.job_metrics import JobMetrics
+from workers.model.loss_curve import LossCurve
 from workers.model.reloaded import ReloadError, check_finite, check_predictions, reopened
 from workers.model.saved import SavedModel
 
@@ -74,7 +80,7 @@ def trained(tmp_path):
     saved = SavedModel(str(tmp_path / "out"))
     saved.write_stage(0, model.state_dict())
     save_checkpoint(saved.tables, [table])
-    output = saved.finish(job, 1, [0.5], {"job_id": "job1"})
+    output = saved.finish(job, 1, LossCurve([0.5]), {"job_id": "job1"})
     return output, job, batch, scores, table
 
 
@@ -103,12 +109,19 @@ def test_rows_of_large_tables_are_asked_of_the_shards(trained, monkeypatch):
     assert asked == [PREFIX + "items"]
 
 
+def save_otherwise(output, state):
+    """As a training would that saves something else than it has; the checksum is its own."""
+    save_file(state, f"{output}/{DENSE}")
+    facts = read_facts(open_store(output))
+    facts[DENSE] = hashlib.sha256(Path(output, DENSE).read_bytes()).hexdigest()
+    Path(output, "model.json").write_bytes(seal(facts))
+
+
 @pytest.mark.parametrize("name", ["head.weight", "norm.running_mean"])
 def test_tampered_weights_are_found(trained, name):
-    weights = f"{trained[0]}/dense.safetensors"
-    state = load_file(weights)
+    state = load_file(f"{trained[0]}/{DENSE}")
     state[name] = state[name] + 0.05
-    save_file(state, weights)
+    save_otherwise(trained[0], state)
     with pytest.raises(ReloadError, match=r"predicts .* where training's own evaluation gave"):
         check(trained)
 
@@ -121,10 +134,9 @@ def test_missing_weights_and_rows_are_found(trained):
     save_checkpoint(f"{output}/tables", [table])
     with pytest.raises(ReloadError, match="of 10 samples differ"):
         check(trained)
-    weights = f"{output}/dense.safetensors"
-    state = load_file(weights)
+    state = load_file(f"{output}/{DENSE}")
     del state["head.bias"]
-    save_file(state, weights)
+    save_otherwise(output, state)
     with pytest.raises(ModelError, match="its saved weights do not fit"):
         check(trained)
 

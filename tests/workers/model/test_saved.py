@@ -16,7 +16,9 @@ from protos.job_pb2 import JobSpec
 from protos.scheduler_pb2 import END_DISK_FULL
 from ps.local.table import save_checkpoint
 from workers.model.entry import ModelError, job_model
+from workers.model.loss_curve import LossCurve
 from workers.model.saved import SavedModel
+from workers.model.warm_start import read_weights
 from workers.stage.failure import end_reason_of
 
 KILLED = """
@@ -39,7 +41,7 @@ def test_nothing_stays_of_weights_whose_writer_was_killed(tmp_path):
     assert subprocess.run(argv, check=False).returncode == 9
     model, weight = SavedModel(str(folder)), torch.arange(3.0)
     model.write_stage(0, {"weight": weight})
-    assert model.finish(JobSpec(), 1, [0.5], {"steps": 1}) == str(folder)
+    assert model.finish(JobSpec(), 1, LossCurve([0.5]), {"steps": 1}) == str(folder)
     files = {one.name for one in folder.iterdir()}
     assert files == {MARK, "dense.safetensors", "loss.csv", "model.json"}
     assert torch.equal(load_file(folder / "dense.safetensors")["weight"], weight)
@@ -52,7 +54,7 @@ def test_a_later_attempt_takes_the_place_of_one_whose_end_nobody_heard(tmp_path)
         model = SavedModel(str(folder), attempt)
         model.write_stage(0, {"weight": torch.full((3,), float(attempt))})
         (model.folder / f"of-{attempt}").touch()
-        assert model.finish(JobSpec(), 1, [0.5], {"steps": attempt}) == str(folder)
+        assert model.finish(JobSpec(), 1, LossCurve([0.5]), {"steps": attempt}) == str(folder)
     assert [one.name for one in tmp_path.iterdir()] == ["model"]
     assert not (folder / "of-1").exists()
     assert load_file(folder / "dense.safetensors")["weight"].tolist() == [2.0] * 3
@@ -96,7 +98,7 @@ def test_a_full_disk_is_found_first_and_blamed_and_nothing_is_left(small_disk):
         assert not list(small_disk.iterdir())
     model.write_stage(0, {"weight": torch.zeros(1 << 17)})  # half of it is there
     with pytest.raises(OSError, match="No space left") as full:
-        model.finish(JobSpec(), 1, [0.5] * 100_000, {})
+        model.finish(JobSpec(), 1, LossCurve([0.5] * 100_000), {})
     assert end_reason_of(full.value) == END_DISK_FULL
     SavedModel(str(model.final), attempt=2).abandon()  # the folder is not that one's
     assert model.folder.is_dir()
@@ -130,7 +132,7 @@ def saved_with_code(folder, output, width=3):
     saved = SavedModel(str(output))
     saved.write_stage(0, model.state_dict())
     save_checkpoint(saved.tables, [])
-    saved.finish(job, 1, [0.5], {"job_id": "job1"})
+    saved.finish(job, 1, LossCurve([0.5]), {"job_id": "job1"})
     return model
 
 
@@ -143,7 +145,7 @@ def test_a_model_whose_rows_were_not_saved_does_not_make_its_own(tmp_path):
     saved = SavedModel(str(tmp_path / "out"))
     saved.write_stage(0, {})
     save_checkpoint(saved.tables, [])
-    saved.finish(job, 1, [0.5], {"job_id": "job1"})
+    saved.finish(job, 1, LossCurve([0.5]), {"job_id": "job1"})
     with pytest.raises(RuntimeError, match="no rows for table 'a'"):
         heterps.load(tmp_path / "out")(torch.tensor([1, 2]))
 
@@ -166,6 +168,20 @@ def test_a_model_opens_without_its_jobs_folder(tmp_path):
     shutil.move(output, tmp_path / "moved")
     assert torch.equal(heterps.load(tmp_path / "moved")(x), model(x))
     forget()
+
+
+@pytest.mark.parametrize("name", ["model.json", "dense.safetensors"])
+def test_a_flipped_bit_is_found_by_whoever_reads_the_model(tmp_path, name):
+    saved_with_code(tmp_path / "job", tmp_path / "out")
+    forget()
+    path = tmp_path / "out" / name
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2 if name == "model.json" else -3] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(ModelError, match=f"{name}: .*it was damaged"):
+        heterps.load(tmp_path / "out")
+    with pytest.raises(ModelError, match=f"{name}: .*it was damaged"):
+        read_weights(str(tmp_path / "out"))
 
 
 def test_two_models_have_modules_of_their_own(tmp_path):

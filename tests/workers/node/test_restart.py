@@ -5,13 +5,16 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from chassis.channels import connect
 from chassis.exits import DAMAGED
+from chassis.process import Child, spawn
 from heterps import Client, Cluster
 from heterps.job.file import load_job
 from protos.node_pb2 import SHARD, LaunchReply, LaunchRequest
@@ -21,7 +24,7 @@ from ps import ParameterClient
 from tests.jobs import write_ratings
 from tests.pids import alive
 from tests.waiting import wait_until
-from workers.node.processes import Processes
+from workers.node.processes import LaunchError, Processes
 from workers.node.restart import RestartRule
 
 STEPS = 400
@@ -171,6 +174,28 @@ def test_a_shard_that_its_attempt_gives_up_is_not_started_again(
     os.kill(kept.pid, signal.SIGKILL)
     wait_until(lambda: any(status.restarts for status in processes.statuses()))
     assert not any(s.running for s in processes.statuses() if s.process_id == "job.shard-0")
+
+
+def test_a_shard_that_is_given_up_while_it_is_started_is_stopped(
+    processes: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin, begun = threading.Event(), threading.Event()
+
+    def slow(*args: Any, **options: Any) -> Child:
+        begun.set()
+        assert begin.wait(30.0)
+        return spawn(*args, **options)
+
+    monkeypatch.setattr("workers.node.processes.spawn", slow)
+    with ThreadPoolExecutor(1) as pool:
+        launched = pool.submit(launch, processes)
+        assert begun.wait(30.0)
+        assert processes.stop_some("job", 0, {"job.shard-0"}, 0.01) == 0  # none is there yet
+        begin.set()
+        with pytest.raises(LaunchError, match="shard 0 was stopped on this node"):
+            launched.result()
+    assert not only(processes).running
+    assert not alive(only(processes).pid)
 
 
 def read(path: Path) -> bytes | None:

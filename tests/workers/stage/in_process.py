@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from protos import codec, stage_pb2
+from protos import stage_pb2
 from protos.decision_pb2 import PlanStage
 from protos.job_pb2 import JobSpec
 from protos.naming import table_prefix
@@ -177,9 +177,9 @@ class Peers:
         self._rank = rank
 
     def send(self, frame):
-        head, payload = codec.unpack(stage_pb2.Frame, frame.pack(self._rank))
-        target = frame.id.micro_batch % len(self._inboxes)
-        self._inboxes[target].put(Frame.unpack(head, payload))
+        head, payload = frame.parts(self._rank)
+        came = Frame.unpack(stage_pb2.Frame.FromString(head), memoryview(b"".join(payload)))
+        self._inboxes[frame.id.micro_batch % len(self._inboxes)].put(came)
 
     def end(self, phase):
         for inbox in self._inboxes:
@@ -369,3 +369,22 @@ class Pipeline:
             resume=self._resume,
             attempt=self._attempt,
         )
+
+
+def most_held(monkeypatch):
+    """The most micro-batches that a worker of each stage has between forward and backward."""
+    found = defaultdict(int)
+    computed = StageExecutor._forward, StageExecutor._forward_backward
+
+    def forward(executor):
+        computed[0](executor)
+        stage = executor._place.stage
+        found[stage] = max(found[stage], len(executor._in_flight))
+
+    def at_once(executor):
+        found[executor._place.stage] = 1
+        computed[1](executor)
+
+    monkeypatch.setattr(StageExecutor, "_forward", forward)
+    monkeypatch.setattr(StageExecutor, "_forward_backward", at_once)
+    return found

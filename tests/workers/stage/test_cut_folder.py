@@ -7,6 +7,7 @@ import pytest
 
 from protos.job_pb2 import JobSpec
 from workers.model.cut import Cut, DenseFiles, LayerFiles, TablesSave
+from workers.model.loss_curve import LossCurve
 from workers.stage.cut_folder import CutFolder, SupersededError
 
 
@@ -20,7 +21,7 @@ def folder(tmp_path: Path, attempt: int = 1, from_step: int = 0, generation: int
 
 def cut(tmp_path: Path, step: int, attempt: int = 1) -> Cut:
     dense = DenseFiles(str(tmp_path))
-    losses = dense.write_losses([float(one) for one in range(step)])
+    losses = dense.write_losses(LossCurve([float(one) for one in range(step)]))
     return Cut(
         job_id="job",
         attempt=attempt,

@@ -19,6 +19,7 @@ from workers.data.tensors import tensors_of
 from workers.model.entry import ModelError, job_model
 from workers.model.hugging_face import HuggingFace, hugging_face
 from workers.model.inputs import inputs_of
+from workers.model.loss_curve import LossCurve
 from workers.model.randomness import Randomness
 from workers.model.saved import SavedModel
 from workers.model.trace import TracedModel
@@ -123,15 +124,7 @@ def plain(build, batches):
 def trained(job, build, cuts, widths, micro_batches=3):
     read = GlobalBatches.of(job, Dataset.of(job, "train"))
     steps = [read.read(step) for step in range(STEPS)]
-
-    class Pipe(Pipeline):
-        def _graph(self, stage):
-            first = self._cuts[stage - 1] + 1 if stage else 0
-            traced = TracedModel(self._build(), inputs_of(job.data))
-            self._layers = [layer.name for layer in traced.layers]
-            return traced.stage(first, self._cuts[stage])
-
-    return Pipe(job, build, cuts, widths, steps, micro_batches).run(), map(tensors_of, steps)
+    return Pipeline(job, build, cuts, widths, steps, micro_batches).run(), map(tensors_of, steps)
 
 
 PLANS = {"alone": ([-1], [1]), "stages": ([2, -1], [1, 1]), "workers": ([-1], [2])}
@@ -242,7 +235,7 @@ def test_what_was_trained_is_saved_and_opened_by_transformers_bit_equal(tmp_path
     saved = SavedModel(str(output))
     saved.write_stage(0, model.state_dict())
     save_checkpoint(saved.tables, [])
-    saved.finish(job, 1, [0.5], {"job_id": "job1"})
+    saved.finish(job, 1, LossCurve([0.5]), {"job_id": "job1"})
     (folder / "model.safetensors").unlink()
     opened = heterps.load(output)
     assert opened.model.lm_head.weight is opened.model.transformer.wte.weight

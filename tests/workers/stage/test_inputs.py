@@ -106,18 +106,11 @@ def test_a_model_of_named_inputs_trains_as_in_plain_pytorch(job, tmp_path, kind,
         torch.manual_seed(5)
         return kind()
 
-    class Pipe(Pipeline):
-        def _graph(self, stage):
-            first = self._cuts[stage - 1] + 1 if stage else 0
-            traced = TracedModel(self._build(), inputs_of(job.data))
-            self._layers = [layer.name for layer in traced.layers]
-            return traced.stage(first, self._cuts[stage])
-
     batches = GlobalBatches.of(job, Dataset.of(job, "train"))
     steps = [batches.read(step) for step in range(batches.steps)]
     layers = len(TracedModel(build(), inputs_of(job.data)).layers)
     cuts = [*cuts[:-1], layers - 1]
-    pipeline = Pipe(job, build, cuts, widths, steps, 4)
+    pipeline = Pipeline(job, build, cuts, widths, steps, 4)
     workers = pipeline.run()
     model = build().train()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

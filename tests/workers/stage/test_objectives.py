@@ -14,6 +14,7 @@ from workers.data.columns import Batch
 from workers.learning.objective import ObjectiveError
 from workers.model.job_loss import job_loss
 from workers.model.job_metrics import JobMetrics
+from workers.model.loss_curve import LossCurve
 from workers.stage import evaluation
 
 SIZES, FEATURES = (24, 24, 7), 5
@@ -81,20 +82,28 @@ def tensors(batch):
 
 
 def plain(loss, steps):
-    """What one process of plain PyTorch comes to."""
-    model, losses = build(), []
+    """What one process of plain PyTorch comes to: its model, and the terms of each step."""
+    model, found = build(), []
     optimizer = torch.optim.Adam(model.parameters(), lr=0.03)
     for batch in map(tensors, steps):
         optimizer.zero_grad()
-        value = loss(model(batch["dense"]), batch)
-        value.backward()
+        terms = loss(model(batch["dense"]), batch)
+        sum(terms.values()).backward()
         optimizer.step()
-        losses.append(value.item())
-    return model, losses
+        found.append({name: term.item() for name, term in terms.items()})
+    return model, found
+
+
+def check_curve(curve, expected):
+    """The losses of steps and each of their terms; 0 where a step has none of that name."""
+    assert curve.losses == pytest.approx([sum(terms.values()) for terms in expected], rel=1e-5)
+    assert curve.terms.keys() == {name for terms in expected for name in terms}
+    for name, values in curve.terms.items():
+        assert values == pytest.approx([e.get(name, 0) for e in expected], rel=1e-5, abs=1e-7)
 
 
 def check(job, loss, plan, steps):
-    model, losses = plain(loss, steps)
+    model, expected = plain(loss, steps)
     cuts, widths, micro_batches = plan
     workers = Pipeline(job, build, cuts, widths, steps, micro_batches).run()
     state = model.state_dict()
@@ -102,7 +111,7 @@ def check(job, loss, plan, steps):
         for name, value in worker.module.state_dict().items():
             torch.testing.assert_close(value, state[name], rtol=2e-5, atol=2e-5)
     for worker in workers[-1]:
-        assert worker.executor.progress.losses == pytest.approx(losses, rel=1e-5)
+        check_curve(worker.executor.progress.curve, expected)
 
 
 def heads(outputs, batch, weighted=False):
@@ -114,7 +123,7 @@ def heads(outputs, batch, weighted=False):
         "delay": 0.3 * f.huber_loss(outputs["delay"], batch["delay"], reduction="none"),
         "kind": f.cross_entropy(outputs["kind"], batch["kind"], reduction="none"),
     }
-    return sum((w * e).sum() / w.sum() if weighted else e.mean() for e in each.values())
+    return {n: (w * e).sum() / w.sum() if weighted else e.mean() for n, e in each.items()}
 
 
 @pytest.mark.parametrize("plan", PLANS)
@@ -147,11 +156,11 @@ def total(outputs, batch):
 def own(outputs, batch):
     f, w, late = nn.functional, batch["weight"], batch["delay"] > 0.5
     kind = f.cross_entropy(outputs["kind"], batch["kind"], reduction="none")
-    return (
-        f.mse_loss(outputs["delay"][late], batch["delay"][late])
-        + (w * kind).sum() / w.sum()
-        + f.binary_cross_entropy_with_logits(outputs["click"].squeeze(1), batch["click"])
-    )
+    return {
+        "late": f.mse_loss(outputs["delay"][late], batch["delay"][late]),
+        "heavy": (w * kind).sum() / w.sum(),
+        "click": f.binary_cross_entropy_with_logits(outputs["click"].squeeze(1), batch["click"]),
+    }
 
 
 def test_a_head_without_weight_is_measured_and_not_learned():
@@ -176,6 +185,84 @@ def test_a_loss_of_the_jobs_own_adds_up_by_what_it_counts(tmp_path, plan):
     steps[2]["label.delay"][3:] = -1.0
     steps[2]["label.delay"][0] = 2.0
     check(job, own, plan, steps)
+
+
+SOME = """
+import heterps
+
+def late(batch):
+    return (batch["delay"] > 0.5).sum()
+
+@heterps.loss(over={"late": late})
+def total(outputs, batch):
+    some = batch["delay"] > 0.5
+    found = {"all": (outputs["delay"] - batch["delay"]).square()}
+    if some.any():
+        found["late"] = (outputs["delay"] - batch["delay"])[some].abs().mean()
+    return found
+"""
+
+
+def some(outputs, batch):
+    late, error = batch["delay"] > 0.5, outputs["delay"] - batch["delay"]
+    found = {"all": error.square().mean()}
+    return {**found, "late": error[late].abs().mean()} if late.any() else found
+
+
+def with_a_late_term(seed, count):
+    """Batches of which only some, and of these one or two samples, have the term."""
+    steps = batches((19,) * count)
+    random = np.random.default_rng(seed)
+    for number, step in enumerate(steps):
+        step["label.delay"][:] = -random.uniform(0, 1, 19).astype(np.float32)
+        if number >= 2 and number % 3 < 2:
+            step["label.delay"][random.integers(0, 19, 2)] = 2.0
+    return steps
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_a_term_that_few_batches_have_is_summed_from_its_first_one_on(tmp_path, plan):
+    check(job_of(tmp_path, SOME), some, plan, with_a_late_term(3, 9))
+
+
+@pytest.mark.parametrize("plan", PLANS[1:])
+def test_terms_do_not_depend_on_the_plan_where_steps_overlap(tmp_path, plan):
+    found = []
+    for cuts, widths, micro_batches in (PLANS[0], plan):
+        job, steps = job_of(tmp_path, SOME, staleness=2), with_a_late_term(4, 12)
+        for worker in Pipeline(job, build, cuts, widths, steps, micro_batches).run()[-1]:
+            found.append(worker.executor.progress.curve)
+    for curve in found:
+        assert curve.losses == pytest.approx(found[0].losses, rel=1e-5)
+        assert curve.terms["late"] == pytest.approx(found[0].terms["late"], rel=1e-5, abs=1e-7)
+        sums = [sum(values) for values in zip(*curve.terms.values(), strict=True)]
+        assert curve.losses == pytest.approx(sums, rel=1e-6)
+
+
+def test_terms_go_on_from_a_cut(tmp_path):
+    job, steps = job_of(tmp_path, SOME), with_a_late_term(5, 9)
+    job.train.checkpoint.every, job.train.checkpoint.keep = "1 steps", 100
+    Pipeline(job, build, [3], [2], steps, 3, folder=tmp_path / "cuts").run()
+    _, expected = plain(some, steps)
+    there = sorted(int(one.name) for one in (tmp_path / "cuts").iterdir() if one.name.isdecimal())
+    for step in {there[0], there[-1]}:  # before the first step that has the term, and after it
+        resumed = {"folder": tmp_path / "cuts", "resume": f"{tmp_path}/cuts/{step}", "attempt": 2}
+        workers = Pipeline(job, build, [1, 3], [2, 3], steps, 4, **resumed).run()
+        for worker in workers[-1]:
+            check_curve(worker.executor.progress.curve, expected)
+
+
+def test_the_losses_that_are_saved_have_a_column_for_each_term():
+    curve = LossCurve()
+    curve.add(1.5, {})
+    curve.add(3.25, {"late, or not": 3.0, "click": 0.25})
+    assert curve.as_csv().splitlines() == [
+        'step,loss,loss_click,"loss_late, or not"',
+        "1,1.5,0,0",
+        "2,3.25,0.25,3",
+    ]
+    assert LossCurve.take(curve.tensors()) == curve
+    assert curve.recent(1) == (3.25, {"click": 0.25, "late, or not": 3.0})
 
 
 def test_a_head_that_the_model_does_not_have_is_named():
@@ -235,7 +322,7 @@ def test_metrics_are_those_of_one_process(tmp_path, monkeypatch, cuts, widths, o
         ),
     }
     if of_its_own:
-        expected["valid_loss"] = own(outputs, batch).item()
+        expected["valid_loss"] = sum(own(outputs, batch).values()).item()
     else:
         nll = nn.functional.cross_entropy(outputs["kind"], batch["kind"]).item()
         expected["valid_kind_cross_entropy"] = nll

@@ -45,7 +45,7 @@ def together(groups, work):
 
 
 def zero():
-    return torch.zeros((), dtype=torch.float64)
+    return torch.zeros(1, dtype=torch.float64)
 
 
 class Net(nn.Module):

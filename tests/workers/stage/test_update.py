@@ -65,7 +65,7 @@ def give(module, value):
 
 
 def zero(value=0.0):
-    return torch.tensor(value, dtype=torch.float64)
+    return torch.tensor([value], dtype=torch.float64)
 
 
 def update_of(job, module, group, steps=10, staleness=0):

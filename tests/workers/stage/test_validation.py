@@ -4,6 +4,7 @@ import shutil
 import time
 from dataclasses import replace
 from itertools import chain
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,7 +22,8 @@ from workers.data.columns import Batch
 from workers.errors import BestLostError
 from workers.model.cut import CutError, Validated, read_cut
 from workers.model.entry import ModelError
-from workers.stage import evaluation
+from workers.stage import busy, evaluation, executor, progress
+from workers.stage.layers import StageLayers
 from workers.stage.validation import Validations
 
 STEPS = 14
@@ -374,6 +376,30 @@ def test_all_workers_measure_after_the_same_steps_where_time_says_when(tmp_path,
     (found,) = steps
     assert found[-1] == 8
     assert len(found) > 1
+
+
+def test_what_is_measured_takes_no_time_of_training(tmp_path, held_out, monkeypatch):
+    passed = [1.0]
+    clock = SimpleNamespace(perf_counter=lambda: passed[0], monotonic=time.monotonic)
+    for module in (progress, busy, executor):
+        monkeypatch.setattr(module, "time", clock)
+
+    def taking(seconds, compute):
+        def slow(*args):
+            passed[0] += seconds
+            return compute(*args)
+
+        return slow
+
+    monkeypatch.setattr(StageLayers, "train", taking(1.0, StageLayers.train))
+    monkeypatch.setattr(StageLayers, "run", taking(2.0, StageLayers.run))  # of training, too
+    monkeypatch.setattr(evaluation.Evaluation, "run", taking(100.0, evaluation.Evaluation.run))
+    case = replace(wide(cuts=(4,), widths=(1,)), sizes=(13,) * 6)
+    validated(case, "2 steps", "valid_auc", 0)
+    ((worker,),) = case.pipeline(folder=tmp_path).run()
+    trained, found = 6 * case.micro_batches * 3.0, worker.executor.progress
+    assert passed[0] > 300.0 + trained
+    assert (found.train_seconds, found.stepped_s, found.busy_s) == (trained,) * 3
 
 
 def test_a_metric_that_is_no_number_is_never_the_best(tmp_path, held_out):

@@ -16,7 +16,7 @@ from tests.workers.stage import reference
 from tests.workers.stage.in_process import Pipeline
 from workers.data.columns import Batch
 from workers.embedding.sparse import SparseEmbedding
-from workers.learning.objective import ObjectiveError
+from workers.learning.objective import ObjectiveError, total
 from workers.links.inbox import Stopped
 from workers.model.job_loss import job_loss
 from workers.model.job_metrics import JobMetrics
@@ -360,7 +360,7 @@ def test_a_built_in_one_alone_is_that_of_one_process(build, loss, label):
     (batch,) = batches((24,))
     batch.arrays["label.item"] = np.arange(24, dtype=np.int32) // 3
     outputs = build()(*(torch.from_numpy(batch[name]) for name in ("dense", "sparse")))
-    expected = job_loss(job).of_batch(outputs, tensors(batch)).item()
+    expected = total(job_loss(job).of_batch(outputs, tensors(batch))).item()
     assert expected > 0.1
     for worker in Pipeline(job, build, [1, LAST], [2, 3], [batch] * 2, 5).run()[-1]:
         losses = worker.executor.progress.losses

@@ -13,7 +13,7 @@ from heterps import Client
 from heterps.job.file import load_job
 from protos.job_pb2 import JobSpec
 from protos.scheduler_pb2 import END_SUCCEEDED, JobStatus, NodeStatus
-from tests.machines import SCHEDULER, Machines
+from tests.machines import SCHEDULER, Machines, running
 from tests.pids import alive
 from tests.waiting import wait_until
 
@@ -130,21 +130,11 @@ class Service:
 
     def nodes(self, job_id: str) -> dict[str, NodeStatus]:
         """The node of each running process of a job, by its label."""
-        return {
-            process.label: node
-            for node in self.client.nodes()
-            for process in node.processes
-            if process.job_id == job_id and process.running
-        }
+        return {process.label: node for node, process in running(self.client, job_id)}
 
     def pids(self, job_id: str) -> dict[str, int]:
         """The running processes of a job, by label."""
-        return {
-            process.label: process.pid
-            for node in self.client.nodes()
-            for process in node.processes
-            if process.job_id == job_id and process.running
-        }
+        return {process.label: process.pid for _, process in running(self.client, job_id)}
 
     def strike(self, point: str, *pids: int) -> None:
         """Have these killed when a worker comes to a point."""

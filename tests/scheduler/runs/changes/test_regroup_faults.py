@@ -13,7 +13,7 @@ from heterps import Client
 from heterps.job.file import load_job
 from protos.job_pb2 import JobSpec
 from protos.scheduler_pb2 import END_SUCCEEDED, JobStatus
-from tests.machines import SCHEDULER, Machines
+from tests.machines import SCHEDULER, Machines, running
 from tests.pids import alive
 from tests.waiting import wait_until
 
@@ -95,20 +95,14 @@ class Service:
 
     def pids(self, job_id: str) -> dict[str, int]:
         """The running processes of a job, by label."""
-        return {
-            process.label: process.pid
-            for node in self.client.nodes()
-            for process in node.processes
-            if process.job_id == job_id and process.running
-        }
+        return {process.label: process.pid for _, process in running(self.client, job_id)}
 
     def homes(self, job_id: str) -> dict[str, str]:
         """The nodes of its workers, by stage and rank."""
         return {
             process.label.partition(",")[0]: node.node_id
-            for node in self.client.nodes()
-            for process in node.processes
-            if process.job_id == job_id and process.running and process.label.startswith("stage")
+            for node, process in running(self.client, job_id)
+            if process.label.startswith("stage")
         }
 
     def end(self, job_id: str) -> JobStatus:

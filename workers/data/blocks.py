@@ -1,0 +1,107 @@
+"""Where the rows of a split come from, as Arrow record batches."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import pyarrow as pa
+
+from workers.data import counts, files
+from workers.data.columns import Encoder
+from workers.data.unit import Unit
+
+
+class Blocks(Protocol):
+    """The rows of a split, unit by unit."""
+
+    @property
+    def where(self) -> str:
+        """What they are called in errors."""
+
+    @property
+    def units(self) -> Sequence[Unit]:
+        """In order."""
+
+    @property
+    def identity(self) -> Sequence[object]:
+        """Differs where other rows would be read; each has a `repr` that says all of it."""
+
+    @property
+    def is_countable(self) -> bool:
+        """Whether all rows are known, or are few enough to be counted by reading them."""
+
+    @property
+    def uncounted(self) -> str:
+        """Where they are not: what does not say how many there are, and what would."""
+
+    def known_rows(self, unit: Unit) -> int | None:
+        """Rows of a unit; None where that is not known and must not be counted."""
+
+    def check(self, encoder: Encoder) -> None:
+        """Raises `DataError` unless every column is there in a type that fits."""
+
+    def check_values(self, encoder: Encoder) -> None:
+        """Raises `DataError` where values do not fit, as far as can be seen without reading all."""
+
+    def read(self, unit: Unit, columns: Sequence[str], rows: int) -> Iterator[pa.RecordBatch]:
+        """The rows of a unit with these columns and perhaps others, at most `rows` at a time.
+
+        Raises:
+            DataError: they cannot be read.
+        """
+
+
+class FileBlocks:
+    """Of files.
+
+    Args:
+        paths: in order, at least one.
+        where: what they are called in errors.
+    """
+
+    def __init__(self, paths: Sequence[Path], where: str) -> None:
+        self.where = where
+        self._paths = paths
+        self._text = [path for path in paths if files.is_text(path)]
+        self.units = [unit for path in paths for unit in files.units(path)]
+        self.is_countable = sum(map(files.text_bytes, self._text)) <= counts.COUNTED_AT_ONCE
+
+    @property
+    def identity(self) -> list[object]:
+        """Names, sizes and times of the files."""
+        found = ((path, path.stat()) for path in self._paths)
+        return [(str(p.resolve()), status.st_size, status.st_mtime_ns) for p, status in found]
+
+    @property
+    def uncounted(self) -> str:
+        """As of `Blocks`."""
+        size = sum(path.stat().st_size for path in self._text)
+        return (
+            f"{size / 1e9:.1f} GB of text say not how many rows they have until they have been "
+            "read once; Parquet files say so"
+        )
+
+    def known_rows(self, unit: Unit) -> int | None:
+        """As of `Blocks`."""
+        if unit.rows is not None:
+            return unit.rows
+        return counts.counted(unit.path) if self.is_countable else counts.known(unit.path)
+
+    def check(self, encoder: Encoder) -> None:
+        """As of `Blocks`."""
+        for path in self._paths:
+            encoder.check(path)
+
+    def check_values(self, encoder: Encoder) -> None:
+        """As of `Blocks`: what Parquet files say of theirs."""
+        for path in self._paths:
+            encoder.check_statistics(path)
+
+    def read(self, unit: Unit, columns: Sequence[str], rows: int) -> Iterator[pa.RecordBatch]:
+        """As of `Blocks`."""
+        status, count = unit.path.stat(), 0
+        for block in files.read(unit, columns, rows):
+            count += block.num_rows
+            yield block
+        if unit.rows is None:
+            counts.keep(unit.path, status, count)

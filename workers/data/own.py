@@ -1,0 +1,275 @@
+"""Samples of the job's own code: what `data.source` returns, a dict of values by column each."""
+
+import io
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+from torch.utils.data import IterableDataset
+
+from chassis import scratch
+from chassis.entries import EntryError, load_entry
+from protos.job_pb2 import DataSpec
+from workers.data import remote
+from workers.data.columns import Batch, Encoder
+from workers.data.errors import DataError, column_hint
+from workers.data.unit import Unit
+
+KEY: Final = "data.source"
+_UNIT_ROWS = 1024  # of samples that can be asked for by their index
+_BLOCK_ROWS = 256  # samples held as Python objects
+_REPEATED = 32  # samples at each end that are made twice, to see whether they are the same
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """What every process has to know of a split, and one finds out.
+
+    Args:
+        rows: None of an iterable that does not say.
+        by_index: whether samples can be asked for in any order.
+        tokens: of a list of `data.tokens`.
+    """
+
+    rows: int | None
+    by_index: bool
+    tokens: int
+
+
+class OwnBlocks:
+    """The samples of a map-style dataset or of an iterable.
+
+    It is made anew for every pass over an iterable, and once in a process that reads by index.
+
+    Args:
+        spec: whose `source` is called with the folder of the data and `name`.
+        name: what the job says of the split, such as its `data.train`.
+        directory: the folder of the job file.
+
+    Raises:
+        DataError: the source is not there, fails, or returns nothing that has samples.
+    """
+
+    def __init__(self, spec: DataSpec, name: str, directory: Path) -> None:
+        self.where = f"{spec.source}({name!r})"
+        self._name = name
+        self._path = (
+            spec.path if remote.is_url(spec.path) else str((directory / spec.path).resolve())
+        )
+        self._tokens = spec.tokens
+        try:
+            self._source = load_entry(spec.source, directory, KEY)
+        except EntryError as error:
+            raise DataError("job", KEY, spec.source, f"a callable ({error})") from error.__cause__
+        code = directory / spec.source.partition(":")[0]
+        self.identity = [KEY, spec.source, name, self._path, code.stat().st_mtime_ns]
+        self._encoder: Encoder | None = None
+        self._made: Any = None  # that is read by index
+        self._passed: Iterator[Any] | None = None  # the last that can be read but once
+        self._facts = self._shared_facts()
+        self.units = self._units()
+
+    @property
+    def is_countable(self) -> bool:
+        """Whether it says how many samples it has."""
+        return self._facts.rows is not None
+
+    @property
+    def uncounted(self) -> str:
+        """As of `Blocks`."""
+        return f"{self.where} has no __len__, so nobody knows how many samples it has"
+
+    def known_rows(self, unit: Unit) -> int | None:
+        """As of `Blocks`."""
+        return unit.rows
+
+    def check(self, encoder: Encoder) -> None:
+        """As of `Blocks`: types are looked at as samples are read, since each may have its own."""
+        self._encoder = encoder
+        if encoder.tokens:
+            encoder.tokens.width = self._facts.tokens
+
+    def check_values(self, encoder: Encoder) -> None:
+        """Raises `DataError` where it does not give the same samples again.
+
+        Others read them on other hosts, or after a restart, and inputs would part with labels.
+        """
+        first, again = self._ends(encoder), self._ends(encoder)
+        for one, other in zip(first, again, strict=True):
+            for name, array in one.arrays.items():
+                if not np.array_equal(array, other[name]):
+                    expected = "the same samples each time that it is made: seed what it draws"
+                    raise DataError(self.where, KEY, f"other values of {name}", expected)
+
+    def read(self, unit: Unit, columns: Sequence[str], rows: int) -> Iterator[pa.RecordBatch]:
+        """As of `Blocks`."""
+        if self._facts.by_index:
+            if self._made is None:
+                self._made = self._make()
+            assert unit.rows is not None
+            samples = self._by_index(self._made, range(unit.first, unit.first + unit.rows))
+        else:
+            samples = self._in_order(self._make())
+        first, schema = unit.first, None
+        while some := list(islice(samples, min(rows, _BLOCK_ROWS))):
+            block = self._block(some, columns, first)
+            if self._encoder is not None and block.schema != schema:
+                schema = block.schema
+                self._encoder.check_schema(Path(self.where), schema, typed=True)
+            yield block
+            first += len(some)
+
+    def _units(self) -> list[Unit]:
+        path, rows = Path(self.where), self._facts.rows
+        if rows is None or not self._facts.by_index:
+            return [Unit(path, None, rows)]
+        firsts = range(0, rows, _UNIT_ROWS)
+        return [Unit(path, None, min(_UNIT_ROWS, rows - first), first) for first in firsts]
+
+    def _shared_facts(self) -> _Facts:
+        folder = scratch.own()
+        if folder is None:
+            return self._find_facts()
+        path = folder / f"source-{sha256(repr(self.identity).encode()).hexdigest()[:32]}.json"
+
+        def write(to: Path) -> None:
+            to.write_text(json.dumps(asdict(self._find_facts())))
+
+        try:
+            scratch.once(path, write)
+            return _Facts(**json.loads(path.read_text()))
+        except OSError:
+            return self._find_facts()
+
+    def _find_facts(self) -> _Facts:
+        made = self._make()
+        by_index = hasattr(made, "__getitem__") and hasattr(made, "__len__")
+        by_index = by_index and not isinstance(made, IterableDataset)  # which inherits the former
+        if not by_index and not isinstance(made, Iterable):
+            expected = "a dataset with __len__ and __getitem__, or an iterable, of dicts"
+            raise DataError(self.where, KEY, type(made).__name__, expected)
+        rows: int | None = None
+        if hasattr(made, "__len__"):
+            try:
+                rows = len(made)
+            except TypeError:  # a DataLoader of an iterable that does not know
+                rows = None
+            except Exception as error:
+                raise self._failed("len", error) from error
+        tokens = 0
+        if self._tokens:
+            samples = self._by_index(made, range(rows or 0)) if by_index else self._in_order(made)
+            for sample in islice(samples, 1):
+                tokens = len(self._value(sample, self._tokens, 0))
+        return _Facts(rows, by_index and rows is not None, tokens)
+
+    def _make(self) -> Any:
+        try:
+            made = self._source(self._path, self._name)
+        except MemoryError:
+            raise
+        except Exception as error:
+            raise self._failed("call", error) from error
+        if isinstance(made, Iterator):
+            if made is self._passed:
+                expected = "a new iterator each time that it is called"
+                raise DataError(self.where, KEY, type(made).__name__, expected)
+            self._passed = made
+        return made
+
+    def _by_index(self, made: Any, rows: range) -> Iterator[Any]:
+        for row in rows:
+            try:
+                yield made[row]
+            except MemoryError:
+                raise
+            except Exception as error:
+                raise self._failed(row, error) from error
+
+    def _in_order(self, made: Any) -> Iterator[Any]:
+        row = 0
+        try:
+            for sample in made:
+                yield sample
+                row += 1
+        except MemoryError:
+            raise
+        except Exception as error:
+            raise self._failed(row, error) from error
+
+    def _failed(self, at: int | str, error: Exception) -> DataError:
+        where = f"{self.where}[{at}]" if isinstance(at, int) else self.where
+        expected = "a sample" if isinstance(at, int) else f"a {at} without an error"
+        return DataError(where, KEY, f"{type(error).__name__}: {error}", expected)
+
+    def _ends(self, encoder: Encoder) -> list[Batch]:
+        """The first samples of a new one, and the last where they can be asked for."""
+        made, rows, path = self._make(), self._facts.rows or 0, Path(self.where)
+        firsts = [0, max(0, rows - _REPEATED)] if self._facts.by_index else [0]
+        found = []
+        for first in firsts:
+            some = (
+                self._by_index(made, range(first, min(first + _REPEATED, rows)))
+                if self._facts.by_index
+                else islice(self._in_order(made), _REPEATED)
+            )
+            block = self._block(list(some), encoder.columns, first)
+            encoder.check_schema(path, block.schema, typed=True)
+            found.append(encoder.encode(block, path, first))
+        return found
+
+    def _block(self, samples: Sequence[Any], columns: Sequence[str], first: int) -> pa.RecordBatch:
+        arrays = []
+        for name in columns:
+            values = [self._value(one, name, first + at) for at, one in enumerate(samples)]
+            try:
+                arrays.append(_column(values))
+            except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+                at = f"{self.where}[{first}:{first + len(samples)}]"
+                raise DataError(at, f"{KEY}: {name}", str(error), "values of one type") from error
+        return pa.record_batch(arrays, list(columns))
+
+    def _value(self, sample: Any, name: str, row: int) -> Any:
+        at = f"{self.where}[{row}]"
+        if not isinstance(sample, Mapping):
+            raise DataError(at, KEY, type(sample).__name__, "a dict of values by name")
+        if name not in sample:
+            hint = column_hint(name, map(str, sample))
+            raise DataError(at, KEY, name, f"a value of the sample; {hint}")
+        return _plain(sample[name])
+
+
+def _plain(value: Any) -> Any:
+    """A value as Arrow takes it; arrays stay arrays."""
+    if hasattr(value, "detach") and hasattr(value, "numpy"):  # a torch tensor
+        value = value.detach().cpu().numpy()
+    if isinstance(value, np.ndarray) and value.ndim and value.dtype == np.float16:
+        return value.astype(np.float32)
+    if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and not value.ndim):
+        return value.item()
+    if hasattr(value, "convert") and hasattr(value, "getbands"):  # a picture of Pillow's
+        written = io.BytesIO()
+        value.save(written, "PNG")
+        return written.getvalue()
+    return value
+
+
+def _column(values: list[Any]) -> pa.Array:
+    if all(isinstance(value, np.ndarray) for value in values):
+        shapes = {value.shape for value in values}
+        kinds = {value.dtype for value in values}
+        if len(shapes) == len(kinds) == 1 and next(iter(kinds)).kind in "iufb":
+            found = pa.array(np.stack(values).reshape(-1))
+            for width in reversed(next(iter(shapes))):
+                if not width:
+                    break
+                found = pa.FixedSizeListArray.from_arrays(found, width)
+            else:
+                return found
+    return pa.array([one.tolist() if isinstance(one, np.ndarray) else one for one in values])
