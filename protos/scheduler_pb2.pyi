@@ -1722,6 +1722,7 @@ class RunRecord(_message.Message):
     OTHERS_FIELD_NUMBER: _builtins.int
     DECISION_FIELD_NUMBER: _builtins.int
     OF_SHARDS_FIELD_NUMBER: _builtins.int
+    CHANGE_FIELD_NUMBER: _builtins.int
     attempt: _builtins.int
     start_s: _builtins.float
     """seconds that its processes took to start"""
@@ -1755,6 +1756,10 @@ class RunRecord(_message.Message):
     def of_shards(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """those of `units` that no worker has"""
 
+    @_builtins.property
+    def change(self) -> Global___Move:
+        """under way: what is told of it by whoever takes over from here"""
+
     def __init__(
         self,
         *,
@@ -1771,10 +1776,11 @@ class RunRecord(_message.Message):
         others: _abc.Iterable[Global___PlacedProcess] | None = ...,
         decision: _decision_pb2.Decision | None = ...,
         of_shards: _abc.Iterable[_builtins.str] | None = ...,
+        change: Global___Move | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["decision", b"decision"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["change", b"change", "decision", b"decision"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "decision", b"decision", "generation", b"generation", "launched", b"launched", "line", b"line", "of_shards", b"of_shards", "others", b"others", "processes", b"processes", "regrouping", b"regrouping", "resumed", b"resumed", "samples", b"samples", "start_s", b"start_s", "units", b"units"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "change", b"change", "decision", b"decision", "generation", b"generation", "launched", b"launched", "line", b"line", "of_shards", b"of_shards", "others", b"others", "processes", b"processes", "regrouping", b"regrouping", "resumed", b"resumed", "samples", b"samples", "start_s", b"start_s", "units", b"units"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

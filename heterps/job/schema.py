@@ -114,7 +114,9 @@ class Reading:
                 target[name] = value
 
     def _fill_entry(self, message: Message, node: Node, path: str) -> None:
-        if isinstance(node, MappingNode):
+        if isinstance(message, Struct):
+            self._struct(message, node, path)
+        elif isinstance(node, MappingNode):
             self.into(message, node, path)
         else:
             names = ", ".join(field_name(f) for f in _fields(message.DESCRIPTOR, path, self.hidden))

@@ -295,7 +295,12 @@ class Attempt:
             made = Decision()
             made.CopyFrom(after)
             made.ClearField("measured")
-            self._change = Change(change, made)
+            found = Change.of(change, self.decision, made, self.id.number, self.step)
+            try:
+                self.record.note_change(found.move)
+            except Interrupted:
+                raise ChangeRefusedError(f"job {job_id} does not train") from None
+            self._change = found
             status = self.context.jobs.get(job_id) or pb.JobStatus(job_id=job_id)
         follower.wake()
         return status
@@ -306,10 +311,17 @@ class Attempt:
         return self._change
 
     def end_change(self, move: pb.Move) -> None:
-        """None is under way any more; tell the job's owner of it, or what it failed of."""
+        """None is under way any more; tell the job's owner of it, or what it failed of, once."""
+
+        def tell(status: pb.JobStatus) -> None:
+            if move not in status.moves:
+                status.moves.append(move)
+
         with self.record.lock:
-            self.context.jobs.change(self.id.job_id, lambda status: status.moves.append(move))
+            self.record.note_change(move)
+            self.context.jobs.change(self.id.job_id, tell)
             self._change = None
+            self.record.note_change(None)
 
     def reserve(
         self, change: Change, groups: Sequence[Group], held: Sequence[str]
@@ -380,10 +392,14 @@ class Attempt:
         )
         self.record.begin(message, processes)
 
-    def go_over(self, decision: Decision, processes: Sequence[Process]) -> None:
-        """Be of another plan, with its workers, from a cut on."""
+    def go_over(self, decision: Decision, processes: Sequence[Process], move: pb.Move) -> None:
+        """Be of another plan, with its workers, from a cut on.
+
+        Args:
+            move: what is to be told of it.
+        """
         self.decision = decision
-        self.record.go_over(decision, processes)
+        self.record.go_over(decision, processes, move)
         self.logs.add_processes(processes)
         self.keep(decision)
 

@@ -24,6 +24,7 @@ from workers.links.pipeline import Place
 from workers.model.cut import Validated
 from workers.model.entry import ModelError
 from workers.model.job_metrics import JobMetrics
+from workers.stage.callbacks import Callbacks
 from workers.stage.cut_judge import Moment
 from workers.stage.cuts import Cuts
 from workers.stage.ending import Ending
@@ -48,6 +49,7 @@ class Following:
         cuts: where any are taken.
         validations: so far.
         known: what is measured again where the training begins: the state may be the best since.
+        callbacks: at the worker that calls them.
         pending: what is to follow the steps that the training begins with.
 
     Attributes:
@@ -72,6 +74,7 @@ class Following:
         cuts: Cuts | None,
         validations: Validations,
         known: Sequence[Validated],
+        callbacks: Callbacks | None,
         *,
         pending: AfterStep,
     ) -> None:
@@ -89,6 +92,7 @@ class Following:
         self._progress = progress
         self._cuts = cuts
         self.validations = validations
+        self._callbacks = callbacks
         self._known = {one.step: one.metrics for one in known}
         self.pending = pending
         self.stopped = validations.is_over and not pending
@@ -201,6 +205,8 @@ class Following:
         if best := self._train.checkpoint.best:
             _require(found, Aim.of(best).name, "train.checkpoint.best")
         self._progress.metrics = _finite(found)
+        if self._callbacks is not None:
+            self._callbacks.measured(found)
         return found
 
     def _tell_others(self, kind: Any, facts: str) -> None:

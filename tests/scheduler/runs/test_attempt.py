@@ -300,10 +300,12 @@ def test_whoever_takes_over_in_the_midst_of_a_move_finds_one_plan_with_its_worke
     attempt.keep(attempt.decision)
     own, other = ([Process.of(p)] for p in record(1).processes[:2])
     attempt.run(own, [own[0].node.node_id])
+    attempt.record.note_change(pb.Move(after="1 v100", failed="not yet"))
     attempt.record.add_others(other)
     attempt.record.next_generation()
     found = taken_up()
     assert (found.processes, found.record.others) == (own, other)
+    assert found.record.change == pb.Move(after="1 v100", failed="not yet")
     assert found.decision.stages[0].type == "before"
     assert found.record.is_regrouping
 
@@ -313,8 +315,9 @@ def test_whoever_takes_over_in_the_midst_of_a_move_finds_one_plan_with_its_worke
     with monkeypatch.context() as patched:
         patched.setattr(context.store, "put_decision", dies)
         with pytest.raises(Interrupted):
-            attempt.go_over(decided("after"), other)
+            attempt.go_over(decided("after"), other, pb.Move(after="1 v100"))
     found = taken_up()
+    assert found.record.change == pb.Move(after="1 v100")
     assert (found.processes, found.record.others) == (other, own)
     assert found.decision.stages[0].type == "after"
     assert context.store.decision("job") == found.decision

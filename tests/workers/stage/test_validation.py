@@ -158,6 +158,38 @@ def test_it_does_so_on_any_plan(tmp_path, held_out, plan, staleness):
     check(tmp_path, held_out, plan, staleness)
 
 
+class Slow(Late):
+    """Pulls, too, take their time: many are under way when the training ends."""
+
+    def pull_many(self, *args, **kwargs):
+        time.sleep(0.02)
+        return super().pull_many(*args, **kwargs)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("staleness", [1, 2])
+def test_rows_of_steps_that_are_not_of_the_model_are_not_in_its_tables(
+    tmp_path, held_out, staleness
+):
+    """Though they were pulled ahead: each step looks up keys that no other does."""
+    case = replace(wide(staleness), sizes=(13,) * STEPS)
+    validated(case, "2 steps", "valid_logloss", 2)
+    pipeline = case.pipeline(client=Slow(), folder=tmp_path, restores=True)
+    for number, batch in enumerate(pipeline._batches.steps):
+        batch["sparse"][:5] += KEYS * (number + 1)
+    workers = pipeline.run()
+    done = workers[0][0].executor
+    best, stopped = done.following.validations.best.step, done.progress.step
+    assert best < stopped < STEPS, "one that shows something"
+    seen = [batch["sparse"] for batch in pipeline._batches.steps[:best]]
+    ahead = [batch["sparse"] for batch in pipeline._batches.steps[stopped:]]
+    pulled = {key for kind, _, keys in pipeline.client.calls if kind == "pull" for key in keys}
+    assert pulled & set(np.unique(ahead).tolist()) - set(range(KEYS))
+    for table in ("one", "two"):
+        found = np.sort(pipeline.client.tables[TABLES + table].keys())
+        assert found.tolist() == np.unique(seen).tolist()
+
+
 @pytest.fixture
 def cut_everywhere(tmp_path, held_out):
     """A job without staleness, its plain reference, and the steps of the cuts that it has left."""
