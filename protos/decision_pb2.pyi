@@ -163,6 +163,7 @@ class Workload(_message.Message):
     DATA_BYTES_FIELD_NUMBER: _builtins.int
     CROSSING_S_FIELD_NUMBER: _builtins.int
     WHOLE_BATCH_FIELD_NUMBER: _builtins.int
+    LOCKSTEP_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     reference_batch: _builtins.int
     samples: _builtins.float
@@ -183,6 +184,8 @@ class Workload(_message.Message):
     """of a micro-batch to the next stage and back, whatever its size"""
     whole_batch: _builtins.bool
     """the loss is of whole batches: all forwards of a step come first"""
+    lockstep: _builtins.bool
+    """workers share out experts: so it is in each stage but the last"""
     @_builtins.property
     def layers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Layer]: ...
     def __init__(
@@ -201,10 +204,11 @@ class Workload(_message.Message):
         data_bytes: _builtins.float = ...,
         crossing_s: _builtins.float = ...,
         whole_batch: _builtins.bool = ...,
+        lockstep: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_staleness", b"_staleness", "staleness", b"staleness"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_staleness", b"_staleness", "batch", b"batch", "crossing_s", b"crossing_s", "data_bytes", b"data_bytes", "layers", b"layers", "micro_batches", b"micro_batches", "name", b"name", "overhead", b"overhead", "ps_core_s", b"ps_core_s", "ps_type", b"ps_type", "reference_batch", b"reference_batch", "samples", b"samples", "staleness", b"staleness", "whole_batch", b"whole_batch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_staleness", b"_staleness", "batch", b"batch", "crossing_s", b"crossing_s", "data_bytes", b"data_bytes", "layers", b"layers", "lockstep", b"lockstep", "micro_batches", b"micro_batches", "name", b"name", "overhead", b"overhead", "ps_core_s", b"ps_core_s", "ps_type", b"ps_type", "reference_batch", b"reference_batch", "samples", b"samples", "staleness", b"staleness", "whole_batch", b"whole_batch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__staleness: _TypeAlias = _typing.Literal["staleness"]  # noqa: Y015
     _WhichOneofArgType__staleness: _TypeAlias = _typing.Literal["_staleness", b"_staleness"]  # noqa: Y015

@@ -41,6 +41,7 @@ class Problem:
         staleness: int = ...,
         crossing: float = ...,
         whole_batch: bool = ...,
+        lockstep: bool = ...,
     ) -> None: ...
 
 def split(problem: Problem, assignment: Sequence[int]) -> list[tuple[int, int, int]]: ...

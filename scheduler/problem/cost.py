@@ -284,6 +284,7 @@ class CostModel:
             self.steps.staleness or 0,
             self.workload.crossing_s,
             self.steps.whole_batch,
+            self.steps.lockstep,
         )
 
     @property

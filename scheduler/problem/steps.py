@@ -3,13 +3,15 @@
 A worker of stage s keeps at most 2 * ceil((units of s and of the stages after it) / (units of s))
 micro-batches between their forward and their backward, and never more than its share of the
 micro-batches of S + 1 steps, S being the staleness. Of a loss of whole batches it may keep all of
-these: the last stage returns none of a step before it has had all.
+these: the last stage returns none of a step before it has had all. So it may in any stage but the
+last where workers share out experts.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from protos.in_flight import most_in_flight
 from scheduler.problem.workload import Workload
 
 
@@ -21,7 +23,8 @@ class Steps:
     chooses, and lacks `staleness` updates; before a plan is, the most that it may. Where they are
     `simulated`, what counts is a step's simulated time, not the slowest stage alone. `depth` is
     the number of micro-batches in flight by whose activations memory is judged before the units of
-    a plan are known. `whole_batch` says that the loss is one of whole batches.
+    a plan are known. `whole_batch` says that the loss is one of whole batches, `lockstep` that
+    workers share out experts.
     """
 
     staleness: int | None
@@ -31,6 +34,7 @@ class Steps:
     simulated: bool = False
     depth: int = 1
     whole_batch: bool = False
+    lockstep: bool = False
 
     @classmethod
     def of(cls, workload: Workload) -> "Steps":
@@ -44,6 +48,7 @@ class Steps:
             fixed=workload.micro_batches > 0,
             simulated=workload.staleness == 0,
             whole_batch=workload.whole_batch,
+            lockstep=workload.lockstep,
         )
 
     @property
@@ -69,7 +74,6 @@ class Steps:
 
 def in_flight(units: Sequence[int], stage: int, steps: Steps) -> int:
     """Return how many micro-batches a worker of a stage keeps at most, by the stages' units."""
-    most = math.ceil(steps.micro_batches / units[stage]) * ((steps.staleness or 0) + 1)
-    if steps.whole_batch:
-        return most
-    return min(2 * math.ceil(sum(units[stage:]) / units[stage]), most)
+    at_once = steps.whole_batch or (steps.lockstep and stage < len(units) - 1)
+    lacking = steps.staleness or 0
+    return most_in_flight(units, stage, steps.micro_batches, lacking, at_once=at_once)

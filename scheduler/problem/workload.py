@@ -72,7 +72,8 @@ class Workload:
     waiting, `crossing_s` what a micro-batch takes to the next stage and back besides its layers'
     `transfer_s`, whatever its size, and `data_bytes` what a host of the first stage keeps of the
     dataset. With `whole_batch` the loss is one of whole batches: no backward of a step begins
-    before all of its forwards are done.
+    before all of its forwards are done. With `lockstep` workers share out experts: so it is in each
+    stage but the last.
     """
 
     name: str
@@ -88,6 +89,7 @@ class Workload:
     data_bytes: float = field(default=0.0, metadata=OPTIONAL)
     crossing_s: float = field(default=0.0, metadata=OPTIONAL)
     whole_batch: bool = field(default=False, metadata=OPTIONAL)
+    lockstep: bool = field(default=False, metadata=OPTIONAL)
     source: str = field(default="", compare=False)
 
     @classmethod
@@ -133,6 +135,7 @@ class Workload:
             data_bytes=fields.number("data_bytes", default=0.0),
             crossing_s=fields.number("crossing_s", default=0.0),
             whole_batch=fields.boolean("whole_batch", default=False),
+            lockstep=fields.boolean("lockstep", default=False),
             source=source,
         )
 

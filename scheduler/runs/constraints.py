@@ -20,6 +20,10 @@ _AT_ONCE = (
     "The loss is one of whole batches: no backward of a step begins before all of its forwards, "
     "and each worker keeps what all of its micro-batches need."
 )
+_TOGETHER = (
+    "Workers that share out experts compute together: all forwards of a step before its backwards, "
+    "and in each stage but the last a worker keeps what all of its micro-batches need."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,7 @@ def of_job(workload: Workload, job: JobSpec, nodes: Sequence[NodeStatus]) -> Con
     found.whole_batch = found.whole_batch or of_whole_batches(job)
     if found.whole_batch:
         notes.append(_AT_ONCE)
+    found.lockstep = train.split_experts
     most = 0 if train.split_experts else train.staleness  # workers in lockstep end each step
     found.staleness = min(most, found.staleness) if found.HasField("staleness") else most
     if train.split_experts and not all(node.plain_collectives for node in nodes):
@@ -62,6 +67,8 @@ def of_job(workload: Workload, job: JobSpec, nodes: Sequence[NodeStatus]) -> Con
                 f"The workers of a stage with {names} are on one host: train.split_experts sends "
                 "samples between them."
             )
+    if found.lockstep:
+        notes.append(_TOGETHER)
     return Constrained(found, tuple(notes))
 
 

@@ -21,6 +21,7 @@ from workers.data.unit import Unit
 
 _HASHED = "a column of numbers, strings, dates or booleans"
 _CHECKED_ROWS = 16384  # at a time
+_BLOCK_BYTES = 64 << 20  # encoded at a time, about
 T = TypeVar("T")
 
 
@@ -130,6 +131,10 @@ class Encoder:
         arrays = self.nothing.arrays.values()
         return sum(array.itemsize * int(np.prod(array.shape[1:])) for array in arrays)
 
+    def block_rows(self, most: int) -> int:
+        """Rows to encode at a time: pictures are large."""
+        return max(1, min(most, _BLOCK_BYTES // max(1, self.row_bytes)))
+
     @property
     def meaning(self) -> str:
         """Differs where the same files would be encoded differently."""
@@ -162,8 +167,11 @@ class Encoder:
             tokens = tokens[:, :-1]
         # Where they are stored one behind the other, wide values come first.
         first = sorted(named, key=lambda name: -named[name].itemsize)
-        inputs = {"sparse": sparse, **{name: named[name] for name in first}}
-        return Batch({**inputs, "dense": dense, "tokens": tokens, **labels})
+        wide = {name: named[name] for name in first if named[name].itemsize > 1}
+        pictures = {name: named[name] for name in first if name not in wide}
+        return Batch(
+            {"sparse": sparse, **wide, "dense": dense, "tokens": tokens, **labels, **pictures}
+        )
 
     def check(self, path: Path) -> None:
         """Raises `DataError` unless the file has every column in a type that fits."""

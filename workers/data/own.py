@@ -1,6 +1,5 @@
 """Samples of the job's own code: what `data.source` returns, a dict of values by column each."""
 
-import io
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -20,6 +19,7 @@ from workers.data import remote
 from workers.data.columns import Batch, Encoder
 from workers.data.errors import DataError, column_hint
 from workers.data.unit import Unit
+from workers.data.values import UNFIT, column_of, plain
 
 KEY: Final = "data.source"
 _UNIT_ROWS = 1024  # of samples that can be asked for by their index
@@ -69,7 +69,6 @@ class OwnBlocks:
             raise DataError("job", KEY, spec.source, f"a callable ({error})") from error.__cause__
         code = directory / spec.source.partition(":")[0]
         self.identity = [KEY, spec.source, name, self._path, code.stat().st_mtime_ns]
-        self._encoder: Encoder | None = None
         self._made: Any = None  # that is read by index
         self._passed: Iterator[Any] | None = None  # the last that can be read but once
         self._facts = self._shared_facts()
@@ -91,7 +90,6 @@ class OwnBlocks:
 
     def check(self, encoder: Encoder) -> None:
         """As of `Blocks`: types are looked at as samples are read, since each may have its own."""
-        self._encoder = encoder
         if encoder.tokens:
             encoder.tokens.width = self._facts.tokens
 
@@ -116,13 +114,9 @@ class OwnBlocks:
             samples = self._by_index(self._made, range(unit.first, unit.first + unit.rows))
         else:
             samples = self._in_order(self._make())
-        first, schema = unit.first, None
+        first = unit.first
         while some := list(islice(samples, min(rows, _BLOCK_ROWS))):
-            block = self._block(some, columns, first)
-            if self._encoder is not None and block.schema != schema:
-                schema = block.schema
-                self._encoder.check_schema(Path(self.where), schema, typed=True)
-            yield block
+            yield self._block(some, columns, first)
             first += len(some)
 
     def _units(self) -> list[Unit]:
@@ -229,8 +223,8 @@ class OwnBlocks:
         for name in columns:
             values = [self._value(one, name, first + at) for at, one in enumerate(samples)]
             try:
-                arrays.append(_column(values))
-            except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+                arrays.append(column_of(values))
+            except UNFIT as error:
                 at = f"{self.where}[{first}:{first + len(samples)}]"
                 raise DataError(at, f"{KEY}: {name}", str(error), "values of one type") from error
         return pa.record_batch(arrays, list(columns))
@@ -242,34 +236,4 @@ class OwnBlocks:
         if name not in sample:
             hint = column_hint(name, map(str, sample))
             raise DataError(at, KEY, name, f"a value of the sample; {hint}")
-        return _plain(sample[name])
-
-
-def _plain(value: Any) -> Any:
-    """A value as Arrow takes it; arrays stay arrays."""
-    if hasattr(value, "detach") and hasattr(value, "numpy"):  # a torch tensor
-        value = value.detach().cpu().numpy()
-    if isinstance(value, np.ndarray) and value.ndim and value.dtype == np.float16:
-        return value.astype(np.float32)
-    if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and not value.ndim):
-        return value.item()
-    if hasattr(value, "convert") and hasattr(value, "getbands"):  # a picture of Pillow's
-        written = io.BytesIO()
-        value.save(written, "PNG")
-        return written.getvalue()
-    return value
-
-
-def _column(values: list[Any]) -> pa.Array:
-    if all(isinstance(value, np.ndarray) for value in values):
-        shapes = {value.shape for value in values}
-        kinds = {value.dtype for value in values}
-        if len(shapes) == len(kinds) == 1 and next(iter(kinds)).kind in "iufb":
-            found = pa.array(np.stack(values).reshape(-1))
-            for width in reversed(next(iter(shapes))):
-                if not width:
-                    break
-                found = pa.FixedSizeListArray.from_arrays(found, width)
-            else:
-                return found
-    return pa.array([one.tolist() if isinstance(one, np.ndarray) else one for one in values])
+        return plain(sample[name])

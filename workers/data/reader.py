@@ -69,7 +69,7 @@ class Dataset:
         blocks.check(self._encoder)
         self._blocks = blocks
         self.where = blocks.where
-        self._block_rows = block_rows
+        self._block_rows = self._encoder.block_rows(block_rows)
         self._cache_bytes = cache_bytes
         self._most_window_rows = window_rows
         self._encoded: Batch | None = None
@@ -172,9 +172,13 @@ class Dataset:
         Raises:
             DataError: they do not match the job; or they are not as many as they were.
         """
-        unit, position = self.units[index], 0
+        unit, position, schema = self.units[index], 0, None
+        typed = not files.is_text(unit.path)
         for block in self._blocks.read(unit, self._encoder.columns, self._block_rows):
             skipped = min(max(start - position, 0), block.num_rows)
+            if block.schema != schema:  # each of a source, or of a tar, has types of its own
+                schema = block.schema
+                self._encoder.check_schema(unit.path, schema, typed=typed)
             if skipped < block.num_rows:
                 first = unit.first + position + skipped
                 yield self._encoder.encode(block.slice(skipped), unit.path, first)

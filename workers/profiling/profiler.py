@@ -425,6 +425,7 @@ class Profiler:
             overhead=overhead,
             data_bytes=kept * self._dataset.row_bytes,
             whole_batch=job_loss(self._job).whole,
+            lockstep=train.split_experts,
         )
 
 

@@ -88,6 +88,7 @@ struct Problem {
   double batch = 0;
   int micro_batches = 0, staleness = 0;
   bool whole_batch = false;  // whether its loss is one of whole batches
+  bool lockstep = false;     // whether workers share out experts
   double crossing = 0;  // seconds of a micro-batch to another stage and back, besides transfers
 
   size_t At(int layer, int type) const { return static_cast<size_t>(layer) * types + type; }

@@ -221,7 +221,9 @@ double Bytes(const Problem& problem, const Terms& terms, const std::vector<StepS
              size_t stage) {
   int own = stages[stage].units;
   int most = (problem.micro_batches + own - 1) / own * (problem.staleness + 1);
-  int held = problem.whole_batch ? most : std::min(InFlight(stages, stage), most);
+  // As `protos.in_flight` has it.
+  bool at_once = problem.whole_batch || (problem.lockstep && stage + 1 < stages.size());
+  int held = at_once ? most : std::min(InFlight(stages, stage), most);
   return terms.memory + (held - 1) * terms.held;
 }
 

@@ -211,3 +211,20 @@ def test_micro_batches_in_flight() -> None:
     assert in_flight((1, 1), 0, Steps(1, 2, 12)) == 4
     whole = Steps(1, 12, 12, whole_batch=True)
     assert [in_flight((1, 3, 2), stage, whole) for stage in range(3)] == [24, 8, 12]
+    together = Steps(0, 12, 12, lockstep=True)
+    assert [in_flight((1, 3, 2), stage, together) for stage in range(3)] == [12, 4, 2]
+    assert in_flight((1, 1), 0, together) == 12
+
+
+@pytest.mark.parametrize("method", ["exact", "ppo"])
+def test_workers_that_share_out_experts_keep_all_of_a_step_but_in_the_last_stage(
+    method: str,
+) -> None:
+    work = workload(
+        *({"t4": cost(0.1)}, {"v100": cost(0.1)}), ps_type="", batch=8, micro_batches=8, staleness=0
+    )
+    work["layers"][0]["activation_bytes"] = 20.0  # a unit holds 5 samples
+    offer = resources(t4=(1.0, 4), v100=(1.0, 4))
+    assert plan(work, offer, method=method).stages[0].memory_bytes == 80.0
+    together = plan(work | {"lockstep": True}, offer, method=method).stages
+    assert (together[0].units, together[0].memory_bytes) == (2, 80.0)

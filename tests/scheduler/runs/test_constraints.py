@@ -39,7 +39,10 @@ def test_a_job_says_batch_micro_batches_and_staleness() -> None:
     fresher = workload("a")
     fresher.staleness = 0
     assert of_job(fresher, job(), []).workload.staleness == 0
-    assert of_job(workload("a"), job(split_experts=True, staleness=2), []).workload.staleness == 0
+    together = of_job(workload("a"), job(split_experts=True, staleness=2), [])
+    assert (together.workload.staleness, together.workload.lockstep) == (0, True)
+    assert "a worker keeps what all of its micro-batches need" in together.notes[-1]
+    assert not found.lockstep
 
 
 def test_fp16_may_be_cut_into_stages() -> None:

@@ -369,3 +369,22 @@ class Pipeline:
             resume=self._resume,
             attempt=self._attempt,
         )
+
+
+def most_held(monkeypatch):
+    """The most micro-batches that a worker of each stage has between forward and backward."""
+    found = defaultdict(int)
+    computed = StageExecutor._forward, StageExecutor._forward_backward
+
+    def forward(executor):
+        computed[0](executor)
+        stage = executor._place.stage
+        found[stage] = max(found[stage], len(executor._in_flight))
+
+    def at_once(executor):
+        found[executor._place.stage] = 1
+        computed[1](executor)
+
+    monkeypatch.setattr(StageExecutor, "_forward", forward)
+    monkeypatch.setattr(StageExecutor, "_forward_backward", at_once)
+    return found

@@ -9,12 +9,14 @@ import torch
 from torch import nn
 
 from protos.job_pb2 import JobSpec
-from tests.workers.stage.in_process import Pipeline
+from scheduler.problem.steps import Steps, in_flight
+from tests.workers.stage.in_process import Pipeline, most_held
 from workers.data.columns import Batch
 from workers.embedding.sparse import SparseEmbedding
 from workers.errors import PeerLostError
 from workers.learning.optimizers import make_optimizer, make_schedule
 from workers.stage import evaluation
+from workers.stage.schedule import Schedule
 
 STEPS, SAMPLES = 4, 24
 
@@ -252,3 +254,37 @@ def test_who_waits_for_input_hears_of_a_worker_that_is_gone():
     with pytest.raises(PeerLostError, match="of the stage"):
         pipeline.run()
     never.set()
+
+
+class Together(Pipeline):
+    """Workers that compute in lockstep, as those do that share out experts."""
+
+    def __init__(self, job, build, cuts, widths, steps, micro_batches):
+        super().__init__(job, build, cuts, widths, steps, micro_batches)
+        samples = self._batches.samples
+        self._schedule = Schedule(len(steps), samples, micro_batches, lockstep=widths)
+
+    def _made(self, place, graph):
+        worker = super()._made(place, graph)
+        worker.executor._lockstep = True
+        return worker
+
+
+@pytest.mark.parametrize(
+    ("order", "staleness"),
+    [("free", 0), ("free", 2), ("whole_batch", 0), ("whole_batch", 2), ("lockstep", 0)],
+)
+def test_no_worker_holds_more_than_is_planned(monkeypatch, order, staleness):
+    widths, parts = (2, 3, 1), 14
+    job = job_of(loss="pairwise" if order == "whole_batch" else "mse", staleness=staleness)
+    job.data.label = "label"
+    kind = Together if order == "lockstep" else Pipeline
+    pipeline = kind(job, seeded(Dense), [0, 2, 4], widths, batches(np.float32), parts)
+    most = most_held(monkeypatch)
+    pipeline.run()
+    cut = pipeline._schedule.micro_batches
+    planned = Steps(staleness, parts, SAMPLES, **({} if order == "free" else {order: True}))
+    for stage, width in enumerate(widths):
+        assert most[stage] / cut <= in_flight(widths, stage, planned) / parts
+        if order == "whole_batch" or (order == "lockstep" and stage < 2):
+            assert most[stage] >= cut // width, "all of a step"

@@ -1,0 +1,23 @@
+"""How many micro-batches a worker may have between forward and backward: planned with, and kept."""
+
+from collections.abc import Sequence
+
+
+def most_in_flight(
+    units: Sequence[int], stage: int, micro_batches: int, staleness: int, *, at_once: bool
+) -> int:
+    """The most of a worker of a stage, never more than its share of the steps that may be begun.
+
+    Where stages are equally fast in all, half of them are on their way through the stages and back,
+    and as many wait where workers meet out of turn.
+
+    Args:
+        units: workers of each stage.
+        micro_batches: of a step.
+        staleness: updates that a step lacks.
+        at_once: whether the stage may have to compute all forwards of a step before it hears of
+            any backward.
+    """
+    own = units[stage]
+    most = -(-micro_batches // own) * (staleness + 1)
+    return most if at_once else min(2 * -(-sum(units[stage:]) // own), most)
