@@ -180,7 +180,7 @@ class ShardDirectory:
 
     def _require_room(self, more: Mapping[str, Table]) -> None:
         """Find out whether a base fits that has these tables too; raises as `_check_room`."""
-        tables = dict(self._state.tables) | more
+        tables = {**self._state.tables, **more}
         self._check_room({name: table for name, table in tables.items() if table.spec.durability})
 
     def _check_room(self, tables: Mapping[str, Table]) -> None:
