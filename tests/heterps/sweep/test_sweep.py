@@ -218,12 +218,13 @@ def test_without_pruning_every_trial_ends(make):
     assert made.states == [COMPLETE] * 12
 
 
-def test_trials_are_held_against_one_another_after_as_many_samples(make, on_disk):
+def test_trials_are_held_against_one_another_after_as_many_samples(make):
     made = make(
         lambda lr: Outcome((None, lr, lr)), ("lr=float:0.001..1", "train.batch_size=choice:64,128")
     )
     made.sweep.run(4)
-    kept = optuna.load_study(study_name="clicks", storage=f"sqlite:///{made.study.file}").trials
+    storage = study.storage_in(made.study.file)
+    kept = optuna.load_study(study_name="clicks", storage=storage).trials
     for trial, job in zip(kept, made.cluster.jobs.values(), strict=True):
         samples = [20 * job.train.batch_size, 30 * job.train.batch_size]
         assert trial.intermediate_values == dict.fromkeys(samples, trial.params[LR])
