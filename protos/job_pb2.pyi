@@ -388,10 +388,33 @@ Global___EvictionOptions: _TypeAlias = EvictionOptions  # noqa: Y015
 class ModelSpec(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class CallbackArgsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> _struct_pb2.Struct: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _struct_pb2.Struct | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     ENTRY_FIELD_NUMBER: _builtins.int
     ARGS_FIELD_NUMBER: _builtins.int
     LOSS_FIELD_NUMBER: _builtins.int
     METRICS_FIELD_NUMBER: _builtins.int
+    CALLBACKS_FIELD_NUMBER: _builtins.int
+    CALLBACK_ARGS_FIELD_NUMBER: _builtins.int
     entry: _builtins.str
     """model.py:build, a callable returning an nn.Module"""
     loss: _builtins.str
@@ -404,6 +427,14 @@ class ModelSpec(_message.Message):
     def metrics(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """metrics.py:recall, of all held-out outputs and labels"""
 
+    @_builtins.property
+    def callbacks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """callbacks.py:Watch, called in the course of training"""
+
+    @_builtins.property
+    def callback_args(self) -> _containers.MessageMap[_builtins.str, _struct_pb2.Struct]:
+        """Watch -> its keyword arguments"""
+
     def __init__(
         self,
         *,
@@ -411,10 +442,12 @@ class ModelSpec(_message.Message):
         args: _struct_pb2.Struct | None = ...,
         loss: _builtins.str = ...,
         metrics: _abc.Iterable[_builtins.str] | None = ...,
+        callbacks: _abc.Iterable[_builtins.str] | None = ...,
+        callback_args: _abc.Mapping[_builtins.str, _struct_pb2.Struct] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["args", b"args"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["args", b"args", "entry", b"entry", "loss", b"loss", "metrics", b"metrics"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["args", b"args", "callback_args", b"callback_args", "callbacks", b"callbacks", "entry", b"entry", "loss", b"loss", "metrics", b"metrics"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

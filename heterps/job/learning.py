@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from chassis.near import nearest
+from chassis.near import did_you_mean, nearest
 from heterps.job.checkpoints import Wrong
 from protos.job_pb2 import HeadSpec, JobSpec
 from protos.losses import OF_WHOLE_BATCHES
@@ -76,6 +76,17 @@ def wrong_learning(job: JobSpec, given: Sequence[str]) -> Iterator[Wrong]:
     names = [entry.rpartition(":")[2] for entry in job.model.metrics]
     for name in sorted({name for name in names if names.count(name) > 1}):
         yield Wrong("model.metrics", f"{name!r} twice", "functions of different names")
+    yield from _wrong_callbacks(job)
+
+
+def _wrong_callbacks(job: JobSpec) -> Iterator[Wrong]:
+    names = [entry.rpartition(":")[2] for entry in job.model.callbacks]
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        yield Wrong("model.callbacks", f"{name!r} twice", "callbacks of different names")
+    for name in sorted(job.model.callback_args):
+        if name not in names:
+            hint = did_you_mean(name, names)
+            yield Wrong("model.callback_args", repr(name), f"a name of model.callbacks{hint}")
 
 
 def _wrong_loss(job: JobSpec) -> Iterator[Wrong]:

@@ -1,10 +1,12 @@
 """A running job that is to go over to another plan, or to other nodes."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from protos.decision_pb2 import Decision
+from protos.scheduler_pb2 import Move
 from scheduler.runs.processes import Process
 
 
@@ -48,6 +50,7 @@ class Change:
 
     Attributes:
         decision: the plan to go over to.
+        move: what is to be told of it, by whoever takes over before there is more to say.
         processes: workers that are started for it.
         generation: that they are started for.
         failed: why it cannot be; empty: it can.
@@ -55,10 +58,30 @@ class Change:
 
     wanted: PlanChange
     decision: Decision
+    move: Move
     stage: Stage = Stage.WANTED
     processes: Sequence[Process] = ()
     generation: int = 0
     failed: str = ""
+
+    @staticmethod
+    def of(
+        wanted: PlanChange, before: Decision, after: Decision, attempt: int, step: int
+    ) -> "Change":
+        """One that is asked for, of a job that is at a step."""
+        move = Move(
+            at=time.time(),
+            step=step,
+            attempt=attempt,
+            reason=wanted.reason,
+            before=in_short(before),
+            after=in_short(after),
+            predicted=before.throughput,
+            price_before=before.price_per_hour,
+            price_after=after.price_per_hour,
+            failed="the scheduler was restarted before it could go over",
+        )
+        return Change(wanted, after, move)
 
     @property
     def is_due(self) -> bool:

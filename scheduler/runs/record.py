@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from protos.decision_pb2 import Decision
 from protos.node_pb2 import SHARD, STAGE
-from protos.scheduler_pb2 import RunRecord
+from protos.scheduler_pb2 import Move, RunRecord
 from scheduler.runs.processes import Process
 
 
@@ -75,6 +75,19 @@ class Record:
     def others(self) -> list[Process]:
         """Workers that are to be stopped, unless the job goes over to them."""
         return [Process.of(placed) for placed in self._message.others]
+
+    @property
+    def change(self) -> Move | None:
+        """What is to be told of a change that is under way; None: none is."""
+        return self._message.change if self._message.HasField("change") else None
+
+    def note_change(self, move: Move | None) -> None:
+        """Keep what is to be told of a change by whoever takes over; None: it is told."""
+        with self.lock:
+            self._message.ClearField("change")
+            if move is not None:
+                self._message.change.CopyFrom(move)
+            self._keep()
 
     def units_of_shards(self, node_id: str) -> int:
         """How many units of a node are held for shards."""
@@ -153,13 +166,14 @@ class Record:
             self._leave_out(processes)
             self._keep()
 
-    def go_over(self, decision: Decision, processes: Sequence[Process]) -> None:
+    def go_over(self, decision: Decision, processes: Sequence[Process], move: Move) -> None:
         """Be of another plan, with its workers, from a cut on: in one write.
 
         Whoever takes over before it finds the plan before with its workers, afterwards this one.
         """
         with self.lock:
             self._message.decision.CopyFrom(decision)
+            self._message.change.CopyFrom(move)
             self._message.line = self._message.generation
             self.place(processes)
 

@@ -42,6 +42,7 @@ from workers.model.trace import LayerInfo, StageGraph, TracedModel
 from workers.model.warm_start import Weights, give_weights, read_weights
 from workers.model.whole import check_smallest
 from workers.stage.beginning import Beginning, beginning_of
+from workers.stage.callbacks import Callbacks, job_callbacks
 from workers.stage.commits import RowCommits
 from workers.stage.cut_folder import CutFolder
 from workers.stage.cut_judge import CutFacts, CutJudge
@@ -58,6 +59,7 @@ from workers.stage.schedule import Schedule
 from workers.stage.series import close_series, series_of
 from workers.stage.staleness import RowOrder
 from workers.stage.state import base_names, capture, give
+from workers.stage.stop import Stop
 from workers.stage.update import Update
 from workers.stage.validation import Validations
 from workers.stage.verdict import AfterStep, LossScales
@@ -204,6 +206,8 @@ class Parts:
     graph: StageGraph
     versions: Versions
     update: Update
+    stop: Stop
+    callbacks: Callbacks | None
 
     def keep(self) -> Beginning:
         """What another generation goes on from, once no step is under way here any more."""
@@ -222,10 +226,13 @@ class Parts:
             validated=following.validations.done,
             to_validate=following.to_validate,
             committed=self.executor.committed,
+            stopped=self.stop.heard,
         )
 
     def close(self) -> None:
         """Leave the others."""
+        if self.callbacks is not None:
+            self.callbacks.end("interrupted")
         self.links.inbox.close()
         if self.cuts is not None:
             self.cuts.close()
@@ -416,6 +423,7 @@ def assemble(
             inbox,
             judge,
         )
+    stop = Stop(beginning.step if beginning.stopped else None, staleness)
     ending = Ending(
         job,
         place,
@@ -427,6 +435,7 @@ def assemble(
         schedule.steps,
         staleness,
         LossTerms(place, notices, staleness, beginning.curve.terms),
+        stop,
         due=taken.due if taken is not None else lambda step: AfterStep.NOTHING,
         at_once=layers.device.type == "cpu",
     )
@@ -434,6 +443,12 @@ def assemble(
         optimizer = own_optimizer(graph.module, state.optimizer)
         update.resume(beginning.step, beginning.applied, optimizer, state.earlier)
         ending.resume(beginning.step, beginning.applied, beginning.scales)
+    callbacks: Callbacks | None = None
+    if place.leads and (own := job_callbacks(job)):
+        callbacks = Callbacks(
+            *(job, facts.job_id, own, graph.module, versions),
+            *(schedule, staleness, ending, progress, stop),
+        )
     metrics = JobMetrics(job)
     step, again = beginning.step, beginning.to_validate
     known = [one for one in beginning.validated if again and one.step == step]
@@ -453,6 +468,7 @@ def assemble(
         taken,
         Validations(job.train.validate, [one for one in beginning.validated if one not in known]),
         known,
+        callbacks,
         pending=AfterStep.VALIDATE if beginning.to_validate else AfterStep.NOTHING,
     )
     executor = StageExecutor(
@@ -470,11 +486,12 @@ def assemble(
         taken,
         metrics,
         following,
+        callbacks,
         lockstep=lockstep,
     )
     return Parts(
         *(client, links, layers.group, rows, commits, ending, notices, executor, taken),
-        *(graph, versions, update),
+        *(graph, versions, update, stop, callbacks),
     )
 
 
