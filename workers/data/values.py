@@ -55,7 +55,7 @@ def same(one: pa.Array, other: pa.Array) -> bool:
         lengths = pc.list_value_length(one).equals(pc.list_value_length(other))
         return bool(lengths) and same(one.flatten(), other.flatten())
     if pa.types.is_floating(one.type):
-        values = [np.asarray(column.fill_null(0)) for column in (one, other)]
+        left, right = (np.asarray(column.fill_null(0)) for column in (one, other))
         return bool(one.is_null().equals(other.is_null())) and np.array_equal(
             *values, equal_nan=True
         )
