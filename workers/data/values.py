@@ -56,7 +56,6 @@ def same(one: pa.Array, other: pa.Array) -> bool:
         return bool(lengths) and same(one.flatten(), other.flatten())
     if pa.types.is_floating(one.type):
         left, right = (np.asarray(column.fill_null(0)) for column in (one, other))
-        return bool(one.is_null().equals(other.is_null())) and np.array_equal(
-            *values, equal_nan=True
-        )
+        missing = bool(one.is_null().equals(other.is_null()))
+        return missing and np.array_equal(left, right, equal_nan=True)
     return bool(one.equals(other))
