@@ -816,6 +816,27 @@ class TrainSpec(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class LoggersEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> _struct_pb2.Struct: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _struct_pb2.Struct | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     EPOCHS_FIELD_NUMBER: _builtins.int
     BATCH_SIZE_FIELD_NUMBER: _builtins.int
     MICRO_BATCHES_FIELD_NUMBER: _builtins.int
@@ -834,6 +855,7 @@ class TrainSpec(_message.Message):
     CHECKPOINT_FIELD_NUMBER: _builtins.int
     WARM_START_FIELD_NUMBER: _builtins.int
     VALIDATE_FIELD_NUMBER: _builtins.int
+    LOGGERS_FIELD_NUMBER: _builtins.int
     EMA_FIELD_NUMBER: _builtins.int
     RESUME_FIELD_NUMBER: _builtins.int
     epochs: _builtins.int
@@ -879,6 +901,10 @@ class TrainSpec(_message.Message):
     @_builtins.property
     def validate(self) -> Global___ValidateSpec: ...
     @_builtins.property
+    def loggers(self) -> _containers.MessageMap[_builtins.str, _struct_pb2.Struct]:
+        """tensorboard | wandb | mlflow -> its arguments"""
+
+    @_builtins.property
     def resume(self) -> Global___Origin:
         """where the job goes on from; set by the client, not in the file"""
 
@@ -903,12 +929,13 @@ class TrainSpec(_message.Message):
         checkpoint: Global___CheckpointSpec | None = ...,
         warm_start: _builtins.str = ...,
         validate: Global___ValidateSpec | None = ...,
+        loggers: _abc.Mapping[_builtins.str, _struct_pb2.Struct] | None = ...,
         ema: _builtins.float = ...,
         resume: Global___Origin | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "optimizer", b"optimizer", "resume", b"resume", "rows", b"rows", "validate", b"validate"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_norm", b"batch_norm", "batch_size", b"batch_size", "checkpoint", b"checkpoint", "clip", b"clip", "drop_last", b"drop_last", "ema", b"ema", "epochs", b"epochs", "heads", b"heads", "loss", b"loss", "max_steps", b"max_steps", "micro_batches", b"micro_batches", "optimizer", b"optimizer", "precision", b"precision", "resume", b"resume", "rows", b"rows", "seed", b"seed", "split_experts", b"split_experts", "staleness", b"staleness", "validate", b"validate", "warm_start", b"warm_start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_norm", b"batch_norm", "batch_size", b"batch_size", "checkpoint", b"checkpoint", "clip", b"clip", "drop_last", b"drop_last", "ema", b"ema", "epochs", b"epochs", "heads", b"heads", "loggers", b"loggers", "loss", b"loss", "max_steps", b"max_steps", "micro_batches", b"micro_batches", "optimizer", b"optimizer", "precision", b"precision", "resume", b"resume", "rows", b"rows", "seed", b"seed", "split_experts", b"split_experts", "staleness", b"staleness", "validate", b"validate", "warm_start", b"warm_start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
