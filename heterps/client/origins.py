@@ -17,7 +17,12 @@ from protos.naming import KEPT
 from workers.model.entry_digest import entry_files
 
 # What another plan, other machines or another folder may change without changing the training.
-_FREE = frozenset(("data.path", "data.prepare", "train.checkpoint", "train.from", "train.resume"))
+_FREE = frozenset(
+    (
+        *("data.path", "data.prepare"),
+        *("train.checkpoint", "train.loggers", "train.from", "train.resume"),
+    )
+)
 _TRAINING = ("model", "data", "train")
 
 
