@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from protos.decision_pb2 import Decision
+from protos.node_pb2 import SHARD
 from scheduler.runs.processes import Process
 
 
@@ -48,7 +49,8 @@ class Change:
 
     Attributes:
         decision: the plan to go over to.
-        processes: workers that are started for it.
+        processes: shards and workers that are started for it; without shards those before stay.
+        for_shards: node ids, one for each unit that was reserved for these shards.
         generation: that they are started for.
         failed: why it cannot be; empty: it can.
     """
@@ -57,6 +59,7 @@ class Change:
     decision: Decision
     stage: Stage = Stage.WANTED
     processes: Sequence[Process] = ()
+    for_shards: Sequence[str] = ()
     generation: int = 0
     failed: str = ""
 
@@ -64,6 +67,11 @@ class Change:
     def is_due(self) -> bool:
         """Whether the attempt's thread is to take it further."""
         return bool(self.failed) or self.stage in (Stage.WANTED, Stage.READY)
+
+    @property
+    def shards(self) -> list[Process]:
+        """That the tables begin on; none: they stay where they are."""
+        return [process for process in self.processes if process.role == SHARD]
 
 
 def check(before: Decision, after: Decision) -> None:
@@ -81,7 +89,9 @@ def check(before: Decision, after: Decision) -> None:
             f"the plan's layers are {', '.join(others)}; the job's are {', '.join(layers)}"
         )
     kinds = {kind.name for kind in after.resources.types}
-    if absent := [stage.type for stage in after.stages if stage.type not in kinds]:
+    used = [stage.type for stage in after.stages]
+    used += [after.workload.ps_type] if after.ps_units else []
+    if absent := [kind for kind in used if kind not in kinds]:
         raise ChangeRefusedError(
             f"the plan's resources are {', '.join(sorted(kinds))}; it is to run on {absent[0]}"
         )
