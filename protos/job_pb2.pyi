@@ -388,10 +388,33 @@ Global___EvictionOptions: _TypeAlias = EvictionOptions  # noqa: Y015
 class ModelSpec(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class CallbackArgsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> _struct_pb2.Struct: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _struct_pb2.Struct | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     ENTRY_FIELD_NUMBER: _builtins.int
     ARGS_FIELD_NUMBER: _builtins.int
     LOSS_FIELD_NUMBER: _builtins.int
     METRICS_FIELD_NUMBER: _builtins.int
+    CALLBACKS_FIELD_NUMBER: _builtins.int
+    CALLBACK_ARGS_FIELD_NUMBER: _builtins.int
     entry: _builtins.str
     """model.py:build, a callable returning an nn.Module"""
     loss: _builtins.str
@@ -404,6 +427,14 @@ class ModelSpec(_message.Message):
     def metrics(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """metrics.py:recall, of all held-out outputs and labels"""
 
+    @_builtins.property
+    def callbacks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """callbacks.py:Watch, called in the course of training"""
+
+    @_builtins.property
+    def callback_args(self) -> _containers.MessageMap[_builtins.str, _struct_pb2.Struct]:
+        """Watch -> its keyword arguments"""
+
     def __init__(
         self,
         *,
@@ -411,10 +442,12 @@ class ModelSpec(_message.Message):
         args: _struct_pb2.Struct | None = ...,
         loss: _builtins.str = ...,
         metrics: _abc.Iterable[_builtins.str] | None = ...,
+        callbacks: _abc.Iterable[_builtins.str] | None = ...,
+        callback_args: _abc.Mapping[_builtins.str, _struct_pb2.Struct] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["args", b"args"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["args", b"args", "entry", b"entry", "loss", b"loss", "metrics", b"metrics"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["args", b"args", "callback_args", b"callback_args", "callbacks", b"callbacks", "entry", b"entry", "loss", b"loss", "metrics", b"metrics"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -445,6 +478,27 @@ class DataSpec(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class JoinEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> Global___JoinSpec: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: Global___JoinSpec | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     PREPARE_FIELD_NUMBER: _builtins.int
     PATH_FIELD_NUMBER: _builtins.int
     TRAIN_FIELD_NUMBER: _builtins.int
@@ -458,6 +512,7 @@ class DataSpec(_message.Message):
     WEIGHT_FIELD_NUMBER: _builtins.int
     COLUMNS_FIELD_NUMBER: _builtins.int
     SOURCE_FIELD_NUMBER: _builtins.int
+    JOIN_FIELD_NUMBER: _builtins.int
     prepare: _builtins.str
     """optional, prepare.py:prepare, called with `path`; makes the files below once"""
     path: _builtins.str
@@ -492,6 +547,10 @@ class DataSpec(_message.Message):
     def columns(self) -> _containers.MessageMap[_builtins.str, Global___ColumnSpec]:
         """inputs by name, beside those matrices or in their place"""
 
+    @_builtins.property
+    def join(self) -> _containers.MessageMap[_builtins.str, Global___JoinSpec]:
+        """columns of other files, which are called NAME.COLUMN"""
+
     def __init__(
         self,
         *,
@@ -508,14 +567,47 @@ class DataSpec(_message.Message):
         weight: _builtins.str = ...,
         columns: _abc.Mapping[_builtins.str, Global___ColumnSpec] | None = ...,
         source: _builtins.str = ...,
+        join: _abc.Mapping[_builtins.str, Global___JoinSpec] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "dense", b"dense", "label", b"label", "labels", b"labels", "path", b"path", "prepare", b"prepare", "source", b"source", "sparse", b"sparse", "test", b"test", "tokens", b"tokens", "train", b"train", "valid", b"valid", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "dense", b"dense", "join", b"join", "label", b"label", "labels", b"labels", "path", b"path", "prepare", b"prepare", "source", b"source", "sparse", b"sparse", "test", b"test", "tokens", b"tokens", "train", b"train", "valid", b"valid", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DataSpec: _TypeAlias = DataSpec  # noqa: Y015
+
+@_typing.final
+class JoinSpec(_message.Message):
+    """Other files, of which each row finds one row."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FILE_FIELD_NUMBER: _builtins.int
+    BY_FIELD_NUMBER: _builtins.int
+    TIME_FIELD_NUMBER: _builtins.int
+    file: _builtins.str
+    """file name or glob under `path`"""
+    time: _builtins.str
+    """the same: the latest row that is not later; empty: there is one for a key"""
+    @_builtins.property
+    def by(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """columns of both, or of each: viewer=user"""
+
+    def __init__(
+        self,
+        *,
+        file: _builtins.str = ...,
+        by: _abc.Iterable[_builtins.str] | None = ...,
+        time: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["by", b"by", "file", b"file", "time", b"time"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___JoinSpec: _TypeAlias = JoinSpec  # noqa: Y015
 
 @_typing.final
 class ColumnSpec(_message.Message):
@@ -529,10 +621,12 @@ class ColumnSpec(_message.Message):
     SLOT_FIELD_NUMBER: _builtins.int
     KEEP_FIELD_NUMBER: _builtins.int
     PADDING_FIELD_NUMBER: _builtins.int
+    SHAPE_FIELD_NUMBER: _builtins.int
+    FIT_FIELD_NUMBER: _builtins.int
     of: _builtins.str
     """the file's column, or a cross of several; empty: its own name"""
     type: _builtins.str
-    """key | keys | float | floats | int | ints | mask; those in the plural are lists"""
+    """key | keys | float | floats | int | ints | mask | image; in the plural lists"""
     length: _builtins.int
     """of lists: so many values, filled up behind; of a mask: 1 where a list has one"""
     slot: _builtins.str
@@ -541,6 +635,12 @@ class ColumnSpec(_message.Message):
     """first | last: which values of longer lists stay; empty: the last, and of ints none may be longer"""
     padding: _builtins.int
     """of ints: what fills up short lists"""
+    fit: _builtins.str
+    """resize | crop: an image of another size; empty: there is none"""
+    @_builtins.property
+    def shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """of floats and ints in place of length: so many values in every row; of an image C, H, W"""
+
     def __init__(
         self,
         *,
@@ -550,10 +650,12 @@ class ColumnSpec(_message.Message):
         slot: _builtins.str = ...,
         keep: _builtins.str = ...,
         padding: _builtins.int = ...,
+        shape: _abc.Iterable[_builtins.int] | None = ...,
+        fit: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["keep", b"keep", "length", b"length", "of", b"of", "padding", b"padding", "slot", b"slot", "type", b"type"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fit", b"fit", "keep", b"keep", "length", b"length", "of", b"of", "padding", b"padding", "shape", b"shape", "slot", b"slot", "type", b"type"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -714,6 +816,27 @@ class TrainSpec(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class LoggersEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> _struct_pb2.Struct: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _struct_pb2.Struct | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     EPOCHS_FIELD_NUMBER: _builtins.int
     BATCH_SIZE_FIELD_NUMBER: _builtins.int
     MICRO_BATCHES_FIELD_NUMBER: _builtins.int
@@ -732,6 +855,7 @@ class TrainSpec(_message.Message):
     CHECKPOINT_FIELD_NUMBER: _builtins.int
     WARM_START_FIELD_NUMBER: _builtins.int
     VALIDATE_FIELD_NUMBER: _builtins.int
+    LOGGERS_FIELD_NUMBER: _builtins.int
     EMA_FIELD_NUMBER: _builtins.int
     RESUME_FIELD_NUMBER: _builtins.int
     epochs: _builtins.int
@@ -777,6 +901,10 @@ class TrainSpec(_message.Message):
     @_builtins.property
     def validate(self) -> Global___ValidateSpec: ...
     @_builtins.property
+    def loggers(self) -> _containers.MessageMap[_builtins.str, _struct_pb2.Struct]:
+        """tensorboard | wandb | mlflow -> its arguments"""
+
+    @_builtins.property
     def resume(self) -> Global___Origin:
         """where the job goes on from; set by the client, not in the file"""
 
@@ -801,12 +929,13 @@ class TrainSpec(_message.Message):
         checkpoint: Global___CheckpointSpec | None = ...,
         warm_start: _builtins.str = ...,
         validate: Global___ValidateSpec | None = ...,
+        loggers: _abc.Mapping[_builtins.str, _struct_pb2.Struct] | None = ...,
         ema: _builtins.float = ...,
         resume: Global___Origin | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "optimizer", b"optimizer", "resume", b"resume", "rows", b"rows", "validate", b"validate"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_norm", b"batch_norm", "batch_size", b"batch_size", "checkpoint", b"checkpoint", "clip", b"clip", "drop_last", b"drop_last", "ema", b"ema", "epochs", b"epochs", "heads", b"heads", "loss", b"loss", "max_steps", b"max_steps", "micro_batches", b"micro_batches", "optimizer", b"optimizer", "precision", b"precision", "resume", b"resume", "rows", b"rows", "seed", b"seed", "split_experts", b"split_experts", "staleness", b"staleness", "validate", b"validate", "warm_start", b"warm_start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_norm", b"batch_norm", "batch_size", b"batch_size", "checkpoint", b"checkpoint", "clip", b"clip", "drop_last", b"drop_last", "ema", b"ema", "epochs", b"epochs", "heads", b"heads", "loggers", b"loggers", "loss", b"loss", "max_steps", b"max_steps", "micro_batches", b"micro_batches", "optimizer", b"optimizer", "precision", b"precision", "resume", b"resume", "rows", b"rows", "seed", b"seed", "split_experts", b"split_experts", "staleness", b"staleness", "validate", b"validate", "warm_start", b"warm_start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

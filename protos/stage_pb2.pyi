@@ -128,6 +128,8 @@ class _OutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Outcome.Value
     APPLY: _Outcome.ValueType  # 1
     SKIP: _Outcome.ValueType  # 2
     DIVERGED: _Outcome.ValueType  # 3
+    STOP: _Outcome.ValueType  # 4
+    """it and what follows are dropped: a callback would have the training end"""
 
 class Outcome(_Outcome, metaclass=_OutcomeEnumTypeWrapper): ...
 
@@ -135,6 +137,8 @@ OUTCOME_UNSPECIFIED: Outcome.ValueType  # 0
 APPLY: Outcome.ValueType  # 1
 SKIP: Outcome.ValueType  # 2
 DIVERGED: Outcome.ValueType  # 3
+STOP: Outcome.ValueType  # 4
+"""it and what follows are dropped: a callback would have the training end"""
 Global___Outcome: _TypeAlias = Outcome  # noqa: Y015
 
 @_typing.final
@@ -523,6 +527,7 @@ class Notice(_message.Message):
     SQUARED_NORM_FIELD_NUMBER: _builtins.int
     FINITE_FIELD_NUMBER: _builtins.int
     LOSS_FIELD_NUMBER: _builtins.int
+    STOP_FIELD_NUMBER: _builtins.int
     OUTCOME_FIELD_NUMBER: _builtins.int
     SCALE_FIELD_NUMBER: _builtins.int
     AFTER_FIELD_NUMBER: _builtins.int
@@ -539,6 +544,8 @@ class Notice(_message.Message):
     """REPORTED"""
     loss: _builtins.float
     """REPORTED, by the last stage"""
+    stop: _builtins.bool
+    """REPORTED: a worker of the stage would have the training end before the step"""
     outcome: Global___Outcome.ValueType
     """JUDGED"""
     scale: _builtins.float
@@ -561,6 +568,7 @@ class Notice(_message.Message):
         squared_norm: _builtins.float = ...,
         finite: _builtins.bool = ...,
         loss: _builtins.float = ...,
+        stop: _builtins.bool = ...,
         outcome: Global___Outcome.ValueType = ...,
         scale: _builtins.float = ...,
         after: _builtins.int = ...,
@@ -569,7 +577,7 @@ class Notice(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "facts", b"facts", "finite", b"finite", "generation", b"generation", "kind", b"kind", "loss", b"loss", "outcome", b"outcome", "rank", b"rank", "scale", b"scale", "squared_norm", b"squared_norm", "stage", b"stage", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "facts", b"facts", "finite", b"finite", "generation", b"generation", "kind", b"kind", "loss", b"loss", "outcome", b"outcome", "rank", b"rank", "scale", b"scale", "squared_norm", b"squared_norm", "stage", b"stage", "step", b"step", "stop", b"stop"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -22,6 +22,10 @@ class DivergedError(ArithmeticError):
     """A loss or gradient of training is not finite."""
 
 
+class CallbackError(RuntimeError):
+    """A callback of the job failed, or did what none may."""
+
+
 class BestLostError(RuntimeError):
     """The state that became the best could not be kept."""
 

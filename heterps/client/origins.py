@@ -14,9 +14,15 @@ from heterps.job.checkpoints import CUT
 from heterps.job.schema import field_name
 from protos.job_pb2 import JobSpec, Origin
 from protos.naming import KEPT
+from workers.model.entry_digest import entry_files
 
 # What another plan, other machines or another folder may change without changing the training.
-_FREE = frozenset(("data.path", "data.prepare", "train.checkpoint", "train.from", "train.resume"))
+_FREE = frozenset(
+    (
+        *("data.path", "data.prepare"),
+        *("train.checkpoint", "train.loggers", "train.from", "train.resume"),
+    )
+)
 _TRAINING = ("model", "data", "train")
 
 
@@ -100,20 +106,21 @@ def check_same(job: JobSpec, before: JobSpec, job_id: str) -> None:
     Raises:
         OriginError: names what differs.
     """
-    for key, got, expected in _differences(job, before):
+    for key, got, expected in differences(job, before):
         raise OriginError(
             f"{key}: got {got}, expected {expected}, as of {job_id}, to go on from its checkpoint. "
             f"To begin with its weights alone use train.from: {job_id}"
         )
     if job.entry_digest and before.entry_digest and job.entry_digest != before.entry_digest:
-        file = job.model.entry.rpartition(":")[0]
+        files = " or ".join(file.name for file in entry_files(job))
         raise OriginError(
-            f"model.entry: {file} is not as it was for {job_id}; expected the same file, to go on "
+            f"model.entry: {files} is not as it was for {job_id}; expected the same code, to go on "
             f"from its checkpoint. To begin with its weights alone use train.from: {job_id}"
         )
 
 
-def _differences(job: JobSpec, before: JobSpec) -> Iterator[tuple[str, str, str]]:
+def differences(job: JobSpec, before: JobSpec) -> Iterator[tuple[str, str, str]]:
+    """What makes two jobs different trainings: keys, with the values of `job` and of `before`."""
     for key in _TRAINING:
         yield from _compared(getattr(job, key), getattr(before, key), key)
 

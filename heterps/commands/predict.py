@@ -100,7 +100,7 @@ def _predict(
         encoder = predictor.encoder()
         kept = rows.check(paths, encoder, keep)
         columns = list(dict.fromkeys([*encoder.columns, *keep]))
-        blocks = rows.blocks_of_files(paths, columns)
+        blocks = rows.blocks_of_files(paths, columns, encoder)
         parts = rows.in_batches(blocks, encoder, kept, batch or predictor.batch_rows)
         for found in _shown(predictor.run(parts, logits=logits), rows.known_rows(paths)):
             file.write(_table(found.outputs, found.rows.kept, flat=file.text))

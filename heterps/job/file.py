@@ -1,7 +1,6 @@
 """Job files: YAML in, a checked `JobSpec` out."""
 
 import ast
-import hashlib
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
@@ -24,6 +23,7 @@ from ps.errors import TableError
 from ps.table.rules import WIRE_DTYPES
 from scheduler.methods.names import JOB_METHODS
 from workers.embedding.spec import check_options
+from workers.model.entry_digest import entry_digest, entry_files
 
 _HIDDEN: Final = frozenset(
     (
@@ -262,6 +262,10 @@ class _Check:
         self._callable("model.loss", self.job.model.loss, IN_A_WORKER)
         for entry in self.job.model.metrics:
             self._callable("model.metrics", entry, IN_A_WORKER)
+        for entry in self.job.model.callbacks:
+            self._callable("model.callbacks", entry, IN_A_WORKER)
+        if all(file.is_file() for file in entry_files(self.job)):
+            self.job.entry_digest = entry_digest(self.job)
         self._callable("data.source", self.job.data.source, IN_A_WORKER)
         self._callable("data.prepare", self.job.data.prepare, IN_PREPARE)
         self._places_of_files()
@@ -307,10 +311,7 @@ class _Check:
             self._missing_file(key, file)
             return
         try:
-            source = path.read_bytes()
-            if key == "model.entry":
-                self.job.entry_digest = hashlib.sha256(source).hexdigest()
-            tree = ast.parse(source, str(path))
+            tree = ast.parse(path.read_bytes(), str(path))
         except (SyntaxError, ValueError) as error:
             line = getattr(error, "lineno", None)
             at = f" at line {line}" if line else ""

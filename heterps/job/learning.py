@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from chassis.near import nearest
+from chassis.near import did_you_mean, nearest
 from heterps.job.checkpoints import Wrong
 from protos.job_pb2 import HeadSpec, JobSpec
 from protos.losses import OF_WHOLE_BATCHES
@@ -22,6 +22,7 @@ METRICS: Final = {
     "pairwise": ("loss",),
 }
 LOSSES: Final = tuple(METRICS)
+LOGGERS: Final = ("tensorboard", "wandb", "mlflow")
 _OF_LABELS: Final = tuple(name for name in LOSSES if name != "next_token")
 _CONTRASTIVE, _IN_BATCH, _PAIRWISE = OF_WHOLE_BATCHES
 _WEIGHT: Final = "weight"  # what losses find data.weight by
@@ -76,6 +77,21 @@ def wrong_learning(job: JobSpec, given: Sequence[str]) -> Iterator[Wrong]:
     names = [entry.rpartition(":")[2] for entry in job.model.metrics]
     for name in sorted({name for name in names if names.count(name) > 1}):
         yield Wrong("model.metrics", f"{name!r} twice", "functions of different names")
+    yield from _wrong_callbacks(job)
+
+
+def _wrong_callbacks(job: JobSpec) -> Iterator[Wrong]:
+    for name in sorted(job.train.loggers):
+        if name not in LOGGERS:
+            text = f"one of {', '.join(LOGGERS)}{did_you_mean(name, LOGGERS)}"
+            yield Wrong("train.loggers", repr(name), text)
+    names = [entry.rpartition(":")[2] for entry in job.model.callbacks]
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        yield Wrong("model.callbacks", f"{name!r} twice", "callbacks of different names")
+    for name in sorted(job.model.callback_args):
+        if name not in names:
+            hint = did_you_mean(name, names)
+            yield Wrong("model.callback_args", repr(name), f"a name of model.callbacks{hint}")
 
 
 def _wrong_loss(job: JobSpec) -> Iterator[Wrong]:

@@ -22,7 +22,13 @@ if TYPE_CHECKING:
 
 # Where a job file has paths relative to its own folder, in the form PATH or PATH:NAME.
 _PATHS: Final = ("data.path", "schedule.resources", "output")
-_CALLABLES: Final = ("model.entry", "model.loss", "model.metrics", "data.prepare")
+_CALLABLES: Final = (
+    "model.entry",
+    "model.loss",
+    "model.metrics",
+    "model.callbacks",
+    "data.prepare",
+)
 # Read by the client, or replaced by the proposal.
 _LEFT_OUT: Final = (
     *("directory", "code", "code_digest", "entry_digest"),
@@ -98,10 +104,7 @@ def _plain(message: Message, path: str) -> dict[str, Any]:
         if key in _LEFT_OUT:
             continue
         if field.message_type is not None and field.message_type.GetOptions().map_entry:
-            value = {
-                name: _plain(one, key) if isinstance(one, Message) else one
-                for name, one in sorted(value.items())
-            }
+            value = {name: _entry(one, key) for name, one in sorted(value.items())}
         elif field.is_repeated:
             value = list(value)
         elif isinstance(value, Struct):
@@ -112,6 +115,13 @@ def _plain(message: Message, path: str) -> dict[str, Any]:
         if given or value or (path == "train" and not field.message_type and value == 0):
             content[field_name(field)] = value
     return content
+
+
+def _entry(value: Any, path: str) -> Any:
+    """What a map has under a name."""
+    if isinstance(value, Struct):
+        return _whole(MessageToDict(value))
+    return _plain(value, path) if isinstance(value, Message) else value
 
 
 def _whole(value: Any) -> Any:

@@ -295,7 +295,12 @@ class Attempt:
             made = Decision()
             made.CopyFrom(after)
             made.ClearField("measured")
-            self._change = Change(change, made)
+            found = Change.of(change, self.decision, made, self.id.number, self.step)
+            try:
+                self.record.note_change(found.move)
+            except Interrupted:
+                raise ChangeRefusedError(f"job {job_id} does not train") from None
+            self._change = found
             status = self.context.jobs.get(job_id) or pb.JobStatus(job_id=job_id)
         follower.wake()
         return status
@@ -306,10 +311,17 @@ class Attempt:
         return self._change
 
     def end_change(self, move: pb.Move) -> None:
-        """None is under way any more; tell the job's owner of it, or what it failed of."""
+        """None is under way any more; tell the job's owner of it, or what it failed of, once."""
+
+        def tell(status: pb.JobStatus) -> None:
+            if move not in status.moves:
+                status.moves.append(move)
+
         with self.record.lock:
-            self.context.jobs.change(self.id.job_id, lambda status: status.moves.append(move))
+            self.record.note_change(move)
+            self.context.jobs.change(self.id.job_id, tell)
             self._change = None
+            self.record.note_change(None)
 
     def reserve(
         self,
@@ -389,15 +401,17 @@ class Attempt:
         self,
         decision: Decision,
         processes: Sequence[Process],
+        move: pb.Move,
         for_shards: Sequence[str] | None = None,
     ) -> None:
         """Be of another plan, with its workers, from a cut on.
 
         Args:
+            move: what is to be told of it.
             for_shards: as of `Record.go_over`.
         """
         self.decision = decision
-        self.record.go_over(decision, processes, for_shards)
+        self.record.go_over(decision, processes, move, for_shards)
         self.logs.add_processes(processes)
         self.keep(decision)
 
@@ -454,6 +468,7 @@ class Attempt:
             status.recoveries.append(recovery)
             if recovery.back:
                 status.step, status.samples = recovery.step, samples
+                _forget_validated(status)
 
         self.context.jobs.change(self.id.job_id, edit)
         note_recovery(self.context.store, self.id.job_id, recovery, kinds)
@@ -499,6 +514,13 @@ class Attempt:
         self.logs.set_processes(self.processes)
 
 
+def _forget_validated(status: pb.JobStatus) -> None:
+    """Leave out what was measured after the step that the job goes on from."""
+    kept = [one for one in status.validated if one.step <= status.step]
+    del status.validated[:]
+    status.validated.extend(kept)
+
+
 def _progress(status: pb.JobStatus, report: pb.ProgressReport) -> None:
     status.phase = report.phase
     status.step = max(status.step, report.step)
@@ -511,4 +533,7 @@ def _progress(status: pb.JobStatus, report: pb.ProgressReport) -> None:
     if report.samples_per_s:
         status.samples_per_s = report.samples_per_s
     status.metrics.update(report.metrics)
+    if report.validated:
+        del status.validated[:]
+        status.validated.extend(report.validated)
     status.output = report.output or status.output

@@ -1,11 +1,13 @@
 """A running job that is to go over to another plan, or to other nodes."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from protos.decision_pb2 import Decision
 from protos.node_pb2 import SHARD
+from protos.scheduler_pb2 import Move
 from scheduler.runs.processes import Process
 
 
@@ -49,6 +51,7 @@ class Change:
 
     Attributes:
         decision: the plan to go over to.
+        move: what is to be told of it, by whoever takes over before there is more to say.
         processes: shards and workers that are started for it; without shards those before stay.
         for_shards: node ids, one for each unit that was reserved for these shards.
         generation: that they are started for.
@@ -57,11 +60,31 @@ class Change:
 
     wanted: PlanChange
     decision: Decision
+    move: Move
     stage: Stage = Stage.WANTED
     processes: Sequence[Process] = ()
     for_shards: Sequence[str] = ()
     generation: int = 0
     failed: str = ""
+
+    @staticmethod
+    def of(
+        wanted: PlanChange, before: Decision, after: Decision, attempt: int, step: int
+    ) -> "Change":
+        """One that is asked for, of a job that is at a step."""
+        move = Move(
+            at=time.time(),
+            step=step,
+            attempt=attempt,
+            reason=wanted.reason,
+            before=in_short(before),
+            after=in_short(after),
+            predicted=before.throughput,
+            price_before=before.price_per_hour,
+            price_after=after.price_per_hour,
+            failed="the scheduler was restarted before it could go over",
+        )
+        return Change(wanted, after, move)
 
     @property
     def is_due(self) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from protos.decision_pb2 import Decision
 from protos.node_pb2 import SHARD, STAGE
-from protos.scheduler_pb2 import RunRecord
+from protos.scheduler_pb2 import Move, RunRecord
 from scheduler.runs.processes import Process
 
 
@@ -80,6 +80,19 @@ class Record:
     def of_shards(self) -> list[str]:
         """Node ids, one for each unit that is held for shards."""
         return list(self._message.of_shards)
+
+    @property
+    def change(self) -> Move | None:
+        """What is to be told of a change that is under way; None: none is."""
+        return self._message.change if self._message.HasField("change") else None
+
+    def note_change(self, move: Move | None) -> None:
+        """Keep what is to be told of a change by whoever takes over; None: it is told."""
+        with self.lock:
+            self._message.ClearField("change")
+            if move is not None:
+                self._message.change.CopyFrom(move)
+            self._keep()
 
     def units_of_shards(self, node_id: str) -> int:
         """How many units of a node are held for shards."""
@@ -159,6 +172,7 @@ class Record:
         self,
         decision: Decision,
         processes: Sequence[Process],
+        move: Move,
         for_shards: Sequence[str] | None = None,
     ) -> None:
         """Be of another plan, with its workers, from a cut on: in one write.
@@ -166,11 +180,13 @@ class Record:
         Whoever takes over before it finds the plan before with its workers, afterwards this one.
 
         Args:
+            move: what is to be told of it.
             for_shards: node ids, one for each unit of shards that are all others than before; None:
                 these stay.
         """
         with self.lock:
             self._message.decision.CopyFrom(decision)
+            self._message.change.CopyFrom(move)
             self._message.line = self._message.generation
             self._replace(processes)
             if for_shards is not None:

@@ -11,7 +11,7 @@ from scheduler.runs.attempt import Attempt, State
 from scheduler.runs.calls import CallError, Interrupted
 from scheduler.runs.changes.drain import Drain, marked
 from scheduler.runs.changes.guard import guard
-from scheduler.runs.changes.move import advance, give_up, overtaken, settle
+from scheduler.runs.changes.move import advance, give_up, overtaken, settle, taken_over
 from scheduler.runs.changes.regroup import regroup
 from scheduler.runs.changes.watch import watch
 from scheduler.runs.cleanup import clean_up
@@ -74,6 +74,7 @@ def _ending(attempt: Attempt, may_reserve: Callable[[Attempt], bool]) -> Ending:
 def _begin_again(attempt: Attempt) -> None:
     """Give the word once more: the scheduler before may have died while it did."""
     settle(attempt)  # of a change that was under way, which is not gone on with
+    taken_over(attempt)
     if attempt.record.is_regrouping:
         text = "the scheduler was restarted while workers were replaced"
         regroup(attempt, [], Ending(END_SCHEDULER_LOST, text, "scheduler", text))

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -203,11 +203,24 @@ class StubNode(NodeServicer, StageServicer, Closing):
 class Service:
     """A scheduler, and a node whose workers are the test's."""
 
-    def __init__(self, address: str, stub: SchedulerStub, directory: Path) -> None:
-        self.address = address
-        self.stub = stub
+    def __init__(self, redis: str, directory: Path, opened: ExitStack) -> None:
         self.directory = directory
-        self.node = StubNode(address)
+        self._redis, self._opened = redis, opened
+        self._begin()
+        self.node = StubNode(self.address)
+
+    def _begin(self) -> None:
+        artifacts = self.directory / "artifacts"
+        self._process = SchedulerProcess("127.0.0.1:0", self._redis, artifacts=artifacts)
+        self.address = self._process.start(lambda: None)
+        self._opened.callback(self._process.stop)
+        self.stub = SchedulerStub(self._opened.enter_context(connect(self.address)))
+
+    def replace_scheduler(self) -> None:
+        """Another one takes over."""
+        self._process.stop()
+        self._begin()
+        self.node.scheduler = self.address
 
     def spec(self, name: str, retries: int = 1, every: str = "10 steps") -> JobSpec:
         spec = job(self.directory, name)
@@ -233,13 +246,7 @@ class Service:
 def serving(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
     """A scheduler in this process, which believes a death at once, with such a node."""
     monkeypatch.setattr(follow, "COLLECT_S", 0.05)
-    with Valkey(directory / "redis") as redis:
-        process = SchedulerProcess("127.0.0.1:0", redis.url, artifacts=directory / "artifacts")
-        address = process.start(lambda: None)
-        try:
-            with connect(address) as channel:
-                made = Service(address, SchedulerStub(channel), directory)
-                yield made
-                made.node.close()
-        finally:
-            process.stop()
+    with Valkey(directory / "redis") as redis, ExitStack() as opened:
+        made = Service(redis.url, directory, opened)
+        yield made
+        made.node.close()

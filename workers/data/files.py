@@ -5,12 +5,13 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
+from typing import Protocol
 
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 
-from workers.data import arrow_files, remote
+from workers.data import arrow_files, remote, tar_files
 from workers.data.errors import DataError
 from workers.data.unit import Unit
 
@@ -19,8 +20,8 @@ _SEPARATORS = {".csv": ",", ".tsv": "\t"}
 _COMPRESSED = 4  # bytes of text for one of a compressed file, about
 _COMPRESSIONS = {".gz", ".bz2", ".zst", ".lz4"}
 _FORMATS = (
-    "a .parquet, .csv or .tsv file (.csv and .tsv also with .gz), an .arrow or .feather file, or a "
-    "folder that datasets has saved"
+    "a .parquet, .csv or .tsv file (.csv and .tsv also with .gz), an .arrow, .feather or .tar "
+    "file, or a folder that datasets has saved"
 )
 
 
@@ -77,11 +78,26 @@ def is_text(path: Path) -> bool:
 
 def is_data(path: Path) -> bool:
     """Whether the name says that it can be read."""
-    return is_parquet(path) or is_text(path) or _is_arrow(path)
+    return is_parquet(path) or is_text(path) or _other(path) is not None
 
 
-def _is_arrow(path: Path) -> bool:
-    return path.suffix in arrow_files.ENDINGS
+class _Format(Protocol):
+    """A module that reads one, as the functions here of the same names."""
+
+    def schema(self, path: Path) -> pa.Schema: ...
+
+    def units(self, path: Path) -> list[Unit]: ...
+
+    def read(
+        self, unit: Unit, columns: Sequence[str], block_rows: int
+    ) -> Iterator[pa.RecordBatch]: ...
+
+
+def _other(path: Path) -> _Format | None:
+    """What reads a file that is neither Parquet nor text."""
+    if path.suffix in arrow_files.ENDINGS:
+        return arrow_files
+    return tar_files if path.suffix in tar_files.ENDINGS else None
 
 
 def _separator(path: Path) -> str | None:
@@ -96,8 +112,8 @@ def schema(path: Path) -> pa.Schema:
     try:
         if is_parquet(path):
             return pa.parquet.read_schema(path)
-        if _is_arrow(path):
-            return arrow_files.schema(path)
+        if (other := _other(path)) is not None:
+            return other.schema(path)
         with _open_text(path, None) as reader:
             return pa.schema([(name, pa.string()) for name in reader.schema.names])
     except (pa.ArrowException, OSError) as error:
@@ -113,8 +129,8 @@ def units(path: Path) -> list[Unit]:
     if is_text(path):
         return [Unit(path, None, None)]
     try:
-        if _is_arrow(path):
-            return arrow_files.units(path)
+        if (other := _other(path)) is not None:
+            return other.units(path)
         metadata = pa.parquet.read_metadata(path)
     except (pa.ArrowException, OSError) as error:
         raise _unreadable(path, error) from error
@@ -169,8 +185,8 @@ def read(unit: Unit, columns: Sequence[str], block_rows: int) -> Iterator[pa.Rec
             with _open_text(unit.path, columns) as reader:
                 yield from reader
             return
-        if _is_arrow(unit.path):
-            yield from arrow_files.read(unit, columns, block_rows)
+        if (other := _other(unit.path)) is not None:
+            yield from other.read(unit, columns, block_rows)
             return
         with pa.parquet.ParquetFile(
             unit.path, read_dictionary=_strings(unit.path, columns), memory_map=True

@@ -27,6 +27,13 @@ def is_list(kind: pa.DataType, fits: Callable[[pa.DataType], bool] = lambda valu
     return bool(pa.types.is_null(kind.value_type) or fits(kind.value_type))
 
 
+def innermost(kind: pa.DataType) -> pa.DataType:
+    """The type of what lists hold in the end."""
+    while is_list(kind) and not pa.types.is_null(kind):
+        kind = kind.value_type
+    return kind
+
+
 def as_lists(column: pa.Array) -> pa.Array:
     """The same, where lists that are all missing or empty have a type, too."""
     if pa.types.is_null(column.type) or pa.types.is_null(column.type.value_type):
@@ -79,6 +86,31 @@ class Lists:
             raise DataError(str(path), key, f"{counts[row]} values", expected, first + row)
         flat = column.flatten()  # without the values of missing lists
         return Lists(flat, counts, length, keep, key, path, first)
+
+    @classmethod
+    def shaped(
+        cls, column: pa.Array, shape: tuple[int, ...], key: str, path: Path, first: int
+    ) -> "Lists":
+        """The values of lists of just that shape, flat or in lists of lists.
+
+        Raises:
+            DataError: one is missing, or of another shape.
+        """
+        size = int(np.prod(shape))
+        flat = pa.types.is_null(column.type) or not is_list(column.type.value_type)
+        level, above = column, 1
+        for width in (size,) if flat else shape:
+            level = as_lists(level)
+            counts = np.asarray(pc.list_value_length(level).fill_null(-1))
+            if not (counts == width).all():
+                at = int(np.argmin(counts == width))
+                got = "missing" if counts[at] < 0 else f"a list of {counts[at]}"
+                expected = f"lists of shape {list(shape)}"
+                raise DataError(
+                    str(path), key, got, f"{expected} in every row", first + at // above
+                )
+            level, above = level.flatten(), above * width
+        return cls(level, np.full(len(column), size), size, "", key, path, first)
 
     @property
     def size(self) -> int:

@@ -10,13 +10,15 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from protos.job_pb2 import DataSpec
+from workers.data import images
 from workers.data.errors import DataError, column_hint
+from workers.data.images import Images
 from workers.data.keys import PAD, Slot, hash_column, hash_slots
-from workers.data.lists import Lists, is_list
+from workers.data.lists import Lists, innermost, is_list
 from workers.data.numbers import is_number, narrow, numbers
 
 KEY, KEYS, FLOAT, FLOATS, INT = "key", "keys", "float", "floats", "int"
-INTS, MASK = "ints", "mask"
+INTS, MASK, IMAGE = "ints", "mask", "image"
 LISTS: Final = (KEYS, FLOATS, INTS, MASK)
 FIRST, LAST = "first", "last"
 _EXACT = 2**53  # whole numbers up to here are themselves as float64
@@ -31,11 +33,13 @@ class Named:
         of: the file's column; for keys also a cross of several.
         kind: key, int64 [B]; keys, int64 [B, length]; float, float32 [B]; floats, float32
             [B, length]; int, int64 [B]; ints, int64 [B, length]; mask, int64 [B, length], 1 where
-            a list has a value.
+            a list has a value; image, uint8 [B, C, H, W], which models get as float32 from 0 to 1.
         length: of lists.
         slot: that keys are hashed for: inputs of one slot have the same key for the same value.
         keep: first or last, which values of a longer list stay; empty: none may be longer.
         padding: of ints, what fills up short lists.
+        shape: of floats and ints that all have it, [B, *shape]; of an image.
+        fit: of images, as `Images` has it.
     """
 
     name: str
@@ -45,6 +49,8 @@ class Named:
     slot: Slot
     keep: str = LAST
     padding: int = 0
+    shape: tuple[int, ...] = ()
+    fit: str = ""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -54,8 +60,9 @@ class Named:
     @property
     def nothing(self) -> npt.NDArray[Any]:
         """No rows of it."""
-        width = (self.length,) if self.kind in LISTS else ()
-        return np.zeros((0, *width), np.float32 if self.kind in (FLOAT, FLOATS) else np.int64)
+        width = self.shape or ((self.length,) if self.kind in LISTS else ())
+        kinds = {FLOAT: np.float32, FLOATS: np.float32, IMAGE: np.uint8}
+        return np.zeros((0, *width), kinds.get(self.kind, np.int64))
 
     @property
     def _key(self) -> str:
@@ -73,7 +80,15 @@ class Named:
                 raise DataError(str(path), self._key, column, f"a column of the file; {hint}")
             kind = schema.field(column).type
             fits, expected = True, ""
-            if self.kind in LISTS:
+            if self.kind == IMAGE:
+                images.check(kind, f"{self._key}: {column}", path)
+            elif self.shape:
+                inside = innermost(kind)
+                whole = self.kind == INTS
+                fits = is_list(kind) and (pa.types.is_integer if whole else is_number)(inside)
+                fits = fits or pa.types.is_null(inside)
+                expected = f"a column of lists of {'whole ' if whole else ''}numbers"
+            elif self.kind in LISTS:
                 fits, expected = is_list(kind), "a Parquet column of lists"
                 if fits and self.kind == FLOATS:
                     fits, expected = is_list(kind, is_number), "a column of lists of numbers"
@@ -97,6 +112,12 @@ class Named:
         if self.kind == KEY:
             return self._hashed({name: block.column(name) for name in self.columns}, path)
         column = block.column(self.of)
+        if self.kind == IMAGE:
+            return Images(self.shape, self.fit).decode(
+                column, f"{self._key}: {self.of}", path, first
+            )
+        if self.shape:
+            return self._shaped(column, path, first)
         if self.kind in LISTS:
             return self._lists(column, path, first)
         values = numbers(column, f"{self._key}: {self.of}", path, first)
@@ -117,6 +138,14 @@ class Named:
             raise DataError(str(path), f"{self._key}: {self.of}", str(error), expected) from error
         by_name = dict(zip(self.slot.columns, hashed, strict=True))
         return hash_slots([self.slot], by_name, rows)[:, 0].copy()
+
+    def _shaped(self, column: pa.Array, path: Path, first: int) -> npt.NDArray[Any]:
+        key = f"{self._key}: {self.of}"
+        lists = Lists.shaped(column, self.shape, key, path, first)
+        if self.kind == INTS:
+            return lists.whole().reshape(len(column), *self.shape)
+        values = self._floats(numbers(lists.flat, key, path, first), path, first)
+        return values.reshape(len(column), *self.shape)
 
     def _lists(self, column: pa.Array, path: Path, first: int) -> npt.NDArray[Any]:
         """As many values of each list as are kept, filled up behind; of a missing one none."""
@@ -179,5 +208,6 @@ def named_of(spec: DataSpec) -> tuple[Named, ...]:
                 "job", f"data.columns.{name}.slot", one.slot, f"a cross of {width} columns"
             )
         keep = one.keep or ("" if one.type == INTS else LAST)
-        found.append(Named(name, of, one.type, one.length, slot, keep, one.padding))
+        shape = tuple(one.shape)
+        found.append(Named(name, of, one.type, one.length, slot, keep, one.padding, shape, one.fit))
     return tuple(found)

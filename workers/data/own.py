@@ -1,6 +1,5 @@
 """Samples of the job's own code: what `data.source` returns, a dict of values by column each."""
 
-import io
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -9,7 +8,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
 import pyarrow as pa
 from torch.utils.data import IterableDataset
 
@@ -17,9 +15,11 @@ from chassis import scratch
 from chassis.entries import EntryError, load_entry
 from protos.job_pb2 import DataSpec
 from workers.data import remote
-from workers.data.columns import Batch, Encoder
+from workers.data.columns import Encoder
 from workers.data.errors import DataError, column_hint
+from workers.data.joins import Joined
 from workers.data.unit import Unit
+from workers.data.values import UNFIT, column_of, plain, same
 
 KEY: Final = "data.source"
 _UNIT_ROWS = 1024  # of samples that can be asked for by their index
@@ -69,7 +69,6 @@ class OwnBlocks:
             raise DataError("job", KEY, spec.source, f"a callable ({error})") from error.__cause__
         code = directory / spec.source.partition(":")[0]
         self.identity = [KEY, spec.source, name, self._path, code.stat().st_mtime_ns]
-        self._encoder: Encoder | None = None
         self._made: Any = None  # that is read by index
         self._passed: Iterator[Any] | None = None  # the last that can be read but once
         self._facts = self._shared_facts()
@@ -89,21 +88,19 @@ class OwnBlocks:
         """As of `Blocks`."""
         return unit.rows
 
-    def check(self, encoder: Encoder) -> None:
+    def check(self, encoder: Encoder, joined: Joined | None = None) -> None:
         """As of `Blocks`: types are looked at as samples are read, since each may have its own."""
-        self._encoder = encoder
         if encoder.tokens:
             encoder.tokens.width = self._facts.tokens
 
-    def check_values(self, encoder: Encoder) -> None:
+    def check_values(self, encoder: Encoder, columns: Sequence[str]) -> None:
         """Raises `DataError` where it does not give the same samples again.
 
         Others read them on other hosts, or after a restart, and inputs would part with labels.
         """
-        first, again = self._ends(encoder), self._ends(encoder)
-        for one, other in zip(first, again, strict=True):
-            for name, array in one.arrays.items():
-                if not np.array_equal(array, other[name]):
+        for one, other in zip(self._ends(columns), self._ends(columns), strict=True):
+            for name in columns:
+                if not same(one.column(name), other.column(name)):
                     expected = "the same samples each time that it is made: seed what it draws"
                     raise DataError(self.where, KEY, f"other values of {name}", expected)
 
@@ -116,13 +113,9 @@ class OwnBlocks:
             samples = self._by_index(self._made, range(unit.first, unit.first + unit.rows))
         else:
             samples = self._in_order(self._make())
-        first, schema = unit.first, None
+        first = unit.first
         while some := list(islice(samples, min(rows, _BLOCK_ROWS))):
-            block = self._block(some, columns, first)
-            if self._encoder is not None and block.schema != schema:
-                schema = block.schema
-                self._encoder.check_schema(Path(self.where), schema, typed=True)
-            yield block
+            yield self._block(some, columns, first)
             first += len(some)
 
     def _units(self) -> list[Unit]:
@@ -208,29 +201,21 @@ class OwnBlocks:
         expected = "a sample" if isinstance(at, int) else f"a {at} without an error"
         return DataError(where, KEY, f"{type(error).__name__}: {error}", expected)
 
-    def _ends(self, encoder: Encoder) -> list[Batch]:
+    def _ends(self, columns: Sequence[str]) -> list[pa.RecordBatch]:
         """The first samples of a new one, and the last where they can be asked for."""
-        made, rows, path = self._make(), self._facts.rows or 0, Path(self.where)
-        firsts = [0, max(0, rows - _REPEATED)] if self._facts.by_index else [0]
-        found = []
-        for first in firsts:
-            some = (
-                self._by_index(made, range(first, min(first + _REPEATED, rows)))
-                if self._facts.by_index
-                else islice(self._in_order(made), _REPEATED)
-            )
-            block = self._block(list(some), encoder.columns, first)
-            encoder.check_schema(path, block.schema, typed=True)
-            found.append(encoder.encode(block, path, first))
-        return found
+        made, rows = self._make(), self._facts.rows or 0
+        if not self._facts.by_index:
+            return [self._block(list(islice(self._in_order(made), _REPEATED)), columns, 0)]
+        parts = [range(min(rows, _REPEATED)), range(max(0, rows - _REPEATED), rows)]
+        return [self._block(list(self._by_index(made, p)), columns, p.start) for p in parts]
 
     def _block(self, samples: Sequence[Any], columns: Sequence[str], first: int) -> pa.RecordBatch:
         arrays = []
         for name in columns:
             values = [self._value(one, name, first + at) for at, one in enumerate(samples)]
             try:
-                arrays.append(_column(values))
-            except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+                arrays.append(column_of(values))
+            except UNFIT as error:
                 at = f"{self.where}[{first}:{first + len(samples)}]"
                 raise DataError(at, f"{KEY}: {name}", str(error), "values of one type") from error
         return pa.record_batch(arrays, list(columns))
@@ -242,34 +227,4 @@ class OwnBlocks:
         if name not in sample:
             hint = column_hint(name, map(str, sample))
             raise DataError(at, KEY, name, f"a value of the sample; {hint}")
-        return _plain(sample[name])
-
-
-def _plain(value: Any) -> Any:
-    """A value as Arrow takes it; arrays stay arrays."""
-    if hasattr(value, "detach") and hasattr(value, "numpy"):  # a torch tensor
-        value = value.detach().cpu().numpy()
-    if isinstance(value, np.ndarray) and value.ndim and value.dtype == np.float16:
-        return value.astype(np.float32)
-    if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and not value.ndim):
-        return value.item()
-    if hasattr(value, "convert") and hasattr(value, "getbands"):  # a picture of Pillow's
-        written = io.BytesIO()
-        value.save(written, "PNG")
-        return written.getvalue()
-    return value
-
-
-def _column(values: list[Any]) -> pa.Array:
-    if all(isinstance(value, np.ndarray) for value in values):
-        shapes = {value.shape for value in values}
-        kinds = {value.dtype for value in values}
-        if len(shapes) == len(kinds) == 1 and next(iter(kinds)).kind in "iufb":
-            found = pa.array(np.stack(values).reshape(-1))
-            for width in reversed(next(iter(shapes))):
-                if not width:
-                    break
-                found = pa.FixedSizeListArray.from_arrays(found, width)
-            else:
-                return found
-    return pa.array([one.tolist() if isinstance(one, np.ndarray) else one for one in values])
+        return plain(sample[name])

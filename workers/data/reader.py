@@ -9,9 +9,10 @@ from typing import Literal
 from chassis import scratch
 from protos.job_pb2 import DataSpec, JobSpec
 from workers.data import files
-from workers.data.blocks import Blocks, FileBlocks
+from workers.data.blocks import Blocks, FileBlocks, JoinedBlocks
 from workers.data.columns import Batch, Encoder, concatenate
 from workers.data.errors import DataError
+from workers.data.joins import Joined, joins_of
 from workers.data.labels import Label, labels_of
 from workers.data.own import OwnBlocks
 from workers.data.stored import mapped, store
@@ -63,13 +64,15 @@ class Dataset:
         else:
             paths = files.find(Path(directory), spec.path, pattern, f"data.{split}")
             blocks = FileBlocks(paths, str(paths[0].parent / pattern))
+        if joins := joins_of(spec, Path(directory)):
+            blocks = JoinedBlocks(blocks, Joined(joins))
         if labels is None:
             labels = labels_of(JobSpec(data=spec))
         self._encoder = Encoder(spec, labels)
         blocks.check(self._encoder)
         self._blocks = blocks
         self.where = blocks.where
-        self._block_rows = block_rows
+        self._block_rows = self._encoder.block_rows(block_rows)
         self._cache_bytes = cache_bytes
         self._most_window_rows = window_rows
         self._encoded: Batch | None = None
@@ -152,7 +155,7 @@ class Dataset:
 
     def check_values(self) -> None:
         """Raises `DataError` where values do not fit, as far as can be seen without reading all."""
-        self._blocks.check_values(self._encoder)
+        self._blocks.check_values(self._encoder, self._encoder.columns)
 
     def encoded(self) -> Batch:
         """All rows, in the order of the files; they are not to be written to.
@@ -172,9 +175,13 @@ class Dataset:
         Raises:
             DataError: they do not match the job; or they are not as many as they were.
         """
-        unit, position = self.units[index], 0
+        unit, position, schema = self.units[index], 0, None
+        typed = not files.is_text(unit.path)
         for block in self._blocks.read(unit, self._encoder.columns, self._block_rows):
             skipped = min(max(start - position, 0), block.num_rows)
+            if block.schema != schema:  # each of a source, or of a tar, has types of its own
+                schema = block.schema
+                self._encoder.check_schema(unit.path, schema, typed=typed)
             if skipped < block.num_rows:
                 first = unit.first + position + skipped
                 yield self._encoder.encode(block.slice(skipped), unit.path, first)

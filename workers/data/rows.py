@@ -99,8 +99,10 @@ def known_rows(paths: Sequence[Path]) -> int | None:
     return sum(rows) if len(rows) == len(found) else None
 
 
-def blocks_of_files(paths: Iterable[Path], columns: Sequence[str]) -> Iterator[Block]:
-    """The rows of files, one file after the other.
+def blocks_of_files(
+    paths: Iterable[Path], columns: Sequence[str], encoder: Encoder
+) -> Iterator[Block]:
+    """The rows of files, one file after the other, as many at a time as the encoder takes.
 
     Raises:
         DataError: a file cannot be read, or changes meanwhile.
@@ -108,7 +110,7 @@ def blocks_of_files(paths: Iterable[Path], columns: Sequence[str]) -> Iterator[B
     for path in paths:
         for unit in files.units(path):
             first = unit.first
-            for block in files.read(unit, columns, _BLOCK_ROWS):
+            for block in files.read(unit, columns, encoder.block_rows(_BLOCK_ROWS)):
                 yield Block(block, path, first)
                 first += block.num_rows
             if unit.rows is not None and first - unit.first != unit.rows:
@@ -116,10 +118,10 @@ def blocks_of_files(paths: Iterable[Path], columns: Sequence[str]) -> Iterator[B
                 raise DataError(str(path), "contents", got, expected)
 
 
-def blocks_of_table(table: pa.Table, path: Path) -> Iterator[Block]:
+def blocks_of_table(table: pa.Table, path: Path, encoder: Encoder) -> Iterator[Block]:
     """The rows of a table in memory."""
     first = 0
-    for block in table.to_batches(max_chunksize=_BLOCK_ROWS):
+    for block in table.to_batches(max_chunksize=encoder.block_rows(_BLOCK_ROWS)):
         yield Block(block, path, first)
         first += block.num_rows
 
@@ -133,8 +135,12 @@ def in_batches(
         DataError: a value does not fit.
     """
     waiting: list[Rows] = []
-    count = 0
+    count, schema = 0, None
     for block in blocks:
+        if block.rows.schema != schema:  # each of a tar has types of its own
+            schema = block.rows.schema
+            typed = not files.is_text(block.path)
+            encoder.check_schema(block.path, schema, typed=typed)
         encoded = encoder.encode(block.rows, block.path, block.first)
         columns = [_plain(block.rows.column(field.name), field.type) for field in kept]
         carried = pa.table(columns, schema=kept)

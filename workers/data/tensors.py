@@ -13,7 +13,7 @@ from workers.data.reader import Dataset
 
 def tensors_of(batch: Batch) -> dict[str, Tensor]:
     """A batch by the names that models use, and `label.NAME` of what losses read."""
-    return {name: _wide(array) for name, array in batch.arrays.items()}
+    return {name: wide(array) for name, array in batch.arrays.items()}
 
 
 def first_samples(dataset: Dataset, count: int) -> Batch:
@@ -28,6 +28,11 @@ def first_samples(dataset: Dataset, count: int) -> Batch:
     return concatenate(found)
 
 
-def _wide(array: npt.NDArray[Any]) -> Tensor:
-    """Tokens and classes as models and losses take them; they are kept at half the size."""
+def wide(array: npt.NDArray[Any]) -> Tensor:
+    """An array as models and losses take it: what is kept at half the size, or a quarter.
+
+    Tokens and classes are int64; pictures float32, from 0 to 1.
+    """
+    if array.dtype == np.uint8:
+        return torch.from_numpy(array).to(torch.float32).div_(255)
     return torch.from_numpy(array.astype(np.int64) if array.dtype == np.int32 else array)

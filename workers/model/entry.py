@@ -42,7 +42,7 @@ def build_model(spec: ModelSpec, directory: Path, seed: int) -> nn.Module:
         ModelError: the entry is wrong, fails, or returns no module.
     """
     build = load_entry(spec.entry, directory, "model.entry")
-    arguments = {k: _integral(v) for k, v in MessageToDict(spec.args).items()}
+    arguments = {k: integral(v) for k, v in MessageToDict(spec.args).items()}
     torch.random.manual_seed(seed)  # another of that name imports the compiler
     try:
         model = build(**arguments)
@@ -102,12 +102,12 @@ def change_tables(model: nn.Module, tables: Mapping[str, TableOptions]) -> None:
             raise ModelError(f"tables.{name}: {error}") from None
 
 
-def _integral(value: Any) -> Any:
+def integral(value: Any) -> Any:
     """Struct numbers are doubles; whole ones were whole in the file."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, list):
-        return [_integral(v) for v in value]
+        return [integral(v) for v in value]
     if isinstance(value, dict):
-        return {k: _integral(v) for k, v in value.items()}
+        return {k: integral(v) for k, v in value.items()}
     return value

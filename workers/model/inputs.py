@@ -9,6 +9,7 @@ from torch import Tensor, fx, nn
 
 from protos.job_pb2 import DataSpec
 from workers.data.named import named_of
+from workers.data.tensors import wide
 from workers.model.entry import ModelError
 
 ALWAYS: Final[Mapping[str, Tensor]] = {
@@ -21,7 +22,7 @@ BATCH: Final = "batch"  # a forward's only argument that is all of them
 
 def inputs_of(spec: DataSpec) -> dict[str, Tensor]:
     """A job's inputs by name, of no samples; those that are no columns have no width."""
-    return {**ALWAYS, **{one.name: torch.from_numpy(one.nothing) for one in named_of(spec)}}
+    return {**ALWAYS, **{one.name: wide(one.nothing) for one in named_of(spec)}}
 
 
 def arguments_of(names: Mapping[str, Any], batch: Mapping[str, Tensor]) -> dict[str, Any]:

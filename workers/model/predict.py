@@ -134,11 +134,11 @@ class Predictor:
         if isinstance(data, str | Path):
             paths = rows.find(str(data))
             kept = rows.check(paths, encoder, [])
-            blocks = rows.blocks_of_files(paths, encoder.columns)
+            blocks = rows.blocks_of_files(paths, encoder.columns, encoder)
         else:
             table = _table(data)
             encoder.check_schema(_GIVEN, table.schema, typed=True)
-            kept, blocks = pa.schema([]), rows.blocks_of_table(table, _GIVEN)
+            kept, blocks = pa.schema([]), rows.blocks_of_table(table, _GIVEN, encoder)
         return encoder, rows.in_batches(blocks, encoder, kept, batch or self.batch_rows)
 
     @torch.no_grad()

@@ -4,11 +4,9 @@ A cut is read by every worker for the layers of its own stage, whatever plan it 
 What it must agree with is the model, its data and how it is trained.
 """
 
-import hashlib
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from protos.job_pb2 import JobSpec
 from protos.naming import table_prefix
@@ -23,13 +21,15 @@ from workers.model.cut import (
     read_cut,
     split_place,
 )
+from workers.model.entry_digest import entry_digest, entry_files
 from workers.model.loss_curve import LossCurve
 from workers.model.trace import StageGraph
 from workers.model.warm_start import Weights
 from workers.stage.state import StageState, base_names, give
 
 _log = logging.getLogger("heterps.stage")
-_FREE = ("checkpoint", "validate", "warm_start", "resume")  # of `train`: what no step depends on
+# Of `train`: what no step depends on.
+_FREE = ("checkpoint", "validate", "loggers", "warm_start", "resume")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +49,7 @@ class Beginning:
         validated: what held-out data gave so far.
         to_validate: whether it is to be measured before the next step is applied.
         committed: whether the tables had all these steps: training was over.
+        stopped: whether the training is to end with these.
     """
 
     step: int = 0
@@ -63,6 +64,7 @@ class Beginning:
     validated: Sequence[Validated] = ()
     to_validate: bool = False
     committed: bool = False
+    stopped: bool = False
 
 
 def beginning_of(
@@ -157,18 +159,18 @@ def _check(cut: Cut, launch: LaunchRequest, where: str) -> None:
 
 
 def _check_entry(job: JobSpec) -> None:
-    """Refuse another model file than was submitted: without code that is sent it may have changed.
+    """Refuse other files than were submitted: without code that is sent they may have changed.
 
     Raises:
         UnfitCutError
     """
-    file = Path(job.directory, job.model.entry.rpartition(":")[0])
     if not job.entry_digest or job.code_digest:
         return
-    if hashlib.sha256(file.read_bytes()).hexdigest() != job.entry_digest:
+    if entry_digest(job) != job.entry_digest:
+        files = " or ".join(map(str, entry_files(job)))
         raise UnfitCutError(
-            f"model.entry: {file} has changed since the job was submitted; expected the file that "
-            "its checkpoints were taken with. Begin another job with their weights by train.from"
+            f"model.entry: {files} has changed since the job was submitted; expected what its "
+            "checkpoints were taken with. Begin another job with their weights by train.from"
         )
 
 

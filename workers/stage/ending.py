@@ -30,6 +30,7 @@ from workers.stage.commits import RowCommits, largest
 from workers.stage.loss_terms import LossTerms
 from workers.stage.row_verdicts import RowVerdicts
 from workers.stage.rows import PulledRows
+from workers.stage.stop import Stop
 from workers.stage.update import Gradient, Update
 from workers.stage.verdict import AfterStep, LossScales, Outcome, Report, Verdict, judge
 
@@ -39,8 +40,13 @@ _ON_WIRE = {
     Outcome.APPLY: stage_pb2.APPLY,
     Outcome.SKIP: stage_pb2.SKIP,
     Outcome.DIVERGED: stage_pb2.DIVERGED,
+    Outcome.STOP: stage_pb2.STOP,
 }
 _FROM_WIRE = {number: outcome for outcome, number in _ON_WIRE.items()}
+
+
+class _DroppedError(Exception):
+    """A step has no verdict: training is over before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +83,7 @@ class Ending:
         steps: of the training, for the rows' learning rates.
         staleness: updates that a step lacks.
         terms: of the loss.
+        stop: whether the training is to end before its last step.
         due: at the judge, asked once for each step: what is to follow it.
         at_once: whether a gradient can be read without waiting for a device.
     """
@@ -93,6 +100,7 @@ class Ending:
         steps: int,
         staleness: int,
         terms: LossTerms,
+        stop: Stop,
         *,
         due: Callable[[int], AfterStep],
         at_once: bool,
@@ -108,6 +116,7 @@ class Ending:
         self._steps = steps
         self._staleness = staleness
         self._terms = terms
+        self._stop = stop
         tallied = self._clip > 0 and commits.any
         self._judges = len(place.widths) == 1 and (place.width == 1 or not tallied)
         self._thread = (
@@ -119,6 +128,7 @@ class Ending:
         # Whose verdict is not known here.
         self._reported: tuple[Gradient, Report, Mapping[str, float]] | None = None
         self._next = 0  # step to begin
+        self._over = False  # whether the steps after those applied are given up
         self._row_verdicts = RowVerdicts(commits, job.train.rows, steps)
         self._due = due
         self.applied = 0  # updates that count
@@ -163,7 +173,9 @@ class Ending:
         of_rows = largest(rows)
         self._commits.gather(step, rows)
         losses = self._terms.to_sum(step, loss, terms)
-        gradient = self._update.gather(step, losses, of_rows, after=self._due(step))
+        gradient = self._update.gather(
+            step, losses, of_rows, after=self._due(step), stop=self._stop.is_due(step)
+        )
         future: Future[_Judged] = Future()
         if self._thread is not None:
             future = self._thread.submit(self._end, gradient)
@@ -203,8 +215,8 @@ class Ending:
         """Whether the verdict on the next step is here."""
         return bool(self._begun) and self._begun[0][1].done()
 
-    def apply(self) -> Ended:
-        """Carry out the verdict on the next step.
+    def apply(self) -> Ended | None:
+        """Carry out the verdict on the next step; None: training ends before it.
 
         Raises:
             DivergedError: the training is over. The step has changed nothing.
@@ -212,6 +224,9 @@ class Ending:
         gradient, future = self._begun.popleft()
         judged, step = future.result(), gradient.step
         verdict = judged.verdict
+        if verdict.outcome is Outcome.STOP:
+            self._stop.heard = True
+            return None
         outcome = _ON_WIRE[verdict.outcome]
         notice = Notice(kind=JUDGED, step=step, outcome=outcome, scale=verdict.scale)
         notice.after = judged.after
@@ -262,6 +277,13 @@ class Ending:
         Args:
             end: the first step of which no worker can have begun the sums.
         """
+        self._over = True
+        self._inbox.wake()
+        if self._thread is not None:
+            for _, future in self._begun:  # whose sums others wait for, too
+                failed = future.exception()
+                if failed is not None and not isinstance(failed, _DroppedError):
+                    raise failed
         for step in range(self._next, end):  # others may have, and wait for ours
             none = self._terms.to_sum(step, torch.zeros_like(self._loss), {})
             self._update.gather(step, none, None).sums.wait()
@@ -312,6 +334,7 @@ class Ending:
                 squared_norm=report.squared_norm,
                 finite=report.finite,
                 loss=report.loss,
+                stop=report.stop,
             )
             if self._place.stage == 0:
                 self._judge_for_all(step, report.after)
@@ -328,9 +351,9 @@ class Ending:
     def _judge_for_all(self, step: int, after: AfterStep) -> None:
         """At the judge: hear all stages, and tell their leaders and its own stage's workers."""
         board, stages = self._notices.board, len(self._place.widths)
-        self._wait(lambda: board.count(REPORTED, step) == stages)
+        self._wait_for_others(lambda: board.count(REPORTED, step) == stages)
         reports = [
-            Report(told.squared_norm, told.finite, told.loss)
+            Report(told.squared_norm, told.finite, told.loss, stop=told.stop)
             for _, told in sorted(board.of(REPORTED, step).items())
         ]
         verdict = self._judge(step, reports)
@@ -351,9 +374,19 @@ class Ending:
 
     def _wait_for_verdict(self, step: int) -> Notice:
         board = self._notices.board
-        self._wait(lambda: board.has(JUDGED, step))
+        self._wait_for_others(lambda: board.has(JUDGED, step))
         (notice,) = board.of(JUDGED, step).values()
         return notice
+
+    def _wait_for_others(self, condition: Callable[[], bool]) -> None:
+        """Wait for what they may not tell any more.
+
+        Raises:
+            _DroppedError: training is over.
+        """
+        self._wait(lambda: self._over or condition())
+        if not condition():
+            raise _DroppedError
 
     def _wait(self, condition: Callable[[], bool]) -> None:
         """Wait for what others tell, unless something failed here."""

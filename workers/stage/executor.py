@@ -49,6 +49,7 @@ from workers.model.job_loss import job_loss
 from workers.model.job_metrics import JobMetrics
 from workers.stage.beginning import Beginning
 from workers.stage.busy import BusyClock
+from workers.stage.callbacks import Callbacks
 from workers.stage.cuts import Cuts
 from workers.stage.ending import Ending
 from workers.stage.evaluation import Evaluation, Measured
@@ -84,6 +85,7 @@ class StageExecutor:
         cuts: where any are taken.
         metrics: that are measured of held-out data.
         following: what follows steps.
+        callbacks: at the worker that calls them.
         lockstep: whether the workers of the stage share out experts.
     """
 
@@ -103,6 +105,7 @@ class StageExecutor:
         cuts: Cuts | None,
         metrics: JobMetrics,
         following: Following,
+        callbacks: Callbacks | None,
         *,
         lockstep: bool = False,
     ) -> None:
@@ -144,6 +147,7 @@ class StageExecutor:
         self._busy = BusyClock(layers.device)
         self._metrics = metrics
         self.following = following
+        self._callbacks = callbacks
         self.committed = False  # whether training is over, and all of it in the tables
         self._auxiliary: list[torch.nn.Module] | None = None
 
@@ -152,7 +156,7 @@ class StageExecutor:
     ) -> None:
         """Run the steps; on return every gradient of this worker that counts has been applied.
 
-        All of them, unless a validation says that this is enough.
+        All of them, unless a validation or a callback says that this is enough.
 
         Args:
             on_pause: called where all are to wait after a step, until the inbox is closed.
@@ -166,11 +170,15 @@ class StageExecutor:
         self.progress.phase = TRAIN
         self.progress.began = time.perf_counter()
         try:
+            if self._callbacks is not None:
+                self._callbacks.begin()
             while not self._is_over:
                 action = self._next()
                 with self._busy.handling():
                     action()
             if self.following.stopped:
+                if self._whole is not None:
+                    self._whole.give_up(self._opened)
                 self._ending.abandon(self._opened)
                 self._versions.use_newest(self.progress.step)
             self._ending.flush()
@@ -179,7 +187,7 @@ class StageExecutor:
             if self._place.rank == 0:
                 self._rows.evict()
         except DivergedError:
-            end = min(self.progress.step + self._staleness + 1, self._schedule.steps)
+            end = self._none_begun
             if self._whole is not None:
                 self._whole.give_up(end)
             self._ending.abandon(end)
@@ -271,6 +279,11 @@ class StageExecutor:
             at_once = self._links.after is None and self._whole is None
             return self._forward_backward if at_once else self._forward
         return None
+
+    @property
+    def _none_begun(self) -> int:
+        """The first step that no worker can have begun, as none has applied the next one here."""
+        return min(self.progress.step + self._staleness + 1, self._schedule.steps)
 
     @property
     def _may_open(self) -> int:
@@ -422,7 +435,7 @@ class StageExecutor:
         self._ending.give_up()
         until = time.monotonic() + _SOON_S
         while time.monotonic() < until:
-            if self._ending.ready and not self.following.pending:
+            if self._ending.ready and not (self.following.pending or self.following.stopped):
                 self._apply()
             time.sleep(_SOON_S / 20)
 
@@ -434,6 +447,8 @@ class StageExecutor:
     def _update(self) -> None:
         """Apply the step whose verdict is here, and do what follows it."""
         after = self._apply()
+        if self._callbacks is not None and not self.following.stopped:
+            self._callbacks.stepped()
         if after and not self.following.pending:
             self.following.carry_out(after, self._validate, self._pause)
 
@@ -461,6 +476,9 @@ class StageExecutor:
         number = self.progress.step
         with span("update", step=number, rank=self._place.rank), self._busy.running():
             ended = self._ending.apply()
+        if ended is None:
+            self.following.stopped, self._opened = True, self._none_begun
+            return AfterStep.NOTHING
         if self._links.after is None:
             self.progress.curve.add(ended.loss, ended.terms)
         self.progress.step = number + 1

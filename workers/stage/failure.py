@@ -26,7 +26,13 @@ from protos.scheduler_pb2 import (
     EndReason,
 )
 from ps.errors import CheckpointError, ShardError
-from workers.errors import BestLostError, DivergedError, PeerLostError, UnfitPlanError
+from workers.errors import (
+    BestLostError,
+    CallbackError,
+    DivergedError,
+    PeerLostError,
+    UnfitPlanError,
+)
 from workers.model.code import code_root
 from workers.model.cut import CutError, UnfitCutError
 
@@ -62,7 +68,7 @@ def end_reason_of(error: BaseException, job: JobSpec | None = None) -> EndReason
             return END_DISK_FULL
         if isinstance(cause, CheckpointError | ShardError) and cause.reason == DISK_FULL:
             return END_DISK_FULL
-        if _is_of_a_connection(cause, job):
+        if _is_of_a_connection(cause, job) and not isinstance(error, CallbackError):
             return END_CONNECTION_LOST
         cause = cause.__cause__
     return END_INTERNAL if isinstance(error, BestLostError) else END_USER_ERROR

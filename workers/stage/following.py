@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from chassis.aim import Aim
 from protos.job_pb2 import TrainSpec
 from protos.stage_pb2 import MEASURED, SETTLED
 from workers.links.inbox import Inbox
@@ -23,6 +24,7 @@ from workers.links.pipeline import Place
 from workers.model.cut import Validated
 from workers.model.entry import ModelError
 from workers.model.job_metrics import JobMetrics
+from workers.stage.callbacks import Callbacks
 from workers.stage.cut_judge import Moment
 from workers.stage.cuts import Cuts
 from workers.stage.ending import Ending
@@ -30,7 +32,7 @@ from workers.stage.evaluation import Measured
 from workers.stage.layers import StageLayers
 from workers.stage.progress import TRAIN, Progress
 from workers.stage.rows import StageRows
-from workers.stage.validation import Aim, Validations
+from workers.stage.validation import Validations
 from workers.stage.verdict import AfterStep
 from workers.stage.versions import Versions
 
@@ -47,6 +49,7 @@ class Following:
         cuts: where any are taken.
         validations: so far.
         known: what is measured again where the training begins: the state may be the best since.
+        callbacks: at the worker that calls them.
         pending: what is to follow the steps that the training begins with.
 
     Attributes:
@@ -71,6 +74,7 @@ class Following:
         cuts: Cuts | None,
         validations: Validations,
         known: Sequence[Validated],
+        callbacks: Callbacks | None,
         *,
         pending: AfterStep,
     ) -> None:
@@ -88,6 +92,7 @@ class Following:
         self._progress = progress
         self._cuts = cuts
         self.validations = validations
+        self._callbacks = callbacks
         self._known = {one.step: one.metrics for one in known}
         self.pending = pending
         self.stopped = validations.is_over and not pending
@@ -147,6 +152,8 @@ class Following:
             self._tell_others(MEASURED, facts)
         metrics: dict[str, float] = json.loads(self._wait_for(MEASURED).facts)
         self.validations.add(Validated(step, metrics))
+        if self._place.leads:
+            self._progress.validated = self.validations.done
         if self._cuts is not None and self._cuts.judge is not None:
             self._cuts.judge.validated()
         best = self.validations.best
@@ -198,6 +205,8 @@ class Following:
         if best := self._train.checkpoint.best:
             _require(found, Aim.of(best).name, "train.checkpoint.best")
         self._progress.metrics = _finite(found)
+        if self._callbacks is not None:
+            self._callbacks.measured(found)
         return found
 
     def _tell_others(self, kind: Any, facts: str) -> None:

@@ -26,6 +26,7 @@ def to_bytes(kept: Beginning) -> bytes:
         "validated": [asdict(one) for one in kept.validated],
         "to_validate": kept.to_validate,
         "committed": kept.committed,
+        "stopped": kept.stopped,
     }
     tensors = {
         _HEAD: torch.tensor(list(json.dumps(head).encode()), dtype=torch.uint8),
@@ -60,4 +61,5 @@ def of_bytes(data: bytes) -> Beginning:
         validated=tuple(Validated(one["step"], one["metrics"]) for one in head["validated"]),
         to_validate=head["to_validate"],
         committed=head["committed"],
+        stopped=head["stopped"],
     )

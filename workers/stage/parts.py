@@ -5,11 +5,12 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
 from protos.job_pb2 import JobSpec
-from protos.naming import table_prefix
+from protos.naming import KEPT, table_prefix
 from protos.node_pb2 import LaunchRequest
 from protos.stage_pb2 import StageWorkers, Topology
 from ps import ParameterClient
@@ -42,6 +43,7 @@ from workers.model.trace import LayerInfo, StageGraph, TracedModel
 from workers.model.warm_start import Weights, give_weights, read_weights
 from workers.model.whole import check_smallest
 from workers.stage.beginning import Beginning, beginning_of
+from workers.stage.callbacks import Callbacks, job_callbacks
 from workers.stage.commits import RowCommits
 from workers.stage.cut_folder import CutFolder
 from workers.stage.cut_judge import CutFacts, CutJudge
@@ -51,6 +53,7 @@ from workers.stage.executor import StageExecutor
 from workers.stage.experts import own_optimizer, split_experts
 from workers.stage.following import Following
 from workers.stage.layers import StageLayers
+from workers.stage.loggers import job_loggers
 from workers.stage.loss_terms import LossTerms
 from workers.stage.progress import Progress
 from workers.stage.rows import StageRows
@@ -58,6 +61,7 @@ from workers.stage.schedule import Schedule
 from workers.stage.series import close_series, series_of
 from workers.stage.staleness import RowOrder
 from workers.stage.state import base_names, capture, give
+from workers.stage.stop import Stop
 from workers.stage.update import Update
 from workers.stage.validation import Validations
 from workers.stage.verdict import AfterStep, LossScales
@@ -204,6 +208,8 @@ class Parts:
     graph: StageGraph
     versions: Versions
     update: Update
+    stop: Stop
+    callbacks: Callbacks | None
 
     def keep(self) -> Beginning:
         """What another generation goes on from, once no step is under way here any more."""
@@ -222,10 +228,13 @@ class Parts:
             validated=following.validations.done,
             to_validate=following.to_validate,
             committed=self.executor.committed,
+            stopped=self.stop.heard,
         )
 
     def close(self) -> None:
         """Leave the others."""
+        if self.callbacks is not None:
+            self.callbacks.end("interrupted")
         self.links.inbox.close()
         if self.cuts is not None:
             self.cuts.close()
@@ -267,6 +276,7 @@ def _connected(
     opened: ExitStack,
 ) -> Parts:
     job, place, device = share.launch.job, share.place, share.device
+    output = share.launch.output
     inbox, generation = session.inbox, session.generation
     durable = job.servers.durability not in ("", "none")
     client = ParameterClient(
@@ -336,6 +346,7 @@ def _connected(
         share.launch.former,
         over=0 if topology.donors or topology.HasField("paused") else generation,
         lockstep=bool(split),
+        logs="" if output.startswith(KEPT) else str(Path(output).parent),
     )
 
 
@@ -356,6 +367,7 @@ def assemble(
     *,
     over: int = 0,
     lockstep: bool = False,
+    logs: str = "",
 ) -> Parts:
     """The parts of a connected worker, its layers on their device.
 
@@ -368,6 +380,7 @@ def assemble(
         former: the last generation of each attempt before.
         over: how many generations of this attempt none of whose commits is applied any more.
         lockstep: whether the workers of the stage share out experts.
+        logs: the folder that directories of loggers are relative to; empty: there is none.
     """
     graph, inbox = layers.graph, links.inbox
     leads = place.stage == place.rank == 0
@@ -416,6 +429,7 @@ def assemble(
             inbox,
             judge,
         )
+    stop = Stop(beginning.step if beginning.stopped else None, staleness)
     ending = Ending(
         job,
         place,
@@ -427,6 +441,7 @@ def assemble(
         schedule.steps,
         staleness,
         LossTerms(place, notices, staleness, beginning.curve.terms),
+        stop,
         due=taken.due if taken is not None else lambda step: AfterStep.NOTHING,
         at_once=layers.device.type == "cpu",
     )
@@ -434,6 +449,12 @@ def assemble(
         optimizer = own_optimizer(graph.module, state.optimizer)
         update.resume(beginning.step, beginning.applied, optimizer, state.earlier)
         ending.resume(beginning.step, beginning.applied, beginning.scales)
+    callbacks: Callbacks | None = None
+    if place.leads and (own := {**job_callbacks(job), **job_loggers(job, logs)}):
+        callbacks = Callbacks(
+            *(job, facts.job_id, own, graph.module, versions),
+            *(schedule, staleness, ending, progress, stop),
+        )
     metrics = JobMetrics(job)
     step, again = beginning.step, beginning.to_validate
     known = [one for one in beginning.validated if again and one.step == step]
@@ -453,6 +474,7 @@ def assemble(
         taken,
         Validations(job.train.validate, [one for one in beginning.validated if one not in known]),
         known,
+        callbacks,
         pending=AfterStep.VALIDATE if beginning.to_validate else AfterStep.NOTHING,
     )
     executor = StageExecutor(
@@ -470,11 +492,12 @@ def assemble(
         taken,
         metrics,
         following,
+        callbacks,
         lockstep=lockstep,
     )
     return Parts(
         *(client, links, layers.group, rows, commits, ending, notices, executor, taken),
-        *(graph, versions, update),
+        *(graph, versions, update, stop, callbacks),
     )
 
 

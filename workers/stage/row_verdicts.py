@@ -48,7 +48,7 @@ class RowVerdicts:
             early: before this worker applies the step.
         """
         with self._turn:
-            if step != self._next or verdict.outcome is Outcome.DIVERGED:
+            if step != self._next or verdict.outcome in (Outcome.DIVERGED, Outcome.STOP):
                 return
             if early and (self._held or self._given_up):
                 return

@@ -37,8 +37,9 @@ class Gradient:
 
     Args:
         sums: that are under way.
-        scalars: float64 [losses + 3]: losses, what no row's gradient is beyond, squared norm of the
-            gradients that no other worker has, what follows the step, which one worker alone tells.
+        scalars: float64 [losses + 4]: losses, what no row's gradient is beyond, squared norm of the
+            gradients that no other worker has, what follows the step, which one worker alone tells,
+            and how many would have the training end before it.
         used: float32, for each parameter whose gradient is summed how many workers have one.
         loads: of gates that a bias balances.
         statistics: what normalising layers add to their running ones.
@@ -199,6 +200,7 @@ class Update:
         largest: Tensor | None,
         *,
         after: AfterStep = AfterStep.NOTHING,
+        stop: bool = False,
     ) -> Gradient:
         """Begin to sum what this worker's share of a step collected, when all of it is there.
 
@@ -206,6 +208,7 @@ class Update:
             losses: float64 [n], this worker's part, of which the first is the loss.
             largest: float64 [], what no gradient of its rows is beyond; None: there are none.
             after: what this worker would have follow the step.
+            stop: whether it would have the training end before it.
         """
         own: list[nn.Parameter] = []
         parameters: list[nn.Parameter] = []
@@ -217,7 +220,8 @@ class Update:
         alone = [p.grad for p in own if p.grad is not None]
         of_rows = none if largest is None else largest.to(none)
         of_own = _squared_norm(alone).to(none) if alone else none
-        more = torch.stack([of_rows, of_own, torch.full_like(none, float(after))])
+        told = [torch.full_like(none, float(flag)) for flag in (after, stop)]
+        more = torch.stack([of_rows, of_own, *told])
         scalars = torch.cat([losses, more])
         loads = [gate.pending.clone() for gate in self._biased]
         for gate in self._biased:
@@ -242,7 +246,7 @@ class Update:
                 if not workers:  # so that optimizers leave it as it is, as they would alone
                     parameter.grad = None
         grads = [p.grad for p in self._summed(gradient.step) if p.grad is not None]
-        *losses, of_rows, alone, after = gradient.scalars.tolist()
+        *losses, of_rows, alone, after, stop = gradient.scalars.tolist()
         if self._clip:
             squared = _squared_norm(grads).item()
             finite = math.isfinite(squared)
@@ -254,6 +258,7 @@ class Update:
             losses[0],
             AfterStep(int(after)),
             tuple(losses),
+            stop > 0,
         )
 
     def check(self) -> None:

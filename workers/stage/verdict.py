@@ -1,4 +1,4 @@
-"""What becomes of a step: applied, skipped, or the end of a training that diverged.
+"""What becomes of a step: applied, skipped, or the end of a training that diverged or is to stop.
 
 The leader of each stage (rank 0) reports on its stage's gradient of the whole batch. The judge, the
 leader of the first stage, which is the last to finish a step anyway, decides for all of them.
@@ -22,6 +22,7 @@ class Outcome(Enum):
     APPLY = auto()
     SKIP = auto()
     DIVERGED = auto()
+    STOP = auto()
 
 
 class AfterStep(IntFlag):
@@ -43,6 +44,7 @@ class Report:
         loss: of the step, in the last stage; 0 elsewhere. NaN where an auxiliary one is not finite.
         after: what one of the stage's workers would have follow the step.
         losses: all that was summed of them; where they were told to another stage none.
+        stop: whether one of the stage's workers would have the training end before the step.
     """
 
     squared_norm: float
@@ -50,6 +52,7 @@ class Report:
     loss: float = 0.0
     after: AfterStep = AfterStep.NOTHING
     losses: tuple[float, ...] = ()
+    stop: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +127,8 @@ def judge(reports: Iterable[Report], clip: float, loss_scale: float, *, scaled: 
         scaled: whether a gradient that is not finite may become so by a smaller loss scale.
     """
     reports = list(reports)
+    if any(report.stop for report in reports):
+        return Verdict(Outcome.STOP)
     finite = all(report.finite for report in reports)
     if not all(math.isfinite(report.loss) for report in reports):
         return Verdict(Outcome.DIVERGED)

@@ -285,6 +285,9 @@ class Worker:
             reporter.send("trained")
             self._stay()
             return
+        if parts.callbacks is not None:
+            parts.callbacks.measured(results)
+            parts.callbacks.end(told(diverged) if diverged is not None else "")
         output = self._save(parts, saved, results, best)
         if diverged is None:
             check_saved(self._share, parts.client, output, measured)

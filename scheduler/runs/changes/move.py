@@ -89,7 +89,20 @@ def overtaken(attempt: Attempt) -> None:
         return
     move = _move(attempt, change)
     move.failed = change.failed or "the attempt ended before it could go over"
-    with suppress(TransitionError):  # a Redis that lost the job
+    with suppress(TransitionError, Interrupted):  # a Redis that lost the job, or is another's
+        attempt.end_change(move)
+
+
+def taken_over(attempt: Attempt) -> None:
+    """Tell of a change that the scheduler before had under way; without effect where none was."""
+    found = attempt.record.change
+    if found is None:
+        return
+    move = Move()
+    move.CopyFrom(found)
+    if not move.failed and not move.seconds:
+        move.seconds = time.time() - move.at
+    with suppress(TransitionError):
         attempt.end_change(move)
 
 
@@ -216,9 +229,9 @@ def _go_over(attempt: Attempt, change: Change, step: int) -> None:
     before = _measured(attempt)
     move.measured = before.measured.throughput
     if change.shards:
-        attempt.go_over(change.decision, change.processes, change.for_shards)
+        attempt.go_over(change.decision, change.processes, move, change.for_shards)
     else:
-        attempt.go_over(change.decision, [*_shards(attempt), *change.processes])
+        attempt.go_over(change.decision, [*_shards(attempt), *change.processes], move)
     topology = topology_of(attempt.id.job_id, attempt.processes)
     topology.generation, topology.line, topology.step = generation, generation, step
     if not change.shards:
@@ -293,21 +306,14 @@ def _measured(attempt: Attempt) -> Decision:
 
 
 def _move(attempt: Attempt, change: Change) -> Move:
-    """What is to be said of a change, as far as it is known before."""
-    follower, before = attempt.follower, _measured(attempt)
+    """What is to be told of a change, with what is known by now."""
+    follower, made = attempt.follower, Move()
     assert follower is not None
-    return Move(
-        at=time.time(),
-        step=follower.paused or attempt.step,
-        attempt=attempt.id.number,
-        reason=change.wanted.reason,
-        before=in_short(before),
-        after=in_short(change.decision),
-        predicted=before.throughput,
-        measured=before.measured.throughput,
-        price_before=before.price_per_hour,
-        price_after=change.decision.price_per_hour,
-    )
+    made.CopyFrom(change.move)
+    made.ClearField("failed")
+    made.at, made.step = time.time(), follower.paused or attempt.step
+    made.measured = _measured(attempt).measured.throughput
+    return made
 
 
 def _nodes(processes: Sequence[Process]) -> list[str]:

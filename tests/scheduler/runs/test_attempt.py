@@ -300,10 +300,12 @@ def test_whoever_takes_over_in_the_midst_of_a_move_finds_one_plan_with_its_worke
     attempt.keep(attempt.decision)
     own, other = ([Process.of(p)] for p in record(1).processes[:2])
     attempt.run(own, [own[0].node.node_id])
+    attempt.record.note_change(pb.Move(after="1 v100", failed="not yet"))
     attempt.record.add_others(other)
     attempt.record.next_generation()
     found = taken_up()
     assert (found.processes, found.record.others) == (own, other)
+    assert found.record.change == pb.Move(after="1 v100", failed="not yet")
     assert found.decision.stages[0].type == "before"
     assert found.record.is_regrouping
 
@@ -313,8 +315,9 @@ def test_whoever_takes_over_in_the_midst_of_a_move_finds_one_plan_with_its_worke
     with monkeypatch.context() as patched:
         patched.setattr(context.store, "put_decision", dies)
         with pytest.raises(Interrupted):
-            attempt.go_over(decided("after"), other)
+            attempt.go_over(decided("after"), other, pb.Move(after="1 v100"))
     found = taken_up()
+    assert found.record.change == pb.Move(after="1 v100")
     assert (found.processes, found.record.others) == (other, own)
     assert found.decision.stages[0].type == "after"
     assert context.store.decision("job") == found.decision
@@ -366,3 +369,25 @@ def test_a_write_waits_for_redis_and_not_for_another_scheduler(
     attempt.cancel()
     with pytest.raises(Interrupted):
         attempt.persist(failing(StoreError("away"), 9)[0])
+
+
+def test_validations_are_told_and_those_of_lost_steps_forgotten(context: Context) -> None:
+    def told() -> list[tuple[int, float | None]]:
+        status = context.jobs.get("job")
+        assert status is not None
+        return [(one.step, one.metrics.get("valid_auc")) for one in status.validated]
+
+    def report(*steps: int) -> None:
+        found = [pb.Validated(step=step, metrics={"valid_auc": step / 10}) for step in steps]
+        attempt.add_progress(pb.ProgressReport(attempt=1, phase="train", validated=found))
+
+    attempt = entered(context, up_to=State.RUNNING)
+    report(1, 2, 3)
+    attempt.add_progress(pb.ProgressReport(attempt=1, phase="train"))  # another stage's worker
+    assert told() == [(1, 0.1), (2, 0.2), (3, 0.3)]
+    report(2, 3, 4)
+    assert told() == [(2, 0.2), (3, 0.3), (4, 0.4)]
+    attempt.recovered(pb.Recovery(step=3, back=True), [], 0)
+    assert told() == [(2, 0.2), (3, 0.3)]
+    assert context.jobs.retry("job", Ending(pb.END_SCHEDULER_LOST))
+    assert told() == []

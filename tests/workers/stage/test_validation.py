@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from chassis.aim import Aim
 from protos.job_pb2 import JobSpec, ValidateSpec
 from tests.workers.stage import reference
 from tests.workers.stage.in_process import TABLES, Pipeline, Tables
@@ -23,7 +24,7 @@ from workers.model.cut import CutError, Validated, read_cut
 from workers.model.entry import ModelError
 from workers.stage import busy, evaluation, executor, progress
 from workers.stage.layers import StageLayers
-from workers.stage.validation import Aim, Validations
+from workers.stage.validation import Validations
 
 STEPS = 14
 
@@ -155,6 +156,38 @@ def test_it_ends_when_plain_pytorch_does_and_has_the_same_best(tmp_path, held_ou
 @pytest.mark.parametrize("plan", PLANS)
 def test_it_does_so_on_any_plan(tmp_path, held_out, plan, staleness):
     check(tmp_path, held_out, plan, staleness)
+
+
+class Slow(Late):
+    """Pulls, too, take their time: many are under way when the training ends."""
+
+    def pull_many(self, *args, **kwargs):
+        time.sleep(0.02)
+        return super().pull_many(*args, **kwargs)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("staleness", [1, 2])
+def test_rows_of_steps_that_are_not_of_the_model_are_not_in_its_tables(
+    tmp_path, held_out, staleness
+):
+    """Though they were pulled ahead: each step looks up keys that no other does."""
+    case = replace(wide(staleness), sizes=(13,) * STEPS)
+    validated(case, "2 steps", "valid_logloss", 2)
+    pipeline = case.pipeline(client=Slow(), folder=tmp_path, restores=True)
+    for number, batch in enumerate(pipeline._batches.steps):
+        batch["sparse"][:5] += KEYS * (number + 1)
+    workers = pipeline.run()
+    done = workers[0][0].executor
+    best, stopped = done.following.validations.best.step, done.progress.step
+    assert best < stopped < STEPS, "one that shows something"
+    seen = [batch["sparse"] for batch in pipeline._batches.steps[:best]]
+    ahead = [batch["sparse"] for batch in pipeline._batches.steps[stopped:]]
+    pulled = {key for kind, _, keys in pipeline.client.calls if kind == "pull" for key in keys}
+    assert pulled & set(np.unique(ahead).tolist()) - set(range(KEYS))
+    for table in ("one", "two"):
+        found = np.sort(pipeline.client.tables[TABLES + table].keys())
+        assert found.tolist() == np.unique(seen).tolist()
 
 
 @pytest.fixture

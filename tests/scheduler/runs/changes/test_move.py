@@ -131,6 +131,8 @@ def test_a_scheduler_that_dies_while_it_moves(tmp_path: Path) -> None:
             plans.add(any("generation" in label for label in service.pids(name)))
             status = service.end(name)
             assert (status.end_reason, status.step) == (END_SUCCEEDED, 300), status.reason
+            (moved,) = status.moves
+            assert not moved.failed or "the scheduler was restarted" in moved.failed
             assert service.digest(name) == service.digest(whole)
             wait_until(lambda: not any(used(service).values()), "all units are given back")
         assert plans == {False, True}, "before the write, and after it"

@@ -74,3 +74,23 @@ def test_an_attempt_that_is_followed_by_another_tells_of_it_once(service: Servic
     assert status.state == SUCCEEDED
     (move,) = status.moves
     assert move.failed
+
+
+def test_a_scheduler_that_takes_over_tells_of_a_move_that_was_under_way(service: Service) -> None:
+    node, name = service.node, "followed"
+    service.submit(service.spec(name, retries=1))
+    worker = node.worker(name, 1)
+    node.report(worker, step=5, total_steps=40)
+    node.asked_to_pause = False
+    plan = service.stub.GetDecision(JobRequest(job_id=name), timeout=20)
+    service.stub.MoveJob(MoveJobRequest(job_id=name, decision=plan), timeout=20)
+    wait_until(lambda: node.asked_to_pause, "its workers are told to wait")
+    service.replace_scheduler()
+    wait_until(lambda: service.get(name).moves, "it is told of")
+    service.replace_scheduler()  # once, whoever follows
+    node.report(worker, phase="done", step=40, samples=40 * BATCH, train_seconds=1.0)
+    status = service.end(name)
+    assert status.state == SUCCEEDED
+    (move,) = status.moves
+    assert (move.reason, move.before, move.after, move.step) == ("asked", "1 cpu", "1 cpu", 5)
+    assert move.failed == "the scheduler was restarted before it could go over"
