@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from protos.scheduler_pb2 import END_SUCCEEDED
-from tests.scheduler.runs.survivors import Service, move, plan, trains
+from tests.scheduler.runs.survivors import Service
 
 pytest.importorskip("workers.stage")
 _EVERY_3 = {
@@ -92,26 +92,3 @@ def test_the_best_is_the_model_after_all_went_back(service: Service) -> None:
     assert recovery.back
     assert facts(service, "validated-back") == facts(service, whole)
     assert service.digest("validated-back") == service.digest(whole)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("step", [4, 7])
-def test_a_job_that_moves_between_validations_has_the_same_ones(
-    service: Service, step: int
-) -> None:
-    """What was measured before counts on, under the plan that it goes over to."""
-    whole, name = trained(service, 0), f"validated-moved-{step}"
-    service.submit(service.may_be_held(name, **_EVERY_3))
-    trains(service, name, step)
-    (moved,) = move(service, name, plan(service, name, (0, 2, "front", 2), (3, 3, "back", 1))).moves
-    assert not moved.failed, moved.failed
-    assert service.end(name).end_reason == END_SUCCEEDED
-    found, expected = facts(service, name), facts(service, whole)
-    assert [one["step"] for one in found["validated"]] == [
-        one["step"] for one in expected["validated"]
-    ]
-    for one, other in zip(found["validated"], expected["validated"], strict=True):
-        assert one["metrics"] == pytest.approx(other["metrics"], rel=1e-4)
-    for key in ("best_step", "steps", "samples"):
-        assert found[key] == expected[key]
-    assert found["metrics"] == pytest.approx(expected["metrics"], rel=1e-4)
