@@ -21,6 +21,7 @@ from heterps.job.file import load_job
 from heterps.job.prepare import prepare
 from protos.job_pb2 import JobSpec
 from workers.model.entry import job_model
+from workers.model.inputs import inputs_of
 from workers.model.trace import TracedModel
 
 JOBS = {"flights": "examples/flights/job.yaml", "kuairand": "examples/kuairand/job.yaml"}
@@ -66,7 +67,7 @@ def _auc(client: Client, name: str, seed: int, lag: int, folder: str) -> float:
     job.data.ClearField("valid")
     job.train.seed, job.train.staleness, job.output = seed, lag, folder
     job.servers.shards, job.servers.durability = 1, "none"
-    _give_costs(job)
+    give_costs(job)
     job_id = client.submit(job)
     status = client.wait(job_id)
     if status.state != "succeeded":
@@ -74,7 +75,7 @@ def _auc(client: Client, name: str, seed: int, lag: int, folder: str) -> float:
     return float(status.metrics[METRIC])
 
 
-def _give_costs(job: JobSpec) -> None:
+def give_costs(job: JobSpec) -> None:
     """In place of measured ones: quality does not depend on them, and one worker is enough."""
     kinds = [kind for kind in job.schedule.offered.types if kind.name == "cpu"]
     del job.schedule.offered.types[:]
@@ -82,7 +83,7 @@ def _give_costs(job: JobSpec) -> None:
     given = job.schedule.given
     given.name, given.reference_batch, given.samples = job.name, job.train.batch_size, 1e6
     given.ps_type, given.ps_core_s = "cpu", 0.0
-    for layer in TracedModel(job_model(job)).layers:
+    for layer in TracedModel(job_model(job), inputs_of(job.data)).layers:
         cost = given.layers.add(name=layer.name, kind=layer.kind).cost["cpu"]
         cost.compute_s, cost.parallel_sync, cost.memory_bytes = 1e-3, 1.0, 1e6
 

@@ -7,7 +7,9 @@ import socket
 import socketserver
 import ssl
 import threading
+from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -22,6 +24,7 @@ from chassis.servers import BindError
 TOKEN_VARIABLE = "HETERPS_METRICS_TOKEN_FILE"
 PATH = "/metrics"
 _TIMEOUT_S = 10.0  # for a client to shake hands, and to ask
+_MOST, _SHARE = 32, 24  # connections at once, and those of one address
 _log = logging.getLogger("heterps.metrics")
 
 
@@ -80,6 +83,8 @@ class _Server(ThreadingHTTPServer):
         self.expected = f"Bearer {token}".encode() if token is not None else None
         self.admits = admits
         self._context = context
+        self._lock = threading.Lock()
+        self._open = Counter[str]()  # connections by address
         super().__init__((host, port), _Handler)
 
     def server_bind(self) -> None:
@@ -96,6 +101,36 @@ class _Server(ThreadingHTTPServer):
                 connection, server_side=True, do_handshake_on_connect=False
             )
         return connection, address
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer on a thread, unless there are enough."""
+        address = client_address[0]
+        with self._lock:
+            full = self._open.total() >= _MOST or self._open[address] >= _SHARE
+            self._open[address] += not full
+        if full:
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # no thread can be had
+            self._forget(address)
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answer, and be done in time however slowly the client asks."""
+        late = threading.Timer(_TIMEOUT_S, _end, (request,))
+        late.daemon = True
+        late.start()
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            late.cancel()
+            self._forget(client_address[0])
+
+    def _forget(self, address: str) -> None:
+        with self._lock:
+            self._open -= Counter((address,))
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that broke off or speaks no TLS is not worth a traceback."""
@@ -144,6 +179,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
+
+
+def _end(connection: socket.socket) -> None:
+    with suppress(OSError):  # that of TLS would have what is sent meanwhile go in plain text
+        socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
 
 def _tls(security: Security) -> ssl.SSLContext | None:

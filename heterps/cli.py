@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 # Command: its module under heterps.commands, and a line for --help; nothing is imported for it.
 _COMMANDS = {
     "train": ("train", "Train a job on a cluster of its own on this machine."),
+    "sweep": ("sweep", "Train a job with many values of its keys, and keep the best."),
     "profile": ("profile", "Measure a model's layers, without a cluster."),
     "plan": ("plan", "Plan a workload file, without a cluster."),
     "policy": ("policy", "Show or train the policy that --method ppo plans with."),

@@ -478,6 +478,27 @@ class DataSpec(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class JoinEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> Global___JoinSpec: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: Global___JoinSpec | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     PREPARE_FIELD_NUMBER: _builtins.int
     PATH_FIELD_NUMBER: _builtins.int
     TRAIN_FIELD_NUMBER: _builtins.int
@@ -491,6 +512,7 @@ class DataSpec(_message.Message):
     WEIGHT_FIELD_NUMBER: _builtins.int
     COLUMNS_FIELD_NUMBER: _builtins.int
     SOURCE_FIELD_NUMBER: _builtins.int
+    JOIN_FIELD_NUMBER: _builtins.int
     prepare: _builtins.str
     """optional, prepare.py:prepare, called with `path`; makes the files below once"""
     path: _builtins.str
@@ -525,6 +547,10 @@ class DataSpec(_message.Message):
     def columns(self) -> _containers.MessageMap[_builtins.str, Global___ColumnSpec]:
         """inputs by name, beside those matrices or in their place"""
 
+    @_builtins.property
+    def join(self) -> _containers.MessageMap[_builtins.str, Global___JoinSpec]:
+        """columns of other files, which are called NAME.COLUMN"""
+
     def __init__(
         self,
         *,
@@ -541,14 +567,47 @@ class DataSpec(_message.Message):
         weight: _builtins.str = ...,
         columns: _abc.Mapping[_builtins.str, Global___ColumnSpec] | None = ...,
         source: _builtins.str = ...,
+        join: _abc.Mapping[_builtins.str, Global___JoinSpec] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "dense", b"dense", "label", b"label", "labels", b"labels", "path", b"path", "prepare", b"prepare", "source", b"source", "sparse", b"sparse", "test", b"test", "tokens", b"tokens", "train", b"train", "valid", b"valid", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "dense", b"dense", "join", b"join", "label", b"label", "labels", b"labels", "path", b"path", "prepare", b"prepare", "source", b"source", "sparse", b"sparse", "test", b"test", "tokens", b"tokens", "train", b"train", "valid", b"valid", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DataSpec: _TypeAlias = DataSpec  # noqa: Y015
+
+@_typing.final
+class JoinSpec(_message.Message):
+    """Other files, of which each row finds one row."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FILE_FIELD_NUMBER: _builtins.int
+    BY_FIELD_NUMBER: _builtins.int
+    TIME_FIELD_NUMBER: _builtins.int
+    file: _builtins.str
+    """file name or glob under `path`"""
+    time: _builtins.str
+    """the same: the latest row that is not later; empty: there is one for a key"""
+    @_builtins.property
+    def by(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """columns of both, or of each: viewer=user"""
+
+    def __init__(
+        self,
+        *,
+        file: _builtins.str = ...,
+        by: _abc.Iterable[_builtins.str] | None = ...,
+        time: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["by", b"by", "file", b"file", "time", b"time"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___JoinSpec: _TypeAlias = JoinSpec  # noqa: Y015
 
 @_typing.final
 class ColumnSpec(_message.Message):
@@ -757,6 +816,27 @@ class TrainSpec(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class LoggersEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> _struct_pb2.Struct: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _struct_pb2.Struct | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     EPOCHS_FIELD_NUMBER: _builtins.int
     BATCH_SIZE_FIELD_NUMBER: _builtins.int
     MICRO_BATCHES_FIELD_NUMBER: _builtins.int
@@ -775,6 +855,7 @@ class TrainSpec(_message.Message):
     CHECKPOINT_FIELD_NUMBER: _builtins.int
     WARM_START_FIELD_NUMBER: _builtins.int
     VALIDATE_FIELD_NUMBER: _builtins.int
+    LOGGERS_FIELD_NUMBER: _builtins.int
     EMA_FIELD_NUMBER: _builtins.int
     RESUME_FIELD_NUMBER: _builtins.int
     epochs: _builtins.int
@@ -820,6 +901,10 @@ class TrainSpec(_message.Message):
     @_builtins.property
     def validate(self) -> Global___ValidateSpec: ...
     @_builtins.property
+    def loggers(self) -> _containers.MessageMap[_builtins.str, _struct_pb2.Struct]:
+        """tensorboard | wandb | mlflow -> its arguments"""
+
+    @_builtins.property
     def resume(self) -> Global___Origin:
         """where the job goes on from; set by the client, not in the file"""
 
@@ -844,12 +929,13 @@ class TrainSpec(_message.Message):
         checkpoint: Global___CheckpointSpec | None = ...,
         warm_start: _builtins.str = ...,
         validate: Global___ValidateSpec | None = ...,
+        loggers: _abc.Mapping[_builtins.str, _struct_pb2.Struct] | None = ...,
         ema: _builtins.float = ...,
         resume: Global___Origin | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "optimizer", b"optimizer", "resume", b"resume", "rows", b"rows", "validate", b"validate"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_norm", b"batch_norm", "batch_size", b"batch_size", "checkpoint", b"checkpoint", "clip", b"clip", "drop_last", b"drop_last", "ema", b"ema", "epochs", b"epochs", "heads", b"heads", "loss", b"loss", "max_steps", b"max_steps", "micro_batches", b"micro_batches", "optimizer", b"optimizer", "precision", b"precision", "resume", b"resume", "rows", b"rows", "seed", b"seed", "split_experts", b"split_experts", "staleness", b"staleness", "validate", b"validate", "warm_start", b"warm_start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_norm", b"batch_norm", "batch_size", b"batch_size", "checkpoint", b"checkpoint", "clip", b"clip", "drop_last", b"drop_last", "ema", b"ema", "epochs", b"epochs", "heads", b"heads", "loggers", b"loggers", "loss", b"loss", "max_steps", b"max_steps", "micro_batches", b"micro_batches", "optimizer", b"optimizer", "precision", b"precision", "resume", b"resume", "rows", b"rows", "seed", b"seed", "split_experts", b"split_experts", "staleness", b"staleness", "validate", b"validate", "warm_start", b"warm_start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

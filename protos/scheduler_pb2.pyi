@@ -359,6 +359,7 @@ class JobStatus(_message.Message):
     CUT_ERROR_FIELD_NUMBER: _builtins.int
     RECOVERIES_FIELD_NUMBER: _builtins.int
     MOVES_FIELD_NUMBER: _builtins.int
+    VALIDATED_FIELD_NUMBER: _builtins.int
     SUBMITTED_BY_FIELD_NUMBER: _builtins.int
     CANCELLED_BY_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
@@ -425,6 +426,10 @@ class JobStatus(_message.Message):
     def recoveries(self) -> _containers.RepeatedCompositeFieldContainer[Global___Recovery]: ...
     @_builtins.property
     def moves(self) -> _containers.RepeatedCompositeFieldContainer[Global___Move]: ...
+    @_builtins.property
+    def validated(self) -> _containers.RepeatedCompositeFieldContainer[Global___Validated]:
+        """the latest of train.validate, the oldest first"""
+
     def __init__(
         self,
         *,
@@ -460,12 +465,13 @@ class JobStatus(_message.Message):
         cut_error: _builtins.str = ...,
         recoveries: _abc.Iterable[Global___Recovery] | None = ...,
         moves: _abc.Iterable[Global___Move] | None = ...,
+        validated: _abc.Iterable[Global___Validated] | None = ...,
         submitted_by: _builtins.str = ...,
         cancelled_by: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["job", b"job"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "attempts", b"attempts", "began_at", b"began_at", "cancelled_by", b"cancelled_by", "cut_error", b"cut_error", "cuts", b"cuts", "end_reason", b"end_reason", "ended_at", b"ended_at", "error", b"error", "from_samples", b"from_samples", "from_step", b"from_step", "job", b"job", "job_id", b"job_id", "last_lines", b"last_lines", "loss", b"loss", "loss_terms", b"loss_terms", "metrics", b"metrics", "moves", b"moves", "name", b"name", "output", b"output", "phase", b"phase", "priority", b"priority", "process", b"process", "reason", b"reason", "recoveries", b"recoveries", "retries", b"retries", "samples", b"samples", "samples_per_s", b"samples_per_s", "started_at", b"started_at", "state", b"state", "step", b"step", "submitted_at", b"submitted_at", "submitted_by", b"submitted_by", "total_steps", b"total_steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "attempts", b"attempts", "began_at", b"began_at", "cancelled_by", b"cancelled_by", "cut_error", b"cut_error", "cuts", b"cuts", "end_reason", b"end_reason", "ended_at", b"ended_at", "error", b"error", "from_samples", b"from_samples", "from_step", b"from_step", "job", b"job", "job_id", b"job_id", "last_lines", b"last_lines", "loss", b"loss", "loss_terms", b"loss_terms", "metrics", b"metrics", "moves", b"moves", "name", b"name", "output", b"output", "phase", b"phase", "priority", b"priority", "process", b"process", "reason", b"reason", "recoveries", b"recoveries", "retries", b"retries", "samples", b"samples", "samples_per_s", b"samples_per_s", "started_at", b"started_at", "state", b"state", "step", b"step", "submitted_at", b"submitted_at", "submitted_by", b"submitted_by", "total_steps", b"total_steps", "validated", b"validated"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1088,6 +1094,7 @@ class ProgressReport(_message.Message):
     STEPPED_S_FIELD_NUMBER: _builtins.int
     GENERATION_FIELD_NUMBER: _builtins.int
     CUTS_FIELD_NUMBER: _builtins.int
+    VALIDATED_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     stage: _builtins.int
     rank: _builtins.int
@@ -1125,6 +1132,10 @@ class ProgressReport(_message.Message):
     def cuts(self) -> Global___CutList:
         """by the leader of the first stage, when they have changed"""
 
+    @_builtins.property
+    def validated(self) -> _containers.RepeatedCompositeFieldContainer[Global___Validated]:
+        """by the leader of the last stage: the latest, none: as before"""
+
     def __init__(
         self,
         *,
@@ -1149,14 +1160,63 @@ class ProgressReport(_message.Message):
         stepped_s: _builtins.float = ...,
         generation: _builtins.int = ...,
         cuts: Global___CutList | None = ...,
+        validated: _abc.Iterable[Global___Validated] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cuts", b"cuts"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "before_s", b"before_s", "busy_s", b"busy_s", "cuts", b"cuts", "end_reason", b"end_reason", "error", b"error", "generation", b"generation", "job_id", b"job_id", "loss", b"loss", "loss_terms", b"loss_terms", "metrics", b"metrics", "output", b"output", "phase", b"phase", "rank", b"rank", "samples", b"samples", "samples_per_s", b"samples_per_s", "stage", b"stage", "step", b"step", "stepped_s", b"stepped_s", "total_steps", b"total_steps", "train_seconds", b"train_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "before_s", b"before_s", "busy_s", b"busy_s", "cuts", b"cuts", "end_reason", b"end_reason", "error", b"error", "generation", b"generation", "job_id", b"job_id", "loss", b"loss", "loss_terms", b"loss_terms", "metrics", b"metrics", "output", b"output", "phase", b"phase", "rank", b"rank", "samples", b"samples", "samples_per_s", b"samples_per_s", "stage", b"stage", "step", b"step", "stepped_s", b"stepped_s", "total_steps", b"total_steps", "train_seconds", b"train_seconds", "validated", b"validated"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ProgressReport: _TypeAlias = ProgressReport  # noqa: Y015
+
+@_typing.final
+class Validated(_message.Message):
+    """What held-out data gave in training, of `train.validate`."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class MetricsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    STEP_FIELD_NUMBER: _builtins.int
+    METRICS_FIELD_NUMBER: _builtins.int
+    step: _builtins.int
+    """updates until then"""
+    @_builtins.property
+    def metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """those that are finite"""
+
+    def __init__(
+        self,
+        *,
+        step: _builtins.int = ...,
+        metrics: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["metrics", b"metrics", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Validated: _TypeAlias = Validated  # noqa: Y015
 
 @_typing.final
 class CutList(_message.Message):

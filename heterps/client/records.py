@@ -191,6 +191,19 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True)
+class Validated:
+    """What held-out data gave in training, of `train.validate`.
+
+    Attributes:
+        step: updates until then.
+        metrics: those that are finite.
+    """
+
+    step: int
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
     """A job as it stands. Times are seconds since the epoch, 0 for what has not happened."""
 
@@ -226,6 +239,7 @@ class Job:
     cut_error: str = ""  # what the newest cut failed of; empty where it did not
     recoveries: tuple[Recovery, ...] = ()
     moves: tuple[Move, ...] = ()
+    validated: tuple[Validated, ...] = ()  # the latest, the oldest first
     loss_terms: Mapping[str, float] = field(default_factory=dict)  # of `loss`, those with a name
 
     @classmethod
@@ -246,6 +260,9 @@ class Job:
                 _read(Recovery, one, lost=tuple(one.lost)) for one in status.recoveries
             ),
             moves=tuple(_read(Move, one) for one in status.moves),
+            validated=tuple(
+                Validated(one.step, dict(sorted(one.metrics.items()))) for one in status.validated
+            ),
         )
 
     @property

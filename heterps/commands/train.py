@@ -1,21 +1,25 @@
 """Training on a cluster of one's own."""
 
 import signal
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING
 
 import click
 
 from heterps.commands import options
+from heterps.commands.own_cluster import (
+    Offer,
+    interrupt,
+    keep_record,
+    look_up_weights,
+    uninterrupted,
+)
 from heterps.errors import INTERRUPTED, JOB_FAILED, HeterpsError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from heterps.client.client import Client
     from protos.job_pb2 import JobSpec
 
 
@@ -55,57 +59,41 @@ def train(
     from heterps.job.file import load_job
     from heterps.job.prepare import prepare
     from heterps.job.resume import running
-    from heterps.profiling.present import present_types
     from heterps.report.progress import step
 
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, interrupt)
     console = report.console(stderr=as_json)
     job = load_job(job_file, (*overrides, *options.beginning(warm_start, resume)))
     job.output = job.output or "runs"
-    _look_up_weights(job)
+    look_up_weights(job)
     if resume:
         _go_on(console, job)
-    emulated = dict.fromkeys(job.schedule.emulate, 1)
-    emulated |= options.types_of(emulate, "--emulate")
-    _check_types(job, emulated)
-    del job.schedule.emulate[:]
-    job.schedule.emulate.extend(emulated)
-    types = {**present_types(job.schedule.offered.types, emulated, units), **emulated}
-    if not types:
-        names = ", ".join(kind.name for kind in job.schedule.offered.types)
-        raise HeterpsError(
-            f"{job.schedule.resources}: none of its types is on this machine: {names}; "
-            "expected a CPU type, or --emulate TYPE"
-        )
+    offer = Offer.of(job, units, emulate)
+    offer.emulate_in(job)
     with step(console, f"preparing {job.data.path}") as detail:
         prepare(job, detail)
         check_data(job)
     with (
-        _cluster(console, job, types, list(emulated), redis_url, keep) as client,
+        offer.cluster(console, redis_url, keep) as client,
         ExitStack() as stack,
     ):
         job_id = client.submit(job, code=False)  # its processes read it where it is
         stack.enter_context(running(Path(job.directory, job.output), job_id))
-        console.print(f"job {job_id} on {_listed(types, emulated)}")
-        absent = [kind.name for kind in job.schedule.offered.types if kind.name not in types]
-        if absent:
-            console.print(
-                f"not on this machine: {', '.join(absent)}; --emulate {absent[0]} plans with it",
-                soft_wrap=True,
-            )
+        console.print(f"job {job_id} on {offer}")
+        offer.tell_absent(console)
         try:
             ended, decision = following.follow_job(console, client, job_id)
         except KeyboardInterrupt:
-            with _uninterrupted():
+            with uninterrupted():
                 console.print(f"\ncancelling {job_id} …")
                 with suppress(HeterpsError):
                     client.cancel(job_id)
-                _keep(client, job_id)
+                keep_record(client, job_id)
             console.print(f"{job_id} cancelled")
             if job.train.checkpoint.every:
                 console.print(f"go on with `heterps train {job_file} --resume`")
             return INTERRUPTED
-        _keep(client, job_id)
+        keep_record(client, job_id)
         code = following.exit_code(ended, decision)
         if code == JOB_FAILED:
             console.print(f"  logs: heterps logs {job_id}")
@@ -129,83 +117,6 @@ def _go_on(console: "Console", job: "JobSpec") -> None:
     console.print(f"goes on from step {origin.step} of {origin.job_id}", soft_wrap=True)
 
 
-def _look_up_weights(job: "JobSpec") -> None:
-    """Put the place into `train.from` that JOB[@STEP] names, a job that `train` ran before."""
-    from heterps.client import archive
-    from heterps.client.calls import match
-    from heterps.client.origins import weights_of
-    from heterps.job.checkpoints import Named, is_place
-
-    text = job.train.warm_start
-    named = Named.of(text) if text and not is_place(text) else None
-    if named is not None:
-        jobs = {one.job_id: one for one in archive.jobs()}
-        found = jobs[match(named.job, list(jobs))]
-        job.train.warm_start = weights_of(found, named.step)
-
-
-@contextmanager
-def _cluster(
-    console: "Console",
-    job: "JobSpec",
-    types: dict[str, int],
-    emulated: list[str],
-    redis_url: str | None,
-    keep: bool,
-) -> "Iterator[Client]":
-    """A cluster for the job, ended afterwards unless it is to be kept."""
-    from heterps.client.client import Client
-    from heterps.cluster.embedded import Cluster
-    from heterps.report.progress import step
-
-    if keep:
-        from heterps.cluster import supervisor
-
-        with step(console, "starting the cluster"):
-            running = supervisor.up(types, emulated, redis_url=redis_url)
-        with Client(running.address) as client:
-            yield client
-        console.print(f"  the cluster stays up at {running.address}; end it with `heterps down`")
-        return
-    devices = {kind.name: kind.device for kind in job.schedule.offered.types}
-    cluster = Cluster(types=types, emulate=emulated, redis_url=redis_url, devices=devices)
-    with step(console, "starting the cluster"):
-        cluster.start()
-    try:
-        yield cluster.client()
-    finally:
-        with _uninterrupted():
-            cluster.stop()
-
-
-def _check_types(job: "JobSpec", emulated: dict[str, int]) -> None:
-    offered = [kind.name for kind in job.schedule.offered.types]
-    for name in emulated:
-        if name not in offered:
-            raise click.BadParameter(
-                f"{name!r}: {job.schedule.resources} has no such type; it has {', '.join(offered)}",
-                param_hint="--emulate",
-            )
-
-
-def _listed(types: dict[str, int], emulated: dict[str, int]) -> str:
-    return ", ".join(f"{n} {t}{' (emulated)' if t in emulated else ''}" for t, n in types.items())
-
-
-def _keep(client: "Client", job_id: str) -> None:
-    """Keep the job's record, so that `inspect` and `logs` know it when the cluster is gone."""
-    from heterps.client import archive
-    from heterps.errors import NoDecisionError
-
-    with suppress(HeterpsError, OSError):
-        try:
-            decision = client.decision_message(job_id)
-        except NoDecisionError:
-            decision = None
-        plans = client.history(job_id).plans
-        archive.add(client.status_message(job_id), decision, client.logs(job_id), plans)
-
-
 def _next(job_id: str, output: str) -> list[tuple[str, str]]:
     commands = [
         (f"heterps inspect {job_id}", "this report again"),
@@ -215,18 +126,3 @@ def _next(job_id: str, output: str) -> list[tuple[str, str]]:
         use = f"python -c \"import heterps; model = heterps.load('{output}')\""
         commands.append((use, "use the model"))
     return commands
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
-
-
-@contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Let nothing cut the ending short: it is bounded in time."""
-    before = {s: signal.signal(s, signal.SIG_IGN) for s in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

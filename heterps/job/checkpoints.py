@@ -62,7 +62,7 @@ def wrong_checkpoints(job: JobSpec, metrics: Sequence[str]) -> Iterator[Wrong]:
     for name, value in (("keep", spec.keep), ("best", spec.best)):
         if value and not spec.every and not (name == "keep" and job.train.validate.every):
             yield Wrong(f"{key}.{name}", repr(value), f"none without {key}.every")
-    yield from _wrong_metric(job, f"{key}.best", spec.best, metrics)
+    yield from wrong_metric(job, f"{key}.best", spec.best, metrics)
     validate, key = job.train.validate, "train.validate"
     yield from _wrong_interval(f"{key}.every", validate.every)
     given = validate.metric or validate.patience
@@ -70,7 +70,7 @@ def wrong_checkpoints(job: JobSpec, metrics: Sequence[str]) -> Iterator[Wrong]:
         yield Wrong(f"{key}.every", "nothing", EXPECTED)
     if validate.every and not validate.metric:
         yield Wrong(f"{key}.metric", "nothing", f"one of {', '.join(metrics)}")
-    yield from _wrong_metric(job, f"{key}.metric", validate.metric, metrics)
+    yield from wrong_metric(job, f"{key}.metric", validate.metric, metrics)
 
 
 def _wrong_interval(key: str, text: str) -> Iterator[Wrong]:
@@ -81,8 +81,14 @@ def _wrong_interval(key: str, text: str) -> Iterator[Wrong]:
         yield Wrong(key, repr(text), EXPECTED)
 
 
-def _wrong_metric(job: JobSpec, key: str, text: str, metrics: Sequence[str]) -> Iterator[Wrong]:
-    """What is wrong with the metric that says which state is the best."""
+def wrong_metric(job: JobSpec, key: str, text: str, metrics: Sequence[str]) -> Iterator[Wrong]:
+    """What is wrong with the metric that says which state is the best.
+
+    Args:
+        key: that it stands at.
+        text: as `chassis.aim.Aim` reads it; "" for none.
+        metrics: that are known before training.
+    """
     if not text:
         return
     direction, colon, name = text.rpartition(":")

@@ -22,7 +22,20 @@ _LONGEST: Final = 1 << 16
 
 
 def wrong_inputs(job: JobSpec) -> Iterator[Wrong]:
-    """What is wrong with `data.columns`."""
+    """What is wrong with `data.columns` and `data.join`."""
+    for name, join in sorted(job.data.join.items()):
+        key = f"data.join.{name}"
+        if not name.isidentifier():
+            yield Wrong(key, repr(name), "a name of letters, digits and _")
+        if not join.file:
+            yield Wrong(f"{key}.file", "''", "a file name or glob under data.path")
+        if not (join.by or join.time):
+            yield Wrong(f"{key}.by", "[]", "columns that both have, such as [user], or a time")
+        for field, written in (*(("by", one) for one in join.by), ("time", join.time or "x")):
+            parts = [part.strip() for part in written.split("=")]
+            if len(parts) > 2 or not all(parts):
+                text = "a column, or one of each file, such as viewer=user"
+                yield Wrong(f"{key}.{field}", repr(written), text)
     labels = {job.data.label, *job.data.labels} - {""}
     if job.train.loss == "next_token":  # what follows is of the same lists
         labels.discard(job.data.label)

@@ -22,6 +22,7 @@ METRICS: Final = {
     "pairwise": ("loss",),
 }
 LOSSES: Final = tuple(METRICS)
+LOGGERS: Final = ("tensorboard", "wandb", "mlflow")
 _OF_LABELS: Final = tuple(name for name in LOSSES if name != "next_token")
 _CONTRASTIVE, _IN_BATCH, _PAIRWISE = OF_WHOLE_BATCHES
 _WEIGHT: Final = "weight"  # what losses find data.weight by
@@ -80,6 +81,10 @@ def wrong_learning(job: JobSpec, given: Sequence[str]) -> Iterator[Wrong]:
 
 
 def _wrong_callbacks(job: JobSpec) -> Iterator[Wrong]:
+    for name in sorted(job.train.loggers):
+        if name not in LOGGERS:
+            text = f"one of {', '.join(LOGGERS)}{did_you_mean(name, LOGGERS)}"
+            yield Wrong("train.loggers", repr(name), text)
     names = [entry.rpartition(":")[2] for entry in job.model.callbacks]
     for name in sorted({name for name in names if names.count(name) > 1}):
         yield Wrong("model.callbacks", f"{name!r} twice", "callbacks of different names")

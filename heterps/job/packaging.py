@@ -28,7 +28,7 @@ _GITIGNORE = ".gitignore"
 _ALWAYS = (
     *(".git/", ".hg/", ".svn/", "__pycache__/", "*.pyc", ".venv/", "venv/", "node_modules/"),
     *(".mypy_cache/", ".ruff_cache/", ".pytest_cache/", ".ipynb_checkpoints/", ".tox/", ".idea/"),
-    *(".DS_Store", "*.egg-info/", ".heterps/"),
+    *(".DS_Store", "*.egg-info/", ".heterps/", "*.study*", "*.best.yaml"),
 )
 _MOST_FILES = 20_000  # nodes unpack no more
 _SHOWN = 5

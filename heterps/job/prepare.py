@@ -49,10 +49,10 @@ def prepare(job: JobSpec, on_line: Callable[[str], None] = lambda line: None) ->
     if job.data.prepare:
         _run(job, on_line)
     folder = data_path(job)
-    if job.data.source:
-        return time.monotonic() - started
-    for key in ("train", "valid", "test"):
-        pattern = getattr(job.data, key)
+    splits = () if job.data.source else ("train", "valid", "test")
+    patterns = {key: getattr(job.data, key) for key in splits}
+    patterns |= {f"join.{name}.file": one.file for name, one in sorted(job.data.join.items())}
+    for key, pattern in patterns.items():
         if pattern and not glob.glob(str(folder / pattern)):
             hint = "" if job.data.prepare else ", or data.prepare to make it"
             raise PrepareError(

@@ -214,6 +214,28 @@ def dotted_keys(kind: Descriptor, hidden: frozenset[str], path: str = "") -> Ite
             yield from dotted_keys(inner, hidden, dotted)
 
 
+def field_at(kind: Descriptor, path: str) -> Descriptor | None:
+    """The field that a dotted key names; None where there is none, or it is of no type of its own.
+
+    Args:
+        path: through messages and entries of maps, whose names have no dot.
+    """
+    name, _, rest = path.partition(".")
+    spec = next((one for one in kind.fields if field_name(one) == name), None)
+    inner = spec.message_type if spec is not None else None
+    if inner is not None and inner.GetOptions().map_entry:
+        spec = inner.fields_by_name["value"]
+        inner, rest = spec.message_type, rest.partition(".")[2]
+    if not rest:
+        return spec
+    return field_at(inner, rest) if inner is not None and inner.full_name != _STRUCT else None
+
+
+def is_whole(spec: Descriptor) -> bool:
+    """Whether a field holds whole numbers."""
+    return spec.cpp_type in _INTEGERS
+
+
 def _fields(kind: Descriptor, path: str, hidden: frozenset[str]) -> list[FieldDescriptor]:
     return [f for f in kind.fields if _join(path, field_name(f)) not in hidden]
 

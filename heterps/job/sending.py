@@ -73,6 +73,7 @@ def _data_files(job: JobSpec, root: Path) -> list[str]:
     patterns = [p for p in (data.train, data.valid, data.test) if p]
     if data.source:
         patterns = ["."] if folder.is_relative_to(root) else []
+    patterns += [one.file for one in data.join.values()]
     found = [path for p in patterns for path in glob.glob(str(folder / p), recursive=True)]
     inside = [
         os.path.join(at, n) for path in found for at, _, names in os.walk(path) for n in names

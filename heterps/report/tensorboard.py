@@ -113,7 +113,7 @@ def _values(
 ) -> Iterator[tuple[str, float]]:
     if stage == last and point.loss:
         yield "train/loss", point.loss
-        yield from ((f"train/loss/{name}", value) for name, value in point.loss_terms.items())
+        yield from ((f"train/loss_{name}", value) for name, value in point.loss_terms.items())
     start, busy, samples = (
         (before.train_seconds, before.busy_s, before.samples) if before else (0.0, 0.0, 0)
     )

@@ -332,6 +332,9 @@ def _check(path: str, manifest: Manifest) -> None:
             len(told) == manifest.shards or (len(told) == 0 and manifest.shards == 1),
             f"{name} of {len(told)} shards; expected {manifest.shards}",
         )
+    for table in {file.table for file in manifest.files if file.table and file.rows}:
+        lacking = [n for n in range(manifest.shards) if (table, n) not in parts][:8]
+        expect(not lacking, f"names no file of table {table[:140]!r} for shards {lacking}")
     changes = manifest.mode in ("delta", "serving")
     expect(manifest.mode != "delta" or manifest.parent is not None, "a delta without a parent")
     expect(

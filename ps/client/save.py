@@ -1,7 +1,7 @@
 """A checkpoint of all shards: one cut, coordinated by the client that saves."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -93,7 +93,7 @@ def _save(
         )
         manifest.check_sizes(store, files)  # whether all shards have written to this very place
         first = manifest.first_files(files)
-        _check_tables(switch, [{file.table for file in reply.files} - {""} for reply in replies])
+        _check_tables(switch, [{f.table: f.rows for f in r.files if f.table} for r in replies])
         specs = {name: spec_of(store, file.name) for name, file in first.items()}
         stays = save_of(links)
         if parent_store and save_of(_builds_on(switch, parent_store, mode)) != stays:
@@ -203,24 +203,24 @@ def _check_parent(
         )
 
 
-def _check_tables(switch: Switch, of_shards: Sequence[set[str]]) -> None:
+def _check_tables(switch: Switch, of_shards: Sequence[Mapping[str, int]]) -> None:
     """Refuse what is saved when a shard was started again without what it had.
 
     Args:
         switch: of the place.
-        of_shards: names of the tables that each has saved.
+        of_shards: the tables that each has saved, with the number of rows.
 
     Raises:
-        CheckpointError: the shards have not the same tables, or none, where the save that this one
-            would replace has some.
+        CheckpointError: a shard lacks a table of which others have rows, or none has any, where
+            the save that this one would replace has some.
     """
-    tables = set[str]().union(*of_shards)
+    tables = {name for found in of_shards for name in found}
     for name in sorted(tables):
         lacking = [index for index, found in enumerate(of_shards) if name not in found]
-        if lacking:
+        if lacking and any(found.get(name) for found in of_shards):
             raise CheckpointError(
                 f"table {name!r} is not on shards {lacking}; expected it on all. Where these were "
-                "started again without it, load a save; where it is just being made, try again"
+                "started again without it, load a save"
             )
     replaced = manifest.replaced(switch)
     if not tables and replaced is not None and replaced.tables:

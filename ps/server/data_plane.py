@@ -151,7 +151,7 @@ class DataPlane:
                 nothing was applied.
         """
         head, payload = unpack(pb.PushRequest, request)
-        table = self._find(head)
+        self._find(head)
         if not 1 <= len(head.client) <= MAX_CLIENT_NAME:
             raise TableError(f"Push: client has {len(head.client)} characters; expected 1 to 256")
         message = request
@@ -159,7 +159,7 @@ class DataPlane:
             message, payload = self._copied(head, payload_size(head))
         self.bytes_in += len(payload)
         push = take_apart(head, payload, message)
-        applied = self._state.push(table, push, now_s())
+        applied = self._state.push(push, now_s())
         return pb.PushReply(applied=applied).SerializeToString(), applied
 
     def stage(self, request: bytes) -> bytes:

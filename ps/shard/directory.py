@@ -96,6 +96,7 @@ class ShardDirectory:
             reach=self._holding.reach,
         )
         state.journals["log"] = self.log
+        state.require_room = self._require_room
         self._tell(found, first > 0, time.monotonic() - began)
         if found.damage:
             self.fold()  # nothing goes on from a damaged file
@@ -176,6 +177,11 @@ class ShardDirectory:
         self._folded = time.monotonic()
         self._pushed = sum(t.native.counters()["pushed"] for t in kept.values())
         _log.info("folded %d bytes into a base", self._base_bytes)
+
+    def _require_room(self, more: Mapping[str, Table]) -> None:
+        """Find out whether a base fits that has these tables too; raises as `_check_room`."""
+        tables = {**self._state.tables, **more}
+        self._check_room({name: table for name, table in tables.items() if table.spec.durability})
 
     def _check_room(self, tables: Mapping[str, Table]) -> None:
         """Find out whether a base fits before anything is begun.

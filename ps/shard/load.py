@@ -39,10 +39,11 @@ class Loaded:
         return sum(table.native.counters()["rows"] for table in self.tables.values())
 
     def check(self, state: ShardState) -> None:
-        """Compare them with the tables in use.
+        """Compare them with the tables in use, and with the room on the disk.
 
         Raises:
             CheckpointError: one has another spec.
+            NoRoomError: what survives the shard could not be kept.
         """
         for name, table in self.tables.items():
             have = state.tables.get(name)
@@ -51,12 +52,14 @@ class Loaded:
                     f"{self.place}: table {name!r} differs from the one in use: "
                     f"{describe_difference(have.spec, table.spec)}"
                 )
+        if any(table.spec.durability for table in self.tables.values()):
+            state.require_room(self.tables)
 
     def put_in_use(self, state: ShardState) -> None:
         """Put them in the place of the tables that have their names; the gate is closed.
 
         Raises:
-            CheckpointError: as of `check`; nothing was changed.
+            CheckpointError, NoRoomError: as of `check`; nothing was changed.
         """
         with state.lock:
             self.check(state)

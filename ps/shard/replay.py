@@ -13,8 +13,7 @@ def replay(state: ShardState, record: pb.LogRecord, payload: memoryview) -> None
     if record.kind == "push":
         head, body = unpack(pb.PushRequest, bytes(payload))
         if head.table in state.tables:
-            table = state.find(head.table, head.dim)
-            state.push(table, take_apart(head, body, payload), record.time_s, journal=False)
+            state.push(take_apart(head, body, payload), record.time_s, journal=False)
     elif record.kind == "stage":
         part = stage.part_of(payload, state.buckets)
         if part.is_made:

@@ -29,14 +29,33 @@ _TURN_S = 60.0
 _log = logging.getLogger("heterps.ps")
 
 
+@dataclass(frozen=True, slots=True)
+class _TableCut:
+    """When the rows of a table were sent: cuts are the table's own."""
+
+    table: _native.Table
+    cut: int
+
+
 @dataclass(slots=True)
 class _Sent:
     """What was sent under one token."""
 
     token: str
-    cuts: dict[str, dict[str, int]] = field(default_factory=dict)  # to -> table -> cut
+    cuts: dict[str, dict[str, _TableCut]] = field(default_factory=dict)  # to -> table
     last: dict[int, str] = field(default_factory=dict)  # bucket -> to, under the hold
     route: int = 0
+
+    def since(self, to: str, tables: Mapping[str, Table]) -> dict[str, int]:
+        """The cut of each table after which changes are wanted; none where all rows are.
+
+        A load, say, has put another table in the place of one whose rows were sent.
+        """
+        sent = self.cuts.get(to, {})
+        for name, each in sent.items():
+            if name not in tables or tables[name].native is not each.table:
+                return {}
+        return {name: each.cut for name, each in sent.items()}
 
 
 class Mover:
@@ -92,16 +111,16 @@ class Mover:
             )
         if not (held and request.last):
             sending.last.clear()  # pushes have passed since
-        since = sending.cuts.get(request.to, {}) if request.again else {}
         flags = as_flags(list(request.buckets))
         with state.lock:
             tables = dict(state.tables)
+        since = sending.since(request.to, tables) if request.again else {}
         try:
             snapshots = _snapshots(tables, since, flags)
         except _native.ForgottenError:  # more rows have gone since than can be named
             since, snapshots = {}, _snapshots(tables, {}, flags)
         try:
-            cuts = {name: snapshot.cut for name, snapshot in snapshots.items()}
+            cuts = {n: _TableCut(tables[n].native, each.cut) for n, each in snapshots.items()}
             head = pb.StateBlock()
             parts: list[Part] = []
             if request.last:

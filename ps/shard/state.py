@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial, wraps
 from typing import Concatenate, ParamSpec, TypeVar
@@ -73,6 +73,8 @@ class ShardState:
         self.buckets: Flags = np.ones(_native.BUCKETS, bool)  # its own; all, where none was
         self.follows = False  # another shard, whose changes alone it makes
         self.journals: dict[str, Journal] = {}  # by the durability they give
+        # Raises NoRoomError where a journal could not take these tables beside its others.
+        self.require_room: Callable[[Mapping[str, Table]], None] = lambda tables: None
         self.lock = threading.Lock()  # the dictionaries; held briefly
         # One save, fold, shrink or move at a time. Whoever needs both closes this one first.
         self.files = Gate()
@@ -158,16 +160,18 @@ class ShardState:
         return names
 
     @filling_journals
-    def push(self, table: Table, push: ReceivedPush, time_s: int, *, journal: bool = True) -> bool:
+    def push(self, push: ReceivedPush, time_s: int, *, journal: bool = True) -> bool:
         """Apply a push unless it has been; whether it was applied now.
 
         Raises:
+            TableError, KeyError: its table is not here, or has another dim.
             OutdatedError, ConflictError: it cannot be told, or its client has begun anew.
         """
         if not journal:  # whoever made the change had forgotten its client by then
             self.pushes.forget(time_s, push.id.client)
         while True:
             with self.gate.passing(push.id):
+                table = self.find(push.head.table, push.head.dim)  # a load may have replaced it
                 # By another routing it may have been applied before the routing changed.
                 stale = journal and version_of(push.head.route) != self.route_version
                 if journal and not stale:
@@ -196,8 +200,8 @@ class ShardState:
     @filling_journals
     def shrink(self, request: pb.ShrinkRequest, *, journal: bool = True) -> int:
         """Apply a table's eviction rules; the number of keys removed."""
-        table = self.find(request.table, 0)
         with self.files.closed(), self.gate.closed():
+            table = self.find(request.table, 0)
             if journal and table.journaled:
                 self._journal("shrink", request.SerializeToString(), only=table.spec.durability)
             return table.native.shrink(

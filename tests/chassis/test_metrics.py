@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from chassis import metrics_endpoint
 from chassis.metrics import Family, Metrics, Sample, add_metrics_option, serve_metrics
 from chassis.security import SecurityError
 from chassis.servers import BindError
@@ -22,6 +23,7 @@ from protos import parameter_server_pb2 as pb
 from ps import LocalShards, ParameterClient
 from ps.server.metrics import ShardMetrics
 from tests.cluster import Roles
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 ANSWERED = Family("test_answered_total", "counter", "Questions answered.", ("who",))
@@ -74,6 +76,38 @@ def test_prometheus_gets_the_format_that_it_asks_for(served):
     with urllib.request.urlopen(request, timeout=10) as reply:
         assert reply.headers["Content-Type"].startswith("application/openmetrics-text")
         assert reply.read().decode().endswith("# EOF\n")
+
+
+def takes(connection: socket.socket) -> bool:
+    """Whether it takes a byte."""
+    try:
+        connection.sendall(b"G")
+    except OSError:
+        return False
+    return True
+
+
+def test_no_address_takes_all_connections_and_none_stays(served, monkeypatch):
+    address, _ = served
+    host, _, port = address.rpartition(":")
+    monkeypatch.setattr(metrics_endpoint, "_MOST", 4)
+    monkeypatch.setattr(metrics_endpoint, "_SHARE", 3)
+    slow = [
+        socket.create_connection((host, int(port)), timeout=30, source_address=("127.0.0.2", 0))
+        for _ in range(5)
+    ]
+    try:
+        assert [each.recv(1) for each in slow[3:]] == [b"", b""]
+        assert "test_seconds" in scrape(f"http://{address}/metrics")
+        monkeypatch.setattr(metrics_endpoint, "_TIMEOUT_S", 0.2)
+        for each in slow:
+            each.close()
+        late = socket.create_connection((host, int(port)), timeout=5)
+        slow.append(late)
+        wait_until(lambda: not takes(late), "a byte now and then keeps no connection")
+    finally:
+        for each in slow:
+            each.close()
 
 
 def test_other_paths_are_not_served(served):

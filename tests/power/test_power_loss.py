@@ -53,9 +53,7 @@ for number in range(1, count + 1):
     head = pb.PushRequest(table="t", dim=2, count=20, client="me", epoch=1, sequence=number)
     grads = np.full((20, 2), -1, np.float32)
     payload = keys.tobytes() + grads.tobytes()
-    state.push(
-        state.tables["t"], take_apart(head, memoryview(payload), pack(head, keys, grads)), 1
-    )
+    state.push(take_apart(head, memoryview(payload), pack(head, keys, grads)), 1)
     note(log, "A", number)
     if number % 3 == 0:
         durable.fold()

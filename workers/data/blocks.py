@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from workers.data import counts, files
 from workers.data.columns import Encoder
+from workers.data.joins import Joined
 from workers.data.unit import Unit
 
 
@@ -37,11 +38,15 @@ class Blocks(Protocol):
     def known_rows(self, unit: Unit) -> int | None:
         """Rows of a unit; None where that is not known and must not be counted."""
 
-    def check(self, encoder: Encoder) -> None:
+    def check(self, encoder: Encoder, joined: Joined | None = None) -> None:
         """Raises `DataError` unless every column is there in a type that fits."""
 
-    def check_values(self, encoder: Encoder) -> None:
-        """Raises `DataError` where values do not fit, as far as can be seen without reading all."""
+    def check_values(self, encoder: Encoder, columns: Sequence[str]) -> None:
+        """Raises `DataError` where values do not fit, as far as can be seen without reading all.
+
+        Args:
+            columns: that are read of these rows themselves.
+        """
 
     def read(self, unit: Unit, columns: Sequence[str], rows: int) -> Iterator[pa.RecordBatch]:
         """The rows of a unit with these columns and perhaps others, at most `rows` at a time.
@@ -87,12 +92,15 @@ class FileBlocks:
             return unit.rows
         return counts.counted(unit.path) if self.is_countable else counts.known(unit.path)
 
-    def check(self, encoder: Encoder) -> None:
+    def check(self, encoder: Encoder, joined: Joined | None = None) -> None:
         """As of `Blocks`."""
         for path in self._paths:
-            encoder.check(path)
+            if joined is None:
+                encoder.check(path)
+            else:
+                encoder.check(path, joined.extended)
 
-    def check_values(self, encoder: Encoder) -> None:
+    def check_values(self, encoder: Encoder, columns: Sequence[str]) -> None:
         """As of `Blocks`: what Parquet files say of theirs."""
         for path in self._paths:
             encoder.check_statistics(path)
@@ -105,3 +113,37 @@ class FileBlocks:
             yield block
         if unit.rows is None:
             counts.keep(unit.path, status, count)
+
+
+class JoinedBlocks:
+    """Of others, with columns joined to them."""
+
+    def __init__(self, blocks: Blocks, joined: Joined) -> None:
+        self._blocks = blocks
+        self._joined = joined
+        self.where, self.units = blocks.where, blocks.units
+        self.is_countable, self.uncounted = blocks.is_countable, blocks.uncounted
+
+    @property
+    def identity(self) -> list[object]:
+        """As of `Blocks`."""
+        return [*self._blocks.identity, *self._joined.identity]
+
+    def known_rows(self, unit: Unit) -> int | None:
+        """As of `Blocks`."""
+        return self._blocks.known_rows(unit)
+
+    def check(self, encoder: Encoder, joined: Joined | None = None) -> None:
+        """As of `Blocks`."""
+        self._blocks.check(encoder, joined or self._joined)
+
+    def check_values(self, encoder: Encoder, columns: Sequence[str]) -> None:
+        """As of `Blocks`."""
+        self._blocks.check_values(encoder, self._joined.own(columns))
+
+    def read(self, unit: Unit, columns: Sequence[str], rows: int) -> Iterator[pa.RecordBatch]:
+        """As of `Blocks`."""
+        first = unit.first
+        for block in self._blocks.read(unit, self._joined.own(columns), rows):
+            yield self._joined.extend(block, columns, unit.path, first)
+            first += block.num_rows

@@ -1,9 +1,9 @@
 """The columns of a job: checked against each file, and turned into the arrays of a batch."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,7 @@ from workers.data.unit import Unit
 _HASHED = "a column of numbers, strings, dates or booleans"
 _CHECKED_ROWS = 16384  # at a time
 _BLOCK_BYTES = 64 << 20  # encoded at a time, about
+TEXT: Final = b"text"  # in a field's metadata: a column of text in a schema of other types
 T = TypeVar("T")
 
 
@@ -173,9 +174,17 @@ class Encoder:
             {"sparse": sparse, **wide, "dense": dense, "tokens": tokens, **labels, **pictures}
         )
 
-    def check(self, path: Path) -> None:
-        """Raises `DataError` unless the file has every column in a type that fits."""
-        schema = files.schema(path)
+    def check(
+        self,
+        path: Path,
+        extended: Callable[[Path, pa.Schema], pa.Schema] = lambda path, schema: schema,
+    ) -> None:
+        """Raises `DataError` unless the file has every column in a type that fits.
+
+        Args:
+            extended: what becomes of its schema where other files are joined to it.
+        """
+        schema = extended(path, files.schema(path))
         self.check_schema(path, schema, typed=not files.is_text(path))
         if self.tokens:
             self.tokens.check_first(path)
@@ -187,6 +196,7 @@ class Encoder:
             path: where, for the error.
             typed: whether types are those of the values; text files have strings only.
         """
+        texts = {f.name for f in schema if not typed or TEXT in (f.metadata or {})}
         for key, names in (
             *((label.key, [label.column]) for label in self.labels),
             ("data.dense", self.dense),
@@ -197,14 +207,15 @@ class Encoder:
                     hint = column_hint(name, schema.names)
                     raise DataError(str(path), key, name, f"a column of the file; {hint}")
                 kind = schema.field(name).type
-                if typed and key == "data.dense" and not is_number(kind):
+                if key == "data.dense" and name not in texts and not is_number(kind):
                     raise DataError(str(path), f"{key}: {name}", str(kind), "a numeric column")
                 if key == "data.sparse" and not has_text(kind):
                     raise DataError(str(path), f"{key}: {name}", str(kind), _HASHED)
         for label in self.labels:
+            typed = label.column not in texts
             label.check(path, schema.field(label.column).type, typed=typed)
         for one in self.named:
-            one.check(path, schema, typed=typed)
+            one.check(path, schema, typed=texts.isdisjoint(one.columns))
         if self.tokens:
             self.tokens.check_schema(path, schema)
 

@@ -15,13 +15,12 @@ from workers.data.errors import DataError, column_hint
 from workers.data.images import Images
 from workers.data.keys import PAD, Slot, hash_column, hash_slots
 from workers.data.lists import Lists, innermost, is_list
-from workers.data.numbers import is_number, narrow, numbers
+from workers.data.numbers import is_number, narrow, numbers, whole
 
 KEY, KEYS, FLOAT, FLOATS, INT = "key", "keys", "float", "floats", "int"
 INTS, MASK, IMAGE = "ints", "mask", "image"
 LISTS: Final = (KEYS, FLOATS, INTS, MASK)
 FIRST, LAST = "first", "last"
-_EXACT = 2**53  # whole numbers up to here are themselves as float64
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,12 +119,10 @@ class Named:
             return self._shaped(column, path, first)
         if self.kind in LISTS:
             return self._lists(column, path, first)
-        values = numbers(column, f"{self._key}: {self.of}", path, first)
-        return (
-            self._floats(values, path, first)
-            if self.kind == FLOAT
-            else self._whole(values, path, first)
-        )
+        key = f"{self._key}: {self.of}"
+        if self.kind == INT:
+            return whole(column, key, path, first)
+        return self._floats(numbers(column, key, path, first), path, first)
 
     def _hashed(self, columns: Mapping[str, pa.Array], path: Path) -> npt.NDArray[np.int64]:
         rows = len(next(iter(columns.values())))
@@ -174,17 +171,6 @@ class Named:
             )
         found[np.isnan(found)] = 0
         return found
-
-    def _whole(
-        self, values: npt.NDArray[np.float64], path: Path, first: int
-    ) -> npt.NDArray[np.int64]:
-        fits = (values == np.floor(values)) & (np.abs(values) <= _EXACT)
-        if not fits.all():
-            row = int(np.argmin(fits))
-            got = "missing" if np.isnan(values[row]) else float(values[row])
-            expected = "a whole number of at most 2^53 in every row"
-            raise DataError(str(path), f"{self._key}: {self.of}", got, expected, first + row)
-        return values.astype(np.int64)
 
 
 def named_of(spec: DataSpec) -> tuple[Named, ...]:

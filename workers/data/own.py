@@ -8,7 +8,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
 import pyarrow as pa
 from torch.utils.data import IterableDataset
 
@@ -16,10 +15,11 @@ from chassis import scratch
 from chassis.entries import EntryError, load_entry
 from protos.job_pb2 import DataSpec
 from workers.data import remote
-from workers.data.columns import Batch, Encoder
+from workers.data.columns import Encoder
 from workers.data.errors import DataError, column_hint
+from workers.data.joins import Joined
 from workers.data.unit import Unit
-from workers.data.values import UNFIT, column_of, plain
+from workers.data.values import UNFIT, column_of, plain, same
 
 KEY: Final = "data.source"
 _UNIT_ROWS = 1024  # of samples that can be asked for by their index
@@ -88,20 +88,19 @@ class OwnBlocks:
         """As of `Blocks`."""
         return unit.rows
 
-    def check(self, encoder: Encoder) -> None:
+    def check(self, encoder: Encoder, joined: Joined | None = None) -> None:
         """As of `Blocks`: types are looked at as samples are read, since each may have its own."""
         if encoder.tokens:
             encoder.tokens.width = self._facts.tokens
 
-    def check_values(self, encoder: Encoder) -> None:
+    def check_values(self, encoder: Encoder, columns: Sequence[str]) -> None:
         """Raises `DataError` where it does not give the same samples again.
 
         Others read them on other hosts, or after a restart, and inputs would part with labels.
         """
-        first, again = self._ends(encoder), self._ends(encoder)
-        for one, other in zip(first, again, strict=True):
-            for name, array in one.arrays.items():
-                if not np.array_equal(array, other[name]):
+        for one, other in zip(self._ends(columns), self._ends(columns), strict=True):
+            for name in columns:
+                if not same(one.column(name), other.column(name)):
                     expected = "the same samples each time that it is made: seed what it draws"
                     raise DataError(self.where, KEY, f"other values of {name}", expected)
 
@@ -202,21 +201,13 @@ class OwnBlocks:
         expected = "a sample" if isinstance(at, int) else f"a {at} without an error"
         return DataError(where, KEY, f"{type(error).__name__}: {error}", expected)
 
-    def _ends(self, encoder: Encoder) -> list[Batch]:
+    def _ends(self, columns: Sequence[str]) -> list[pa.RecordBatch]:
         """The first samples of a new one, and the last where they can be asked for."""
-        made, rows, path = self._make(), self._facts.rows or 0, Path(self.where)
-        firsts = [0, max(0, rows - _REPEATED)] if self._facts.by_index else [0]
-        found = []
-        for first in firsts:
-            some = (
-                self._by_index(made, range(first, min(first + _REPEATED, rows)))
-                if self._facts.by_index
-                else islice(self._in_order(made), _REPEATED)
-            )
-            block = self._block(list(some), encoder.columns, first)
-            encoder.check_schema(path, block.schema, typed=True)
-            found.append(encoder.encode(block, path, first))
-        return found
+        made, rows = self._make(), self._facts.rows or 0
+        if not self._facts.by_index:
+            return [self._block(list(islice(self._in_order(made), _REPEATED)), columns, 0)]
+        parts = [range(min(rows, _REPEATED)), range(max(0, rows - _REPEATED), rows)]
+        return [self._block(list(self._by_index(made, p)), columns, p.start) for p in parts]
 
     def _block(self, samples: Sequence[Any], columns: Sequence[str], first: int) -> pa.RecordBatch:
         arrays = []

@@ -9,9 +9,10 @@ from typing import Literal
 from chassis import scratch
 from protos.job_pb2 import DataSpec, JobSpec
 from workers.data import files
-from workers.data.blocks import Blocks, FileBlocks
+from workers.data.blocks import Blocks, FileBlocks, JoinedBlocks
 from workers.data.columns import Batch, Encoder, concatenate
 from workers.data.errors import DataError
+from workers.data.joins import Joined, joins_of
 from workers.data.labels import Label, labels_of
 from workers.data.own import OwnBlocks
 from workers.data.stored import mapped, store
@@ -63,6 +64,8 @@ class Dataset:
         else:
             paths = files.find(Path(directory), spec.path, pattern, f"data.{split}")
             blocks = FileBlocks(paths, str(paths[0].parent / pattern))
+        if joins := joins_of(spec, Path(directory)):
+            blocks = JoinedBlocks(blocks, Joined(joins))
         if labels is None:
             labels = labels_of(JobSpec(data=spec))
         self._encoder = Encoder(spec, labels)
@@ -152,7 +155,7 @@ class Dataset:
 
     def check_values(self) -> None:
         """Raises `DataError` where values do not fit, as far as can be seen without reading all."""
-        self._blocks.check_values(self._encoder)
+        self._blocks.check_values(self._encoder, self._encoder.columns)
 
     def encoded(self) -> Batch:
         """All rows, in the order of the files; they are not to be written to.

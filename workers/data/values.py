@@ -6,6 +6,7 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 # What `column_of` raises of values that have no type in common.
 UNFIT: Final = (pa.ArrowException, TypeError, ValueError, OverflowError)
@@ -44,3 +45,17 @@ def column_of(values: Sequence[Any]) -> pa.Array:
             else:
                 return found
     return pa.array([one.tolist() if isinstance(one, np.ndarray) else one for one in values])
+
+
+def same(one: pa.Array, other: pa.Array) -> bool:
+    """Whether two columns have the same values, NaN being one."""
+    if one.type != other.type or len(one) != len(other):
+        return False
+    if pa.types.is_list(one.type) or pa.types.is_fixed_size_list(one.type):
+        lengths = pc.list_value_length(one).equals(pc.list_value_length(other))
+        return bool(lengths) and same(one.flatten(), other.flatten())
+    if pa.types.is_floating(one.type):
+        left, right = (np.asarray(column.fill_null(0)) for column in (one, other))
+        missing = bool(one.is_null().equals(other.is_null()))
+        return missing and np.array_equal(left, right, equal_nan=True)
+    return bool(one.equals(other))

@@ -28,7 +28,8 @@ from workers.model.warm_start import Weights
 from workers.stage.state import StageState, base_names, give
 
 _log = logging.getLogger("heterps.stage")
-_FREE = ("checkpoint", "validate", "warm_start", "resume")  # of `train`: what no step depends on
+# Of `train`: what no step depends on.
+_FREE = ("checkpoint", "validate", "loggers", "warm_start", "resume")
 
 
 @dataclass(frozen=True, slots=True)

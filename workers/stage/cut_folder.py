@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from chassis import written
+from chassis.aim import Aim
 from protos.job_pb2 import CheckpointSpec, JobSpec
 from ps.checkpoint.bounds import read_at_most
 from ps.checkpoint.places import open_store
@@ -11,7 +12,7 @@ from ps.checkpoint.store import LocalStore, Store
 from ps.errors import CheckpointError
 from workers.model.code import copy_code
 from workers.model.cut import MANIFEST, Cut, CutError, DenseFiles, read_cut
-from workers.stage.validation import Aim, Validations
+from workers.stage.validation import Validations
 
 _ATTEMPT = "attempt"
 _MOST_ATTEMPT = 1 << 10  # bytes

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from chassis.aim import Aim
 from protos.job_pb2 import TrainSpec
 from protos.stage_pb2 import MEASURED, SETTLED
 from workers.links.inbox import Inbox
@@ -31,7 +32,7 @@ from workers.stage.evaluation import Measured
 from workers.stage.layers import StageLayers
 from workers.stage.progress import TRAIN, Progress
 from workers.stage.rows import StageRows
-from workers.stage.validation import Aim, Validations
+from workers.stage.validation import Validations
 from workers.stage.verdict import AfterStep
 from workers.stage.versions import Versions
 
@@ -151,6 +152,8 @@ class Following:
             self._tell_others(MEASURED, facts)
         metrics: dict[str, float] = json.loads(self._wait_for(MEASURED).facts)
         self.validations.add(Validated(step, metrics))
+        if self._place.leads:
+            self._progress.validated = self.validations.done
         if self._cuts is not None and self._cuts.judge is not None:
             self._cuts.judge.validated()
         best = self.validations.best

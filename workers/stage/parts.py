@@ -5,11 +5,12 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
 from protos.job_pb2 import JobSpec
-from protos.naming import table_prefix
+from protos.naming import KEPT, table_prefix
 from protos.node_pb2 import LaunchRequest
 from protos.stage_pb2 import StageWorkers, Topology
 from ps import ParameterClient
@@ -52,6 +53,7 @@ from workers.stage.executor import StageExecutor
 from workers.stage.experts import own_optimizer, split_experts
 from workers.stage.following import Following
 from workers.stage.layers import StageLayers
+from workers.stage.loggers import job_loggers
 from workers.stage.loss_terms import LossTerms
 from workers.stage.progress import Progress
 from workers.stage.rows import StageRows
@@ -274,6 +276,7 @@ def _connected(
     opened: ExitStack,
 ) -> Parts:
     job, place, device = share.launch.job, share.place, share.device
+    output = share.launch.output
     inbox, generation = session.inbox, session.generation
     durable = job.servers.durability not in ("", "none")
     client = ParameterClient(
@@ -343,6 +346,7 @@ def _connected(
         share.launch.former,
         over=0 if topology.donors or topology.HasField("paused") else generation,
         lockstep=bool(split),
+        logs="" if output.startswith(KEPT) else str(Path(output).parent),
     )
 
 
@@ -363,6 +367,7 @@ def assemble(
     *,
     over: int = 0,
     lockstep: bool = False,
+    logs: str = "",
 ) -> Parts:
     """The parts of a connected worker, its layers on their device.
 
@@ -375,6 +380,7 @@ def assemble(
         former: the last generation of each attempt before.
         over: how many generations of this attempt none of whose commits is applied any more.
         lockstep: whether the workers of the stage share out experts.
+        logs: the folder that directories of loggers are relative to; empty: there is none.
     """
     graph, inbox = layers.graph, links.inbox
     leads = place.stage == place.rank == 0
@@ -444,7 +450,7 @@ def assemble(
         update.resume(beginning.step, beginning.applied, optimizer, state.earlier)
         ending.resume(beginning.step, beginning.applied, beginning.scales)
     callbacks: Callbacks | None = None
-    if place.leads and (own := job_callbacks(job)):
+    if place.leads and (own := {**job_callbacks(job), **job_loggers(job, logs)}):
         callbacks = Callbacks(
             *(job, facts.job_id, own, graph.module, versions),
             *(schedule, staleness, ending, progress, stop),

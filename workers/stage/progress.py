@@ -2,11 +2,12 @@
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from protos.scheduler_pb2 import CutList
+from workers.model.cut import Validated
 from workers.model.loss_curve import LossCurve
 
 TRAIN = "train"
@@ -26,6 +27,7 @@ class Progress:
         cuts_told: the last ones that the scheduler has answered for: what a later attempt may be
             told to go on from, so that none of these may go; None before it has.
         metrics: of the validation data, at the last stage's leader when it was measured last.
+        validated: what `train.validate` gave so far, there too.
         pause_asked: all are to wait, after a step that a cut follows.
     """
 
@@ -39,6 +41,7 @@ class Progress:
     cuts: CutList | None = None
     cuts_told: CutList | None = None
     metrics: dict[str, float] = field(default_factory=dict)
+    validated: Sequence[Validated] = ()
     pause_asked: threading.Event = field(default_factory=threading.Event)
     _last: tuple[int, float] = (0, 0.0)  # step, and seconds of training until it ended
     _apart: tuple[float, float] = (0.0, 0.0)  # seconds, and since when it goes on; 0: it does not

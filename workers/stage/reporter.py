@@ -24,6 +24,7 @@ from workers.stage.progress import Progress
 AWAY_S = 300.0  # how long a worker's last word waits for a scheduler
 _RECENT = 50  # steps that the loss is told of
 _PAUSE_S = 0.5
+_VALIDATED = 16  # of the latest validations the scheduler is told
 _AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 _log = logging.getLogger("heterps.progress")
 
@@ -108,6 +109,8 @@ class Reporter:
             report.phase = progress.phase
             report.step, report.samples = progress.step, progress.samples
             report.metrics.update(metrics or progress.metrics)
+            for one in progress.validated[-_VALIDATED:]:
+                report.validated.add(step=one.step, metrics=one.metrics)
             report.busy_s, report.train_seconds = progress.busy_s, progress.train_seconds
             report.stepped_s, report.before_s = progress.stepped_s, progress.before_s
             cuts = progress.cuts

@@ -1,38 +1,12 @@
 """What held-out data gave in the course of a training: the best so far, and whether that is all."""
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
+from chassis.aim import Aim
 from chassis.interval import Interval
 from protos.job_pb2 import ValidateSpec
 from workers.model.cut import Validated
-
-_GREATER = ("auc", "accuracy")  # what metrics end in that are better when greater
-
-
-@dataclass(frozen=True, slots=True)
-class Aim:
-    """A metric, and which way is better.
-
-    Attributes:
-        name: of the metric.
-        greater: whether a greater value is better.
-    """
-
-    name: str
-    greater: bool
-
-    @classmethod
-    def of(cls, text: str) -> "Aim":
-        """Read `valid_auc`, `max:NAME` or `min:NAME`."""
-        direction, _, name = text.rpartition(":")
-        return cls(name, direction == "max" or (not direction and name.endswith(_GREATER)))
-
-    def score(self, metrics: Mapping[str, float]) -> float | None:
-        """The metric, turned so that more is better; None where it is not there."""
-        value = metrics.get(self.name)
-        return value if value is None or self.greater else -value
 
 
 class Validations:

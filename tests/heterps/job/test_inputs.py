@@ -34,3 +34,20 @@ def test_a_wrong_column_is_named(job, column, expected):
     assert expected in "\n".join(caught.value.problems)
     with pytest.raises(JobFileError, match=r"data\.columns\.dense: got 'dense'"):
         load_job(job, [*given, "data.columns.dense={type: float}"])
+
+
+@pytest.mark.parametrize(
+    ("join", "expected"),
+    [
+        ("{file: users.parquet}", "data.join.users.by: got [], expected columns that both have"),
+        ("{by: [user]}", "data.join.users.file: got '', expected a file name or glob"),
+        ("{file: u.csv, by: [a=b=c]}", "data.join.users.by: got 'a=b=c', expected a column, or"),
+        ("{file: u.csv, time: =at}", "data.join.users.time: got '=at', expected a column, or one"),
+    ],
+)
+def test_a_wrong_join_is_named(job, join, expected):
+    right = load_job(job, ["data.join.users={file: u.csv, by: [user, a=b], time: at}"])
+    assert list(right.data.join["users"].by) == ["user", "a=b"]
+    with pytest.raises(JobFileError) as caught:
+        load_job(job, [f"data.join.users={join}"])
+    assert expected in "\n".join(caught.value.problems)

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from ps.checkpoint.store import LocalStore
 from ps.checkpoint.tables import chain, save_of
 from ps.table.spec import make_spec
 from tests.pids import stop
+from tests.ps.checkpoint.manifests import rewrite
 from tests.waiting import wait_until
 
 KEYS = np.arange(4000)
@@ -227,6 +229,13 @@ def test_what_a_shard_has_lost_is_not_saved_over(saving: LocalShards, tmp_path: 
             client.save(place, prefix="t")
         assert _loaded(place) == 1
         assert len(list(place.glob("save-*"))) == 1
+    rewrite(place, lambda tree: tree["files"].remove(_file_of(tree, "t", 1)))
+    with pytest.raises(CheckpointError, match=r"names no file of table 't' for shards \[1\]"):
+        _loaded(place)
+
+
+def _file_of(tree: dict[str, Any], table: str, shard: int) -> dict[str, Any]:
+    return next(f for f in tree["files"] if (f["table"], f["shard"]) == (table, shard))
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])

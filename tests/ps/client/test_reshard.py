@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from chassis.channels import connect
 from protos import parameter_server_pb2 as pb
 from protos.codec import pack
 from ps import LocalShards, LocalTable, ParameterClient, ShardError, read_checkpoint
+from ps.client import reshard
 from ps.table.rules import Eviction
 from tests.keys import keys_of_one_subtable
 from tests.rounds import more
@@ -280,6 +282,32 @@ def _between_split_and_send(client: ParameterClient, act: Callable[[], None]) ->
     session.sequences = numbers  # type: ignore[method-assign]
     yield
     session.sequences = numbered  # type: ignore[method-assign]
+
+
+def test_a_load_between_two_rounds_moves_what_was_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (
+        LocalShards(2) as shards,
+        ParameterClient(shards.addresses[:1], timeout_s=30) as client,
+        ParameterClient(shards.addresses[:1], timeout_s=30) as other,
+    ):
+        _make(client)
+        for value in (1, 2):
+            client.assign("t", KEYS, np.full((len(KEYS), 2), value, np.float32))
+            if value == 1:
+                client.save(tmp_path / "ck")
+        real = reshard._move
+
+        def move(*given: Any, **named: Any) -> int:
+            rows = real(*given, **named)
+            monkeypatch.setattr(reshard, "_move", real)
+            other.load(tmp_path / "ck")
+            return rows
+
+        monkeypatch.setattr(reshard, "_move", move)
+        client.reshard(shards.addresses)
+        assert (client.pull("t", KEYS) == 1).all()
 
 
 def test_a_push_that_was_split_before_its_shard_left_goes_where_its_rows_are() -> None:

@@ -153,7 +153,7 @@ def push(state, sequence):
     grads = np.full((40, 2), -1, np.float32)
     message = pack(head, keys, grads)
     payload = memoryview(keys.tobytes() + grads.tobytes())
-    return state.push(state.tables["t"], take_apart(head, payload, message), 1)
+    return state.push(take_apart(head, payload, message), 1)
 
 number, done = 0, False
 while not done:
@@ -248,7 +248,7 @@ def _push(state: ShardState, sequence: int) -> bool:
     head = pb.PushRequest(table="t", dim=1, count=1, client="me", epoch=1, sequence=sequence)
     body = np.uint64([3]).tobytes() + np.float32([-1]).tobytes()
     message = pack(head, body)
-    return state.push(state.tables["t"], take_apart(head, memoryview(body), message), 1)
+    return state.push(take_apart(head, memoryview(body), message), 1)
 
 
 def _value(state: ShardState) -> float:
@@ -327,7 +327,7 @@ for sequence in range(1, 100):
 used = int(Path("/proc/self/statm").read_text().split()[0]) * 4096
 resource.setrlimit(resource.RLIMIT_AS, (used + (int(sys.argv[2]) << 18),) * 2)
 for push in messages:
-    state.push(state.tables["t"], push, 1)
+    state.push(push, 1)
     os.write(1, b"p")
 """
 

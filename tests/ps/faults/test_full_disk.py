@@ -51,6 +51,7 @@ def test_a_shard_outlives_a_full_disk(tmp_path: Path) -> None:
         _make(client, "log", "log")
         _make(client, "checkpoint", "checkpoint")  # it is what makes folds due
         client.push("checkpoint", KEYS, np.ones((len(KEYS), DIM), np.float32))
+        client.save(tmp_path / "early")
         disk.fill(left=600_000)
         _until_refused(push)
         with pytest.raises(ShardError, match="the log cannot take this change") as refused:
@@ -59,6 +60,10 @@ def test_a_shard_outlives_a_full_disk(tmp_path: Path) -> None:
         with pytest.raises(ShardError, match="No space left") as refused:
             client.save(disk.path / "save")
         assert refused.value.reason == DISK_FULL
+        with pytest.raises(ShardError, match="has no room") as refused:
+            client.load(tmp_path / "early")
+        assert refused.value.reason == DISK_FULL
+        np.testing.assert_array_equal(client.pull("log", KEYS)[:, 0], counts)
         assert not [path for path in (kept / "base").glob("save-*") if not _named(kept, path)]
         assert len(logfile.paths(kept)) < 10
         push(1)  # what fits is taken

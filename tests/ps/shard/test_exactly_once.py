@@ -247,24 +247,24 @@ def _value(state: ShardState) -> float:
 
 def test_a_push_that_comes_after_its_client_was_forgotten_is_refused(state: ShardState) -> None:
     """It may have been applied; those that are made later are new."""
-    table, day = state.find("t", 1), 1_700_000_000
-    assert state.push(table, _push("a", 1, day), day)
+    day = 1_700_000_000
+    assert state.push(_push("a", 1, day), day)
     assert state.pushes.forget(day + FORGET_S) == ["a"]
     with pytest.raises(OutdatedError, match="not known"):
-        state.push(table, _push("a", 1, day), day + FORGET_S)
+        state.push(_push("a", 1, day), day + FORGET_S)
     assert _value(state) == 1
-    assert state.push(table, _push("a", 2, day + FORGET_S), day + FORGET_S)
+    assert state.push(_push("a", 2, day + FORGET_S), day + FORGET_S)
     assert _value(state) == 2
 
 
 def test_a_clock_that_was_ahead_for_a_while_makes_no_push_new(state: ShardState) -> None:
-    table, day = state.find("t", 1), 1_700_000_000
-    assert state.push(table, _push("a", 1, day), day)
+    day = 1_700_000_000
+    assert state.push(_push("a", 1, day), day)
     assert state.pushes.forget(day + 2 * FORGET_S) == ["a"]
     with pytest.raises(OutdatedError, match="not known"):
-        state.push(table, _push("a", 1, day), day + 90)
+        state.push(_push("a", 1, day), day + 90)
     assert _value(state) == 1
-    assert state.push(table, _push("a", 2, day + 90), day + 90)
+    assert state.push(_push("a", 2, day + 90), day + 90)
 
 
 def test_more_clients_than_are_remembered_are_never_forgotten_in_silence(
@@ -279,39 +279,37 @@ def test_more_clients_than_are_remembered_are_never_forgotten_in_silence(
     durable = ShardDirectory(state, tmp_path)
     state.create(spec)
     for client in range(9):
-        assert state.push(state.find("t", 1), _push(str(client), 1, start + 100 * client), start)
+        assert state.push(_push(str(client), 1, start + 100 * client), start)
     for again in range(3):
-        table = state.find("t", 1)
         for client in range(9):
             push = _push(str(client), 1, start)
             if client < 3:
                 with pytest.raises(OutdatedError, match="not known"):
-                    state.push(table, push, start)
+                    state.push(push, start)
             else:
-                assert not state.push(table, push, start)
+                assert not state.push(push, start)
         if again == 1:
             durable.fold()
         durable.close()
         state = ShardState()
         durable = ShardDirectory(state, tmp_path)
-    table = state.find("t", 1)
-    assert state.push(table, _push("8", 2, start), start), "who is remembered goes on"
-    assert state.push(table, _push("new", 1, start + 100), start + 100)
+    assert state.push(_push("8", 2, start), start), "who is remembered goes on"
+    assert state.push(_push("new", 1, start + 100), start + 100)
     durable.close()
 
 
 def test_who_repeats_changes_forgets_as_whoever_made_them(state: ShardState) -> None:
     """A log, or a replica: an epoch that begins anew is none that is over."""
-    table, day = state.find("t", 1), 1_700_000_000
+    day = 1_700_000_000
     later = day + FORGET_S
     changes = [(_push("a", 7, 0), day), (_push("a", 7, 0), later), (_push("b", 7, 0), later)]
     for push, time_s in changes:
         state.pushes.forget(time_s)
-        assert state.push(table, push, time_s)
+        assert state.push(push, time_s)
     repeated = ShardState()
-    repeated.create(table.spec)
+    repeated.create(state.tables["t"].spec)
     for push, time_s in changes:
-        assert repeated.push(repeated.find("t", 1), push, time_s, journal=False)
+        assert repeated.push(push, time_s, journal=False)
     assert repeated.pushes.windows() == state.pushes.windows()
     assert _value(repeated) == _value(state) == 3
 
@@ -319,12 +317,12 @@ def test_who_repeats_changes_forgets_as_whoever_made_them(state: ShardState) -> 
 @pytest.mark.parametrize("off_s", [-LATE_S - 1, LATE_S + 1])
 def test_an_old_push_that_is_remembered_was_applied(state: ShardState, off_s: int) -> None:
     """Clocks that differ by half a day could hide how old one is: they are told."""
-    table, now = state.find("t", 1), 1_700_000_000
-    assert state.push(table, _push("a", 1, now), now)
-    assert not state.push(table, _push("a", 1, now), now + off_s)  # came again
+    now = 1_700_000_000
+    assert state.push(_push("a", 1, now), now)
+    assert not state.push(_push("a", 1, now), now + off_s)  # came again
     with pytest.raises(OutdatedError, match="clocks"):
-        state.push(table, _push("a", 2, now), now + off_s)
-    assert state.push(table, _push("a", 2, 0), now)  # of a client that does not say
+        state.push(_push("a", 2, now), now + off_s)
+    assert state.push(_push("a", 2, 0), now)  # of a client that does not say
     assert _value(state) == 2
 
 
@@ -332,8 +330,8 @@ def test_a_shard_forgets_by_itself(state: ShardState, monkeypatch: pytest.Monkey
     """So that its saves do not grow with every client that ever was."""
     now = now_s()
     for i in range(50):
-        assert state.push(state.find("t", 1), _push(f"client {i}", 1, 0), now - FORGET_S - i)
-    assert state.push(state.find("t", 1), _push("alive", 1, 0), now)
+        assert state.push(_push(f"client {i}", 1, 0), now - FORGET_S - i)
+    assert state.push(_push("alive", 1, 0), now)
     assert len(state.applied().windows) == 51
     monkeypatch.setattr(maintenance, "_EXPIRY_S", 0.0)
     keeper = maintenance.Maintenance(state, None)

@@ -1,5 +1,6 @@
 """One shard's part in saves."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -12,17 +13,19 @@ from ps import LocalTable
 from ps.engine import _native
 from ps.errors import HoldEndedError
 from ps.local.table import save_checkpoint
+from ps.server.data_plane import DataPlane
 from ps.shard.push import take_apart
 from ps.shard.save import Saver
 from ps.shard.state import ShardState
 from ps.table.spec import make_spec
+from tests.waiting import wait_until
 
 
 def _push(state: ShardState, client: str, sequence: int) -> None:
     head = pb.PushRequest(table="t", dim=1, count=1, client=client, epoch=1, sequence=sequence)
     body = np.uint64([3]).tobytes() + np.float32([-1]).tobytes()
     message = pack(head, body)
-    assert state.push(state.tables["t"], take_apart(head, memoryview(body), message), 1)
+    assert state.push(take_apart(head, memoryview(body), message), 1)
 
 
 def _cut(saver: Saver, name: str) -> set[int]:
@@ -72,3 +75,26 @@ def test_a_load_for_which_pushes_were_not_held_back_is_begun_again(tmp_path: Pat
         next(replies)
     assert state.tables["t"].native.pull(np.uint64([3]), True) == 2
     _push(state, "lives", 3)
+
+
+def test_a_push_that_a_load_held_back_is_in_what_was_loaded(tmp_path: Path) -> None:
+    """It had found its table before the load replaced it."""
+    state = ShardState()
+    state.create(make_spec("t", 1, optimizer="sgd", learning_rate=1.0, initializer="zeros"))
+    saver, plane = Saver(state), DataPlane(state)
+    _push(state, "lives", 1)
+    save_checkpoint(tmp_path / "ck", [LocalTable(state.tables["t"].spec, state.tables["t"].native)])
+    requests = SimpleQueue[pb.LoadRequest | None]()
+    requests.put(pb.LoadRequest(directory=str(tmp_path / "ck"), shards=1))
+    replies = saver.load(iter(requests.get, None))
+    next(replies)
+    saver.cut(pb.CutRequest(id="load", hold_s=60))
+    head = pb.PushRequest(table="t", dim=1, count=1, client="lives", epoch=1, sequence=2)
+    message = pack(head, np.uint64([3]), np.float32([-1]))
+    with ThreadPoolExecutor(1) as pool:
+        pushed = pool.submit(plane.push, message)
+        wait_until(lambda: state.gate.waiting, "the push waits")
+        requests.put(pb.LoadRequest(cut="load"))
+        next(replies)
+        assert pushed.result(60)[1]
+    assert state.tables["t"].native.pull(np.uint64([3]), True) == 2

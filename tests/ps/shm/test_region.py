@@ -38,7 +38,7 @@ def _files() -> set[str]:
 
 
 def _shares(pid: int) -> bool:
-    return "heterps-" in Path(f"/proc/{pid}/maps").read_text()
+    return "memfd:heterps-" in Path(f"/proc/{pid}/maps").read_text()
 
 
 def _started(shards: LocalShards) -> subprocess.Popen[str]:

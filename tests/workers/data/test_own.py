@@ -225,7 +225,7 @@ def test_the_processes_of_a_host_make_samples_once(job, tmp_path, monkeypatch, s
             "class Own(ByIndex):\n"
             "    def __getitem__(self, row):"
             " return {**sample(row), 'gap': np.random.default_rng().normal()}",
-            r"other values of dense.*seed what it draws",
+            r"other values of gap.*seed what it draws",
         ),
         (
             "held = iter([sample(r) for r in range(99)])\ndef Own(path, name): return held",
@@ -244,7 +244,7 @@ def test_what_does_not_fit_is_named(job, code, expected):
 
 def test_values_of_one_block_that_have_other_types_than_those_before_are_seen(job):
     own = "\ndef Own(path, name):\n    return [sample(r) | {'list': %s} for r in range(1500)]"
-    code = own % "5.0 if r > 1000 else []"
+    code = own % "5.0 if r >= 1024 else []"
     with pytest.raises(DataError, match=r"data\.columns\.list\.of: list: got 'double'"):
         read(job, "Own", code)
     fits = own % "None if r < 900 else [1, 2]"

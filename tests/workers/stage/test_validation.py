@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from chassis.aim import Aim
 from protos.job_pb2 import JobSpec, ValidateSpec
 from tests.workers.stage import reference
 from tests.workers.stage.in_process import TABLES, Pipeline, Tables
@@ -23,7 +24,7 @@ from workers.model.cut import CutError, Validated, read_cut
 from workers.model.entry import ModelError
 from workers.stage import busy, evaluation, executor, progress
 from workers.stage.layers import StageLayers
-from workers.stage.validation import Aim, Validations
+from workers.stage.validation import Validations
 
 STEPS = 14
 
