@@ -99,7 +99,8 @@ def _where_proven(rows: Sequence[Row]) -> str:
     found = quantiles(known)
     return (
         f"Of the {len(known)} problems whose best plan is proven, gaps are {found['mean']:.2%} in "
-        f"the mean and {max(known):.2%} at most; how far the others' bounds are too low is not known."
+        f"the mean and {max(known):.2%} at most; how far bounds of the others are too low is not "
+        "known."
     )
 
 
