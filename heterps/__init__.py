@@ -41,9 +41,9 @@ __getattr__, __dir__, __all__ = attach(
         "workers.learning.reduction": ("reduce_gradients",),
         "workers.model.hugging_face": ("HuggingFace", "hugging_face"),
         "workers.model.saved": ("load",),
-        "workers.stage.callbacks": ("TrainingState",),
         "workers.moe.group": ("ExpertGroup",),
         "workers.moe.layer": ("MoE", "aux_loss"),
         "workers.moe.moefy": ("moefy",),
+        "workers.stage.callbacks": ("TrainingState",),
     },
 )
