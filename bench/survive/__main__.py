@@ -83,7 +83,7 @@ def _result(arguments: argparse.Namespace, shape: Shape, runs: list[Run]) -> dic
 def _keep(arguments: argparse.Namespace, result: dict[str, Any]) -> None:
     if not arguments.no_write:
         name = "survive_rivals.json" if arguments.rivals else "survive.json"
-        write(RESULTS / name, json.dumps(result, indent=1) + "\n")
+        write(arguments.json or RESULTS / name, json.dumps(result, indent=1) + "\n")
 
 
 def _runs(
@@ -187,6 +187,7 @@ def _parse() -> argparse.Namespace:
     add("--staleness", type=int, default=0)
     add("--checkpoint", default="40 steps")
     add("--rivals", action="store_true", help="torchrun beside it")
+    add("--json", type=Path, default=None, help="where results go to instead")
     add("--no-write", action="store_true")
     arguments = parser.parse_args()
     if arguments.rivals:

@@ -117,6 +117,21 @@ class Offer:
         return ", ".join(shown)
 
 
+def look_up_weights(job: "JobSpec") -> None:
+    """Put the place into `train.from` that JOB[@STEP] names, a job that `train` ran before."""
+    from heterps.client import archive
+    from heterps.client.calls import match
+    from heterps.client.origins import weights_of
+    from heterps.job.checkpoints import Named, is_place
+
+    text = job.train.warm_start
+    named = Named.of(text) if text and not is_place(text) else None
+    if named is not None:
+        jobs = {one.job_id: one for one in archive.jobs()}
+        found = jobs[match(named.job, list(jobs))]
+        job.train.warm_start = weights_of(found, named.step)
+
+
 def keep_record(client: "Client", job_id: str) -> None:
     """Keep the job's record, so that `inspect` and `logs` know it when the cluster is gone."""
     from heterps.client import archive

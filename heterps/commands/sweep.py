@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from heterps.commands import named, options
-from heterps.commands.own_cluster import Offer, interrupt, keep_record, uninterrupted
+from heterps.commands.own_cluster import (
+    Offer,
+    interrupt,
+    keep_record,
+    look_up_weights,
+    uninterrupted,
+)
 from heterps.errors import INTERRUPTED, JOB_FAILED, OK, UnreachableError
 
 if TYPE_CHECKING:
@@ -70,7 +76,7 @@ Ended = Callable[[str], None]
     "--output",
     type=click.Path(path_type=Path, file_okay=False),
     metavar="DIR",
-    help="Where the best model is kept.  [default: JOB.best beside JOB.yaml]",
+    help="Where the best model is kept.  [default: that of the study, .best, beside JOB.yaml]",
 )
 @options.units
 @options.emulate
@@ -100,11 +106,11 @@ def sweep(
     none, or with --units, --emulate or --redis, on one of its own, as of `heterps train`.
 
     Ctrl-C cancels the jobs; the same command goes on. The values of the best trial are written
-    as a job file, JOB.best.yaml, beside JOB.yaml.
+    as a job file, JOB.best.yaml, beside JOB.yaml. With --study both have its name.
     """
     from heterps import report
     from heterps.sweep.best import BestModel
-    from heterps.sweep.space import Space
+    from heterps.sweep.space import Space, check_free
     from heterps.sweep.study import Study, of_one_process
     from heterps.sweep.sweep import Sweep
     from heterps.sweep.table import trial_line
@@ -114,7 +120,9 @@ def sweep(
     space = Space(job_file, assignments)
     aim = space.aim(metric)
     file = study_file or job_file.with_suffix(".study")
-    model = BestModel(output or job_file.with_suffix(".best"))
+    model = BestModel(output or job_file.with_name(f"{file.stem}.best"))
+    best_file = job_file.with_name(f"{file.stem}.best.yaml")
+    check_free(best_file)
     with ExitStack() as stack:
         stack.enter_context(of_one_process(file))
         study = Study(file, space, aim, pruned=space.can_prune and not no_pruning)
@@ -154,7 +162,7 @@ def sweep(
             running.cancel()
             raise
         model.close()
-    result = _result(space, study, model)
+    result = _result(space, study, model, best_file)
     if as_json:
         options.print_json(result)
     else:
@@ -213,6 +221,7 @@ def _own(
             offer.tell_absent(console)
 
             def submit(job: "JobSpec", job_id: str) -> None:
+                look_up_weights(job)
                 offer.emulate_in(job)
                 job.output = str(models)
                 client.submit(job, job_id, code=False)
@@ -228,9 +237,9 @@ def _own(
         clear()
 
 
-def _result(space: "Space", study: "Study", model: "BestModel") -> dict[str, Any]:
+def _result(space: "Space", study: "Study", model: "BestModel", job_file: Path) -> dict[str, Any]:
     """What the sweep came to; the best trial's values are written as a job file."""
-    best, job_file = study.best, space.file.with_suffix(".best.yaml")
+    best = study.best
     if best is not None:
         about = f"trial {best.number} of {study.file.name}, {study.aim.name} {best.value!r}"
         space.write(job_file, best.values, about)

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING
 import click
 
 from heterps.commands import options
-from heterps.commands.own_cluster import Offer, interrupt, keep_record, uninterrupted
+from heterps.commands.own_cluster import (
+    Offer,
+    interrupt,
+    keep_record,
+    look_up_weights,
+    uninterrupted,
+)
 from heterps.errors import INTERRUPTED, JOB_FAILED, HeterpsError
 
 if TYPE_CHECKING:
@@ -59,7 +65,7 @@ def train(
     console = report.console(stderr=as_json)
     job = load_job(job_file, (*overrides, *options.beginning(warm_start, resume)))
     job.output = job.output or "runs"
-    _look_up_weights(job)
+    look_up_weights(job)
     if resume:
         _go_on(console, job)
     offer = Offer.of(job, units, emulate)
@@ -109,21 +115,6 @@ def _go_on(console: "Console", job: "JobSpec") -> None:
     job.train.warm_start = ""
     job.train.resume.CopyFrom(origin)
     console.print(f"goes on from step {origin.step} of {origin.job_id}", soft_wrap=True)
-
-
-def _look_up_weights(job: "JobSpec") -> None:
-    """Put the place into `train.from` that JOB[@STEP] names, a job that `train` ran before."""
-    from heterps.client import archive
-    from heterps.client.calls import match
-    from heterps.client.origins import weights_of
-    from heterps.job.checkpoints import Named, is_place
-
-    text = job.train.warm_start
-    named = Named.of(text) if text and not is_place(text) else None
-    if named is not None:
-        jobs = {one.job_id: one for one in archive.jobs()}
-        found = jobs[match(named.job, list(jobs))]
-        job.train.warm_start = weights_of(found, named.step)
 
 
 def _next(job_id: str, output: str) -> list[tuple[str, str]]:

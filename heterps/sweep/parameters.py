@@ -107,10 +107,6 @@ def _choice(key: str, text: str, shown: str) -> Choice:
         values = None
     if not isinstance(values, list) or len(values) < 2:
         raise SweepError(f"{shown}: expected several values, such as {key}=choice:16,32")
-    texts = [json.dumps(value, default=str) for value in values]
-    for one in texts:
-        if texts.count(one) > 1:
-            raise SweepError(f"{shown}: got {one} twice; expected each value once")
     return Choice(key, tuple(values))
 
 

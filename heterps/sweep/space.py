@@ -36,7 +36,7 @@ class Space:
         base: the job with the first value of each.
 
     Raises:
-        SweepError: no range is among them, or a key has several.
+        SweepError: no range is among them, a key has several, or two values make one job.
         JobFileError: the job does not take a value at the end of a range; names key and value.
     """
 
@@ -55,10 +55,13 @@ class Space:
                 self.parameters[parameter.key] = parameter
         if not self.parameters:
             raise SweepError("--set: expected a range to try, such as lr=log:1e-4..1e-1")
-        self.base = self.job({key: one.ends[0] for key, one in self.parameters.items()})
+        first = {key: one.ends[0] for key, one in self.parameters.items()}
+        self.base = self.job(first)
         for key, one in self.parameters.items():
-            for end in one.ends[1:]:
-                self.job({**{k: p.ends[0] for k, p in self.parameters.items()}, key: end})
+            jobs = [self.job({**first, key: end}) for end in one.ends]
+            for place, end in enumerate(one.ends):
+                if jobs[place] in jobs[:place]:
+                    raise SweepError(f"--set {key}: {end!r} makes the job of another of its values")
 
     def suggest(self, trial: "optuna.Trial") -> dict[str, Any]:
         """Values for a trial, by key."""
@@ -114,17 +117,16 @@ class Space:
         Raises:
             SweepError: another file is there, or it cannot be written.
         """
+        check_free(path)
         root = yaml_nodes.read(self.file, str(self.file))
         for assignment in self._assignments(values):
             yaml_nodes.override(root, assignment)
         content = yaml.safe_dump(yaml_nodes.plain(root), sort_keys=False, allow_unicode=True)
         try:
-            if path.exists() and not path.read_text().startswith(_HEAD):
-                raise SweepError(f"{path}: expected no file there, or one of an earlier sweep")
             replace_file(path, f"{_HEAD}: {about}\n{content}")
         except OSError as error:
             raise SweepError(f"{path}: cannot be written ({error.strerror})") from None
-        if not _same(load_job(path), self.job(values)):
+        if load_job(path) != self.job(values):
             raise SweepError(f"{path}: it does not read as the job of the best trial")
 
     def to_json(self) -> dict[str, Any]:
@@ -139,5 +141,14 @@ class Space:
         return [*self._fixed, *own]
 
 
-def _same(one: JobSpec, other: JobSpec) -> bool:
-    return one.SerializeToString(deterministic=True) == other.SerializeToString(deterministic=True)
+def check_free(path: Path) -> None:
+    """Check that a job file may be written there.
+
+    Raises:
+        SweepError: another file is there.
+    """
+    try:
+        if path.exists() and not path.read_text(errors="replace").startswith(_HEAD):
+            raise SweepError(f"{path}: expected no file there, or one of an earlier sweep")
+    except OSError as error:
+        raise SweepError(f"{path}: cannot be read ({error.strerror})") from None

@@ -324,12 +324,17 @@ class Attempt:
             self.record.note_change(None)
 
     def reserve(
-        self, change: Change, groups: Sequence[Group], held: Sequence[str]
+        self,
+        change: Change,
+        groups: Sequence[Group],
+        singles: Sequence[str],
+        held: Sequence[str],
     ) -> list[pb.NodeStatus] | None:
         """Take units for a change, beside those that the job holds; None: there are too few.
 
         Args:
-            held: node ids of the workers that will be replaced, whose units may be used again.
+            groups, singles: as of `Nodes.reserve`.
+            held: node ids, one for each unit of what will be replaced, which may be used again.
 
         Raises:
             Interrupted: it is not under way any more.
@@ -338,7 +343,7 @@ class Attempt:
             if self._change is not change:
                 raise Interrupted
             nodes, avoid = self.context.nodes, change.wanted.avoid
-            placed = nodes.reserve(self.id.job_id, groups, held=held, avoid=avoid)
+            placed = nodes.reserve(self.id.job_id, groups, singles, held=held, avoid=avoid)
             if placed is not None:
                 more = Counter(node.node_id for node in placed) - Counter(held)
                 self.record.hold(more.elements())
@@ -392,14 +397,21 @@ class Attempt:
         )
         self.record.begin(message, processes)
 
-    def go_over(self, decision: Decision, processes: Sequence[Process], move: pb.Move) -> None:
+    def go_over(
+        self,
+        decision: Decision,
+        processes: Sequence[Process],
+        move: pb.Move,
+        for_shards: Sequence[str] | None = None,
+    ) -> None:
         """Be of another plan, with its workers, from a cut on.
 
         Args:
             move: what is to be told of it.
+            for_shards: as of `Record.go_over`.
         """
         self.decision = decision
-        self.record.go_over(decision, processes, move)
+        self.record.go_over(decision, processes, move, for_shards)
         self.logs.add_processes(processes)
         self.keep(decision)
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from protos.decision_pb2 import Decision
+from protos.node_pb2 import SHARD
 from protos.scheduler_pb2 import Move
 from scheduler.runs.processes import Process
 
@@ -51,7 +52,8 @@ class Change:
     Attributes:
         decision: the plan to go over to.
         move: what is to be told of it, by whoever takes over before there is more to say.
-        processes: workers that are started for it.
+        processes: shards and workers that are started for it; without shards those before stay.
+        for_shards: node ids, one for each unit that was reserved for these shards.
         generation: that they are started for.
         failed: why it cannot be; empty: it can.
     """
@@ -61,6 +63,7 @@ class Change:
     move: Move
     stage: Stage = Stage.WANTED
     processes: Sequence[Process] = ()
+    for_shards: Sequence[str] = ()
     generation: int = 0
     failed: str = ""
 
@@ -88,6 +91,11 @@ class Change:
         """Whether the attempt's thread is to take it further."""
         return bool(self.failed) or self.stage in (Stage.WANTED, Stage.READY)
 
+    @property
+    def shards(self) -> list[Process]:
+        """That the tables begin on; none: they stay where they are."""
+        return [process for process in self.processes if process.role == SHARD]
+
 
 def check(before: Decision, after: Decision) -> None:
     """Check that a job can go over from one plan to another.
@@ -104,7 +112,9 @@ def check(before: Decision, after: Decision) -> None:
             f"the plan's layers are {', '.join(others)}; the job's are {', '.join(layers)}"
         )
     kinds = {kind.name for kind in after.resources.types}
-    if absent := [stage.type for stage in after.stages if stage.type not in kinds]:
+    used = [stage.type for stage in after.stages]
+    used += [after.workload.ps_type] if after.ps_units else []
+    if absent := [kind for kind in used if kind not in kinds]:
         raise ChangeRefusedError(
             f"the plan's resources are {', '.join(sorted(kinds))}; it is to run on {absent[0]}"
         )

@@ -95,7 +95,7 @@ def place(
     Raises:
         JobError: there are fewer standing shards than the job asks for, or no node at all.
     """
-    shards = _place_shards(attempt, job, decision, units, standing, nodes)
+    shards = place_shards(attempt, job, decision, units, standing, nodes)
     return [*shards, *workers_of(attempt, decision, units)]
 
 
@@ -355,14 +355,24 @@ def output_of(job_id: str, job: JobSpec, scheduler: str) -> str:
     return os.path.normpath(Path(job.directory or "/") / job.output / job_id)
 
 
-def _place_shards(
+def place_shards(
     attempt: AttemptId,
     job: JobSpec,
     decision: Decision,
     units: Sequence[NodeStatus],
     standing: Sequence[NodeStatus],
     nodes: Nodes,
+    generation: int = 0,
 ) -> list[Process]:
+    """Give the shards of a job their nodes; not started yet.
+
+    Args:
+        units, standing: as of `place`.
+        generation: of the workers that they are started for in the place of others.
+
+    Raises:
+        JobError: as of `place`.
+    """
     count = job.servers.shards
     if standing:
         count = count or len(standing)
@@ -384,7 +394,9 @@ def _place_shards(
             position += share
         homes = homes or [any_home(decision, nodes)]
         count = count or len(homes)
-    return [shard_of(attempt, index, homes[index % len(homes)]) for index in range(count)]
+    return [
+        shard_of(attempt, index, homes[index % len(homes)], generation) for index in range(count)
+    ]
 
 
 def _keeping_nothing(shard: NodeStatus) -> NodeStatus:

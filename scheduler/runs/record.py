@@ -77,6 +77,11 @@ class Record:
         return [Process.of(placed) for placed in self._message.others]
 
     @property
+    def of_shards(self) -> list[str]:
+        """Node ids, one for each unit that is held for shards."""
+        return list(self._message.of_shards)
+
+    @property
     def change(self) -> Move | None:
         """What is to be told of a change that is under way; None: none is."""
         return self._message.change if self._message.HasField("change") else None
@@ -91,7 +96,7 @@ class Record:
 
     def units_of_shards(self, node_id: str) -> int:
         """How many units of a node are held for shards."""
-        return list(self._message.of_shards).count(node_id)
+        return self.of_shards.count(node_id)
 
     def next_generation(self, launched: int = 0) -> int:
         """The number of another generation of workers, which nobody else will have.
@@ -145,10 +150,7 @@ class Record:
                 elsewhere.
         """
         with self.lock:
-            left = [process for process in self.processes if process not in processes]
-            self._leave_out(processes)
-            self._message.others.extend(process.to_message() for process in left)
-            self.processes = list(processes)
+            left = self._replace(processes)
             if shards := [process for process in left if process.role == SHARD]:
                 self._message.line = self._message.generation
                 self._move_units(shards, for_shards)
@@ -166,16 +168,31 @@ class Record:
             self._leave_out(processes)
             self._keep()
 
-    def go_over(self, decision: Decision, processes: Sequence[Process], move: Move) -> None:
+    def go_over(
+        self,
+        decision: Decision,
+        processes: Sequence[Process],
+        move: Move,
+        for_shards: Sequence[str] | None = None,
+    ) -> None:
         """Be of another plan, with its workers, from a cut on: in one write.
 
         Whoever takes over before it finds the plan before with its workers, afterwards this one.
+
+        Args:
+            move: what is to be told of it.
+            for_shards: node ids, one for each unit of shards that are all others than before; None:
+                these stay.
         """
         with self.lock:
             self._message.decision.CopyFrom(decision)
             self._message.change.CopyFrom(move)
             self._message.line = self._message.generation
-            self.place(processes)
+            self._replace(processes)
+            if for_shards is not None:
+                del self._message.of_shards[:]
+                self._message.of_shards.extend(for_shards)
+            self.hold()
 
     def go_on(self, samples: int) -> None:
         """All workers of the generation were told to go on; the decision is kept by now."""
@@ -183,6 +200,14 @@ class Record:
             self._message.regrouping, self._message.samples = False, samples
             self._message.ClearField("decision")
             self._keep()
+
+    def _replace(self, processes: Sequence[Process]) -> list[Process]:
+        """Be of these; those that are left, which are to be stopped."""
+        left = [process for process in self.processes if process not in processes]
+        self._leave_out(processes)
+        self._message.others.extend(process.to_message() for process in left)
+        self.processes = list(processes)
+        return left
 
     def _note_shards(self) -> None:
         if not self._message.of_shards:

@@ -33,6 +33,23 @@ class ObjectiveError(ValueError):
     """A loss that cannot be used as it is."""
 
 
+class MissingLabelError(ObjectiveError, KeyError):
+    """A loss or metric reads a label that the job does not have."""
+
+    __str__ = ObjectiveError.__str__  # that of a KeyError quotes
+
+
+class ByName(dict[str, Tensor]):
+    """Labels as code of the job's own takes them; says which there are of one that is not."""
+
+    def __missing__(self, name: str) -> Tensor:
+        """Refuse it."""
+        raise MissingLabelError(
+            f"label {name!r}: got {', '.join(self) or 'none'}; expected it among data.labels, or "
+            "`weight` with data.weight"
+        )
+
+
 def loss(*, over: Over | Mapping[str, Over] = "samples") -> Callable[[F], F]:
     """Declares what the means of a job's own loss are over.
 
@@ -102,7 +119,7 @@ class Objective:
                 number = float(labels["weight"].double().sum())
             else:
                 assert callable(over)
-                number = float(over(labels))
+                number = float(over(ByName(labels)))
             if not 0 <= number < math.inf:
                 raise ObjectiveError(
                     f"@loss(over=…){f' of {name!r}' if name else ''} counts {number:g}; expected a "
@@ -117,7 +134,7 @@ class Objective:
         Raises:
             ObjectiveError: the function returned something else.
         """
-        returned = self.function(outputs, labels)
+        returned = self.function(outputs, ByName(labels))
         several = returned if isinstance(returned, Mapping) else {EVERY: returned}
         for name in several:
             if not isinstance(name, str):
@@ -185,7 +202,7 @@ class Objective:
             weights = labels["weight"].to(value)
             return (weights * value).sum() / weights.sum()
         assert callable(over)
-        return value.sum() / over(labels)
+        return value.sum() / over(ByName(labels))
 
 
 def total(terms: Mapping[str, Tensor]) -> Tensor:

@@ -2,62 +2,71 @@
 
 import math
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from workers.learning.losses import BINARY
 
+Values = NDArray[np.float32]
 
-def auc(scores: NDArray[np.float32], labels: NDArray[np.float32]) -> float:
+
+def auc(scores: Values, labels: Values, weights: Values | None = None) -> float:
     """Area under the ROC curve: ties count half; NaN when only one class is there.
 
     NaN, too, when a score is not finite: it has no place in an order.
+
+    Args:
+        weights: what a sample counts; None: 1. A pair counts the product.
     """
     if not np.isfinite(scores).all():
-        return float("nan")
+        return math.nan
     order = np.argsort(scores, kind="stable")
     sorted_scores = scores[order]
-    positive = labels[order] > 0.5
-    edges = np.flatnonzero(np.diff(sorted_scores)) + 1
-    starts = np.concatenate(([0], edges))
-    ends = np.concatenate((edges, [len(scores)]))
-    mean_rank = (starts + ends + 1) / 2  # ranks from 1, shared by equal scores
-    ranks = np.repeat(mean_rank, ends - starts)
-    positives = int(positive.sum())
-    negatives = len(scores) - positives
-    if positives == 0 or negatives == 0:
-        return float("nan")
-    return float(
-        (ranks[positive].sum() - positives * (positives + 1) / 2) / (positives * negatives)
+    positive = (labels[order] > 0.5).astype(np.float64)
+    each = np.ones(len(scores)) if weights is None else weights[order].astype(np.float64)
+    starts = np.concatenate(([0], np.flatnonzero(np.diff(sorted_scores)) + 1))
+    above, below = (  # of each score that occurs, what its samples count
+        np.add.reduceat(each * part, starts) if len(scores) else np.zeros(0)
+        for part in (positive, 1 - positive)
     )
+    pairs = above.sum() * below.sum()
+    won = above * (np.cumsum(below) - below / 2)
+    return float(won.sum() / pairs) if pairs else math.nan
 
 
-def logloss(logits: NDArray[np.float32], labels: NDArray[np.float32]) -> float:
+def logloss(logits: Values, labels: Values, weights: Values | None = None) -> float:
     """Mean binary cross-entropy of logits; NaN where one is not finite, or there is none."""
     if not len(logits) or not np.isfinite(logits).all():
-        return float("nan")
+        return math.nan
     x = logits.astype(np.float64)
-    return float(np.mean(np.maximum(x, 0) - x * labels + np.log1p(np.exp(-np.abs(x)))))
+    return _mean(np.maximum(x, 0) - x * labels + np.log1p(np.exp(-np.abs(x))), weights)
 
 
 def measure(
-    loss: str, scores: NDArray[np.float32], labels: NDArray[np.float32], prefix: str
+    loss: str, scores: Values, labels: Values, prefix: str, weights: Values | None = None
 ) -> dict[str, float]:
     """The metrics that suit a loss, named PREFIX_metric; NaN where a score is not finite.
 
     Args:
         scores, labels: [n], as of `workers.learning.losses.held_out`.
+        weights: [n], what a sample counts; None: 1.
     """
     names = METRICS[loss or BINARY]
     if not len(scores) or not np.isfinite(scores).all():
         return {f"{prefix}_{name}": math.nan for name in names}
-    return {f"{prefix}_{name}": _MEASURES[name](scores, labels) for name in names}
+    return {f"{prefix}_{name}": _MEASURES[name](scores, labels, weights) for name in names}
 
 
-def _nats(losses: NDArray[np.float32], counts: NDArray[np.float32]) -> float:
-    return float(np.average(losses, weights=counts)) if counts.any() else math.nan
+def _mean(values: NDArray[Any], weights: Values | None) -> float:
+    if weights is None:
+        return float(np.mean(values, dtype=np.float64))
+    return float(np.average(values, weights=weights)) if weights.any() else math.nan
+
+
+def _nats(losses: Values, counts: Values, weights: Values | None) -> float:
+    return _mean(losses, counts if weights is None else counts * weights)
 
 
 # By loss, what is measured of held-out samples.
@@ -72,13 +81,13 @@ METRICS: Final[dict[str, tuple[str, ...]]] = {
     "in_batch_softmax": ("cross_entropy", "accuracy"),
     "pairwise": ("loss",),
 }
-_MEASURES: Final[dict[str, Callable[[NDArray[np.float32], NDArray[np.float32]], float]]] = {
+_MEASURES: Final[dict[str, Callable[[Values, Values, Values | None], float]]] = {
     "auc": auc,
     "logloss": logloss,
-    "cross_entropy": lambda losses, _: float(losses.astype(np.float64).mean()),
-    "accuracy": lambda _, right: float(right.mean(dtype=np.float64)),
-    "mse": lambda scores, labels: float(np.mean((scores - labels) ** 2)),
-    "mae": lambda scores, labels: float(np.mean(np.abs(scores - labels), dtype=np.float64)),
+    "cross_entropy": lambda losses, _, weights: _mean(losses, weights),
+    "accuracy": lambda _, right, weights: _mean(right, weights),
+    "mse": lambda scores, labels, weights: _mean((scores - labels) ** 2, weights),
+    "mae": lambda scores, labels, weights: _mean(np.abs(scores - labels), weights),
     "loss": _nats,
-    "bits_per_token": lambda losses, counts: _nats(losses, counts) / math.log(2),
+    "bits_per_token": lambda losses, counts, weights: _nats(losses, counts, weights) / math.log(2),
 }

@@ -50,6 +50,11 @@ class Comparison:
         label = job.data.labels[0] if job.data.labels else ONE if job.data.label else ""
         return Comparison(job.train.loss, "train.loss", (), label, "", "", bool(job.data.weight))
 
+    @property
+    def of_pairs(self) -> bool:
+        """Whether what is held out is one row a batch, weights included."""
+        return self.loss == _PAIRWISE
+
     def term(self, outputs: Outputs, labels: Labels) -> Tensor:
         """A value for each sample [B], or of `pairwise` the weighted mean [].
 
@@ -58,27 +63,25 @@ class Comparison:
         """
         rows, scale = self._read(outputs)
         if self.loss == _PAIRWISE:
-            weights = labels[WEIGHT] if self.weighted else None
-            return self._of_pairs(rows[0], labels, weights)[0]
+            return self._of_pairs(rows[0], labels)[0]
         return self._of_each(self._products(rows, scale, labels), labels)
 
     def held_out(self, outputs: Outputs, labels: Labels) -> tuple[Tensor, Tensor]:
         """What metrics need of a batch, float32.
 
         Of each sample its loss, and whether its own other half is the nearest; of `pairwise` the
-        mean loss and the number of pairs, each [1].
+        mean loss and what its pairs count, each [1].
         """
         rows, scale = self._read(outputs)
         if self.loss == _PAIRWISE:
-            mean, pairs = self._of_pairs(rows[0].float(), labels, None)
+            mean, pairs = self._of_pairs(rows[0].float(), labels)
             return mean.reshape(1), pairs.reshape(1)
         logits = self._products([each.float() for each in rows], scale, labels)
         right = logits.argmax(dim=1) == torch.arange(len(logits), device=logits.device)
         return self._of_each(logits, labels).float(), right.float()
 
-    def _of_pairs(
-        self, scores: Tensor, labels: Labels, weights: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
+    def _of_pairs(self, scores: Tensor, labels: Labels) -> tuple[Tensor, Tensor]:
+        weights = labels[WEIGHT] if self.weighted else None
         try:
             return pairwise(scores, labels[self.label], weights, labels.get(self.group))
         except ValueError as error:

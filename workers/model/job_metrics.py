@@ -12,9 +12,17 @@ from torch import Tensor
 
 from protos.job_pb2 import JobSpec
 from protos.losses import OF_WHOLE_BATCHES
-from workers.data.labels import ONE, label_of
-from workers.learning.losses import held_out
-from workers.learning.objective import Labels, Objective, Outputs, as_given, named, samples_of
+from workers.data.labels import ONE, WEIGHT, label_of
+from workers.learning.losses import BINARY, held_out, predicted
+from workers.learning.objective import (
+    ByName,
+    Labels,
+    Objective,
+    Outputs,
+    as_given,
+    named,
+    samples_of,
+)
 from workers.learning.quality import measure
 from workers.model.comparison import Comparison
 from workers.model.entry import ModelError, load_entry
@@ -24,6 +32,7 @@ _OUTPUT, _LABEL = "output.", "label."  # of what functions of the job's own take
 _ALONE = "alone."  # an output without samples
 _SCORE, _TRUTH = "score.", "truth."  # of a head
 _SUM, _COUNT = "sum.", "count."  # of a term of the job's own loss
+_ROWS, _WEIGHT = "rows", "weight"  # of a batch how many samples; what each counts
 _ONLY = ""  # the only head, and the only term
 Metric = Callable[[Outputs, Labels], Any]
 
@@ -62,9 +71,11 @@ class JobMetrics:
         else:
             label = job.data.labels[0] if job.data.labels else ONE
             self._heads[_ONLY] = _Head(job.train.loss, label)
-        self._functions = {
-            entry.rpartition(":")[2]: _function(job, entry) for entry in job.model.metrics
-        }
+        self._weighted = bool(job.data.weight and self._heads)
+        own = {entry.rpartition(":")[2]: _function(job, entry) for entry in job.model.metrics}
+        self._objects = {name: made for name, one in own.items() if (made := _object(one))}
+        self._functions = {name: one for name, one in own.items() if name not in self._objects}
+        self._meant = job.train.loss if not job.model.loss and not job.train.heads else None
 
     def scores(self, outputs: Outputs, labels: Labels) -> dict[str, Tensor]:
         """What a model is recognised by, float32 [B, …] of each of its outputs."""
@@ -77,7 +88,11 @@ class JobMetrics:
         found: dict[str, Tensor] = {}
         for name, (scores, truth) in self._held_out(outputs, labels):
             found |= {_SCORE + name: scores, _TRUTH + name: truth}
-        if self._functions:
+        if self._weighted:
+            found[_WEIGHT] = labels[WEIGHT].float()
+        if self._objects:
+            found[_ROWS] = torch.tensor([samples_of(outputs, labels)])
+        if self._functions or self._objects:
             for name, output in named(outputs).items():
                 alone = not output.ndim
                 found[(_ALONE if alone else _OUTPUT) + name] = (
@@ -106,20 +121,46 @@ class JobMetrics:
         results: dict[str, float] = {}
         for name, head in self._heads.items():
             scores, truth = (_of(found, kind + name) for kind in (_SCORE, _TRUTH))
-            results |= measure(head.loss, scores, truth, f"{prefix}_{name}" if name else prefix)
+            whole = isinstance(head, Comparison) and head.of_pairs
+            weights = _of(found, _WEIGHT) if self._weighted and not whole else None
+            named_so = f"{prefix}_{name}" if name else prefix
+            results |= measure(head.loss, scores, truth, named_so, weights)
         terms = [name.removeprefix(_SUM) for name in found if name.startswith(_SUM)]
         for name in terms:
             mean = float(found[_SUM + name].sum() / found[_COUNT + name].sum())
             results[f"{prefix}_loss_{name}" if name else f"{prefix}_loss"] = mean
         if terms and _ONLY not in terms:
             results[f"{prefix}_loss"] = sum(results[f"{prefix}_loss_{name}"] for name in terms)
-        if self._functions and found:
+        if (self._functions or self._objects) and found:
             alone = {name: values[0] for name, values in _starting(found, _ALONE).items()}
-            given = as_given({**_starting(found, _OUTPUT), **alone})
-            labels = _starting(found, _LABEL)
+            outputs, labels = _starting(found, _OUTPUT), ByName(_starting(found, _LABEL))
             for name, function in self._functions.items():
-                results |= _numbers(name, function(given, labels), prefix)
+                results |= _numbers(name, function(as_given({**outputs, **alone}), labels), prefix)
+            for name, metric in self._objects.items():
+                results |= _numbers(name, self._accumulated(metric, found, alone), prefix)
         return results
+
+    def _accumulated(
+        self, metric: Any, found: Mapping[str, Tensor], alone: Mapping[str, Tensor]
+    ) -> Any:
+        """What a metric with `update` and `compute` comes to, batch by batch in their order."""
+        outputs, labels = _starting(found, _OUTPUT), _starting(found, _LABEL)
+        metric.reset()
+        last = 0
+        for rows in found[_ROWS].tolist():
+            part = slice(last, last + rows)
+            last += rows
+            own = ByName({name: label[part] for name, label in labels.items()})
+            given = as_given({**{name: out[part] for name, out in outputs.items()}, **alone})
+            targets = own.keys() - {WEIGHT}
+            if isinstance(given, Tensor) and len(targets) == 1:
+                scores = given if self._meant is None else predicted(self._meant, given)
+                target = own[targets.pop()]
+                binary = self._meant is not None and (self._meant or BINARY) == BINARY
+                metric.update(scores, target.long() if binary else target)
+            else:
+                metric.update(given, own)
+        return metric.compute()
 
     def _held_out(
         self, outputs: Outputs, labels: Labels
@@ -136,6 +177,13 @@ class JobMetrics:
 
 def _function(job: JobSpec, entry: str) -> Metric:
     return load_entry(entry, Path(job.directory), "model.metrics")
+
+
+def _object(found: Any) -> Any:
+    """A metric that is updated by batches, as torchmetrics' are; None where it is a function."""
+    if not all(hasattr(found, name) for name in ("update", "compute", "reset")):
+        return None
+    return found() if isinstance(found, type) else found
 
 
 def _of(found: Mapping[str, Tensor], name: str) -> NDArray[np.float32]:

@@ -39,8 +39,8 @@ class Evaluation:
 
     Args:
         metrics: that are measured.
-        template: any batch, where the workers compute in lockstep: one that has no batch any more
-            computes it for the others' sake. Else None.
+        lockstep: whether the workers compute together: one that has no batch any more computes
+            another for the others' sake.
     """
 
     def __init__(
@@ -51,7 +51,8 @@ class Evaluation:
         place: Place,
         links: Links,
         metrics: JobMetrics,
-        template: Mapping[str, Tensor] | None,
+        *,
+        lockstep: bool,
     ) -> None:
         self._job = job
         self._layers = layers
@@ -59,7 +60,7 @@ class Evaluation:
         self._place = place
         self._links = links
         self._metrics = metrics
-        self._template = template
+        self._lockstep = lockstep
 
     def run(self, split: Split, phase: str) -> Measured:
         """Predict a split.
@@ -93,14 +94,15 @@ class Evaluation:
 
     def _rounds(self, batches: Batches) -> Iterator[tuple[int | None, Mapping[str, Tensor]]]:
         """The batches; in lockstep further ones without a number, until all workers are done."""
-        if self._template is None:
+        if not self._lockstep:
             yield from batches
             return
-        while True:
+        group, item = self._layers.group, next(batches, None)
+        # The first batch is the first worker's: it has one where any has.
+        spare = group.gather_named(item[1] if item is not None and not self._place.rank else {})
+        while group.any(item is not None):
+            yield item if item is not None else (None, spare)
             item = next(batches, None)
-            if not self._layers.group.any(item is not None):
-                return
-            yield item if item is not None else (None, self._template)
 
     def _batches(self, split: Split, phase: str) -> Batches:
         place = self._place

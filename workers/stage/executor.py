@@ -47,6 +47,7 @@ from workers.links.frames import BACKWARD, FORWARD, FrameId
 from workers.links.pipeline import Links, Place
 from workers.model.job_loss import job_loss
 from workers.model.job_metrics import JobMetrics
+from workers.model.loss_curve import LossCurve
 from workers.stage.beginning import Beginning
 from workers.stage.busy import BusyClock
 from workers.stage.callbacks import Callbacks
@@ -110,9 +111,8 @@ class StageExecutor:
         lockstep: bool = False,
     ) -> None:
         self.progress = progress
-        self.progress.resume(
-            beginning.step, beginning.samples, beginning.curve, beginning.train_seconds
-        )
+        curve = beginning.curve if place.in_last_stage else LossCurve()  # others hear of none
+        self.progress.resume(beginning.step, beginning.samples, curve, beginning.train_seconds)
         self._cuts = cuts
         self._job = job
         self._layers = layers
@@ -143,7 +143,6 @@ class StageExecutor:
         self._opened = beginning.step  # steps begun
         self._open: deque[OpenStep] = deque()  # with micro-batches to come
         self._in_flight: deque[InFlight] = deque()  # in the order of their forwards
-        self._template: dict[str, Tensor] | None = None  # a micro-batch, for the others' sake
         self._busy = BusyClock(layers.device)
         self._metrics = metrics
         self.following = following
@@ -207,8 +206,8 @@ class StageExecutor:
         """
         self.progress.phase = split
         evaluation = Evaluation(
-            *(self._job, self._layers, self._rows, self._place, self._links),
-            *(self._metrics, self._template),
+            *(self._job, self._layers, self._rows, self._place, self._links, self._metrics),
+            lockstep=self._lockstep,
         )
         return evaluation.run(split, phase or split)
 
@@ -330,8 +329,6 @@ class StageExecutor:
             step.rows += [batch.rows] if batch.rows is not None else []
         self._rows.bind(batch.rows, batch.position)
         self._versions.use(step.number)
-        if self._lockstep and self._template is None:
-            self._template = {name: tensor.detach() for name, tensor in batch.tensors.items()}
         return batch
 
     def _forward(self) -> None:

@@ -162,9 +162,9 @@ class MLflow(Logger):
             if experiment is None
             else experiment.experiment_id
         )
-        runs = client.search_runs([number], f"tags.`heterps.job_id` = '{state.job_id}'")
+        runs = client.search_runs([number], f"tags.`job_id` = '{state.job_id}'")
         if not runs:
-            tags = {"heterps.job_id": state.job_id}
+            tags = {"job_id": state.job_id}
             self._run = client.create_run(number, run_name=state.name, tags=tags).info.run_id
             return {}
         self._run = runs[0].info.run_id

@@ -2,9 +2,10 @@
 
 The workers of the other plan are started beside those that train. Once they listen, these take a
 cut after a step and wait there; then the others begin at it, and those before are stopped. The
-tables stay where they are. Up to the one write that says which workers the job has, it may go on
-under the plan before, with the state that these have kept; from then on it can only go on under the
-other one, from the cut.
+tables stay where they are, unless the plan has other units for them: then shards are started on
+these, too, and load the cut. Up to the one write that says which processes the job has, it may go
+on under the plan before, with the state that these have kept; from then on it can only go on under
+the other one, from the cut.
 """
 
 import logging
@@ -16,7 +17,7 @@ from contextlib import suppress
 
 from protos.decision_pb2 import Decision
 from protos.naming import kept_with
-from protos.node_pb2 import STAGE
+from protos.node_pb2 import SHARD, STAGE
 from protos.scheduler_pb2 import END_CONNECTION_LOST, END_NO_CAPACITY, Cut, JobStatus, Move
 from protos.stage_pb2 import PauseRequest, RegroupRequest
 from protos.stage_pb2_grpc import StageStub
@@ -26,7 +27,15 @@ from scheduler.runs.change import Change, Stage, in_short
 from scheduler.runs.changes.regroup import regroup, resume
 from scheduler.runs.cleanup import stop_others
 from scheduler.runs.failures import JobError, ending_of
-from scheduler.runs.launch import begin, groups_of, launch, topology_of, workers_of
+from scheduler.runs.launch import (
+    begin,
+    groups_of,
+    launch,
+    place_shards,
+    shards_of,
+    topology_of,
+    workers_of,
+)
 from scheduler.runs.plans import keep_moved, measured
 from scheduler.runs.processes import Process
 from scheduler.state.endings import Ending, first_line
@@ -128,21 +137,30 @@ def _start(attempt: Attempt, change: Change) -> None:
 
 
 def _launch(attempt: Attempt, change: Change) -> None:
-    context = attempt.context
+    context, decision = attempt.context, change.decision
     spec = attempt.spec()
-    units = attempt.reserve(change, groups_of(change.decision), _nodes(_workers(attempt)))
+    groups, singles, held = groups_of(decision), list[str](), _nodes(_workers(attempt))
+    stays = _tables_stay(attempt, decision)
+    if not stays and spec is not None:
+        more, singles = shards_of(decision, spec.servers.shards, ())
+        groups, held = [*groups, *more], [*held, *attempt.record.of_shards]
+    units = attempt.reserve(change, groups, singles, held)
     if units is None or spec is None:
-        text = f"the plan needs {in_short(change.decision)}, and not so many units are free"
+        text = f"the plan needs {in_short(decision)}, and not so many units are free"
         raise JobError(Ending(END_NO_CAPACITY, text, error=text))
     generation = change.generation = attempt.record.launched_generation()
-    change.processes = workers_of(attempt.id, change.decision, units, generation)
+    change.processes = workers_of(attempt.id, decision, units, generation)
+    if not stays:
+        change.for_shards = [node.node_id for node in units[len(change.processes) :]]
+        shards = place_shards(attempt.id, spec, decision, units, (), context.nodes, generation)
+        change.processes = [*shards, *change.processes]
     attempt.record.add_others(change.processes)
-    shards = [process for process in attempt.processes if process.role != STAGE]
+    before = _shards(attempt) if stays else []
     started = launch(
         attempt.id,
         spec,
-        change.decision,
-        [*shards, *change.processes],
+        decision,
+        [*before, *change.processes],
         context.address,
         context.channels,
         lambda: attempt.is_cancelled() or attempt.change is not change,
@@ -150,7 +168,17 @@ def _launch(attempt: Attempt, change: Change) -> None:
         generation,
         attempt.former(),
     )
-    change.processes = started[len(shards) :]
+    change.processes = started[len(before) :]
+
+
+def _tables_stay(attempt: Attempt, after: Decision) -> bool:
+    """Whether the shards are where a plan has them."""
+    before = attempt.decision
+    if any(shard.standing for shard in _shards(attempt)):
+        return True
+    kinds = before.workload.ps_type, after.workload.ps_type
+    units = before.ps_units, after.ps_units
+    return units[0] == units[1] and (kinds[0] == kinds[1] or not units[0])
 
 
 def _pause(attempt: Attempt, change: Change) -> None:
@@ -200,11 +228,14 @@ def _go_over(attempt: Attempt, change: Change, step: int) -> None:
         return
     before = _measured(attempt)
     move.measured = before.measured.throughput
-    shards = [process for process in attempt.processes if process.role != STAGE]
-    attempt.go_over(change.decision, [*shards, *change.processes], move)
+    if change.shards:
+        attempt.go_over(change.decision, change.processes, move, change.for_shards)
+    else:
+        attempt.go_over(change.decision, [*_shards(attempt), *change.processes], move)
     topology = topology_of(attempt.id.job_id, attempt.processes)
-    topology.generation, topology.line = generation, generation
-    topology.step, topology.paused = step, paused
+    topology.generation, topology.line, topology.step = generation, generation, step
+    if not change.shards:
+        topology.paused = paused
     topology.cut = kept_with(cut.place, attempt.context.address)
     try:
         begin(
@@ -227,8 +258,9 @@ def _go_over(attempt: Attempt, change: Change, step: int) -> None:
     )
 
 
-def _gather(attempt: Attempt, workers: Sequence[Process], generation: int) -> str | None:
+def _gather(attempt: Attempt, processes: Sequence[Process], generation: int) -> str | None:
     """Bring the workers that were started to the generation that begins; why they cannot be."""
+    workers = [process for process in processes if process.role == STAGE]
 
     def ask(worker: Process) -> None:
         call(
@@ -249,6 +281,10 @@ def _gather(attempt: Attempt, workers: Sequence[Process], generation: int) -> st
 
 def _workers(attempt: Attempt) -> list[Process]:
     return [process for process in attempt.processes if process.role == STAGE]
+
+
+def _shards(attempt: Attempt) -> list[Process]:
+    return [process for process in attempt.processes if process.role == SHARD]
 
 
 def cut_at(attempt: Attempt, step: int) -> Cut | None:

@@ -8,10 +8,11 @@ import subprocess
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from safetensors.numpy import load_file
 
-from heterps import Client, Cluster
+from heterps import Client, Cluster, cli
 from heterps.client.records import State
 from heterps.job.file import load_job
 from ps import LocalTable
@@ -95,6 +96,33 @@ def test_a_retry_goes_on_from_the_files_that_the_scheduler_keeps(
     model = json.loads((Path(fetched.folder) / "model.json").read_text())
     assert measured.seconds == pytest.approx(model["train_seconds"])
     assert 0 < measured.throughput_s < measured.seconds
+
+
+def test_the_best_model_is_the_same_whoever_keeps_it_and_cuts_predict(client, ratings, tmp_path):
+    """The scheduler or a folder; a cut predicts what a job of as many steps does."""
+    told = [EVERY, "train.checkpoint.keep=9", "data.valid=train.csv"]
+    told += ["train.validate.every=10 steps", "train.validate.patience=2"]
+    told += ["train.validate.metric=min:valid_auc"]  # of which the first is the best
+    runs = told, [*told, f"output={tmp_path}/out"], ["train.max_steps=20", f"output={tmp_path}/20"]
+    jobs = [client.submit(load_job(ratings, some)) for some in runs]
+    kept, put, short = (client.wait(one, timeout=300) for one in jobs)
+    assert all(job.state is State.SUCCEEDED for job in (kept, put, short))
+    fetched = Path(client.get(kept.job_id, tmp_path / "model").folder)
+    found, expected = (
+        json.loads((folder / "model.json").read_text()) for folder in (fetched, Path(put.output))
+    )
+    for name in ("best_step", "steps", "validated", "metrics"):
+        assert found[name] == expected[name]
+    assert found["best_step"] < found["steps"] < STEPS, "one that shows something"
+    assert_same(fetched, Path(put.output))
+    tables = []
+    for number, model in enumerate((f"{put.output}.cuts/20", short.output)):
+        target = tmp_path / f"{number}.parquet"
+        data = ratings.parent / "train.csv"
+        assert cli.main(["predict", str(model), str(data), "-o", str(target)]) == 0
+        tables.append(pq.read_table(target))
+    assert tables[0].num_rows == 4000
+    assert tables[0].equals(tables[1])
 
 
 def test_another_job_goes_on_from_a_cancelled_one(client, ratings, unfailed, tmp_path):

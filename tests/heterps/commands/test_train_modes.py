@@ -1,6 +1,7 @@
 """Jobs in mixed precision, with experts split over a stage's workers, and on a GPU."""
 
 import csv
+import json
 import re
 import shutil
 from collections import defaultdict
@@ -201,6 +202,22 @@ def test_split_experts_give_what_whole_ones_give(folder, client, plain):
         torch.testing.assert_close(saved[name], weights, rtol=0.02, atol=2e-3)
     model = heterps.load(status.output)
     assert torch.equal(model.experts0.moe.w2, saved["experts0.moe.w2"])
+
+
+@pytest.mark.exhaustive
+def test_split_experts_are_validated_as_whole_ones(folder, client):
+    told = "train.validate.every=10 steps", "train.validate.metric=valid_loss"
+    plan, found = ("cpu", "cpu", "v100", "cpu"), []
+    runs = ("whole", ("cpu",) * 4, 1, ()), ("split", plan, 2, ("train.split_experts=true",))
+    for name, types, workers, more in runs:
+        status, _, _ = run(client, job_of(folder, f"valid-{name}", types, workers, *told, *more))
+        facts = json.loads((Path(status.output) / "model.json").read_text())
+        found.append(facts["validated"])
+    whole, split = found
+    assert [one["step"] for one in split] == [one["step"] for one in whole]
+    assert len(whole) == STEPS // 10
+    for one, other in zip(split, whole, strict=True):
+        assert one["metrics"] == pytest.approx(other["metrics"], rel=1e-3)
 
 
 def test_bf16_is_near_fp32(folder, client, plain):

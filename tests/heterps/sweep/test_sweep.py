@@ -192,15 +192,20 @@ def test_a_trial_that_has_no_value_is_never_the_best(make, outcome, reason):
     assert len(made.states) == 6
 
 
-def test_trials_that_most_others_are_better_than_are_cancelled(make):
+@pytest.mark.parametrize(
+    ("metric", "turned"), [("max:valid_auc", lambda v: v), ("min:valid_auc", lambda v: 1 - v)]
+)
+def test_trials_that_most_others_are_better_than_are_cancelled(make, metric, turned):
     values = iter([0.8] * 6 + [0.7, 0.9, 0.7])
     of = {}
 
     def outcome(lr):
-        value = of.setdefault(lr, None) or of.update({lr: next(values)}) or of[lr]
-        return Outcome((value - 0.1, value, value))
+        if lr not in of:
+            of[lr] = next(values)
+        found = (of[lr] - 0.1, of[lr], of[lr])
+        return Outcome(tuple(map(turned, found)), metric=turned(of[lr]))
 
-    made = make(outcome)
+    made = make(outcome, ("lr=float:0.001..1", f"train.validate.metric={metric}"))
     made.sweep.run(9)
     assert made.states == [COMPLETE] * 6 + [PRUNED, COMPLETE, PRUNED]
     pruned = [trial for trial in made.study.trials if trial.state is PRUNED]
@@ -218,12 +223,13 @@ def test_without_pruning_every_trial_ends(make):
     assert made.states == [COMPLETE] * 12
 
 
-def test_trials_are_held_against_one_another_after_as_many_samples(make, on_disk):
+def test_trials_are_held_against_one_another_after_as_many_samples(make):
     made = make(
         lambda lr: Outcome((None, lr, lr)), ("lr=float:0.001..1", "train.batch_size=choice:64,128")
     )
     made.sweep.run(4)
-    kept = optuna.load_study(study_name="clicks", storage=f"sqlite:///{made.study.file}").trials
+    storage = study.storage_in(made.study.file)
+    kept = optuna.load_study(study_name="clicks", storage=storage).trials
     for trial, job in zip(kept, made.cluster.jobs.values(), strict=True):
         samples = [20 * job.train.batch_size, 30 * job.train.batch_size]
         assert trial.intermediate_values == dict.fromkeys(samples, trial.params[LR])

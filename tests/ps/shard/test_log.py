@@ -156,6 +156,8 @@ def flip(whole: Made, path: Path, place: int, bit: int) -> None:
     damaged = bytearray(path.read_bytes())
     damaged[place] ^= 1 << bit
     (directory / path.name).write_bytes(damaged)
+    if bit % 2:  # marks in the log tell it, too
+        (directory / ".shard").write_bytes(b"")
     before = sorted(p.name for p in directory.iterdir())
     try:
         found = start(directory)

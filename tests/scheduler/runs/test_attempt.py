@@ -1,6 +1,7 @@
 """The states of an attempt, and what it makes of them for its job and its workers."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -391,3 +392,26 @@ def test_validations_are_told_and_those_of_lost_steps_forgotten(context: Context
     assert told() == [(2, 0.2), (3, 0.3)]
     assert context.jobs.retry("job", Ending(pb.END_SCHEDULER_LOST))
     assert told() == []
+
+
+def test_a_plan_with_other_shards_holds_their_units_and_no_others(context: Context) -> None:
+    """One of them on the node that the shard before has, of which a worker had a unit."""
+    attempt = entered(context, up_to=State.RUNNING)
+    shard, worker = (Process.of(placed) for placed in record(1).processes)
+    attempt.run([shard, worker], ["n", "n"])
+    attempt.record.next_generation()
+    elsewhere = pb.NodeStatus(node_id="m", kind="node", type="cpu", units=2, address="127.0.0.1:5")
+    others = [
+        Process("job.shard-0.g1", "shard 0, generation 1", SHARD, 0, 0, shard.node, "here"),
+        Process("job.shard-1.g1", "shard 1, generation 1", SHARD, 1, 0, elsewhere, "there"),
+        replace(worker, process_id="job.stage-0-worker-0.g1", node=elsewhere),
+    ]
+    attempt.go_over(Decision(feasible=True), others, pb.Move(after="1 v100"), ["n", "m", "m"])
+    kept = context.store.run("job")
+    assert kept is not None
+    assert sorted(kept.units) == ["m", "m", "m", "n"]
+    assert sorted(kept.of_shards) == ["m", "m", "n"]
+    after = new(context)
+    after.take_up(kept)
+    assert after.processes == others
+    assert after.record.others == [shard, worker]

@@ -21,6 +21,25 @@ def test_auc_counts_pairs(rows):
     assert auc(scores, labels) == pytest.approx(expected)
 
 
+@given(
+    st.lists(
+        st.tuples(st.integers(-3, 3), st.booleans(), st.sampled_from([0.0, 0.5, 2.0])),
+        min_size=2,
+        max_size=30,
+    )
+)
+def test_a_sample_counts_as_often_as_its_weight_says(rows):
+    """Metrics with whole weights are those of samples that are there so many times."""
+    scores = np.array([s for s, _, _ in rows], np.float32)
+    labels = np.array([y for _, y, _ in rows], np.float32)
+    weights = np.array([w for _, _, w in rows], np.float32)
+    times = (2 * weights).astype(int)
+    for loss in ("bce_with_logits", "mse", "mae", "cross_entropy", "next_token"):
+        found = measure(loss, scores, labels, "test", weights)
+        expected = measure(loss, np.repeat(scores, times), np.repeat(labels, times), "test")
+        assert found == pytest.approx(expected, nan_ok=True)
+
+
 def test_logloss_is_stable_for_large_logits():
     logits = np.array([1000.0, -1000.0, 0.0], np.float32)
     labels = np.array([1.0, 0.0, 1.0], np.float32)

@@ -1,6 +1,7 @@
 """Workers of one to three stages against plain PyTorch on the same batches."""
 
 import threading
+from collections import Counter
 from itertools import chain
 
 import numpy as np
@@ -16,6 +17,7 @@ from workers.embedding.sparse import SparseEmbedding
 from workers.errors import PeerLostError
 from workers.learning.optimizers import make_optimizer, make_schedule
 from workers.stage import evaluation
+from workers.stage.layers import StageLayers
 from workers.stage.schedule import Schedule
 
 STEPS, SAMPLES = 4, 24
@@ -259,8 +261,8 @@ def test_who_waits_for_input_hears_of_a_worker_that_is_gone():
 class Together(Pipeline):
     """Workers that compute in lockstep, as those do that share out experts."""
 
-    def __init__(self, job, build, cuts, widths, steps, micro_batches):
-        super().__init__(job, build, cuts, widths, steps, micro_batches)
+    def __init__(self, job, build, cuts, widths, steps, micro_batches, **how):
+        super().__init__(job, build, cuts, widths, steps, micro_batches, **how)
         samples = self._batches.samples
         self._schedule = Schedule(len(steps), samples, micro_batches, lockstep=widths)
 
@@ -288,3 +290,37 @@ def test_no_worker_holds_more_than_is_planned(monkeypatch, order, staleness):
         assert most[stage] / cut <= in_flight(widths, stage, planned) / parts
         if order == "whole_batch" or (order == "lockstep" and stage < 2):
             assert most[stage] >= cut // width, "all of a step"
+
+
+@pytest.mark.parametrize("held_out", [7, 1, 0])
+@pytest.mark.parametrize("trained", [0, STEPS])
+def test_workers_in_lockstep_predict_as_often_whoever_has_a_batch(monkeypatch, trained, held_out):
+    """Also where nothing was trained before, as of a job that goes on from its last cut."""
+    widths, steps = (2, 3), batches(np.float32)
+    job, ran, trainings = job_of(), Counter(), StageLayers.run
+
+    def run(layers, tensors):
+        if not layers.graph.module.training:
+            ran[id(layers)] += 1
+        return trainings(layers, tensors)
+
+    def given(job, split, size, rank, workers, stopped):
+        for number in range(rank, held_out, workers):
+            part = {"dense": steps[0]["dense"][number : number + 2]}
+            part["label.label"] = steps[0]["label.label"][number : number + 2]
+            yield number, {name: torch.from_numpy(array) for name, array in part.items()}
+
+    monkeypatch.setattr(StageLayers, "run", run)
+    monkeypatch.setattr(evaluation, "evaluation_batches", given)
+    found = []
+
+    def predict(worker):
+        found.append((worker.place, worker.executor.evaluate("valid").found))
+
+    model = [seeded(Dense), [2, 4], widths]
+    Together(job, *model, steps[:trained], 6, between=predict).run()
+    times = [-(-held_out // width) for width in widths for _ in range(width)]
+    assert sorted(ran.values()) == sorted(time for time in times if time)
+    for place, taken in found:
+        if place.stage and held_out:
+            assert {len(values) for values in taken.values()} == {2 * held_out}

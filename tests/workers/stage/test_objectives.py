@@ -248,6 +248,7 @@ def test_terms_go_on_from_a_cut(tmp_path):
     for step in {there[0], there[-1]}:  # before the first step that has the term, and after it
         resumed = {"folder": tmp_path / "cuts", "resume": f"{tmp_path}/cuts/{step}", "attempt": 2}
         workers = Pipeline(job, build, [1, 3], [2, 3], steps, 4, **resumed).run()
+        assert [worker.executor.progress.losses for worker in workers[0]] == [[], []]
         for worker in workers[-1]:
             check_curve(worker.executor.progress.curve, expected)
 
@@ -278,6 +279,22 @@ def first(outputs, batch):
 
 def both(outputs, batch):
     return ((outputs["click"].squeeze(1) > 0) == (batch["click"] > 0.5)).double().mean()
+
+class Running:
+    "Depends on the order of batches, and on where they end."
+    def reset(self):
+        self.value = 0.0
+
+    def update(self, outputs, batch):
+        self.value = 0.5 * self.value + (outputs["delay"] - batch["delay"]).abs().max()
+
+    def compute(self):
+        return {"now": self.value}
+
+    def __call__(self, *given):
+        raise AssertionError("it is no function")
+
+running = Running()
 """
 
 
@@ -288,7 +305,8 @@ def test_metrics_are_those_of_one_process(tmp_path, monkeypatch, cuts, widths, o
     (tmp_path / "metrics.py").write_text(METRICS)
     job = job_of(tmp_path, OWN if of_its_own else "")
     job.directory, job.data.weight = str(tmp_path), "w"
-    job.model.metrics.extend(["metrics.py:first", "metrics.py:both"])
+    names = ("first", "both", "Running", "running")
+    job.model.metrics.extend(f"metrics.py:{name}" for name in names)
     (samples,) = batches((23,))
     steps, found = batches(), []
 
@@ -321,13 +339,59 @@ def test_metrics_are_those_of_one_process(tmp_path, monkeypatch, cuts, widths, o
             ((outputs["click"][:, 0] > 0) == (batch["click"] > 0.5)).double().mean()
         ),
     }
+    now = 0.0
+    for part in (slice(at, at + 4) for at in range(0, 23, 4)):
+        now = 0.5 * now + (outputs["delay"] - batch["delay"])[part].abs().max().item()
+    expected |= {"valid_Running_now": now, "valid_running_now": now}
     if of_its_own:
         expected["valid_loss"] = sum(own(outputs, batch).values()).item()
     else:
-        nll = nn.functional.cross_entropy(outputs["kind"], batch["kind"]).item()
-        expected["valid_kind_cross_entropy"] = nll
+        weights = batch["weight"] / batch["weight"].sum()
+        each = nn.functional.cross_entropy(outputs["kind"], batch["kind"], reduction="none")
+        expected["valid_kind_cross_entropy"] = (weights * each).sum().item()
         right = outputs["kind"].argmax(1) == batch["kind"]
-        expected["valid_kind_accuracy"] = right.double().mean().item()
-        expected["valid_delay_mae"] = (outputs["delay"] - batch["delay"]).abs().mean().item()
+        expected["valid_kind_accuracy"] = (weights * right).sum().item()
+        errors = (outputs["delay"] - batch["delay"]).abs()
+        expected["valid_delay_mae"] = (weights * errors).sum().item()
     for name, value in expected.items():
         assert metrics[name] == pytest.approx(value, rel=1e-4, abs=1e-5), name
+
+
+OBJECTS = """
+from torchmetrics import MeanSquaredError
+from torchmetrics.classification import BinaryAUROC, BinaryCalibrationError
+
+auroc = BinaryAUROC()
+calibration = BinaryCalibrationError(n_bins=5, norm="l1")
+mse = MeanSquaredError()
+"""
+
+
+def test_metrics_of_torchmetrics_are_those_of_one_update(tmp_path):
+    """Of probabilities, also where all logits of a batch could be some."""
+    torchmetrics = pytest.importorskip("torchmetrics", reason="torchmetrics is not installed")
+    sys.modules.pop("objects", None)
+    (tmp_path / "objects.py").write_text(OBJECTS)
+    job = JobSpec(directory=str(tmp_path))
+    job.model.metrics.extend(["objects.py:auroc", "objects.py:calibration"])
+    random = torch.Generator().manual_seed(4)
+    logits, labels = torch.rand(24, generator=random), torch.arange(24) % 2
+    metrics = JobMetrics(job)
+    parts = [
+        metrics.take(logits[some], {"label": labels[some].float()})
+        for some in (slice(0, 8), slice(8, 24))
+    ]
+    found = metrics.measure({n: torch.cat([p[n] for p in parts]) for n in parts[0]}, "valid")
+    of = torchmetrics.functional.classification
+    scores = logits.sigmoid()
+    expected = of.binary_calibration_error(scores, labels, n_bins=5, norm="l1")
+    assert found["valid_calibration"] == pytest.approx(expected.item(), rel=1e-6)
+    assert found["valid_auroc"] == pytest.approx(of.binary_auroc(scores, labels).item(), rel=1e-6)
+    assert found["valid_auroc"] == pytest.approx(found["valid_auc"], rel=1e-6)
+
+
+def test_a_label_that_is_not_there_is_named(tmp_path):
+    code = "def total(outputs, batch):\n    return (outputs['delay'] - batch['delays']).abs()\n"
+    said = "label 'delays': got click, delay, kind, weight; expected it among data.labels"
+    with pytest.raises(ObjectiveError, match=said):
+        Pipeline(job_of(tmp_path, code), build, [3], [2], batches(), 2).run()

@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.functional import cross_entropy
 
-from protos.job_pb2 import HeadSpec, JobSpec
+from protos.job_pb2 import HeadSpec, JobSpec, ValidateSpec
 from ps import LocalTable
 from tests.workers.stage import reference
 from tests.workers.stage.in_process import Pipeline
 from workers.data.columns import Batch
+from workers.data.tensors import tensors_of
 from workers.embedding.sparse import SparseEmbedding
 from workers.learning.objective import ObjectiveError, total
 from workers.links.inbox import Stopped
@@ -129,7 +131,7 @@ def tensors(batch):
     return {name.removeprefix("label."): torch.from_numpy(a) for name, a in batch.arrays.items()}
 
 
-def plain(job, steps):
+def plain(job, steps, after=lambda step, dense, rows: False):
     """What one process of plain PyTorch comes to."""
     model = Pairs()
     table = LocalTable.create(model.rows.spec.table, **model.rows.spec.table_options())
@@ -142,7 +144,7 @@ def plain(job, steps):
         return plain_loss(outputs, batch), None, set(batch["sparse"].ravel().tolist())
 
     table = reference.Table(rows, "adagrad", 0.05, 0.0)
-    return reference.train(model, {"rows": table}, forward, job, steps)
+    return reference.train(model, {"rows": table}, forward, job, steps, after)
 
 
 def check(job, plan, steps, tolerance=2e-5):
@@ -456,3 +458,64 @@ def test_all_workers_pause_though_some_have_begun_the_next_step(
             run.result(60)
     (step,) = {worker.executor.progress.step for worker in pipeline.made}
     assert step < 40
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("plan", "staleness"), [*zip(PLANS, (0, 1, 2, 1), strict=True)])
+def test_validation_measures_it_as_plain_pytorch_does(
+    job_of, tmp_path, monkeypatch, plan, staleness
+):
+    """Terms of whole batches by the samples of these, others by what they count in all."""
+    cuts, widths, micro_batches = plan
+    job, every, patience = job_of(staleness=staleness), 2, 2
+    job.train.optimizer.learning_rate = 0.2
+    job.train.validate.CopyFrom(
+        ValidateSpec(every=f"{every} steps", metric="valid_loss", patience=patience)
+    )
+    held_out = batches((24, 24, 24, 5))[::-1]
+
+    def given(job, split, size, rank, workers, stopped):
+        for number in range(rank, len(held_out), workers):
+            yield number, tensors_of(held_out[number])
+
+    monkeypatch.setattr(evaluation, "evaluation_batches", given)
+    history, best = [], None
+
+    def after(step, dense, rows):
+        nonlocal best
+        if step % every:
+            return False
+        model = Pairs()
+        model.rows = reference.Given()
+        model.rows.rows = rows["rows"]
+        model.load_state_dict(dense)
+        match, names = 0.0, ("delay", "weight")
+        every_batch = [tensors(batch) for batch in held_out]
+        with torch.no_grad():
+            outputs = [model(one["dense"], one["sparse"]) for one in every_batch]
+            for one in outputs:
+                own = torch.arange(len(one["left"]))
+                logits = one["scale"] * one["left"] @ one["right"].T
+                pairs = (cross_entropy(logits, own) + cross_entropy(logits.T, own)) / 2
+                match += float(pairs) * len(own) / sum(map(len, held_out))
+        delay, weight = (torch.cat([one[name] for one in every_batch]) for name in names)
+        wrong, late = torch.cat([one["delay"] for one in outputs]) - delay, delay > 0
+        squared = (weight * wrong.square()).sum() / weight.sum()
+        history.append(match + float(squared + wrong[late].abs().mean()))
+        if best is None or history[-1] < best[0]:
+            best = history[-1], step, dense, rows
+        return len(history) >= best[1] // every + patience
+
+    steps = batches((24,) * 40)
+    plain(job, steps, after)
+    assert best[1] < every * len(history) < 40, "one that shows something"
+    pipeline = Pipeline(
+        job, Pairs, cuts, widths, steps, micro_batches, folder=tmp_path / "cuts", restores=True
+    )
+    for worker in chain(*pipeline.run()):
+        done = worker.executor.following.validations
+        found = [one.metrics["valid_loss"] for one in done.done]
+        assert found == pytest.approx(history, rel=1e-3)
+        assert done.best.step == best[1]
+        for name, value in worker.module.state_dict().items():
+            torch.testing.assert_close(value, best[2][name], rtol=1e-3, atol=1e-3)
