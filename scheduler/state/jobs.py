@@ -114,15 +114,15 @@ class Jobs:
             unended: only those that have not ended.
         """
         with self._changed:
-            found = [
-                s
-                for s in self._statuses.values()
-                if sees(s) and not (unended and s.state in TERMINAL)
-            ]
+            listed = list(self._statuses.values())
+        found, end = list[JobStatus](), 0
+        for status in listed:
+            if status.job_id == before:  # which may have ended since its page was asked for
+                end = len(found)
+            if sees(status) and not (unended and status.state in TERMINAL):
+                found.append(status)
         busy = sum(s.state not in TERMINAL for s in found)
-        end = len(found)
-        if before:
-            end = next((n for n, s in enumerate(found) if s.job_id == before), 0)
+        end = end if before else len(found)
         begin = max(0, end - min(limit or PAGE, PAGE))
         shown = found[begin:end]  # a change always makes a new message
         return Page(shown, shown[0].job_id if begin else "", len(found), busy)

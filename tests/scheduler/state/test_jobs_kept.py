@@ -106,3 +106,5 @@ def test_pages_hold_each_job_once_and_those_that_somebody_sees(
     assert ids(3, own[3], unended=True) == [own[0], own[2]]
     assert ids(3, own[0]) == []
     assert ids(3, "nobody") == []
+    ended(jobs, own[3])
+    assert ids(3, own[3], unended=True) == [own[0], own[2]], "also once that one has ended"

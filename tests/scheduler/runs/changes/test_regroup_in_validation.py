@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from protos.scheduler_pb2 import END_SUCCEEDED
-from tests.scheduler.runs.survivors import Service
+from tests.scheduler.runs.survivors import Service, move, plan, trains
 
 pytest.importorskip("workers.stage")
 _EVERY_3 = {
@@ -92,3 +92,30 @@ def test_the_best_is_the_model_after_all_went_back(service: Service) -> None:
     assert recovery.back
     assert facts(service, "validated-back") == facts(service, whole)
     assert service.digest("validated-back") == service.digest(whole)
+
+
+@pytest.mark.exhaustive
+def test_a_job_that_moves_between_validations_has_the_same_ones(service: Service) -> None:
+    """What was measured before counts on, under the plan that it goes over to."""
+    metric = "valid_logloss"  # of an AUC, roundings decide between samples with the same inputs
+    longer = {key: value for key, value in _EVERY_3.items() if key.startswith("train.validate.")}
+    longer |= {"data.valid": "train.csv", "train.validate.metric": metric, "train.max_steps": 90}
+    longer |= {"train.validate.patience": 0}
+    # A bias before a normalisation has a gradient of 0, which Adam would make steps of.
+    longer["train.optimizer.eps"] = 1e-4
+    whole = service.submit(service.job("validated-unmoved", **longer))
+    assert service.end(whole).end_reason == END_SUCCEEDED
+    name = service.submit(service.may_be_held("validated-moved", **longer))
+    trains(service, name, 4)
+    (moved,) = move(service, name, plan(service, name, (0, 2, "front", 2), (3, 3, "back", 1))).moves
+    assert not moved.failed, moved.failed
+    assert service.end(name).end_reason == END_SUCCEEDED
+    found, expected = facts(service, name), facts(service, whole)
+    steps = [one["step"] for one in found["validated"]]
+    assert steps == [one["step"] for one in expected["validated"]]
+    assert steps[0] < moved.step < steps[-1], "one that shows something"
+    for one, other in zip(found["validated"], expected["validated"], strict=True):
+        assert one["metrics"][metric] == pytest.approx(other["metrics"][metric], rel=1e-6)
+    for key in ("best_step", "steps", "samples"):
+        assert found[key] == expected[key]
+    assert found["metrics"][metric] == pytest.approx(expected["metrics"][metric], rel=1e-6)
