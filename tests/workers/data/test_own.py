@@ -39,8 +39,6 @@ def sample(row):
 class ByIndex(torch.utils.data.Dataset):
     def __init__(self, path, name):
         assert Path(path).is_dir() and name == "train", (path, name)
-        with (Path(path) / "read").open("a") as told:
-            told.write("made\\n")
 
     def __len__(self):
         return ROWS
@@ -265,9 +263,9 @@ class Own(InOrder):
         self.path, self.at = path, 0
 
     def __iter__(self):
+        with Path(self.path, "read").open("a") as told:
+            told.write(f"{self.at}\\n")
         for row in range(self.at, ROWS):
-            with Path(self.path, "read").open("a") as told:
-                told.write(f"{row}\\n")
             BEFORE
             yield sample(row)
             AFTER
