@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import SymInt, Tensor, fx, nn
@@ -20,8 +20,8 @@ from torch._ops import OpOverload
 
 from workers.model.entry import ModelError
 from workers.model.inputs import arguments_of
+from workers.model.sizes import REMADE
 
-REMADE: Final = "heterps_remade"  # in the meta of a node that is made of inputs alone
 _SAMPLES = (2, 3)  # that a forward is run with
 _MOST_CONSTANT = 64  # values of a tensor that a forward makes of numbers
 _OF_A_DEVICE = ("device", "pin_memory")

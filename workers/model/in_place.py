@@ -3,6 +3,7 @@
 from torch import fx, nn
 
 from workers.model.entry import ModelError
+from workers.model.sizes import REMADE
 
 
 def check_in_place(model: nn.Module, graph: fx.Graph) -> None:
@@ -15,7 +16,8 @@ def check_in_place(model: nn.Module, graph: fx.Graph) -> None:
         changed = node.args[0] if node.args else None
         if not isinstance(changed, fx.Node) or not _in_place(model, node):
             continue
-        if changed.op == "placeholder" or len(changed.users) > 1:
+        users = [user for user in changed.users if REMADE not in user.meta]
+        if changed.op == "placeholder" or len(users) > 1:
             raise ModelError(
                 f"{type(model).__name__}: {node.target!r} changes {changed.name!r} in place, which "
                 f"is {'an input' if changed.op == 'placeholder' else 'used elsewhere'}; expected "
@@ -23,6 +25,17 @@ def check_in_place(model: nn.Module, graph: fx.Graph) -> None:
                 "    x = x.mul(2)    # not x.mul_(2)\n"
                 "    nn.ReLU()       # not nn.ReLU(inplace=True)"
             )
+
+
+def may_change(model: nn.Module, node: fx.Node) -> bool:
+    """Whether an operation may change what it takes in place: code of others may do anything."""
+    if node.op != "call_module":
+        return _in_place(model, node)
+    return any(
+        not type(module).__module__.startswith("torch.nn.")
+        or getattr(module, "inplace", False) is True
+        for module in model.get_submodule(str(node.target)).modules()
+    )
 
 
 def _in_place(model: nn.Module, node: fx.Node) -> bool:

@@ -16,6 +16,7 @@ from workers.embedding.sparse import SparseEmbedding, tables_of
 from workers.model.entry import ModelError
 from workers.model.inputs import unpacked
 from workers.model.modes import in_mode
+from workers.model.tracer import Tracer
 
 # What picks or rearranges keys without making new ones.
 _METHODS = frozenset(
@@ -123,7 +124,7 @@ def _holds_embedding(module: nn.Module) -> bool:
     return any(isinstance(m, SparseEmbedding) for m in module.modules() if m is not module)
 
 
-class _ThroughChildren(fx.Tracer):
+class _ThroughChildren(Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return not _holds_embedding(m)
 

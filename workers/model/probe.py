@@ -216,6 +216,24 @@ def check_parameters(traced: TracedModel, job: JobSpec) -> None:
                 )
 
 
+def structures_of(traced: TracedModel, job: JobSpec) -> set[str]:
+    """Names of the values between layers that are no tensors, such as the state of an LSTM.
+
+    Raises:
+        DataError: the first samples of the job do not fit it.
+    """
+    parts = first_parts(job)
+    if not parts:
+        return set()
+    layers = _Layers(traced, varied=False)
+    try:
+        with _tried(traced.model), torch.no_grad():
+            layers.run(*_inputs(traced, parts[0]))
+    except Exception as error:
+        _log.info("the model could not be tried: %s: %s", type(error).__name__, error)
+    return layers.structures
+
+
 def _check_groups(traced: TracedModel, job: JobSpec) -> None:
     names: dict[int, list[str]] = {}
     for name, parameter in traced.model.named_parameters(remove_duplicate=False):
@@ -272,13 +290,22 @@ class _Layers(fx.Interpreter):
 
     Attributes:
         reached: by layer, the leaves of its graph that no exchanged parameter is.
+        structures: names of values that are no tensors.
     """
 
     def __init__(self, traced: TracedModel, *, varied: bool) -> None:
         super().__init__(traced.model, graph=traced.graph)
         self.reached: dict[str, list[Tensor]] = {}
+        self.structures: set[str] = set()
         self._varied = varied
         self._generator = torch.Generator().manual_seed(_SEED)
+
+    def run_node(self, n: fx.Node) -> Any:
+        """Compute a value, and note whether it is a tensor."""
+        result = super().run_node(n)
+        if not isinstance(result, Tensor):
+            self.structures.add(n.name)
+        return result
 
     def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a layer on its own."""

@@ -4,27 +4,30 @@ The model is traced once with `torch.fx`; every module that its forward calls is
 between layers belong to the layer whose result they need last, so that what they shrink is
 shrunk before it travels, and are computed with it wherever the model is cut. A cut after a layer
 is crossed by the values made before it and used after it, the model's own inputs included.
-A model that is `Followed` has what it makes of inputs alone made in every stage that needs it.
+Sizes of tensors, and what a `Followed` model makes of inputs alone, are made in every stage that
+needs them.
 """
 
 import inspect
 import traceback
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor, fx, nn
 
 from workers.embedding.sparse import SparseEmbedding
 from workers.model.entry import ModelError
-from workers.model.follow import REMADE, Followed, followed
-from workers.model.in_place import check_in_place
+from workers.model.follow import Followed, followed
+from workers.model.in_place import check_in_place, may_change
 from workers.model.inputs import ALWAYS, BATCH, unpacked
 from workers.model.lookups import Lookup, check_tables, find_lookups
 from workers.model.modes import in_mode
 from workers.model.randomness import LayerStart
-from workers.model.sharing import check_ties, find_sharing, uncut_of
+from workers.model.sharing import Sharing, check_ties, find_sharing, uncut_of
+from workers.model.sizes import REMADE, mark_sizes
 from workers.model.state import check_state
+from workers.model.tracer import Tracer
 from workers.moe.layer import MoE
 
 OWN = "own"  # of a stage's graph, what it shares with the model
@@ -95,7 +98,7 @@ class StageModule(nn.Module):
         return graph(*inputs)
 
 
-class _CalledModules(fx.Tracer):
+class _CalledModules(Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return True
 
@@ -124,6 +127,7 @@ class TracedModel:
         check_ties(model)
         check_tables(model)
         self.graph = self._trace(training=True)
+        mark_sizes(self.graph)
         self._check_modes()
         self._check_inputs()
         self.layers: tuple[LayerInfo, ...] = ()
@@ -145,6 +149,16 @@ class TracedModel:
         self._keys_needed: dict[str, int] = {}
         for index, lookup in self._lookups:
             self._keys_needed[lookup.keys.input] = index
+
+    def keep_whole(self, names: Collection[str]) -> None:
+        """Have no cut where values that are no tensors would cross it."""
+        spans = []
+        for node in self.graph.nodes:
+            last = max(self._uses(node), default=-1) if node.name in names else -1
+            if node.op in _COMPUTED and REMADE not in node.meta and self._index[node] < last:
+                spans.append(Sharing(self._index[node], last, node.name))
+        self.sharing = (*self.sharing, *spans)
+        self.uncut = uncut_of(self.sharing, len(self.layers))
 
     def stage(self, first: int, last: int) -> StageGraph:
         """The module of layers `first` to `last`, inclusive.
@@ -186,6 +200,7 @@ class TracedModel:
                     for read in node.all_input_nodes:
                         if read.op == "get_attr" and read not in copies:
                             copies[read] = self._placed(graph.node_copy(read), modules)
+                    self._keep_given(node, graph, copies)
                     copies[node] = graph.node_copy(node, lambda n: copies[n])
                     if node.op == "call_module":
                         self._placed(copies[node], modules)
@@ -211,6 +226,16 @@ class TracedModel:
             if any(index > after for index in used):
                 names.append(node.name)
         return tuple(names)
+
+    def _keep_given(self, node: fx.Node, graph: fx.Graph, copies: dict[fx.Node, fx.Node]) -> None:
+        """Give an operation that may change it a copy of what came from the stage before.
+
+        That is a leaf of the stage's own graph, where nothing may be changed in place.
+        """
+        if may_change(self.model, node):
+            for value in node.all_input_nodes:
+                if value.op in _COMPUTED and copies[value].op == "placeholder":
+                    copies[value] = graph.call_method("clone", (copies[value],))
 
     def _remake(self, node: fx.Node, graph: fx.Graph, copies: dict[fx.Node, fx.Node]) -> None:
         """Make in a stage's graph what a node takes and each stage makes of inputs by itself."""

@@ -8,9 +8,11 @@ every operation. Figures made this way are marked `estimated` wherever they go.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from protos.decision_pb2 import LayerCost, ResourceType
@@ -58,7 +60,7 @@ class Work:
 
 
 def measure_work(
-    module: nn.Module, inputs: list[Tensor], outputs: list[Tensor]
+    module: nn.Module, inputs: list[Any], outputs: list[Tensor]
 ) -> tuple[float, float, float, int]:
     """Count a layer's arithmetic and its least memory traffic on one micro-batch.
 
@@ -70,7 +72,8 @@ def measure_work(
         mode.__torch_dispatch__ = uncompiled(mode.__torch_dispatch__)
         module(*inputs)
     parameters = sum(p.nbytes for p in module.parameters())
-    activations = sum(t.nbytes for t in (*inputs, *outputs))
+    taken = [t for t in tree_leaves(inputs) if isinstance(t, Tensor)]
+    activations = sum(t.nbytes for t in (*taken, *outputs))
     leaves = sum(1 for m in module.modules() if not any(True for _ in m.children()))
     # Backward costs twice the forward.
     return (

@@ -8,7 +8,7 @@ from workers.model.entry import job_model
 from workers.model.followed_check import check_followed
 from workers.model.inputs import inputs_of
 from workers.model.job_loss import job_loss
-from workers.model.probe import check_parameters, micro_batches_of
+from workers.model.probe import check_parameters, micro_batches_of, structures_of
 from workers.model.sharing import Sharing
 from workers.model.trace import TracedModel
 
@@ -23,6 +23,7 @@ def look(job: JobSpec) -> Workload:
     traced = TracedModel(job_model(job), inputs_of(job.data))
     check_parameters(traced, job)
     check_followed(traced, job)
+    traced.keep_whole(structures_of(traced, job))
     names = [info.name for info in traced.layers]
     layers = [
         Layer(

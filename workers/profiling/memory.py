@@ -1,6 +1,7 @@
 """What a layer keeps in memory while it trains."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
@@ -41,7 +42,7 @@ class LayerBytes:
 
 
 def layer_bytes(
-    timer: LayerTimer, index: int, values: dict[str, Tensor], row_bytes: int
+    timer: LayerTimer, index: int, values: dict[str, Any], row_bytes: int
 ) -> tuple[LayerBytes, list[Tensor]]:
     """Run a layer whose rows are bound on one micro-batch; its outputs join `values`, too."""
     weights = {p.data_ptr() for p in timer.graphs[index].module.parameters()}

@@ -14,11 +14,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from protos.decision_pb2 import Layer, LayerCost, Resources, ResourceType, Workload
 from protos.node_pb2 import ProfileRequest
@@ -31,7 +33,7 @@ from workers.model.entry import job_model
 from workers.model.followed_check import check_followed
 from workers.model.inputs import inputs_of
 from workers.model.job_loss import job_loss
-from workers.model.probe import check_parameters, micro_batches_of
+from workers.model.probe import check_parameters, micro_batches_of, structures_of
 from workers.model.trace import TracedModel
 from workers.profiling import datasheet
 from workers.profiling.catalogue import computes_in_bf16, with_data_sheet
@@ -44,7 +46,7 @@ from workers.profiling.rows import ShardRows
 from workers.profiling.scaling import Scaling, combined, fit_scaling
 from workers.profiling.sizes import MAX_SAMPLES, fixed_size, smallest_worth_having
 from workers.profiling.steps import time_step
-from workers.profiling.timing import LayerTimer, Part, RowPart, first_of, share_of
+from workers.profiling.timing import LayerTimer, Part, RowPart, first_of, share_of, tensors_in
 from workers.stage.layers import for_losses
 
 WARMUP = 2
@@ -135,10 +137,12 @@ class Profiler:
         on_host = TracedModel(job_model(self._job), inputs_of(self._job.data))
         check_parameters(on_host, self._job)
         check_followed(on_host, self._job)
+        structures = structures_of(on_host, self._job)
         self._fixed = micro_batches_of(self._job, on_host)
         self._traced = TracedModel(
             on_host.model.to(self._device).train(), inputs_of(self._job.data)
         )
+        self._traced.keep_whole(structures)
         self._dataset = Dataset.of(self._job, "train")
         self._batches = GlobalBatches.of(self._job, self._dataset)
         step = self._batches.samples(0)
@@ -303,17 +307,21 @@ class Profiler:
     ) -> tuple[list[datasheet.Work], list[LayerBytes]]:
         """Count each layer's work and memory, on one micro-batch."""
         works, memories = [], []
-        values = first_of(batch, self._sizes.micro_batch)
+        values: dict[str, Any] = {**first_of(batch, self._sizes.micro_batch)}
         for index, graph in enumerate(timer.graphs):
             rows.bind(graph, values)
             moved = rows.bytes_moved(graph)
-            inputs = [values[name].to(self._device) for name in graph.inputs]
+            inputs = [
+                tree_map_only(Tensor, lambda t: t.to(self._device), values[name])
+                for name in graph.inputs
+            ]
             memory, outputs = layer_bytes(timer, index, values, moved)
             rows.drop(graph)
             last = index == len(timer.graphs) - 1
             names = () if last else (*graph.outputs, *for_losses(values))
-            forth = sum(values[name].nbytes for name in names)
-            crossing = sum(_both_ways(values[name]) for name in graph.outputs) if names else 0
+            forth = sum(t.nbytes for name in names for t in tensors_in(values[name]))
+            given = tensors_in([values[name] for name in graph.outputs]) if names else ()
+            crossing = sum(map(_both_ways, given))
             rows.bind(graph, values)
             with self._precision.computing():  # the inputs are what the layers before gave in it
                 counted = datasheet.measure_work(graph.module, inputs, outputs)

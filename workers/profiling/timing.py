@@ -12,11 +12,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import IntEnum
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from protos.job_pb2 import DenseOptimizer
 from workers.data.columns import labels_in
@@ -117,26 +119,27 @@ class LayerTimer:
         return np.array(taken, dtype=np.float64)
 
     def run_layer(
-        self, index: int, values: dict[str, Tensor], parts: list[float] | None = None
+        self, index: int, values: dict[str, Any], parts: list[float] | None = None
     ) -> list[Tensor]:
         """Forward, backward and update of a layer, whose rows are bound.
 
         Args:
-            values: what it takes; its outputs join them.
+            values: what it takes, in the main tensors; its outputs join them.
             parts: takes in the seconds of each `Part`.
         """
-        graph, times = self.graphs[index], [self._now()]
-        inputs = []
+        graph, inputs = self.graphs[index], []
         for name in graph.inputs:
-            tensor = values[name].detach().to(self.device)
-            inputs.append(tensor.requires_grad_() if tensor.is_floating_point() else tensor)
+            inputs.append(tree_map_only(Tensor, self._given, values[name]))
+        times = [self._now()]
         with self._precision.computing():
             results = graph.module(*inputs)
         ends = results
         if index == len(self.graphs) - 1:
             ends = [self._loss_of(graph, results, values)]
         times.append(self._now())
-        made = [r for r in ends if r.requires_grad and not any(r is i for i in inputs)]
+        # What is changed in place is made.
+        passed = {id(i) for i in tensors_in(inputs) if not i._version}
+        made = [r for r in tensors_in(ends) if r.requires_grad and id(r) not in passed]
         auxiliary = [getattr(m, "aux_loss", None) for m in graph.module.modules()]
         losses = [a for a in auxiliary if isinstance(a, Tensor) and a.requires_grad]
         if made:
@@ -153,8 +156,9 @@ class LayerTimer:
         times.append(self._now())
         if parts is not None:
             parts[:] = [end - begin for begin, end in pairwise(times)]
-        values.update(zip(graph.outputs, (r.detach() for r in results), strict=True))
-        return list(results)
+        told = tree_map_only(Tensor, Tensor.detach, list(results))
+        values.update(zip(graph.outputs, told, strict=True))
+        return tensors_in(results)
 
     def time_reduce(self, group: StageGroup, repeats: int) -> NDArray[np.float64]:
         """Seconds of summing all dense gradients over the group, as a step does: [repeats]."""
@@ -168,8 +172,13 @@ class LayerTimer:
                 timings[number] = self._now() - begin
         return timings
 
+    def _given(self, value: Tensor) -> Tensor:
+        """What a layer gets, which it may change in place."""
+        tensor = value.detach().to(self.device)
+        return (tensor.requires_grad_() if tensor.is_floating_point() else tensor).clone()
+
     def _loss_of(
-        self, graph: StageGraph, results: Sequence[Tensor], values: Mapping[str, Tensor]
+        self, graph: StageGraph, results: Sequence[Tensor], values: Mapping[str, Any]
     ) -> Tensor:
         """What the job's loss is of what the last layer gives."""
         labels = labels_in(values)
@@ -179,7 +188,7 @@ class LayerTimer:
         return self._loss.part(outputs, on_device, 1.0, counts, counts)
 
     def _layer(
-        self, index: int, values: dict[str, Tensor], group: StageGroup | None
+        self, index: int, values: dict[str, Any], group: StageGroup | None
     ) -> Sequence[float]:
         graph, parts = self.graphs[index], [0.0] * len(Part)
         self._rows.bind(graph, values)
@@ -207,6 +216,11 @@ class LayerTimer:
         self._quiet = group is None
         if group is not None:
             group.barrier()
+
+
+def tensors_in(values: Any) -> list[Tensor]:
+    """The tensors that are anywhere in some values, such as the state of an LSTM."""
+    return [one for one in tree_leaves(values) if isinstance(one, Tensor)]
 
 
 def share_of(batch: Mapping[str, Tensor], rank: int, workers: int) -> dict[str, Tensor]:

@@ -248,6 +248,56 @@ def test_layers_that_share_a_parameter_stay_in_one_stage(reads):
         traced.stage(0, 0)
 
 
+class Halves(nn.Module):
+    def forward(self, x):
+        x *= 0.5
+        return x
+
+
+class Sized(nn.Module):
+    """Sizes of early tensors that later layers use, and layers that change what they are given."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.head = nn.Linear(2, 8), nn.Linear(4, 4), nn.Linear(8, 1)
+        self.act, self.halves = nn.ReLU(inplace=True), Halves()
+
+    def forward(self, sparse, dense):
+        samples = dense.size(0)
+        h = self.first(dense)
+        count, width = h.shape
+        h = self.act(self.halves(h)).view(count, 2, width // 2)
+        h = self.act(self.second(h)).reshape(h.shape[0], width)
+        bias = torch.ones(samples, 1, device=dense.device, dtype=h.dtype)
+        return (self.head(h) + bias).view(samples)
+
+
+def test_sizes_and_changes_in_place_are_cut_anywhere():
+    model, values = Sized(), inputs()
+    expected = model(**values)
+    expected.sum().backward()
+    gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
+    model.zero_grad()
+    traced, leaves = TracedModel(model), []
+    assert not any(traced.uncut)
+    for layer in range(len(traced.layers)):
+        graph = traced.stage(layer, layer)
+        given = [values[name].detach() for name in graph.inputs]
+        came = dict(zip(graph.inputs, given, strict=True))
+        leaves.append(
+            (values, {n: t.requires_grad_(t.is_floating_point()) for n, t in came.items()})
+        )
+        values = dict(zip(graph.outputs, graph.module(*came.values()), strict=True))
+    (result,) = values.values()
+    torch.testing.assert_close(result, expected, rtol=0, atol=0)
+    result.sum().backward()
+    for sent, came in reversed(leaves[1:]):
+        some = [n for n, own in came.items() if own.grad is not None and sent[n].requires_grad]
+        torch.autograd.backward([sent[name] for name in some], [came[name].grad for name in some])
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.grad, gradients[name])
+
+
 class NestedPair(nn.Module):
     def __init__(self):
         super().__init__()

@@ -44,20 +44,25 @@ class Net(nn.Module):
 
 
 class Shares(nn.Module):
-    # Two layers of one weight, a layer that is called twice, and one table of two columns.
+    # Two layers of one weight, a layer that is called twice, and one table of two columns; layers
+    # that hand on a state, and one that changes what it is given.
 
     def __init__(self):
         super().__init__()
         self.rows = SparseEmbedding("rows", 8)
         self.first, self.second = nn.Linear(10, 10), nn.Linear(10, 10, bias=False)
         self.second.weight = self.first.weight
-        self.act = nn.Tanh()
-        self.head = nn.Linear(10, 1)
+        self.act = nn.ReLU(inplace=True)
+        self.encoder, self.decoder = nn.LSTM(10, 4), nn.LSTM(10, 4)
+        self.head = nn.Linear(14, 1)
 
     def forward(self, sparse, dense):
         rows = self.rows(sparse[:, :1]).flatten(1) + self.rows(sparse[:, 1:2]).flatten(1)
         x = self.second(self.act(self.first(torch.cat([rows, dense], dim=1))))
-        return self.head(self.act(self.first(x))).squeeze(1)
+        x = self.act(self.first(x))
+        _, state = self.encoder(x)
+        out, _ = self.decoder(x, state)
+        return self.head(torch.cat([x, out], 1)).view(sparse.shape[0])
 
 
 def late(scores, batch):
@@ -196,8 +201,10 @@ def test_what_layers_share_is_measured_in_each_and_counted_once(
     assert all(layer.cost["cpu"].compute_s > 0 for layer in found.layers)
     shared = [layer.name for layer in found.layers if layer.uncut]
     assert shared[0] == "rows"
-    assert {"first", "second"} <= set(shared)
-    assert sum(layer.weight_bytes for layer in found.layers) == 4 * (100 + 10 + 10 + 1)
+    assert {"first", "second", "encoder"} <= set(shared)
+    assert not {"decoder", "head"} & set(shared)
+    lstm = 4 * 4 * (10 + 4 + 2)
+    assert sum(layer.weight_bytes for layer in found.layers) == 4 * (100 + 10 + 2 * lstm + 14 + 1)
 
 
 def test_every_layer_is_measured_here_and_estimated_elsewhere(alone: Workload) -> None:
