@@ -25,7 +25,7 @@ from safetensors.torch import save as save_bytes
 from torch import Tensor, nn
 
 from chassis import written
-from chassis.files import replace_file
+from chassis.files import open_regular, replace_file
 from protos.job_pb2 import JobSpec
 from protos.naming import KEPT, table_prefix
 from ps.checkpoint.manifest import is_checkpoint
@@ -218,7 +218,7 @@ def read_saved(path: str | Path) -> Saved:
     if facts.get("format") != FORMAT:
         raise ModelError(f"{manifest}: format: {facts.get('format')!r}; expected {FORMAT!r}")
     job = ParseDict(facts["job"], JobSpec())
-    with (folder / DENSE).open("rb") as stream:
+    with open_regular(folder / DENSE) as stream:
         check_dense(facts, hashlib.file_digest(stream, "sha256").hexdigest(), str(folder))
     weights = load_file(folder / DENSE)
     code, tables = folder.absolute() / "code", str(folder / "tables")
