@@ -44,5 +44,6 @@ __getattr__, __dir__, __all__ = attach(
         "workers.moe.group": ("ExpertGroup",),
         "workers.moe.layer": ("MoE", "aux_loss"),
         "workers.moe.moefy": ("moefy",),
+        "workers.stage.callbacks": ("TrainingState",),
     },
 )

@@ -22,6 +22,7 @@ from workers.moe.group import ExpertGroup as ExpertGroup
 from workers.moe.layer import MoE as MoE
 from workers.moe.layer import aux_loss as aux_loss
 from workers.moe.moefy import moefy as moefy
+from workers.stage.callbacks import TrainingState as TrainingState
 
 __all__ = [
     "Admission",
@@ -41,6 +42,7 @@ __all__ = [
     "RemoteEmbeddingCollection",
     "Segment",
     "SparseEmbedding",
+    "TrainingState",
     "aux_loss",
     "hugging_face",
     "load",

@@ -49,11 +49,19 @@ class History(nn.Module):
 
     def __init__(self, dim: int, layers: int, heads: int) -> None:
         super().__init__()
+        self.items = SparseEmbedding(
+            "items", dim, learning_rate=0.01, initial_accumulator=INITIAL_ACCUMULATOR, scale=0.1
+        )
         self.outcome = nn.Embedding(OUTCOMES, dim)
         nn.init.normal_(self.outcome.weight, std=0.1)
         self.layers = nn.ModuleList(Attention(dim, heads) for _ in range(layers))
 
-    def forward(
+    def forward(self, video: Tensor, history: Tensor, outcomes: Tensor, ages: Tensor) -> Tensor:
+        """Keys [B], and keys, outcomes and ages [B, L], to [B, D]."""
+        past, own = self.items(history), self.items(video)
+        return self.attend(past, own, history, outcomes, ages)
+
+    def attend(
         self, past: Tensor, video: Tensor, history: Tensor, outcomes: Tensor, ages: Tensor
     ) -> Tensor:
         """[B, L, D], [B, D] and keys, outcomes and ages [B, L] to [B, D]."""
@@ -87,9 +95,6 @@ class Clicks(nn.Module):
         self.tower = Tower(slots, dense, dim, width, dropout=0.0)
         self.history: History | None = None
         if layers:
-            self.items = SparseEmbedding(
-                "items", items, learning_rate=0.01, initial_accumulator=1e-6, scale=0.1
-            )
             self.history = History(items, layers, heads)
         inputs = width + items * bool(layers)
         self.head = nn.Sequential(nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, 1))
@@ -107,8 +112,7 @@ class Clicks(nn.Module):
         """Logits [B]."""
         hidden = self.tower(self.embedding(sparse), dense)
         if self.history is not None:
-            past, own = self.items(history), self.items(video)
-            interest = self.history(past, own, history, outcomes, ages)
+            interest = self.history(video, history, outcomes, ages)
             hidden = torch.cat([hidden, interest], 1)
         return self.head(hidden).squeeze(1)
 

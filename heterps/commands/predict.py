@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from workers.model.predict import Predicted
 
 _HELP = (
-    f"Predict each row of DATA, in its order. {models.HELP} DATA is a .parquet, .csv or .tsv file, "
-    "a folder or a glob of such, or a URL, with the columns that the model's job reads; labels are "
-    "not needed."
+    f"Predict each row of DATA, in its order. {models.HELP} DATA is a .parquet, .csv, .tsv, "
+    ".arrow, .feather or .tar file, a folder or a glob of such, or a URL, with the columns that "
+    "the model's job reads; labels are not needed."
 )
 
 

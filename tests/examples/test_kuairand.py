@@ -109,11 +109,11 @@ def test_what_fills_up_a_history_counts_nothing():
         for layer in encoder.layers:
             layer.times.normal_()
             layer.places.normal_()
-        before = encoder(past, own, history, outcomes, ages)
+        before = encoder.attend(past, own, history, outcomes, ages)
         past[0, 4:], outcomes[0, 4:], ages[0, 4:] = 9.0, 3, 77
-        after = encoder(past, own, history, outcomes, ages)
+        after = encoder.attend(past, own, history, outcomes, ages)
         past[0, 3, 0] += 1  # not to all: that a layer norm takes off
-        other = encoder(past, own, history, outcomes, ages)
+        other = encoder.attend(past, own, history, outcomes, ages)
     assert torch.equal(before, after)
     assert not np.allclose(other[0], after[0])
     assert torch.equal(other[1], after[1])

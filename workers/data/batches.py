@@ -119,6 +119,19 @@ class GlobalBatches:
             raise DataError(self._dataset.where, "contents", got, expected)
         return found
 
+    def position(self, step: int) -> str:
+        """What `go_on` takes elsewhere to begin to read near a step; "": nothing is of use."""
+        if step >= self.steps or self._dataset.is_kept:
+            return ""
+        place = step % self.steps_per_epoch if self.steps_per_epoch else step
+        start = place * self._size // self._dataset.window_rows * self._dataset.window_rows
+        rows = 0 if self.steps_per_epoch else self._dataset.pass_rows
+        return self._dataset.position(start % rows if rows else start)
+
+    def go_on(self, position: str) -> None:
+        """Know where reading can begin, as of a process that has read before."""
+        self._dataset.go_on(position)
+
     def close(self) -> None:
         """Give back what was held for reading."""
         self._epochs.close()

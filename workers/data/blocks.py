@@ -48,12 +48,30 @@ class Blocks(Protocol):
             columns: that are read of these rows themselves.
         """
 
-    def read(self, unit: Unit, columns: Sequence[str], rows: int) -> Iterator[pa.RecordBatch]:
+    def read(
+        self, unit: Unit, columns: Sequence[str], rows: int, start: int
+    ) -> Iterator[tuple[int, pa.RecordBatch]]:
         """The rows of a unit with these columns and perhaps others, at most `rows` at a time.
+
+        Args:
+            start: the first that is needed; those before may be left out.
+
+        Yields:
+            How many rows of the unit come before, and the rows.
 
         Raises:
             DataError: they cannot be read.
         """
+
+    def position(self, row: int) -> str:
+        """What `go_on` takes elsewhere, of a row of a pass; "": nothing is of use there."""
+
+    def go_on(self, position: str) -> None:
+        """Know what another process knew of where reading can begin."""
+
+    @property
+    def pass_rows(self) -> int:
+        """Of what is read again and again, where nobody has counted them beforehand; 0: unknown."""
 
 
 class FileBlocks:
@@ -105,14 +123,25 @@ class FileBlocks:
         for path in self._paths:
             encoder.check_statistics(path)
 
-    def read(self, unit: Unit, columns: Sequence[str], rows: int) -> Iterator[pa.RecordBatch]:
+    def read(
+        self, unit: Unit, columns: Sequence[str], rows: int, start: int
+    ) -> Iterator[tuple[int, pa.RecordBatch]]:
         """As of `Blocks`."""
         status, count = unit.path.stat(), 0
         for block in files.read(unit, columns, rows):
+            yield count, block
             count += block.num_rows
-            yield block
         if unit.rows is None:
             counts.keep(unit.path, status, count)
+
+    pass_rows = 0
+
+    def position(self, row: int) -> str:
+        """As of `Blocks`."""
+        return ""
+
+    def go_on(self, position: str) -> None:
+        """As of `Blocks`."""
 
 
 class JoinedBlocks:
@@ -141,9 +170,22 @@ class JoinedBlocks:
         """As of `Blocks`."""
         self._blocks.check_values(encoder, self._joined.own(columns))
 
-    def read(self, unit: Unit, columns: Sequence[str], rows: int) -> Iterator[pa.RecordBatch]:
+    def read(
+        self, unit: Unit, columns: Sequence[str], rows: int, start: int
+    ) -> Iterator[tuple[int, pa.RecordBatch]]:
         """As of `Blocks`."""
-        first = unit.first
-        for block in self._blocks.read(unit, self._joined.own(columns), rows):
-            yield self._joined.extend(block, columns, unit.path, first)
-            first += block.num_rows
+        for at, block in self._blocks.read(unit, self._joined.own(columns), rows, start):
+            yield at, self._joined.extend(block, columns, unit.path, unit.first + at)
+
+    @property
+    def pass_rows(self) -> int:
+        """As of `Blocks`."""
+        return self._blocks.pass_rows
+
+    def position(self, row: int) -> str:
+        """As of `Blocks`."""
+        return self._blocks.position(row)
+
+    def go_on(self, position: str) -> None:
+        """As of `Blocks`."""
+        self._blocks.go_on(position)

@@ -1,13 +1,15 @@
 """Samples of the job's own code: what `data.source` returns, a dict of values by column each."""
 
 import json
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 from torch.utils.data import IterableDataset
 
@@ -18,13 +20,17 @@ from workers.data import remote
 from workers.data.columns import Encoder
 from workers.data.errors import DataError, column_hint
 from workers.data.joins import Joined
+from workers.data.positions import Position, Positions
 from workers.data.unit import Unit
 from workers.data.values import UNFIT, column_of, plain, same
 
 KEY: Final = "data.source"
 _UNIT_ROWS = 1024  # of samples that can be asked for by their index
 _BLOCK_ROWS = 256  # samples held as Python objects
+_BETWEEN = 4096  # samples between two positions of an iterable that are kept, at least
+_MOST_STATE = 1 << 19
 _REPEATED = 32  # samples at each end that are made twice, to see whether they are the same
+_log = logging.getLogger("heterps.data")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +77,16 @@ class OwnBlocks:
         self.identity = [KEY, spec.source, name, self._path, code.stat().st_mtime_ns]
         self._made: Any = None  # that is read by index
         self._passed: Iterator[Any] | None = None  # the last that can be read but once
+        self._is_silent = False  # about where it is
+        shared = scratch.own()
+        self._place = shared / f"source-{self._identity_digest}" if shared is not None else None
+        self._positions = Positions(self._place and self._place.with_suffix(".positions"))
         self._facts = self._shared_facts()
         self.units = self._units()
+
+    @property
+    def _identity_digest(self) -> str:
+        return sha256(repr(self.identity).encode()).hexdigest()[:32]
 
     @property
     def is_countable(self) -> bool:
@@ -103,20 +117,113 @@ class OwnBlocks:
                 if not same(one.column(name), other.column(name)):
                     expected = "the same samples each time that it is made: seed what it draws"
                     raise DataError(self.where, KEY, f"other values of {name}", expected)
+        if not self._facts.by_index:
+            self._check_state(columns)
 
-    def read(self, unit: Unit, columns: Sequence[str], rows: int) -> Iterator[pa.RecordBatch]:
-        """As of `Blocks`."""
+    def _check_state(self, columns: Sequence[str]) -> None:
+        """Raises `DataError` where it goes on elsewhere than where it said that it was."""
+        made = self._make()
+        samples = self._in_order(made)
+        at = len(list(islice(samples, _REPEATED)))
+        state = self._state(made)
+        following = [self._digest(one, columns, at) for one in islice(samples, 1)]
+        if state is not None and following:
+            other = self._make()
+            self._set_state(other, Position(at, state, following[0]))
+            others = islice(self._in_order(other, at), 1)
+            found = [self._digest(one, columns, at) for one in others]
+            if found != following:
+                expected = (
+                    "after load_state_dict the sample that followed when state_dict was called"
+                )
+                raise DataError(f"{self.where}[{at}]", KEY, "another one", expected)
+
+    def read(
+        self, unit: Unit, columns: Sequence[str], rows: int, start: int
+    ) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """As of `Blocks`; an iterable that has said where it was goes on from there."""
+        most = min(rows, _BLOCK_ROWS)
         if self._facts.by_index:
             if self._made is None:
                 self._made = self._make()
             assert unit.rows is not None
-            samples = self._by_index(self._made, range(unit.first, unit.first + unit.rows))
-        else:
-            samples = self._in_order(self._make())
-        first = unit.first
-        while some := list(islice(samples, min(rows, _BLOCK_ROWS))):
-            yield self._block(some, columns, first)
-            first += len(some)
+            at, samples = 0, self._by_index(self._made, range(unit.first, unit.first + unit.rows))
+            while some := list(islice(samples, most)):
+                yield at, self._block(some, columns, unit.first + at)
+                at += len(some)
+            return
+        made, known = self._make(), self._positions.before(start)
+        if known.row:
+            self._set_state(made, known)
+        at, samples = known.row, self._in_order(made, known.row)
+        while True:
+            state = self._state(made) if at >= self._positions.last + _BETWEEN else None
+            some = list(islice(samples, most))
+            digest = known.digest if at == known.row else ""
+            if digest and (not some or self._digest(some[0], columns, at) != digest):
+                expected = f"after load_state_dict the sample that followed row {at} before"
+                raise DataError(self.where, KEY, "another one", expected)
+            if not some:
+                break
+            if state is not None:
+                self._positions.add(Position(at, state, self._digest(some[0], columns, at)))
+            yield at, self._block(some, columns, at)
+            at += len(some)
+        if self._positions.rows not in (0, at):
+            expected = f"{self._positions.rows}, as before"
+            raise DataError(self.where, "contents", f"{at} rows", expected)
+        if not self._positions.rows:
+            self._positions.add(Position(0, None, "", at))
+
+    @property
+    def pass_rows(self) -> int:
+        """As of `Blocks`."""
+        self._positions.before(0)
+        return self._positions.rows
+
+    def position(self, row: int) -> str:
+        """As of `Blocks`."""
+        found = self._positions.before(row)
+        rows = self._positions.rows
+        return replace(found, rows=rows).written() if found.row or rows else ""
+
+    def go_on(self, position: str) -> None:
+        """As of `Blocks`."""
+        self._positions.add(Position(**json.loads(position)))
+
+    def _state(self, made: Any) -> Any:
+        """What it says of where it is; None where it says nothing that JSON holds."""
+        if self._is_silent or not hasattr(made, "state_dict"):
+            return None
+        try:
+            found = made.state_dict()
+            text = json.dumps(found)
+            if found is None or json.loads(text) != found:
+                raise TypeError("expected what JSON holds, without tuples")
+            if len(text) > _MOST_STATE:
+                raise ValueError(f"expected at most {_MOST_STATE} characters of JSON")
+        except (TypeError, ValueError) as error:
+            _log.warning("%s: state_dict is passed over: %s", self.where, error)
+            self._is_silent = True
+            return None
+        except Exception as error:
+            raise self._failed("state_dict", error) from error
+        return found
+
+    def _set_state(self, made: Any, known: Position) -> None:
+        try:
+            made.load_state_dict(known.state)
+        except Exception as error:
+            raise self._failed("load_state_dict", error) from error
+
+    def _digest(self, sample: Any, columns: Sequence[str], row: int) -> str:
+        """Of the values that are read of a sample."""
+        found = []
+        for name in sorted(columns):
+            value = self._value(sample, name, row)
+            is_array = isinstance(value, np.ndarray)
+            found.append((value.shape, value.dtype.str, value.tobytes()) if is_array else value)
+        return sha256(repr(found).encode()).hexdigest()
 
     def _units(self) -> list[Unit]:
         path, rows = Path(self.where), self._facts.rows
@@ -126,10 +233,9 @@ class OwnBlocks:
         return [Unit(path, None, min(_UNIT_ROWS, rows - first), first) for first in firsts]
 
     def _shared_facts(self) -> _Facts:
-        folder = scratch.own()
-        if folder is None:
+        if self._place is None:
             return self._find_facts()
-        path = folder / f"source-{sha256(repr(self.identity).encode()).hexdigest()[:32]}.json"
+        path = self._place.with_suffix(".json")
 
         def write(to: Path) -> None:
             to.write_text(json.dumps(asdict(self._find_facts())))
@@ -185,8 +291,7 @@ class OwnBlocks:
             except Exception as error:
                 raise self._failed(row, error) from error
 
-    def _in_order(self, made: Any) -> Iterator[Any]:
-        row = 0
+    def _in_order(self, made: Any, row: int = 0) -> Iterator[Any]:
         try:
             for sample in made:
                 yield sample

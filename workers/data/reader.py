@@ -2,7 +2,7 @@
 
 import hashlib
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -169,28 +169,47 @@ class Dataset:
             self._encoded = concatenate([self.nothing, *self._all()])
         return self._encoded
 
-    def read(self, index: int, start: int = 0) -> Iterator[Batch]:
+    def read(self, index: int, start: int = 0) -> Generator[Batch, None, int]:
         """The rows of a unit from `start` on, block by block; those before are not encoded.
+
+        Returns:
+            Rows of the whole unit.
 
         Raises:
             DataError: they do not match the job; or they are not as many as they were.
         """
         unit, position, schema = self.units[index], 0, None
         typed = not files.is_text(unit.path)
-        for block in self._blocks.read(unit, self._encoder.columns, self._block_rows):
-            skipped = min(max(start - position, 0), block.num_rows)
+        columns = self._encoder.columns
+        for at, block in self._blocks.read(unit, columns, self._block_rows, start):
+            skipped = min(max(start - at, 0), block.num_rows)
             if block.schema != schema:  # each of a source, or of a tar, has types of its own
                 schema = block.schema
                 self._encoder.check_schema(unit.path, schema, typed=typed)
             if skipped < block.num_rows:
-                first = unit.first + position + skipped
+                first = unit.first + at + skipped
                 yield self._encoder.encode(block.slice(skipped), unit.path, first)
-            position += block.num_rows
+            position = at + block.num_rows
         expected = unit.rows if self._unit_rows is None else self._unit_rows[index]
         if expected is not None and position != expected:
             raise DataError(
                 str(unit.path), "contents", f"{position} rows", f"{expected}, as before"
             )
+        return position
+
+    @property
+    def pass_rows(self) -> int:
+        """Of a split that is read again and again, where that is known; else 0."""
+        return self._blocks.pass_rows
+
+    def position(self, row: int) -> str:
+        """What `go_on` takes elsewhere to read on from a row; "": nothing is of use there."""
+        return "" if self.is_kept else self._blocks.position(row)
+
+    def go_on(self, position: str) -> None:
+        """Know what another process knew of where reading can begin."""
+        if position:
+            self._blocks.go_on(position)
 
     def _all(self) -> Iterator[Batch]:
         for index in range(len(self.units)):

@@ -6,7 +6,7 @@ are shuffled among themselves. One process of those that share parses ahead of a
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from itertools import count
 from typing import NamedTuple, Protocol
 
@@ -97,34 +97,26 @@ class Stream:
         if not self._endless:
             yield from self._units(epoch, skipped)
             return
-        for passed in count():
-            read = 0
-            for block in self._units(passed, 0):
-                read += len(block)
-                left = max(0, len(block) - skipped)
-                if left:
-                    yield block.slice(len(block) - left, len(block))
-                skipped -= len(block) - left
+        rows = self.dataset.pass_rows
+        begun, skipped = divmod(skipped, rows) if rows else (0, skipped)
+        for passed in count(begun):
+            read = yield from self._units(passed, skipped)
+            skipped = max(0, skipped - read)
             if not read:
                 raise DataError(self.dataset.where, "contents", "no rows", "rows to train on")
 
-    def _units(self, epoch: int, skipped: int) -> Iterator[Batch]:
-        order = list(range(len(self.dataset.units)))
+    def _units(self, epoch: int, skipped: int) -> Generator[Batch, None, int]:
+        """The rows of all units behind the first `skipped`; how many there are in all."""
+        order, total = list(range(len(self.dataset.units))), 0
         if self._seed is not None:
             order = np.random.default_rng([self._seed, epoch]).permutation(len(order)).tolist()
         for index in order:
             rows = self.dataset.known_rows(index) if skipped else None
-            if rows is not None and rows <= skipped:
-                skipped -= rows
-            elif rows is not None:
-                yield from self.dataset.read(index, skipped)
-                skipped = 0
-            else:
-                for block in self.dataset.read(index):
-                    left = max(0, len(block) - skipped)
-                    if left:
-                        yield block.slice(len(block) - left, len(block))
-                    skipped -= len(block) - left
+            if rows is None or rows > skipped:
+                rows = yield from self.dataset.read(index, skipped)
+            skipped = max(0, skipped - rows)
+            total += rows
+        return total
 
 
 class OwnWindows:

@@ -211,6 +211,7 @@ class _Answers:
         self._connection = connection
         self._arena = arena
         self._came = bytearray()
+        self._ended = False
 
     def next(self) -> tuple[int, str]:
         """Wait for an answer: its status, and what it says.
@@ -235,14 +236,17 @@ class _Answers:
         with contextlib.suppress(OSError):  # that nothing has come, or nothing comes any more
             while more := self._connection.recv(_BUFFER, socket.MSG_DONTWAIT):
                 self._came += more
+            self._ended = True
         while len(self._came) >= _ANSWER.size and _ANSWER.unpack_from(self._came)[0] == _FREE:
             self._take_slot()
 
     def has_one(self) -> bool:
         """Whether an answer has come, or the end."""
-        if self._arena is not None:
-            self.take_slots()
-        return bool(self._came) or bool(select.select([self._connection], [], [], 0)[0])
+        if self._arena is None:
+            return bool(self._came) or bool(select.select([self._connection], [], [], 0)[0])
+        self.take_slots()
+        # What comes from now on, or has come in part, may be a slot: no answer to wait for.
+        return self._ended or len(self._came) >= _ANSWER.size
 
     def _take_slot(self) -> None:
         if self._arena is not None:

@@ -127,6 +127,7 @@ class Cut:
         metrics: of held-out data, where they were measured.
         validated: what that gave so far, of `train.validate`.
         train_seconds: of all attempts.
+        position: where the data of the next step is read from, of a source that said it.
         taken_at: seconds since the epoch.
         size: bytes written for it.
         seconds, stall_s: as of `heterps.v1.Cut`.
@@ -147,6 +148,7 @@ class Cut:
     metrics: Mapping[str, float] = field(default_factory=dict)
     validated: Sequence[Validated] = ()
     train_seconds: float = 0.0
+    position: str = ""
     taken_at: float = 0.0
     size: int = 0
     seconds: float = 0.0
@@ -186,6 +188,7 @@ class Cut:
                 {"step": one.step, "metrics": dict(one.metrics)} for one in self.validated
             ],
             "train_seconds": self.train_seconds,
+            "position": self.position,
             "taken_at": self.taken_at,
             "bytes": self.size,
             "seconds": self.seconds,
@@ -240,6 +243,7 @@ def _parsed(data: bytes, name: str) -> Cut:
     if (found := fields.text("format")) != FORMAT:
         raise CheckpointError(f"{name}: format: {found!r}; expected {FORMAT!r}")
     fields.default("validated", [])
+    fields.default("position", "")
     losses, tables, scales = fields.one("losses"), fields.one("tables"), fields.one("scales")
     if losses is None or tables is None:
         raise CheckpointError(f"{name}: losses and tables: null; expected objects")
@@ -262,6 +266,7 @@ def _parsed(data: bytes, name: str) -> Cut:
         metrics=_metrics(fields),
         validated=tuple(_validated(each) for each in fields.objects("validated")),
         train_seconds=fields.number("train_seconds"),
+        position=fields.text("position"),
         taken_at=fields.number("taken_at"),
         size=fields.count("bytes"),
         seconds=fields.number("seconds"),

@@ -50,6 +50,7 @@ class Beginning:
         to_validate: whether it is to be measured before the next step is applied.
         committed: whether the tables had all these steps: training was over.
         stopped: whether the training is to end with these.
+        position: where the data of the next step is read from, as of `GlobalBatches`.
     """
 
     step: int = 0
@@ -64,6 +65,7 @@ class Beginning:
     validated: Sequence[Validated] = ()
     to_validate: bool = False
     committed: bool = False
+    position: str = ""
     stopped: bool = False
 
 
@@ -109,6 +111,7 @@ def beginning_of(
         check_tables(cuts, cut.tables),
         (table_prefix(cut.job_id), table_prefix(launch.job_id)),
         cut.validated,
+        position=cut.position,
     )
 
 

@@ -7,7 +7,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -78,6 +78,7 @@ class CutFacts:
         layers: names of the model's, in its order.
         tables: what the names of the job's tables begin with.
         generation: of the job's workers.
+        position: where the data of a step is read from, as of `GlobalBatches`.
     """
 
     job_id: str
@@ -88,6 +89,7 @@ class CutFacts:
     micro_batches: int
     tables: str
     generation: int = 0
+    position: Callable[[int], str] = lambda step: ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,6 +274,7 @@ class CutJudge:
             metrics=found.metrics,
             validated=moment.validated,
             train_seconds=moment.train_seconds,
+            position=facts.position(moment.step),
             taken_at=time.time(),
             size=found.bytes + size,
             seconds=time.monotonic() - began,

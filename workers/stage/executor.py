@@ -47,6 +47,7 @@ from workers.links.frames import BACKWARD, FORWARD, FrameId
 from workers.links.pipeline import Links, Place
 from workers.model.job_loss import job_loss
 from workers.model.job_metrics import JobMetrics
+from workers.model.loss_curve import LossCurve
 from workers.stage.beginning import Beginning
 from workers.stage.busy import BusyClock
 from workers.stage.callbacks import Callbacks
@@ -110,9 +111,8 @@ class StageExecutor:
         lockstep: bool = False,
     ) -> None:
         self.progress = progress
-        self.progress.resume(
-            beginning.step, beginning.samples, beginning.curve, beginning.train_seconds
-        )
+        curve = beginning.curve if place.in_last_stage else LossCurve()  # others hear of none
+        self.progress.resume(beginning.step, beginning.samples, curve, beginning.train_seconds)
         self._cuts = cuts
         self._job = job
         self._layers = layers

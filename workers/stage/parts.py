@@ -149,6 +149,10 @@ class Share:
             weights = read_weights(job.train.warm_start)
             give_weights(traced.model, weights, base_names(names), tell=first)
         graph, staleness = traced.stage(plan.first, plan.last), staleness_of(launch)
+        beginning = Beginning()
+        if not anew:
+            beginning = beginning_of(launch, graph, staleness, weights, place=launch.resume)
+        batches.go_on(beginning.position)
         return Share(
             launch,
             place,
@@ -160,9 +164,7 @@ class Share:
             schedule,
             fixed > 0,
             staleness,
-            Beginning()
-            if anew
-            else beginning_of(launch, graph, staleness, weights, place=launch.resume),
+            beginning,
             weights,
         )
 
@@ -172,6 +174,7 @@ class Share:
             beginning = beginning_of(
                 self.launch, self.graph, self.staleness, self.weights, place=place
             )
+            self.batches.go_on(beginning.position)
             return replace(self, beginning=beginning)
         assert kept.state is not None
         give(self.graph, kept.state)
@@ -341,6 +344,7 @@ def _connected(
             share.schedule.micro_batches,
             share.tables,
             generation,
+            share.batches.position,
         ),
         cuts,
         share.launch.former,

@@ -60,7 +60,7 @@ WHEN = st.integers(-3, 6)
 
 
 @settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(
     rows=st.lists(st.tuples(KEYS, WHEN), min_size=1, max_size=25),

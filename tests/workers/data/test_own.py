@@ -11,7 +11,7 @@ import pytest
 
 from chassis import scratch
 from protos.job_pb2 import ColumnSpec, JobSpec
-from workers.data import DataError, Dataset, GlobalBatches
+from workers.data import DataError, Dataset, GlobalBatches, own
 from workers.data.batches import in_order
 from workers.data.check import check, check_all
 
@@ -39,8 +39,6 @@ def sample(row):
 class ByIndex(torch.utils.data.Dataset):
     def __init__(self, path, name):
         assert Path(path).is_dir() and name == "train", (path, name)
-        with (Path(path) / "read").open("a") as told:
-            told.write("made\\n")
 
     def __len__(self):
         return ROWS
@@ -257,3 +255,67 @@ def test_no_samples_are_no_batches(job):
     assert read(job, "Own", "def Own(path, name): return []") == []
     assert read(job, "Own", "def Own(path, name): return iter(())") == []
     check(job)
+
+
+STATEFUL = """
+class Own(InOrder):
+    def __init__(self, path, name):
+        self.path, self.at = path, 0
+
+    def __iter__(self):
+        with Path(self.path, "read").open("a") as told:
+            told.write(f"{self.at}\\n")
+        for row in range(self.at, ROWS):
+            BEFORE
+            yield sample(row)
+            AFTER
+
+    def state_dict(self):
+        return {"at": self.at}
+
+    def load_state_dict(self, state):
+        self.at = state["at"]
+"""
+RIGHT = STATEFUL.replace("BEFORE", "self.at = row + 1").replace("AFTER", "")
+LATE = STATEFUL.replace("BEFORE", "pass").replace("AFTER", "self.at = row + 1")
+LENGTH = "\n    def __len__(self):\n        return ROWS\n"
+
+
+def test_an_iterable_that_says_where_it_is_goes_on_there(job, monkeypatch):
+    monkeypatch.setattr(own, "_BETWEEN", 500)
+    for text, steps in ((RIGHT, 45), (RIGHT + LENGTH, 0)):
+        (Path(job.directory) / "data.py").write_text(CODE + text)
+        file = f"own{steps}.py"
+        (Path(job.directory) / file).write_text(CODE + text)
+        job.data.source = f"{file}:Own"
+        check_all(job)
+
+        def batches(steps=steps):
+            dataset = Dataset(job.data, "train", job.directory, **SPLIT)
+            return GlobalBatches(dataset, 128, seed=3, epochs=3, max_steps=steps)
+
+        whole, read = batches(), Path(job.directory) / "read"
+        expected = [rows_of(whole.read(step)) for step in range(whole.steps)]
+        for step in (1, 15, 36):  # in the first pass, and in the second
+            position = whole.position(step)
+            going_on = batches()
+            going_on.go_on(position)
+            read.write_text("")
+            found = [rows_of(going_on.read(at)) for at in range(step, step + 5)]
+            assert found == expected[step : step + 5]
+            first = int(read.read_text().split()[0])
+            assert (first > 0) == (step > 1)
+            behind = batches()  # without it
+            assert rows_of(behind.read(step)) == expected[step]
+        assert position
+        damaged = batches()
+        damaged.go_on(position.replace('"at": ', '"at": 1'))
+        with pytest.raises(DataError, match="after load_state_dict the sample that followed"):
+            damaged.read(36)
+
+
+def test_one_that_says_where_it_is_wrongly_is_found_before_training(job):
+    with pytest.raises(DataError, match=r"\[32\]: data\.source: .*after load_state_dict"):
+        read(job, "Own", LATE)
+    tuples = RIGHT.replace('{"at": self.at}', '{"at": (self.at,)}')
+    assert rows_of(*read(job, "Own", tuples)) == list(range(ROWS))

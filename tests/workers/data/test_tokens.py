@@ -56,14 +56,14 @@ def test_what_follows_is_the_label(tmp_path, windows, kind, cache_bytes):
 
 def test_a_loss_of_the_jobs_own_reads_what_follows_as_its_label(tmp_path, windows):
     write(tmp_path / "a.parquet", windows.tolist(), pa.list_(pa.int32()))
-    (tmp_path / "losses.py").write_text(OWN)
+    (tmp_path / "smoothed.py").write_text(OWN)
     job = JobSpec(directory=str(tmp_path))
     job.data.path, job.data.train, job.data.tokens = ".", "a.parquet", "window"
-    job.model.loss = "losses.py:smoothed"
+    job.model.loss = "smoothed.py:smoothed"
     batch = tensors_of(first_samples(Dataset.of(job, "train"), ROWS))
     torch.manual_seed(0)
     logits = torch.randn(ROWS, WIDTH - 1, ROWS * WIDTH)
-    loss = job_loss(job).of_batch(logits, labels_in(batch))
+    (loss,) = job_loss(job).of_batch(logits, labels_in(batch)).values()
     following = torch.from_numpy(windows)[:, 1:].flatten()
     expected = cross_entropy(logits.flatten(0, 1), following, label_smoothing=0.1)
     assert (batch["tokens"].numpy() == windows[:, :-1]).all()

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import select
 import struct
 import threading
 
@@ -187,3 +188,22 @@ def test_a_slot_is_as_large_as_it_was_first_said_to_be():
         mapped.view(Slot(slot.number, slot.first, slot.size + 1), slot.size + 1)
     mapped.close()
     arena.close()
+
+
+def test_a_slot_that_is_free_again_as_a_flush_begins_is_no_answer(served, monkeypatch):
+    box, address = served
+    monkeypatch.setattr(line_module, "_TIMEOUT_S", 5.0)
+    peer = Neighbours([address], "peer", 0, HERE)
+    peer.send(Frame(frame_id(0), {"x": numbered(0, LEAST)}))
+    held = [box.take(frame_id(0))]
+    take_slots = line_module._Answers.take_slots
+
+    def just_before(answers):
+        take_slots(answers)
+        held.clear()
+        gc.collect()
+        select.select([answers._connection], [], [], 5.0)
+
+    monkeypatch.setattr(line_module._Answers, "take_slots", just_before)
+    peer.flush()
+    peer.close()

@@ -248,6 +248,7 @@ def test_terms_go_on_from_a_cut(tmp_path):
     for step in {there[0], there[-1]}:  # before the first step that has the term, and after it
         resumed = {"folder": tmp_path / "cuts", "resume": f"{tmp_path}/cuts/{step}", "attempt": 2}
         workers = Pipeline(job, build, [1, 3], [2, 3], steps, 4, **resumed).run()
+        assert [worker.executor.progress.losses for worker in workers[0]] == [[], []]
         for worker in workers[-1]:
             check_curve(worker.executor.progress.curve, expected)
 

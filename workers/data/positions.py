@@ -1,0 +1,69 @@
+"""Where an iterable of the job's own can go on, as it said itself by `state_dict`."""
+
+import json
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Between two samples of a pass.
+
+    Args:
+        row: of the sample that follows.
+        state: what `state_dict` gave then, of what JSON holds.
+        digest: of the sample that follows: what goes on elsewhere is found out.
+        rows: of a whole pass; 0 where no pass has ended yet.
+    """
+
+    row: int
+    state: Any
+    digest: str
+    rows: int = 0
+
+    def written(self) -> str:
+        """As JSON in one line."""
+        return json.dumps(asdict(self))
+
+
+class Positions:
+    """Those that are known of one iterable.
+
+    Args:
+        file: by which the processes of a host tell each other; None: there is one.
+    """
+
+    def __init__(self, file: Path | None) -> None:
+        self._file = file
+        self._told = 0  # bytes of the file that have been read
+        self._found: dict[int, Position] = {0: Position(0, None, "")}
+        self.rows = 0  # of a pass
+
+    @property
+    def last(self) -> int:
+        """The row of the last one."""
+        return max(self._found)
+
+    def add(self, position: Position) -> None:
+        """Tell of one, or, where its row is 0, of the rows of a pass alone."""
+        self._take(position)
+        if self._file is not None:
+            with suppress(OSError), self._file.open("a") as file:
+                file.write(position.written() + "\n")
+
+    def before(self, row: int) -> Position:
+        """The last one that is not behind a row; the beginning where there is no other."""
+        if self._file is not None:
+            with suppress(OSError), self._file.open("rb") as file:
+                file.seek(self._told)
+                whole, end, _ = file.read().rpartition(b"\n")
+                self._told += len(whole) + len(end)
+                for line in whole.splitlines():
+                    self._take(Position(**json.loads(line)))
+        return self._found[max(known for known in self._found if known <= row)]
+
+    def _take(self, position: Position) -> None:
+        self.rows = max(self.rows, position.rows)
+        self._found.setdefault(position.row, position)
