@@ -5,9 +5,9 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
 from secrets import token_hex
-from typing import BinaryIO
 
 
 @contextmanager
@@ -70,7 +70,7 @@ def read_regular(path: Path, most_bytes: int) -> bytes:
         return stream.read(most_bytes)
 
 
-def open_regular(path: Path, flags: int = 0) -> BinaryIO:
+def open_regular(path: Path, flags: int = 0) -> BufferedReader:
     """Open a file for reading; a pipe or device in its place, which could block for ever, is none.
 
     Args:

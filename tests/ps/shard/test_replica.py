@@ -8,7 +8,7 @@ import pytest
 from chassis.process import module_argv, spawn
 from protos import parameter_server_pb2 as pb
 from protos.codec import pack
-from ps import LocalShards, LocalTable, ParameterClient, ShardError
+from ps import CheckpointError, LocalShards, LocalTable, ParameterClient, ShardError
 from ps.errors import ConflictError, LacksChangesError
 from ps.local.table import save_checkpoint
 from ps.shard.journal import BehindError, Buffer, Place, nowhere, settle
@@ -113,6 +113,42 @@ def test_a_load_is_refused_by_all_shards_while_a_replica_is_away(tmp_path: Path)
         shards.processes[1].process.kill()
         shards.restart(1)
         assert (client.pull("kept", keys) == 1).all()
+
+
+def test_what_is_lost_with_a_shard_and_its_replica_is_told(tmp_path: Path) -> None:
+    """Nothing with a log. What the replica alone kept is gone as a whole, never in part."""
+    keys = np.arange(100)
+    ones = np.ones((100, 1), np.float32)
+    with (
+        LocalShards(2, replicas=True) as shards,
+        ParameterClient(shards.addresses, timeout_s=5) as client,
+    ):
+        for name in ("log", "replica"):
+            client.create_table(
+                name,
+                1,
+                optimizer="sgd",
+                initializer="zeros",
+                learning_rate=1,
+                durability=name,
+            )
+            client.push(name, keys, -ones)
+        for child in (shards.processes[0], shards.replicas[0]):
+            child.process.kill()
+        for child in (shards.processes[0], shards.replicas[0]):
+            child.process.wait()
+        shards.restart_replica(0)
+        shards.restart(0)
+        assert (client.pull("log", keys) == 1).all()
+        client.push("log", keys, -ones)
+        assert (client.pull("log", keys) == 2).all()
+        for asked in (
+            lambda: client.pull("replica", keys),
+            lambda: client.push("replica", keys, -ones),
+            lambda: client.save(tmp_path / "ck"),
+        ):
+            with pytest.raises((ShardError, CheckpointError, KeyError), match="replica"):
+                asked()
 
 
 class _Away:
