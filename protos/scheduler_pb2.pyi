@@ -1091,6 +1091,7 @@ class ProgressReport(_message.Message):
     OUTPUT_FIELD_NUMBER: _builtins.int
     TRAIN_SECONDS_FIELD_NUMBER: _builtins.int
     BEFORE_S_FIELD_NUMBER: _builtins.int
+    APART_S_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
     END_REASON_FIELD_NUMBER: _builtins.int
     STEPPED_S_FIELD_NUMBER: _builtins.int
@@ -1117,6 +1118,8 @@ class ProgressReport(_message.Message):
     """wall time of the training phase so far"""
     before_s: _builtins.float
     """likewise, of the steps that this generation began with"""
+    apart_s: _builtins.float
+    """of validations between steps, which are in none of these"""
     attempt: _builtins.int
     end_reason: Global___EndReason.ValueType
     """of phase failed: what the worker takes its error for"""
@@ -1157,6 +1160,7 @@ class ProgressReport(_message.Message):
         output: _builtins.str = ...,
         train_seconds: _builtins.float = ...,
         before_s: _builtins.float = ...,
+        apart_s: _builtins.float = ...,
         attempt: _builtins.int = ...,
         end_reason: Global___EndReason.ValueType = ...,
         stepped_s: _builtins.float = ...,
@@ -1166,7 +1170,7 @@ class ProgressReport(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cuts", b"cuts"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "before_s", b"before_s", "busy_s", b"busy_s", "cuts", b"cuts", "end_reason", b"end_reason", "error", b"error", "generation", b"generation", "job_id", b"job_id", "loss", b"loss", "loss_terms", b"loss_terms", "metrics", b"metrics", "output", b"output", "phase", b"phase", "rank", b"rank", "samples", b"samples", "samples_per_s", b"samples_per_s", "stage", b"stage", "step", b"step", "stepped_s", b"stepped_s", "total_steps", b"total_steps", "train_seconds", b"train_seconds", "validated", b"validated"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["apart_s", b"apart_s", "attempt", b"attempt", "before_s", b"before_s", "busy_s", b"busy_s", "cuts", b"cuts", "end_reason", b"end_reason", "error", b"error", "generation", b"generation", "job_id", b"job_id", "loss", b"loss", "loss_terms", b"loss_terms", "metrics", b"metrics", "output", b"output", "phase", b"phase", "rank", b"rank", "samples", b"samples", "samples_per_s", b"samples_per_s", "stage", b"stage", "step", b"step", "stepped_s", b"stepped_s", "total_steps", b"total_steps", "train_seconds", b"train_seconds", "validated", b"validated"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

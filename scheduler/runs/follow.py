@@ -231,7 +231,8 @@ class Follower:
         if not trained:
             trained, over_s = report.samples, report.before_s + report.train_seconds
         throughput = trained / over_s if over_s > 0 else 0.0
-        cost = decision.price_per_hour * report.train_seconds + price_before * report.before_s
+        paid_s = report.train_seconds + report.apart_s
+        cost = decision.price_per_hour * paid_s + price_before * report.before_s
         types = {kind.name: kind for kind in decision.resources.types}
         used = {stage.type for stage in decision.stages}
         measured = Measured(

@@ -160,6 +160,13 @@ class TracedModel:
                         f"{self.layers[shared.last].name!r} share {shared.what!r}; expected a plan "
                         f"without a cut after {self.layers[cut].name!r}"
                     )
+        return self._part(first, last)
+
+    def layer(self, index: int) -> StageGraph:
+        """The module of one layer, to be measured; what it shares with others stays theirs, too."""
+        return self._part(index, index)
+
+    def _part(self, first: int, last: int) -> StageGraph:
         final = last == len(self.layers) - 1
         inputs = self.crossing(first - 1)
         outputs = () if final else self.crossing(last)
@@ -353,13 +360,17 @@ class TracedModel:
                 "self.training; expected the same in evaluation"
             )
         found = []
+        made, each = Counter[str](), Counter(lookup.embedding for lookup in lookups)
         for lookup in lookups:
             inside = [
                 index
                 for index, target in enumerate(targets)
                 if lookup.embedding == target or lookup.embedding.startswith(f"{target}.")
             ]
-            found.append((inside[0], lookup))
+            # A module that is called again makes the same lookups again.
+            call = made[lookup.embedding] * len(inside) // each[lookup.embedding]
+            made[lookup.embedding] += 1
+            found.append((inside[call], lookup))
         return found
 
     def _result(self) -> object:

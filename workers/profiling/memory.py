@@ -44,7 +44,7 @@ def layer_bytes(
     timer: LayerTimer, index: int, values: dict[str, Tensor], row_bytes: int
 ) -> tuple[LayerBytes, list[Tensor]]:
     """Run a layer whose rows are bound on one micro-batch; its outputs join `values`, too."""
-    weights = {p.data_ptr() for p in timer.parameters[index]}
+    weights = {p.data_ptr() for p in timer.graphs[index].module.parameters()}
     saved: dict[int, int] = {}
 
     def pack(tensor: Tensor) -> Tensor:

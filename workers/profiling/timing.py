@@ -16,7 +16,7 @@ from itertools import pairwise
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from protos.job_pb2 import DenseOptimizer
 from workers.data.columns import labels_in
@@ -63,10 +63,13 @@ class LayerTimer:
         precision: Precision,
         loss: Objective,
     ) -> None:
-        self.graphs = [traced.stage(i, i) for i in range(len(traced.layers))]
-        self.parameters = [
-            [p for p in graph.module.parameters() if p.requires_grad] for graph in self.graphs
-        ]
+        self.graphs = [traced.layer(i) for i in range(len(traced.layers))]
+        counted: set[Tensor] = set()  # what layers share is of the first of them
+        self.parameters: list[list[nn.Parameter]] = []
+        for graph in self.graphs:
+            own = [p for p in graph.module.parameters() if p.requires_grad and p not in counted]
+            counted.update(own)
+            self.parameters.append(own)
         self.optimizers = [make_optimizer(optimizer, own) for own in self.parameters]
         self._rows = rows
         self.device = device

@@ -75,9 +75,13 @@ class Progress:
         """Wall time of training so far, without what was apart from it."""
         if not self.began:
             return 0.0
-        now = self.ended or time.perf_counter()
+        return (self.ended or time.perf_counter()) - self.began - self.apart_s
+
+    @property
+    def apart_s(self) -> float:
+        """Wall time so far of what was apart from training, before it was over."""
         seconds, since = self._apart
-        return now - self.began - seconds - (now - since if since else 0.0)
+        return seconds + ((self.ended or time.perf_counter()) - since if since else 0.0)
 
     @contextmanager
     def apart(self) -> Iterator[None]:

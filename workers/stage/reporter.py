@@ -113,6 +113,7 @@ class Reporter:
                 report.validated.add(step=one.step, metrics=one.metrics)
             report.busy_s, report.train_seconds = progress.busy_s, progress.train_seconds
             report.stepped_s, report.before_s = progress.stepped_s, progress.before_s
+            report.apart_s = progress.apart_s
             cuts = progress.cuts
             if cuts is not None and cuts is not self._told_cuts:
                 report.cuts.CopyFrom(cuts)

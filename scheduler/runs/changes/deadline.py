@@ -4,7 +4,7 @@ from typing import Final
 
 from protos.decision_pb2 import Decision, Resources
 from protos.job_pb2 import JobSpec
-from protos.scheduler_pb2 import JobStatus
+from protos.scheduler_pb2 import JobStatus, ProgressReport
 from scheduler.problem.deadline import MARGIN
 from scheduler.replanning.measure import Measurement
 
@@ -76,10 +76,19 @@ def sure_plan(decision: Decision, finish_by_hours: float) -> Decision | None:
     return None
 
 
-def slower(measurement: Measurement | None, decision: Decision) -> float:
-    """How many times longer a sample takes than was predicted, at least 1."""
+def slower(
+    measurement: Measurement | None, decision: Decision, report: ProgressReport | None
+) -> float:
+    """How many times longer a sample takes than was predicted, at least 1.
+
+    Args:
+        report: the newest, which tells what validations take besides the steps.
+    """
     pace_s = measurement.pace.seconds if measurement is not None else 0.0
-    return max(1.0, pace_s * decision.throughput * (1 - decision.workload.overhead))
+    times = max(1.0, pace_s * decision.throughput * (1 - decision.workload.overhead))
+    if report is not None and report.train_seconds:
+        times *= 1 + report.apart_s / report.train_seconds
+    return times
 
 
 def seconds_left(status: JobStatus, sure: Decision) -> float:

@@ -43,7 +43,11 @@ def guard(attempt: Attempt) -> "DeadlineGuard":
         attempt.spec() or JobSpec(),
         attempt.decision,
         lambda: context.jobs.get(job_id),
-        lambda: slower(attempt.measurement(), attempt.decision),
+        lambda: slower(
+            attempt.measurement(),
+            attempt.decision,
+            attempt.follower.last_report() if attempt.follower is not None else None,
+        ),
         go,
         attempt.started_s,
     )

@@ -43,6 +43,23 @@ class Net(nn.Module):
         return self.head(self.large(self.small(x))).squeeze(1)
 
 
+class Shares(nn.Module):
+    # Two layers of one weight, a layer that is called twice, and one table of two columns.
+
+    def __init__(self):
+        super().__init__()
+        self.rows = SparseEmbedding("rows", 8)
+        self.first, self.second = nn.Linear(10, 10), nn.Linear(10, 10, bias=False)
+        self.second.weight = self.first.weight
+        self.act = nn.Tanh()
+        self.head = nn.Linear(10, 1)
+
+    def forward(self, sparse, dense):
+        rows = self.rows(sparse[:, :1]).flatten(1) + self.rows(sparse[:, 1:2]).flatten(1)
+        x = self.second(self.act(self.first(torch.cat([rows, dense], dim=1))))
+        return self.head(self.act(self.first(x))).squeeze(1)
+
+
 def late(scores, batch):
     time.sleep(0.01)
     return torch.nn.functional.mse_loss(scores, batch["label"])
@@ -166,6 +183,21 @@ def test_a_model_that_is_only_looked_at_tells_its_layers_and_has_no_costs(
     ]
     assert found.layers[0].kind == "embedding"
     assert found.micro_batches == 3
+
+
+def test_what_layers_share_is_measured_in_each_and_counted_once(
+    request_file: Path, measured: Measured, tmp_path: Path
+) -> None:
+    request = ProfileRequest.FromString(request_file.read_bytes())
+    request.job.model.entry = "model.py:Shares"
+    asked = tmp_path / "request"
+    asked.write_bytes(request.SerializeToString())
+    found, _ = measured(asked, "--type", "cpu")
+    assert all(layer.cost["cpu"].compute_s > 0 for layer in found.layers)
+    shared = [layer.name for layer in found.layers if layer.uncut]
+    assert shared[0] == "rows"
+    assert {"first", "second"} <= set(shared)
+    assert sum(layer.weight_bytes for layer in found.layers) == 4 * (100 + 10 + 10 + 1)
 
 
 def test_every_layer_is_measured_here_and_estimated_elsewhere(alone: Workload) -> None:

@@ -432,6 +432,7 @@ def test_what_is_measured_takes_no_time_of_training(tmp_path, held_out, monkeypa
     trained, found = 6 * case.micro_batches * 3.0, worker.executor.progress
     assert passed[0] > 300.0 + trained
     assert (found.train_seconds, found.stepped_s, found.busy_s) == (trained,) * 3
+    assert found.apart_s > 300.0
 
 
 def test_a_metric_that_is_no_number_is_never_the_best(tmp_path, held_out):

@@ -6,7 +6,7 @@ import pytest
 
 from protos.decision_pb2 import Decision
 from protos.job_pb2 import JobSpec
-from protos.scheduler_pb2 import Cut, JobStatus
+from protos.scheduler_pb2 import Cut, JobStatus, ProgressReport
 from scheduler import plan
 from scheduler.replanning.measure import Filtered, Measurement
 from scheduler.runs.changes.deadline import (
@@ -83,6 +83,11 @@ def test_work_counts_from_the_last_cut() -> None:
 def test_a_job_that_is_slower_than_predicted_is_expected_to_stay_so() -> None:
     decision = decided()
     pace = 2.5 / decision.throughput
-    assert slower(Measurement((), Filtered(20, pace, 0.0)), decision) == pytest.approx(2.5)
-    assert slower(Measurement((), Filtered(20, 0.1 * pace, 0.0)), decision) == 1.0
-    assert slower(None, decision) == 1.0
+    measured = Measurement((), Filtered(20, pace, 0.0))
+    assert slower(measured, decision, None) == pytest.approx(2.5)
+    assert slower(Measurement((), Filtered(20, 0.1 * pace, 0.0)), decision, None) == 1.0
+    assert slower(None, decision, ProgressReport(phase="start")) == 1.0
+    # Validations took half as long as the steps between them.
+    validated = ProgressReport(train_seconds=20.0, apart_s=10.0)
+    assert slower(measured, decision, validated) == pytest.approx(1.5 * 2.5)
+    assert slower(None, decision, validated) == pytest.approx(1.5)
