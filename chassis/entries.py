@@ -1,16 +1,25 @@
-"""Callables of a user's own code, named `file.py:name`."""
+"""Callables of a user's own code, named `file.py:name`.
+
+Such a file imports the modules that lie beside it, also in a process that has modules of the same
+names from elsewhere, as one that loads two models has.
+"""
 
 import importlib.util
 import sys
+import sysconfig
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from chassis.rooms import IN_A_WORKER, clash, loaded
+from chassis.rooms import IN_A_WORKER, ROOMS, clash, loaded
 
 _importing = threading.RLock()
+# By folder, its modules whose names others have in this process.
+_beside: dict[Path, dict[str, ModuleType]] = {}
+_LIBRARIES = tuple({sysconfig.get_path(one) for one in ("stdlib", "platstdlib", "purelib")})
 
 
 class EntryError(ValueError):
@@ -51,10 +60,46 @@ def _import_file(path: Path, folders: Sequence[Path], key: str) -> ModuleType:
     sys.modules[name] = module
     sys.path.insert(0, str(path.parent))
     try:
-        spec.loader.exec_module(module)
+        with _modules_of(path.parent):
+            spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[name]
         raise EntryError(f"{key}: {path}: {type(error).__name__}: {error}") from error
     finally:
         sys.path.remove(str(path.parent))
     return module
+
+
+@contextmanager
+def _modules_of(folder: Path) -> Iterator[None]:
+    """Have imports find a folder's modules, where others of a user's have their names until then.
+
+    Those are back afterwards: whoever imported them goes on with them.
+    """
+    names = {p.stem for p in folder.glob("*.py")} | {p.parent.name for p in folder.glob("*/*.py")}
+    names -= {*ROOMS}  # of which `clash` has told
+    others = {n: m for n, m in _named(names).items() if _is_elsewhere(m, folder)}
+    for name in others:
+        del sys.modules[name]
+    sys.modules.update(_beside.get(folder, {}))
+    try:
+        yield
+    finally:
+        if others:
+            own = _named({name.partition(".")[0] for name in others})
+            _beside.setdefault(folder, {}).update(own)
+            for name in own:
+                del sys.modules[name]
+            sys.modules.update(others)
+
+
+def _named(names: set[str]) -> dict[str, ModuleType]:
+    """The modules of these names, and what is inside of them."""
+    found = list(sys.modules.items())
+    return {name: module for name, module in found if name.partition(".")[0] in names}
+
+
+def _is_elsewhere(module: ModuleType, folder: Path) -> bool:
+    """Whether a module is a user's of another folder, and of no library."""
+    file = getattr(module, "__file__", None) or ""
+    return bool(file) and not file.startswith(_LIBRARIES) and not Path(file).is_relative_to(folder)

@@ -1,9 +1,11 @@
 """Files that appear whole or not at all: written aside, then put in the place of the old one."""
 
+import errno
 import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
 from secrets import token_hex
 
@@ -62,12 +64,29 @@ def read_regular(path: Path, most_bytes: int) -> bytes:
     Raises:
         OSError: it is none such, is larger, or cannot be read.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    with open(descriptor, "rb") as stream:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode) or found.st_size > most_bytes:
-            raise OSError(f"{path}: expected a regular file of at most {most_bytes} bytes")
+    with open_regular(path, os.O_NOFOLLOW) as stream:
+        if os.fstat(stream.fileno()).st_size > most_bytes:
+            raise OSError(errno.EFBIG, f"expected a file of at most {most_bytes} bytes", str(path))
         return stream.read(most_bytes)
+
+
+def open_regular(path: Path, flags: int = 0) -> BufferedReader:
+    """Open a file for reading; a pipe or device in its place, which could block for ever, is none.
+
+    Args:
+        flags: of `os.open`, besides.
+
+    Raises:
+        OSError: it is no regular file, or cannot be opened.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | flags)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "expected a regular file", str(path))
+        return open(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
 
 
 def make_folder(folder: Path, mode: int = 0o777) -> None:

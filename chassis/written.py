@@ -6,7 +6,7 @@ A folder's name tells nothing, so each has a small file in it, written before an
 
 from pathlib import Path
 
-from chassis.files import make_folder
+from chassis.files import make_folder, open_regular
 
 MARK = ".heterps-output"
 _SIGNATURE = "Signature: heterps-output-7d1c0c64"
@@ -41,7 +41,7 @@ def is_marked(folder: Path) -> bool:
 
 def _begins(path: Path) -> str:
     try:
-        with path.open("rb") as stream:
+        with open_regular(path) as stream:
             return stream.read(_BEGINNING).decode(errors="replace")
     except OSError:
         return ""

@@ -236,11 +236,14 @@ class StopJobRequest(_message.Message):
     TERM_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
     PROCESSES_FIELD_NUMBER: _builtins.int
+    UNFINISHED_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     grace_s: _builtins.float
     term: _builtins.int
     attempt: _builtins.int
     """this one and those before it"""
+    unfinished: _builtins.str
+    """where its model was to lie, once nothing of it runs anywhere: what"""
     @_builtins.property
     def processes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """only these, of this attempt; empty: all, for good"""
@@ -253,10 +256,11 @@ class StopJobRequest(_message.Message):
         term: _builtins.int = ...,
         attempt: _builtins.int = ...,
         processes: _abc.Iterable[_builtins.str] | None = ...,
+        unfinished: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "grace_s", b"grace_s", "job_id", b"job_id", "processes", b"processes", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "grace_s", b"grace_s", "job_id", b"job_id", "processes", b"processes", "term", b"term", "unfinished", b"unfinished"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -231,9 +231,11 @@ class ListJobsRequest(_message.Message):
     limit: _builtins.int
     """at most 200; 0: 200"""
     before: _builtins.str
-    """a job's id; "": of all. Of one that is not kept any more: none"""
+    """a job's id, or `next` of a page; "": of all. Of the id of a job that is"""
     unended: _builtins.bool
-    """only those that have not ended"""
+    """not kept: none
+    only those that have not ended
+    """
     def __init__(
         self,
         *,

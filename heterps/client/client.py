@@ -120,7 +120,7 @@ class Client(Closing):
 
         Args:
             limit: how many; 0 for all that are kept.
-            before: a job's id: only those submitted before it.
+            before: a job's id, or a page's `next`: only those submitted before it.
             unended: only those that have not ended.
             timeout: seconds that the scheduler may take to answer.
         """

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
-from chassis.files import make_folder, replace_file, sync_folder
+from chassis.files import make_folder, open_regular, replace_file, sync_folder
 from ps.errors import CheckpointError
 
 _LOCK = ".lock"
@@ -52,7 +52,7 @@ class Store(Protocol):
         """Open for reading.
 
         Raises:
-            OSError: it is not there, or cannot be read.
+            OSError: it is not there, is no regular file, or cannot be read.
         """
         ...
 
@@ -115,7 +115,7 @@ class LocalStore:
 
     def open(self, name: str) -> BinaryIO:
         """See Store."""
-        return (self._root / name).open("rb")
+        return open_regular(self._root / name)
 
     def size(self, name: str) -> int:
         """See Store."""

@@ -28,6 +28,7 @@ def load(
     store = open_store(place)
     began = time.monotonic()
     session.update_routes()
+    half: _HalfLoadedError | None = None  # what a later attempt ends with does not tell of it
     while True:
         routes = session.routes
         try:
@@ -41,8 +42,10 @@ def load(
                 session.refresh(routes)
         except ShardError as error:
             away = error.code is grpc.StatusCode.UNAVAILABLE
+            if isinstance(error, _HalfLoadedError):
+                half = error
             if not away or time.monotonic() > began + session.timeout_s:
-                raise
+                raise half or error from None
             time.sleep(_PAUSE_S)
 
 
@@ -60,17 +63,17 @@ def _load(session: Session, store: Store, limit: float, rename: tuple[str, str] 
             if any(reply.route != hold.routes.version for reply in replies):
                 raise StaleRouteError("shards go by different routings")
             hold.hold_pushes()
-            session.run_on_new_threads([partial(part.put_in_use, hold.cut) for part in parts])
-        except ShardError as error:
-            done = [part.shard.index for part in parts if part.in_use]
-            if done:
-                raise ShardError(
+            try:
+                session.run_on_new_threads([partial(part.put_in_use, hold.cut) for part in parts])
+            except ShardError as error:
+                done = [part.shard.index for part in parts if part.in_use]
+                raise _HalfLoadedError(
                     error.shard,
                     error.address,
                     error.code,
-                    f"failed when shards {done} had {store.url} in use; load again: {error}",
+                    f"failed as {store.url} was put in use, which shards {done} have, and this one "
+                    f"may; load again: {error}",
                 ) from None
-            raise
         finally:
             for part in parts:
                 part.end()
@@ -83,6 +86,10 @@ def _checked(links: Chain) -> str:
         check_for_training(store, found)
         manifest.verify(store, found.files)
     return save_of(links)
+
+
+class _HalfLoadedError(ShardError):
+    """Some shards have a save in use, or may have; its attempt did not end."""
 
 
 class _Part:

@@ -84,7 +84,7 @@ class Maintenance:
             self._checked = time.monotonic()
             self._release_idle_buffers()
             if self._replicator is not None:
-                self._replicator.check()
+                self._replicator.refill()
 
     def _release_idle_buffers(self) -> None:
         counts = [t.native.counters() for t in list(self._state.tables.values())]

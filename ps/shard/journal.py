@@ -38,6 +38,14 @@ class Journal(Protocol):
         """
         ...
 
+    def check(self) -> None:
+        """See that it can take changes.
+
+        Raises:
+            TimeoutError: it does not answer.
+        """
+        ...
+
     def fall_behind(self) -> None:
         """It has taken a change that was not made: it must take the whole state before others."""
         ...

@@ -38,12 +38,17 @@ class Loaded:
         """In all tables."""
         return sum(table.native.counters()["rows"] for table in self.tables.values())
 
+    @property
+    def lasting_tables(self) -> bool:
+        """Whether some of them survive the shard."""
+        return any(table.spec.durability for table in self.tables.values())
+
     def check(self, state: ShardState) -> None:
-        """Compare them with the tables in use, and with the room on the disk.
+        """Compare them with the tables in use, and see that what survives the shard can be kept.
 
         Raises:
             CheckpointError: one has another spec.
-            NoRoomError: what survives the shard could not be kept.
+            NoRoomError: the disk has no room for them.
         """
         for name, table in self.tables.items():
             have = state.tables.get(name)
@@ -52,7 +57,7 @@ class Loaded:
                     f"{self.place}: table {name!r} differs from the one in use: "
                     f"{describe_difference(have.spec, table.spec)}"
                 )
-        if any(table.spec.durability for table in self.tables.values()):
+        if self.lasting_tables:
             state.require_room(self.tables)
 
     def put_in_use(self, state: ShardState) -> None:
@@ -63,6 +68,9 @@ class Loaded:
         """
         with state.lock:
             self.check(state)
+            if self.lasting_tables:  # no change is kept upon what was there before
+                for journal in state.journals.values():
+                    journal.fall_behind()
             state.tables.update(self.tables)
             state.pushes.merge(self.applied.windows)
             if self.lasting:
@@ -72,14 +80,19 @@ class Loaded:
             )
 
     def finish(self, state: ShardState) -> None:
-        """What follows once the gate is open: readers' positions, and the journals."""
+        """What follows once the gate is open: readers' positions, and the journals.
+
+        Raises:
+            TimeoutError, OSError, RuntimeError: a journal does not take them, and so no change
+                either; they are in use.
+        """
         kept = set() if self.lasting else {p.client for p in state.pushes.positions()}
         state.pushes.take_positions(
             pb.Position(client=client, position=text)
             for client, text in self.positions.items()
             if client not in kept
         )
-        if any(table.spec.durability for table in self.tables.values()):
+        if self.lasting_tables:
             state.renew_journals()
         _log.info("loaded %d rows of %d tables from %s", self.rows, len(self.tables), self.place)
 

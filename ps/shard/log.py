@@ -90,6 +90,9 @@ class Log:
                 if self._safe < end:
                     self._wait_for_disk()
 
+    def check(self) -> None:
+        """See ps.shard.journal.Journal: whether there is room is asked of the whole folder."""
+
     def fall_behind(self) -> None:
         """See ps.shard.journal.Journal."""
         self._behind = True

@@ -102,6 +102,10 @@ class Replicator:
                 self._fill()
 
     def check(self) -> None:
+        """See ps.shard.journal.Journal."""
+        self._run()
+
+    def refill(self) -> None:
         """Fill a replica that was restarted, before the next change asks for it.
 
         Raises:
@@ -109,6 +113,11 @@ class Replicator:
         """
         with self._state.lock:
             kept = any(t.spec.durability == "replica" for t in self._state.tables.values())
+        if self._run() != self._filled_run and kept:
+            self.renew()
+
+    def _run(self) -> str:
+        """Which run of the replica answers."""
         try:
             reply: pb.StatsReply = call(
                 self._stub.Stats,
@@ -118,8 +127,7 @@ class Replicator:
             )
         except RpcError as error:
             raise TimeoutError(f"the replica does not answer: {error}") from None
-        if kept and reply.run != self._filled_run:
-            self.renew()
+        return reply.run
 
     def _fill(self) -> None:
         state = self._state

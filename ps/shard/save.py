@@ -195,6 +195,8 @@ class Saver:
         rename = request.rename if request.HasField("rename") else None
         loaded = read_rows(state, request.directory, share, save=request.save, rename=rename)
         loaded.check(state)
+        if loaded.lasting_tables:
+            state.check_journals()
         reply = pb.LoadReply(rows=loaded.rows, route=route)
         yield reply
         decision = next(requests, None)

@@ -317,6 +317,15 @@ class ShardState:
             if durability in (durabilities_of([part], kept_as) or {durability})
         ]
 
+    def check_journals(self) -> None:
+        """See that journals can take what they are to be told.
+
+        Raises:
+            TimeoutError: a replica does not answer.
+        """
+        for journal in list(self.journals.values()):
+            journal.check()
+
     def renew_journals(self) -> None:
         """Have journals take the whole state, after a change that they were not told of."""
         for journal in list(self.journals.values()):

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from scheduler.runs.attempt import Attempt, State
 from scheduler.runs.calls import Interrupted
-from scheduler.runs.launch import drop_tables, stop_job
+from scheduler.runs.launch import drop_tables, output_of, stop_job
 from scheduler.runs.processes import Process
 from scheduler.state import nodes as registry
 
@@ -17,20 +17,29 @@ _STOP_TRYING_S = 15.0
 _log = logging.getLogger("heterps.runner")
 
 
-def clean_up(attempt: Attempt) -> None:
-    """Stop what runs, also where it may run without our knowing, and keep its logs."""
+def clean_up(attempt: Attempt, *, finished: bool) -> None:
+    """Stop what runs, also where it may run without our knowing, and keep its logs.
+
+    Args:
+        finished: it has succeeded; else half a model may be left, which goes.
+    """
     channels, processes = attempt.context.channels, attempt.processes
     if attempt.may_run_unseen:
         _stop_everywhere(attempt)
     everybody = (*processes, *attempt.record.others, *attempt.logs.processes())
     addresses = [p.node.address for p in everybody if not p.standing]
-    for text in stop_job(attempt.id, addresses, channels, GRACE_S).values():
+    silent = stop_job(attempt.id, addresses, channels, GRACE_S)
+    for text in silent.values():
         _log.warning("%s", text)
     standing = [p.address for p in processes if p.standing and p.address]
-    for silent in drop_tables(attempt.id.job_id, standing):
-        _log.warning("%s", silent)
+    for text in drop_tables(attempt.id.job_id, standing):
+        _log.warning("%s", text)
     attempt.logs.add_processes(processes)
     attempt.logs.keep()
+    # Whoever may still run may also save.
+    if not (finished or silent or attempt.may_run_unseen):
+        with suppress(Interrupted):
+            _remove_unfinished(attempt)
 
 
 def stop_others(attempt: Attempt, only: Sequence[Process] = ()) -> None:
@@ -56,6 +65,17 @@ def stop_others(attempt: Attempt, only: Sequence[Process] = ()) -> None:
 
     if there:
         threading.Thread(target=stop, name=f"stop {attempt.id.job_id}", daemon=True).start()
+
+
+def _remove_unfinished(attempt: Attempt) -> None:
+    """Have its nodes remove the half of a model that workers have left who were killed."""
+    spec, nodes = attempt.spec(), {p.node.address for p in attempt.processes if not p.standing}
+    if spec is None or not spec.output or not nodes:
+        return
+    output = output_of(attempt.id.job_id, spec, attempt.context.address)
+    channels = attempt.context.channels
+    for text in stop_job(attempt.id, [*nodes], channels, 0.0, unfinished=output).values():
+        _log.warning("%s", text)
 
 
 def _stop_everywhere(attempt: Attempt) -> None:

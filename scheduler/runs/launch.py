@@ -275,11 +275,13 @@ def stop_job(
     channels: Channels,
     grace_s: float,
     only: Sequence[Process] = (),
+    unfinished: str = "",
 ) -> dict[str, str]:
     """Stop this attempt, and those before it, on the nodes; by address why one did not.
 
     Args:
         only: stop these alone, of an attempt that goes on.
+        unfinished: where its model was to lie, of an attempt of which nothing runs any more.
     """
     job_id = attempt.job_id
     silent: dict[str, str] = {}
@@ -294,6 +296,7 @@ def stop_job(
                     term=attempt.term,
                     attempt=attempt.number,
                     processes=[p.process_id for p in only if p.node.address == address],
+                    unfinished=unfinished,
                 ),
                 what=f"node at {address}: stop job {job_id}",
                 timeout_s=grace_s + 5.0,

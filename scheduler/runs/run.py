@@ -141,7 +141,7 @@ def _finish(attempt: Attempt, ending: Ending) -> None:
             attempt.move(State.STOPPING)
         overtaken(attempt)
         try:
-            clean_up(attempt)
+            clean_up(attempt, finished=ending.reason == END_SUCCEEDED)
         except Exception:
             _log.exception("job %s: cleaning up", job_id)
         context.nodes.release(job_id)

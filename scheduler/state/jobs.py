@@ -1,6 +1,7 @@
 """The jobs as they stand: changed in one place, told to whoever watches, written to Redis."""
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -77,13 +78,13 @@ class Jobs:
             job_id=job_id,
             name=spec.name,
             state=QUEUED,
-            submitted_at=time.time(),
             priority=spec.priority,
             retries=spec.retries,
             submitted_by=user,
         )
         # One at a time, so that memory lists jobs in the order of the queue.
         with self._submitting:
+            status.submitted_at = time.time()
             created = self._store.submit(status, spec)
             # Redis may have taken it while its answer was lost: then it is queued all the same.
             kept = status if created else self._store.status(job_id) or status
@@ -110,22 +111,28 @@ class Jobs:
 
         Args:
             limit: 0 for as many as a page has.
-            before: a job's id; "" for all.
+            before: a job's id, or the `next` of a page, which goes on where its job was even once
+                that is not kept any more; "" for all.
             unended: only those that have not ended.
         """
         with self._changed:
             listed = list(self._statuses.values())
-        found, end = list[JobStatus](), 0
+            job_id, after_s = _place(before)
+            if job_id in self._statuses:
+                after_s = math.inf
+        found, end = list[JobStatus](), None
         for status in listed:
-            if status.job_id == before:  # which may have ended since its page was asked for
+            # That job may have ended since its page was asked for.
+            if end is None and (status.job_id == job_id or status.submitted_at > after_s):
                 end = len(found)
             if sees(status) and not (unended and status.state in TERMINAL):
                 found.append(status)
         busy = sum(s.state not in TERMINAL for s in found)
-        end = end if before else len(found)
+        end = len(found) if end is None else end
         begin = max(0, end - min(limit or PAGE, PAGE))
         shown = found[begin:end]  # a change always makes a new message
-        return Page(shown, shown[0].job_id if begin else "", len(found), busy)
+        cursor = f"{shown[0].job_id}@{shown[0].submitted_at!r}" if begin else ""
+        return Page(shown, cursor, len(found), busy)
 
     def all(self) -> list[JobStatus]:
         """Copies of all statuses in the order of submission."""
@@ -345,3 +352,15 @@ class Jobs:
         copy = JobStatus()
         copy.CopyFrom(status)
         return copy
+
+
+def _place(before: str) -> tuple[str, float]:
+    """The job that a page lies before, and when it was submitted if that is said, in Unix time.
+
+    Without, a job that is not kept lies before all others, as nothing tells where it was.
+    """
+    job_id, _, submitted_at = before.partition("@")
+    try:
+        return job_id, float(submitted_at) if before else math.inf
+    except ValueError:
+        return job_id, -math.inf

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from chassis.files import aside, replace_file
+from chassis.files import aside, open_regular, replace_file
 
 
 def test_an_old_file_is_replaced_and_nothing_is_left_beside(tmp_path: Path) -> None:
@@ -43,3 +43,15 @@ def test_a_failure_keeps_the_old_file(tmp_path: Path) -> None:
 def test_a_folder_that_is_not_there_is_an_os_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         replace_file(tmp_path / "none" / "a", "text")
+
+
+def test_a_pipe_a_device_and_a_folder_are_no_files(tmp_path: Path) -> None:
+    path, pipe = tmp_path / "a", tmp_path / "pipe"
+    path.write_text("text")
+    (tmp_path / "link").symlink_to(path)
+    os.mkfifo(pipe)  # nobody ever writes to it
+    with open_regular(tmp_path / "link") as stream:
+        assert stream.read() == b"text"
+    for other in (pipe, Path("/dev/zero"), tmp_path):
+        with pytest.raises(OSError, match=f"expected a regular file: '{other}'"):
+            open_regular(other)

@@ -1,6 +1,7 @@
 """Where the rows of a split come from, as Arrow record batches."""
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
@@ -10,6 +11,8 @@ from workers.data import counts, files
 from workers.data.columns import Encoder
 from workers.data.joins import Joined
 from workers.data.unit import Unit
+
+_LOOKED_AT = 65536  # rows
 
 
 class Blocks(Protocol):
@@ -167,8 +170,24 @@ class JoinedBlocks:
         self._blocks.check(encoder, joined or self._joined)
 
     def check_values(self, encoder: Encoder, columns: Sequence[str]) -> None:
-        """As of `Blocks`."""
-        self._blocks.check_values(encoder, self._joined.own(columns))
+        """As of `Blocks`; and where no row's key is one of the files that are joined."""
+        own = self._joined.own(columns)
+        self._blocks.check_values(encoder, own)
+        self._joined.check_keys(self._some(own))
+
+    def _some(self, columns: Sequence[str]) -> Iterator[tuple[Path, pa.RecordBatch]]:
+        """Rows of the first, the last and a unit between, then all in order, up to a number."""
+        spread = [self.units[at] for at in (0, len(self.units) // 2, -1)] if self.units else []
+        for unit in spread:
+            for _, block in islice(self._blocks.read(unit, columns, _LOOKED_AT, 0), 1):
+                yield unit.path, block
+        rows = 0
+        for unit in self.units:
+            for _, block in self._blocks.read(unit, columns, _LOOKED_AT, 0):
+                yield unit.path, block
+                rows += block.num_rows
+                if rows >= _LOOKED_AT:
+                    return
 
     def read(
         self, unit: Unit, columns: Sequence[str], rows: int, start: int

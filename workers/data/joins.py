@@ -5,7 +5,7 @@ latest that is not later than itself, of several at one time the last in the ord
 nothing of a later time is ever read. Where there is none the columns are missing.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -153,6 +153,26 @@ class Joined:
         fields, arrays = zip(*(found[name] for name in columns), strict=True)
         return pa.RecordBatch.from_arrays(list(arrays), schema=pa.schema(fields))
 
+    def check_keys(self, blocks: Iterable[tuple[Path, pa.RecordBatch]]) -> None:
+        """Check that some of these rows have a key that the other files have, at any time.
+
+        Raises:
+            DataError: none has: all that is joined would be missing.
+        """
+        left = {join.name: _Side(join, ()) for join in self._joins}
+        rows, first = 0, None
+        for path, block in blocks:
+            if block.num_rows:
+                rows, first = rows + block.num_rows, first or (path, block)
+            left = {name: s for name, s in left.items() if not s.known(block, path)[1].any()}
+            if not left:
+                return
+        if first is not None and left:
+            join = next(join for join in self._joins if join.name in left)
+            got = ", ".join(str(first[1].column(pair.own)[0].as_py()) for pair in join.by)
+            expected = f"keys that {join.paths[0]} has; of {rows:,} rows none has one"
+            raise DataError(str(first[0]), join.key, got, expected)
+
     def _of(self, column: str) -> Join | None:
         """The join that a column is of."""
         name = column.partition(".")[0]
@@ -191,14 +211,20 @@ class _Side:
                 got = [self.table.column(pair.other)[row].as_py() for pair in join.by]
                 raise self._error(f"{join.key}: {by}", f"{got} a second time", "each key once", row)
 
-    def find(self, block: pa.RecordBatch, path: Path, first: int) -> Rows:
-        """[n], the row of each; -1: none."""
+    def known(self, block: pa.RecordBatch, path: Path) -> tuple[Rows, npt.NDArray[np.bool_]]:
+        """[n] each: the number of a row's key here, and whether there is one."""
         hashes, missing = _hashed(self._join, block, [pair.own for pair in self._join.by], path)
-        if not len(self._codes):
-            return np.full(block.num_rows, -1)
+        if not len(self._groups):
+            return np.zeros(block.num_rows, np.int64), np.zeros(block.num_rows, np.bool_)
         groups = np.searchsorted(self._groups, hashes)
         groups = np.minimum(groups, len(self._groups) - 1)
-        there = (self._groups[groups] == hashes) & ~missing
+        return groups, (self._groups[groups] == hashes) & ~missing
+
+    def find(self, block: pa.RecordBatch, path: Path, first: int) -> Rows:
+        """[n], the row of each; -1: none."""
+        groups, there = self.known(block, path)
+        if not len(self._codes):
+            return np.full(block.num_rows, -1)
         ranks: Rows = np.ones(block.num_rows, np.int64)
         if self._times is not None and self._join.time is not None:
 

@@ -25,7 +25,7 @@ from safetensors.torch import save as save_bytes
 from torch import Tensor, nn
 
 from chassis import written
-from chassis.files import replace_file
+from chassis.files import open_regular, replace_file
 from protos.job_pb2 import JobSpec
 from protos.naming import KEPT, table_prefix
 from ps.checkpoint.manifest import is_checkpoint
@@ -43,9 +43,9 @@ from workers.model.facts import DENSE, MODEL, check_dense, read_facts
 from workers.model.loss_curve import LossCurve
 from workers.model.predict import add_predictor
 from workers.model.state import load_state, single
+from workers.model.unfinished import Unfinished
 
 FORMAT = "heterps-model-1"
-_WRITER = ".attempt"  # at the job, and generation of its workers, that writes the folder
 _LEAST_BYTES = 64 << 10  # of a model's small files
 _opened: Final = set[str]()  # modules of the code of the model that was opened last
 _NO_ANSWER = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)  # file systems that cannot tell
@@ -62,9 +62,10 @@ class SavedModel:
     """The folder being written: OUTPUT.partial until it is complete."""
 
     def __init__(self, output: str, attempt: int = 1, generation: int = 0) -> None:
-        self._writer = f"{attempt}.{generation}"
+        self._writer = attempt, generation
         self.final = Path(output)
-        self.folder = self.final.with_name(self.final.name + ".partial")
+        self._unfinished = Unfinished.of(self.final)
+        self.folder = self._unfinished.folder
 
     @property
     def tables(self) -> str:
@@ -92,15 +93,13 @@ class SavedModel:
 
     def abandon(self) -> None:
         """Leave nothing of a model that will not be finished, unless others write it."""
-        with suppress(OSError):
-            if (self.folder / _WRITER).read_text() == self._writer:
-                shutil.rmtree(self.folder, ignore_errors=True)
+        self._unfinished.remove(*self._writer)
 
     def write_stage(self, stage: int, state: Mapping[str, Tensor]) -> None:
         """Write one stage's dense weights."""
         self.require_room(sum(one.nbytes for one in state.values()))
         written.claim(self.folder)
-        (self.folder / _WRITER).write_text(self._writer)
+        self._unfinished.claim(*self._writer)
         path = self.folder / _part(stage)
         unfinished = Path(f"{path}.tmp")  # one name: what a killed worker left is written over
         save_file(single(state), unfinished)
@@ -122,7 +121,7 @@ class SavedModel:
         (self.folder / "loss.csv").write_text(curve.as_csv())
         tables = open_store(self.tables)
         replace_file(self.folder / MODEL, _manifest(job, facts, tables, dense))
-        (self.folder / _WRITER).unlink(missing_ok=True)
+        self._unfinished.settle()
         earlier = self.final.with_name(f".{self.final.name}.earlier-{os.getpid()}")
         with suppress(FileNotFoundError):  # there is one if nobody heard of an attempt's end
             os.replace(self.final, earlier)
@@ -218,7 +217,7 @@ def read_saved(path: str | Path) -> Saved:
     if facts.get("format") != FORMAT:
         raise ModelError(f"{manifest}: format: {facts.get('format')!r}; expected {FORMAT!r}")
     job = ParseDict(facts["job"], JobSpec())
-    with (folder / DENSE).open("rb") as stream:
+    with open_regular(folder / DENSE) as stream:
         check_dense(facts, hashlib.file_digest(stream, "sha256").hexdigest(), str(folder))
     weights = load_file(folder / DENSE)
     code, tables = folder.absolute() / "code", str(folder / "tables")

@@ -220,6 +220,8 @@ class NodeService(NodeServicer):
                 stopped=self._processes.stop_some(*of, set(request.processes), grace_s)
             )
         stopped = self._processes.stop_job(request.job_id, request.attempt, grace_s)
+        if request.unfinished:
+            self._processes.remove_unfinished(request.unfinished, request.attempt)
         return StopJobReply(stopped=stopped)
 
     def ReadLog(self, request: ReadLogRequest, context: grpc.ServicerContext) -> ReadLogReply:  # noqa: N802

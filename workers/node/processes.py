@@ -35,6 +35,7 @@ from protos.node_pb2 import SHARD, STAGE, LaunchReply, LaunchRequest, ReadLogRep
 from protos.scheduler_pb2 import ProcessStatus
 from workers.device.units import VISIBLE, compute_environment, least_used
 from workers.model.code import CodeCache, CodeError
+from workers.model.unfinished import Unfinished
 from workers.node.launched import HOME, Entry, Job, label_of, oom_kills
 from workers.node.restart import RestartRule, shard_argv
 from workers.node.users import NoUserError, Users, give, own, passable
@@ -237,6 +238,15 @@ class Processes:
                 shutil.rmtree(_place_of(job, entry.request), ignore_errors=True)
         self._changed()
         return ran
+
+    def remove_unfinished(self, output: str, attempt: int) -> None:
+        """Remove the half of a model that an attempt has left, of which nothing runs anywhere.
+
+        Not where jobs run as users of their own: a job says where its model lies, and could name
+        another user's.
+        """
+        if self._users is None:
+            Unfinished.of(Path(output)).remove(attempt)
 
     def busy(self) -> bool:
         """Whether anything of a job runs, or is about to."""

@@ -60,7 +60,7 @@ def end_reason_of(error: BaseException, job: JobSpec | None = None) -> EndReason
         return END_OUT_OF_MEMORY
     if isinstance(error, RuntimeError) and is_out_of_memory(str(error)):
         return END_OUT_OF_MEMORY
-    if isinstance(error, ShardError) and error.reason == PARTS_MISSING:
+    if isinstance(error, ShardError) and _has_lost_rows(error, job):
         return END_LOST_SHARD  # it had them all, was started again, and came back without
     cause: BaseException | None = error
     while cause is not None:
@@ -72,6 +72,13 @@ def end_reason_of(error: BaseException, job: JobSpec | None = None) -> EndReason
             return END_CONNECTION_LOST
         cause = cause.__cause__
     return END_INTERNAL if isinstance(error, BestLostError) else END_USER_ERROR
+
+
+def _has_lost_rows(error: ShardError, job: JobSpec | None) -> bool:
+    """Whether a shard lacks parts of a step, or a table that the job's workers have made there."""
+    lacks_table = error.code is grpc.StatusCode.NOT_FOUND
+    of_own_code = job is not None and _raised_in(error, code_root(job))
+    return error.reason == PARTS_MISSING or (lacks_table and not of_own_code)
 
 
 def told(error: BaseException) -> str:

@@ -66,7 +66,9 @@ def test_a_page_says_how_many_there_are_and_where_the_next_begins(address: str) 
     with Client(address) as client:
         page = client.jobs_page()
         assert [job.job_id for job in page.jobs] == IDS[-3:]
-        assert (page.next, page.total, page.total_unended) == ("job-5", 8, 8)
+        job_id, _, submitted_at = page.next.partition("@")
+        assert (job_id, page.total, page.total_unended) == ("job-5", 8, 8)
+        assert float(submitted_at) == page.jobs[0].submitted_at
         assert client.find("job-0") == "job-0"
         assert client.find() == "job-7"
 
@@ -96,7 +98,7 @@ def test_the_console_goes_from_page_to_page(address: str, tmp_path: Path) -> Non
         first = pages.ask("/").text
         assert "8 jobs, 8 not ended" in first
         assert [name in first for name in IDS] == [False] * 5 + [True] * 3
-        assert 'href="/?before=job-5"' in first
+        assert 'href="/?before=job-5@' in first
         assert "Latest" not in first
         last = pages.ask("/?before=job-2").text
         assert [name in last for name in IDS] == [True] * 2 + [False] * 6

@@ -11,7 +11,7 @@ from heterps import Client, cli
 from heterps.client import archive
 from heterps.client.origins import OriginError
 from heterps.commands import complete
-from heterps.commands.train import _look_up_weights
+from heterps.commands.own_cluster import look_up_weights
 from heterps.errors import UnknownJobError
 from heterps.job.file import load_job
 from protos import scheduler_pb2 as pb
@@ -150,8 +150,8 @@ def test_train_begins_with_the_weights_of_a_job_that_it_ran_before(job: Path) ->
         ("clicks-aaa@20", "s3://bucket/clicks-aaa111.cuts/20"),
     ):
         spec = load_job(job, [f"train.from={named}"])
-        _look_up_weights(spec)
+        look_up_weights(spec)
         assert spec.train.warm_start == place
     spec = load_job(job, ["train.from=other"])
     with pytest.raises(UnknownJobError):
-        _look_up_weights(spec)
+        look_up_weights(spec)

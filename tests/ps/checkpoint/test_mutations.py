@@ -1,6 +1,8 @@
 """Manifests and feeds that say anything: refused, or what was saved, within little memory."""
 
 import json
+import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,7 +13,8 @@ import numpy as np
 import pytest
 
 from ps import CheckpointError, LocalTable
-from ps.checkpoint.manifest import is_gone
+from ps.checkpoint.manifest import is_gone, read_manifest
+from ps.checkpoint.store import LocalStore
 from ps.local.table import save_checkpoint
 from tests.ps.checkpoint.manifests import as_version_2, rewrite
 
@@ -222,3 +225,23 @@ def test_only_what_was_begun_long_ago_is_taken_for_given_up() -> None:
     assert is_gone("save-000000000000001-00000000")
     assert not is_gone("save-999999999999999-00000000")
     assert not is_gone("thesis")
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "table"])
+@pytest.mark.parametrize("kind", ["pipe", "folder"])
+def test_what_is_no_file_is_refused_and_not_waited_for(
+    tmp_path: Path, name: str, kind: str
+) -> None:
+    table = LocalTable.create("t", 2)
+    table.pull(KEYS)
+    table.save(tmp_path)
+    path = tmp_path / name
+    if name == "table":
+        path = tmp_path / read_manifest(LocalStore(tmp_path)).files[0].name
+    path.unlink()
+    if kind == "pipe":
+        os.mkfifo(path)  # nobody ever writes to it
+    else:
+        path.mkdir()
+    with pytest.raises(CheckpointError, match=re.escape(str(path))):
+        LocalTable.load_checkpoint(tmp_path)

@@ -2,17 +2,22 @@
 
 from pathlib import Path
 
+import grpc
 import numpy as np
 import pytest
 
 from chassis.process import module_argv, spawn
 from protos import parameter_server_pb2 as pb
 from protos.codec import pack
-from ps import LocalShards, ParameterClient, ShardError
+from ps import CheckpointError, LocalShards, LocalTable, ParameterClient, ShardError
 from ps.errors import ConflictError, LacksChangesError
+from ps.local.table import save_checkpoint
+from ps.shard.journal import BehindError, Buffer, Place, nowhere, settle
+from ps.shard.load import read_rows
 from ps.shard.replica import Standby
 from ps.shard.state import ShardState
 from ps.table.applied import PushId
+from ps.table.buckets import Share
 from ps.table.spec import make_spec
 
 
@@ -77,3 +82,119 @@ def test_a_shard_whose_place_was_taken_changes_nothing_any_more(tmp_path: Path) 
                     assert (old.pull("t", keys) == 1).all()
             finally:
                 later.stop()
+
+
+def test_a_load_is_refused_by_all_shards_while_a_replica_is_away(tmp_path: Path) -> None:
+    keys = np.arange(100)
+    ones = np.ones((100, 1), np.float32)
+    with (
+        LocalShards(2, replicas=True) as shards,
+        ParameterClient(shards.addresses, timeout_s=1) as client,
+    ):
+        for name in ("kept", "plain"):
+            client.create_table(
+                name,
+                1,
+                optimizer="sgd",
+                initializer="zeros",
+                learning_rate=1,
+                durability="replica" if name == "kept" else "none",
+            )
+            client.push(name, keys, -ones)
+        client.save(tmp_path / "ck")
+        for name in ("kept", "plain"):
+            client.push(name, keys, -ones)
+        shards.replicas[1].stop()
+        with pytest.raises(ShardError, match="the replica does not answer"):
+            client.load(tmp_path / "ck", timeout_s=20)
+        for name in ("kept", "plain"):
+            assert (client.pull(name, keys) == 2).all(), "as it was, on both"
+        shards.restart_replica(1)
+        client.load(tmp_path / "ck", timeout_s=20)
+        shards.processes[1].process.kill()
+        shards.restart(1)
+        assert (client.pull("kept", keys) == 1).all()
+
+
+def test_what_is_lost_with_a_shard_and_its_replica_is_told(tmp_path: Path) -> None:
+    """Nothing with a log. What the replica alone kept is gone as a whole, never in part."""
+    keys = np.arange(100)
+    ones = np.ones((100, 1), np.float32)
+    with (
+        LocalShards(2, replicas=True) as shards,
+        ParameterClient(shards.addresses, timeout_s=5) as client,
+    ):
+        for name in ("log", "replica"):
+            client.create_table(
+                name,
+                1,
+                optimizer="sgd",
+                initializer="zeros",
+                learning_rate=1,
+                durability=name,
+            )
+            client.push(name, keys, -ones)
+        for child in (shards.processes[0], shards.replicas[0]):
+            child.process.kill()
+        for child in (shards.processes[0], shards.replicas[0]):
+            child.process.wait()
+        shards.restart_replica(0)
+        shards.restart(0)
+        assert (client.pull("log", keys) == 1).all()
+        client.push("log", keys, -ones)
+        assert (client.pull("log", keys) == 2).all()
+        for asked in (
+            lambda: client.pull("replica", keys),
+            lambda: client.push("replica", keys, -ones),
+        ):
+            with pytest.raises(ShardError, match="table 'replica' does not exist here") as told:
+                asked()
+            assert told.value.code is grpc.StatusCode.NOT_FOUND
+        with pytest.raises(CheckpointError, match="replica"):
+            client.save(tmp_path / "ck")
+
+
+class _Away:
+    """A journal that can be away."""
+
+    def __init__(self) -> None:
+        self.behind = self.away = False
+        self.kept: list[str] = []
+
+    def append(self, kind: str, time_s: int, payload: Buffer, place: Place = nowhere) -> None:
+        if self.behind:
+            raise BehindError("away")
+        self.kept.append(kind)
+        settle(place)
+
+    def check(self) -> None:
+        pass
+
+    def fall_behind(self) -> None:
+        self.behind = True
+
+    def renew(self, *, closed: bool = False, behind: bool = False) -> None:
+        if self.away:
+            raise TimeoutError("the replica does not answer")
+        self.behind = False
+
+
+def test_no_push_is_kept_upon_rows_that_a_load_has_replaced(tmp_path: Path) -> None:
+    """A replica that was away as the load ended, and is back, still has the rows of before."""
+    state, journal = ShardState(), _Away()
+    state.journals["replica"] = journal
+    table = LocalTable.create("t", 1, initializer="zeros", durability="replica")
+    table.pull([1])
+    save_checkpoint(tmp_path, [table])
+    state.create(table.spec)
+    loaded = read_rows(state, str(tmp_path), Share(0, 1))
+    loaded.put_in_use(state)
+    journal.away = True
+    with pytest.raises(TimeoutError):
+        loaded.finish(state)
+    with pytest.raises(TimeoutError):
+        state.drop("other")
+    assert journal.kept == ["create"]
+    journal.away = False
+    state.drop("other")
+    assert journal.kept == ["create", "drop"]

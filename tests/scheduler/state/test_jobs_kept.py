@@ -108,3 +108,18 @@ def test_pages_hold_each_job_once_and_those_that_somebody_sees(
     assert ids(3, "nobody") == []
     ended(jobs, own[3])
     assert ids(3, own[3], unended=True) == [own[0], own[2]], "also once that one has ended"
+
+
+def test_a_page_goes_on_where_its_job_was_that_is_kept_no_more(store: Store) -> None:
+    jobs = Jobs(store)
+    ids = submitted(jobs, 6)
+    first = jobs.page(lambda status: True, 2)
+    assert [status.job_id for status in first.jobs] == ids[4:]
+    for job_id in (ids[4], ids[1]):
+        ended(jobs, job_id)
+    assert jobs.prune(0) == [ids[1], ids[4]]
+    second = jobs.page(lambda status: True, 2, first.next)
+    assert [status.job_id for status in second.jobs] == ids[2:4]
+    third = Jobs(store).page(lambda status: True, 2, second.next)
+    assert [status.job_id for status in third.jobs] == ids[:1]
+    assert not third.next

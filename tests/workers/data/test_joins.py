@@ -100,6 +100,10 @@ def test_what_is_joined_is_what_a_loop_finds(
     spec = JoinSpec(file=f"b.{kinds[1]}", by=["k=key"], time="t=at" if timed else "")
     job = job_of(tmp_path, {"b": spec}, ["row", "b.value"], f"a.{kinds[0]}")
     options = {"cache_bytes": 0, "block_rows": 4, "window_rows": 6} if streamed else {}
+    if not {key for key, _, _ in others} & {key for key, _ in rows} - {None}:
+        with pytest.raises(DataError, match=r"data\.join\.b: got .*none has one"):
+            check(job)
+        return
     found = read(job, **options)
     assert found[:, 0].tolist() == list(range(len(rows)))
     assert found[:, 1].tolist() == brute(rows, others, timed)
@@ -164,19 +168,20 @@ def folder(tmp_path):
 
 def test_keys_are_known_by_their_text_and_joins_stand_beside_each_other(folder):
     write(folder, "part-0.csv", pa.table({"k": ["3", "1"], "v": [30, 10], "word": ["c", "a"]}))
+    write(folder, "both.csv", pa.table({"k": [3, 1], "v": ["1", "9"], "w": [5, 6]}))
     write(folder, "part-1.csv", pa.table({"k": ["2"], "v": [20], "word": ["b"]}))
     joins = {
         "one": JoinSpec(file="side.parquet", by=["k"]),
         "text": JoinSpec(file="part-*.csv", by=["s=k"]),
-        "both": JoinSpec(file="part-*.csv", by=["k", "s=v"]),
+        "both": JoinSpec(file="both.csv", by=["k", "s=v"]),
         "all": JoinSpec(file="side.parquet", time="t"),
     }
-    job = job_of(folder, joins, ["one.v", "text.v", "both.v", "all.v"])
+    job = job_of(folder, joins, ["one.v", "text.v", "both.w", "all.v"])
     job.data.sparse.extend(["text.word", "text.word*t"])
     found = read(job)
     assert found[:, 0].tolist() == [0, 7.5, 0]
     assert found[:, 1].tolist() == [10, 30, 20]
-    assert found[:, 2].tolist() == [0, 0, 0]
+    assert found[:, 2].tolist() == [5, 0, 0]
     assert found[:, 3].tolist() == [9, 9, 9]
 
 

@@ -210,6 +210,28 @@ def test_a_process_that_cannot_start_has_a_reason(
     assert reason_of(raised.value) == reason
 
 
+def test_half_a_model_goes_with_the_attempt_that_left_it(shared: Daemon, tmp_path: Path) -> None:
+    """A worker that was killed leaves it; another attempt's, or anybody else's, stays."""
+    output = tmp_path / "out" / "half"
+    partial = output.with_name("half.partial")
+
+    def left_by(writer: str) -> bool:
+        (partial / "tables").mkdir(parents=True, exist_ok=True)
+        (partial / ".attempt").write_text(writer)
+        request = shared.stop_request("half")
+        request.attempt, request.unfinished = 2, str(output)
+        shared.stub.StopJob(request, timeout=10)
+        return partial.exists()
+
+    assert [left_by(writer) for writer in ("1.0", "3.0", "22.0", "", "2.x", "2")] == [True] * 6
+    output.mkdir()
+    assert not left_by("2.1"), "of any generation"
+    assert [path.name for path in output.parent.iterdir()] == ["half"]
+    partial.mkdir()
+    shared.stub.StopJob(shared.stop_request("half"), timeout=10)
+    assert partial.exists(), "nothing says whose it is"
+
+
 @pytest.mark.parametrize("bad", ["../../etc", "", "a/b", "-x"])
 def test_ids_that_are_no_file_names_are_refused(shared: Daemon, bad: str) -> None:
     for call in (

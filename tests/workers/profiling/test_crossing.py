@@ -14,12 +14,12 @@ _SLOW_S = 0.01
 
 def test_what_frames_take_is_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """One goes there and one comes back; a single stage sends none."""
-    pack = Frame.pack
+    parts = Frame.parts
 
-    def slow(self: Frame, sender: int) -> bytes:
+    def slow(self: Frame, sender: int) -> object:
         time.sleep(_SLOW_S)
-        return pack(self, sender)
+        return parts(self, sender)
 
-    monkeypatch.setattr(Frame, "pack", slow)
+    monkeypatch.setattr(Frame, "parts", slow)
     with LocalShards(1) as shards:
         assert time_crossing(shards.addresses) >= _SLOW_S

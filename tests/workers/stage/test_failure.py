@@ -50,6 +50,7 @@ def caused(error: Exception, cause: Exception) -> Exception:
             ShardError(0, "h:1", FAILED, "slots 1 are lacking", PARTS_MISSING),
             END_LOST_SHARD,
         ),
+        (ShardError(0, "h:1", grpc.StatusCode.NOT_FOUND, "no table"), END_LOST_SHARD),
         (ShardError(0, "h:1", FAILED, "the step was dropped"), END_USER_ERROR),
         (ShardError(0, "h:1", FAILED, "no space left", DISK_FULL), END_DISK_FULL),
         (NoSpaceError("no space left"), END_DISK_FULL),
@@ -90,6 +91,14 @@ def test_a_connection_of_the_jobs_own_code_is_none_of_ours(
     found = caused(ModelError("model.entry failed"), raised.value) if wrapped else raised.value
     assert end_reason_of(found, JobSpec(directory=str(tmp_path))) == END_USER_ERROR
     assert end_reason_of(found, JobSpec(directory=str(tmp_path / "other"))) == END_CONNECTION_LOST
+
+
+def test_a_table_that_the_jobs_own_code_asks_for_is_none_of_ours(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text("def build(error):\n    raise error\n")
+    entry = load_entry("model.py:build", tmp_path, "model.entry")
+    with pytest.raises(ShardError) as raised:
+        entry(ShardError(0, "h:1", grpc.StatusCode.NOT_FOUND, "no table"))
+    assert end_reason_of(raised.value, JobSpec(directory=str(tmp_path))) == END_USER_ERROR
 
 
 def test_a_peer_that_is_lost_under_the_jobs_code_is_one(tmp_path: Path) -> None:

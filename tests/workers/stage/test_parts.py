@@ -44,6 +44,7 @@ def test_what_was_opened_is_closed(monkeypatch, failing):
         schedule=SimpleNamespace(micro_batches=1),
         fixed=False,
         layers=(),
+        batches=SimpleNamespace(position=None),
         **dict.fromkeys(("precision", "staleness", "tables", "beginning")),
     )
     session = SimpleNamespace(inbox=None, generation=0, board=None, on_back=lambda act: None)

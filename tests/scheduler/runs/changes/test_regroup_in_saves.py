@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from protos.scheduler_pb2 import END_SUCCEEDED, JobStatus
+from protos.scheduler_pb2 import END_SUCCEEDED, END_WORKER_CRASHED, JobStatus
 from tests.scheduler.runs.survivors import ALONE, SHAPE, Service, plan, trains
 from tests.waiting import wait_until
 
@@ -54,6 +54,14 @@ def test_who_saves_the_model_is_replaced(service: Service, unfailed: str, when: 
     measured = plan(service, name).measured
     assert measured.throughput == pytest.approx(status.samples / measured.seconds)
     assert not measured.stage_s, "those who saved it have trained nothing"
+
+
+@pytest.mark.exhaustive
+def test_nothing_is_left_of_a_model_whose_job_ends_as_it_is_saved(service: Service) -> None:
+    fault = {"model.entry": "fault.py:dies", "model.args.deaths": [["tables are saved", *LEADER]]}
+    status = service.end(service.submit(service.job("without-retries", **fault, **ALONE)))
+    assert status.end_reason == END_WORKER_CRASHED, status.reason
+    assert [path.name for path in (service.directory / "out").glob("*without-retries*")] == []
 
 
 @pytest.mark.exhaustive

@@ -1,0 +1,77 @@
+"""Code of a user's that is loaded by its file, with the modules beside it."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from chassis.entries import EntryError, load_entry
+
+
+def written(folder: Path, number: int) -> Path:
+    """Two files that import a module and a package beside them."""
+    (folder / "parts").mkdir(parents=True)
+    (folder / "beside.py").write_text(f"NUMBER = {number}\nclass Kind: pass\n")
+    (folder / "parts" / "__init__.py").write_text("")
+    (folder / "parts" / "inner.py").write_text(f"NUMBER = {number}\n")
+    for name in ("one", "other"):
+        (folder / f"{name}.py").write_text(
+            "from beside import NUMBER, Kind\n"
+            "import parts.inner\n"
+            "def numbers(): return NUMBER, parts.inner.NUMBER\n"
+            "def kind(): return Kind\n"
+        )
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def modules():
+    """Of this process, which are as before in the end."""
+    before = dict(sys.modules)
+    yield
+    for name in set(sys.modules) - set(before):
+        del sys.modules[name]
+    sys.modules.update(before)
+
+
+def test_each_file_has_the_modules_beside_it(tmp_path):
+    folders = [written(tmp_path / name, number) for number, name in enumerate("abc")]
+    for _ in range(2):
+        for number, folder in enumerate(folders):
+            assert load_entry("one.py:numbers", folder, "key")() == (number, number)
+    kinds = {load_entry("one.py:kind", folder, "key")() for folder in folders}
+    assert len(kinds) == 3
+    # Files of a folder share what lies there.
+    assert {load_entry("other.py:kind", folder, "key")() for folder in folders} == kinds
+
+
+def test_a_process_keeps_the_modules_that_it_has_imported_itself(tmp_path, monkeypatch):
+    own, other = written(tmp_path / "own", 1), written(tmp_path / "other", 2)
+    monkeypatch.syspath_prepend(str(own))
+    import beside  # type: ignore[import-not-found]
+    import parts.inner  # type: ignore[import-not-found]
+
+    assert load_entry("one.py:numbers", other, "key")() == (2, 2)
+    assert sys.modules["beside"] is beside
+    assert sys.modules["parts.inner"] is parts.inner
+    assert parts.inner.NUMBER == 1
+    assert load_entry("one.py:kind", own, "key")() is beside.Kind
+
+
+def test_a_file_that_fails_leaves_modules_as_they_were(tmp_path):
+    first, broken = written(tmp_path / "first", 1), written(tmp_path / "broken", 2)
+    kind = load_entry("one.py:kind", first, "key")()
+    (broken / "one.py").write_text("import beside\nraise ValueError('broken')\n")
+    with pytest.raises(EntryError, match="ValueError: broken"):
+        load_entry("one.py:kind", broken, "key")
+    assert sys.modules["beside"].Kind is kind
+    assert load_entry("other.py:numbers", broken, "key")() == (2, 2)
+
+
+def test_a_module_named_as_one_of_a_library_is_left_to_it(tmp_path):
+    import json
+
+    folder = written(tmp_path / "folder", 1)
+    (folder / "json.py").write_text("raise RuntimeError('never imported')\n")
+    (folder / "one.py").write_text("import json\ndef module(): return json\n")
+    assert load_entry("one.py:module", folder, "key")() is json
