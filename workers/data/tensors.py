@@ -35,4 +35,6 @@ def wide(array: npt.NDArray[Any]) -> Tensor:
     """
     if array.dtype == np.uint8:
         return torch.from_numpy(array).to(torch.float32).div_(255)
-    return torch.from_numpy(array.astype(np.int64) if array.dtype == np.int32 else array)
+    if array.dtype == np.int32 or not array.flags.writeable:  # a model may change what it is given
+        array = array.astype(np.int64 if array.dtype == np.int32 else array.dtype)
+    return torch.from_numpy(array)

@@ -47,6 +47,19 @@ class One(Model):
     def forward(self, sparse, dense):
         return super().forward(sparse, dense)["click"].squeeze(1)
 
+class Shift(nn.Module):
+    def forward(self, x):
+        x += 1
+        return x * 1.0
+
+class Shifts(One):
+    def __init__(self):
+        super().__init__()
+        self.shift = Shift()
+
+    def forward(self, sparse, dense, kind):
+        return super().forward(sparse, dense) + self.shift(kind)
+
 class Language(nn.Module):
     def __init__(self):
         super().__init__()
@@ -263,6 +276,21 @@ def test_one_output_on_standard_output(tmp_path, capsysbinary):
     assert read.column_names == ["prediction"]
     np.testing.assert_allclose(read["prediction"].to_numpy(), expected.numpy(), atol=1e-6)
     assert torch.equal(heterps.load(tmp_path / "out").predict(frame(50)), expected)
+
+
+def test_a_model_that_changes_its_inputs_changes_no_data(tmp_path):
+    job, data = job_in(tmp_path, "One"), frame(50)
+    data.to_parquet(tmp_path / "data.parquet", index=False)
+    job.data.train = "data.parquet"
+    expected = evaluated(save(tmp_path / "plain", job), job, 2048)[""] + torch.tensor(
+        data["kind"] + 1
+    )
+    job.model.entry, job.data.columns["kind"].type = "model.py:Shifts", "int"
+    save(tmp_path / "out", job)
+    loaded, before = heterps.load(tmp_path / "out"), data.copy()
+    for _ in range(2):
+        torch.testing.assert_close(loaded.predict(data, logits=True), expected)
+    pd.testing.assert_frame_equal(data, before)
 
 
 def test_tokens_and_rows_on_disk(tmp_path):
