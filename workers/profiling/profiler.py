@@ -35,6 +35,7 @@ from workers.model.inputs import inputs_of
 from workers.model.job_loss import job_loss
 from workers.model.probe import check_parameters, micro_batches_of, structures_of
 from workers.model.trace import TracedModel
+from workers.model.whole import check_smallest
 from workers.profiling import datasheet
 from workers.profiling.catalogue import computes_in_bf16, with_data_sheet
 from workers.profiling.crossing import time_crossing
@@ -146,6 +147,9 @@ class Profiler:
         self._dataset = Dataset.of(self._job, "train")
         self._batches = GlobalBatches.of(self._job, self._dataset)
         step = self._batches.samples(0)
+        if self._fixed and not self._job.train.split_experts:
+            last = min(self._batches.steps_per_epoch or 1, self._batches.steps) - 1
+            check_smallest(on_host.model, self._batches.samples(last) // self._fixed)
         size = min(batch or (fixed_size(step, self._fixed) if self._fixed else 0), step)
         self._sizes = _Sizes(step, size, min(step, max(size, MAX_SAMPLES)))
 

@@ -12,6 +12,7 @@ from protos.job_pb2 import JobSpec
 from protos.node_pb2 import LaunchRequest
 from protos.stage_pb2 import StageWorkers, Topology
 from workers.data import GlobalBatches
+from workers.errors import DivergedError
 from workers.links.inbox import Inbox
 from workers.links.session import Session
 from workers.profiling.clock import QuietClock
@@ -34,7 +35,7 @@ def time_step(
     expected_s: float,
     device: str,
 ) -> float:
-    """Seconds of a step, the median of some; 0 where the training has too few of them.
+    """Seconds of a step, the median of some; 0 where the training has too few of them, or diverges.
 
     Args:
         layers: names of the model's.
@@ -76,6 +77,8 @@ def time_step(
             parts.executor.loss,
         )
         ends = _ends(parts.executor, lambda: parts.executor.train(source))
+    except DivergedError:
+        return 0.0  # the training is to say so
     finally:
         stop.set()
         inbox.close()

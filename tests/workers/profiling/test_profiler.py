@@ -16,6 +16,7 @@ from protos.decision_pb2 import Resources, Workload
 from protos.job_pb2 import JobSpec
 from protos.node_pb2 import ProfileRequest
 from workers.device.units import compute_environment
+from workers.model.entry import ModelError
 from workers.profiling.profiler import Profiler
 
 pytest.importorskip("ps.server")
@@ -63,6 +64,12 @@ class Shares(nn.Module):
         _, state = self.encoder(x)
         out, _ = self.decoder(x, state)
         return self.head(torch.cat([x, out], 1)).view(sparse.shape[0])
+
+
+class Normed(Net):
+    def __init__(self):
+        super().__init__()
+        self.small = nn.Sequential(nn.Linear(26, 8), nn.BatchNorm1d(8))
 
 
 def late(scores, batch):
@@ -205,6 +212,15 @@ def test_what_layers_share_is_measured_in_each_and_counted_once(
     assert not {"decoder", "head"} & set(shared)
     lstm = 4 * 4 * (10 + 4 + 2)
     assert sum(layer.weight_bytes for layer in found.layers) == 4 * (100 + 10 + 2 * lstm + 14 + 1)
+
+
+def test_a_last_batch_that_cannot_be_normalised_is_told_before_anything_is_measured(
+    request_file: Path,
+) -> None:
+    request = ProfileRequest.FromString(request_file.read_bytes())
+    request.job.model.entry, request.job.train.batch_size = "model.py:Normed", 819  # of 4096
+    with pytest.raises(ModelError, match=r"'small.1' cannot normalise .*drop_last: true"):
+        Profiler(request, "cpu", print)
 
 
 def test_every_layer_is_measured_here_and_estimated_elsewhere(alone: Workload) -> None:

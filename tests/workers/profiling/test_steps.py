@@ -64,3 +64,10 @@ def test_a_training_of_few_steps_tells_nothing(job: JobSpec) -> None:
     batches = GlobalBatches.of(job, Dataset.of(job, "train"))
     with LocalShards(1) as shards:
         assert time_step(job, LAYERS, shards.addresses, batches, 3, 0.1, "cpu") == 0.0
+
+
+def test_a_training_that_diverges_tells_nothing(job: JobSpec) -> None:
+    job.train.optimizer.learning_rate, job.train.loss = 1e30, "mse"
+    batches = GlobalBatches.of(job, Dataset.of(job, "train"))
+    with LocalShards(1) as shards:
+        assert time_step(job, LAYERS, shards.addresses, batches, 3, 0.1, "cpu") == 0.0
