@@ -431,9 +431,10 @@ def _seconds(text: str) -> float:
 
 
 def _problem(code: int, log: str) -> str:
-    """Why profiling failed: the last line names it, the lines before it tell where."""
+    """Why profiling failed: the last error, or else line, names it; all lines tell where."""
     lines = [line for line in log.splitlines() if line.strip()]
-    cause = lines[-1].strip() if lines else "it printed nothing"
+    raised = [line for line in lines if re.match(r"[A-Za-z_][\w.]*(Error|Exception): ", line)]
+    cause = (raised or lines or ["it printed nothing"])[-1].strip()
     if code < 0:
         cause = f"the process ended {describe_exit(code)}"
     return "\n".join([f"profiling failed: {cause}", *lines])

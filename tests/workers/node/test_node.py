@@ -245,15 +245,25 @@ def test_ids_that_are_no_file_names_are_refused(shared: Daemon, bad: str) -> Non
         assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-def test_a_failed_profile_names_its_problem(shared: Daemon) -> None:
-    request = ProfileRequest(job_id="wrong", term=shared.term)
-    request.job.model.entry = "nowhere.py:build"
-    request.resources.types.add(name="cpu", device="cpu")
-    with pytest.raises(grpc.RpcError) as raised:
-        shared.stub.Profile(request, timeout=90)
-    first = raised.value.details().splitlines()[0]
-    assert first.startswith("profiling failed: ")
-    assert "nowhere.py" in first
+def test_a_failed_profile_names_its_problem(shared: Daemon, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(
+        "import torch\n"
+        "class Own(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.scale = torch.nn.Parameter(torch.ones(1))\n"
+        "    def forward(self, dense):\n"
+        "        return dense * self.scale\n"
+    )
+    for entry, told in (("nowhere.py:build", "nowhere.py"), ("own.py:Own", "'scale' belongs to")):
+        request = ProfileRequest(job_id="wrong", term=shared.term)
+        request.job.directory, request.job.model.entry = str(tmp_path), entry
+        request.resources.types.add(name="cpu", device="cpu")
+        with pytest.raises(grpc.RpcError) as raised:
+            shared.stub.Profile(request, timeout=90)
+        first = raised.value.details().splitlines()[0]
+        assert first.startswith("profiling failed: ")
+        assert told in first
 
 
 def test_a_profile_ends_when_its_caller_goes_away(shared: Daemon, tmp_path: Path) -> None:
