@@ -1,6 +1,6 @@
 """Operations that change a tensor in place, which a cut between its users would undo."""
 
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from workers.model.entry import ModelError
 from workers.model.sizes import REMADE
@@ -36,6 +36,11 @@ def may_change(model: nn.Module, node: fx.Node) -> bool:
         or getattr(module, "inplace", False) is True
         for module in model.get_submodule(str(node.target)).modules()
     )
+
+
+def copied(value: object) -> object:
+    """A copy of a tensor; what is none, which crosses no cut, as it is."""
+    return value.clone() if isinstance(value, Tensor) else value
 
 
 def _in_place(model: nn.Module, node: fx.Node) -> bool:

@@ -19,7 +19,7 @@ from torch import Tensor, fx, nn
 from workers.embedding.sparse import SparseEmbedding
 from workers.model.entry import ModelError
 from workers.model.follow import Followed, followed
-from workers.model.in_place import check_in_place, may_change
+from workers.model.in_place import check_in_place, copied, may_change
 from workers.model.inputs import ALWAYS, BATCH, unpacked
 from workers.model.lookups import Lookup, check_tables, find_lookups
 from workers.model.modes import in_mode
@@ -235,7 +235,7 @@ class TracedModel:
         if may_change(self.model, node):
             for value in node.all_input_nodes:
                 if value.op in _COMPUTED and copies[value].op == "placeholder":
-                    copies[value] = graph.call_method("clone", (copies[value],))
+                    copies[value] = graph.call_function(copied, (copies[value],))
 
     def _remake(self, node: fx.Node, graph: fx.Graph, copies: dict[fx.Node, fx.Node]) -> None:
         """Make in a stage's graph what a node takes and each stage makes of inputs by itself."""
