@@ -17,8 +17,8 @@ from typing import Any
 from chassis.rooms import IN_A_WORKER, ROOMS, clash, loaded
 
 _importing = threading.RLock()
-# By folder, its modules whose names others have in this process.
-_beside: dict[Path, dict[str, ModuleType]] = {}
+# By folder, what its code has imported from there.
+_loaded: dict[Path, dict[str, ModuleType]] = {}
 _LIBRARIES = tuple({sysconfig.get_path(one) for one in ("stdlib", "platstdlib", "purelib")})
 
 
@@ -58,48 +58,69 @@ def _import_file(path: Path, folders: Sequence[Path], key: str) -> ModuleType:
         raise EntryError(f"{key}: {said}")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    sys.path.insert(0, str(path.parent))
     try:
-        with _modules_of(path.parent):
+        with modules_of(path.parent):
             spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[name]
         raise EntryError(f"{key}: {path}: {type(error).__name__}: {error}") from error
-    finally:
-        sys.path.remove(str(path.parent))
     return module
 
 
 @contextmanager
-def _modules_of(folder: Path) -> Iterator[None]:
-    """Have imports find a folder's modules, where others of a user's have their names until then.
+def modules_of(folder: Path) -> Iterator[None]:
+    """Have imports find a folder's modules first, whatever else has their names in this process.
 
-    Those are back afterwards: whoever imported them goes on with them.
+    What the process itself has imported is back afterwards; of folders the last one's stay.
     """
-    names = {p.stem for p in folder.glob("*.py")} | {p.parent.name for p in folder.glob("*/*.py")}
-    names -= {*ROOMS}  # of which `clash` has told
-    others = {n: m for n, m in _named(names).items() if _is_elsewhere(m, folder)}
-    for name in others:
-        del sys.modules[name]
-    sys.modules.update(_beside.get(folder, {}))
-    try:
-        yield
-    finally:
-        if others:
-            own = _named({name.partition(".")[0] for name in others})
-            _beside.setdefault(folder, {}).update(own)
+    with _importing:
+        others = {
+            name: module
+            for name, module in list(sys.modules.items())
+            if _has(folder, name.partition(".")[0]) and _is_elsewhere(module, folder)
+        }
+        before = sys.modules.keys() - others.keys()
+        for name in others:
+            del sys.modules[name]
+        sys.modules.update(_loaded.get(folder, {}))
+        sys.path.insert(0, str(folder))
+        back = others
+        try:
+            yield
+            theirs = {id(module) for some in _loaded.values() for module in some.values()}
+            back = {name: module for name, module in others.items() if id(module) not in theirs}
+        finally:
+            sys.path.remove(str(folder))
+            added = {name: sys.modules[name] for name in sys.modules.keys() - before}
+            own = {name: one for name, one in added.items() if _place(one).is_relative_to(folder)}
+            _loaded.setdefault(folder, {}).update(own)
+            taken = {name.partition(".")[0] for name in back}
             for name in own:
-                del sys.modules[name]
-            sys.modules.update(others)
+                if name.partition(".")[0] in taken:
+                    del sys.modules[name]
+            sys.modules.update(back)
 
 
-def _named(names: set[str]) -> dict[str, ModuleType]:
-    """The modules of these names, and what is inside of them."""
-    found = list(sys.modules.items())
-    return {name: module for name, module in found if name.partition(".")[0] in names}
+def imported() -> list[ModuleType]:
+    """All modules of this process, and those of user's code whose names others have by now."""
+    return [*sys.modules.values(), *(one for some in _loaded.values() for one in some.values())]
+
+
+def _has(folder: Path, name: str) -> bool:
+    """Whether a folder has a module of that name, of which `clash` has not told."""
+    if name == "__main__" or name in ROOMS:
+        return False
+    return (folder / f"{name}.py").is_file() or (folder / name).is_dir()
 
 
 def _is_elsewhere(module: ModuleType, folder: Path) -> bool:
     """Whether a module is a user's of another folder, and of no library."""
-    file = getattr(module, "__file__", None) or ""
-    return bool(file) and not file.startswith(_LIBRARIES) and not Path(file).is_relative_to(folder)
+    place = _place(module)
+    library = str(place).startswith(_LIBRARIES) or "site-packages" in place.parts
+    return place.is_absolute() and not library and not place.is_relative_to(folder)
+
+
+def _place(module: ModuleType) -> Path:
+    """Its file, or its folder where it is a package without a file; else a relative path."""
+    file = getattr(module, "__file__", None)
+    return Path(file or next(iter(getattr(module, "__path__", [])), ""))

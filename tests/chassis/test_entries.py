@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from chassis.entries import EntryError, load_entry
+from chassis.entries import EntryError, imported, load_entry
 
 
 def written(folder: Path, number: int) -> Path:
@@ -75,3 +75,22 @@ def test_a_module_named_as_one_of_a_library_is_left_to_it(tmp_path):
     (folder / "json.py").write_text("raise RuntimeError('never imported')\n")
     (folder / "one.py").write_text("import json\ndef module(): return json\n")
     assert load_entry("one.py:module", folder, "key")() is json
+
+
+def test_modules_whose_names_others_have_are_still_known(tmp_path):
+    """By them it is found what belongs to a job's code."""
+    folders = [written(tmp_path / name, number) for number, name in enumerate("ab")]
+    for folder in folders:
+        load_entry("one.py:kind", folder, "key")
+    files = {getattr(module, "__file__", None) for module in imported()}
+    assert {str(f / name) for f in folders for name in ("beside.py", "parts/inner.py")} <= files
+
+
+def test_folders_that_are_packages_without_a_file_are_told_apart(tmp_path):
+    for name, number in (("a", 1), ("b", 2), ("a", 1)):
+        folder = tmp_path / name
+        (folder / "loose").mkdir(parents=True, exist_ok=True)
+        (folder / "loose" / "inner.py").write_text(f"NUMBER = {number}\n")
+        (folder / "one.py").write_text("import loose.inner\ndef it(): return loose.inner.NUMBER\n")
+        assert load_entry("one.py:it", folder, "key")() == number
+    assert load_entry("one.py:it", tmp_path / "b", "key")() == 2

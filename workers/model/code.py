@@ -13,6 +13,7 @@ from pathlib import Path
 
 from chassis import rooms
 from chassis.channels import RpcError, call, connect
+from chassis.entries import imported
 from chassis.security import VARIABLES
 from chassis.transfer import TransferError, fetch
 from protos.artifacts_pb2 import GetArtifactRequest, HasRequest
@@ -183,7 +184,7 @@ def _imported(job: JobSpec) -> list[Path]:
     """The files of modules that were imported from a job's folder, installed ones left out."""
     root = code_root(job).resolve()
     entry = Path(job.directory, job.model.entry.rpartition(":")[0]).resolve()
-    files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
+    files = {getattr(module, "__file__", None) for module in imported()}
     # Modules that are no file, such as `torch.ops`, may have a name as theirs.
     paths = [Path(file) for file in files if file and file.endswith(".py")]
     found = {path.resolve() for path in paths if path.is_absolute() and path.is_file()}

@@ -11,12 +11,11 @@ import errno
 import hashlib
 import os
 import shutil
-import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from google.protobuf.json_format import MessageToDict, ParseDict
 from safetensors.torch import load as load_bytes
@@ -25,6 +24,7 @@ from safetensors.torch import save as save_bytes
 from torch import Tensor, nn
 
 from chassis import written
+from chassis.entries import modules_of
 from chassis.files import open_regular, replace_file
 from protos.job_pb2 import JobSpec
 from protos.naming import KEPT, table_prefix
@@ -35,7 +35,7 @@ from ps.checkpoint.store import Store
 from ps.checkpoint.tables import chain, save_of
 from ps.errors import ReplacedError
 from workers.embedding.sparse import SparseEmbedding
-from workers.model.code import code_root, copy_code, settle
+from workers.model.code import copy_code, settle
 from workers.model.cut import MANIFEST as CUT
 from workers.model.cut import check_tables, read_cut, weights_of
 from workers.model.entry import ModelError, job_model
@@ -47,7 +47,6 @@ from workers.model.unfinished import Unfinished
 
 FORMAT = "heterps-model-1"
 _LEAST_BYTES = 64 << 10  # of a model's small files
-_opened: Final = set[str]()  # modules of the code of the model that was opened last
 _NO_ANSWER = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)  # file systems that cannot tell
 
 
@@ -247,7 +246,7 @@ def opened(saved: Saved) -> nn.Module:
 
     job = saved.job
     settle(job, saved.code)
-    with _own_modules(job):
+    with modules_of(Path(job.directory)):
         model = job_model(job, weights_follow=True)
     load_state(model, saved.weights)
     try:
@@ -261,24 +260,3 @@ def opened(saved: Saved) -> nn.Module:
             layer.store = tables.get(table_prefix(saved.job_id) + layer.spec.table)
             layer.remote = layer.store is None  # rows that it made would be first values
     return add_predictor(model.eval(), job)
-
-
-@contextmanager
-def _own_modules(job: JobSpec) -> Iterator[None]:
-    """Have what a model imports when it is built be its own, and not that of one opened before."""
-    for name in _opened:
-        sys.modules.pop(name, None)
-    before = set(sys.modules)
-    sys.path.insert(0, job.directory)
-    try:
-        yield
-    finally:
-        sys.path.remove(job.directory)
-        added = {*sys.modules} - before
-        files = {name: getattr(sys.modules[name], "__file__", None) for name in added}
-        _opened.clear()
-        _opened.update(name for name, file in files.items() if file and _is_in(job, file))
-
-
-def _is_in(job: JobSpec, file: str) -> bool:
-    return Path(file).is_relative_to(code_root(job))
