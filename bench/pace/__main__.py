@@ -9,7 +9,9 @@ has stages and units at random, a third comes from `exact` and a third from `ppo
 stages and 12 units. Before them it is measured what the executor takes besides its layers, as a
 profile would: of one worker's time, and at the end of a step of twelve. Plans are priced with that.
 A real job is profiled before it runs and again behind it: where the stage that computes takes
-another time then, by more than a twentieth, the machine was not the same, and it is run again.
+another time then, by more than a twentieth, the machine was not the same, and it is run again. That
+stage has a core of its own, as by its plan. Where all else is too much for the other cores the run
+is `full`, and says nothing of the plan: it is told, not counted, and another job is drawn.
 What is measured is samples a second in steady steps, by the layers' own clock, over the decision's
 throughput less the executor's share. Results go to bench/results/pace.json and pace_examples.json.
 """
@@ -23,12 +25,15 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+from bench.pace.cores import FULL, Busy, Cores
 from bench.pace.examples import JOBS, Cut, cut_at_random, profiled, profiled_anew
 from bench.pace.questions import (
     LEAST_S,
@@ -48,7 +53,7 @@ from heterps import Client, Cluster
 _WARM, _WARM_FLUSHED = 5, 2
 _LEAST_STEPS, _LEAST_FLUSHED = 10, 4  # that are measured
 _STAGES = 6  # of a drawn plan, at most
-_CUTS = 5  # of each real job
+_CUTS, _DRAWN = 5, 15  # of each real job: that count, and at most to find them
 _SAME = 0.05  # by how much a stage's time before and after a run may differ
 _TRIES = 4  # of a run on a machine that changes
 _EXECUTOR_S = 15.0  # for which it is measured what the executor takes
@@ -60,25 +65,26 @@ BOUNDS = (0.95, 1.1)  # of measured over promised, where a promise is kept
 def main() -> int:
     arguments = _parse()
     results = []
-    with tempfile.TemporaryDirectory(prefix="heterps-pace-") as folder:
-        devices = dict.fromkeys(TYPES, "cpu")
-        units = dict.fromkeys(TYPES, UNITS)
-        with Cluster(Path(folder, "cluster"), units, TYPES, devices=devices) as cluster:
-            client = Client(cluster.address)
-            executor = Executor() if arguments.examples else _executor(client, Path(folder))
-            print(
-                f"the executor takes {executor.overhead:.1%} of a worker's time, and "
-                f"{executor.end_s * 1e3:.1f} ms at the end of a step of {UNITS}",
-                flush=True,
-            )
-            for number, question in enumerate(_questions(arguments, executor)):
-                try:
-                    run = _steady(client, Path(folder, str(number)), question, arguments.seconds)
-                except ValueError as error:
-                    run = {"name": question.name, "ratio": 0.0, "error": str(error)}
-                print(_line(run), flush=True)
-                results.append(run)
-    ratios = [result["ratio"] for result in results]
+    cores = Cores.of_machine() if arguments.examples else None
+    with (
+        tempfile.TemporaryDirectory(prefix="heterps-pace-") as folder,
+        _cluster(Path(folder, "cluster"), cores) as cluster,
+    ):
+        client = Client(cluster.address)
+        executor = Executor() if arguments.examples else _executor(client, Path(folder))
+        print(
+            f"the executor takes {executor.overhead:.1%} of a worker's time, and "
+            f"{executor.end_s * 1e3:.1f} ms at the end of a step of {UNITS}",
+            flush=True,
+        )
+        if arguments.examples:
+            runs = _examples(client, Path(folder), arguments, cores)
+        else:
+            runs = _questions(client, Path(folder), arguments, executor)
+        for run in runs:
+            print(_line(run), flush=True)
+            results.append(run)
+    ratios = [run["ratio"] for run in results if not run.get("full")]
     kept = sum(BOUNDS[0] <= ratio <= BOUNDS[1] for ratio in ratios)
     print(
         f"{kept} of {len(ratios)} within {BOUNDS[0]} to {BOUNDS[1]}; median "
@@ -95,6 +101,18 @@ def main() -> int:
         }
         write(arguments.json, json.dumps(summary, indent=1) + "\n")
     return 0 if kept == len(ratios) else 1
+
+
+@contextmanager
+def _cluster(folder: Path, cores: Cores | None) -> Iterator[Cluster]:
+    """A cluster whose processes keep to the cores that do not compute."""
+    own = os.sched_getaffinity(0)
+    if cores is not None:
+        os.sched_setaffinity(0, cores.others)
+    devices = dict.fromkeys(TYPES, "cpu")
+    with Cluster(folder, dict.fromkeys(TYPES, UNITS), TYPES, devices=devices) as cluster:
+        os.sched_setaffinity(0, own)
+        yield cluster
 
 
 def _parse() -> argparse.Namespace:
@@ -127,50 +145,84 @@ def _executor(client: Client, folder: Path) -> Executor:
     return Executor(overhead, max(0.0, each_s - together.batch / run["promised"]))
 
 
-def _questions(arguments: argparse.Namespace, executor: Executor) -> Iterator[Question | Cut]:
-    if arguments.examples:
-        staleness = 1 if arguments.staleness is None else arguments.staleness
-        for name in arguments.job or JOBS:
-            job = profiled(name, arguments.step_s)
-            for number in range(_CUTS):
-                yield profiled_anew(cut_at_random(number, job, staleness))
-        return
+def _questions(
+    client: Client, folder: Path, arguments: argparse.Namespace, executor: Executor
+) -> Iterator[dict[str, Any]]:
+    """Runs of layers that sleep."""
     lags = (0, 1) if arguments.staleness is None else (arguments.staleness,)
+    numbers = count()
     for staleness in lags:
         if staleness:  # a step ends while the next ones compute
             executor = replace(executor, end_s=0.0)
         for text in arguments.plan:
             units = [int(part) for part in text.split("+")]
-            yield given(
+            question = given(
                 units, arguments.micro_batch_s, arguments.micro_batches, staleness, executor
             )
+            yield _tried(client, folder / str(next(numbers)), question, arguments.seconds)
         if arguments.plan:
             continue
         for number in range(arguments.count):
             stages = 1 + number % _STAGES
             method = METHODS[(number + number // _STAGES) % len(METHODS)]
-            yield drawn(number, stages, method, staleness, arguments.micro_batches, executor)
+            question = drawn(number, stages, method, staleness, arguments.micro_batches, executor)
+            yield _tried(client, folder / str(next(numbers)), question, arguments.seconds)
+
+
+def _examples(
+    client: Client, folder: Path, arguments: argparse.Namespace, cores: Cores | None
+) -> Iterator[dict[str, Any]]:
+    """Runs of real jobs, as many of each as count."""
+    staleness = 1 if arguments.staleness is None else arguments.staleness
+    for name in arguments.job or JOBS:
+        job = profiled(name, arguments.step_s)
+        counted = 0
+        for number in range(_DRAWN):
+            cut = profiled_anew(cut_at_random(number, job, staleness))
+            run = _steady(client, folder / f"{name}-{number}", cut, arguments.seconds, cores)
+            yield run
+            counted += not run.get("full", False)
+            if counted == _CUTS:
+                break
 
 
 def _steady(
-    client: Client, folder: Path, question: Question | Cut, seconds: float
+    client: Client, folder: Path, cut: Cut, seconds: float, cores: Cores | None
 ) -> dict[str, Any]:
-    """Run a question; of a real job while its stage takes the same time before and behind it."""
-    if isinstance(question, Question):
-        return _run(client, folder, question, seconds)
+    """Run a real job while its stage takes the same time before and behind it."""
     drifts = []
     for number in range(_TRIES):
-        run = _run(client, folder / str(number), question, seconds)
-        after = profiled_anew(question)
-        drifts.append(after.computing_s / question.computing_s)
+        run = _tried(client, folder / str(number), cut, seconds, cores)
+        after = profiled_anew(cut)
+        drifts.append(after.computing_s / cut.computing_s)
         run["drifts"] = drifts
         if abs(drifts[-1] - 1) <= _SAME:
             break
-        question = after
+        cut = after
     return run
 
 
-def _run(client: Client, folder: Path, question: Question | Cut, seconds: float) -> dict[str, Any]:
+def _tried(
+    client: Client,
+    folder: Path,
+    question: Question | Cut,
+    seconds: float,
+    cores: Cores | None = None,
+) -> dict[str, Any]:
+    """A run, or what it failed of."""
+    try:
+        return _run(client, folder, question, seconds, cores)
+    except ValueError as error:
+        return {"name": question.name, "ratio": 0.0, "error": str(error)}
+
+
+def _run(
+    client: Client,
+    folder: Path,
+    question: Question | Cut,
+    seconds: float,
+    cores: Cores | None = None,
+) -> dict[str, Any]:
     """Run the job of a question; what was promised and what it came to."""
     planned = question.decide()
     flushed = question.staleness == 0
@@ -179,11 +231,12 @@ def _run(client: Client, folder: Path, question: Question | Cut, seconds: float)
     measured = max(least, math.ceil(seconds * planned.throughput / question.batch))
     steps = warm + measured + 1
     if isinstance(question, Cut):
-        job = question.job(folder, steps)
+        job = question.job(folder, steps, cores.computing if cores else None)
     else:
         job = write_job(folder, question, planned, steps)
-    job_id = client.submit(job)
-    status = client.wait(job_id)
+    with Busy(cores.others if cores else ()) as busy:
+        job_id = client.submit(job)
+        status = client.wait(job_id)
     if status.state != "succeeded":
         raise ValueError(f"{job_id} failed: {status.reason}")
     found = client.decision(job_id)
@@ -194,6 +247,7 @@ def _run(client: Client, folder: Path, question: Question | Cut, seconds: float)
     promised = found.throughput * (1 - overhead)
     micro_batches = micro_batches_of(question, found)
     size = question.batch / micro_batches
+    others = busy.share(pace.begun, pace.ended)
     return {
         "name": question.name,
         "method": question.method,
@@ -208,6 +262,7 @@ def _run(client: Client, folder: Path, question: Question | Cut, seconds: float)
         "steps": pace.steps,
         "seconds": pace.seconds,
         "load": os.getloadavg()[0],
+        **({"others_busy": others, "full": others > FULL} if cores else {}),
     }
 
 
@@ -220,6 +275,8 @@ def _line(result: dict[str, Any]) -> str:
         f"{result['micro_batches']:2} micro-batches: promised {result['promised']:7.2f}, "
         f"measured {result['measured']:7.2f} samples/s, {result['ratio']:.3f} "
         f"({result['steps']} steps, load {result['load']:.1f}"
+        + (f", others {result['others_busy']:.2f}" if "others_busy" in result else "")
+        + (" FULL" if result.get("full") else "")
         + "".join(f", {drift:.2f}" for drift in result.get("drifts", []))
         + ")"
     )

@@ -140,8 +140,8 @@ class Cut:
         """What the planner answers."""
         return plan(self.workload, self.resources, self.floor or None, self.method, self.seed)
 
-    def job(self, folder: Path, steps: int) -> JobSpec:
-        """Write the job's code and the times of its layers."""
+    def job(self, folder: Path, steps: int, core: int | None = None) -> JobSpec:
+        """Write the job's code and the times of its layers; the stage that computes has `core`."""
         job = JobSpec()
         job.CopyFrom(self.of.job)
         shutil.copytree(
@@ -161,6 +161,7 @@ class Cut:
                 "last": last,
                 "rows_of": self.of.forms[last].samples_of,
                 "trace": str(folder / "trace"),
+                **({} if core is None else {"core": core, "computing": self._computing()}),
             }
         )
         job.directory, job.output = str(folder), str(folder / "out")
@@ -174,6 +175,11 @@ class Cut:
         schedule.given.CopyFrom(Workload.parse(self.workload).to_message())
         schedule.offered.types.extend(Resources(**self.resources).types)
         return job
+
+    def _computing(self) -> list[str]:
+        """The layers that do not sleep."""
+        layers = zip(self.of.workload["layers"], self.stage_of, strict=True)
+        return [layer["name"] for layer, stage in layers if stage == self.computing]
 
     def _sleeping(self) -> dict[str, dict[str, Any]]:
         """By layer of the stages that sleep: forward and backward seconds a sample, and outputs."""

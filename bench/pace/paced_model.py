@@ -76,8 +76,27 @@ class Traced(nn.Module):
         return output
 
 
-def build(entry, arguments, sleeping, last, rows_of, trace):
-    """Build the model of `entry` and put layers that sleep into the place of some."""
+class Pin:
+    """Puts the process whose layers compute onto a core, once it learns."""
+
+    def __init__(self, core):
+        self.core = core
+
+    def __call__(self, module, inputs, output):
+        if module.training and isinstance(output, torch.Tensor) and output.requires_grad:
+            output.register_hook(self._pin)  # a forward alone is a trial
+
+    def _pin(self, _):
+        if os.sched_getaffinity(0) != {self.core}:
+            for thread in os.listdir("/proc/self/task"):
+                os.sched_setaffinity(int(thread), {self.core})
+
+
+def build(entry, arguments, sleeping, last, rows_of, trace, computing=(), core=None):
+    """Build the model of `entry` and put layers that sleep into the place of some.
+
+    Who computes `computing` goes to `core` by itself, where one is given.
+    """
     file, _, name = entry.rpartition(":")
     path = Path(__file__).with_name(file)
     sys.path.insert(0, str(path.parent))
@@ -88,6 +107,9 @@ def build(entry, arguments, sleeping, last, rows_of, trace):
     model = getattr(module, name)(**{key: _whole(value) for key, value in arguments.items()})
     for layer, own in sleeping.items():
         _replace(model, layer, Sleeping(**own))
+    if core is not None:
+        for layer in computing:
+            model.get_submodule(layer).register_forward_hook(Pin(int(core)))
     _replace(model, last, Traced(model.get_submodule(last), rows_of, trace))
     return model
 

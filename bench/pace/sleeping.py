@@ -79,11 +79,20 @@ output: out
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Samples a second over `steps` steps in the middle of a run, that took `seconds`."""
+    """Samples a second over `steps` steps in the middle of a run.
+
+    They took from `begun` to `ended`, in seconds of the monotonic clock.
+    """
 
     throughput: float
     steps: int
-    seconds: float
+    begun: float
+    ended: float
+
+    @property
+    def seconds(self) -> float:
+        """That they took."""
+        return self.ended - self.begun
 
 
 def write_job(folder: Path, question: Question, found: Decision, steps: int) -> JobSpec:
@@ -135,5 +144,6 @@ def pace_of(trace: Path, batch: int, steps: int, warm: int) -> Pace:
         raise ValueError(f"{trace}: {seen[-1]} samples, expected {steps} steps of {batch}")
     # The n-th micro-batch is the first of a step where all steps before it are through.
     first, last = (int(np.searchsorted(seen, batch * step)) for step in (warm, steps - 1))
-    seconds = begun[last][0] - begun[first][0]
-    return Pace(float(seen[last] - seen[first]) / seconds, steps - 1 - warm, seconds)
+    start, end = begun[first][0], begun[last][0]
+    throughput = float(seen[last] - seen[first]) / (end - start)
+    return Pace(throughput, steps - 1 - warm, start, end)

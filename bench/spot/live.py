@@ -1,54 +1,61 @@
-"""A job whose spot units are taken away by SIGKILL, on an embedded cluster: bill and prediction.
+"""Jobs whose spot units are taken away, with notice and without: bill and prediction.
 
     python -m bench.spot.live --runs 5
 
-Layers sleep, so that costs are exact. The last stage runs on units at a third of the price; each is
-taken away at random instants, some minutes of which stand for hours. What a replacement takes
-is measured by a run before, which is not counted, as the scheduler keeps that by type. Results go
-to bench/results/spot.json under `live`.
+Real processes, each node of one unit. Layers sleep, so that costs are exact. The last stage runs on
+two spot units at a third of the price; a third one stands by. Each time either a node of the stage
+is killed, with all that runs on it, or it is drained first, and killed when its notice is over; it
+is offered again some seconds later. A minute stands for hours, but a notice stays longer than a
+drain takes. What a replacement takes is measured by a run before, which is not counted, as the
+scheduler keeps that by type. Results go to bench/results/spot.json under `live`.
 """
 
 import argparse
 import json
-import os
 import random
-import signal
 import tempfile
+import threading
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from bench.pages import RESULTS, write
 from bench.survive.job import Shape, result_of, write_job
-from heterps import Client, Cluster
+from heterps import Client
 from heterps.client.attempts import trained
 from heterps.job.file import load_job
 from protos.job_pb2 import JobSpec
+from tests.machines import Machines, running
 
-_UNITS = {"cpu": 1, "front": 2, "spot": 2, "sure": 2}
+_UNITS = {"cpu": 1, "front": 2, "spot": 3, "sure": 2}
+_USED = 2  # spot units
+_AWAY_S = (1.0, 4.0)
 
 
 def main() -> int:
     arguments = _parse()
     shape = Shape(seconds=arguments.seconds, steps=arguments.steps)
+    nodes = {f"{kind}-{n}": (kind, 1) for kind, units in _UNITS.items() for n in range(units)}
     runs: list[dict[str, Any]] = []
     with (
         tempfile.TemporaryDirectory(prefix="heterps-spot-") as folder,
-        Cluster(
-            Path(folder, "cluster"), _UNITS, list(_UNITS), devices=dict.fromkeys(_UNITS, "cpu")
-        ) as cluster,
-        Client(cluster.address) as client,
+        Machines(Path(folder, "cluster"), nodes) as machines,
+        Client(machines.address) as client,
     ):
         for seed in range(arguments.runs + 1):
-            spec = _job(Path(folder, str(seed)), shape, arguments)
-            run = _run(client, spec, Path(folder, str(seed)), seed, arguments)
+            own = Path(folder, str(seed))
+            run = _run(machines, client, _job(own, shape, arguments), own, seed, arguments)
             print(json.dumps(run), flush=True)
             runs += [run] if seed else []
     off = [abs(run["paid"] / run["predicted"] - 1) for run in runs]
     path = RESULTS / "spot.json"
     results = json.loads(path.read_text()) if path.is_file() else {}
-    results["live"] = {"every_s": arguments.every, "most_off": max(off), "runs": runs}
+    results["live"] = {
+        "every_s": arguments.every,
+        "notice_s": arguments.notice,
+        "most_off": max(off),
+        "runs": runs,
+    }
     if not arguments.no_write:
         print(write(path, json.dumps(results, indent=2) + "\n"))
     equal = len({run["digest"] for run in runs}) == 1
@@ -68,11 +75,12 @@ def _job(folder: Path, shape: Shape, arguments: argparse.Namespace) -> JobSpec:
         {"name": name, "limit": limit, "price_per_hour": price[name], **common}
         for name, limit in _UNITS.items()
     ]
-    types[2] |= {"interruptions_per_hour": 3600 / arguments.every / 2, "recovery_s": 1.0}
+    types[2] |= {"interruptions_per_hour": 3600 / arguments.every / _USED, "recovery_s": 1.0}
     (folder / "workload.json").write_text(json.dumps(work))
     (folder / "resources.json").write_text(json.dumps({"types": types}))
     overrides = {
-        "schedule.pin": {n["name"]: "front" for n in work["layers"][:-1]},
+        "schedule.pin": dict.fromkeys((n["name"] for n in work["layers"]), "front")
+        | {head["name"]: "spot"},
         "schedule.min_throughput": 0.55 / shape.seconds,
         "retries": 1000,
         "train.checkpoint.every": "10s",
@@ -81,36 +89,44 @@ def _job(folder: Path, shape: Shape, arguments: argparse.Namespace) -> JobSpec:
 
 
 def _run(
-    client: Client, spec: JobSpec, folder: Path, seed: int, arguments: argparse.Namespace
+    machines: Machines,
+    client: Client,
+    spec: JobSpec,
+    folder: Path,
+    seed: int,
+    arguments: argparse.Namespace,
 ) -> dict[str, Any]:
     chance = random.Random(seed)
     job_id = client.submit(spec)
-    kills, due = 0, 0.0
+    taken = {"with notice": 0, "without": 0}
+    reclaimed: list[threading.Thread] = []
+    due = 0.0
     while not (job := client.status(job_id)).state.is_final:
         if job.step and not due:
             due = time.monotonic() + chance.expovariate(1 / arguments.every)
         if due and time.monotonic() > due:
-            victims = [
-                process.pid
-                for node in client.nodes()
-                if node.type == "spot"
-                for process in node.processes
-                if process.job_id == job_id and process.running
-            ]
-            if victims:
-                with suppress(ProcessLookupError):
-                    os.kill(chance.choice(sorted(victims)), signal.SIGKILL)
-                    kills += 1
+            names = {node.node_id for node, _ in running(client, job_id) if node.type == "spot"}
+            if len(names) == _USED and not any(thread.is_alive() for thread in reclaimed):
+                how = chance.choice(list(taken))
+                taken[how] += 1
+                notice = arguments.notice if how == "with notice" else 0.0
+                away = chance.uniform(*_AWAY_S)
+                one = (machines, client, chance.choice(sorted(names)), notice, away)
+                reclaimed.append(threading.Thread(target=_reclaim, args=one))
+                reclaimed[-1].start()
                 due = time.monotonic() + chance.expovariate(1 / arguments.every)
         time.sleep(0.02)
+    for thread in reclaimed:
+        thread.join()
     decision = client.decision_message(job_id)
     status = client.status_message(job_id)
     spans = trained(job, decision.price_per_hour)
     return {
         "state": job.state.value,
         "reason": status.reason,
-        "kills": kills,
-        "recoveries": len(status.recoveries),
+        "taken": taken,
+        "recoveries_s": [recovery.seconds for recovery in status.recoveries],
+        "moves": len(status.moves),
         "attempts": status.attempt,
         "lost_share": decision.lost_share,
         "predicted": decision.cost,
@@ -120,11 +136,22 @@ def _run(
     }
 
 
+def _reclaim(machines: Machines, client: Client, name: str, notice: float, away: float) -> None:
+    """Take a node away, after its notice if it has one, and offer it again."""
+    if notice:
+        client.drain(name, notice)
+        time.sleep(notice)
+    machines.kill(name)
+    time.sleep(away)
+    machines.start(name)
+
+
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.spot.live", description=__doc__)
     add = parser.add_argument
     add("--runs", type=int, default=5)
-    add("--every", type=float, default=8.0, help="seconds between two interruptions, on average")
+    add("--every", type=float, default=16.0, help="seconds between two interruptions, on average")
+    add("--notice", type=float, default=5.0, help="seconds, where there is one")
     add("--seconds", type=float, default=0.004, help="that a sample takes in a stage")
     add("--steps", type=int, default=400)
     add("--no-write", action="store_true")
