@@ -17,7 +17,7 @@ from workers.ops import linear
 from workers.profiling.clock import QuietClock
 
 GAIN = 0.05  # of torch's time
-LEAST_FLOP = 2e7  # of a product: about 0.2 ms of a core
+LEAST_FLOP = 5e7  # of a product: about 0.5 ms of a core
 SMALLER = 8  # times fewer rows, measured besides: plans may cut steps smaller than a profile does
 _ROUNDS = (5, 15)  # least and most
 _MEASURED_S = 0.3  # that the rounds of one product may take
