@@ -32,7 +32,7 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from bench.pages import RESULTS, machine, versions, write
-from bench.survive.figures import Run, figures
+from bench.survive.figures import Run, figures, lost_steps
 from bench.survive.job import Shape, firsts_begun, result_of, steps_begun, trained_last, write_job
 from bench.survive.kills import KINDS, SETTLED_S, SHARDS, Killer, drawn, pause
 from bench.survive.rivals import run_rivals
@@ -168,7 +168,8 @@ def _run(
     run.ended = [attempt.reason for attempt in message.attempts]
     run.recovered_s = [recovery.seconds for recovery in message.recoveries]
     run.firsts = firsts_begun(folder)
-    run.lost_steps = [r.reached - r.step for r in message.recoveries if r.back]
+    lost = lost_steps(run.begun, [(r.at, r.step) for r in message.recoveries], shape.micro_batches)
+    run.lost_steps = [n for n, r in zip(lost, message.recoveries, strict=True) if r.back]
     run.redone = len(run.begun) - shape.steps * shape.micro_batches
     if run.state == "succeeded":
         result = result_of(spec, output)

@@ -1,5 +1,6 @@
 """What runs with kills came to, in numbers."""
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -21,7 +22,7 @@ class Run:
         begun: when each micro-batch's backward began in the last stage, Unix time, in order.
         firsts: when each process began its first micro-batch, of any stage, Unix time, in order.
         recovered_s: of each recovery, by the scheduler's clock.
-        lost_steps: of each recovery from a checkpoint, as the scheduler says.
+        lost_steps: of each recovery from a checkpoint, see `lost_steps`.
         redone: micro-batches that were computed more than once.
         ended: why attempts before the last one did, and the last one if it failed.
         each_trained_once: whether every sample was, once an epoch.
@@ -32,7 +33,7 @@ class Run:
     each_trained_once: bool = False
     kills: list[Kill] = field(default_factory=list)
     recovered_s: list[float] = field(default_factory=list)
-    lost_steps: list[int] = field(default_factory=list)
+    lost_steps: list[float] = field(default_factory=list)
     redone: int = 0
     ended: list[str] = field(default_factory=list)
     begun: list[float] = field(default_factory=list)
@@ -114,6 +115,25 @@ def longest_gap(begun: Sequence[float], at: float, after_s: float) -> float:
     near = [t for t in begun if t <= at][-1:] + [t for t in begun if at < t < at + after_s]
     later = [t for t in begun if t >= at + after_s][:1]
     return max((b - a for a, b in pairwise([*near, *later])), default=0.0)
+
+
+def lost_steps(
+    begun: Sequence[float], recoveries: Sequence[tuple[float, int]], micro_batches: int
+) -> list[float]:
+    """Steps that were begun before each recovery and after the step that all went on from.
+
+    Those that were open count by the micro-batches that the last stage had begun.
+
+    Args:
+        begun: when each micro-batch was, in order.
+        recoveries: when each was noticed, and its step.
+    """
+    lost, before, last = [], 0, 0
+    for at, step in recoveries:
+        until = bisect_right(begun, at)
+        lost.append(max(0.0, last + (until - before) / micro_batches - step))
+        before, last = until, step
+    return lost
 
 
 def caught_up(firsts: Sequence[float], at: float) -> float | None:

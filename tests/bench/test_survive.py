@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from bench.survive import rivals
-from bench.survive.figures import Run, caught_up, figures, holds, longest_gap
+from bench.survive.figures import Run, caught_up, figures, holds, longest_gap, lost_steps
 from bench.survive.job import Shape, firsts_begun
 from bench.survive.kills import KINDS, Kill, drawn
 
@@ -86,6 +86,12 @@ def test_who_never_began_has_not_caught_up(tmp_path):
     assert firsts == [1.0, 4.5]
     assert caught_up(firsts, 2.0) == 2.5
     assert caught_up(firsts, 4.6) is None  # one that went on is none that is new
+
+
+def test_steps_are_lost_from_where_all_went_back_to():
+    begun = [float(t) for t in range(10)]  # of two micro-batches a step
+    assert lost_steps(begun, [(3.5, 1), (7.5, 1)], 2) == [1.0, 2.0]
+    assert lost_steps(begun, [(4.5, 2), (9.5, 3)], 2) == [0.5, 1.5]
 
 
 def test_a_rival_that_is_not_installed_is_marked(tmp_path, monkeypatch):
