@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from protos.decision_pb2 import LayerCost, ResourceType
 from workers.profiling.scaling import NOTHING, Scaling, combined
+from workers.profiling.timing import tensors_in
 from workers.uncompiled import uncompiled
 
 # Shares of the peak that dense layers of recommendation models reach in fp32, and the time a
@@ -72,8 +72,7 @@ def measure_work(
         mode.__torch_dispatch__ = uncompiled(mode.__torch_dispatch__)
         module(*inputs)
     parameters = sum(p.nbytes for p in module.parameters())
-    taken = [t for t in tree_leaves(inputs) if isinstance(t, Tensor)]
-    activations = sum(t.nbytes for t in (*taken, *outputs))
+    activations = sum(t.nbytes for t in (*tensors_in(inputs), *outputs))
     leaves = sum(1 for m in module.modules() if not any(True for _ in m.children()))
     # Backward costs twice the forward.
     return (
