@@ -125,6 +125,8 @@ class Cut:
             for layer, stage in zip(self.of.workload["layers"], self.stage_of, strict=True)
         ]
         given = {**self.of.workload, "layers": layers, "staleness": self.staleness}
+        routes = self.of.workload.get("linear", ())
+        given["linear"] = [{**one, "type": kind} for kind in self.limits for one in routes]
         return given | {"ps_type": "", "ps_core_s": 0.0}
 
     @property
