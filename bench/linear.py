@@ -107,8 +107,8 @@ def measure_model(rows: int, widths: tuple[int, ...], rounds: int) -> dict[str, 
     for inputs, outputs in pairwise(widths):
         layers += [nn.Linear(inputs, outputs), nn.ReLU()]
     plain = nn.Sequential(*layers[:-1])
-    seen = {(rows, inputs, outputs) for inputs, outputs in pairwise(widths)}
-    chosen = choose("cpu", seen, lambda text: None)
+    seen = {linear.Shape(rows, inputs, outputs) for inputs, outputs in pairwise(widths)}
+    chosen = choose("cpu", [seen], lambda text: None)
     routed = copy.deepcopy(plain)
     linear.route(routed, linear.Routes(chosen))
     given = torch.randn(rows, widths[0], requires_grad=True)

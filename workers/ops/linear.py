@@ -14,7 +14,7 @@ backwards that are to be differentiated in their turn.
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -40,6 +40,17 @@ class Products:
         return self.forward == self.grad_input == self.grad_weight == TORCH
 
 
+_PLAIN = Products()
+
+
+class Shape(NamedTuple):
+    """What a layer is given, and its size."""
+
+    rows: int
+    inputs: int
+    outputs: int
+
+
 def available() -> tuple[str, ...]:
     """The routes that there are on this machine; torch comes first."""
     found = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
@@ -51,16 +62,14 @@ class Routes:
 
     Args:
         chosen: of layers of some sizes at some numbers of rows; others are torch's.
-
-    Attributes:
-        seen: rows, inputs and outputs of the layers that were computed with these.
+        seen: takes in what layers are computed with these.
 
     Raises:
         RouteError: a route of them is not here; nothing takes its place by itself.
     """
 
-    def __init__(self, chosen: Iterable[LinearRoute] = ()) -> None:
-        here = available()
+    def __init__(self, chosen: Iterable[LinearRoute] = (), seen: set[Shape] | None = None) -> None:
+        here, self._seen = available(), seen
         self._sizes: dict[tuple[int, int], list[tuple[int, Products]]] = {}
         for one in chosen:
             products = Products(one.forward, one.grad_input, one.grad_weight)
@@ -73,19 +82,15 @@ class Routes:
                         f"{one.type!r} use one build of PyTorch, or set train.linear: torch"
                     )
             self._sizes.setdefault((one.inputs, one.outputs), []).append((one.rows, products))
-        self.seen: dict[tuple[int, int, int], Products] = {}
 
     def of(self, rows: int, inputs: int, outputs: int) -> Products:
         """The routes of a layer: those of the nearest number of rows that was measured."""
-        key = rows, inputs, outputs
-        found = self.seen.get(key)
-        if found is None:
-            measured = self._sizes.get((inputs, outputs), [])
-            nearest = min(
-                measured, key=lambda m: (abs(math.log(max(rows, 1) / m[0])), m[0]), default=None
-            )
-            found = self.seen[key] = nearest[1] if nearest is not None else Products()
-        return found
+        if self._seen is not None:
+            self._seen.add(Shape(rows, inputs, outputs))
+        measured = self._sizes.get((inputs, outputs))
+        if measured is None:
+            return _PLAIN
+        return min(measured, key=lambda one: (abs(math.log(rows / one[0])), one[0]))[1]
 
 
 def forward(route: str, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -124,7 +129,7 @@ class _Linear(torch.autograd.Function):
         rows, weight = ctx.saved_tensors
         products: Products = ctx.products
         if torch.is_grad_enabled() or not grad.is_contiguous():  # to be differentiated again
-            products = Products()
+            products = _PLAIN
         of_rows, of_weight, of_bias, _ = ctx.needs_input_grad
         return (
             grad_input(products.grad_input, grad, weight) if of_rows else None,
@@ -144,8 +149,8 @@ class RoutedLinear(nn.Linear):
             return F.linear(input, weight, bias)
         outputs, inputs = weight.shape
         count = input.numel() // inputs if inputs else 0
-        products = self.__dict__["routes"].of(count, inputs, outputs)
-        if products.plain or not count:
+        products = self.__dict__["routes"].of(count, inputs, outputs) if count else _PLAIN
+        if products.plain:
             return F.linear(input, weight, bias)
         rows = input.reshape(count, inputs)
         found: Tensor = _Linear.apply(rows, weight, bias, products)  # type: ignore[no-untyped-call]

@@ -6,7 +6,7 @@ are torch's.
 """
 
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
 import torch
@@ -14,17 +14,18 @@ from torch import Tensor
 
 from protos.decision_pb2 import LinearRoute
 from workers.ops import linear
+from workers.ops.linear import Shape
 from workers.profiling.clock import QuietClock
 
 GAIN = 0.05  # of torch's time
 LEAST_FLOP = 5e7  # of a product: about 0.5 ms of a core
 SMALLER = 8  # times fewer rows, measured besides: plans may cut steps smaller than a profile does
-_ROUNDS = (5, 15)  # least and most
-_MEASURED_S = 0.3  # that the rounds of one product may take
+_ROUNDS = (5, 9)  # least and most
+_MEASURED_S = 0.15  # that the rounds of one product may take
 
 
 def choose(
-    kind: str, seen: Iterable[tuple[int, int, int]], log: Callable[[str], None]
+    kind: str, seen: Sequence[Collection[Shape]], log: Callable[[str], None]
 ) -> list[LinearRoute]:
     """Measure layers; the routes of each that is large enough to be measured.
 
@@ -32,15 +33,35 @@ def choose(
 
     Args:
         kind: name of this machine's resource type.
-        seen: rows, inputs and outputs of layers.
+        seen: the layers that each of some equally large batches went through. Where their rows
+            differ, as of lists of any length, oneDNN would make a kernel each time, which takes
+            about a millisecond: these are torch's.
     """
     if len(linear.available()) == 1:
         return []
-    sizes = sorted({*seen, *((rows // SMALLER, *size) for rows, *size in seen)})
+    even = _even(seen)
+    sizes = sorted({*even, *(one._replace(rows=one.rows // SMALLER) for one in even)})
     return [
         _measured(kind, rows, inputs, outputs, log)
         for rows, inputs, outputs in sizes
         if 2.0 * rows * inputs * outputs >= LEAST_FLOP
+    ]
+
+
+def _even(seen: Sequence[Collection[Shape]]) -> list[Shape]:
+    """Those of layers whose rows are as many in every batch."""
+    of_batches = []
+    for batch in seen:
+        rows: dict[tuple[int, int], set[int]] = {}
+        for one in batch:
+            rows.setdefault((one.inputs, one.outputs), set()).add(one.rows)
+        of_batches.append(rows)
+    first = of_batches[0] if of_batches else {}
+    return [
+        Shape(rows, *size)
+        for size, some in first.items()
+        if all(other.get(size) == some for other in of_batches)
+        for rows in some
     ]
 
 

@@ -36,7 +36,7 @@ from workers.model.job_loss import job_loss
 from workers.model.probe import check_parameters, micro_batches_of, structures_of
 from workers.model.trace import TracedModel
 from workers.model.whole import check_smallest
-from workers.ops.linear import Routes, of_type, route
+from workers.ops.linear import Routes, Shape, of_type, route
 from workers.profiling import datasheet, linear
 from workers.profiling.catalogue import computes_in_bf16, with_data_sheet
 from workers.profiling.crossing import time_crossing
@@ -178,7 +178,7 @@ class Profiler:
             for batch in batches:
                 for graph in timer.graphs:
                     rows.warm(graph, batch)
-            routes = self._choose_routes(timer, batches[0])
+            routes = self._choose_routes(timer, batches[:WARMUP])
             self._choose_size(timer, batches)
             if peers is not None:
                 size = self._sizes.micro_batch
@@ -215,16 +215,20 @@ class Profiler:
         workload.crossing_s = crossing_s
         return workload
 
-    def _choose_routes(self, timer: LayerTimer, batch: dict[str, Tensor]) -> Sequence[LinearRoute]:
+    def _choose_routes(
+        self, timer: LayerTimer, batches: list[dict[str, Tensor]]
+    ) -> Sequence[LinearRoute]:
         """Settle where products of `nn.Linear` run: as before, else where it is fastest here."""
         train = self._job.train
         if train.linear != "auto" or self._device.type != "cpu" or self._here.emulated:
             return ()
         if not (kept := of_type(train.routes, self._here.name)):
-            unrouted = Routes()
-            route(self._traced.model, unrouted)
-            timer.time([first_of(batch, self._sizes.micro_batch or self._sizes.rows)])
-            kept = linear.choose(self._here.name, unrouted.seen, self._log)
+            seen: list[set[Shape]] = []
+            for batch in batches:
+                seen.append(set())
+                route(self._traced.model, Routes(seen=seen[-1]))
+                timer.time([first_of(batch, self._sizes.micro_batch or self._sizes.rows)])
+            kept = linear.choose(self._here.name, seen, self._log)
             train.routes.extend(kept)
         route(self._traced.model, Routes(kept))
         return kept

@@ -10,7 +10,7 @@ from torch import nn
 from protos.decision_pb2 import LinearRoute
 from workers.errors import RouteError
 from workers.ops import linear
-from workers.ops.linear import ONEDNN, TORCH, Products, RoutedLinear, Routes, of_type, route
+from workers.ops.linear import ONEDNN, TORCH, Products, RoutedLinear, Routes, Shape, of_type, route
 
 needs_onednn = pytest.mark.skipif(ONEDNN not in linear.available(), reason="torch without oneDNN")
 ALL = dict.fromkeys(("forward", "grad_input", "grad_weight"), ONEDNN)
@@ -211,12 +211,14 @@ def test_the_nearest_number_of_rows_says_and_nothing_of_other_sizes():
         LinearRoute(type="cpu", rows=rows, inputs=8, outputs=4, **ways[name])
         for name, rows in (("few", 16), ("many", 1024))
     ]
-    routes = Routes(chosen)
+    seen = set()
+    routes = Routes(chosen, seen)
     assert [routes.of(rows, 8, 4).plain for rows in (1, 16, 120, 130, 4096)] == [
         *(True, True, True, False, False)
     ]
     assert routes.of(1024, 4, 8) == Products()
-    assert (1024, 4, 8) in routes.seen
+    assert Shape(1024, 4, 8) in seen
+    assert len(seen) == 6
     assert of_type(chosen, "cpu") == chosen
     assert of_type(chosen, "other") == []
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from workers.ops.linear import ONEDNN, TORCH
+from workers.ops.linear import ONEDNN, TORCH, Shape
 from workers.profiling import linear
 
 
@@ -21,7 +21,7 @@ def seconds(monkeypatch):
 
 def test_a_product_goes_where_it_takes_five_hundredths_less(seconds):
     seconds[:] = [0.94, 0.96, 1.3, 0.5, 0.5, 0.5]
-    few, many = linear.choose("cpu-core", [(4096, 429, 400)], lambda text: None)
+    few, many = linear.choose("cpu-core", [{Shape(4096, 429, 400)}], lambda text: None)
     assert (few.rows, few.forward, few.grad_input, few.grad_weight) == (
         *(512, ONEDNN, TORCH, TORCH),
     )
@@ -30,12 +30,12 @@ def test_a_product_goes_where_it_takes_five_hundredths_less(seconds):
 
 
 def test_small_products_are_not_measured(seconds):
-    assert linear.choose("cpu", [(64, 16, 16), (4096, 400, 1)], lambda text: None) == []
+    assert linear.choose("cpu", [{Shape(64, 16, 16), Shape(4096, 400, 1)}], lambda text: None) == []
 
 
 def test_where_torch_has_nothing_else_nothing_is_measured(monkeypatch):
     monkeypatch.setattr(linear.linear, "available", lambda: (TORCH,))
-    assert linear.choose("cpu", [(4096, 429, 400)], lambda text: None) == []
+    assert linear.choose("cpu", [{Shape(4096, 429, 400)}], lambda text: None) == []
 
 
 def test_turns_give_a_time_for_each():
@@ -44,3 +44,11 @@ def test_turns_give_a_time_for_each():
     assert set(taken) == {"a", "b"}
     assert all(one >= 0 for one in taken.values())
     assert calls[::2].count("a") == len(calls) // 2  # by turns
+
+
+def test_a_layer_whose_rows_differ_from_batch_to_batch_is_torchs(seconds):
+    seconds[:] = [0.5] * 12
+    fixed, more = Shape(4096, 429, 400), Shape(2048, 429, 429)
+    batches = [{fixed, more, Shape(rows, 400, 400)} for rows in (4000, 4096)]
+    found = linear.choose("cpu", batches, lambda text: None)
+    assert {(one.inputs, one.outputs) for one in found} == {(429, 400), (429, 429)}
