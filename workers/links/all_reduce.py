@@ -56,13 +56,19 @@ def _family(host: str) -> socket.AddressFamily:
 
 
 def join_processes(
-    rank: int, size: int, rendezvous: str, own: Rendezvous | None, device: torch.device
+    rank: int,
+    size: int,
+    rendezvous: str,
+    own: Rendezvous | None,
+    device: torch.device,
+    generation: int = 0,
 ) -> None:
     """Make the workers of a stage the default group of torch.distributed; all call it.
 
     Args:
         rendezvous: host:port of rank 0's store.
         own: rank 0's own store.
+        generation: of the workers, whose addresses the store has apart from those of others.
 
     Raises:
         SecurityError: rank 0 would have collectives cross the network in the clear, and this node
@@ -84,12 +90,18 @@ def join_processes(
         )
         dist.init_process_group(
             "nccl" if device.type == "cuda" else "gloo",
-            store=PrefixStore("stage", store),
+            store=PrefixStore(f"stage {generation}", store),
             rank=rank,
             world_size=size,
             timeout=_TIMEOUT,
             device_id=device if device.type == "cuda" else None,
         )
+
+
+def leave_processes() -> None:
+    """Have those who wait for this worker in a collective notice, if it is in such a group."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def processes_allowed(addresses: Sequence[str], rendezvous: str) -> bool:
@@ -227,7 +239,7 @@ class StageGroup:
         if self._ring is not None:
             self._ring.close()
         if self.has_processes:
-            dist.destroy_process_group()
+            leave_processes()
 
     def _call(self, ring: Ring) -> RingSum:
         self._calls += 1

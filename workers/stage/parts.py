@@ -24,6 +24,7 @@ from workers.links.all_reduce import (
     Rendezvous,
     StageGroup,
     join_processes,
+    leave_processes,
     processes_allowed,
 )
 from workers.links.notices import Notices
@@ -525,7 +526,10 @@ def _group(
     wanted = share.device.type == "cuda" or share.launch.job.train.split_experts
     has_processes = wanted and processes_allowed(own.addresses, own.rendezvous)
     if has_processes:
-        join_processes(port.rank, port.size, own.rendezvous, rendezvous, share.device)
+        leave_processes()  # of a generation that was not whole
+        join_processes(
+            *(port.rank, port.size, own.rendezvous, rendezvous, share.device, session.generation)
+        )
     ring = join_stage(port, own.addresses, lambda: inbox.stopped, session.generation)
     return StageGroup(share.device, ring, has_processes=has_processes)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from chassis import process
 from chassis.channels import RpcError
 from chassis.logs import log_fields
-from protos.generations import keeps_cuts, may_regroup
+from protos.generations import keeps_cuts, keeps_state, may_be_replaced
 from protos.naming import kept_with
 from protos.node_pb2 import LaunchRequest
 from protos.scheduler_pb2 import END_CONNECTION_LOST
@@ -74,7 +74,7 @@ class Worker:
         self._trained: int | None = None
         self._unfinished: SavedModel | KeptModel | None = None  # a model that is ours to complete
         self._line = 0  # the last generation that began at a cut, of what is kept
-        if may_regroup(launch.job, launch.devices):
+        if may_be_replaced(launch.devices):
             self._service.on_regroup = self._regroups.ask
             self._service.kept = self._kept_after
         self._service.serve(bind)
@@ -167,7 +167,8 @@ class Worker:
         self, session: Session, parts: Parts | None, error: BaseException, reporter: Reporter
     ) -> None:
         """Keep what the next generation goes on from, and tell where nobody asked for that."""
-        if parts is not None and self._trained == session.generation and not session.goes_back:
+        keeps = keeps_state(self._launch.job) and not session.goes_back
+        if parts is not None and self._trained == session.generation and keeps:
             with suppress(Exception):  # what does not come to pass is done again
                 parts.executor.catch_up()
             session.inbox.close()
@@ -201,10 +202,10 @@ class Worker:
 
     def _lost_touch(self, error: BaseException) -> bool:
         """Whether it is others who are gone, and they may be replaced."""
-        job, devices = self._launch.job, self._launch.devices
-        if not may_regroup(job, devices) or isinstance(error, Stopped | RowsLostError):
+        devices = self._launch.devices
+        if not may_be_replaced(devices) or isinstance(error, Stopped | RowsLostError):
             return False
-        return end_reason_of(error, job) == END_CONNECTION_LOST
+        return end_reason_of(error, self._launch.job) == END_CONNECTION_LOST
 
     def _kept_after(self, step: int) -> bytes | None:
         until = time.monotonic() + _DECIDED_S

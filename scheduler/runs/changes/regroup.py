@@ -3,9 +3,9 @@
 Everybody gives up the steps under way and tells how many updates its state has. The most that any
 has is where all go on: whoever has fewer, or is new, takes the state from another of its stage. Of
 a stage whose workers waited for the verdict that others had, each takes the step by that.
-Where nobody of a stage has it, or a shard is lost with its rows, all go back to the job's newest
-cut, or to where it began; nothing of before is applied any more then, and no state that somebody
-kept of it counts.
+Where nobody of a stage has it, as of experts that are split, or a shard is lost with its rows, all
+go back to the job's newest cut, or to where it began; nothing of before is applied any more then,
+and no state that somebody kept of it counts.
 """
 
 import logging
@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
-from protos.generations import may_regroup
+from protos.generations import keeps_state, may_be_replaced
 from protos.job_pb2 import JobSpec
 from protos.node_pb2 import SHARD, STAGE
 from protos.scheduler_pb2 import (
@@ -185,9 +185,10 @@ def _one_round(
     """Try it once; None where more turn out to be gone, who are added to `gone`."""
     stop, channels = attempt.is_cancelled, attempt.context.channels
     survivors = [p for p in attempt.processes if p.role == STAGE and p.process_id not in gone]
-    if not survivors or not may_regroup(spec, devices_of(attempt.decision)):
+    if not survivors or not may_be_replaced(devices_of(attempt.decision)):
         raise JobError(cause)
-    back = any(p.role == SHARD and p.process_id in gone for p in attempt.processes)
+    shards_gone = any(p.role == SHARD and p.process_id in gone for p in attempt.processes)
+    back = shards_gone or not keeps_state(spec)
     pool = ThreadPoolExecutor(max(1, len(survivors)))
     try:
         asked = {

@@ -51,6 +51,7 @@ import threading
 import time
 from contextlib import suppress
 
+from heterps import MoE
 from model import Model
 from workers.model.saved import SavedModel
 from workers.stage.commits import RowCommits
@@ -109,6 +110,13 @@ def dies(deaths, **arguments):
 
             Worker._save = saves
     return Model(**arguments)
+
+
+def mixed(file, **arguments):
+    model = held(file, **arguments)
+    width = arguments["width"]
+    model.tower.layer.append(MoE(width, 4, width, k=1, shadow=False, seed=0))
+    return model
 
 
 def one_dies(file, **arguments):

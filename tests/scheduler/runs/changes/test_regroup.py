@@ -175,6 +175,53 @@ def test_a_stage_that_is_gone_takes_all_back_to_the_last_cut_with_their_processe
     assert service.digest("stage-killed") == unfailed
 
 
+@pytest.fixture(scope="module")
+def split(service: Service) -> str:
+    """The digest of a job whose experts are split over the workers of its first stage."""
+    name = service.submit(split_job(service, "split"))
+    status = service.end(name)
+    assert status.end_reason == END_SUCCEEDED, status.reason
+    assert "experts of tower.layer.4 are split over 2 workers" in logged(service, name)
+    return service.digest(name)
+
+
+def split_job(service: Service, name: str, every: str = "3 steps") -> JobSpec:
+    mixed = {"model.entry": "fault.py:mixed", "train.split_experts": True}
+    cuts = {"train.checkpoint.every": every} if every else {}
+    spec = service.may_be_held(name, **mixed, **cuts)
+    spec.retries = 1
+    return spec
+
+
+@pytest.mark.parametrize(
+    ("every", "victims"),
+    [
+        ("3 steps", ("stage 0 worker 1",)),
+        *(
+            pytest.param(every, victims, marks=pytest.mark.exhaustive)
+            for every, victims in (
+                ("3 steps", ("stage 0 worker 0",)),
+                ("3 steps", ("stage 1 worker 0",)),
+                ("3 steps", ("stage 0 worker 0", "stage 0 worker 1")),
+                ("", ("stage 0 worker 0",)),
+            )
+        ),
+    ],
+)
+def test_with_split_experts_all_go_back_with_their_processes(
+    service: Service, split: str, every: str, victims: tuple[str, ...]
+) -> None:
+    name = "-".join(("split", every, *victims)).replace(" ", "")
+    killed(service, split_job(service, name, every), *victims)
+    status = service.end(name)
+    assert (status.end_reason, status.attempt, status.step) == (END_SUCCEEDED, 1, SHAPE.steps)
+    (recovery,) = status.recoveries
+    assert recovery.back
+    assert recovery.step % 3 == 0
+    assert bool(recovery.step) == bool(every)
+    assert service.digest(name) == split
+
+
 @pytest.mark.parametrize("every", ["3 steps", pytest.param("", marks=pytest.mark.exhaustive)])
 def test_a_shard_that_is_lost_takes_all_back_with_their_processes(
     service: Service, unfailed: str, every: str
