@@ -2,15 +2,16 @@
 
     python -m bench.survive --kills 200 --seed 1
     python -m bench.survive --kills 20 --kinds worker shard
-    python -m bench.survive --rivals --every 30 --kills 4
+    python -m bench.survive --rivals --every 30 --kills 20 --epochs 600 --checkpoint '200 steps'
 
 Jobs of one shape run one after the other on a cluster of nodes of one unit each, with a spare one
 of each type: first one that nothing happens to, then others, while kills come, until there were
 enough. Each is to train every sample once an epoch, and to end with the same weights and rows, to
 the bit. The pause before a kill begins when the job trains again after the one before; those that
 are to overlap are kinds of their own. Seconds are those of the layers' own clock. With `--rivals`
-workers alone are killed, and the same model is trained by torchrun besides, whose workers are
-killed after the same pauses. Results go to bench/results/survive.json, or survive_rivals.json.
+workers alone are killed, and the same model is trained by torchrun and Ray Train besides, whose
+workers are killed after the same pauses. `process_start_s` is what a process with torch takes to
+start, before anything else runs. Results go to bench/results/survive.json, or survive_rivals.json.
 """
 
 import argparse
@@ -18,6 +19,9 @@ import datetime
 import json
 import os
 import random
+import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -28,10 +32,10 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from bench.pages import RESULTS, machine, versions, write
-from bench.survive.figures import Run, figures
-from bench.survive.job import Shape, result_of, steps_begun, trained_last, write_job
+from bench.survive.figures import Run, figures, lost_steps
+from bench.survive.job import Shape, firsts_begun, result_of, steps_begun, trained_last, write_job
 from bench.survive.kills import KINDS, SETTLED_S, SHARDS, Killer, drawn, pause
-from bench.survive.torchrun import run_torchrun
+from bench.survive.rivals import run_rivals
 from heterps import Client
 from heterps.errors import UnreachableError
 from protos.naming import cuts_of
@@ -52,6 +56,7 @@ def main() -> int:
     nodes = {f"{SHARDS}-0": ("cpu", 1)}
     for kind, units in (("front", shape.front), ("back", shape.back)):
         nodes |= {f"{kind}-{number}": (kind, 1) for number in range(units + 1)}
+    arguments.process_start_s = _process_start()
     with tempfile.TemporaryDirectory(prefix="heterps-survive-") as folder:
         with Machines(Path(folder, "cluster"), nodes) as machines:
             runs = []
@@ -60,10 +65,20 @@ def main() -> int:
                 result = _result(arguments, shape, runs)
                 _keep(arguments, result)  # whatever becomes of the next one
         if arguments.rivals:
-            result["torchrun"] = run_torchrun(Path(folder, "torchrun"), shape, arguments)
+            result |= run_rivals(Path(folder), shape, arguments)
         _keep(arguments, result)
     print(json.dumps({k: v for k, v in result.items() if k != "jobs"}, indent=1))
     return 0 if result["holds"] else 1
+
+
+def _process_start() -> float:
+    """Seconds that a process with torch takes to start and end, in the median of three."""
+    took = []
+    for _ in range(3):
+        begun = time.monotonic()
+        subprocess.run([sys.executable, "-c", "import torch"], check=True)
+        took.append(time.monotonic() - begun)
+    return statistics.median(took)
 
 
 def _result(arguments: argparse.Namespace, shape: Shape, runs: list[Run]) -> dict[str, Any]:
@@ -71,12 +86,13 @@ def _result(arguments: argparse.Namespace, shape: Shape, runs: list[Run]) -> dic
         "benchmark": "survive",
         "date": datetime.date.today().isoformat(),
         "machine": machine(),
-        "versions": versions("torch"),
+        "versions": versions("torch", "ray"),
         "shape": asdict(shape),
         "checkpoint": arguments.checkpoint,
         "every_s": arguments.every,
         "seed": arguments.seed,
-        **figures(runs),
+        "process_start_s": arguments.process_start_s,
+        **figures(runs, shape.front + shape.back),
     }
 
 
@@ -151,6 +167,9 @@ def _run(
     run.state = status.state.value
     run.ended = [attempt.reason for attempt in message.attempts]
     run.recovered_s = [recovery.seconds for recovery in message.recoveries]
+    run.firsts = firsts_begun(folder)
+    lost = lost_steps(run.begun, [(r.at, r.step) for r in message.recoveries], shape.micro_batches)
+    run.lost_steps = [n for n, r in zip(lost, message.recoveries, strict=True) if r.back]
     run.redone = len(run.begun) - shape.steps * shape.micro_batches
     if run.state == "succeeded":
         result = result_of(spec, output)
@@ -186,7 +205,7 @@ def _parse() -> argparse.Namespace:
     add("--epochs", type=int, default=55, help="of nine steps each")
     add("--staleness", type=int, default=0)
     add("--checkpoint", default="40 steps")
-    add("--rivals", action="store_true", help="torchrun beside it")
+    add("--rivals", action="store_true", help="torchrun and Ray Train beside it")
     add("--json", type=Path, default=None, help="where results go to instead")
     add("--no-write", action="store_true")
     arguments = parser.parse_args()

@@ -62,6 +62,7 @@ def write_job(folder: Path, shape: Shape, **overrides: object) -> JobSpec:
     """Write the job's files; the job, which keeps two workers in each stage busy."""
     folder.mkdir(parents=True)
     (folder / "trace").mkdir()
+    (folder / "front").mkdir()
     for file in CODE.glob("*.py"):
         shutil.copy(file, folder)
     rng = np.random.default_rng(0)
@@ -79,6 +80,7 @@ def write_job(folder: Path, shape: Shape, **overrides: object) -> JobSpec:
                 "front_s": shape.seconds * shape.front,
                 "back_s": shape.seconds * shape.back,
                 "width": shape.width,
+                "front_trace": str(folder / "front"),
                 "trace": str(folder / "trace"),
             },
         },
@@ -137,6 +139,12 @@ def steps_begun(folder: Path) -> list[float]:
     """When each micro-batch's backward began in the last stage, as its layers say."""
     files = (folder / "trace").iterdir()
     return sorted(float(line.split()[0]) for f in files for line in f.read_text().splitlines())
+
+
+def firsts_begun(folder: Path) -> list[float]:
+    """When each process of any stage began its first micro-batch's backward, in order."""
+    files = [file for of in ("front", "trace") for file in folder.glob(f"{of}/*")]
+    return sorted(float(text.split(maxsplit=1)[0]) for f in files if (text := f.read_text()))
 
 
 def trained_last(folder: Path) -> float:

@@ -1,14 +1,10 @@
 """The model of the jobs under plain PyTorch: each worker has all of it, and a share of the data.
 
-    python -m torch.distributed.run --standalone --nproc-per-node 4 --max-restarts 1000 \\
-        -m bench.survive.plain SETTINGS
-
-SETTINGS is a file of JSON, see `Settings`. A worker has as much to do for a sample as a worker of
-each stage together, and there are as many workers as in all stages, so the pace is the same.
+A worker has as much to do for a sample as a worker of each stage together, and there are as many
+workers as in all stages, so the pace is the same.
 """
 
 import json
-import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -49,6 +44,11 @@ class Settings:
     batch: int
     steps: int
     every: int
+
+
+def settings_of(file: str) -> Settings:
+    """What a file of JSON has."""
+    return Settings(**json.loads(Path(file).read_text()))
 
 
 class Plain(nn.Module):
@@ -91,48 +91,3 @@ def train(
         optimizer.step()
         if (step + 1) % settings.every == 0:
             save(state, step + 1)
-
-
-def under_torchrun(settings: Settings) -> None:
-    """A worker of `torchrun`, with torch.distributed.checkpoint."""
-    from torch.distributed import checkpoint
-    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-
-    told = os.environ
-    store = dist.TCPStore(told["MASTER_ADDR"], int(told["MASTER_PORT"]), is_master=False)
-    dist.init_process_group(  # by names of its own: the addresses of those before are still there
-        "gloo",
-        store=dist.PrefixStore(f"restart {told['TORCHELASTIC_RESTART_COUNT']}", store),
-        rank=int(told["RANK"]),
-        world_size=int(told["WORLD_SIZE"]),
-    )
-    newest = Path(settings.folder, "newest")
-
-    def load(state: State) -> int:
-        if not newest.exists():
-            return 0
-        step = int(newest.read_text())
-        model, optimizer = get_state_dict(state["model"], state["optimizer"])
-        saved = {"model": model, "optimizer": optimizer}
-        checkpoint.load(saved, checkpoint_id=Path(settings.folder, str(step)))
-        set_state_dict(
-            *(state["model"], state["optimizer"]),
-            model_state_dict=saved["model"],
-            optim_state_dict=saved["optimizer"],
-        )
-        return step
-
-    def save(state: State, step: int) -> None:
-        model, optimizer = get_state_dict(state["model"], state["optimizer"])
-        folder = Path(settings.folder, str(step))
-        checkpoint.save({"model": model, "optimizer": optimizer}, checkpoint_id=folder)
-        if dist.get_rank() == 0:
-            newest.with_suffix(".part").write_text(str(step))
-            newest.with_suffix(".part").replace(newest)
-
-    train(settings, dist.get_rank(), load, save)
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    under_torchrun(Settings(**json.loads(Path(sys.argv[1]).read_text())))

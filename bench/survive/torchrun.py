@@ -1,88 +1,60 @@
-"""torchrun with torch.distributed.checkpoint: what kills of its workers cost it."""
+"""A worker of torchrun, with torch.distributed.checkpoint.
 
-import argparse
-import json
+python -m torch.distributed.run --standalone --nproc-per-node 4 --max-restarts 1000 \\
+    --monitor-interval 0.1 -m bench.survive.torchrun SETTINGS
+
+SETTINGS is a file of JSON, see `bench.survive.plain.Settings`. That interval, at which torchrun
+looks whether its workers live, is also its default.
+"""
+
 import os
-import random
-import signal
-import subprocess
 import sys
-import time
-from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
-from bench.survive.figures import longest_gap
-from bench.survive.job import Shape, steps_begun, trained_last
-from bench.survive.kills import SETTLED_S, drawn, pause
-from bench.survive.plain import Settings
-from tests.pids import alive
+import torch.distributed as dist
+from torch.distributed import checkpoint
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
-_LOOK_S = 0.05
-_LIMIT_S = 900.0
+from bench.survive.plain import Settings, State, settings_of, train
 
 
-def run_torchrun(folder: Path, shape: Shape, arguments: argparse.Namespace) -> dict[str, Any]:
-    """One run without and one with kills, at the instants of the first job that has kills."""
-    every = int(arguments.checkpoint.removesuffix(" steps"))
-    unfailed = _run(folder / "unfailed", shape, every, arguments, 0)
-    print(f"torchrun, unfailed: {unfailed['seconds']:.1f} s", flush=True)
-    killed = _run(folder / "killed", shape, every, arguments, arguments.kills)
-    print(f"torchrun: {killed['seconds']:.1f} s, {killed['lost_steps']:.1f} lost steps", flush=True)
-    ratio = unfailed["seconds"] / killed["seconds"] if killed["seconds"] else 0.0
-    return {"goodput": ratio, "unfailed": unfailed, "killed": killed}
-
-
-def _run(
-    folder: Path,
-    shape: Shape,
-    every: int,
-    arguments: argparse.Namespace,
-    most: int,
-) -> dict[str, Any]:
-    (folder / "trace").mkdir(parents=True)
-    settings = Settings(
-        *(str(folder), str(folder / "trace"), shape.front + shape.back),
-        *(shape.seconds * shape.front, shape.seconds * shape.back),
-        *(shape.width, shape.samples, shape.batch, shape.steps, every),
+def work(settings: Settings) -> None:
+    """Train, from the newest checkpoint if there is one."""
+    told = os.environ
+    store = dist.TCPStore(told["MASTER_ADDR"], int(told["MASTER_PORT"]), is_master=False)
+    dist.init_process_group(  # by names of its own: the addresses of those before are still there
+        "gloo",
+        store=dist.PrefixStore(f"restart {told['TORCHELASTIC_RESTART_COUNT']}", store),
+        rank=int(told["RANK"]),
+        world_size=int(told["WORLD_SIZE"]),
     )
-    told = folder / "settings.json"
-    told.write_text(json.dumps(asdict(settings)))
-    run = ["-m", "torch.distributed.run", "--standalone", "--max-restarts", "1000"]
-    run += ["--nproc-per-node", str(settings.workers), "-m", "bench.survive.plain"]
-    argv = [sys.executable, *run, str(told)]
-    chance = random.Random(f"{arguments.seed} 1")
-    kills: list[float] = []
-    until = time.monotonic() + _LIMIT_S
-    due: float | None = None
-    after = 0.0  # Unix time
-    with (folder / "log").open("w") as log:
-        process = subprocess.Popen(argv, stdout=log, stderr=log)
-        while (code := process.poll()) is None and time.monotonic() < until:
-            if due is None and trained_last(folder) > after:
-                due = time.monotonic() + pause(chance, arguments.every)
-            elif due is not None and time.monotonic() > due and len(kills) < most:
-                drawn(chance, arguments.kinds)
-                with suppress(ProcessLookupError):
-                    os.kill(chance.choice(_training(folder / "trace")), signal.SIGKILL)
-                    kills.append(time.time())
-                due, after = None, time.time() + SETTLED_S
-            time.sleep(_LOOK_S)
-        if code is None:
-            process.terminate()  # with its workers
-            process.wait()
-    begun = steps_begun(folder)
-    if code != 0:
-        raise RuntimeError(f"torchrun ended with {code}: {(folder / 'log').read_text()[-2000:]}")
-    return {
-        "seconds": begun[-1] - begun[0],
-        "kills": len(kills),
-        "lost_steps": (len(begun) - shape.steps * settings.workers) / settings.workers,
-        "stood_still_s": [longest_gap(begun, at, 120.0) for at in kills],
-    }
+    newest = Path(settings.folder, "newest")
+
+    def load(state: State) -> int:
+        if not newest.exists():
+            return 0
+        step = int(newest.read_text())
+        model, optimizer = get_state_dict(state["model"], state["optimizer"])
+        saved = {"model": model, "optimizer": optimizer}
+        checkpoint.load(saved, checkpoint_id=Path(settings.folder, str(step)))
+        set_state_dict(
+            *(state["model"], state["optimizer"]),
+            model_state_dict=saved["model"],
+            optim_state_dict=saved["optimizer"],
+        )
+        return step
+
+    def save(state: State, step: int) -> None:
+        model, optimizer = get_state_dict(state["model"], state["optimizer"])
+        folder = Path(settings.folder, str(step))
+        checkpoint.save({"model": model, "optimizer": optimizer}, checkpoint_id=folder)
+        if dist.get_rank() == 0:
+            newest.with_suffix(".part").write_text(str(step))
+            newest.with_suffix(".part").replace(newest)
+
+    train(settings, dist.get_rank(), load, save)
+    dist.destroy_process_group()
 
 
-def _training(trace: Path) -> list[int]:
-    """The processes that live and have trained."""
-    return sorted(pid for pid in (int(path.name) for path in trace.iterdir()) if alive(pid))
+if __name__ == "__main__":
+    work(settings_of(sys.argv[1]))

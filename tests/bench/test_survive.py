@@ -1,11 +1,14 @@
 """The benchmark of kills: what it takes for success, and how long a job stood still."""
 
+import argparse
 import random
 from dataclasses import replace
 
 import pytest
 
-from bench.survive.figures import Run, figures, holds, longest_gap
+from bench.survive import rivals
+from bench.survive.figures import Run, caught_up, figures, holds, longest_gap, lost_steps
+from bench.survive.job import Shape, firsts_begun
 from bench.survive.kills import KINDS, Kill, drawn
 
 WELL = Run(state="succeeded", digest="a", each_trained_once=True, begun=[0.0, 1.0, 2.0])
@@ -57,10 +60,46 @@ def test_one_standstill_counts_once_however_many_are_killed_in_it(at, gaps):
 
 def test_goodput_is_that_of_the_unfailed_run():
     killed = replace(WELL, begun=[0.0, 1.0, 4.0], kills=[Kill("worker", 1.5, ["one"])])
-    found = figures([WELL, killed])
+    found = figures([WELL, killed], 4)
     assert (found["goodput"], found["lost_s_a_kill"]) == (0.5, 2.0)
     assert found["stood_still_s"]["worker"]["most"] == 3.0
     assert (found["kills"], found["equal"], found["holds"]) == (1, 1, True)
+
+
+def test_what_was_dead_is_no_loss_of_the_living():
+    """Of four workers one was dead for 2 of 12 s: all were there for 11.5 s, and 10 were needed."""
+    kills = [Kill("worker", 4.0, ["one"]), Kill("shard", 8.0, ["two"])]
+    killed = Run(
+        "succeeded", "a", each_trained_once=True, kills=kills, begun=[0.0, 12.0], firsts=[0.0, 6.0]
+    )
+    found = figures([replace(WELL, begun=[0.0, 10.0]), killed], 4)
+    assert found["caught_up_s"]["most"] == 2.0
+    assert found["goodput"] == pytest.approx(10 / 12)
+    assert found["goodput_of_the_living"] == pytest.approx(10 / 11.5)
+
+
+def test_who_never_began_has_not_caught_up(tmp_path):
+    for name, lines in {"front/1": "1.0 8\n9.0 8\n", "trace/2": "4.5 8\n", "trace/3": ""}.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(lines)
+    firsts = firsts_begun(tmp_path)
+    assert firsts == [1.0, 4.5]
+    assert caught_up(firsts, 2.0) == 2.5
+    assert caught_up(firsts, 4.6) is None  # one that went on is none that is new
+
+
+def test_steps_are_lost_from_where_all_went_back_to():
+    begun = [float(t) for t in range(10)]  # of two micro-batches a step
+    assert lost_steps(begun, [(3.5, 1), (7.5, 1)], 2) == [1.0, 2.0]
+    assert lost_steps(begun, [(4.5, 2), (9.5, 3)], 2) == [0.5, 1.5]
+
+
+def test_a_rival_that_is_not_installed_is_marked(tmp_path, monkeypatch):
+    absent = {"absent": (lambda workers: [], "no_such_module", "pip install 'it'")}
+    monkeypatch.setattr(rivals, "RIVALS", absent)
+    found = rivals.run_rivals(tmp_path, Shape(), argparse.Namespace())
+    assert "no_such_module" in found["absent"]["not_run"]
+    assert "pip install 'it'" in found["absent"]["not_run"]
 
 
 def test_kills_are_drawn_by_the_seed():

@@ -29,12 +29,12 @@ class Counter(nn.Module):
 
 
 class Model(nn.Module):
-    def __init__(self, front_s, back_s, width, trace):
+    def __init__(self, front_s, back_s, width, front_trace, trace):
         super().__init__()
         self.counter = Counter()
         self.embedding = SparseEmbedding("rows", 4, optimizer="adam", learning_rate=0.05)
         tower = nn.Sequential(nn.Flatten(), nn.Linear(8, width), nn.BatchNorm1d(width), nn.GELU())
-        self.tower = Slow(tower, front_s)
+        self.tower = Slow(tower, front_s, front_trace)
         self.head = Slow(nn.Linear(width, 1), back_s, trace)
 
     def forward(self, sparse):
