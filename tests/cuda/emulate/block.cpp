@@ -63,15 +63,14 @@ struct Block {
   Meeting barrier{};
   Turns turns;
   std::vector<Warp> warps;
-  std::map<const void*, std::pair<void*, size_t>> shared;
+  std::map<const void*, void*> shared;
   size_t shared_size = 0;
   unsigned char poison = 0;
   std::vector<int> ready;
   int returned = 0;
 
   ~Block() {
-    const Unwatched memory;
-    for (auto& variable : shared) std::free(variable.second.first);
+    for (auto& variable : shared) std::free(variable.second);
   }
 };
 
@@ -161,15 +160,19 @@ unsigned lane() { return static_cast<unsigned>(running) % kLanes; }
 
 void meet_block(Site site) {
   Meeting& meeting = block->barrier;
-  if (meeting.waiting.empty()) {
-    meeting.site = site;
-    meeting.place = block->turns.next();
+  void* here;
+  {
+    const Unwatched own;
+    if (meeting.waiting.empty()) {
+      meeting.site = site;
+      meeting.place = block->turns.next();
+    }
+    if (!(meeting.site == site)) fail(("others wait at " + place(meeting.site)).c_str(), site);
+    here = meeting.place;
+    leave(here);
+    meeting.waiting.push_back(running);
+    if (static_cast<int>(meeting.waiting.size()) == size_of_block()) release(meeting);
   }
-  if (!(meeting.site == site)) fail(("others wait at " + place(meeting.site)).c_str(), site);
-  void* const here = meeting.place;
-  leave(here);
-  meeting.waiting.push_back(running);
-  if (static_cast<int>(meeting.waiting.size()) == size_of_block()) release(meeting);
   next();
   enter(here);
 }
@@ -178,40 +181,43 @@ void meet_warp(unsigned mask, void* mine, Together together, Site site) {
   const unsigned bit = 1u << lane();
   if ((mask & bit) == 0) fail("a lane that is not in its mask", site);
   Warp& warp = block->warps[running / kLanes];
-  Meeting* meeting = nullptr;
-  for (auto& other : warp.meetings) {
-    if (other->mask == mask && other->site == site) meeting = other.get();
-  }
-  if (meeting == nullptr) {
-    warp.meetings.push_back(std::make_unique<Meeting>(Meeting{site, mask}));
-    meeting = warp.meetings.back().get();
-    meeting->place = warp.turns.next();
-  }
-  void* const here = meeting->place;
-  leave(here);
-  meeting->came |= bit;
-  meeting->lanes[lane()] = mine;
-  meeting->waiting.push_back(running);
-  if (meeting->came == mask) {
-    enter(here);
-    together(meeting->lanes, site);
+  void* here;
+  {
+    const Unwatched own;
+    Meeting* meeting = nullptr;
+    for (auto& other : warp.meetings) {
+      if (other->mask == mask && other->site == site) meeting = other.get();
+    }
+    if (meeting == nullptr) {
+      warp.meetings.push_back(std::make_unique<Meeting>(Meeting{site, mask}));
+      meeting = warp.meetings.back().get();
+      meeting->place = warp.turns.next();
+    }
+    here = meeting->place;
     leave(here);
-    release(*meeting);
-    std::erase_if(warp.meetings, [&](const auto& other) { return other.get() == meeting; });
+    meeting->came |= bit;
+    meeting->lanes[lane()] = mine;
+    meeting->waiting.push_back(running);
+    if (meeting->came == mask) {
+      enter(here);
+      together(meeting->lanes, site);
+      leave(here);
+      release(*meeting);
+      std::erase_if(warp.meetings, [&](const auto& other) { return other.get() == meeting; });
+    }
   }
   next();
   enter(here);
 }
 
 void* shared_memory(const void* variable, size_t size, size_t alignment) {
-  auto& [memory, known] = block->shared[variable];
+  const Unwatched own;
+  void*& memory = block->shared[variable];
   if (memory == nullptr) {
-    known = size;
     block->shared_size += size;
     if (block->shared_size > kMostShared) {
       give_up("more than 48 KiB of shared memory, " + std::to_string(block->shared_size));
     }
-    const Unwatched poisoned;
     if (posix_memalign(&memory, std::max(alignment, sizeof(void*)), size) != 0) std::abort();
     std::memset(memory, block->poison, size);
   }
@@ -226,6 +232,7 @@ std::string launched() {
 
 void run(const char* name, dim3 grid, dim3 shape, void (*thread)(void*), void* data) {
   const std::lock_guard<std::mutex> lock(one_launch);
+  const Unwatched own;
   const uint64_t blocks = uint64_t{grid.x} * grid.y * grid.z, size = shape.x * shape.y * shape.z;
   if (blocks == 0 || size == 0 || size > kMostThreads || grid.y > 65535 || grid.z > 65535) {
     last_error = cudaErrorInvalidConfiguration;

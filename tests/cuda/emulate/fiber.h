@@ -33,7 +33,8 @@ class Fiber {
 void leave(void* place);
 void enter(void* place);
 
-// Memory that no access of before counts for.
+// What the emulation itself does with memory is no business of the thread sanitizer's. Of the fiber
+// that runs: to live until another does.
 class Unwatched {
  public:
   Unwatched();

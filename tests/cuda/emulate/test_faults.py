@@ -60,7 +60,7 @@ FAULTS = {
     "packs beyond the rows": Fault("gather", GATHER, "i >= rows * packs", "i > rows * packs"),
     "a dropped pair that counts": Fault("gather", GATHER, "position < 0", "position < -1"),
     "packs of rows that are not aligned": Fault(
-        "gather", "src/gather.cu", "dim % kWide == 0 && ", ""
+        "gather", "src/gather.cu", "dim % kWide == 0", "dim >= kWide"
     ),
     "a bag that ends late": Fault(
         "embedding", EMBEDDING, "j < in.offsets[bag + 1]", "j <= in.offsets[bag + 1]"
@@ -82,9 +82,16 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("name", FAULTS)
-def test_faults_still_apply(name: str) -> None:
-    assert FAULTS[name].planted() != build.sources()[FAULTS[name].file]
+# What the order of chance may hide, and one that changes no number.
+RACES = {
+    "slabs that are overwritten": FAULTS["slabs that are overwritten"],
+    "every lane writes the sum": Fault("gather", GATHER, "if (lane == 0) w[pair]", "w[pair]"),
+}
+
+
+@pytest.mark.parametrize("fault", [*FAULTS.values(), *RACES.values()], ids=[*FAULTS, *RACES])
+def test_faults_still_apply(fault: Fault) -> None:
+    assert fault.planted() != build.sources()[fault.file]
 
 
 @pytest.mark.exhaustive
@@ -99,3 +106,14 @@ def test_faults_are_told(name: str) -> None:
         if done.returncode != 0:
             return
     pytest.fail("nobody noticed")
+
+
+@pytest.mark.exhaustive
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
+@pytest.mark.parametrize("name", RACES)
+def test_the_thread_sanitizer_tells_races(name: str) -> None:
+    fault = RACES[name]
+    program = build.driver(build.THREADS, {fault.file: fault.planted()})
+    command = [program, fault.op, "5", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
+    assert "data race" in done.stderr
