@@ -75,15 +75,20 @@ auto data(const Array& array) {
   return static_cast<Element*>(array.data());
 }
 
+// Where arrays lie that are for kernels: on a CPU where these are emulated (tests/cuda/emulate).
+#ifndef HETERPS_CUDA_DEVICE
+#define HETERPS_CUDA_DEVICE nb::device::cuda::value
+#endif
+
 // The device decides between the twins; a CUDA array needs a build that has the kernels.
 inline bool is_cuda(const Input& array) {
-  if (array.device_type() == nb::device::cpu::value) return false;
-  if (array.device_type() == nb::device::cuda::value) {
+  if (array.device_type() == HETERPS_CUDA_DEVICE) {
     if constexpr (kCudaCapability > 0) return true;
     throw nb::value_error(
         "this build has no CUDA kernels: reinstall where nvcc and an NVIDIA GPU are present, or "
         "with HETERPS_CUDA=ON");
   }
+  if (array.device_type() == nb::device::cpu::value) return false;
   throw nb::value_error("expected arrays on a CPU or a CUDA device");
 }
 

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from workers.ops import _ops
-from workers.ops.native import native, native_for, stream
+from workers.ops.native import native, native_for, on_cuda, stream
 from workers.uncompiled import operation
 
 ACTIVATIONS = ("gelu", "relu", "silu", "swiglu")  # in the order of the native enumeration
@@ -75,8 +75,8 @@ def _grouped_ffn(
         out = _products(activate(pre, activation), w2, offsets, backend)
         return out, pre if keep else pre.new_empty(0)
     out, pre = _grouped_ffn_empty(rows, offsets, w1, w2, activation, keep)
-    act = rows.new_empty((len(rows), w2.shape[1])) if rows.is_cuda else None
-    if rows.is_cuda and not keep:
+    act = rows.new_empty((len(rows), w2.shape[1])) if on_cuda(rows) else None
+    if on_cuda(rows) and not keep:
         pre = rows.new_empty((len(rows), w1.shape[2]))
     with torch.cuda.device_of(rows):
         _ops.grouped_ffn(
@@ -86,7 +86,7 @@ def _grouped_ffn(
             native(w2),
             ACTIVATIONS.index(activation),
             out,
-            pre if keep or rows.is_cuda else None,
+            pre if keep or on_cuda(rows) else None,
             act,
             stream(rows),
             torch.get_num_threads(),

@@ -30,6 +30,11 @@ def _capability(device: torch.device) -> int:
     return 10 * major + minor
 
 
+def on_cuda(tensor: Tensor) -> bool:
+    """Whether the native op of this tensor is a CUDA kernel, to which its caller gives scratch."""
+    return tensor.is_cuda
+
+
 def native(tensor: Tensor) -> Tensor:
     """The tensor as the kernels take it: in C order, without autograd, which DLPack refuses."""
     return tensor.detach().contiguous()

@@ -1,0 +1,41 @@
+#include "heterps/route.h"
+
+#include "check.h"
+
+namespace heterps {
+namespace {
+
+Array<float> logits_of_chance(int64_t tokens, int64_t experts) {
+  auto logits = normal<float>(tokens * experts);
+  const int64_t kind = below(4);
+  for (int64_t i = 0; i < logits.size(); ++i) {
+    if (kind == 0) logits[i] = static_cast<float>(below(3));              // many tie
+    if (kind == 1) logits[i] = i % experts == experts / 2 ? 9.0f : 0.0f;  // all choose one
+    if (kind == 2 && maybe(3)) logits[i] = maybe(2) ? NAN : -INFINITY;
+  }
+  return logits;
+}
+
+}  // namespace
+
+void fuzz_route() {
+  const int64_t experts = one_of({1, 2, 7, 31, 32, 33, 130}), tokens = one_of({0, 1, 63, 300, 700});
+  const int64_t k = 1 + below(std::min<int64_t>(experts, 4)), pairs = tokens * k;
+  const auto logits = logits_of_chance(tokens, experts);
+  Array<int32_t> chosen(pairs), chosen_cpu(pairs);
+  Array<int64_t> order(pairs), inverse(pairs), offsets(experts + 1);
+  Array<int64_t> order_cpu(pairs), inverse_cpu(pairs), offsets_cpu(experts + 1);
+  Array<int64_t> workspace(route_workspace(pairs, experts));
+  route_cpu({logits.data(), tokens, experts, k, chosen_cpu.data(), order_cpu.data(),
+             inverse_cpu.data(), offsets_cpu.data()});
+  route_cuda({logits.data(), tokens, experts, k, chosen.data(), order.data(), inverse.data(),
+              offsets.data()},
+             workspace.data(), nullptr);
+  workspace.check("route: workspace");
+  same(chosen, chosen_cpu, 0, "route: chosen");
+  same(offsets, offsets_cpu, 0, "route: offsets");
+  same(order, order_cpu, 0, "route: order");
+  same(inverse, inverse_cpu, 0, "route: inverse");
+}
+
+}  // namespace heterps
