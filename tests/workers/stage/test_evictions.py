@@ -15,7 +15,7 @@ from tests.workers.stage.in_process import TABLES, Pipeline
 from workers.data.columns import Batch
 
 KEYS, DIM, STEPS, SIZE = 60, 3, 24, 13
-PLANS = [([3], [1], 1), ([3], [3], 4), ([1, 3], [2, 1], 3), ([0, 1, 3], [2, 3, 1], 5)]
+PLANS = [([3], [1], 1), ([3], [3], 4), ([0, 3], [2, 1], 3), ([0, 2, 3], [2, 3, 1], 5)]
 RATE = 0.3
 RULES = {
     "item": {
@@ -35,12 +35,13 @@ class Net(nn.Module):
 
     def __init__(self, item, bag, user):
         super().__init__()
-        self.item, self.bag, self.user = item, bag, user
+        self.user, self.item, self.bag = user, item, bag
         self.top = nn.Linear(3 * DIM, 1)
 
     def forward(self, sparse):
+        user = self.user(sparse[:, 6])
         pair = self.item(sparse[:, :2].t()).sum(0)
-        return self.top(torch.cat([pair, self.bag(sparse[:, 2:6]), self.user(sparse[:, 6])], 1))
+        return self.top(torch.cat([pair, self.bag(sparse[:, 2:6]), user], 1))
 
 
 def build():
