@@ -314,6 +314,13 @@ def test_an_iterable_that_says_where_it_is_goes_on_there(job, monkeypatch):
             damaged.read(36)
 
 
+def test_samples_with_arrays_of_python_objects_are_known_again(job):
+    objects = RIGHT.replace(
+        "yield sample(row)", "yield sample(row) | {'list': np.array([row / 8, row / 4], object)}"
+    )
+    assert rows_of(*read(job, "Own", objects)) == list(range(ROWS))
+
+
 def test_one_that_says_where_it_is_wrongly_is_found_before_training(job):
     with pytest.raises(DataError, match=r"\[32\]: data\.source: .*after load_state_dict"):
         read(job, "Own", LATE)
