@@ -46,10 +46,10 @@ struct PushBatch {
   const char* shows = nullptr;   // a float each, or none: one show each
   const char* clicks = nullptr;
   float rate = 1;
-  bool distinct = false;  // no key comes twice
+  bool distinct = false;            // no key comes twice
   const Buckets* shrink = nullptr;  // whose rows the eviction rules are applied to after it
-  uint64_t nonce = 0;     // of the push: all that is random about it follows from this
-  uint64_t turn = 0;      // see Table::TakeTurn; 0: beside all others
+  uint64_t nonce = 0;               // of the push: all that is random about it follows from this
+  uint64_t turn = 0;                // see Table::TakeTurn; 0: beside all others
   uint32_t time_s = 0;
   uint32_t step = 0;
 };

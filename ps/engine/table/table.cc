@@ -171,17 +171,18 @@ void Table::Push(const void* keys, size_t n, size_t key_bytes, const PushBatch& 
   if (!batch.turn) CheckRoom();  // else it has been
   std::atomic<bool> begun{false};
   try {
-    ForItems({keys, key_bytes, 0, n}, {}, !batch.distinct, batch.turn,
-             [&](Subtable& sub, const Item* items, size_t count) {
-               begun.store(true, std::memory_order_relaxed);
-               sub.Push(items, count, batch);
-             },
-             [&](Subtable& sub, std::unique_lock<std::mutex>* lock) {
-               if (!batch.shrink) return;
-               if (!*lock) *lock = std::unique_lock(sub.mutex);
-               begun.store(true, std::memory_order_relaxed);
-               sub.Shrink(batch.time_s, batch.step, true, batch.shrink);
-             });
+    ForItems(
+        {keys, key_bytes, 0, n}, {}, !batch.distinct, batch.turn,
+        [&](Subtable& sub, const Item* items, size_t count) {
+          begun.store(true, std::memory_order_relaxed);
+          sub.Push(items, count, batch);
+        },
+        [&](Subtable& sub, std::unique_lock<std::mutex>* lock) {
+          if (!batch.shrink) return;
+          if (!*lock) *lock = std::unique_lock(sub.mutex);
+          begun.store(true, std::memory_order_relaxed);
+          sub.Shrink(batch.time_s, batch.step, true, batch.shrink);
+        });
   } catch (const std::exception& error) {
     if (begun) throw Broken(error.what());
     throw;
