@@ -27,7 +27,7 @@ __getattr__, __dir__, __all__ = attach(
         "heterps.client.client": ("Client",),
         "heterps.cluster.embedded": ("Cluster",),
         "scheduler": ("plan",),
-        "ps.table.rules": ("Admission", "Eviction", "Segment"),
+        "ps.table.rules": ("Admission", "Eviction", "Score", "Segment"),
         "workers.data.keys": ("PAD",),
         "workers.embedding.cached_rows": ("CachedRows",),
         "workers.embedding.collection": (

@@ -10,6 +10,7 @@ from workers.embedding.config import EmbeddingConfig as EmbeddingConfig
 from workers.embedding.jagged import KeyedJaggedTensor as KeyedJaggedTensor
 from ps.table.rules import Admission as Admission
 from ps.table.rules import Eviction as Eviction
+from ps.table.rules import Score as Score
 from ps.table.rules import Segment as Segment
 from workers.data.keys import PAD as PAD
 from workers.learning.objective import loss as loss
@@ -40,6 +41,7 @@ __all__ = [
     "PAD",
     "RemoteEmbeddingBagCollection",
     "RemoteEmbeddingCollection",
+    "Score",
     "Segment",
     "SparseEmbedding",
     "TrainingState",

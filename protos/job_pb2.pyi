@@ -150,6 +150,10 @@ class TableOptions(_message.Message):
     MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     ADMISSION_FIELD_NUMBER: _builtins.int
     EVICTION_FIELD_NUMBER: _builtins.int
+    SCORE_FIELD_NUMBER: _builtins.int
+    CLICKS_FIELD_NUMBER: _builtins.int
+    WIRE_FIELD_NUMBER: _builtins.int
+    SEGMENTS_FIELD_NUMBER: _builtins.int
     optimizer: _builtins.str
     """sgd | momentum | adagrad | rowwise_adagrad | adam | adamw | ftrl"""
     learning_rate: _builtins.float
@@ -173,6 +177,10 @@ class TableOptions(_message.Message):
     stochastic_rounding: _builtins.bool
     memory_bytes: _builtins.int
     """on each shard, rows beyond go to disk; 0: no limit"""
+    clicks: _builtins.str
+    """the label that is 1 where a sample was clicked"""
+    wire: _builtins.str
+    """float32 | float16 | bfloat16; none: servers.wire"""
     @_builtins.property
     def betas(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """two; none: as the model has them"""
@@ -181,6 +189,12 @@ class TableOptions(_message.Message):
     def admission(self) -> Global___AdmissionOptions: ...
     @_builtins.property
     def eviction(self) -> Global___EvictionOptions: ...
+    @_builtins.property
+    def score(self) -> Global___ScoreOptions: ...
+    @_builtins.property
+    def segments(self) -> _containers.RepeatedCompositeFieldContainer[Global___SegmentOptions]:
+        """in place of the model's, or of its one optimizer"""
+
     def __init__(
         self,
         *,
@@ -206,10 +220,14 @@ class TableOptions(_message.Message):
         memory_bytes: _builtins.int | None = ...,
         admission: Global___AdmissionOptions | None = ...,
         eviction: Global___EvictionOptions | None = ...,
+        score: Global___ScoreOptions | None = ...,
+        clicks: _builtins.str | None = ...,
+        wire: _builtins.str | None = ...,
+        segments: _abc.Iterable[Global___SegmentOptions] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_amsgrad", b"_amsgrad", "_beta", b"_beta", "_bound", b"_bound", "_clip_norm", b"_clip_norm", "_dtype", b"_dtype", "_eps", b"_eps", "_initial_accumulator", b"_initial_accumulator", "_initializer", b"_initializer", "_l1", b"_l1", "_l2", b"_l2", "_learning_rate", b"_learning_rate", "_memory_bytes", b"_memory_bytes", "_momentum", b"_momentum", "_optimizer", b"_optimizer", "_scale", b"_scale", "_seed", b"_seed", "_stochastic_rounding", b"_stochastic_rounding", "_trust_ratio", b"_trust_ratio", "_weight_decay", b"_weight_decay", "admission", b"admission", "amsgrad", b"amsgrad", "beta", b"beta", "bound", b"bound", "clip_norm", b"clip_norm", "dtype", b"dtype", "eps", b"eps", "eviction", b"eviction", "initial_accumulator", b"initial_accumulator", "initializer", b"initializer", "l1", b"l1", "l2", b"l2", "learning_rate", b"learning_rate", "memory_bytes", b"memory_bytes", "momentum", b"momentum", "optimizer", b"optimizer", "scale", b"scale", "seed", b"seed", "stochastic_rounding", b"stochastic_rounding", "trust_ratio", b"trust_ratio", "weight_decay", b"weight_decay"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_amsgrad", b"_amsgrad", "_beta", b"_beta", "_bound", b"_bound", "_clicks", b"_clicks", "_clip_norm", b"_clip_norm", "_dtype", b"_dtype", "_eps", b"_eps", "_initial_accumulator", b"_initial_accumulator", "_initializer", b"_initializer", "_l1", b"_l1", "_l2", b"_l2", "_learning_rate", b"_learning_rate", "_memory_bytes", b"_memory_bytes", "_momentum", b"_momentum", "_optimizer", b"_optimizer", "_scale", b"_scale", "_seed", b"_seed", "_stochastic_rounding", b"_stochastic_rounding", "_trust_ratio", b"_trust_ratio", "_weight_decay", b"_weight_decay", "_wire", b"_wire", "admission", b"admission", "amsgrad", b"amsgrad", "beta", b"beta", "bound", b"bound", "clicks", b"clicks", "clip_norm", b"clip_norm", "dtype", b"dtype", "eps", b"eps", "eviction", b"eviction", "initial_accumulator", b"initial_accumulator", "initializer", b"initializer", "l1", b"l1", "l2", b"l2", "learning_rate", b"learning_rate", "memory_bytes", b"memory_bytes", "momentum", b"momentum", "optimizer", b"optimizer", "scale", b"scale", "score", b"score", "seed", b"seed", "stochastic_rounding", b"stochastic_rounding", "trust_ratio", b"trust_ratio", "weight_decay", b"weight_decay", "wire", b"wire"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_amsgrad", b"_amsgrad", "_beta", b"_beta", "_bound", b"_bound", "_clip_norm", b"_clip_norm", "_dtype", b"_dtype", "_eps", b"_eps", "_initial_accumulator", b"_initial_accumulator", "_initializer", b"_initializer", "_l1", b"_l1", "_l2", b"_l2", "_learning_rate", b"_learning_rate", "_memory_bytes", b"_memory_bytes", "_momentum", b"_momentum", "_optimizer", b"_optimizer", "_scale", b"_scale", "_seed", b"_seed", "_stochastic_rounding", b"_stochastic_rounding", "_trust_ratio", b"_trust_ratio", "_weight_decay", b"_weight_decay", "admission", b"admission", "amsgrad", b"amsgrad", "beta", b"beta", "betas", b"betas", "bound", b"bound", "clip_norm", b"clip_norm", "dtype", b"dtype", "eps", b"eps", "eviction", b"eviction", "initial_accumulator", b"initial_accumulator", "initializer", b"initializer", "l1", b"l1", "l2", b"l2", "learning_rate", b"learning_rate", "memory_bytes", b"memory_bytes", "momentum", b"momentum", "optimizer", b"optimizer", "scale", b"scale", "seed", b"seed", "stochastic_rounding", b"stochastic_rounding", "trust_ratio", b"trust_ratio", "weight_decay", b"weight_decay"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_amsgrad", b"_amsgrad", "_beta", b"_beta", "_bound", b"_bound", "_clicks", b"_clicks", "_clip_norm", b"_clip_norm", "_dtype", b"_dtype", "_eps", b"_eps", "_initial_accumulator", b"_initial_accumulator", "_initializer", b"_initializer", "_l1", b"_l1", "_l2", b"_l2", "_learning_rate", b"_learning_rate", "_memory_bytes", b"_memory_bytes", "_momentum", b"_momentum", "_optimizer", b"_optimizer", "_scale", b"_scale", "_seed", b"_seed", "_stochastic_rounding", b"_stochastic_rounding", "_trust_ratio", b"_trust_ratio", "_weight_decay", b"_weight_decay", "_wire", b"_wire", "admission", b"admission", "amsgrad", b"amsgrad", "beta", b"beta", "betas", b"betas", "bound", b"bound", "clicks", b"clicks", "clip_norm", b"clip_norm", "dtype", b"dtype", "eps", b"eps", "eviction", b"eviction", "initial_accumulator", b"initial_accumulator", "initializer", b"initializer", "l1", b"l1", "l2", b"l2", "learning_rate", b"learning_rate", "memory_bytes", b"memory_bytes", "momentum", b"momentum", "optimizer", b"optimizer", "scale", b"scale", "score", b"score", "seed", b"seed", "segments", b"segments", "stochastic_rounding", b"stochastic_rounding", "trust_ratio", b"trust_ratio", "weight_decay", b"weight_decay", "wire", b"wire"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__amsgrad: _TypeAlias = _typing.Literal["amsgrad"]  # noqa: Y015
     _WhichOneofArgType__amsgrad: _TypeAlias = _typing.Literal["_amsgrad", b"_amsgrad"]  # noqa: Y015
@@ -217,6 +235,8 @@ class TableOptions(_message.Message):
     _WhichOneofArgType__beta: _TypeAlias = _typing.Literal["_beta", b"_beta"]  # noqa: Y015
     _WhichOneofReturnType__bound: _TypeAlias = _typing.Literal["bound"]  # noqa: Y015
     _WhichOneofArgType__bound: _TypeAlias = _typing.Literal["_bound", b"_bound"]  # noqa: Y015
+    _WhichOneofReturnType__clicks: _TypeAlias = _typing.Literal["clicks"]  # noqa: Y015
+    _WhichOneofArgType__clicks: _TypeAlias = _typing.Literal["_clicks", b"_clicks"]  # noqa: Y015
     _WhichOneofReturnType__clip_norm: _TypeAlias = _typing.Literal["clip_norm"]  # noqa: Y015
     _WhichOneofArgType__clip_norm: _TypeAlias = _typing.Literal["_clip_norm", b"_clip_norm"]  # noqa: Y015
     _WhichOneofReturnType__dtype: _TypeAlias = _typing.Literal["dtype"]  # noqa: Y015
@@ -249,12 +269,16 @@ class TableOptions(_message.Message):
     _WhichOneofArgType__trust_ratio: _TypeAlias = _typing.Literal["_trust_ratio", b"_trust_ratio"]  # noqa: Y015
     _WhichOneofReturnType__weight_decay: _TypeAlias = _typing.Literal["weight_decay"]  # noqa: Y015
     _WhichOneofArgType__weight_decay: _TypeAlias = _typing.Literal["_weight_decay", b"_weight_decay"]  # noqa: Y015
+    _WhichOneofReturnType__wire: _TypeAlias = _typing.Literal["wire"]  # noqa: Y015
+    _WhichOneofArgType__wire: _TypeAlias = _typing.Literal["_wire", b"_wire"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__amsgrad) -> _WhichOneofReturnType__amsgrad | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__beta) -> _WhichOneofReturnType__beta | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__bound) -> _WhichOneofReturnType__bound | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__clicks) -> _WhichOneofReturnType__clicks | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__clip_norm) -> _WhichOneofReturnType__clip_norm | None: ...
     @_typing.overload
@@ -287,8 +311,158 @@ class TableOptions(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__trust_ratio) -> _WhichOneofReturnType__trust_ratio | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__weight_decay) -> _WhichOneofReturnType__weight_decay | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__wire) -> _WhichOneofReturnType__wire | None: ...
 
 Global___TableOptions: _TypeAlias = TableOptions  # noqa: Y015
+
+@_typing.final
+class SegmentOptions(_message.Message):
+    """Columns of a row with an optimizer of their own."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DIM_FIELD_NUMBER: _builtins.int
+    OPTIMIZER_FIELD_NUMBER: _builtins.int
+    LEARNING_RATE_FIELD_NUMBER: _builtins.int
+    WEIGHT_DECAY_FIELD_NUMBER: _builtins.int
+    INITIAL_ACCUMULATOR_FIELD_NUMBER: _builtins.int
+    MOMENTUM_FIELD_NUMBER: _builtins.int
+    BETAS_FIELD_NUMBER: _builtins.int
+    EPS_FIELD_NUMBER: _builtins.int
+    AMSGRAD_FIELD_NUMBER: _builtins.int
+    L1_FIELD_NUMBER: _builtins.int
+    L2_FIELD_NUMBER: _builtins.int
+    BETA_FIELD_NUMBER: _builtins.int
+    CLIP_NORM_FIELD_NUMBER: _builtins.int
+    BOUND_FIELD_NUMBER: _builtins.int
+    TRUST_RATIO_FIELD_NUMBER: _builtins.int
+    INITIALIZER_FIELD_NUMBER: _builtins.int
+    SCALE_FIELD_NUMBER: _builtins.int
+    SEED_FIELD_NUMBER: _builtins.int
+    LAZY_FIELD_NUMBER: _builtins.int
+    dim: _builtins.int
+    optimizer: _builtins.str
+    learning_rate: _builtins.float
+    weight_decay: _builtins.float
+    initial_accumulator: _builtins.float
+    momentum: _builtins.float
+    eps: _builtins.float
+    amsgrad: _builtins.bool
+    l1: _builtins.float
+    l2: _builtins.float
+    beta: _builtins.float
+    clip_norm: _builtins.float
+    bound: _builtins.float
+    trust_ratio: _builtins.bool
+    initializer: _builtins.str
+    scale: _builtins.float
+    seed: _builtins.int
+    lazy: _builtins.float
+    """held from this score, or count, on"""
+    @_builtins.property
+    def betas(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
+    def __init__(
+        self,
+        *,
+        dim: _builtins.int | None = ...,
+        optimizer: _builtins.str | None = ...,
+        learning_rate: _builtins.float | None = ...,
+        weight_decay: _builtins.float | None = ...,
+        initial_accumulator: _builtins.float | None = ...,
+        momentum: _builtins.float | None = ...,
+        betas: _abc.Iterable[_builtins.float] | None = ...,
+        eps: _builtins.float | None = ...,
+        amsgrad: _builtins.bool | None = ...,
+        l1: _builtins.float | None = ...,
+        l2: _builtins.float | None = ...,
+        beta: _builtins.float | None = ...,
+        clip_norm: _builtins.float | None = ...,
+        bound: _builtins.float | None = ...,
+        trust_ratio: _builtins.bool | None = ...,
+        initializer: _builtins.str | None = ...,
+        scale: _builtins.float | None = ...,
+        seed: _builtins.int | None = ...,
+        lazy: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_amsgrad", b"_amsgrad", "_beta", b"_beta", "_bound", b"_bound", "_clip_norm", b"_clip_norm", "_dim", b"_dim", "_eps", b"_eps", "_initial_accumulator", b"_initial_accumulator", "_initializer", b"_initializer", "_l1", b"_l1", "_l2", b"_l2", "_lazy", b"_lazy", "_learning_rate", b"_learning_rate", "_momentum", b"_momentum", "_optimizer", b"_optimizer", "_scale", b"_scale", "_seed", b"_seed", "_trust_ratio", b"_trust_ratio", "_weight_decay", b"_weight_decay", "amsgrad", b"amsgrad", "beta", b"beta", "bound", b"bound", "clip_norm", b"clip_norm", "dim", b"dim", "eps", b"eps", "initial_accumulator", b"initial_accumulator", "initializer", b"initializer", "l1", b"l1", "l2", b"l2", "lazy", b"lazy", "learning_rate", b"learning_rate", "momentum", b"momentum", "optimizer", b"optimizer", "scale", b"scale", "seed", b"seed", "trust_ratio", b"trust_ratio", "weight_decay", b"weight_decay"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_amsgrad", b"_amsgrad", "_beta", b"_beta", "_bound", b"_bound", "_clip_norm", b"_clip_norm", "_dim", b"_dim", "_eps", b"_eps", "_initial_accumulator", b"_initial_accumulator", "_initializer", b"_initializer", "_l1", b"_l1", "_l2", b"_l2", "_lazy", b"_lazy", "_learning_rate", b"_learning_rate", "_momentum", b"_momentum", "_optimizer", b"_optimizer", "_scale", b"_scale", "_seed", b"_seed", "_trust_ratio", b"_trust_ratio", "_weight_decay", b"_weight_decay", "amsgrad", b"amsgrad", "beta", b"beta", "betas", b"betas", "bound", b"bound", "clip_norm", b"clip_norm", "dim", b"dim", "eps", b"eps", "initial_accumulator", b"initial_accumulator", "initializer", b"initializer", "l1", b"l1", "l2", b"l2", "lazy", b"lazy", "learning_rate", b"learning_rate", "momentum", b"momentum", "optimizer", b"optimizer", "scale", b"scale", "seed", b"seed", "trust_ratio", b"trust_ratio", "weight_decay", b"weight_decay"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__amsgrad: _TypeAlias = _typing.Literal["amsgrad"]  # noqa: Y015
+    _WhichOneofArgType__amsgrad: _TypeAlias = _typing.Literal["_amsgrad", b"_amsgrad"]  # noqa: Y015
+    _WhichOneofReturnType__beta: _TypeAlias = _typing.Literal["beta"]  # noqa: Y015
+    _WhichOneofArgType__beta: _TypeAlias = _typing.Literal["_beta", b"_beta"]  # noqa: Y015
+    _WhichOneofReturnType__bound: _TypeAlias = _typing.Literal["bound"]  # noqa: Y015
+    _WhichOneofArgType__bound: _TypeAlias = _typing.Literal["_bound", b"_bound"]  # noqa: Y015
+    _WhichOneofReturnType__clip_norm: _TypeAlias = _typing.Literal["clip_norm"]  # noqa: Y015
+    _WhichOneofArgType__clip_norm: _TypeAlias = _typing.Literal["_clip_norm", b"_clip_norm"]  # noqa: Y015
+    _WhichOneofReturnType__dim: _TypeAlias = _typing.Literal["dim"]  # noqa: Y015
+    _WhichOneofArgType__dim: _TypeAlias = _typing.Literal["_dim", b"_dim"]  # noqa: Y015
+    _WhichOneofReturnType__eps: _TypeAlias = _typing.Literal["eps"]  # noqa: Y015
+    _WhichOneofArgType__eps: _TypeAlias = _typing.Literal["_eps", b"_eps"]  # noqa: Y015
+    _WhichOneofReturnType__initial_accumulator: _TypeAlias = _typing.Literal["initial_accumulator"]  # noqa: Y015
+    _WhichOneofArgType__initial_accumulator: _TypeAlias = _typing.Literal["_initial_accumulator", b"_initial_accumulator"]  # noqa: Y015
+    _WhichOneofReturnType__initializer: _TypeAlias = _typing.Literal["initializer"]  # noqa: Y015
+    _WhichOneofArgType__initializer: _TypeAlias = _typing.Literal["_initializer", b"_initializer"]  # noqa: Y015
+    _WhichOneofReturnType__l1: _TypeAlias = _typing.Literal["l1"]  # noqa: Y015
+    _WhichOneofArgType__l1: _TypeAlias = _typing.Literal["_l1", b"_l1"]  # noqa: Y015
+    _WhichOneofReturnType__l2: _TypeAlias = _typing.Literal["l2"]  # noqa: Y015
+    _WhichOneofArgType__l2: _TypeAlias = _typing.Literal["_l2", b"_l2"]  # noqa: Y015
+    _WhichOneofReturnType__lazy: _TypeAlias = _typing.Literal["lazy"]  # noqa: Y015
+    _WhichOneofArgType__lazy: _TypeAlias = _typing.Literal["_lazy", b"_lazy"]  # noqa: Y015
+    _WhichOneofReturnType__learning_rate: _TypeAlias = _typing.Literal["learning_rate"]  # noqa: Y015
+    _WhichOneofArgType__learning_rate: _TypeAlias = _typing.Literal["_learning_rate", b"_learning_rate"]  # noqa: Y015
+    _WhichOneofReturnType__momentum: _TypeAlias = _typing.Literal["momentum"]  # noqa: Y015
+    _WhichOneofArgType__momentum: _TypeAlias = _typing.Literal["_momentum", b"_momentum"]  # noqa: Y015
+    _WhichOneofReturnType__optimizer: _TypeAlias = _typing.Literal["optimizer"]  # noqa: Y015
+    _WhichOneofArgType__optimizer: _TypeAlias = _typing.Literal["_optimizer", b"_optimizer"]  # noqa: Y015
+    _WhichOneofReturnType__scale: _TypeAlias = _typing.Literal["scale"]  # noqa: Y015
+    _WhichOneofArgType__scale: _TypeAlias = _typing.Literal["_scale", b"_scale"]  # noqa: Y015
+    _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
+    _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015
+    _WhichOneofReturnType__trust_ratio: _TypeAlias = _typing.Literal["trust_ratio"]  # noqa: Y015
+    _WhichOneofArgType__trust_ratio: _TypeAlias = _typing.Literal["_trust_ratio", b"_trust_ratio"]  # noqa: Y015
+    _WhichOneofReturnType__weight_decay: _TypeAlias = _typing.Literal["weight_decay"]  # noqa: Y015
+    _WhichOneofArgType__weight_decay: _TypeAlias = _typing.Literal["_weight_decay", b"_weight_decay"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__amsgrad) -> _WhichOneofReturnType__amsgrad | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__beta) -> _WhichOneofReturnType__beta | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__bound) -> _WhichOneofReturnType__bound | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__clip_norm) -> _WhichOneofReturnType__clip_norm | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__dim) -> _WhichOneofReturnType__dim | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__eps) -> _WhichOneofReturnType__eps | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__initial_accumulator) -> _WhichOneofReturnType__initial_accumulator | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__initializer) -> _WhichOneofReturnType__initializer | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__l1) -> _WhichOneofReturnType__l1 | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__l2) -> _WhichOneofReturnType__l2 | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__lazy) -> _WhichOneofReturnType__lazy | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__learning_rate) -> _WhichOneofReturnType__learning_rate | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__momentum) -> _WhichOneofReturnType__momentum | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__optimizer) -> _WhichOneofReturnType__optimizer | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__scale) -> _WhichOneofReturnType__scale | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__seed) -> _WhichOneofReturnType__seed | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__trust_ratio) -> _WhichOneofReturnType__trust_ratio | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__weight_decay) -> _WhichOneofReturnType__weight_decay | None: ...
+
+Global___SegmentOptions: _TypeAlias = SegmentOptions  # noqa: Y015
 
 @_typing.final
 class AdmissionOptions(_message.Message):
@@ -302,7 +476,7 @@ class AdmissionOptions(_message.Message):
     FALSE_POSITIVE_FIELD_NUMBER: _builtins.int
     READS_FIELD_NUMBER: _builtins.int
     kind: _builtins.str
-    """count | bloom | probability"""
+    """count | bloom | probability | score"""
     threshold: _builtins.float
     capacity: _builtins.int
     false_positive: _builtins.float
@@ -346,43 +520,104 @@ Global___AdmissionOptions: _TypeAlias = AdmissionOptions  # noqa: Y015
 
 @_typing.final
 class EvictionOptions(_message.Message):
-    """Which rows go when a shard has too many."""
+    """Which rows go, after every so many steps or when a shard has too many."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     MAX_ROWS_FIELD_NUMBER: _builtins.int
     ORDER_FIELD_NUMBER: _builtins.int
     MIN_NORM_FIELD_NUMBER: _builtins.int
+    TTL_STEPS_FIELD_NUMBER: _builtins.int
+    MIN_SCORE_FIELD_NUMBER: _builtins.int
+    EVERY_STEPS_FIELD_NUMBER: _builtins.int
     max_rows: _builtins.int
     """on each shard"""
     order: _builtins.str
     """lfu | lru"""
     min_norm: _builtins.float
+    ttl_steps: _builtins.int
+    """without the key in a batch"""
+    min_score: _builtins.float
+    every_steps: _builtins.int
+    """after which the rules but max_rows are applied"""
     def __init__(
         self,
         *,
         max_rows: _builtins.int | None = ...,
         order: _builtins.str | None = ...,
         min_norm: _builtins.float | None = ...,
+        ttl_steps: _builtins.int | None = ...,
+        min_score: _builtins.float | None = ...,
+        every_steps: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_rows", b"_max_rows", "_min_norm", b"_min_norm", "_order", b"_order", "max_rows", b"max_rows", "min_norm", b"min_norm", "order", b"order"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_every_steps", b"_every_steps", "_max_rows", b"_max_rows", "_min_norm", b"_min_norm", "_min_score", b"_min_score", "_order", b"_order", "_ttl_steps", b"_ttl_steps", "every_steps", b"every_steps", "max_rows", b"max_rows", "min_norm", b"min_norm", "min_score", b"min_score", "order", b"order", "ttl_steps", b"ttl_steps"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_rows", b"_max_rows", "_min_norm", b"_min_norm", "_order", b"_order", "max_rows", b"max_rows", "min_norm", b"min_norm", "order", b"order"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_every_steps", b"_every_steps", "_max_rows", b"_max_rows", "_min_norm", b"_min_norm", "_min_score", b"_min_score", "_order", b"_order", "_ttl_steps", b"_ttl_steps", "every_steps", b"every_steps", "max_rows", b"max_rows", "min_norm", b"min_norm", "min_score", b"min_score", "order", b"order", "ttl_steps", b"ttl_steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__every_steps: _TypeAlias = _typing.Literal["every_steps"]  # noqa: Y015
+    _WhichOneofArgType__every_steps: _TypeAlias = _typing.Literal["_every_steps", b"_every_steps"]  # noqa: Y015
     _WhichOneofReturnType__max_rows: _TypeAlias = _typing.Literal["max_rows"]  # noqa: Y015
     _WhichOneofArgType__max_rows: _TypeAlias = _typing.Literal["_max_rows", b"_max_rows"]  # noqa: Y015
     _WhichOneofReturnType__min_norm: _TypeAlias = _typing.Literal["min_norm"]  # noqa: Y015
     _WhichOneofArgType__min_norm: _TypeAlias = _typing.Literal["_min_norm", b"_min_norm"]  # noqa: Y015
+    _WhichOneofReturnType__min_score: _TypeAlias = _typing.Literal["min_score"]  # noqa: Y015
+    _WhichOneofArgType__min_score: _TypeAlias = _typing.Literal["_min_score", b"_min_score"]  # noqa: Y015
     _WhichOneofReturnType__order: _TypeAlias = _typing.Literal["order"]  # noqa: Y015
     _WhichOneofArgType__order: _TypeAlias = _typing.Literal["_order", b"_order"]  # noqa: Y015
+    _WhichOneofReturnType__ttl_steps: _TypeAlias = _typing.Literal["ttl_steps"]  # noqa: Y015
+    _WhichOneofArgType__ttl_steps: _TypeAlias = _typing.Literal["_ttl_steps", b"_ttl_steps"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__every_steps) -> _WhichOneofReturnType__every_steps | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_rows) -> _WhichOneofReturnType__max_rows | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__min_norm) -> _WhichOneofReturnType__min_norm | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__min_score) -> _WhichOneofReturnType__min_score | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__order) -> _WhichOneofReturnType__order | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__ttl_steps) -> _WhichOneofReturnType__ttl_steps | None: ...
 
 Global___EvictionOptions: _TypeAlias = EvictionOptions  # noqa: Y015
+
+@_typing.final
+class ScoreOptions(_message.Message):
+    """What shows and clicks of a key are worth: ps/table/rules.py."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NON_CLICK_FIELD_NUMBER: _builtins.int
+    CLICK_FIELD_NUMBER: _builtins.int
+    DECAY_FIELD_NUMBER: _builtins.int
+    non_click: _builtins.float
+    click: _builtins.float
+    decay: _builtins.float
+    def __init__(
+        self,
+        *,
+        non_click: _builtins.float | None = ...,
+        click: _builtins.float | None = ...,
+        decay: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_click", b"_click", "_decay", b"_decay", "_non_click", b"_non_click", "click", b"click", "decay", b"decay", "non_click", b"non_click"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_click", b"_click", "_decay", b"_decay", "_non_click", b"_non_click", "click", b"click", "decay", b"decay", "non_click", b"non_click"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__click: _TypeAlias = _typing.Literal["click"]  # noqa: Y015
+    _WhichOneofArgType__click: _TypeAlias = _typing.Literal["_click", b"_click"]  # noqa: Y015
+    _WhichOneofReturnType__decay: _TypeAlias = _typing.Literal["decay"]  # noqa: Y015
+    _WhichOneofArgType__decay: _TypeAlias = _typing.Literal["_decay", b"_decay"]  # noqa: Y015
+    _WhichOneofReturnType__non_click: _TypeAlias = _typing.Literal["non_click"]  # noqa: Y015
+    _WhichOneofArgType__non_click: _TypeAlias = _typing.Literal["_non_click", b"_non_click"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__click) -> _WhichOneofReturnType__click | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__decay) -> _WhichOneofReturnType__decay | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__non_click) -> _WhichOneofReturnType__non_click | None: ...
+
+Global___ScoreOptions: _TypeAlias = ScoreOptions  # noqa: Y015
 
 @_typing.final
 class ModelSpec(_message.Message):

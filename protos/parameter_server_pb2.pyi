@@ -229,6 +229,7 @@ class EvictionSpec(_message.Message):
     MIN_SCORE_FIELD_NUMBER: _builtins.int
     MAX_ROWS_FIELD_NUMBER: _builtins.int
     ORDER_FIELD_NUMBER: _builtins.int
+    EVERY_STEPS_FIELD_NUMBER: _builtins.int
     ttl_s: _builtins.int
     """not pushed to for so many seconds"""
     ttl_steps: _builtins.int
@@ -240,6 +241,8 @@ class EvictionSpec(_message.Message):
     """of the whole shard; the least used go first"""
     order: _builtins.str
     """how max_rows chooses: lfu | lru"""
+    every_steps: _builtins.int
+    """whoever trains applies the rules after each so many; 0: not"""
     def __init__(
         self,
         *,
@@ -249,10 +252,11 @@ class EvictionSpec(_message.Message):
         min_score: _builtins.float = ...,
         max_rows: _builtins.int = ...,
         order: _builtins.str = ...,
+        every_steps: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_rows", b"max_rows", "min_norm", b"min_norm", "min_score", b"min_score", "order", b"order", "ttl_s", b"ttl_s", "ttl_steps", b"ttl_steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["every_steps", b"every_steps", "max_rows", b"max_rows", "min_norm", b"min_norm", "min_score", b"min_score", "order", b"order", "ttl_s", b"ttl_s", "ttl_steps", b"ttl_steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -626,7 +630,6 @@ class StageRequest(_message.Message):
     STEP_FIELD_NUMBER: _builtins.int
     SLOT_FIELD_NUMBER: _builtins.int
     ROUTE_FIELD_NUMBER: _builtins.int
-    DTYPE_FIELD_NUMBER: _builtins.int
     TABLES_FIELD_NUMBER: _builtins.int
     REGION_FIELD_NUMBER: _builtins.int
     REGION_AT_FIELD_NUMBER: _builtins.int
@@ -636,14 +639,12 @@ class StageRequest(_message.Message):
     step: _builtins.int
     slot: _builtins.int
     route: _builtins.int
-    dtype: _builtins.str
-    """of the gradients: "" (float32) | float16 | bfloat16"""
     region: _builtins.str
     region_at: _builtins.int
     covers: _builtins.bytes
     """the buckets it has all keys of, a bit each; empty: the shard's"""
     payload: _builtins.bytes
-    """of each table, its keys, then count x dim gradients"""
+    """of each table, its keys, count x dim gradients, [count shows, count clicks]"""
     @_builtins.property
     def tables(self) -> _containers.RepeatedCompositeFieldContainer[Global___PartOfTable]: ...
     def __init__(
@@ -653,7 +654,6 @@ class StageRequest(_message.Message):
         step: _builtins.int = ...,
         slot: _builtins.int = ...,
         route: _builtins.int = ...,
-        dtype: _builtins.str = ...,
         tables: _abc.Iterable[Global___PartOfTable] | None = ...,
         region: _builtins.str = ...,
         region_at: _builtins.int = ...,
@@ -662,7 +662,7 @@ class StageRequest(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["covers", b"covers", "dtype", b"dtype", "payload", b"payload", "region", b"region", "region_at", b"region_at", "route", b"route", "series", b"series", "slot", b"slot", "step", b"step", "tables", b"tables"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["covers", b"covers", "payload", b"payload", "region", b"region", "region_at", b"region_at", "route", b"route", "series", b"series", "slot", b"slot", "step", b"step", "tables", b"tables"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -676,11 +676,17 @@ class PartOfTable(_message.Message):
     DIM_FIELD_NUMBER: _builtins.int
     COUNT_FIELD_NUMBER: _builtins.int
     KEY_BYTES_FIELD_NUMBER: _builtins.int
+    DTYPE_FIELD_NUMBER: _builtins.int
+    USAGE_FIELD_NUMBER: _builtins.int
     table: _builtins.str
     dim: _builtins.int
     count: _builtins.int
     key_bytes: _builtins.int
     """0 (8) | 4"""
+    dtype: _builtins.str
+    """of the gradients: "" (float32) | float16 | bfloat16"""
+    usage: _builtins.bool
+    """float32 shows and clicks of every key follow the gradients"""
     def __init__(
         self,
         *,
@@ -688,10 +694,12 @@ class PartOfTable(_message.Message):
         dim: _builtins.int = ...,
         count: _builtins.int = ...,
         key_bytes: _builtins.int = ...,
+        dtype: _builtins.str = ...,
+        usage: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "dim", b"dim", "key_bytes", b"key_bytes", "table", b"table"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "dim", b"dim", "dtype", b"dtype", "key_bytes", b"key_bytes", "table", b"table", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -781,6 +789,7 @@ class CommitRequest(_message.Message):
     PART_FIELD_NUMBER: _builtins.int
     REGION_FIELD_NUMBER: _builtins.int
     REGION_AT_FIELD_NUMBER: _builtins.int
+    SHRINK_FIELD_NUMBER: _builtins.int
     PAYLOAD_FIELD_NUMBER: _builtins.int
     series: _builtins.str
     step: _builtins.int
@@ -798,6 +807,10 @@ class CommitRequest(_message.Message):
     def part(self) -> Global___StageRequest:
         """slot 0's, which has not been staged: the payload is its own"""
 
+    @_builtins.property
+    def shrink(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """tables that the step, though it is dropped, is followed by a shrink of"""
+
     def __init__(
         self,
         *,
@@ -811,11 +824,12 @@ class CommitRequest(_message.Message):
         part: Global___StageRequest | None = ...,
         region: _builtins.str = ...,
         region_at: _builtins.int = ...,
+        shrink: _abc.Iterable[_builtins.str] | None = ...,
         payload: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["part", b"part"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["drop", b"drop", "part", b"part", "payload", b"payload", "rate", b"rate", "region", b"region", "region_at", b"region_at", "route", b"route", "scale", b"scale", "series", b"series", "slots", b"slots", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drop", b"drop", "part", b"part", "payload", b"payload", "rate", b"rate", "region", b"region", "region_at", b"region_at", "route", b"route", "scale", b"scale", "series", b"series", "shrink", b"shrink", "slots", b"slots", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -129,6 +129,9 @@ class Reading:
             self._wrong(node, path, f"a list, such as [{describe(node).strip(chr(39))}]")
             return
         for index, child in enumerate(node.value):
+            if spec.message_type is not None:
+                self._fill_entry(target.add(), child, f"{path}[{index}]")
+                continue
             value = self._scalar(spec, child, f"{path}[{index}]")
             if value is not None:
                 target.append(value)

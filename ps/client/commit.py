@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -14,8 +14,10 @@ from ps.client.stage import Gradients, StepRequest, ToEveryShard
 from ps.engine import _native
 from ps.errors import NonFiniteError, TableError
 from ps.table.arrays import as_gradients, as_keys, check_range
+from ps.table.usage import Usage
 
-Parts = Mapping[str, tuple[Any, Any]]  # table -> keys, gradients
+# table -> keys, gradients; and shows and clicks, where they are counted
+Parts = Mapping[str, tuple[Any, Any] | tuple[Any, Any, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +41,7 @@ class StepClient(ABC):
     may be repeated by anybody, over restarts of shards too; what is over stays over.
     """
 
-    def __init__(self, wire: str) -> None:
-        self._step_wire = wire
+    def __init__(self) -> None:
         self._ends = InOrder()
         self._tallied: dict[str, tuple[int, int]] = {}  # series -> newest step found finite, slots
 
@@ -51,6 +52,10 @@ class StepClient(ABC):
     @abstractmethod
     def spec(self, table: str) -> pb.TableSpec:
         """What a table is."""
+
+    @abstractmethod
+    def wire_of(self, table: str) -> str:
+        """How rows and gradients of a table travel."""
 
     @abstractmethod
     def _track(self, future: "Future[None]") -> "Future[None]":
@@ -71,6 +76,8 @@ class StepClient(ABC):
             slot: which of the workers, from 0 on.
             parts: of each table, keys (integers of any shape) and gradients, float32
                 [*keys.shape, dim]; those of equal keys sum. They need not be finite: see `tally`.
+                A table with a score, or another rule that counts, takes shows and clicks as well,
+                float32 [2, *keys.shape], summed over slots; without them a step counts once.
             distinct: in no table does a key come twice, which saves finding that out.
 
         Raises:
@@ -107,6 +114,7 @@ class StepClient(ABC):
         rate: float = 1.0,
         parts: Parts | None = None,
         distinct: bool = False,
+        shrink: Sequence[str] = (),
     ) -> "Future[None]":
         """Apply a step: each row of its parts steps once, on `scale` times their sum.
 
@@ -122,6 +130,8 @@ class StepClient(ABC):
             rate: times the learning rate, 0 to 1e6.
             parts: of slot 0, the only one: not staged before, it travels with the commit.
             distinct: of `parts`, see `stage_async`.
+            shrink: tables whose eviction rules but `max_rows` are applied right after the step, as
+                a part of it: once, on all shards, whatever dies or moves meanwhile.
 
         Raises:
             TableError: as of `stage_async`.
@@ -130,7 +140,9 @@ class StepClient(ABC):
             ShardError: in the future: a part is lacking, the step was dropped or passed over, or a
                 shard did not answer.
         """
-        head = pb.CommitRequest(series=series, step=step, slots=slots, scale=scale, rate=rate)
+        head = pb.CommitRequest(
+            series=series, step=step, slots=slots, scale=scale, rate=rate, shrink=shrink
+        )
         gradients: list[Gradients] = []
         if parts is not None:
             if slots != 1:
@@ -144,13 +156,18 @@ class StepClient(ABC):
                     raise NonFiniteError(f"table {each.table!r}: {error}") from None
         return self._end_step(head, gradients, checked=parts is not None)
 
-    def discard_async(self, series: str, step: int) -> "Future[None]":
+    def discard_async(
+        self, series: str, step: int, *, shrink: Sequence[str] = ()
+    ) -> "Future[None]":
         """Drop a step: its parts are forgotten, and it can no longer be committed.
+
+        Args:
+            series, step, shrink: as of `commit_async`.
 
         Raises:
             ShardError: in the future: it was committed, or a shard did not answer.
         """
-        head = pb.CommitRequest(series=series, step=step, drop=True)
+        head = pb.CommitRequest(series=series, step=step, drop=True, shrink=shrink)
         return self._end_step(head, [], checked=True)
 
     def _end_step(
@@ -183,21 +200,26 @@ class StepClient(ABC):
     ) -> ToEveryShard:
         verb = type(head).__name__.removesuffix("Request")
         what = f"{verb} of step {head.step} of {head.series!r}"
-        return ToEveryShard(self.session(), head, gradients or [], self._step_wire, what)
+        return ToEveryShard(self.session(), head, gradients or [], what)
 
     def _gradients(self, parts: Parts, distinct: bool) -> list[Gradients]:
         made = []
-        for table, (keys, grads) in parts.items():
-            dim = self.spec(table).dim
+        for table, (keys, grads, *counted) in parts.items():
+            spec, wire = self.spec(table), self.wire_of(table)
             flat, shape = as_keys(keys)
-            floats = as_gradients(grads, shape, dim)
+            floats = as_gradients(grads, shape, spec.dim)
+            usage = Usage(None)
+            if counted:
+                shows, clicks = counted[0]
+                usage = Usage.of(spec, shows, clicks, shape)
             if not distinct:
                 unique, inverse = _native.unique(flat)
                 if len(unique) < len(flat):
-                    floats = _native.segment_sum(inverse, floats, len(unique), dim)
+                    floats = _native.segment_sum(inverse, floats, len(unique), spec.dim)
+                    usage = usage.merged(inverse, len(unique))
                     flat = unique
-            check_range(table, flat, floats, self._step_wire)
-            made.append(Gradients(table, dim, flat, floats))
+            check_range(table, flat, floats, wire)
+            made.append(Gradients(table, spec.dim, flat, floats, usage.values, wire))
         return made
 
 

@@ -27,6 +27,7 @@ from ps.client.shares import check_shares
 from ps.engine import _native
 from ps.errors import TableError
 from ps.table.arrays import as_gradients, as_keys, check_range
+from ps.table.checks import check_wire
 from ps.table.rules import WIRE_DTYPES
 from ps.table.spec import make_spec
 from ps.table.table import without_share
@@ -46,7 +47,8 @@ class ParameterClient(StepClient, Closing):
         timeout_s: how long a call may take, and how long an unreachable shard is tried.
         client_id: names this client to the shards, which apply each of its pushes once. Only
             one client may use a name at a time; made up when not given.
-        wire: how rows and gradients travel: float32, float16 or bfloat16.
+        wire: how rows and gradients travel: float32, float16 or bfloat16; of tables, unless they
+            are created with another.
         channels: connections to each shard.
         shared_memory: use it with shards of this host and user.
     """
@@ -76,11 +78,12 @@ class ParameterClient(StepClient, Closing):
             raise ValueError(f"wire={wire!r}; expected {', '.join(WIRE_DTYPES)}")
         if not 1 <= channels <= 64:
             raise ValueError(f"channels={channels}; expected 1 to 64")
-        super().__init__(wire)
+        super().__init__()
         self._addresses = list(addresses)
         self._timeout_s = float(timeout_s)
         self._client_id = client_id
         self._wire = wire
+        self._wires: dict[str, str] = {}  # of tables that have their own
         self._connect = partial(Session, channels=channels, shared_memory=shared_memory)
         self._lock = threading.Lock()
         self._current: Session | None = None
@@ -102,7 +105,8 @@ class ParameterClient(StepClient, Closing):
         Args:
             name: letters, digits, `_`, `-` and `.`.
             dim: floats a row.
-            options: optimizer, learning_rate, initializer, scale, seed, ... of
+            options: `wire`, how its rows and gradients travel from and to this client, as those of
+                all tables unless given; optimizer, learning_rate, initializer, scale, seed, ... of
                 `ps.table.spec.make_spec`.
 
         Returns:
@@ -112,7 +116,11 @@ class ParameterClient(StepClient, Closing):
             TableError: naming the argument, its value and what was expected.
             ShardError: the table is there with another spec, or a shard did not answer.
         """
+        wire: str | None = options.pop("wire", None)
         spec = make_spec(name, dim, **options)
+        if wire is not None:
+            check_wire(name, wire)
+            self._wires[name] = wire
         self._look_up(name)  # so that no shard makes it where another refuses
 
         def one(shard: Shard) -> bool:
@@ -188,6 +196,10 @@ class ParameterClient(StepClient, Closing):
                 )
             spec = self._specs[table] = without_share(there[table])
         return spec
+
+    def wire_of(self, table: str) -> str:
+        """How rows and gradients of a table travel."""
+        return self._wires.get(table, self._wire)
 
     # Rows.
 
@@ -496,7 +508,8 @@ class ParameterClient(StepClient, Closing):
     def _pull(self, table: str, keys: Any, read_only: bool, distinct: bool) -> Pull:
         dim = self.spec(table).dim
         flat, shape = as_keys(keys)
-        return Pull(self.session(), table, dim, flat, distinct, shape, self._wire, read_only)
+        wire = self.wire_of(table)
+        return Pull(self.session(), table, dim, flat, distinct, shape, wire, read_only)
 
     def _push(
         self,
@@ -532,11 +545,11 @@ class ParameterClient(StepClient, Closing):
         except ValueError as error:
             raise TableError(f"table {table!r}: {error}") from None
         if kind != "assign":
-            check_range(table, unique, floats, self._wire)
+            check_range(table, unique, floats, self.wire_of(table))
         head = pb.PushRequest(table=table, dim=spec.dim, kind=kind, step=step, position=position)
         if rate is not None:
             head.rate = rate
-        return Push(self.session(), head, unique, floats, usage, self._wire)
+        return Push(self.session(), head, unique, floats, usage, self.wire_of(table))
 
     def _track(self, future: "Future[None]") -> "Future[None]":
         with self._lock:

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
@@ -34,12 +34,27 @@ _METHODS: dict[type, int] = {
 
 @dataclass(frozen=True, slots=True)
 class Gradients:
-    """Of one table: distinct keys, uint64 [U], and float32 [U, dim]."""
+    """Of one table.
+
+    Attributes:
+        keys: distinct, uint64 [U].
+        values: float32 [U, dim].
+        usage: shows and clicks of each key, float32 [2, U]; None: one show each.
+        wire: how the values travel.
+    """
 
     table: str
     dim: int
     keys: Keys
     values: Floats
+    usage: Floats | None = None
+    wire: str = "float32"
+
+    @property
+    def key_bytes(self) -> int:
+        """What a key takes on its way, at most, with all that belongs to it."""
+        values = self.dim * (4 if self.wire == "float32" else 2)
+        return 8 + values + (8 if self.usage is not None else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +111,6 @@ class ToEveryShard:
         session: the connections.
         head: what all of them have in common.
         gradients: those they carry, split by shard.
-        wire: how these travel.
         what: names the call in errors.
     """
 
@@ -105,12 +119,10 @@ class ToEveryShard:
         session: Session,
         head: StepRequest,
         gradients: Sequence[Gradients] = (),
-        wire: str = "float32",
         what: str = "",
     ) -> None:
         self._session = session
         self._head = head
-        self._wire = wire
         self._what = what
         self._routes = session.routes
         self._messages = self._make(gradients)
@@ -174,13 +186,11 @@ class ToEveryShard:
     def _message(self, routes: Routes, shard: Shard, rows: list[_Rows]) -> _Message:
         head = type(self._head).FromString(self._head.SerializeToString())
         head.route = routes.number_for(shard)
-        width = 4 if self._wire == "float32" else 2
         part = head.part if isinstance(head, pb.CommitRequest) else head
-        size = sum(len(r.keys) * (8 + r.gradients.dim * width) for r in rows)
+        size = sum(len(r.keys) * r.gradients.key_bytes for r in rows)
         memory = self._session.memory()
         block = memory.take(size + 64, (shard.address,)) if memory is not None else None
         if rows and isinstance(part, pb.StageRequest):
-            part.dtype = "" if self._wire == "float32" else self._wire
             for r in rows:
                 narrow = block is None and len(r.keys) > 0 and r.keys.max() < _NARROW
                 part.tables.append(
@@ -189,6 +199,8 @@ class ToEveryShard:
                         dim=r.gradients.dim,
                         count=len(r.keys),
                         key_bytes=4 if narrow else 0,
+                        dtype="" if r.gradients.wire == "float32" else r.gradients.wire,
+                        usage=r.gradients.usage is not None,
                     )
                 )
         if block is None or isinstance(head, pb.TallyRequest):
@@ -200,16 +212,16 @@ class ToEveryShard:
         payload = block.region.view(begin, size)
         at = 0
         for r in rows:
-            end = at + len(r.keys) * (8 + r.gradients.dim * width)
+            end = at + len(r.keys) * r.gradients.key_bytes
             _native.push_into(
                 payload[at:end],
                 r.keys,
                 r.gradients.values,
                 r.positions,
                 r.gradients.dim,
-                self._wire,
+                r.gradients.wire,
                 8,
-                None,
+                r.gradients.usage,
             )
             at = end
         return _Message(shard, head, memory, block, payload)
@@ -224,16 +236,16 @@ class ToEveryShard:
                 r.gradients.values,
                 r.positions,
                 r.gradients.dim,
-                self._wire,
+                r.gradients.wire,
                 table.key_bytes or 8,
-                None,
+                r.gradients.usage,
             )
             for table, r in zip(part.tables, rows, strict=True)
         )
 
     def _carried(self) -> list[Gradients]:
         """What the messages carry: the caller's arrays may have changed since."""
-        pieces: dict[tuple[str, int], list[tuple[Keys, Floats]]] = {}
+        pieces: dict[str, list[Gradients]] = {}
         for message in self._messages:
             head = message.head
             if isinstance(head, pb.TallyRequest):
@@ -241,21 +253,28 @@ class ToEveryShard:
             part = head.part if isinstance(head, pb.CommitRequest) else head
             payload, at = memoryview(message.payload), 0
             for each in part.tables:
+                wire = each.dtype or "float32"
                 middle = at + each.count * (each.key_bytes or 8)
-                width = 4 if self._wire == "float32" else 2
-                end = middle + each.count * each.dim * width
+                end = middle + each.count * each.dim * (4 if wire == "float32" else 2)
                 kind = np.dtype("<u4") if each.key_bytes == 4 else np.dtype("<u8")
                 keys = np.frombuffer(payload[at:middle], kind).astype(np.uint64)
-                values = _native.decode_values(payload[middle:end], self._wire)
-                found = pieces.setdefault((each.table, each.dim), [])
-                found.append((keys, values.reshape(-1, each.dim)))
-                at = end
-        return [
-            Gradients(
-                table,
-                dim,
-                np.concatenate([keys for keys, _ in found]),
-                np.concatenate([values for _, values in found]),
-            )
-            for (table, dim), found in pieces.items()
-        ]
+                values = _native.decode_values(payload[middle:end], wire).reshape(-1, each.dim)
+                at, usage = end, None
+                if each.usage:
+                    at = end + 8 * each.count
+                    usage = np.frombuffer(payload[end:at], np.float32).reshape(2, -1).copy()
+                one = Gradients(each.table, each.dim, keys, values, usage, wire)
+                pieces.setdefault(each.table, []).append(one)
+        return [_joined(found) for found in pieces.values()]
+
+
+def _joined(pieces: Sequence[Gradients]) -> Gradients:
+    """Gradients of one table that went to several shards."""
+    first = pieces[0]
+    usage = [piece.usage for piece in pieces if piece.usage is not None]
+    return replace(
+        first,
+        keys=np.concatenate([piece.keys for piece in pieces]),
+        values=np.concatenate([piece.values for piece in pieces]),
+        usage=np.ascontiguousarray(np.concatenate(usage, 1)) if usage else None,
+    )

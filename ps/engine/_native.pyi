@@ -85,11 +85,14 @@ class Table:
         usage: _Buffer | None,
         distinct: bool = False,
         turn: int = 0,
+        shrink: _Buffer | None = None,
     ) -> None:
         """Raises DiskFullError, unless it has a turn, and BrokenError.
 
         Args:
             turn: of `take_turn`; each row sees pushes that have one in the order of these.
+            shrink: bool [1024], of which buckets the rows are then held to the eviction rules, but
+                `max_rows`, their scores decayed.
         """
 
     def take_turn(self) -> int:

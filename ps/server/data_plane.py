@@ -230,12 +230,11 @@ class DataPlane:
 
 def _part_bytes(head: pb.StageRequest) -> int:
     """How many bytes the payload of a part has."""
-    width = 4 if head.dtype in ("", "float32") else 2
-    return sum(each.count * ((each.key_bytes or 8) + each.dim * width) for each in head.tables)
+    return sum(map(payload_size, head.tables))
 
 
-def payload_size(head: pb.PushRequest) -> int:
-    """How many bytes the payload of a push has."""
+def payload_size(head: pb.PushRequest | pb.PartOfTable) -> int:
+    """How many bytes the payload of a push has, or one table's of a part."""
     width = 4 if head.dtype in ("", "float32") else 2
     row = (head.key_bytes or 8) + head.dim * width + (8 if head.usage else 0)
     return head.count * row

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from zlib import crc32
 
 import numpy as np
@@ -30,6 +30,7 @@ class _TableSums:
     keys: Buffer | NDArray[np.uint64]
     key_bytes: int
     values: Buffer | NDArray[np.float32]
+    usage: Buffer | NDArray[np.float32] | None = None  # float32 [2, n]; None: one show each
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,31 +64,31 @@ class _Update:
 
     table: Table
     sums: _TableSums
+    shrink: NDArray[np.uint8] | None = None  # of which buckets rows are then evicted
     turn: int = 0
 
-    def push(
-        self,
-        keys: Buffer | NDArray[np.uint64],
-        values: Buffer | NDArray[np.float32],
-        rate: float,
-        step: int,
-        time_s: int,
-    ) -> None:
+    def push(self, rate: float, step: int, time_s: int) -> None:
         """Apply gradients; what is random about it follows from table, key and step."""
         name = without_prefix(self.sums.table).encode()
         self.table.native.push(
-            keys,
+            self.sums.keys,
             self.sums.key_bytes,
-            values,
+            self.sums.values,
             kind="",
             rate=rate,
             nonce=crc32(name) << 32 ^ step & 0xFFFFFFFF,
             time_s=time_s & 0xFFFFFFFF,
             step=step & 0xFFFFFFFF,
-            usage=None,
+            usage=self.sums.usage,
             distinct=True,
             turn=self.turn,
+            shrink=self.shrink,
         )
+
+    def pass_by(self) -> None:
+        """Let others have their turn, who wait for this one."""
+        if self.turn:
+            replace(self, sums=_no_sums(self.table), shrink=None).push(1.0, 0, 0)
 
 
 @filling_journals
@@ -187,9 +188,9 @@ def commit_step(
                 else:
                     sums = _sums_of(state, series, step, request.slots, buckets)
                 sums = _scaled(what, sums, request.scale)
-            updates = _updates(state, sums, strict=journal)
+            updates = _updates(state, sums, request.shrink, buckets, strict=journal)
             if journal:
-                _journal(state, message, parts.values(), time_s, updates)
+                _journal(state, message, parts.values(), time_s, updates, request.shrink)
             _apply(updates, step, request.rate, time_s)
             state.steps.close(series, step, state.buckets, parts.values(), committed=not drop)
     return True
@@ -245,14 +246,31 @@ def _sum_up(parts: Mapping[int, Part], buckets: Flags) -> _StepSums:
             if rows.dim != first.dim:
                 raise TableError(f"table {name!r}: parts of dim {first.dim} and {rows.dim}")
         if len(pieces) == 1:
-            sums = _TableSums(name, first.dim, first.keys, first.key_bytes, first.values)
+            sums = _TableSums(
+                name, first.dim, first.keys, first.key_bytes, first.values, first.usage
+            )
         else:
             given = [(r.keys, r.key_bytes, r.values) for r in pieces]
             keys, values = _native.merge(given, first.dim)
-            sums = _TableSums(name, first.dim, keys, 8, values)
+            sums = _TableSums(name, first.dim, keys, 8, values, _usage_of(pieces))
         squares += _native.squared_norm(sums.values)
         tables.append(sums)
     return _StepSums(tuple(tables), squares)
+
+
+def _usage_of(pieces: Sequence[TableRows]) -> NDArray[np.float32] | None:
+    """Shows and clicks summed over slots, float32 [2, U], keys in the order of `_native.merge`."""
+    if all(rows.usage is None for rows in pieces):
+        return None
+    given = []
+    for rows in pieces:
+        usage = rows.shows_and_clicks
+        if usage is None:
+            usage = np.stack([np.ones(len(rows.keys) // rows.key_bytes, np.float32)] * 2)
+            usage[1] = 0
+        given.append((rows.keys, rows.key_bytes, np.ascontiguousarray(usage.T)))
+    _, sums = _native.merge(given, 2)
+    return np.ascontiguousarray(sums.T)
 
 
 def _scaled(what: str, sums: _StepSums, scale: float) -> _StepSums:
@@ -270,13 +288,20 @@ def _scaled(what: str, sums: _StepSums, scale: float) -> _StepSums:
     for each in sums.tables:
         values = _native.scaled(each.values, scale)
         squares += _native.squared_norm(values)
-        tables.append(_TableSums(each.table, each.dim, each.keys, each.key_bytes, values))
+        tables.append(replace(each, values=values))
     if not math.isfinite(squares):
         raise TableError(f"{what}: scale={scale} makes gradients infinite")
     return _StepSums(tuple(tables), squares)
 
 
-def _updates(state: ShardState, sums: _StepSums | None, *, strict: bool) -> list[_Update]:
+def _updates(
+    state: ShardState,
+    sums: _StepSums | None,
+    shrink: Iterable[str],
+    buckets: Flags,
+    *,
+    strict: bool,
+) -> list[_Update]:
     """What a step does to tables here: those of one journal together, in the order of journals.
 
     So no two steps wait for each other's turns.
@@ -284,6 +309,8 @@ def _updates(state: ShardState, sums: _StepSums | None, *, strict: bool) -> list
     Args:
         state: of the shard.
         sums: None for a step that is dropped.
+        shrink: names of the tables whose rows are evicted after it.
+        buckets: in which it is open.
         strict: all of its tables must be here; else it is a journal's, which has only its own.
 
     Raises:
@@ -291,13 +318,18 @@ def _updates(state: ShardState, sums: _StepSums | None, *, strict: bool) -> list
         DiskFullError: one has no room.
     """
     order = {durability: number for number, durability in enumerate(state.journals)}
-    updates = []
+    updates: dict[str, _Update] = {}
     for each in sums.tables if sums else ():
         if strict or each.table in state.tables:
             table = state.find(each.table, each.dim)
             table.native.check_room()
-            updates.append(_Update(table, each))
-    return sorted(updates, key=lambda update: order.get(update.table.spec.durability, -1))
+            updates[each.table] = _Update(table, each)
+    for name in shrink:
+        if strict or name in state.tables:
+            table = state.find(name, 0)
+            update = updates.setdefault(name, _Update(table, _no_sums(table)))
+            update.shrink = buckets.astype(np.uint8)
+    return sorted(updates.values(), key=lambda update: order.get(update.table.spec.durability, -1))
 
 
 def _journal(
@@ -306,6 +338,7 @@ def _journal(
     parts: Iterable[Part],
     time_s: int,
     updates: Sequence[_Update],
+    shrink: Iterable[str],
 ) -> None:
     """Tell the journals of a step; each update has its turn then."""
 
@@ -315,11 +348,10 @@ def _journal(
                 update.turn = update.table.native.take_turn()
 
     try:
-        state.journal_step("commit", message, parts, time_s, place)
+        state.journal_step("commit", message, parts, time_s, place, shrink)
     except BaseException:
         for update in updates:
-            if update.turn:
-                update.push(b"", b"", 1.0, 0, 0)  # others wait for it
+            update.pass_by()
         raise
 
 
@@ -327,6 +359,10 @@ def _apply(updates: Sequence[_Update], step: int, rate: float, time_s: int) -> N
     """Let each row step once."""
     try:
         for update in updates:
-            update.push(update.sums.keys, update.sums.values, rate, step, time_s)
+            update.push(rate, step, time_s)
     except BaseException as error:
         end_process("step %d began and cannot be finished: %r", step, error)
+
+
+def _no_sums(table: Table) -> _TableSums:
+    return _TableSums(table.spec.name, table.spec.dim, b"", 8, b"")

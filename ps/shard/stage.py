@@ -34,6 +34,14 @@ class TableRows:
     keys: Buffer
     key_bytes: int
     values: Buffer | NDArray[np.float32]  # float32 [n, dim]
+    usage: Buffer | None = None  # float32 [2, n], shows and clicks; None: one show each
+
+    @property
+    def shows_and_clicks(self) -> NDArray[np.float32] | None:
+        """As float32 [2, n]."""
+        if self.usage is None:
+            return None
+        return np.frombuffer(self.usage, np.float32).reshape(2, -1)
 
     def wide_keys(self) -> NDArray[np.uint64]:
         """The keys as uint64 [n]."""
@@ -45,7 +53,9 @@ class TableRows:
         keys = self.wide_keys()
         chosen = buckets[_native.buckets_of(keys)]
         values = np.frombuffer(self.values, np.float32).reshape(-1, self.dim)[chosen]
-        return TableRows(self.table, self.dim, _bytes(keys[chosen]), 8, values)
+        usage = self.shows_and_clicks
+        used = _bytes(usage[:, chosen]) if usage is not None else None
+        return TableRows(self.table, self.dim, _bytes(keys[chosen]), 8, values, used)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +94,13 @@ class Part:
         for name, pieces in named.items():
             keys = np.concatenate([rows.wide_keys() for rows in pieces])
             dim = pieces[0].dim
-            head.tables.append(pb.PartOfTable(table=name, dim=dim, count=len(keys)))
+            used = [usage for rows in pieces if (usage := rows.shows_and_clicks) is not None]
+            head.tables.append(
+                pb.PartOfTable(table=name, dim=dim, count=len(keys), usage=bool(used))
+            )
             payload.append(_bytes(keys))
             payload += [_bytes(np.frombuffer(rows.values, np.float32)) for rows in pieces]
+            payload += [_bytes(np.concatenate(used, 1))] if used else []
         return part_of(pack(head, *payload))
 
 
@@ -127,11 +141,6 @@ def take_apart(
     check_names(head.series, head.step)
     if head.slot >= MOST_SLOTS:
         raise TableError(f"{what}: slot {head.slot}; expected below {MOST_SLOTS}")
-    width = {"": 4, "float32": 4, "float16": 2, "bfloat16": 2}.get(head.dtype)
-    if width is None:
-        raise TableError(
-            f"{what}: dtype={head.dtype[:40]!r}; expected float32, float16 or bfloat16"
-        )
     if len({each.table for each in head.tables}) != len(head.tables):
         raise TableError(f"{what}: a table comes twice; expected each once")
     tables, at = [], 0
@@ -142,14 +151,24 @@ def take_apart(
                 f"{what}: table {each.table[:140]!r} with dim={each.dim}, key_bytes={key_bytes}; "
                 "expected a dim, and 4 or 8"
             )
+        width = {"": 4, "float32": 4, "float16": 2, "bfloat16": 2}.get(each.dtype)
+        if width is None:
+            raise TableError(
+                f"{what}: table {each.table[:140]!r}: dtype={each.dtype[:40]!r}; expected "
+                "float32, float16 or bfloat16"
+            )
         middle = at + each.count * key_bytes
-        end = middle + each.count * each.dim * width
+        values_end = middle + each.count * each.dim * width
+        end = values_end + (8 * each.count if each.usage else 0)
         if end > len(payload):
             break
-        values: Buffer | NDArray[np.float32] = payload[middle:end]
+        values: Buffer | NDArray[np.float32] = payload[middle:values_end]
         if width == 2:
-            values = _native.decode_values(values, head.dtype)
-        tables.append(TableRows(each.table, each.dim, payload[at:middle], key_bytes, values))
+            values = _native.decode_values(values, each.dtype)
+        usage = payload[values_end:end] if each.usage else None
+        rows = TableRows(each.table, each.dim, payload[at:middle], key_bytes, values, usage)
+        _check_usage(what, rows)
+        tables.append(rows)
         at = end
     if len(tables) != len(head.tables) or at != len(payload):
         raise TableError(
@@ -165,6 +184,14 @@ def take_apart(
         covers = np.ones(_native.BUCKETS, bool) if owned is None else owned
     made = bool(head.covers)
     return Part(head.series, head.step, head.slot, covers, tuple(tables), message, made)
+
+
+def _check_usage(what: str, rows: TableRows) -> None:
+    usage = rows.shows_and_clicks
+    if usage is not None and not (np.isfinite(usage).all() and (usage >= 0).all()):
+        raise TableError(
+            f"{what}: table {rows.table[:140]!r}: shows and clicks; expected finite numbers >= 0"
+        )
 
 
 def check_names(series: str, step: int) -> None:
@@ -359,7 +386,9 @@ class Steps:
         series.changed += 1
 
 
-def durabilities_of(parts: Iterable[Part], kept_as: Mapping[str, str]) -> set[str] | None:
-    """The durabilities of the tables that parts name; None where they name none."""
-    named = {rows.table for part in parts for rows in part.tables}
+def durabilities_of(
+    parts: Iterable[Part], kept_as: Mapping[str, str], others: Iterable[str] = ()
+) -> set[str] | None:
+    """The durabilities of the tables that parts name, and of others; None where there are none."""
+    named = {rows.table for part in parts for rows in part.tables} | set(others)
     return {kept_as.get(name, "") for name in named} or None

@@ -338,15 +338,17 @@ class ShardState:
         parts: Iterable[Part],
         time_s: int | None = None,
         place: Callable[[str], None] = lambda durability: None,
+        others: Iterable[str] = (),
     ) -> None:
         """Tell the journals that keep one of the tables; of a step without any, all.
 
         Args:
             place: called with each durability as its journal has taken the message, see `Place`.
+            others: names of tables that it concerns besides.
         """
         if not self.journals:
             return
-        concerned = durabilities_of(parts, self._durabilities())
+        concerned = durabilities_of(parts, self._durabilities(), others)
         told: list[Journal] = []
         try:
             for durability, journal in list(self.journals.items()):

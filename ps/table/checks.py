@@ -6,7 +6,15 @@ from collections.abc import Iterable
 
 from protos.parameter_server_pb2 import InitializerSpec, OptimizerSpec, TableSpec
 from ps.errors import TableError
-from ps.table.rules import ADMISSIONS, DTYPES, DURABILITIES, INITIALIZERS, MAX_DIM, OPTIMIZERS
+from ps.table.rules import (
+    ADMISSIONS,
+    DTYPES,
+    DURABILITIES,
+    INITIALIZERS,
+    MAX_DIM,
+    OPTIMIZERS,
+    WIRE_DTYPES,
+)
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,127}")
 _MAX_SEGMENTS = 64
@@ -45,6 +53,15 @@ def check_spec(spec: TableSpec) -> None:
         raise TableError(
             f"{name}: memory_bytes={spec.tier.memory_bytes}; expected 0 or at least {1 << 16}"
         )
+
+
+def check_wire(table: str, wire: str) -> None:
+    """Check how rows of a table are to travel.
+
+    Raises:
+        TableError: naming it, its value and what was expected.
+    """
+    _one_of(f"table {table!r}", "wire", wire, WIRE_DTYPES)
 
 
 def _check_segments(name: str, spec: TableSpec) -> None:

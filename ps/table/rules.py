@@ -101,6 +101,8 @@ class Eviction:
         min_score: rows with a lower score.
         max_rows: the most rows a shard holds; it shrinks by itself when it has more.
         order: whom `max_rows` removes first: lfu, the least pushed to, or lru, the longest not.
+        every_steps: a job applies the rules but `max_rows` after each so many steps; shards leave
+            it to whoever trains.
     """
 
     ttl_s: int = 0
@@ -109,6 +111,7 @@ class Eviction:
     min_score: float = 0.0
     max_rows: int = 0
     order: str = "lfu"
+    every_steps: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -471,6 +471,7 @@ def _calls(folder: Path) -> list[bytes]:
         b"\1" + pack(pb.PushRequest(**table, **named), keys, rows),
         b"\1" + pack(pb.PushRequest(**table, **named, kind="assign", rate=1.0), keys, rows),
         b"\2" + pack(pb.StageRequest(**step, tables=[table]), keys, rows),
+        b"\2" + pack(pb.StageRequest(**step, tables=[table | {"usage": True}]), keys, rows, rows),
         b"\3" + pb.TallyRequest(**step, slots=1).SerializeToString(),
         b"\4" + pb.CommitRequest(**step, slots=1, scale=1, rate=1).SerializeToString(),
         b"\4"

@@ -221,6 +221,30 @@ def label_of(job: JobSpec, head: str) -> str:
     return told or (ONE if job.data.label else "" if spec.loss == CONTRASTIVE else head)
 
 
+def click_label(job: JobSpec, table: str, named: str | None) -> str:
+    """By which name losses read the label that is 1 where a sample was clicked; "": none is.
+
+    Args:
+        table: whose keys' clicks are counted.
+        named: its column, as the table has it; None: the only label of 0 or 1.
+
+    Raises:
+        DataError: there is no such label, or several that may be meant.
+    """
+    labels = [one for one in labels_of(job) if one.kind not in (Kind.WEIGHT, Kind.FOLLOWING)]
+    if named is None:
+        found = [one for one in labels if one.kind is Kind.BINARY]
+        if not found:
+            return ""
+    else:
+        found = [one for one in labels if one.column == named]
+    if len(found) != 1:
+        names = ", ".join(one.column for one in labels) or "which there is none of"
+        expected = f"the label that says what was clicked, one of {names}"
+        raise DataError("job", f"tables.{table}.clicks", named or "nothing", expected)
+    return found[0].name
+
+
 def _read(job: JobSpec) -> Iterator[tuple[str, Kind]]:
     """Labels, and as what built-in losses read them."""
     if job.model.loss:

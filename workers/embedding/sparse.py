@@ -55,8 +55,8 @@ class SparseEmbedding(nn.Module):
         initializer: zeros | uniform | normal, seeded by `seed` and the key.
         scale: half-width of the interval, or standard deviation.
         options: others of `EmbeddingSpec`: amsgrad, l1, l2, beta, clip_norm, bound, trust_ratio,
-            segments, dtype, stochastic_rounding, admission, eviction, memory_bytes, as of
-            `ps.table.spec.make_spec`.
+            segments, dtype, stochastic_rounding, admission, eviction, score, memory_bytes, as of
+            `ps.table.spec.make_spec`; clicks and wire, which say how a job counts and sends.
 
     Raises:
         ValueError: another pooling.

@@ -6,9 +6,10 @@ from typing import Any, Final
 
 from google.protobuf.message import Message
 
-from protos.job_pb2 import TableOptions
+from protos.job_pb2 import SegmentOptions, TableOptions
 from ps.errors import TableError
-from ps.table.rules import OPTIMIZERS, Admission, Eviction, Segment
+from ps.table.checks import check_wire
+from ps.table.rules import OPTIMIZERS, Admission, Eviction, Score, Segment
 from ps.table.spec import make_spec
 
 # What belongs to an optimizer, so that another one does not take it over.
@@ -20,12 +21,19 @@ _OF_SEGMENTS: Final = (
     *("optimizer", "learning_rate", "weight_decay", "initializer", "scale", "seed"),
     *("clip_norm", "bound", *_OF_OPTIMIZER),
 )
+_OF_A_SEGMENT: Final = ["dim", "optimizer", "learning_rate", "initializer", "scale", "seed", "lazy"]
 _NAMES: Final = {"eps": "epsilon"}  # what `create_table` calls them
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingSpec:
-    """What a table needs to know: the same fields that `create_table` takes."""
+    """What a table needs to know: the same fields that `create_table` takes.
+
+    Attributes:
+        clicks: the label that says which samples were clicked, for the score; None: the only one
+            of 0 or 1.
+        wire: how rows and gradients travel; None: as those of other tables.
+    """
 
     table: str
     dim: int
@@ -51,6 +59,9 @@ class EmbeddingSpec:
     stochastic_rounding: bool = False
     admission: Admission | None = None
     eviction: Eviction | None = None
+    score: Score | None = None
+    clicks: str | None = None
+    wire: str | None = None
     memory_bytes: int | None = None
 
     def __post_init__(self) -> None:
@@ -65,6 +76,12 @@ class EmbeddingSpec:
             raise TableError(f"table {self.table!r}: betas={self.betas}; expected two")
         self._check_admission()
         self._check_eviction()
+        if self.clicks is not None and self.score is None:
+            raise TableError(
+                f"table {self.table!r}: clicks={self.clicks!r} without a score, which counts them"
+            )
+        if self.wire is not None:
+            check_wire(self.table, self.wire)
         if self.stochastic_rounding and self.dtype == "float32":
             raise TableError(
                 f"table {self.table!r}: stochastic_rounding=True with dtype='float32', which "
@@ -73,9 +90,10 @@ class EmbeddingSpec:
         make_spec(self.table, **self.table_options())
 
     def table_options(self) -> dict[str, Any]:
-        """Keyword arguments of `create_table`, the name aside."""
+        """Keyword arguments of `make_spec`, the name aside."""
         options = {field.name: getattr(self, field.name) for field in fields(self)}
-        del options["table"]
+        for name in ("table", "clicks", "wire"):
+            del options[name]
         if self.segments:
             for name in _OF_SEGMENTS:
                 del options[name]
@@ -86,11 +104,15 @@ class EmbeddingSpec:
     def changed(self, options: Mapping[str, Any]) -> "EmbeddingSpec":
         """With some fields as given; another optimizer takes over no settings of the old one.
 
+        Nor do segments, which have an optimizer each.
+
         Raises:
             TableError: naming the argument, its value and what was expected.
         """
         dropped: dict[str, Any] = {}
-        if options.get("optimizer", self.optimizer) != self.optimizer:
+        if options.get("segments"):
+            dropped = {f.name: f.default for f in fields(self) if f.name in _OF_SEGMENTS}
+        elif options.get("optimizer", self.optimizer) != self.optimizer:
             dropped = dict.fromkeys(_OF_OPTIMIZER)
         return replace(self, **{**dropped, **options})
 
@@ -118,16 +140,23 @@ class EmbeddingSpec:
         rules = self.eviction
         if rules is None:
             return
-        for name in ("ttl_s", "ttl_steps", "min_score"):
-            if value := getattr(rules, name):
-                raise TableError(
-                    f"table {self.table!r}: eviction by {name}={value}, which a training does not "
-                    "do: how long it takes, and pauses, is not its own to say; expected max_rows"
-                )
-        if not rules.max_rows:
+        if rules.ttl_s:
             raise TableError(
-                f"table {self.table!r}: eviction without max_rows; expected the most rows that a "
-                "shard holds: it evicts when it has more"
+                f"table {self.table!r}: eviction by ttl_s={rules.ttl_s}, which a training does not "
+                "do: how long it takes, and pauses, is not its own to say; expected ttl_steps"
+            )
+        for name in ("ttl_steps", "min_score", "min_norm"):
+            by_size = name == "min_norm" and rules.max_rows
+            if (value := getattr(rules, name)) and not rules.every_steps and not by_size:
+                raise TableError(
+                    f"table {self.table!r}: eviction by {name}={value} without every_steps; "
+                    "expected after how many steps each it is applied"
+                )
+        by_steps = rules.ttl_steps or rules.min_score or rules.min_norm
+        if not (rules.max_rows or by_steps or (rules.every_steps and self.score)):
+            raise TableError(
+                f"table {self.table!r}: eviction without a rule; expected max_rows, the most rows "
+                "that a shard holds, or ttl_steps, min_score or min_norm, and every_steps"
             )
 
 
@@ -135,7 +164,7 @@ def options_of(message: TableOptions) -> dict[str, Any]:
     """Fields of `EmbeddingSpec` that a job gives.
 
     Raises:
-        TableError: an admission that lacks what it needs.
+        TableError: an admission or a segment that lacks what it needs.
     """
     given = _given(message)
     if message.HasField("admission"):
@@ -145,7 +174,24 @@ def options_of(message: TableOptions) -> dict[str, Any]:
         given["admission"] = Admission(**inner)
     if message.HasField("eviction"):
         given["eviction"] = Eviction(**_given(message.eviction))
+    if message.HasField("score"):
+        given["score"] = Score(**_given(message.score))
+    if message.segments:
+        given["segments"] = tuple(map(_segment, message.segments))
     return given
+
+
+def _segment(message: SegmentOptions) -> Segment:
+    given = _given(message)
+    if "dim" not in given:
+        raise TableError("segments: dim missing")
+    own = {name: given.pop(name) for name in _OF_A_SEGMENT if name in given}
+    betas = given.pop("betas", None)
+    if betas is not None:
+        if len(betas) != 2:
+            raise TableError(f"segments: betas={betas}; expected two")
+        given["beta1"], given["beta2"] = betas
+    return Segment(**own, hyperparameters={_NAMES.get(k, k): v for k, v in given.items()})
 
 
 def check_options(table: str, message: TableOptions) -> None:
@@ -155,6 +201,9 @@ def check_options(table: str, message: TableOptions) -> None:
         TableError: no table could take it.
     """
     given = options_of(message)
+    if segments := given.get("segments"):
+        EmbeddingSpec(table, sum(segment.dim for segment in segments), **given)
+        return
     kinds = [given["optimizer"]] if "optimizer" in given else list(OPTIMIZERS)
     errors: list[TableError] = []
     for kind in kinds:

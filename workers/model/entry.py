@@ -13,6 +13,8 @@ from chassis import entries
 from chassis.near import did_you_mean
 from protos.job_pb2 import JobSpec, ModelSpec, TableOptions
 from ps.errors import TableError
+from workers.data.errors import DataError
+from workers.data.labels import click_label
 from workers.embedding.sparse import SparseEmbedding
 from workers.embedding.spec import options_of
 
@@ -82,7 +84,8 @@ def job_model(job: JobSpec, *, weights_follow: bool = False) -> nn.Module:
         weights_follow: whether it gets other weights than it begins with, all of them.
 
     Raises:
-        ModelError: the entry is wrong, fails, or returns no module; or `tables` does not fit it.
+        ModelError: the entry is wrong, fails, or returns no module; `tables` does not fit it, or
+            the data no table that counts clicks.
     """
     token = _following.set(weights_follow)
     try:
@@ -90,6 +93,7 @@ def job_model(job: JobSpec, *, weights_follow: bool = False) -> nn.Module:
     finally:
         _following.reset(token)
     change_tables(model, job.tables)
+    _check_clicks(model, job)
     return model
 
 
@@ -113,6 +117,15 @@ def change_tables(model: nn.Module, tables: Mapping[str, TableOptions]) -> None:
                     layer.spec = layer.spec.changed(options_of(options))
         except TableError as error:
             raise ModelError(f"tables.{name}: {error}") from None
+
+
+def _check_clicks(model: nn.Module, job: JobSpec) -> None:
+    for layer in model.modules():
+        if isinstance(layer, SparseEmbedding) and layer.spec.score is not None:
+            try:
+                click_label(job, layer.spec.table, layer.spec.clicks)
+            except DataError as error:
+                raise ModelError(str(error)) from None
 
 
 def integral(value: Any) -> Any:

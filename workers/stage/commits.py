@@ -8,9 +8,10 @@ before the verdict, sends its part with the commit.
 """
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,14 +21,14 @@ from torch import Tensor
 from protos.reason_pb2 import PARTS_MISSING, STEP_OVER
 from protos.stage_pb2 import APPLY, Notice
 from ps import ParameterClient, ShardError
+from ps.client.commit import Parts
 from ps.engine import _native as native
 from ps.table.series import LAST_STEP
+from ps.table.usage import Usage
 from workers.device.copies import Download, Staging
 from workers.errors import RowsLostError
 from workers.stage.rows import PulledRows, StageRows
 from workers.stage.staleness import RowOrder
-
-Part = Mapping[str, tuple[NDArray[np.uint64], NDArray[np.float32]]]  # table -> keys, gradients
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,7 @@ class _Collected:
     table: str
     keys: list[NDArray[np.uint64]]
     gradients: Download
+    usage: list[NDArray[np.float32]]
 
 
 class RowCommits:
@@ -102,8 +104,8 @@ class RowCommits:
         if not self.any:
             return
         collected = [
-            _Collected(table, keys, self._staging.download(gradients))
-            for table, keys, gradients in self._rows.collected(pulled)
+            _Collected(one.table, one.keys, self._staging.download(one.gradients), one.usage)
+            for one in self._rows.collected(pulled)
         ]
         if self._alone:
             self._kept[step] = collected
@@ -174,6 +176,8 @@ class RowCommits:
         for step, factors in sorted(self._undone.items()):
             if factors is not None:
                 self._send_alone(step, *factors)
+            else:
+                self._drop(step)
 
     def take_over(
         self, series: Sequence[str], judged: Sequence[Notice], rates: Sequence[float], step: int
@@ -196,12 +200,16 @@ class RowCommits:
             for notice, rate in zip(judged, rates, strict=True):
                 if self._alone:
                     continue  # whoever led the stage then leads it still, and has done it
+                shrink = self._rows.shrunk_after(notice.step)
                 if notice.outcome == APPLY:
                     self._client.commit_async(
-                        series[0], notice.step, self._width, scale=notice.scale, rate=rate
+                        *(series[0], notice.step, self._width),
+                        scale=notice.scale,
+                        rate=rate,
+                        shrink=shrink,
                     ).result()
                 else:
-                    self._client.discard_async(series[0], notice.step).result()
+                    self._client.discard_async(series[0], notice.step, shrink=shrink).result()
             for name in series:
                 for later in open_steps:
                     self._client.discard_async(name, later).result()
@@ -241,8 +249,9 @@ class RowCommits:
         if self._alone:
             self._send_alone(step, scale, rate)
         else:
+            shrink = self._rows.shrunk_after(step)
             self._client.commit_async(
-                self._series, step, self._width, scale=scale, rate=rate
+                self._series, step, self._width, scale=scale, rate=rate, shrink=shrink
             ).result()
         del self._undone[step]
         self._order.committed(step)
@@ -257,6 +266,7 @@ class RowCommits:
             rate=rate,
             parts=self._part(collected),
             distinct=True,
+            shrink=self._rows.shrunk_after(step),
         ).result()
         self._release(self._kept.pop(step))
 
@@ -264,21 +274,29 @@ class RowCommits:
         self._order.wait_to_commit(step)
         if self._alone:
             self._release(self._kept.pop(step))
-        else:
-            self._client.discard_async(self._series, step).result()
+        self._drop(step)
         del self._undone[step]
         self._order.committed(step)
 
-    def _part(self, collected: list[_Collected]) -> Part:
-        part = {}
+    def _drop(self, step: int) -> None:
+        """Have the shards drop a step, where they are to know of it."""
+        shrink = self._rows.shrunk_after(step)
+        if not self._alone or shrink:
+            self._client.discard_async(self._series, step, shrink=shrink).result()
+
+    def _part(self, collected: list[_Collected]) -> Parts:
+        part: dict[str, tuple[Any, ...]] = {}
         for one in collected:
             gradients = [gradient.numpy() for gradient in one.gradients.wait()]
             keys, values = one.keys[0], gradients[0]
+            usage = Usage(np.concatenate(one.usage, 1) if one.usage else None)
             if len(gradients) > 1:  # rows of several micro-batches, in their order
                 values = np.concatenate(gradients)
                 keys, inverse = native.unique(np.concatenate(one.keys))
                 values = native.segment_sum(inverse, values, len(keys), values.shape[1])
-            part[self._namespace + one.table] = keys, values
+                usage = usage.merged(inverse, len(keys))
+            counted = () if usage.values is None else (usage.values,)
+            part[self._namespace + one.table] = keys, values, *counted
         return part
 
     @staticmethod

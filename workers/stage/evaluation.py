@@ -74,7 +74,8 @@ class Evaluation:
         first: Mapping[str, Tensor] | None = None
         with torch.no_grad():
             for number, tensors in self._rounds(self._batches(split, phase)):
-                self._rows.bind(self._rows.pull(self._rows.distinct([tensors]), learning=False), 0)
+                keys = self._rows.distinct([tensors], learning=False)
+                self._rows.bind(self._rows.pull(keys, learning=False), 0)
                 uploads = {n: layers.staging.upload(tensors[n]) for n in layers.graph.inputs}
                 outputs = layers.run({name: upload.here() for name, upload in uploads.items()})
                 if number is None:

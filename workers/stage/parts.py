@@ -406,7 +406,7 @@ def assemble(
         lambda step: len(schedule.own(step, place.rank, place.width)),
         layers.staging,
         tables,
-        job.servers,
+        job,
     )
     notices.board.on_notice = rows.pull_waiting
     commits = RowCommits(

@@ -9,14 +9,17 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from protos.job_pb2 import ServerSpec
+from protos.job_pb2 import JobSpec
 from ps import ParameterClient
+from workers.data.errors import DataError
+from workers.data.labels import LABEL, click_label
 from workers.device.copies import Staging, Upload
 from workers.embedding.sparse import SparseEmbedding, bind_rows, tables_of, unique_keys
 from workers.links.frames import Frame, FrameId
@@ -31,6 +34,23 @@ class DistinctKeys:
     keys: dict[Sources, NDArray[np.uint64]]  # [U]
     inverse: dict[Sources, list[Upload]]  # per micro-batch, positions [n]
     padded: dict[Sources, list[bool]]  # per micro-batch, whether some keys are PAD
+    usage: dict[str, NDArray[np.float32]]  # table -> shows and clicks [2, U], where they count
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """What the rows of one table have collected, of one block of micro-batches after the other.
+
+    Attributes:
+        keys: [U] each.
+        gradients: [U, dim] each.
+        usage: shows and clicks, [2, U] each; none where they do not count.
+    """
+
+    table: str
+    keys: list[NDArray[np.uint64]]
+    gradients: list[Tensor]
+    usage: list[NDArray[np.float32]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +83,7 @@ class StageRows:
         order: of its pulls among the commits.
         share: how many micro-batches of a step are this worker's.
         namespace: begins the tables' names on the servers.
-        servers: what the job says of them.
+        job: whose rows they are.
     """
 
     def __init__(
@@ -75,7 +95,7 @@ class StageRows:
         share: Callable[[int], int],
         staging: Staging,
         namespace: str,
-        servers: ServerSpec,
+        job: JobSpec,
     ) -> None:
         self.layers: dict[str, SparseEmbedding] = {}
         for lookup in lookups:
@@ -99,16 +119,26 @@ class StageRows:
             table: [layer for layer in self.layers.values() if layer.spec.table == table]
             for table in self.tables
         }
+        self._clicks = {
+            table: click_label(job, table, spec.clicks)
+            for table, spec in self.tables.items()
+            if spec.score is not None
+        }
         for spec in self.tables.values():
+            options = {"memory_bytes": job.servers.memory_bytes, **spec.table_options()}
+            if spec.wire is not None:
+                options["wire"] = spec.wire
             client.create_table(
                 namespace + spec.table,
-                **{"memory_bytes": servers.memory_bytes, **spec.table_options()},
-                durability=servers.durability or "none",
+                **options,
+                durability=job.servers.durability or "none",
             )
 
-    def distinct(self, micro_batches: Sequence[Mapping[str, Tensor]]) -> DistinctKeys:
+    def distinct(
+        self, micro_batches: Sequence[Mapping[str, Tensor]], *, learning: bool
+    ) -> DistinctKeys:
         """What some micro-batches look up: work that needs not wait until rows may be pulled."""
-        found = DistinctKeys({}, {}, {})
+        found = DistinctKeys({}, {}, {}, {})
         for sources in dict.fromkeys(self._sources.values()):
             parts = [keys_of(sources, m).numpy() for m in micro_batches]
             flat = parts[0] if len(parts) == 1 else np.concatenate(parts)
@@ -119,6 +149,14 @@ class StageRows:
             found.padded[sources] = [False] * len(parts)
             if there is not None:
                 found.padded[sources] = [not p.all() for p in torch.from_numpy(there).split(sizes)]
+            for table, label in self._clicks.items() if learning else ():
+                if self._sources[table] == sources:
+                    chosen = positions if there is None else positions[there]
+                    clicks = _clicks_of(table, sources, label, micro_batches)
+                    if clicks is not None and there is not None:
+                        clicks = clicks[there]
+                    count = len(found.keys[sources])
+                    found.usage[table] = usage_of(chosen, clicks, count)
         return found
 
     def pull(self, keys: DistinctKeys, *, learning: bool) -> PulledRows | None:
@@ -144,7 +182,8 @@ class StageRows:
             if frame.id in self._ahead:
                 return
             self._ahead[frame.id] = Future()
-            self._waiting[frame.id] = self._arriving.submit(self.distinct, [frame.tensors])
+            work = partial(self.distinct, [frame.tensors], learning=True)
+            self._waiting[frame.id] = self._arriving.submit(work)
         self.pull_waiting()
 
     def pull_waiting(self) -> None:
@@ -171,23 +210,35 @@ class StageRows:
             padded = pulled.of.padded[sources][index]
             bind_rows(self._users[table], pulled.leaf(table), positions, padded=padded)
 
-    def collected(
-        self, blocks: Sequence[PulledRows]
-    ) -> Iterator[tuple[str, list[NDArray[np.uint64]], list[Tensor]]]:
-        """What some rows have collected, by table: of each block keys [U], gradients [U, dim]."""
+    def collected(self, blocks: Sequence[PulledRows]) -> Iterator[Collected]:
+        """What some rows have collected, by table."""
         for table, sources in self._sources.items():
             pairs = [
-                (block.of.keys[sources], leaf.grad)
+                (block.of, leaf.grad)
                 for block in blocks
                 if (leaf := block.leaves.get(table)) is not None and leaf.grad is not None
             ]
             if pairs:
-                yield table, [keys for keys, _ in pairs], [gradient for _, gradient in pairs]
+                yield Collected(
+                    table,
+                    [of.keys[sources] for of, _ in pairs],
+                    [gradient for _, gradient in pairs],
+                    [of.usage[table] for of, _ in pairs if table in of.usage],
+                )
+
+    def shrunk_after(self, step: int) -> list[str]:
+        """The tables, as the servers call them, that a step's end is to evict rows of."""
+        every = {
+            table: spec.eviction.every_steps for table, spec in self.tables.items() if spec.eviction
+        }
+        return [
+            self._namespace + t for t, steps in every.items() if steps and not (step + 1) % steps
+        ]
 
     def evict(self) -> None:
         """Have tables apply their limits, so that what is measured next is what is saved."""
         for spec in self.tables.values():
-            if spec.eviction is not None:
+            if spec.eviction is not None and spec.eviction.max_rows:
                 self._client.shrink(self._namespace + spec.table, decay=False)
 
     def close(self) -> None:
@@ -205,3 +256,42 @@ class StageRows:
             del self._arrived[step]
             self.order.pulled(step)
         self.order.wake()
+
+
+def usage_of(
+    positions: NDArray[np.int64], clicks: NDArray[np.float32] | None, count: int
+) -> NDArray[np.float32]:
+    """How often each of `count` keys was looked up, and in clicked samples: [2, count].
+
+    Args:
+        positions: which key each look-up [n] is of.
+        clicks: of their samples [n]; None: nothing was.
+    """
+    usage = np.zeros((2, count), np.float32)
+    usage[0] = np.bincount(positions, minlength=count)
+    if clicks is not None:
+        usage[1] = np.bincount(positions, weights=clicks, minlength=count)
+    return usage
+
+
+def _clicks_of(
+    table: str, sources: Sources, label: str, micro_batches: Sequence[Mapping[str, Tensor]]
+) -> NDArray[np.float32] | None:
+    """Whether the sample of each look-up [n] was clicked; None where no label says it."""
+    if not label:
+        return None
+    found = []
+    for tensors in micro_batches:
+        clicked = tensors[LABEL + label].numpy()
+        if not ((clicked >= 0) & (clicked <= 1)).all():
+            wrong = clicked[~((clicked >= 0) & (clicked <= 1))][0]
+            raise DataError("job", f"tables.{table}.clicks", float(wrong), "a label from 0 to 1")
+        sample = {source.input: _samples(tensors[source.input]) for source in sources}
+        found.append(clicked[keys_of(sources, sample).numpy()])
+    return np.concatenate(found).astype(np.float32)
+
+
+def _samples(keys: Tensor) -> Tensor:
+    """In the place of each key the number of its sample."""
+    number = torch.arange(len(keys)).reshape(-1, *[1] * (keys.ndim - 1))
+    return number.expand_as(keys).contiguous()

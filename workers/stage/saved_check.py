@@ -4,9 +4,12 @@ from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import nn
 
+from protos.job_pb2 import JobSpec
 from ps import ParameterClient
 from workers.data.reader import Split
+from workers.embedding.sparse import SparseEmbedding
 from workers.learning.precision import Precision
 from workers.model.job_metrics import JobMetrics
 from workers.model.reloaded import check_finite, check_predictions, reopened
@@ -54,7 +57,13 @@ def check_saved(
     if batch is None:
         return
     tolerance = _TOLERANCE if share.device.type == "cpu" else _TOLERANCE_OF_DEVICES
-    if share.precision.dtype is not None or job.servers.wire not in ("", "float32"):
+    if share.precision.dtype is not None or _travels_short(job, model):
         tolerance = _TOLERANCE_16_BITS
     computing = Precision(share.precision.dtype, "cpu").computing
     check_predictions(model, JobMetrics(job), batch, scores, computing, tolerance, output)
+
+
+def _travels_short(job: JobSpec, model: nn.Module) -> bool:
+    """Whether rows of some table travel in 16 bits."""
+    specs = (layer.spec for layer in model.modules() if isinstance(layer, SparseEmbedding))
+    return any((spec.wire or job.servers.wire or "float32") != "float32" for spec in specs)

@@ -142,7 +142,7 @@ class TrainingSource:
             micro = [{**tensors, WHOLE: counts} for tensors in micro]
         pulled = None
         if self._rows.layers:
-            keys = self._rows.distinct(micro)
+            keys = self._rows.distinct(micro, learning=True)
             self._rows.order.wait_to_pull(step)
             with span("pull ahead", step=step):
                 pulled = self._rows.pull(keys, learning=True)

@@ -149,9 +149,16 @@ void TablePrefetch(Table& self, nb::handle keys_object, size_t key_bytes) {
   self.Pull(keys.data(), n, key_bytes, {false, false, Dtype::kFloat32, nullptr});
 }
 
+Buckets BucketsOf(const View& flags) {
+  flags.Expect(kBuckets, "buckets");
+  Buckets out;
+  for (size_t b = 0; b < kBuckets; ++b) out[b] = flags.data()[b] != 0;
+  return out;
+}
+
 void TablePush(Table& self, nb::handle keys_object, size_t key_bytes, nb::handle values_object,
                const std::string& kind, double rate, uint64_t nonce, uint32_t time_s, uint32_t step,
-               nb::object usage_object, bool distinct, uint64_t turn) {
+               nb::object usage_object, bool distinct, uint64_t turn, nb::object shrink_object) {
   View keys(keys_object), values(values_object);
   const size_t n = keys.Count(CheckKeyBytes(key_bytes), "keys");
   values.Expect(n * self.dim() * sizeof(float), "gradients");
@@ -173,15 +180,10 @@ void TablePush(Table& self, nb::handle keys_object, size_t key_bytes, nb::handle
   batch.step = step;
   batch.distinct = distinct;
   batch.turn = turn;
+  std::optional<Buckets> shrink;
+  if (!shrink_object.is_none()) batch.shrink = &shrink.emplace(BucketsOf(View(shrink_object)));
   nb::gil_scoped_release released;
   self.Push(keys.data(), n, key_bytes, batch);
-}
-
-Buckets BucketsOf(const View& flags) {
-  flags.Expect(kBuckets, "buckets");
-  Buckets out;
-  for (size_t b = 0; b < kBuckets; ++b) out[b] = flags.data()[b] != 0;
-  return out;
 }
 
 uint64_t TableAbsorb(Table& self, nb::handle block_object, nb::object wanted_object) {
@@ -276,7 +278,8 @@ void BindTable(nb::module_& m) {
            "route"_a.none() = nb::none(), "shard"_a = 0)
       .def("prefetch", &TablePrefetch, "keys"_a, "key_bytes"_a)
       .def("push", &TablePush, "keys"_a, "key_bytes"_a, "values"_a, "kind"_a, "rate"_a, "nonce"_a,
-           "time_s"_a, "step"_a, "usage"_a.none(), "distinct"_a = false, "turn"_a = 0)
+           "time_s"_a, "step"_a, "usage"_a.none(), "distinct"_a = false, "turn"_a = 0,
+           "shrink"_a.none() = nb::none())
       .def("take_turn", &Table::TakeTurn)
       .def("check_room", &Table::CheckRoom, nb::call_guard<nb::gil_scoped_release>())
       .def("snapshot", &NewSnapshot, "since"_a, "values"_a, "min_score"_a, "buckets"_a.none(),

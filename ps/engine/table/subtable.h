@@ -46,9 +46,10 @@ struct PushBatch {
   const char* shows = nullptr;   // a float each, or none: one show each
   const char* clicks = nullptr;
   float rate = 1;
-  bool distinct = false;  // no key comes twice
-  uint64_t nonce = 0;     // of the push: all that is random about it follows from this
-  uint64_t turn = 0;      // see Table::TakeTurn; 0: beside all others
+  bool distinct = false;            // no key comes twice
+  const Buckets* shrink = nullptr;  // whose rows the eviction rules are applied to after it
+  uint64_t nonce = 0;               // of the push: all that is random about it follows from this
+  uint64_t turn = 0;                // see Table::TakeTurn; 0: beside all others
   uint32_t time_s = 0;
   uint32_t step = 0;
 };
@@ -77,9 +78,9 @@ class alignas(64) Subtable {
 
   // Moves the coldest rows to disk until memory is within `bytes`. Throws DiskFull.
   void Demote(size_t bytes);
-  // Applies the eviction rules but max_rows; returns the number of keys removed. No snapshot may
-  // be under way.
-  uint64_t Shrink(uint32_t time_s, uint32_t step, bool decay);
+  // Applies the eviction rules but max_rows to the rows of some buckets; null: all. Returns the
+  // number of keys removed.
+  uint64_t Shrink(uint32_t time_s, uint32_t step, bool decay, const Buckets* of);
   // What max_rows goes by: the rows worth least are removed first.
   struct Worth {
     uint64_t worth;

@@ -158,7 +158,7 @@ void Subtable::Compact(uint32_t kind) {
 void Subtable::Evict(uint64_t key, uint64_t hash, uint32_t place) {
   SaveBefore(place);
   Remove(key, hash, place);
-  ++counters_.evicted;
+  counters_.evicted += KindOf(place) != kCounted;
   gone_.emplace_back(key, generation_);
   if (gone_.size() > kGoneKept) {
     gone_from_ = gone_.front().second + 1;
@@ -166,11 +166,13 @@ void Subtable::Evict(uint64_t key, uint64_t hash, uint32_t place) {
   }
 }
 
-uint64_t Subtable::Shrink(uint32_t time_s, uint32_t step, bool decay) {
+uint64_t Subtable::Shrink(uint32_t time_s, uint32_t step, bool decay, const Buckets* of) {
   const Eviction& rules = options_.eviction;
   std::vector<std::pair<uint64_t, uint32_t>> out;
   const bool decays = decay && options_.score.used() && options_.score.decay != 1;
   const auto look = [&](uint64_t key, uint32_t place) {
+    if (of && !(*of)[BucketOf(Mix(key))]) return;
+    if (decays) SaveBefore(place);
     Usage usage;
     const char* row = nullptr;
     bool full = KindOf(place) == kFull;
@@ -205,13 +207,7 @@ uint64_t Subtable::Shrink(uint32_t time_s, uint32_t step, bool decay) {
     if (old || low || small) out.emplace_back(key, place);
   };
   ForEachPlace(look);
-  for (const auto& [key, place] : out) {
-    if (KindOf(place) == kCounted) {
-      Remove(key, Mix(key), place);
-    } else {
-      Evict(key, Mix(key), place);
-    }
-  }
+  for (const auto& [key, place] : out) Evict(key, Mix(key), place);
   return out.size();
 }
 

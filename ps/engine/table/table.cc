@@ -114,9 +114,9 @@ Table::Grouped Table::GroupOf(const Range& range, const Mine& mine) {
   return out;
 }
 
-template <typename Work>
+template <typename Work, typename After>
 size_t Table::ForItems(const Range& whole, const Mine& mine, bool together, uint64_t turn,
-                       Work work) {
+                       Work work, After after) {
   const size_t n = whole.end;
   const bool parallel = n >= kParallelFrom;
   const auto for_each = [parallel](size_t count, const auto& task) {
@@ -145,6 +145,7 @@ size_t Table::ForItems(const Range& whole, const Mine& mine, bool together, uint
       if (!lock) lock = std::unique_lock(sub.mutex);
       work(sub, &range.items[begin], count);
     }
+    after(sub, &lock);
     if (turn) {
       ++sub.turn;
       sub.passed.notify_all();
@@ -159,21 +160,29 @@ size_t Table::Pull(const void* keys, size_t n, size_t key_bytes, const PullBatch
   if (n == 0) return 0;
   const size_t taken = ForItems(
       {keys, key_bytes, 0, n}, batch.mine, false, 0,
-      [&](Subtable& sub, const Item* items, size_t count) { sub.Pull(items, count, batch); });
+      [&](Subtable& sub, const Item* items, size_t count) { sub.Pull(items, count, batch); },
+      [](Subtable&, std::unique_lock<std::mutex>*) {});
   if (batch.copy) pulled_.fetch_add(taken, std::memory_order_relaxed);
   return taken;
 }
 
 void Table::Push(const void* keys, size_t n, size_t key_bytes, const PushBatch& batch) {
-  if (n == 0 && !batch.turn) return;
+  if (n == 0 && !batch.turn && !batch.shrink) return;
   if (!batch.turn) CheckRoom();  // else it has been
   std::atomic<bool> begun{false};
   try {
-    ForItems({keys, key_bytes, 0, n}, {}, !batch.distinct, batch.turn,
-             [&](Subtable& sub, const Item* items, size_t count) {
-               begun.store(true, std::memory_order_relaxed);
-               sub.Push(items, count, batch);
-             });
+    ForItems(
+        {keys, key_bytes, 0, n}, {}, !batch.distinct, batch.turn,
+        [&](Subtable& sub, const Item* items, size_t count) {
+          begun.store(true, std::memory_order_relaxed);
+          sub.Push(items, count, batch);
+        },
+        [&](Subtable& sub, std::unique_lock<std::mutex>* lock) {
+          if (!batch.shrink) return;
+          if (!*lock) *lock = std::unique_lock(sub.mutex);
+          begun.store(true, std::memory_order_relaxed);
+          sub.Shrink(batch.time_s, batch.step, true, batch.shrink);
+        });
   } catch (const std::exception& error) {
     if (begun) throw Broken(error.what());
     throw;
@@ -197,11 +206,10 @@ void Table::Demote() {
 }
 
 uint64_t Table::Shrink(uint32_t time_s, uint32_t step, bool decay) {
-  if (snapshotting_) throw std::runtime_error("a table cannot shrink while it is being saved");
   uint64_t removed = 0;
   for (auto& sub : subtables_) {
     std::lock_guard lock(sub->mutex);
-    removed += sub->Shrink(time_s, step, decay);
+    removed += sub->Shrink(time_s, step, decay, nullptr);
   }
   return removed + Trim();
 }

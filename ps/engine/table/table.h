@@ -34,8 +34,8 @@ class Table {
   // A place in the order of pushes: each row sees those that have one in this order, however they
   // come. Whoever takes it must Push with it: later ones wait.
   uint64_t TakeTurn() { return turns_.fetch_add(1, std::memory_order_relaxed) + 1; }
-  // Sums the gradients of equal keys and applies the optimizer once to each. What it throws
-  // but Broken has changed nothing.
+  // Sums the gradients of equal keys and applies the optimizer once to each; then, where the
+  // batch says so, the eviction rules. What it throws but Broken has changed nothing.
   void Push(const void* keys, size_t n, size_t key_bytes, const PushBatch& batch);
 
   // Throws DiskFull while memory is over its limit and rows cannot go to disk.
@@ -81,8 +81,10 @@ class Table {
   // Calls work(sub-table, items, their number) for all keys meant; returns how many these are.
   // Sub-tables come side by side, each at its turn if there is one, and the items of one in several
   // calls unless `together`.
-  template <typename Work>
-  size_t ForItems(const Range& whole, const Mine& mine, bool together, uint64_t turn, Work work);
+  // At last it calls after(sub-table, lock), the lock held or not, of each.
+  template <typename Work, typename After>
+  size_t ForItems(const Range& whole, const Mine& mine, bool together, uint64_t turn, Work work,
+                  After after);
 
   Options options_;
   // Apart, so that an index that has grown leaves its place to others, not holes among the rows.

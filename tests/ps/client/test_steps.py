@@ -5,13 +5,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from protos.reason_pb2 import PARTS_MISSING
-from ps import Admission, Eviction, LocalShards, ParameterClient, Segment, ShardError
-from ps.errors import NonFiniteError
+from ps import Admission, Eviction, LocalShards, ParameterClient, Score, Segment, ShardError
+from ps.errors import NonFiniteError, TableError
 from tests.ps.engine.test_optimizers import Reference
 
 OPTIMIZERS: list[dict[str, Any]] = [
@@ -329,3 +330,56 @@ def test_a_part_does_what_a_push_does(
         pushed = client.pull(f"{wire}.pushed", keys)
         for name in ("staged", "carried"):
             np.testing.assert_array_equal(client.pull(f"{wire}.{name}", keys), pushed)
+
+
+@pytest.mark.parametrize("shared_memory", [True, False])
+def test_tables_of_one_part_travel_each_in_its_own_way(
+    shards: LocalShards, shared_memory: bool
+) -> None:
+    """One message a shard, though widths and what is counted differ; pulls, too."""
+    name = f"steps-{next(_number)}."
+    wires = {"a": None, "b": "bfloat16", "c": "float16", "d": "float32"}
+    options: dict[str, Any] = {"optimizer": "sgd", "learning_rate": 1.0, "initializer": "zeros"}
+    score = Score(non_click=1.0, click=3.0)
+    rng = np.random.default_rng(0)
+    with ParameterClient(
+        shards.addresses, timeout_s=20, wire="float16", shared_memory=shared_memory
+    ) as client:
+        sent: list[dict[str, NDArray[np.float32]]] = []
+        given_parts = []
+        for t, wire in wires.items():
+            scored = {"score": score, "eviction": Eviction(min_score=9.0)} if t in "bc" else {}
+            client.create_table(f"{name}{t}", 3, **options, **scored, wire=wire)
+        for _ in range(2):
+            part: dict[str, tuple[Any, ...]] = {}
+            sent.append({})
+            for t, wire in wires.items():
+                keys = rng.permutation(1000)[:600].astype(np.uint64)
+                grads = rng.normal(size=(600, 3)).astype(np.float32)
+                usage = (np.stack([np.full(600, 5.0), np.full(600, 1.0)]),) if t in "bc" else ()
+                part[f"{name}{t}"] = (keys, grads, *usage)
+                sent[-1][t] = np.zeros((1000, 3), np.float32)
+                sent[-1][t][keys] = rounded(grads, wire or "float16")
+            given_parts.append(part)
+        for slot, part in enumerate(given_parts):
+            client.stage_async(f"{name}s", 0, slot, part).result(20)
+        client.commit_async(f"{name}s", 0, 2, shrink=[f"{name}b"]).result(20)
+        everything = np.arange(1000, dtype=np.uint64)
+        found = client.pull_many({f"{name}{t}": everything for t in wires}, distinct=True)
+        for t, wire in wires.items():
+            expected = -(sent[0][t] + sent[1][t])
+            if t == "b":  # of those that one part had alone the score is 7, of the others 14
+                twice = (sent[0][t] != 0).any(1) & (sent[1][t] != 0).any(1)
+                expected[~twice] = 0
+                assert len(client.keys(f"{name}{t}", 2000)) == twice.sum()
+            np.testing.assert_array_equal(found[f"{name}{t}"], rounded(expected, wire or "float16"))
+            np.testing.assert_array_equal(
+                client.pull(f"{name}{t}", everything), found[f"{name}{t}"]
+            )
+        with pytest.raises(TableError, match="unknown wire 'int8'"):
+            client.create_table(f"{name}e", 3, wire="int8")
+
+
+def rounded(values: NDArray[np.float32], wire: str) -> NDArray[np.float32]:
+    kind = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}[wire]
+    return torch.from_numpy(values).to(kind).float().numpy()

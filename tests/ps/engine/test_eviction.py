@@ -1,5 +1,6 @@
 """Which rows a shrink removes, and that what comes after is as if they had never been."""
 
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,9 @@ import pytest
 from numpy.typing import NDArray
 
 from ps import LocalTable, ParameterClient
+from ps.engine import _native as native
 from ps.table.rules import Admission, Eviction, Score
+from ps.table.spec import make_table
 from tests.waiting import wait_until
 
 SGD: dict[str, Any] = {"optimizer": "sgd", "learning_rate": 1.0, "scale": 1.0}
@@ -262,3 +265,44 @@ def test_a_client_shrinks_all_shards(client: ParameterClient) -> None:
     assert sorted(client.keys("old", 1000).tolist()) == list(range(100))
     first = LocalTable.create("old", 2, **SGD).pull(np.arange(300))
     np.testing.assert_array_equal(client.pull("old", np.arange(100, 300)), first[100:])
+
+
+def test_a_save_under_way_has_what_there_was_before_a_shrink(tier: dict[str, Any]) -> None:
+    """Rows that go meanwhile, and shows and clicks before they decay."""
+    rules = Eviction(ttl_steps=5, min_score=2.0)
+    score = Score(non_click=1.0, click=1.0, decay=0.5)
+    table = make(rules, tier, score=score)
+    twin = make(rules, tier, score=score)
+    keys = np.arange(3000)
+    for each in (table, twin):
+        each.push(keys, ones(keys), step=2**31 + 1, shows=1 + keys % 16)
+    snapshot = table._table.snapshot(since=0, values=False, min_score=0.0, buckets=None)
+    copy = make_table(table.spec, tempfile.gettempdir())
+    for _ in range(7):
+        copy.absorb(snapshot.next(), None)
+    table.shrink(step=2**31 + 3)
+    table.shrink(step=2**31 + 3)
+    while (block := snapshot.next()) is not None:
+        copy.absorb(block, None)
+    assert sorted(copy.keys(1 << 20).tolist()) == held(twin)
+    saved = LocalTable(table.spec, copy)
+    for _ in range(2):
+        assert saved.shrink(step=2**31 + 3) == twin.shrink(step=2**31 + 3) > 0
+        assert held(saved) == held(twin)
+    assert held(table) == held(saved)
+
+
+def test_a_push_that_shrinks_some_buckets_leaves_the_others() -> None:
+    table = LocalTable.create("t", 2, eviction=Eviction(ttl_steps=5), **SGD)
+    keys = np.arange(2000, dtype=np.uint64)
+    table.push(keys, ones(keys), step=1)
+    some = np.zeros(native.BUCKETS, np.uint8)
+    some[::3] = 1
+    gone = some[native.buckets_of(keys)].astype(bool)
+    assert 500 < gone.sum() < 800
+    how: dict[str, Any] = {"kind": "", "rate": 1.0, "nonce": 0, "time_s": 1, "usage": None}
+    table._table.push(keys[:100], 8, ones(keys[:100]), step=7, shrink=some, **how)
+    gone[:100] = False
+    assert held(table) == keys[~gone].tolist()
+    table._table.push(b"", 8, b"", step=9, shrink=some | 1, turn=table._table.take_turn(), **how)
+    assert held(table) == keys[:100].tolist()

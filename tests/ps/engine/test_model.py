@@ -167,7 +167,6 @@ class Machine(RuleBasedStateMachine):
     def demote(self) -> None:
         self.table._table.demote()
 
-    @precondition(lambda self: self.snapshot is None)
     @rule(steps=st.integers(0, 6))
     def shrink(self, steps: int) -> None:
         self.step += steps
@@ -194,6 +193,7 @@ class Machine(RuleBasedStateMachine):
         )
         self.cut = self.snapshot.cut
         self.at_cut = self.model.copy()
+        self.waiting_at_cut = self.table.counters["waiting"]
 
     @precondition(lambda self: self.snapshot is not None)
     @rule(blocks=st.integers(1, 200))
@@ -208,6 +208,7 @@ class Machine(RuleBasedStateMachine):
             self.copy.absorb(block, None)
         if self.snapshot is None:
             assert sorted(self.copy.keys(1 << 20).tolist()) == sorted(self.at_cut)
+            assert self.copy.counters()["waiting"] == self.waiting_at_cut
             for key, row in self.at_cut.items():
                 np.testing.assert_array_equal(self.copy.pull(np.uint64([key]), True)[0], row)
 

@@ -12,12 +12,23 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from chassis.channels import connect
 from protos import parameter_server_pb2 as pb
 from protos.codec import pack
-from ps import CheckpointError, LocalShards, LocalTable, ParameterClient, ShardError
+from ps import (
+    Admission,
+    CheckpointError,
+    Eviction,
+    LocalShards,
+    LocalTable,
+    ParameterClient,
+    Score,
+    ShardError,
+)
 from ps.engine import _native as native
+from tests.ps.counted import CountedTable
 from tests.ps.faults.test_chaos import bad_network, filled
 from tests.rounds import more, rounds
 from tests.waiting import wait_until
@@ -26,6 +37,18 @@ KEYS = np.arange(3000, dtype=np.uint64)
 DIM = 2
 SLOTS = 3
 SERIES = "job.stage"
+COUNTED = "job.counted"
+
+
+def _counted() -> CountedTable:
+    """Its rules meet often, and halves are exact."""
+    return CountedTable(
+        1.0,
+        lambda key: np.zeros(DIM, np.float32),
+        Eviction(ttl_steps=4, min_score=1.0, every_steps=3),
+        Score(non_click=0.5, click=2.0, decay=0.5),
+        Admission(kind="score", threshold=1.5),
+    )
 
 
 def _make(client: ParameterClient, durability: str) -> None:
@@ -38,12 +61,16 @@ def _make(client: ParameterClient, durability: str) -> None:
             initializer="zeros",
             durability=durability,
         )
+    client.create_table(
+        COUNTED, DIM, initializer="zeros", durability=durability, **_counted().options()
+    )
 
 
 class Group(threading.Thread):
     """Workers that make steps, each with a client of its own; knows what the rows must be.
 
-    Every fourth step is dropped. Whoever tallies is not always who commits.
+    Every fourth step is dropped. Whoever tallies is not always who commits. Rows of one table come
+    and go, by shows and clicks and by age, at every third step, be it dropped.
     """
 
     def __init__(
@@ -57,6 +84,7 @@ class Group(threading.Thread):
             for slot in range(SLOTS)
         ]
         self.sums = {table: np.zeros((len(KEYS), DIM)) for table in ("job.a", "job.b")}
+        self.counted = _counted()
         self.steps = 0
         self.error: BaseException | None = None
         self.ended = threading.Event()
@@ -74,6 +102,8 @@ class Group(threading.Thread):
         step, rng = self.steps, self._rng
         total = {table: np.zeros((len(KEYS), DIM)) for table in self.sums}
         staging = []
+        gradients: dict[int, NDArray[np.float32]] = {}
+        usage: dict[int, tuple[float, float]] = {}
         for slot, client in enumerate(self.clients):
             parts = {}
             for table in self.sums:
@@ -81,26 +111,48 @@ class Group(threading.Thread):
                 grads = rng.integers(-3, 4, (200, DIM)).astype(np.float32)
                 parts[table] = (keys, grads)
                 total[table][keys] += grads
+            own = rng.choice(KEYS, 300, replace=False)
+            grads = rng.integers(-3, 4, (300, DIM)).astype(np.float32)
+            shows = rng.integers(1, 4, 300).astype(np.float32)
+            clicks = shows * rng.integers(0, 2, 300).astype(np.float32)
+            for key, grad, s, c in zip(own.tolist(), grads, shows, clicks, strict=True):
+                gradients[key] = gradients.get(key, 0) + np.float32(0.5) * grad
+                had = usage.get(key, (0.0, 0.0))
+                usage[key] = (had[0] + float(s), had[1] + float(c))
+            parts[COUNTED] = (own, grads, np.stack([shows, clicks]))
             staging.append(client.stage_async(SERIES, step, slot, parts))
         for future in staging:
             future.result(90)
         leader = self.clients[step % SLOTS]
+        shrink = [COUNTED] if step % 3 == 2 else []
         if step % 4 == 3:
-            leader.discard_async(SERIES, step).result(90)
+            leader.discard_async(SERIES, step, shrink=shrink).result(90)
         else:
             if step % 2:
                 found = leader.tally(SERIES, step, SLOTS)
                 assert found.finite
-                assert found.squared_norm == sum((t * t).sum() for t in total.values()), step
-            leader.commit_async(SERIES, step, SLOTS, scale=0.5).result(90)
+                squares = sum((t * t).sum() for t in total.values())
+                squares += sum(4 * (g * g).sum() for g in gradients.values())
+                assert found.squared_norm == squares, step
+            leader.commit_async(SERIES, step, SLOTS, scale=0.5, shrink=shrink).result(90)
             for table, grads in total.items():
                 self.sums[table] -= 0.5 * grads
+            self.counted.push(step, gradients, usage)
+        self.counted.end_step(step)
         self.steps += 1
 
     def check(self) -> None:
         """The tables have what the committed steps have added, each once."""
         for table, sums in self.sums.items():
             np.testing.assert_array_equal(self.clients[0].pull(table, KEYS), sums)
+        expected = np.zeros((len(KEYS), DIM), np.float32)
+        for key, row in self.counted.rows.items():
+            expected[key] = row
+        client = self.clients[0]
+        assert sorted(client.keys(COUNTED, 1 << 20).tolist()) == sorted(self.counted.rows)
+        np.testing.assert_array_equal(client.pull(COUNTED, KEYS), expected)
+        waiting = (t.waiting for s in client.stats() for t in s.tables if t.name == COUNTED)
+        assert sum(waiting) == self.counted.waiting
 
     def close(self) -> None:
         for client in self.clients:
@@ -462,7 +514,7 @@ def test_a_step_is_in_a_save_of_all_shards_or_of_none(tmp_path: Path) -> None:
         seen = []
         for number in range(6):
             saved = LocalTable.load_checkpoint(tmp_path / f"{number}")
-            values = {float(v) for t in saved.values() for v in np.unique(t.pull(KEYS))}
+            values = {float(v) for t in "ab" for v in np.unique(saved[f"job.{t}"].pull(KEYS))}
             assert len(values) == 1, (number, values)
             seen.append(values.pop())
         assert seen == sorted(seen)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from heterps import PAD, Admission, Eviction, Segment, SparseEmbedding
+from heterps import PAD, Admission, Eviction, Score, Segment, SparseEmbedding
 from protos.job_pb2 import JobSpec
 from ps import LocalTable
 from ps.errors import TableError
@@ -115,7 +115,12 @@ def test_bags_need_an_axis_of_keys():
 
 @pytest.mark.parametrize(
     ("rules", "named"),
-    [({"ttl_s": 5}, "ttl_s=5"), ({"ttl_steps": 5}, "ttl_steps=5"), ({"min_norm": 1.0}, "max_rows")],
+    [
+        ({"ttl_s": 5, "every_steps": 1}, "ttl_s=5, which a training does not do"),
+        ({"ttl_steps": 5}, "ttl_steps=5 without every_steps"),
+        ({"min_norm": 1.0}, "without every_steps"),
+        ({"every_steps": 1}, "max_rows"),
+    ],
 )
 def test_eviction_that_nobody_would_do_is_refused(rules, named):
     with pytest.raises(TableError, match=named):
@@ -139,7 +144,8 @@ OPTIONS = {
     "stochastic_rounding": True,
     "memory_bytes": 1 << 20,
     "admission": Admission(kind="bloom", threshold=3, capacity=77, reads="zeros"),
-    "eviction": Eviction(max_rows=9, order="lru", min_norm=0.25),
+    "eviction": Eviction(max_rows=9, order="lru", min_norm=0.25, every_steps=7),
+    "score": Score(non_click=0.5, click=3, decay=0.75),
 }
 
 
@@ -165,7 +171,8 @@ def test_every_option_reaches_the_table():
     )
     a, e = spec.admission, spec.eviction
     assert (a.kind, a.threshold, a.capacity, a.reads) == ("bloom", 3, 77, "zeros")
-    assert (e.max_rows, e.order, e.min_norm) == (9, "lru", 0.25)
+    assert (e.max_rows, e.order, e.min_norm, e.every_steps) == (9, "lru", 0.25, 7)
+    assert (spec.score.non_click, spec.score.click, spec.score.decay) == (0.5, 3, 0.75)
     ftrl = created(SparseEmbedding("t", DIM, optimizer="ftrl", l1=0.1, l2=0.2, beta=0.3)).optimizer
     assert (ftrl.l1, ftrl.l2, ftrl.beta) == (0.1, 0.2, 0.3)
 
@@ -183,7 +190,7 @@ def given():
     job = JobSpec()
     options = job.tables["t"]
     for name, value in OPTIONS.items():
-        if name in ("admission", "eviction"):
+        if name in ("admission", "eviction", "score"):
             continue
         if name == "betas":
             options.betas.extend(value)
@@ -193,6 +200,8 @@ def given():
     admission.kind, admission.threshold, admission.capacity = "bloom", 3, 77
     admission.reads = "zeros"
     eviction.max_rows, eviction.order, eviction.min_norm = 9, "lru", 0.25
+    eviction.every_steps = 7
+    options.score.non_click, options.score.click, options.score.decay = 0.5, 3, 0.75
     return job
 
 

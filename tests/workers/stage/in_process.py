@@ -71,13 +71,13 @@ class Tables:
             return {name: self.tables[name].pull(some, read_only) for name, some in keys.items()}
 
     def stage_async(self, series, step, slot, parts, *, distinct):
-        for keys, _ in parts.values():
+        for keys, *_ in parts.values():
             assert distinct
             assert len(np.unique(keys)) == len(keys)
         with self._lock:
             assert (series, step) not in self._over
             self._staged[series, step][slot] = {
-                name: (keys.copy(), grads.copy()) for name, (keys, grads) in parts.items()
+                name: tuple(array.copy() for array in arrays) for name, arrays in parts.items()
             }
         return _done()
 
@@ -87,19 +87,24 @@ class Tables:
         squared = sum(float((grads**2).sum()) for grads in sums)
         return Tally(squared, bool(np.isfinite(squared)))
 
-    def commit_async(self, series, step, slots, *, scale=1.0, rate=1.0, parts=None, distinct=False):
+    def commit_async(
+        self, series, step, slots, *, scale=1.0, rate=1.0, parts=None, distinct=False, shrink=()
+    ):
         if parts is not None:
             self.stage_async(series, step, 0, parts, distinct=distinct)
         with self._lock:
             for (name, keys), grads in self._summed(series, step, slots):
                 self.calls.append(("commit", name, keys.tolist()))
-                self.tables[name].push(keys, np.float32(scale) * grads, rate=rate)
-            self._end(series, step)
+                used = self._used(series, step, name, keys)
+                self.tables[name].push(
+                    keys, np.float32(scale) * grads, rate=rate, step=step, **used
+                )
+            self._end(series, step, shrink)
         return _done()
 
-    def discard_async(self, series, step):
+    def discard_async(self, series, step, *, shrink=()):
         with self._lock:
-            self._end(series, step)
+            self._end(series, step, shrink)
         return _done()
 
     def save(self, place, *, prefix, mode, since, held):
@@ -124,13 +129,28 @@ class Tables:
         for name in sorted({name for part in staged.values() for name in part}):
             pairs = [staged[slot][name] for slot in range(slots) if name in staged[slot]]
             keys, inverse = np.unique(
-                np.concatenate([keys for keys, _ in pairs]), return_inverse=True
+                np.concatenate([pair[0] for pair in pairs]), return_inverse=True
             )
             sums = np.zeros((len(keys), pairs[0][1].shape[1]), np.float32)
-            np.add.at(sums, inverse, np.concatenate([grads for _, grads in pairs]))
+            np.add.at(sums, inverse, np.concatenate([pair[1] for pair in pairs]))
             yield (name, keys), sums
 
-    def _end(self, series, step):
+    def _used(self, series, step, name, keys):
+        """Shows and clicks of a table's keys, summed over slots; nothing where none are counted."""
+        found = {key: np.zeros(2, np.float32) for key in keys.tolist()}
+        counted = False
+        for part in self._staged[series, step].values():
+            for own, _, *usage in [part[name]] if name in part else []:
+                for key, used in zip(own.tolist(), usage[0].T if usage else (), strict=False):
+                    counted = True
+                    found[key] += used
+        shows, clicks = np.stack([found[key] for key in keys.tolist()], 1)
+        return {"shows": shows, "clicks": clicks} if counted else {}
+
+    def _end(self, series, step, shrink=()):
+        if (series, step) not in self._over:
+            for name in shrink:
+                self.tables[name].shrink(step=step)
         self._staged.pop((series, step), None)
         self._over.add((series, step))
 
