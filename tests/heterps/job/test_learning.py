@@ -79,7 +79,7 @@ def test_what_does_not_go_together_is_named(unlabelled, assignments, expected):
         (["data.label_lists.click.beside=ids"], "beside: got 'ids', expected an input of"),
         (["data.label_lists.click={shape: [2], keep: last}"], "expected none without a length"),
         (["data.label_lists.click={length: 2, keep: end}"], "'end', expected one of first, last"),
-        (["data.label_lists.click={length: 2, missing: no}"], "expected skip, or nothing"),
+        (["data.label_lists.click={length: 2, missing: drop}"], "expected skip, or nothing"),
         (["data.label_lists.click.shape=[0]"], "shape: got [0], expected 1 to"),
         (["data.label_lists.click.length=70000"], "got 70000, expected 1 to 65536 values"),
         (
