@@ -147,6 +147,51 @@ class Layer(_message.Message):
 Global___Layer: _TypeAlias = Layer  # noqa: Y015
 
 @_typing.final
+class LinearRoute(_message.Message):
+    """Where the products of an nn.Linear run on a CPU type, measured there: torch | onednn."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TYPE_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    INPUTS_FIELD_NUMBER: _builtins.int
+    OUTPUTS_FIELD_NUMBER: _builtins.int
+    THREADS_FIELD_NUMBER: _builtins.int
+    FORWARD_FIELD_NUMBER: _builtins.int
+    GRAD_INPUT_FIELD_NUMBER: _builtins.int
+    GRAD_WEIGHT_FIELD_NUMBER: _builtins.int
+    type: _builtins.str
+    """of resources"""
+    rows: _builtins.int
+    """that were measured; others go by the nearest number"""
+    inputs: _builtins.int
+    outputs: _builtins.int
+    threads: _builtins.int
+    """of the unit that measured"""
+    forward: _builtins.str
+    grad_input: _builtins.str
+    grad_weight: _builtins.str
+    def __init__(
+        self,
+        *,
+        type: _builtins.str = ...,
+        rows: _builtins.int = ...,
+        inputs: _builtins.int = ...,
+        outputs: _builtins.int = ...,
+        threads: _builtins.int = ...,
+        forward: _builtins.str = ...,
+        grad_input: _builtins.str = ...,
+        grad_weight: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["forward", b"forward", "grad_input", b"grad_input", "grad_weight", b"grad_weight", "inputs", b"inputs", "outputs", b"outputs", "rows", b"rows", "threads", b"threads", "type", b"type"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LinearRoute: _TypeAlias = LinearRoute  # noqa: Y015
+
+@_typing.final
 class Workload(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -164,6 +209,7 @@ class Workload(_message.Message):
     CROSSING_S_FIELD_NUMBER: _builtins.int
     WHOLE_BATCH_FIELD_NUMBER: _builtins.int
     LOCKSTEP_FIELD_NUMBER: _builtins.int
+    LINEAR_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     reference_batch: _builtins.int
     samples: _builtins.float
@@ -188,6 +234,10 @@ class Workload(_message.Message):
     """workers share out experts: so it is in each stage but the last"""
     @_builtins.property
     def layers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Layer]: ...
+    @_builtins.property
+    def linear(self) -> _containers.RepeatedCompositeFieldContainer[Global___LinearRoute]:
+        """of layers that are large enough to be measured; others: torch"""
+
     def __init__(
         self,
         *,
@@ -205,10 +255,11 @@ class Workload(_message.Message):
         crossing_s: _builtins.float = ...,
         whole_batch: _builtins.bool = ...,
         lockstep: _builtins.bool = ...,
+        linear: _abc.Iterable[Global___LinearRoute] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_staleness", b"_staleness", "staleness", b"staleness"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_staleness", b"_staleness", "batch", b"batch", "crossing_s", b"crossing_s", "data_bytes", b"data_bytes", "layers", b"layers", "lockstep", b"lockstep", "micro_batches", b"micro_batches", "name", b"name", "overhead", b"overhead", "ps_core_s", b"ps_core_s", "ps_type", b"ps_type", "reference_batch", b"reference_batch", "samples", b"samples", "staleness", b"staleness", "whole_batch", b"whole_batch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_staleness", b"_staleness", "batch", b"batch", "crossing_s", b"crossing_s", "data_bytes", b"data_bytes", "layers", b"layers", "linear", b"linear", "lockstep", b"lockstep", "micro_batches", b"micro_batches", "name", b"name", "overhead", b"overhead", "ps_core_s", b"ps_core_s", "ps_type", b"ps_type", "reference_batch", b"reference_batch", "samples", b"samples", "staleness", b"staleness", "whole_batch", b"whole_batch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__staleness: _TypeAlias = _typing.Literal["staleness"]  # noqa: Y015
     _WhichOneofArgType__staleness: _TypeAlias = _typing.Literal["_staleness", b"_staleness"]  # noqa: Y015

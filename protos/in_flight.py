@@ -4,7 +4,13 @@ from collections.abc import Sequence
 
 
 def most_in_flight(
-    units: Sequence[int], stage: int, micro_batches: int, staleness: int, *, at_once: bool
+    units: Sequence[int],
+    stage: int,
+    micro_batches: int,
+    staleness: int,
+    *,
+    whole_batch: bool,
+    lockstep: bool,
 ) -> int:
     """The most of a worker of a stage, never more than its share of the steps that may be begun.
 
@@ -15,9 +21,11 @@ def most_in_flight(
         units: workers of each stage.
         micro_batches: of a step.
         staleness: updates that a step lacks.
-        at_once: whether the stage may have to compute all forwards of a step before it hears of
-            any backward.
+        whole_batch: whether the loss waits for all forwards of a step.
+        lockstep: whether gates do: a stage before others may have to compute all of them before it
+            hears of any backward.
     """
+    at_once = whole_batch or (lockstep and stage < len(units) - 1)
     own = units[stage]
     most = -(-micro_batches // own) * (staleness + 1)
     return most if at_once else min(2 * -(-sum(units[stage:]) // own), most)

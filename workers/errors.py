@@ -18,6 +18,10 @@ class UnfitPlanError(ValueError):
     """A plan of other layers than those of the job's model."""
 
 
+class RouteError(UnfitPlanError):
+    """A plan's way to compute a layer that this machine does not have."""
+
+
 class DivergedError(ArithmeticError):
     """A loss or gradient of training is not finite."""
 

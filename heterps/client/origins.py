@@ -20,7 +20,7 @@ from workers.model.entry_digest import entry_files
 _FREE = frozenset(
     (
         *("data.path", "data.prepare"),
-        *("train.checkpoint", "train.loggers", "train.from", "train.resume"),
+        *("train.checkpoint", "train.loggers", "train.from", "train.resume", "train.routes"),
     )
 )
 _TRAINING = ("model", "data", "train")

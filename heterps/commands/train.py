@@ -114,6 +114,8 @@ def _go_on(console: "Console", job: "JobSpec") -> None:
     check_same(job, found.job, origin.job_id)
     job.train.warm_start = ""
     job.train.resume.CopyFrom(origin)
+    del job.train.routes[:]
+    job.train.routes.extend(found.job.train.routes)
     console.print(f"goes on from step {origin.step} of {origin.job_id}", soft_wrap=True)
 
 

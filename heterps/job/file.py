@@ -27,7 +27,7 @@ from workers.model.entry_digest import entry_digest, entry_files
 
 _HIDDEN: Final = frozenset(
     (
-        *("directory", "code_digest", "entry_digest", "train.resume"),
+        *("directory", "code_digest", "entry_digest", "train.resume", "train.routes"),
         *("schedule.offered", "schedule.given"),
     )
 )
@@ -45,6 +45,7 @@ _DEFAULTS: Final[Mapping[str, Any]] = {
     "train.staleness": 1,
     "train.loss": "bce_with_logits",
     "train.precision": "fp32",
+    "train.linear": "auto",
     "train.optimizer.name": "adam",
     "train.optimizer.learning_rate": 1e-3,
     "train.optimizer.schedule": "constant",
@@ -57,6 +58,7 @@ METHODS: Final = JOB_METHODS
 _CHOICES: Final = {
     "train.loss": LOSSES,
     "train.precision": ("fp32", "bf16", "fp16"),
+    "train.linear": ("auto", "torch"),
     "train.optimizer.name": ("adam", "adamw", "sgd", "adagrad"),
     "train.optimizer.schedule": ("constant", "cosine"),
     "train.rows.schedule": ("constant", "cosine"),

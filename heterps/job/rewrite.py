@@ -32,7 +32,7 @@ _CALLABLES: Final = (
 # Read by the client, or replaced by the proposal.
 _LEFT_OUT: Final = (
     *("directory", "code", "code_digest", "entry_digest"),
-    *("train.resume", "schedule.offered", "schedule.given"),
+    *("train.resume", "train.routes", "schedule.offered", "schedule.given"),
 )
 
 

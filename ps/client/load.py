@@ -35,11 +35,14 @@ def load(
             return _load(session, store, began + timeout_s, rename)
         except (StaleRouteError, ReplacedError, HoldEndedError) as error:
             if time.monotonic() > began + timeout_s:
-                raise CheckpointError(
-                    f"{store.url}: not loaded within {timeout_s:g} s: {error}"
-                ) from None
+                late = CheckpointError(f"{store.url}: not loaded within {timeout_s:g} s: {error}")
+                raise half or late from None
             if isinstance(error, StaleRouteError):
                 session.refresh(routes)
+        except CheckpointError as error:
+            if half is None:
+                raise
+            raise half from error
         except ShardError as error:
             away = error.code is grpc.StatusCode.UNAVAILABLE
             if isinstance(error, _HalfLoadedError):

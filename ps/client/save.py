@@ -12,7 +12,6 @@ from ps.checkpoint.manifest import File, Manifest, Parent
 from ps.checkpoint.places import open_store
 from ps.checkpoint.rowfile import spec_of
 from ps.checkpoint.store import Store
-from ps.checkpoint.switch import Switch
 from ps.checkpoint.tables import Chain, chain, relative_place, save_of
 from ps.client.hold import Hold
 from ps.client.session import Session
@@ -76,15 +75,16 @@ def _save(
 ) -> None:
     """One attempt, by one routing."""
     switch = manifest.begin_save(store)
-    links = [] if parent_store is None else _builds_on(switch, parent_store, mode)
+    before = manifest.replaced(switch)
+    links = [] if parent_store is None else _builds_on(store, before, parent_store, mode)
     parent = links[-1][1] if links else None
     folder = manifest.new_id()
     try:
         with Hold(session, limit) as hold:
             lost = hold.hold_pushes()
             on_hold()
-            if parent is not None:
-                _check_parent(store, parent_store, parent, mode, len(hold.shards))
+            if parent_store is not None and parent is not None:
+                _check_parent(parent_store, parent, mode, len(hold.shards))
             replies = _write_parts(
                 session, hold, f"{store.url}/{folder}", timeout_s, prefix, mode, parent, lost
             )
@@ -93,10 +93,11 @@ def _save(
         )
         manifest.check_sizes(store, files)  # whether all shards have written to this very place
         first = manifest.first_files(files)
-        _check_tables(switch, [{f.table: f.rows for f in r.files if f.table} for r in replies])
+        saved = [{f.table: f.rows for f in reply.files if f.table} for reply in replies]
+        _check_tables(store, before, saved)
         specs = {name: spec_of(store, file.name) for name, file in first.items()}
         stays = save_of(links)
-        if parent_store and save_of(_builds_on(switch, parent_store, mode)) != stays:
+        if parent_store and save_of(_builds_on(store, before, parent_store, mode)) != stays:
             raise DeltaError(
                 f"since={parent_store.url}: another save has been made there meanwhile, or where a "
                 "save lies that it builds on; expected all that the delta builds on to stay"
@@ -187,11 +188,9 @@ def _positions(replies: list[pb.SaveReply]) -> dict[str, str]:
     return {client: position.position for client, position in sorted(newest.items())}
 
 
-def _check_parent(
-    store: Store, parent_store: Store | None, parent: Manifest, mode: str, shards: int
-) -> None:
+def _check_parent(parent_store: Store, parent: Manifest, mode: str, shards: int) -> None:
     wanted = ("checkpoint", "delta") if mode == "delta" else ("base", "serving")
-    where = parent_store.url if parent_store is not None else ""
+    where = parent_store.url
     if parent.mode not in wanted:
         raise CheckpointError(
             f"since={where}: holds mode {parent.mode!r}; expected {' or '.join(wanted)}"
@@ -203,11 +202,14 @@ def _check_parent(
         )
 
 
-def _check_tables(switch: Switch, of_shards: Sequence[Mapping[str, int]]) -> None:
+def _check_tables(
+    store: Store, before: Manifest | None, of_shards: Sequence[Mapping[str, int]]
+) -> None:
     """Refuse what is saved when a shard was started again without what it had.
 
     Args:
-        switch: of the place.
+        store: the place.
+        before: the save there that this one would replace.
         of_shards: the tables that each has saved, with the number of rows.
 
     Raises:
@@ -222,33 +224,34 @@ def _check_tables(switch: Switch, of_shards: Sequence[Mapping[str, int]]) -> Non
                 f"table {name!r} is not on shards {lacking}; expected it on all. Where these were "
                 "started again without it, load a save"
             )
-    replaced = manifest.replaced(switch)
-    if not tables and replaced is not None and replaced.tables:
+    if not tables and before is not None and before.tables:
         raise CheckpointError(
-            f"{switch.store.url}: has {len(replaced.tables)} tables, and the shards have none to "
+            f"{store.url}: has {len(before.tables)} tables, and the shards have none to "
             "save; expected another place, or an empty one"
         )
 
 
-def _builds_on(switch: Switch, parent_store: Store, mode: str) -> Chain:
+def _builds_on(store: Store, before: Manifest | None, parent_store: Store, mode: str) -> Chain:
     """The parent of a save and, where it could not be loaded without, all that this builds on.
+
+    Args:
+        store: the place to write to.
+        before: the save there that this one would replace.
 
     Raises:
         DeltaError: one of these cannot be read.
         CheckpointError: one is what the save would replace.
     """
-    replaced = manifest.replaced(switch)
     try:
-        if (
-            mode != "delta" and replaced is None
-        ):  # of weights published long ago the oldest have gone
+        if mode != "delta" and before is None:
+            # Of weights that were published long ago the oldest have gone.
             return [(parent_store, manifest.read_manifest(parent_store))]
         links = chain(parent_store)
     except CheckpointError as error:
         raise DeltaError(f"since={parent_store.url}: {error}; save a whole one first") from None
-    if replaced is not None and replaced.id in [found.id for _, found in links]:
+    if before is not None and before.id in [found.id for _, found in links]:
         raise CheckpointError(
-            f"since={parent_store.url}: builds on what lies in {switch.store.url}, which is the "
+            f"since={parent_store.url}: builds on what lies in {store.url}, which is the "
             "place to write to; expected another"
         )
     return links

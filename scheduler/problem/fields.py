@@ -117,11 +117,12 @@ class Fields:
             raise self.error(key, "true or false")
         return value
 
-    def items(self, key: str) -> Sequence[object]:
-        """Return a list of at least one item."""
-        value = self._get(key, _REQUIRED, "a list of at least one item")
-        if not isinstance(value, list | tuple) or not value:
-            raise self.error(key, "a list of at least one item")
+    def items(self, key: str, least: int = 1) -> Sequence[object]:
+        """Return a list; one that may be empty may be missing."""
+        expected = "a list of at least one item" if least else "a list"
+        value = self._get(key, _REQUIRED if least else (), expected)
+        if not isinstance(value, list | tuple) or len(value) < least:
+            raise self.error(key, expected)
         return value
 
     def mapping(self, key: str, of: str) -> Mapping[str, object]:

@@ -74,6 +74,11 @@ class Steps:
 
 def in_flight(units: Sequence[int], stage: int, steps: Steps) -> int:
     """Return how many micro-batches a worker of a stage keeps at most, by the stages' units."""
-    at_once = steps.whole_batch or (steps.lockstep and stage < len(units) - 1)
-    lacking = steps.staleness or 0
-    return most_in_flight(units, stage, steps.micro_batches, lacking, at_once=at_once)
+    return most_in_flight(
+        units,
+        stage,
+        steps.micro_batches,
+        steps.staleness or 0,
+        whole_batch=steps.whole_batch,
+        lockstep=steps.lockstep,
+    )

@@ -62,6 +62,24 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True)
+class LinearRoute:
+    """What computes the products of `nn.Linear` of one size, as measured on a type's unit.
+
+    `forward`, `grad_input` and `grad_weight` are names such as torch and onednn, for `rows` rows
+    and for numbers that are nearest to it.
+    """
+
+    type: str
+    rows: int
+    inputs: int
+    outputs: int
+    threads: int
+    forward: str
+    grad_input: str
+    grad_weight: str
+
+
+@dataclass(frozen=True, slots=True)
 class Workload:
     """A model to train: `samples` samples in all, layers in the order they run.
 
@@ -73,7 +91,7 @@ class Workload:
     `transfer_s`, whatever its size, and `data_bytes` what a host of the first stage keeps of the
     dataset. With `whole_batch` the loss is one of whole batches: no backward of a step begins
     before all of its forwards are done. With `lockstep` workers share out experts: so it is in each
-    stage but the last.
+    stage but the last. `linear` is no cost: what the costs of dense layers were measured with.
     """
 
     name: str
@@ -90,6 +108,7 @@ class Workload:
     crossing_s: float = field(default=0.0, metadata=OPTIONAL)
     whole_batch: bool = field(default=False, metadata=OPTIONAL)
     lockstep: bool = field(default=False, metadata=OPTIONAL)
+    linear: tuple[LinearRoute, ...] = field(default=(), metadata=OPTIONAL)
     source: str = field(default="", compare=False)
 
     @classmethod
@@ -136,6 +155,10 @@ class Workload:
             crossing_s=fields.number("crossing_s", default=0.0),
             whole_batch=fields.boolean("whole_batch", default=False),
             lockstep=fields.boolean("lockstep", default=False),
+            linear=tuple(
+                _parse_route(item, f"linear[{index}]", source)
+                for index, item in enumerate(fields.items("linear", least=0))
+            ),
             source=source,
         )
 
@@ -264,6 +287,20 @@ def _parse_cost(value: object, path: str, source: str) -> LayerCost:
         estimated=fields.boolean("estimated", default=False),
         uncertainty=fields.number("uncertainty", default=0.0),
         forward_share=fields.number("forward_share", default=0.0, high=1.0),
+    )
+
+
+def _parse_route(value: object, path: str, source: str) -> LinearRoute:
+    fields = Fields(value, path, source, tuple(LinearRoute.__slots__))
+    return LinearRoute(
+        type=fields.text("type"),
+        rows=fields.integer("rows", 1, 2**32 - 1),
+        inputs=fields.integer("inputs", 1, 2**32 - 1),
+        outputs=fields.integer("outputs", 1, 2**32 - 1),
+        threads=fields.integer("threads", 1, 2**32 - 1),
+        forward=fields.text("forward"),
+        grad_input=fields.text("grad_input"),
+        grad_weight=fields.text("grad_weight"),
     )
 
 

@@ -177,6 +177,9 @@ def launch(
         token=attempt.token,
     )
     base.cuts = cuts_of(base.output)
+    del base.job.train.routes[:]
+    if base.job.train.linear == "auto":
+        base.job.train.routes.extend(decision.workload.linear)
     base.job.train.warm_start = (
         "" if resume else taken_over(attempt.job_id, job.train.warm_start, scheduler)
     )

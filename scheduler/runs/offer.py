@@ -239,4 +239,5 @@ def merge(measured: Sequence[tuple[str, Workload]]) -> Workload:
         for layer, theirs in zip(base.layers, other.layers, strict=True):
             if kind in theirs.cost:
                 layer.cost[kind].CopyFrom(theirs.cost[kind])
+        base.linear.extend(one for one in other.linear if one.type == kind)
     return base

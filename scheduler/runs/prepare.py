@@ -5,6 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from protos.decision_pb2 import Decision, Workload
 from protos.job_pb2 import JobSpec
@@ -97,6 +98,7 @@ class Preparation:
         times = attempt.persist(context.store.recovery_times)
         resources, said = with_times(offer.resources, times, spec)
         offer = replace(offer, resources=resources)
+        self._keep_routes(spec)
         given = bool(spec.schedule.given.layers)
         workload = given_workload(spec, offer) if given else self._profile(spec, offer)
         constrained = of_job(workload, spec, live)
@@ -167,6 +169,19 @@ class Preparation:
         alive = [*found[0][1], *nodes.live(registry.SHARD)]
         self._planned_for = {status.node_id: status.kind for status in alive}
         return found[0]
+
+    def _keep_routes(self, spec: JobSpec) -> None:
+        """Have products run where they ran before, in this job or the one that it goes on from.
+
+        Else an attempt would have other sums, and its weights other bits.
+        """
+        store = self._context.store
+        for job_id in filter(None, (self._attempt.id.job_id, spec.train.resume.job_id)):
+            before = self._attempt.persist(partial(store.decision, job_id))
+            if before is not None and before.workload.linear:
+                del spec.train.routes[:]
+                spec.train.routes.extend(before.workload.linear)
+                return
 
     def _profile(self, spec: JobSpec, offer: Offer) -> Workload:
         """Measure on one free unit of each type that is to be measured."""

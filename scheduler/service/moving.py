@@ -5,6 +5,7 @@ from protos.job_pb2 import JobSpec
 from scheduler.runs.attempt import Attempt
 from scheduler.runs.change import BestPlanError, ChangeRefusedError
 from scheduler.runs.changes.anew import for_job, on_nodes_now, propose_now
+from scheduler.runs.constraints import keep_linear
 
 
 def given(attempt: Attempt, plan: Decision) -> Decision:
@@ -15,6 +16,7 @@ def given(attempt: Attempt, plan: Decision) -> Decision:
         made.workload.CopyFrom(attempt.decision.workload)
     if not made.HasField("resources"):
         made.resources.CopyFrom(attempt.decision.resources)
+    keep_linear(made.workload, attempt.decision.workload.linear)
     return made
 
 

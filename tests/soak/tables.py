@@ -191,9 +191,9 @@ class Tables(Closing):
         for saver in self._savers:
             if saver.what == "deltas":
                 self._check_deltas(saver)
-            elif saver.what == "publish" and self._newest(saver) >= 0:
+            elif saver.what == "publish" and (newest := self._newest(saver)) >= 0:
                 rows = Follower(self._place / "feed").lookup(stamp_of(saver.seed), STAMPED)
-                if not _is_of(rows, self._newest(saver)):
+                if not _is_of(rows, newest):
                     raise Breach(f"what is followed is of no one round: {np.unique(rows)}")
 
     def _check_place(self, savers: Sequence[Client]) -> None:

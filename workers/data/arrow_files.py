@@ -85,14 +85,14 @@ def units(path: Path) -> list[Unit]:
 def read(unit: Unit, columns: Sequence[str], block_rows: int) -> Iterator[pa.RecordBatch]:
     """The rows of a unit, with these columns; what is not compressed is not copied."""
     with pa.memory_map(str(unit.path)) as file:
-        kinds = pa.schema([(field.name, _plain(field.type)) for field in _schema_of(file)])
+        stored = _schema_of(file)
+        kinds = pa.schema([(field.name, _plain(field.type)) for field in stored])
         wanted = pa.schema([kinds.field(name) for name in columns])
         if unit.part is None:
             batches: Iterator[pa.RecordBatch] = iter(pa.ipc.open_stream(file))
         elif _has_footer(file):
             batches = iter([pa.ipc.open_file(file).get_batch(unit.part)])
         else:
-            stored = _schema_of(file)
             file.seek(unit.part)
             batches = iter([pa.ipc.read_record_batch(pa.ipc.read_message(file), stored)])
         for batch in batches:
@@ -143,7 +143,6 @@ def _messages(file: pa.MemoryMappedFile) -> tuple[list[int], list[int]]:
     if file.read(len(_END)) != _END:
         raise pa.ArrowInvalid("the stream was cut short: it has no end mark")
     file.seek(0)
-    has_dictionaries = False
     while True:
         place = file.tell()
         try:
@@ -151,14 +150,12 @@ def _messages(file: pa.MemoryMappedFile) -> tuple[list[int], list[int]]:
         except EOFError:
             break
         if message.type == "dictionary":
-            has_dictionaries = True
+            file.seek(0)
+            places, rows = [], [batch.num_rows for batch in pa.ipc.open_stream(file)]
             break
         if message.type == "record batch":
             places.append(place)
             rows.append(pa.ipc.read_record_batch(message, kinds).num_rows)
-    if has_dictionaries:
-        file.seek(0)
-        return [], [batch.num_rows for batch in pa.ipc.open_stream(file)]
     if file.tell() != size:
         raise pa.ArrowInvalid(f"{size - file.tell()} bytes follow the end of the stream")
     return places, rows

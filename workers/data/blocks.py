@@ -93,10 +93,9 @@ class FileBlocks:
         self.is_countable = sum(map(files.text_bytes, self._text)) <= counts.COUNTED_AT_ONCE
 
     @property
-    def identity(self) -> list[object]:
-        """Names, sizes and times of the files."""
-        found = ((path, path.stat()) for path in self._paths)
-        return [(str(p.resolve()), status.st_size, status.st_mtime_ns) for p, status in found]
+    def identity(self) -> Sequence[object]:
+        """As of `Blocks`."""
+        return files.identity(self._paths)
 
     @property
     def uncounted(self) -> str:
@@ -173,18 +172,25 @@ class JoinedBlocks:
         """As of `Blocks`; and where no row's key is one of the files that are joined."""
         own = self._joined.own(columns)
         self._blocks.check_values(encoder, own)
-        self._joined.check_keys(self._some(own))
+        self._joined.check_keys(self._some(own, encoder.block_rows(_LOOKED_AT)))
 
-    def _some(self, columns: Sequence[str]) -> Iterator[tuple[Path, pa.RecordBatch]]:
-        """Rows of the first, the last and a unit between, then all in order, up to a number."""
-        spread = [self.units[at] for at in (0, len(self.units) // 2, -1)] if self.units else []
+    def _some(self, columns: Sequence[str], most: int) -> Iterator[tuple[Path, pa.RecordBatch]]:
+        """Rows of the first, the last and a unit between, then all in order, up to a number.
+
+        Args:
+            most: rows of a block.
+        """
+        if not self.units:
+            return
+        spread = dict.fromkeys(self.units[at] for at in (0, len(self.units) // 2, -1))
         for unit in spread:
-            for _, block in islice(self._blocks.read(unit, columns, _LOOKED_AT, 0), 1):
+            for _, block in islice(self._blocks.read(unit, columns, most, 0), 1):
                 yield unit.path, block
         rows = 0
         for unit in self.units:
-            for _, block in self._blocks.read(unit, columns, _LOOKED_AT, 0):
-                yield unit.path, block
+            for number, (_, block) in enumerate(self._blocks.read(unit, columns, most, 0)):
+                if number or unit not in spread:
+                    yield unit.path, block
                 rows += block.num_rows
                 if rows >= _LOOKED_AT:
                     return

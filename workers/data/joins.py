@@ -91,8 +91,7 @@ class Joined:
     @property
     def identity(self) -> list[object]:
         """Differs where other rows would be joined."""
-        found = [(path, path.stat()) for join in self._joins for path in join.paths]
-        stats = [(str(p.resolve()), status.st_size, status.st_mtime_ns) for p, status in found]
+        stats = files.identity(path for join in self._joins for path in join.paths)
         return [repr(self._joins), *stats]
 
     def extended(self, path: Path, schema: pa.Schema) -> pa.Schema:
@@ -148,7 +147,7 @@ class Joined:
             for field in self._fields[join.name]:
                 if field.name in wanted:
                     name = f"{join.name}.{field.name}"
-                    column = side.table.column(field.name).combine_chunks().take(taken)
+                    column = side.table.column(field.name).take(taken).combine_chunks()
                     found[name] = field.with_name(name).with_type(column.type), column
         fields, arrays = zip(*(found[name] for name in columns), strict=True)
         return pa.RecordBatch.from_arrays(list(arrays), schema=pa.schema(fields))

@@ -46,12 +46,13 @@ class LabelLists:
         column = block.column(name)
         if not self.ragged:
             return Lists.shaped(column, self.shape, key, path, first)
+        (length,) = self.shape
         if column.null_count and not self.skips_missing:
             row = int(np.argmax(np.asarray(column.is_null())))
             raise DataError(str(path), key, "missing", "a list in every row", first + row)
         if self.beside:
             check_lengths(block, name, self.beside, key, path, first)
-        return Lists.of(column, *self.shape, self.keep, key, path, first)
+        return Lists.of(column, length, self.keep, key, path, first)
 
 
 def label_lists(data: DataSpec) -> dict[str, LabelLists]:

@@ -116,8 +116,11 @@ class Label:
     @property
     def nothing(self) -> npt.NDArray[Any]:
         """No rows of it."""
-        width = (self.beside.length,) if self.beside is not None else ()
-        width = self.lists.shape if self.lists is not None else width
+        width: tuple[int, ...] = ()
+        if self.beside is not None:
+            width = (self.beside.length,)
+        elif self.lists is not None:
+            width = self.lists.shape
         return np.zeros((0, *width), self.kind.dtype)
 
     def check(self, path: Path, kind: pa.DataType, *, typed: bool) -> None:

@@ -13,7 +13,7 @@ from workers.data.errors import DataError
 LARGEST = float(np.finfo(np.float32).max)
 _MISSING_TEXTS = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "None")
 _MISSING = pa.array(_MISSING_TEXTS)
-_EXACT = 2**53  # whole numbers up to here are themselves as float64
+EXACT = 2**53  # whole numbers up to here are themselves as float64
 
 
 def is_number(kind: pa.DataType) -> bool:
@@ -65,7 +65,7 @@ def whole(column: pa.Array, key: str, path: Path, first: int) -> npt.NDArray[np.
         column = column.dictionary_decode()
     if pa.types.is_floating(column.type):
         values = np.asarray(column.cast(pa.float64()).fill_null(np.nan))
-        fits = (values == np.floor(values)) & (np.abs(values) <= _EXACT)
+        fits = (values == np.floor(values)) & (np.abs(values) <= EXACT)
         if fits.all():
             return values.astype(np.int64)
         row = int(np.argmin(fits))

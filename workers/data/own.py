@@ -223,8 +223,10 @@ class OwnBlocks:
         found = []
         for name in sorted(columns):
             value = self._value(sample, name, row)
-            is_array = isinstance(value, np.ndarray)
-            found.append((value.shape, value.dtype.str, value.tobytes()) if is_array else value)
+            if isinstance(value, np.ndarray):  # whose repr leaves out; of objects bytes are places
+                exact = (value.shape, value.dtype.str, value.tobytes())
+                value = value.tolist() if value.dtype.hasobject else exact
+            found.append(value)
         return sha256(repr(found).encode()).hexdigest()
 
     def _units(self) -> list[Unit]:

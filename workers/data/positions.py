@@ -50,8 +50,9 @@ class Positions:
         """Tell of one, or, where its row is 0, of the rows of a pass alone."""
         self._take(position)
         if self._file is not None:
-            with suppress(OSError), self._file.open("a") as file:
-                file.write(position.written() + "\n")
+            line = f"{position.written()}\n".encode()
+            with suppress(OSError), self._file.open("ab", buffering=0) as file:
+                file.write(line)  # at once: others write lines there, too
 
     def before(self, row: int) -> Position:
         """The last one that is not behind a row; the beginning where there is no other."""

@@ -3,13 +3,14 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-_EXACT: Final = 2**53  # whole numbers up to here are themselves as float64
+from workers.data.numbers import EXACT
+
 # Of key, value, what was expected and the row among those that were read.
 Error = Callable[[str, object, str, int], Exception]
 
@@ -58,7 +59,7 @@ class Times:
     def _as_floats(self) -> npt.NDArray[np.float64]:
         if self.values.dtype != np.float64 and len(self.values):
             largest = np.abs(self.values).argmax()
-            if not -_EXACT <= self.values[largest] <= _EXACT:
+            if not -EXACT <= self.values[largest] <= EXACT:
                 expected = "whole numbers up to 2^53, where the other file has fractions"
                 raise self.error(self.key, int(self.values[largest]), expected, int(largest))
         return self.values.astype(np.float64)

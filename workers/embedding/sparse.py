@@ -34,7 +34,8 @@ class SparseEmbedding(nn.Module):
 
     It holds no parameters: rows and their optimizer state belong to the table. A stage binds
     the rows of each micro-batch before it runs. Unbound, as in a notebook, the table lives in
-    this process and takes its gradients during backward.
+    this process and takes its gradients during backward: there each lookup is a step of the
+    optimizer for its rows, where a job makes one of all lookups of a table.
 
     The key `heterps.PAD` stands for no key: it reads zeros, and has no row.
 

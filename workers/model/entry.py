@@ -39,7 +39,8 @@ def build_model(spec: ModelSpec, directory: Path, seed: int) -> nn.Module:
     """Build the job's module with seeded initial parameters.
 
     Raises:
-        ModelError: the entry is wrong, fails, or returns no module.
+        ModelError: the entry is wrong, fails, or returns no module, or one with a layer that
+            cannot be reached by its name.
     """
     build = load_entry(spec.entry, directory, "model.entry")
     arguments = {k: integral(v) for k, v in MessageToDict(spec.args).items()}
@@ -54,7 +55,19 @@ def build_model(spec: ModelSpec, directory: Path, seed: int) -> nn.Module:
         raise ModelError(
             f"model.entry: {spec.entry} returned {type(model).__name__}; expected a torch.nn.Module"
         )
+    _check_names(spec.entry, model)
     return model
+
+
+def _check_names(entry: str, model: nn.Module) -> None:
+    """Refuse what no forward finds: of `self.half = nn.Linear(…)`, `self.half` is the method."""
+    for module in model.modules():
+        for name in module._modules:
+            if hasattr(nn.Module, name):
+                raise ModelError(
+                    f"model.entry: {entry}: {type(module).__name__}.{name} is found nowhere, as "
+                    f"torch.nn.Module has a method of that name; expected another, such as {name}_"
+                )
 
 
 def weights_follow() -> bool:

@@ -143,17 +143,27 @@ class JobMetrics:
             for name, function in self._functions.items():
                 results |= _numbers(name, function(as_given({**outputs, **alone}), labels), prefix)
             for name, metric in self._objects.items():
-                results |= _numbers(name, self._accumulated(metric, found, alone), prefix)
+                value = self._accumulated(metric, found[_ROWS], outputs, alone, labels)
+                results |= _numbers(name, value, prefix)
         return results
 
     def _accumulated(
-        self, metric: Any, found: Mapping[str, Tensor], alone: Mapping[str, Tensor]
+        self,
+        metric: Any,
+        batches: Tensor,
+        outputs: Mapping[str, Tensor],
+        alone: Mapping[str, Tensor],
+        labels: Labels,
     ) -> Any:
-        """What a metric with `update` and `compute` comes to, batch by batch in their order."""
-        outputs, labels = _starting(found, _OUTPUT), _starting(found, _LABEL)
+        """What a metric with `update` and `compute` comes to, batch by batch in their order.
+
+        Args:
+            batches: [n], rows of each.
+            outputs, labels: of all rows; `alone` are of none.
+        """
         metric.reset()
         last = 0
-        for rows in found[_ROWS].tolist():
+        for rows in batches.tolist():
             part = slice(last, last + rows)
             last += rows
             own = ByName({name: label[part] for name, label in labels.items()})

@@ -21,6 +21,8 @@ from torch import Tensor
 from chassis import process
 from chassis.closing import Closing
 from chassis.process import Child, last_lines, module_argv, spawn, stop_all
+from protos.decision_pb2 import LinearRoute
+from protos.job_pb2 import TrainSpec
 from protos.node_pb2 import ProfileRequest
 from protos.stage_pb2 import JoinReply, JoinRequest
 from ps import ParameterClient
@@ -32,6 +34,7 @@ from workers.model.entry import job_model
 from workers.model.inputs import inputs_of
 from workers.model.job_loss import job_loss
 from workers.model.trace import TracedModel
+from workers.ops.linear import Routes, route
 from workers.profiling.rows import ShardRows
 from workers.profiling.timing import LayerTimer, Part, RowPart, first_of, share_of
 
@@ -89,13 +92,19 @@ class Peers(Closing):
             raise
 
     def begin(
-        self, batches: list[dict[str, Tensor]], shard: str, units: Sequence[int], size: int
+        self,
+        batches: list[dict[str, Tensor]],
+        shard: str,
+        units: Sequence[int],
+        size: int,
+        routes: Sequence[LinearRoute],
     ) -> None:
         """Give the peers their data, and wait until all are ready.
 
         Args:
             units: sizes of the groups that will be formed, in order.
             size: samples of a micro-batch.
+            routes: of products of `nn.Linear` on this machine's type.
 
         Raises:
             PeersError: one of them could not start.
@@ -103,6 +112,8 @@ class Peers(Closing):
         path = self._directory / "batches.pt"
         torch.save(batches, path)
         self._put("batches", str(path))
+        told: Any = TrainSpec(routes=routes).SerializeToString()
+        self._put("routes", told)
         self._put("shard", shard)
         self._put("size", str(size))
         self._put("units", ",".join(map(str, units)))
@@ -218,6 +229,7 @@ def main(argv: list[str] | None = None) -> int:
         host, int(port), is_master=False, timeout=timedelta(hours=1)
     )
     batches = torch.load(Path(store.get("batches").decode()))
+    route(traced.model, Routes(TrainSpec.FromString(store.get("routes")).routes))
     with ParameterClient([store.get("shard").decode()]) as client:
         rows = ShardRows(traced.model, client, device, create=False)
         precision = Precision.of(job.train.precision, device)

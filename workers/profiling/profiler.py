@@ -9,7 +9,7 @@ whatever the number of workers, but for rows, of which each has its share.
 
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from protos.decision_pb2 import Layer, LayerCost, Resources, ResourceType, Workload
+from protos.decision_pb2 import Layer, LayerCost, LinearRoute, Resources, ResourceType, Workload
 from protos.node_pb2 import ProfileRequest
 from ps import LocalShards, ParameterClient
 from workers.data import Dataset, GlobalBatches
@@ -36,7 +36,8 @@ from workers.model.job_loss import job_loss
 from workers.model.probe import check_parameters, micro_batches_of, structures_of
 from workers.model.trace import TracedModel
 from workers.model.whole import check_smallest
-from workers.profiling import datasheet
+from workers.ops.linear import Routes, of_type, route
+from workers.profiling import datasheet, linear
 from workers.profiling.catalogue import computes_in_bf16, with_data_sheet
 from workers.profiling.crossing import time_crossing
 from workers.profiling.look import shares_of
@@ -177,9 +178,11 @@ class Profiler:
             for batch in batches:
                 for graph in timer.graphs:
                     rows.warm(graph, batch)
+            routes = self._choose_routes(timer, batches[0])
             self._choose_size(timer, batches)
             if peers is not None:
-                peers.begin(batches, shards.addresses[0], together, self._sizes.micro_batch)
+                size = self._sizes.micro_batch
+                peers.begin(batches, shards.addresses[0], together, size, routes)
             reading_s = time_reading(self._batches, self._sizes.micro_batch)
             per_s = self._sizes.micro_batch / reading_s
             self._log(f"reads {per_s:,.0f} rows/s, {rate / 1e9:.2f} GB/s")
@@ -211,6 +214,20 @@ class Profiler:
         workload = self._workload(costs, works, memories, ps_core_s, uncertainty, overhead)
         workload.crossing_s = crossing_s
         return workload
+
+    def _choose_routes(self, timer: LayerTimer, batch: dict[str, Tensor]) -> Sequence[LinearRoute]:
+        """Settle where products of `nn.Linear` run: as before, else where it is fastest here."""
+        train = self._job.train
+        if train.linear != "auto" or self._device.type != "cpu" or self._here.emulated:
+            return ()
+        if not (kept := of_type(train.routes, self._here.name)):
+            unrouted = Routes()
+            route(self._traced.model, unrouted)
+            timer.time([first_of(batch, self._sizes.micro_batch or self._sizes.rows)])
+            kept = linear.choose(self._here.name, unrouted.seen, self._log)
+            train.routes.extend(kept)
+        route(self._traced.model, Routes(kept))
+        return kept
 
     def _choose_size(self, timer: LayerTimer, batches: list[dict[str, Tensor]]) -> None:
         """Settle the micro-batch where the job leaves it open."""
@@ -281,6 +298,7 @@ class Profiler:
             micro_batches,
             max(once, 1e-4) * micro_batches,
             self._device.type,
+            self._here.name,
         )
 
     def _overhead(self, costs: list[LayerCost], step_s: float) -> float:
@@ -438,6 +456,7 @@ class Profiler:
             data_bytes=kept * self._dataset.row_bytes,
             whole_batch=job_loss(self._job).whole,
             lockstep=train.split_experts,
+            linear=of_type(train.routes, self._here.name),
         )
 
 

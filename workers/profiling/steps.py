@@ -34,6 +34,7 @@ def time_step(
     micro_batches: int,
     expected_s: float,
     device: str,
+    kind: str,
 ) -> float:
     """Seconds of a step, the median of some; 0 where the training has too few of them, or diverges.
 
@@ -43,6 +44,7 @@ def time_step(
         micro_batches: of a step.
         expected_s: about how long one takes.
         device: cpu or cuda.
+        kind: name of this machine's resource type.
     """
     steps = _WARM + min(max(int(MEASURED_S / expected_s), _LEAST), _MOST)
     steps = min(steps, batches.steps)
@@ -51,7 +53,7 @@ def time_step(
     launch = LaunchRequest(
         job_id="profile",
         job=job,
-        stages=[PlanStage(first=0, last=len(layers) - 1, units=1)],
+        stages=[PlanStage(first=0, last=len(layers) - 1, units=1, type=kind)],
         layers=layers,
         devices=[device],
         micro_batches=micro_batches,

@@ -126,10 +126,13 @@ class StageExecutor:
         self._staleness = staleness
         self._lockstep = lockstep
         self.loss = job_loss(job)
-        # The last stage, or one in lockstep, may want all of a step before it returns any of it.
-        at_once = self.loss.whole or (schedule.lockstep and links.after is not None)
         self._depth = most_in_flight(
-            place.widths, place.stage, schedule.micro_batches, staleness, at_once=at_once
+            place.widths,
+            place.stage,
+            schedule.micro_batches,
+            staleness,
+            whole_batch=self.loss.whole,
+            lockstep=schedule.lockstep,
         )
         self._whole = (
             WholeLoss(self.loss, layers.group, schedule, job.train.seed, beginning.step)

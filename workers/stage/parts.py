@@ -42,6 +42,7 @@ from workers.model.statistics import RunningStatistics
 from workers.model.trace import LayerInfo, StageGraph, TracedModel
 from workers.model.warm_start import Weights, give_weights, read_weights
 from workers.model.whole import check_smallest
+from workers.ops.linear import Routes, of_type, route
 from workers.stage.beginning import Beginning, beginning_of
 from workers.stage.callbacks import Callbacks, job_callbacks
 from workers.stage.commits import RowCommits
@@ -82,6 +83,7 @@ class Share:
         fixed: whether the job, not the plan, fixes the number of micro-batches.
         staleness: updates that a step lacks.
         beginning: of the training; the graph's layers are as they are then.
+        routes: of products of the stage's `nn.Linear`, as of the decision.
         weights: that the job's own training begins with.
     """
 
@@ -95,6 +97,7 @@ class Share:
     schedule: Schedule
     fixed: bool
     staleness: int
+    routes: Routes
     beginning: Beginning
     weights: Weights | None
 
@@ -112,13 +115,15 @@ class Share:
 
         Raises:
             ModelError, DataError, PrecisionError: the job does not fit.
-            UnfitPlanError: the plan is one of another model.
+            UnfitPlanError: the plan is one of another model, or computes layers as is not possible
+                here.
             RuntimeError: its GPU is not there.
         """
         job, plan = launch.job, launch.stages[launch.index]
         place = Place(launch.index, launch.rank, tuple(stage.units for stage in launch.stages))
         device = _device(launch)
         precision = Precision.of(job.train.precision, device)
+        routes = Routes(of_type(job.train.routes, plan.type) if device.type == "cpu" else ())
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         traced = TracedModel(job_model(job), inputs_of(job.data))
         names = [layer.name for layer in traced.layers]
@@ -164,6 +169,7 @@ class Share:
             schedule,
             fixed > 0,
             staleness,
+            routes,
             beginning,
             weights,
         )
@@ -306,6 +312,7 @@ def _connected(
     group = _group(share, own, session, rendezvous)
     opened.callback(group.close)
     module = share.graph.module.to(device)
+    route(module, share.routes)
     split = split_experts(module, group) if job.train.split_experts else []
     if split:
         _log.info("experts of %s are split over %d workers", ", ".join(split), group.size)

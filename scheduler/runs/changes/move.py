@@ -85,11 +85,12 @@ def overtaken(attempt: Attempt) -> None:
     """Tell of a change that was under way when the attempt ended; without effect where none was."""
     with attempt.record.lock:  # whoever asks for one holds it until it is under way, or refused
         change = attempt.change
-    if change is None:
-        return
-    move = _move(attempt, change)
-    move.failed = change.failed or "the attempt ended before it could go over"
     with suppress(TransitionError, Interrupted):  # a Redis that lost the job, or is another's
+        if change is None:
+            taken_over(attempt)  # where the attempt ended before it had come to that
+            return
+        move = _move(attempt, change)
+        move.failed = change.failed or "the attempt ended before it could go over"
         attempt.end_change(move)
 
 

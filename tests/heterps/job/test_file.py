@@ -15,7 +15,7 @@ from protos.job_pb2 import JobSpec
 
 HIDDEN = frozenset(
     (
-        *("directory", "code_digest", "entry_digest", "train.resume"),
+        *("directory", "code_digest", "entry_digest", "train.resume", "train.routes"),
         *("schedule.offered", "schedule.given"),
     )
 )

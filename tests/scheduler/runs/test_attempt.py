@@ -12,6 +12,7 @@ from protos.node_pb2 import SHARD, STAGE
 from scheduler.runs.attempt import Attempt, State
 from scheduler.runs.beginning import beginning_of
 from scheduler.runs.calls import Channels, Interrupted
+from scheduler.runs.changes.move import overtaken
 from scheduler.runs.context import Context
 from scheduler.runs.processes import AttemptId, Process
 from scheduler.state.endings import Ending
@@ -323,6 +324,23 @@ def test_whoever_takes_over_in_the_midst_of_a_move_finds_one_plan_with_its_worke
     assert found.decision.stages[0].type == "after"
     assert context.store.decision("job") == found.decision
     assert found.record.line == found.record.generation == 1
+
+
+def test_a_change_is_told_where_whoever_takes_over_is_stopped_before_it_begins_again(
+    context: Context,
+) -> None:
+    attempt = entered(context, up_to=State.RUNNING)
+    attempt.record.note_change(pb.Move(after="1 v100", failed="the scheduler died"))
+    kept = context.store.run("job")
+    assert kept is not None
+    found = new(context)
+    found.take_up(kept)
+    for _ in range(2):
+        overtaken(found)
+        told = context.jobs.get("job")
+        assert told is not None
+        assert [move.failed for move in told.moves] == ["the scheduler died"]
+        assert found.record.change is None
 
 
 def test_whoever_takes_over_when_a_shard_is_another_believes_no_state_of_before(

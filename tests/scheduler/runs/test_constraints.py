@@ -2,7 +2,15 @@
 
 import pytest
 
-from protos.decision_pb2 import Decision, Layer, LayerCost, PlanStage, ResourceType, Workload
+from protos.decision_pb2 import (
+    Decision,
+    Layer,
+    LayerCost,
+    LinearRoute,
+    PlanStage,
+    ResourceType,
+    Workload,
+)
 from protos.job_pb2 import JobSpec
 from protos.scheduler_pb2 import NodeStatus
 from scheduler.runs.constraints import may_depend_on_model, of_job, of_model, shared_cores
@@ -43,6 +51,29 @@ def test_a_job_says_batch_micro_batches_and_staleness() -> None:
     assert (together.workload.staleness, together.workload.lockstep) == (0, True)
     assert "a worker keeps what all of its micro-batches need" in together.notes[-1]
     assert not found.lockstep
+
+
+def test_what_computes_linear_layers_stays_as_it_was_chosen_and_is_said() -> None:
+    def route(kind: str, forward: str) -> LinearRoute:
+        size = {"rows": 512, "inputs": 429, "outputs": 400, "threads": 1}
+        return LinearRoute(
+            type=kind, forward=forward, grad_input="torch", grad_weight="torch", **size
+        )
+
+    measured = workload("a")
+    measured.linear.extend([route("cpu", "torch"), route("t4", "torch")])
+    told = of_job(measured, job(linear="auto"), [])
+    assert told.workload.linear == measured.linear
+    assert told.notes == ("Products of nn.Linear are PyTorch's own: nothing else was 5 % faster.",)
+    again = job(linear="auto")
+    again.train.routes.append(route("cpu", "onednn"))
+    told = of_job(measured, again, [])
+    assert list(told.workload.linear) == [route("cpu", "onednn"), route("t4", "torch")]
+    assert "on cpu by onednn, '429x400 (forward)'. That stays for all of the job" in told.notes[0]
+    for plain in ("torch", ""):
+        told = of_job(measured, job(linear=plain), [])
+        assert not told.workload.linear
+        assert not told.notes
 
 
 def test_fp16_may_be_cut_into_stages() -> None:

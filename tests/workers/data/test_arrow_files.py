@@ -155,7 +155,12 @@ def last_batch(path):
         (
             "a.arrow",
             lambda path: path.write_bytes(path.read_bytes() * 2),
-            r"bytes follow the end of the stream",
+            r"a\.arrow: contents.*bytes follow the end of the stream",
+        ),
+        (
+            "c.arrow",
+            lambda path: path.write_bytes(path.read_bytes() * 2),
+            r"c\.arrow: contents.*bytes follow the end of the stream",
         ),
         ("b.feather", lambda path: path.write_bytes(b"nothing of it"), r"b\.feather: contents"),
     ],

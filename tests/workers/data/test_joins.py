@@ -101,7 +101,8 @@ def test_what_is_joined_is_what_a_loop_finds(
     job = job_of(tmp_path, {"b": spec}, ["row", "b.value"], f"a.{kinds[0]}")
     options = {"cache_bytes": 0, "block_rows": 4, "window_rows": 6} if streamed else {}
     if not {key for key, _, _ in others} & {key for key, _ in rows} - {None}:
-        with pytest.raises(DataError, match=r"data\.join\.b: got .*none has one"):
+        told = rf"data\.join\.b: got .*of {len(rows)} rows none has one"
+        with pytest.raises(DataError, match=told):
             check(job)
         return
     found = read(job, **options)

@@ -363,6 +363,13 @@ def test_states_of_tensors_and_arrays_go_on_where_they_were(job, monkeypatch):
         assert int(read.read_text().split()[0]) > 0
 
 
+def test_samples_with_arrays_of_python_objects_are_known_again(job):
+    objects = RIGHT.replace(
+        "yield sample(row)", "yield sample(row) | {'list': np.array([row / 8, row / 4], object)}"
+    )
+    assert rows_of(*read(job, "Own", objects)) == list(range(ROWS))
+
+
 def test_one_that_says_where_it_is_wrongly_is_found_before_training(job):
     with pytest.raises(DataError, match=r"\[32\]: data\.source: .*after load_state_dict"):
         read(job, "Own", LATE)

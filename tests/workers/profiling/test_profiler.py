@@ -12,11 +12,12 @@ import pytest
 from chassis.bounded_log import BoundedLog
 from chassis.exits import TOLD
 from chassis.forking import ForkServer
-from protos.decision_pb2 import Resources, Workload
+from protos.decision_pb2 import LinearRoute, Resources, Workload
 from protos.job_pb2 import JobSpec
 from protos.node_pb2 import ProfileRequest
 from workers.device.units import compute_environment
 from workers.model.entry import ModelError
+from workers.ops.linear import available
 from workers.profiling.profiler import Profiler
 
 pytest.importorskip("ps.server")
@@ -290,6 +291,35 @@ def test_where_the_job_leaves_micro_batches_open_the_smallest_worth_having_is_me
     assert workload.micro_batches == 0
     assert 512 % workload.reference_batch == 0
     assert f"in micro-batches of {workload.reference_batch}" in log  # it was tried
+
+
+def test_what_computes_linear_layers_is_chosen_once_and_timed_as_it_will_run(
+    request_file: Path, measured: Measured, alone: Workload, tmp_path: Path
+) -> None:
+    assert not alone.linear  # the job leaves it to torch
+    request = ProfileRequest.FromString(request_file.read_bytes())
+    request.job.train.linear = "auto"
+    asked = tmp_path / "request"
+    asked.write_bytes(request.SerializeToString())
+    workload, log = measured(asked, "--type", "cpu", "--batch", "512")
+    # The others of the model are too small to be told apart.
+    (one,) = [one for one in workload.linear if one.rows == 512]
+    assert (one.type, one.inputs, one.outputs, one.threads) == ("cpu", 256, 256, 1)
+    assert {one.forward, one.grad_input, one.grad_weight} <= set(available())
+    assert "linear 256 -> 256, 512 rows" in log
+    flops = [layer.cost["h200"].compute_s for layer in workload.layers]
+    plain = [layer.cost["h200"].compute_s for layer in alone.layers]
+    assert flops == pytest.approx(plain, rel=0.5)  # arithmetic is counted on every route
+    route = available()[-1]
+    kept = LinearRoute(
+        type="cpu", rows=512, inputs=256, outputs=256, threads=1, forward=route, grad_input=route
+    )
+    kept.grad_weight = route
+    request.job.train.routes.append(kept)
+    asked.write_bytes(request.SerializeToString())
+    again, log = measured(asked, "--type", "cpu", "--units", "2", "--batch", "256")
+    assert list(again.linear) == [kept]
+    assert "linear 256" not in log
 
 
 def test_several_workers_are_measured_at_once(request_file: Path, measured: Measured) -> None:

@@ -56,18 +56,20 @@ def test_a_step_takes_its_micro_batches_and_more(job: JobSpec, staleness: int) -
     job.train.staleness = staleness
     batches = GlobalBatches.of(job, Dataset.of(job, "train"))
     with LocalShards(1) as shards:
-        assert time_step(job, LAYERS, shards.addresses, batches, 3, 0.1, "cpu") >= 3 * PAUSE_S
+        assert (
+            time_step(job, LAYERS, shards.addresses, batches, 3, 0.1, "cpu", "cpu") >= 3 * PAUSE_S
+        )
 
 
 def test_a_training_of_few_steps_tells_nothing(job: JobSpec) -> None:
     job.train.max_steps = 3
     batches = GlobalBatches.of(job, Dataset.of(job, "train"))
     with LocalShards(1) as shards:
-        assert time_step(job, LAYERS, shards.addresses, batches, 3, 0.1, "cpu") == 0.0
+        assert time_step(job, LAYERS, shards.addresses, batches, 3, 0.1, "cpu", "cpu") == 0.0
 
 
 def test_a_training_that_diverges_tells_nothing(job: JobSpec) -> None:
     job.train.optimizer.learning_rate, job.train.loss = 1e30, "mse"
     batches = GlobalBatches.of(job, Dataset.of(job, "train"))
     with LocalShards(1) as shards:
-        assert time_step(job, LAYERS, shards.addresses, batches, 3, 0.1, "cpu") == 0.0
+        assert time_step(job, LAYERS, shards.addresses, batches, 3, 0.1, "cpu", "cpu") == 0.0

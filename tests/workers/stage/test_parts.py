@@ -10,6 +10,7 @@ from protos.node_pb2 import LaunchRequest
 from protos.stage_pb2 import StageWorkers, Topology
 from workers.links.inbox import Stopped
 from workers.links.pipeline import Place
+from workers.ops.linear import Routes
 from workers.stage import parts
 
 OPENED = ("ParameterClient", "Outbox", "_group", "Notices")
@@ -41,6 +42,7 @@ def test_what_was_opened_is_closed(monkeypatch, failing):
         place=Place(1, 0, (1, 1, 1)),
         device=torch.device("cpu"),
         graph=SimpleNamespace(module=nn.Identity()),
+        routes=Routes(),
         schedule=SimpleNamespace(micro_batches=1),
         fixed=False,
         layers=(),

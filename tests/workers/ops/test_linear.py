@@ -1,0 +1,227 @@
+"""Layers whose products run elsewhere give what plain ones give, whatever they meet."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+from protos.decision_pb2 import LinearRoute
+from workers.errors import RouteError
+from workers.ops import linear
+from workers.ops.linear import ONEDNN, TORCH, Products, RoutedLinear, Routes, of_type, route
+
+needs_onednn = pytest.mark.skipif(ONEDNN not in linear.available(), reason="torch without oneDNN")
+ALL = dict.fromkeys(("forward", "grad_input", "grad_weight"), ONEDNN)
+
+
+def routes_for(layer, rows, **products):
+    size = {"inputs": layer.in_features, "outputs": layer.out_features}
+    return Routes([LinearRoute(type="cpu", rows=rows, **size, **(products or ALL))])
+
+
+def routed(layer, rows, **products):
+    made = copy.deepcopy(layer)
+    route(made, routes_for(made, rows, **products))
+    return made
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """What oneDNN was asked for: the shapes of its operands."""
+    found, own = [], linear._onednn
+
+    def told(rows, weight, bias):
+        found.append((tuple(rows.shape), tuple(weight.shape), bias is not None))
+        return own(rows, weight, bias)
+
+    monkeypatch.setattr(linear, "_onednn", told)
+    return found
+
+
+def passed(layer, given, grad):
+    given = given.detach().clone().requires_grad_()
+    layer.zero_grad(set_to_none=True)
+    out = layer(given)
+    out.backward(grad)
+    found = {"out": out.detach(), "input": given.grad, "weight": layer.weight.grad}
+    return found | ({"bias": layer.bias.grad} if layer.bias is not None else {})
+
+
+@needs_onednn
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(
+    ("shape", "inputs", "outputs"),
+    [
+        ((512,), 429, 400),
+        ((64, 7), 33, 17),
+        ((3, 5, 11), 16, 1),
+        ((100,), 1, 8),
+        ((1,), 64, 64),
+        ((257,), 128, 3),
+    ],
+)
+def test_products_are_those_of_float64_within_what_float32_rounds(
+    asked, shape, inputs, outputs, bias
+):
+    torch.manual_seed(0)
+    plain = nn.Linear(inputs, outputs, bias=bias)
+    given, grad = torch.randn(*shape, inputs), torch.randn(*shape, outputs)
+    rows = given.numel() // inputs
+    exact = passed(copy.deepcopy(plain).double(), given.double(), grad.double())
+    sizes = {"out": inputs, "input": outputs, "weight": rows, "bias": rows}
+    for name, one in passed(routed(plain, rows), given, grad).items():
+        # Sums of n products, each of numbers of some units: n roundings at the most.
+        bound = torch.finfo(torch.float32).eps * sizes[name] * 16
+        assert (one.double() - exact[name]).abs().max() <= bound, name
+    assert asked == [
+        ((rows, inputs), (outputs, inputs), bias),
+        ((rows, outputs), (inputs, outputs), False),
+        ((outputs, rows), (inputs, rows), False),
+    ]
+
+
+@needs_onednn
+def test_each_product_goes_its_own_way(asked):
+    plain = nn.Linear(8, 4)
+    given, grad = torch.randn(32, 8), torch.randn(32, 4)
+    for name, shapes in (
+        ("forward", [((32, 8), (4, 8), True)]),
+        ("grad_input", [((32, 4), (8, 4), False)]),
+        ("grad_weight", [((4, 32), (8, 32), False)]),
+    ):
+        ways = dict.fromkeys(ALL, TORCH) | {name: ONEDNN}
+        passed(routed(plain, 32, **ways), given, grad)
+        assert asked == shapes
+        asked.clear()
+
+
+@needs_onednn
+def test_equal_inputs_give_equal_bits(asked):
+    layer = routed(nn.Linear(429, 400), 512)
+    given, grad = torch.randn(512, 429), torch.randn(512, 400)
+    first, second = (passed(layer, given.clone(), grad.clone()) for _ in range(2))
+    assert all(torch.equal(one, second[name]) for name, one in first.items())
+    assert len(asked) == 6
+
+
+@needs_onednn
+def test_what_a_route_does_not_fit_is_torchs(asked):
+    plain = nn.Linear(16, 8)
+    layer = routed(plain, 32)
+    given = torch.randn(32, 16)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert layer(given).dtype == torch.bfloat16
+    assert torch.equal(layer(given.t().contiguous().t()), plain(given.t().contiguous().t()))
+    assert torch.equal(
+        copy.deepcopy(layer).double()(given.double()), plain.double()(given.double())
+    )
+    assert layer(torch.empty(0, 16)).shape == (0, 8)
+    squared = torch.func.vmap(torch.func.grad(lambda row: layer(row).square().sum()))(given)
+    assert squared.shape == given.shape
+    layer.eval()
+    layer(given)
+    assert asked == []
+
+
+@needs_onednn
+def test_evaluation_predicts_to_the_bit_what_a_plain_model_does(asked):
+    plain = nn.Sequential(nn.Linear(429, 400), nn.ReLU(), nn.Linear(400, 1)).eval()
+    made = copy.deepcopy(plain)
+    chosen = [
+        LinearRoute(type="cpu", rows=512, inputs=i, outputs=o, **ALL)
+        for i, o in ((429, 400), (400, 1))
+    ]
+    route(made, Routes(chosen))
+    given = torch.randn(512, 429)
+    assert torch.equal(made(given), plain(given))
+    assert not asked
+    made.train()(given)
+    assert len(asked) == 2
+
+
+@needs_onednn
+def test_gradients_that_are_expanded_or_differentiated_again_are_right(asked):
+    plain = nn.Linear(16, 8)
+    layer = routed(plain, 32)
+    given = torch.randn(32, 16, requires_grad=True)
+    found = []
+    for one in (layer, plain):
+        one.zero_grad()
+        one(given).sum().backward()
+        (first,) = torch.autograd.grad(one(given).pow(3).sum(), given, create_graph=True)
+        (second,) = torch.autograd.grad(first.square().sum(), given)
+        found.append([one.weight.grad, first.detach(), second])
+    for got, expected in zip(*found, strict=True):
+        torch.testing.assert_close(got, expected)
+    assert asked  # forwards are routed all the same
+
+
+@needs_onednn
+def test_shared_weights_collect_the_gradients_of_all_that_share_them():
+    first, second = nn.Linear(16, 16), nn.Linear(16, 16)
+    second.weight = first.weight
+    plain = nn.Sequential(first, nn.ReLU(inplace=True), second)
+    given, grad = torch.randn(32, 16), torch.randn(32, 16)
+    made = copy.deepcopy(plain)
+    route(made, routes_for(first, 32))
+    assert made[0].weight is made[2].weight
+    for one in (plain, made):
+        one(given).backward(grad)
+    torch.testing.assert_close(made[0].weight.grad, plain[0].weight.grad)
+
+
+def test_a_copy_and_a_pickle_are_plain_and_their_own():
+    layer = nn.Linear(8, 4)
+    route(layer, Routes())
+    assert type(layer) is RoutedLinear
+    assert repr(layer) == repr(nn.Linear(8, 4))
+    for made in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert type(made) is nn.Linear
+        assert "routes" not in vars(made)
+        assert torch.equal(made.weight, layer.weight)
+        with torch.no_grad():
+            made.weight.zero_()
+        assert layer.weight.any()
+
+
+@needs_onednn
+def test_an_exported_model_has_torchs_own_products():
+    layer = routed(nn.Linear(16, 8), 32)
+    text = str(torch.export.export(layer, (torch.randn(32, 16),)).graph)
+    assert "linear" in text
+    assert "mkldnn" not in text
+
+
+def test_layers_of_another_class_are_left_alone():
+    class Own(nn.Linear):
+        def forward(self, input):
+            return super().forward(input) + 1
+
+    made = nn.ModuleList([Own(4, 4), nn.Linear(4, 4)])
+    route(made, Routes())
+    assert [type(one) for one in made] == [Own, RoutedLinear]
+
+
+@needs_onednn
+def test_the_nearest_number_of_rows_says_and_nothing_of_other_sizes():
+    ways = {"few": dict.fromkeys(ALL, TORCH), "many": ALL}
+    chosen = [
+        LinearRoute(type="cpu", rows=rows, inputs=8, outputs=4, **ways[name])
+        for name, rows in (("few", 16), ("many", 1024))
+    ]
+    routes = Routes(chosen)
+    assert [routes.of(rows, 8, 4).plain for rows in (1, 16, 120, 130, 4096)] == [
+        *(True, True, True, False, False)
+    ]
+    assert routes.of(1024, 4, 8) == Products()
+    assert (1024, 4, 8) in routes.seen
+    assert of_type(chosen, "cpu") == chosen
+    assert of_type(chosen, "other") == []
+
+
+def test_a_route_that_is_not_here_is_told_and_not_replaced(monkeypatch):
+    monkeypatch.setattr(linear, "available", lambda: (TORCH,))
+    with pytest.raises(RouteError, match=r"'onednn'.* expected one of torch"):
+        routes_for(nn.Linear(8, 4), 32)
