@@ -25,7 +25,7 @@ COMPRESSIONS: Final = {
     ".tar.bz2": "bz2",
 }
 _COPY: Final = "copy.tar"
-_STEP: Final = 1 << 20  # bytes
+_STEP: Final = 1 << 14  # bytes: so near to where one is cut short members are known
 _ROOM: Final = 64 << 20  # bytes, after which there has to be room for as many again
 
 

