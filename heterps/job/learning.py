@@ -91,7 +91,7 @@ def _wrong_lists(job: JobSpec) -> Iterator[Wrong]:
     alone = {column for head in heads for column in (head.frequency, head.group)}
     for name, head in job.train.heads.items():
         if head.loss in OF_WHOLE_BATCHES:
-            alone.add(head.label or name)
+            alone.add(head.label or ("label" if data.label else name))
     whole = not heads and job.train.loss in (*OF_WHOLE_BATCHES, "next_token")
     for column, one in sorted(data.label_lists.items()):
         key = f"data.label_lists.{column}"

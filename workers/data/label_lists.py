@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from protos.job_pb2 import DataSpec
 from workers.data.errors import DataError
-from workers.data.lists import Lists, innermost, is_list, lengths
+from workers.data.lists import Lists, as_lists, innermost, is_list, lengths
 from workers.data.named import Named, named_of
 from workers.data.numbers import is_number
 
@@ -45,6 +45,7 @@ class LabelLists:
         """
         column = block.column(name)
         if not self.ragged:
+            column = self._filled(column) if self.skips_missing else column
             return Lists.shaped(column, self.shape, key, path, first)
         (length,) = self.shape
         if column.null_count and not self.skips_missing:
@@ -53,6 +54,17 @@ class LabelLists:
         if self.beside:
             check_lengths(block, name, self.beside, key, path, first)
         return Lists.of(column, length, self.keep, key, path, first)
+
+
+    def _filled(self, column: pa.Array) -> pa.Array:
+        """Missing lists as lists of missing values."""
+        if not column.null_count:
+            return column
+        column = as_lists(column)
+        nested = is_list(column.type.value_type)
+        nothing = np.full(self.shape if nested else int(np.prod(self.shape)), None).tolist()
+        rows = np.where(np.asarray(column.is_null()), len(column), np.arange(len(column)))
+        return pa.concat_arrays([column, pa.array([nothing], column.type)]).take(pa.array(rows))
 
 
 def label_lists(data: DataSpec) -> dict[str, LabelLists]:

@@ -167,7 +167,7 @@ class Label:
         missing = np.isnan(values)
         fits = self.kind.fits(values)
         if self.kind is Kind.CLASS:
-            fits |= (values < 0) & (values == np.floor(values))
+            fits |= np.isfinite(values) & (values < 0) & (values == np.floor(values))
         if lists.skips_missing:
             fits |= missing
         if not fits.all():

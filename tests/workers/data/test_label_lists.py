@@ -123,6 +123,7 @@ def test_lists_of_every_format_are_the_same_labels(tmp_path, write):
         ("tags", 21, [1, 2], r"got '2 values', expected 1, as words has"),
         ("tags", 19, [1, 2, 0, 2**31], "got 2147483648.0, expected a whole number"),
         ("tags", 19, None, "got 'missing', expected a list in every row"),
+        ("tags", 21, [-1.5], "got -1.5, expected a whole number"),
         ("rates", 21, [0.5, 1e39], "got 1e.39, expected a finite number"),
     ],
 )
@@ -132,6 +133,25 @@ def test_what_does_not_fit_is_named_with_its_row(tmp_path, column, row, value, e
     job = job_of(tmp_path, parquet(tmp_path, pa.table(columns(**{column: own}))))
     with pytest.raises(DataError, match=rf"row {row + 1}: .*{expected}"):
         Dataset.of(job, "train").encoded()
+
+
+@pytest.mark.parametrize("shape", [[4], [2, 2]])
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("fixed", [False, True])
+def test_a_row_without_a_list_counts_nothing_where_that_is_said(tmp_path, shape, nested, fixed):
+    nested = nested and len(shape) > 1
+    values = [[[0, 1], [1, None]] if nested else [0, 1, 1, None], None]
+    size = 2 if nested else 4
+    kind = pa.list_(pa.int64(), size) if fixed else pa.list_(pa.int64())
+    kind = pa.list_(kind, *[2] * fixed) if nested else kind
+    train = parquet(tmp_path, pa.table({"x": [1.0, 2.0], "y": pa.array(values, kind)}))
+    job = JobSpec(directory=str(tmp_path))
+    job.data.path, job.data.train, job.data.label = ".", train, "y"
+    job.data.dense.append("x")
+    job.data.label_lists["y"].CopyFrom(LabelListSpec(shape=shape, missing="skip"))
+    found = Dataset.of(job, "train").encoded()["label.label"]
+    assert found.shape == (2, *shape)
+    np.testing.assert_array_equal(found.reshape(2, 4), [[0, 1, 1, NAN], [NAN] * 4])
 
 
 def test_lists_need_to_be_described_and_text_has_none(tmp_path):
