@@ -41,8 +41,9 @@ def wrong_inputs(job: JobSpec) -> Iterator[Wrong]:
         labels.discard(job.data.label)
     for name, one in sorted(job.data.columns.items()):
         key = f"data.columns.{name}"
-        if not name.isidentifier() or keyword.iskeyword(name) or name in _TAKEN:
-            text = f"a name that an argument of forward may have, but for {', '.join(_TAKEN)}"
+        sound = name.isidentifier() and name.isascii()  # torch.fx knows no other names
+        if not sound or keyword.iskeyword(name) or name in _TAKEN:
+            text = f"an argument's name in ASCII letters, digits and _, but for {', '.join(_TAKEN)}"
             yield Wrong(key, repr(name), text)
         if one.type not in _TYPES:
             near = nearest(one.type, _TYPES)
