@@ -734,6 +734,27 @@ class DataSpec(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class LabelListsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> Global___LabelListSpec: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: Global___LabelListSpec | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     PREPARE_FIELD_NUMBER: _builtins.int
     PATH_FIELD_NUMBER: _builtins.int
     TRAIN_FIELD_NUMBER: _builtins.int
@@ -748,6 +769,7 @@ class DataSpec(_message.Message):
     COLUMNS_FIELD_NUMBER: _builtins.int
     SOURCE_FIELD_NUMBER: _builtins.int
     JOIN_FIELD_NUMBER: _builtins.int
+    LABEL_LISTS_FIELD_NUMBER: _builtins.int
     prepare: _builtins.str
     """optional, prepare.py:prepare, called with `path`; makes the files below once"""
     path: _builtins.str
@@ -786,6 +808,10 @@ class DataSpec(_message.Message):
     def join(self) -> _containers.MessageMap[_builtins.str, Global___JoinSpec]:
         """columns of other files, which are called NAME.COLUMN"""
 
+    @_builtins.property
+    def label_lists(self) -> _containers.MessageMap[_builtins.str, Global___LabelListSpec]:
+        """of `label` and `labels`, by column, those that are lists"""
+
     def __init__(
         self,
         *,
@@ -803,14 +829,55 @@ class DataSpec(_message.Message):
         columns: _abc.Mapping[_builtins.str, Global___ColumnSpec] | None = ...,
         source: _builtins.str = ...,
         join: _abc.Mapping[_builtins.str, Global___JoinSpec] | None = ...,
+        label_lists: _abc.Mapping[_builtins.str, Global___LabelListSpec] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "dense", b"dense", "join", b"join", "label", b"label", "labels", b"labels", "path", b"path", "prepare", b"prepare", "source", b"source", "sparse", b"sparse", "test", b"test", "tokens", b"tokens", "train", b"train", "valid", b"valid", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "dense", b"dense", "join", b"join", "label", b"label", "label_lists", b"label_lists", "labels", b"labels", "path", b"path", "prepare", b"prepare", "source", b"source", "sparse", b"sparse", "test", b"test", "tokens", b"tokens", "train", b"train", "valid", b"valid", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DataSpec: _TypeAlias = DataSpec  # noqa: Y015
+
+@_typing.final
+class LabelListSpec(_message.Message):
+    """A label that is a list: a loss is the mean over the values that count."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SHAPE_FIELD_NUMBER: _builtins.int
+    LENGTH_FIELD_NUMBER: _builtins.int
+    KEEP_FIELD_NUMBER: _builtins.int
+    BESIDE_FIELD_NUMBER: _builtins.int
+    MISSING_FIELD_NUMBER: _builtins.int
+    length: _builtins.int
+    """of lists of any length: so many values, those behind a list's end do not count"""
+    keep: _builtins.str
+    """first | last: which values of longer lists stay; empty: none may be longer"""
+    beside: _builtins.str
+    """in place of both, an input of lists: as many values as that has, cut alike"""
+    missing: _builtins.str
+    """skip: missing values do not count; empty: there are none"""
+    @_builtins.property
+    def shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """of lists that all have it: so many values in every row"""
+
+    def __init__(
+        self,
+        *,
+        shape: _abc.Iterable[_builtins.int] | None = ...,
+        length: _builtins.int = ...,
+        keep: _builtins.str = ...,
+        beside: _builtins.str = ...,
+        missing: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["beside", b"beside", "keep", b"keep", "length", b"length", "missing", b"missing", "shape", b"shape"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LabelListSpec: _TypeAlias = LabelListSpec  # noqa: Y015
 
 @_typing.final
 class JoinSpec(_message.Message):

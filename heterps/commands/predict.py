@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 _HELP = (
     f"Predict each row of DATA, in its order. {models.HELP} DATA is a .parquet, .csv, .tsv, "
-    ".arrow, .feather or .tar file, a folder or a glob of such, or a URL, with the columns that "
-    "the model's job reads; labels are not needed."
+    ".arrow, .feather or .tar (also .gz, .zst) file, a folder or a glob of such, or a URL, with "
+    "the columns that the model's job reads; labels are not needed."
 )
 
 

@@ -15,10 +15,10 @@ _TYPES: Final = ("key", "keys", "float", "floats", "int", "ints", "mask", "image
 _SHAPED: Final = ("floats", "ints", "image")
 _FITS: Final = ("resize", "crop")
 _CHANNELS: Final = (1, 3, 4)
-_MOST_VALUES: Final = 1 << 24
-_ENDS: Final = ("first", "last")
+MOST_VALUES: Final = 1 << 24
+ENDS: Final = ("first", "last")
 _TAKEN: Final = ("sparse", "dense", "tokens", "batch")
-_LONGEST: Final = 1 << 16
+LONGEST: Final = 1 << 16
 
 
 def wrong_inputs(job: JobSpec) -> Iterator[Wrong]:
@@ -41,8 +41,9 @@ def wrong_inputs(job: JobSpec) -> Iterator[Wrong]:
         labels.discard(job.data.label)
     for name, one in sorted(job.data.columns.items()):
         key = f"data.columns.{name}"
-        if not name.isidentifier() or keyword.iskeyword(name) or name in _TAKEN:
-            text = f"a name that an argument of forward may have, but for {', '.join(_TAKEN)}"
+        sound = name.isidentifier() and name.isascii()  # torch.fx knows no other names
+        if not sound or keyword.iskeyword(name) or name in _TAKEN:
+            text = f"an argument's name in ASCII letters, digits and _, but for {', '.join(_TAKEN)}"
             yield Wrong(key, repr(name), text)
         if one.type not in _TYPES:
             near = nearest(one.type, _TYPES)
@@ -57,14 +58,14 @@ def wrong_inputs(job: JobSpec) -> Iterator[Wrong]:
             yield Wrong(f"{key}.shape", str(list(one.shape)), text)
         elif one.fit and one.fit not in _FITS:
             yield Wrong(f"{key}.fit", repr(one.fit), f"one of {', '.join(_FITS)}")
-        elif one.shape and not 1 <= prod(one.shape) <= _MOST_VALUES:
-            yield Wrong(f"{key}.shape", str(list(one.shape)), f"1 to {_MOST_VALUES} values")
+        elif one.shape and not 1 <= prod(one.shape) <= MOST_VALUES:
+            yield Wrong(f"{key}.shape", str(list(one.shape)), f"1 to {MOST_VALUES} values")
         elif one.shape and (one.length or one.keep or one.padding):
             yield Wrong(
                 f"{key}.shape", str(list(one.shape)), "no length, keep or padding beside it"
             )
-        elif one.type in _LISTS and not one.shape and not 1 <= one.length <= _LONGEST:
-            yield Wrong(f"{key}.length", str(one.length), f"1 to {_LONGEST} values of a list")
+        elif one.type in _LISTS and not one.shape and not 1 <= one.length <= LONGEST:
+            yield Wrong(f"{key}.length", str(one.length), f"1 to {LONGEST} values of a list")
         elif one.type not in _LISTS and one.length:
             yield Wrong(f"{key}.length", str(one.length), f"none of a {one.type}")
         elif one.type not in _KEYS and one.slot:
@@ -73,7 +74,7 @@ def wrong_inputs(job: JobSpec) -> Iterator[Wrong]:
             yield Wrong(f"{key}.padding", str(one.padding), f"none of a {one.type}")
         elif one.keep and one.type not in _LISTS:
             yield Wrong(f"{key}.keep", repr(one.keep), f"none of a {one.type}")
-        elif one.keep and one.keep not in _ENDS:
-            yield Wrong(f"{key}.keep", repr(one.keep), f"one of {', '.join(_ENDS)}")
+        elif one.keep and one.keep not in ENDS:
+            yield Wrong(f"{key}.keep", repr(one.keep), f"one of {', '.join(ENDS)}")
         if labels & {part.strip() for part in (one.of or name).split("*")}:
             yield Wrong(f"{key}.of", repr(one.of or name), "columns known before the outcome")

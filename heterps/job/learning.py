@@ -1,10 +1,12 @@
 """What a job file says of labels, losses and metrics; checked before all else."""
 
 from collections.abc import Iterator, Sequence
+from math import prod
 from typing import Final
 
 from chassis.near import did_you_mean, nearest
 from heterps.job.checkpoints import Wrong
+from heterps.job.inputs import ENDS, LONGEST, MOST_VALUES
 from protos.job_pb2 import HeadSpec, JobSpec
 from protos.losses import OF_WHOLE_BATCHES
 
@@ -63,6 +65,7 @@ def wrong_learning(job: JobSpec, given: Sequence[str]) -> Iterator[Wrong]:
     for name in sorted({name for name in data.labels if list(data.labels).count(name) > 1}):
         yield Wrong("data.labels", f"{name!r} twice", "each column once")
     yield from _wrong_heads(job)
+    yield from _wrong_lists(job)
     for pattern, group in sorted(train.optimizer.groups.items()):
         for field, value in group.ListFields():
             if value < 0:
@@ -78,6 +81,40 @@ def wrong_learning(job: JobSpec, given: Sequence[str]) -> Iterator[Wrong]:
     for name in sorted({name for name in names if names.count(name) > 1}):
         yield Wrong("model.metrics", f"{name!r} twice", "functions of different names")
     yield from _wrong_callbacks(job)
+
+
+def _wrong_lists(job: JobSpec) -> Iterator[Wrong]:
+    """Of labels that are lists."""
+    data, heads = job.data, job.train.heads.values()
+    there = [data.label] if data.label else list(data.labels)
+    lengths = [name for name, one in data.columns.items() if one.length]
+    alone = {column for head in heads for column in (head.frequency, head.group)}
+    for name, head in job.train.heads.items():
+        if head.loss in OF_WHOLE_BATCHES:
+            alone.add(head.label or ("label" if data.label else name))
+    whole = not heads and job.train.loss in (*OF_WHOLE_BATCHES, "next_token")
+    for column, one in sorted(data.label_lists.items()):
+        key = f"data.label_lists.{column}"
+        said = [bool(one.shape), bool(one.length), bool(one.beside)]
+        if column not in there:
+            text = f"a column of data.label or data.labels{did_you_mean(column, there)}"
+            yield Wrong(key, repr(column), text)
+        elif not job.model.loss and (whole or column in alone or (data.label and "label" in alone)):
+            yield Wrong(key, repr(column), "none: its loss takes one value a row")
+        if sum(said) != 1:
+            yield Wrong(key, f"{sum(said)} of them", "one of shape, length and beside")
+        elif one.shape and not 1 <= prod(one.shape) <= MOST_VALUES:
+            yield Wrong(f"{key}.shape", str(list(one.shape)), f"1 to {MOST_VALUES} values")
+        elif one.length > LONGEST:
+            yield Wrong(f"{key}.length", str(one.length), f"1 to {LONGEST} values of a list")
+        elif one.beside and one.beside not in lengths:
+            text = f"an input of data.columns with a length{did_you_mean(one.beside, lengths)}"
+            yield Wrong(f"{key}.beside", repr(one.beside), text)
+        if one.keep and (not one.length or one.keep not in ENDS):
+            text = f"one of {', '.join(ENDS)}" if one.length else "none without a length"
+            yield Wrong(f"{key}.keep", repr(one.keep), text)
+        if one.missing not in ("", "skip"):
+            yield Wrong(f"{key}.missing", repr(one.missing), "skip, or nothing")
 
 
 def _wrong_callbacks(job: JobSpec) -> Iterator[Wrong]:

@@ -143,6 +143,7 @@ def evaluation_size(job: JobSpec) -> int:
     Nor more than it compares, where the loss may be one of whole batches.
     """
     long = job.data.tokens or any(one.length or one.shape for one in job.data.columns.values())
+    long = long or bool(job.data.label_lists)
     if long or job.model.loss or of_whole_batches(job):
         return min(_EVALUATED, max(1, job.train.batch_size))
     return _EVALUATED

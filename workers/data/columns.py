@@ -37,7 +37,8 @@ class Batch:
             `tokens`, int32 `[B, L]`, the lists of `data.tokens`, without a label but for the last
             of each; L is 0 where there are none;
             those of `data.columns`, as `Named` says;
-            `label.NAME` `[B]` of each label and weight, as `labels_of` says; without a label
+            `label.NAME` `[B]` of each label and weight, `[B, …]` of lists, as `labels_of` says;
+            without a label
             `label.label`, int32 `[B, L]`, the token that follows each; of lists that are a label
             -1 where none does.
     """
@@ -224,9 +225,10 @@ class Encoder:
         if not files.is_parquet(path):
             return
         units = files.units(path)
-        columns = {one.column for one in self.labels if one.beside is None} | {*self.dense}
+        alone = [one for one in self.labels if one.beside is None and one.lists is None]
+        columns = {*(one.column for one in alone), *self.dense}
         for group, name, said in files.values(path, columns):
-            labels = [label for label in self.labels if label.column == name]
+            labels = [label for label in alone if label.column == name]
             if name in self.dense and max(abs(said.least), abs(said.most)) > LARGEST:
                 self._check_column(units[group], name, [])
             unfit = [one for one in labels if not one.may_hold(said.least, said.most, said.missing)]

@@ -21,7 +21,7 @@ _COMPRESSED = 4  # bytes of text for one of a compressed file, about
 _COMPRESSIONS = {".gz", ".bz2", ".zst", ".lz4"}
 _FORMATS = (
     "a .parquet, .csv or .tsv file (.csv and .tsv also with .gz), an .arrow, .feather or .tar "
-    "file, or a folder that datasets has saved"
+    "file (.tar also as .tar.gz, .tgz, .tar.zst or .tar.bz2), or a folder that datasets has saved"
 )
 
 
@@ -103,7 +103,7 @@ def _other(path: Path) -> _Format | None:
     """What reads a file that is neither Parquet nor text."""
     if path.suffix in arrow_files.ENDINGS:
         return arrow_files
-    return tar_files if path.suffix in tar_files.ENDINGS else None
+    return tar_files if path.name.endswith(tar_files.ENDINGS) else None
 
 
 def _separator(path: Path) -> str | None:

@@ -13,7 +13,8 @@ import pyarrow as pa
 from protos.job_pb2 import JobSpec
 from protos.losses import CONTRASTIVE, may_lack_labels
 from workers.data.errors import DataError
-from workers.data.lists import Lists, is_list, lengths
+from workers.data.label_lists import LabelLists, check_lengths, label_lists
+from workers.data.lists import Lists, is_list
 from workers.data.named import INTS, Named, named_of
 from workers.data.numbers import LARGEST, is_number, narrow, numbers
 
@@ -100,7 +101,9 @@ class Label:
     Args:
         name: by which they do.
         key: of the job file, that names the column.
-        beside: of lists, the input that they are as long as.
+        beside: of tokens that follow, the input that they are as long as.
+        lists: how others are, where a row has several values. What does not count is NaN; of
+            classes it is -1.
     """
 
     name: str
@@ -108,24 +111,33 @@ class Label:
     kind: Kind
     key: str = "data.label"
     beside: Named | None = None
+    lists: LabelLists | None = None
 
     @property
     def nothing(self) -> npt.NDArray[Any]:
         """No rows of it."""
-        width = (self.beside.length,) if self.beside is not None else ()
+        width: tuple[int, ...] = ()
+        if self.beside is not None:
+            width = (self.beside.length,)
+        elif self.lists is not None:
+            width = self.lists.shape
         return np.zeros((0, *width), self.kind.dtype)
 
     def check(self, path: Path, kind: pa.DataType, *, typed: bool) -> None:
         """Raises `DataError` unless a column of that type fits; text has none but strings."""
         fits, expected = not typed or is_number(kind), "a numeric column"
+        if is_list(kind) and not is_number(kind):
+            expected = "a numeric column, or what its lists are in data.label_lists"
         if self.kind is Kind.FOLLOWING:
             fits = is_list(kind, pa.types.is_integer)
             expected = "a Parquet column of lists of whole numbers"
+        elif self.lists is not None:
+            fits, expected = typed and self.lists.fit(kind), "a column of lists of numbers"
         if not fits:
             raise DataError(str(path), f"{self.key}: {self.column}", str(kind), expected)
 
     def encode(self, block: pa.RecordBatch, path: Path, first: int) -> npt.NDArray[Any]:
-        """Its values [n], of the kind's dtype; of lists [n, length].
+        """Its values [n], of the kind's dtype; of lists [n, length] or [n, *shape].
 
         Args:
             first: rows of the file before these.
@@ -135,27 +147,41 @@ class Label:
         """
         key, column = f"{self.key}: {self.column}", block.column(self.column)
         if self.beside is not None:
-            self._check_lengths(self.beside, block, path, first)
+            check_lengths(block, self.column, self.beside.of, key, path, first)
             return _following(self.beside, column, key, path, first)
+        if self.lists is not None:
+            return self._several(self.lists, block, key, path, first)
         values = numbers(column, key, path, first)
         fits = self.kind.fits(values)
         if not fits.all():
             row = int(np.argmin(fits))
-            value = "missing" if np.isnan(values[row]) else float(values[row])
-            raise DataError(
-                str(path), key, value, f"{self.kind.expected} in every row", first + row
-            )
+            raise self._unfit(float(values[row]), "in every row", key, path, first + row)
         found: npt.NDArray[Any] = values.astype(self.kind.dtype)
         return found
 
-    def _check_lengths(self, beside: Named, block: pa.RecordBatch, path: Path, first: int) -> None:
-        """Refuse lists of another length than those that they are beside, before these are cut."""
-        own, other = (lengths(block.column(name)) for name in (self.column, beside.of))
-        if (own != other).any():
-            row = int(np.argmax(own != other))
-            key = f"{self.key}: {self.column}"
-            expected = f"{other[row]}, as {beside.of} has: a label for each of its values"
-            raise DataError(str(path), key, f"{own[row]} values", expected, first + row)
+    def _several(
+        self, lists: LabelLists, block: pa.RecordBatch, key: str, path: Path, first: int
+    ) -> npt.NDArray[Any]:
+        found = lists.of(block, self.column, key, path, first)
+        values = numbers(found.flat, key, path, first)
+        missing = np.isnan(values)
+        fits = self.kind.fits(values)
+        if self.kind is Kind.CLASS:
+            fits |= np.isfinite(values) & (values < 0) & (values == np.floor(values))
+        if lists.skips_missing:
+            fits |= missing
+        if not fits.all():
+            at = int(np.argmin(fits))
+            raise self._unfit(float(values[at]), "in every list", key, path, found.row(at))
+        if self.kind is Kind.CLASS:
+            values = np.where(missing | (values < 0), _NONE, values)
+        filling = _NONE if self.kind is Kind.CLASS else np.nan
+        placed = found.placed(values.astype(self.kind.dtype), filling)
+        return placed.reshape(block.num_rows, *lists.shape)
+
+    def _unfit(self, value: float, where: str, key: str, path: Path, row: int) -> DataError:
+        got = "missing" if np.isnan(value) else value
+        return DataError(str(path), key, got, f"{self.kind.expected} {where}", row)
 
     def may_hold(self, least: float, most: float, missing: int) -> bool:
         """Whether the values of a column of numbers may fit, as far as their range tells."""
@@ -178,6 +204,7 @@ def labels_of(job: JobSpec) -> tuple[Label, ...]:
     if not (data.label or data.labels or data.tokens or may_lack_labels(job)):
         raise DataError("job", "data.label", data.label, "the column to be predicted")
     weight = [Label(WEIGHT, data.weight, Kind.WEIGHT, "data.weight")] if data.weight else []
+    lists = label_lists(data)
     kinds: dict[str, set[Kind]] = {}
     for name, read_as in _read(job):
         kinds.setdefault(name, set()).add(read_as)
@@ -188,8 +215,11 @@ def labels_of(job: JobSpec) -> tuple[Label, ...]:
 
     if data.label:
         beside = _beside(job) if kind(ONE) is Kind.FOLLOWING else None
-        return Label(ONE, data.label, kind(ONE), beside=beside), *weight
-    several = (Label(name, name, kind(name), "data.labels") for name in data.labels)
+        one = lists.get(data.label)
+        return Label(ONE, data.label, kind(ONE), beside=beside, lists=one), *weight
+    several = (
+        Label(name, name, kind(name), "data.labels", lists=lists.get(name)) for name in data.labels
+    )
     return *several, *weight
 
 
@@ -212,6 +242,12 @@ def _following(
     found = np.full((len(column), beside.length), _NONE, np.int32)
     found[:, :-1] = lists.placed(np.maximum(values, _NONE).astype(np.int32), _NONE)[:, 1:]
     return found
+
+
+def in_lists(job: JobSpec, label: str) -> LabelLists | None:
+    """What the lists are of a label that losses read by this name; None: it has one value a row."""
+    column = job.data.label if label == ONE and job.data.label else label
+    return label_lists(job.data).get(column)
 
 
 def label_of(job: JobSpec, head: str) -> str:

@@ -126,15 +126,15 @@ class Lists:
         expected = "whole numbers of 64 bits"
         if self.flat.null_count:
             at = int(np.argmax(np.asarray(self.flat.is_null())))
-            raise DataError(str(self.path), self.key, "missing", expected, self._row(at))
+            raise DataError(str(self.path), self.key, "missing", expected, self.row(at))
         values = self.flat.to_numpy(zero_copy_only=False)
         if values.dtype == np.uint64 and len(values) and int(values.max()) > 2**63 - 1:
             at = int(np.argmax(values))
-            raise DataError(str(self.path), self.key, int(values[at]), expected, self._row(at))
+            raise DataError(str(self.path), self.key, int(values[at]), expected, self.row(at))
         found: npt.NDArray[np.int64] = values.astype(np.int64)
         return found
 
-    def placed(self, values: npt.NDArray[Any], filling: int) -> npt.NDArray[Any]:
+    def placed(self, values: npt.NDArray[Any], filling: float) -> npt.NDArray[Any]:
         """[n, length] of the values of all lists."""
         kept = np.minimum(self.counts, self.length)
         found = np.full((len(self.counts), self.length), filling, values.dtype)
@@ -145,6 +145,6 @@ class Lists:
         found[place] = values[(starts[:, None] + np.arange(self.length))[place]]
         return found
 
-    def _row(self, at: int) -> int:
+    def row(self, at: int) -> int:
         """The row of a value."""
         return self.first + int(np.searchsorted(np.cumsum(self.counts), at, side="right"))

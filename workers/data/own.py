@@ -21,6 +21,7 @@ from workers.data.columns import Encoder
 from workers.data.errors import DataError, column_hint
 from workers.data.joins import Joined
 from workers.data.positions import Position, Positions
+from workers.data.states import decoded, encoded
 from workers.data.unit import Unit
 from workers.data.values import UNFIT, column_of, plain, same
 
@@ -192,27 +193,28 @@ class OwnBlocks:
         self._positions.add(Position(**json.loads(position)))
 
     def _state(self, made: Any) -> Any:
-        """What it says of where it is; None where it says nothing that JSON holds."""
+        """What it says of where it is; None where it says nothing that can be kept."""
         if self._is_silent or not hasattr(made, "state_dict"):
             return None
         try:
             found = made.state_dict()
-            text = json.dumps(found)
-            if found is None or json.loads(text) != found:
-                raise TypeError("expected what JSON holds, without tuples")
-            if len(text) > _MOST_STATE:
-                raise ValueError(f"expected at most {_MOST_STATE} characters of JSON")
-        except (TypeError, ValueError) as error:
+        except Exception as error:
+            raise self._failed("state_dict", error) from error
+        try:
+            kept = encoded(found)
+            if kept is None:
+                raise TypeError("expected a state")
+            if (size := len(json.dumps(kept))) > _MOST_STATE:
+                raise ValueError(f"{size} characters of JSON, expected at most {_MOST_STATE}")
+        except (TypeError, ValueError, RecursionError) as error:
             _log.warning("%s: state_dict is passed over: %s", self.where, error)
             self._is_silent = True
             return None
-        except Exception as error:
-            raise self._failed("state_dict", error) from error
-        return found
+        return kept
 
     def _set_state(self, made: Any, known: Position) -> None:
         try:
-            made.load_state_dict(known.state)
+            made.load_state_dict(decoded(known.state))
         except Exception as error:
             raise self._failed("load_state_dict", error) from error
 

@@ -13,7 +13,7 @@ class Position:
 
     Args:
         row: of the sample that follows.
-        state: what `state_dict` gave then, of what JSON holds.
+        state: what `state_dict` gave then, as `states.encoded`.
         digest: of the sample that follows: what goes on elsewhere is found out.
         rows: of a whole pass; 0 where no pass has ended yet.
     """

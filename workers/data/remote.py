@@ -73,7 +73,7 @@ def _copy(system: Any, name: str, url: str) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     with alone(folder):
         if not target.exists():
-            _make_room(int(size or 0), folder)
+            make_room(int(size or 0), folder)
             began = time.monotonic()
             partial = folder / ".partial"  # of one name: what a killed worker left is overwritten
             system.get_file(name, str(partial))
@@ -115,11 +115,24 @@ def alone(folder: Path) -> Iterator[None]:
         yield
 
 
-def _make_room(size: int, own: Path) -> None:
+def cache_limit() -> int:
+    """Bytes that all copies may have."""
+    return int(os.environ.get(LIMIT) or _DEFAULT_LIMIT)
+
+
+def _bytes_in(folder: Path) -> int:
+    total = 0
+    for file in folder.iterdir():
+        with suppress(FileNotFoundError):  # one that got its name meanwhile
+            total += file.stat().st_size
+    return total
+
+
+def make_room(size: int, own: Path) -> None:
     """Remove the copies that were asked for longest ago, while there are too many bytes."""
-    limit = int(os.environ.get(LIMIT) or _DEFAULT_LIMIT)
+    limit = cache_limit()
     entries = [
-        (path.stat().st_mtime, sum(f.stat().st_size for f in path.iterdir()), path)
+        (path.stat().st_mtime, _bytes_in(path), path)
         for path in own.parent.iterdir()
         if path.is_dir() and path != own
     ]

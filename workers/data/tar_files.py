@@ -2,7 +2,8 @@
 
 What is before the first dot of a member's name is the sample's key, what follows the column:
 `0001.jpg` and `0001.cls` are columns `jpg` and `cls` of one row. The fields of `0001.json` are
-columns `json.FIELD`. Samples are in the order in which each first appears.
+columns `json.FIELD`. Samples are in the order in which each first appears. Compressed tars are read
+from plain copies.
 """
 
 import io
@@ -19,9 +20,10 @@ import pyarrow as pa
 
 from workers.data.errors import DataError
 from workers.data.unit import Unit
+from workers.data.unpacked import COMPRESSIONS, CutShortError, plain
 from workers.data.values import UNFIT, column_of
 
-ENDINGS: Final = (".tar",)
+ENDINGS: Final = (".tar", *COMPRESSIONS)
 KEY: Final = "__key__"  # the column of the samples' keys
 _TEXTS: Final = ("txt", "text")
 _NUMBERS: Final = ("cls", "cls2", "index", "inx", "id", "count")
@@ -29,6 +31,7 @@ _JSON: Final = "json"
 _BYTES: Final = pa.struct([("bytes", pa.large_binary()), ("path", pa.string())])
 _UNIT_ROWS = 256
 _LOOKED = 64  # members of JSON
+_STEP = 1 << 20  # bytes
 _BLOCK = 512  # bytes, of which a tar is made; two of zeros end it
 
 
@@ -52,7 +55,7 @@ def schema(path: Path) -> pa.Schema:
     """
     columns: dict[str, pa.DataType] = {KEY: pa.string()}
     left: dict[str, int] = {}  # samples of an ending that are still to be looked at
-    with path.open("rb") as file:
+    with _plain(path).open("rb") as file:
         for row, sample in enumerate(_samples(path)):
             for ending in sample.members:
                 looked = _LOOKED if ending.rpartition(".")[2] == _JSON else 1
@@ -76,7 +79,7 @@ def read(unit: Unit, columns: Sequence[str], block_rows: int) -> Iterator[pa.Rec
     endings = list(dict.fromkeys(_ending(name) for name in columns if name != KEY))
     assert unit.rows is not None
     last = unit.first + unit.rows
-    with unit.path.open("rb") as file:
+    with _plain(unit.path).open("rb") as file:
         for first in range(unit.first, last, block_rows):
             samples = _samples(unit.path)[first : min(first + block_rows, last)]
             rows = [
@@ -99,15 +102,16 @@ def _samples(path: Path) -> tuple[_Sample, ...]:
 
 
 @lru_cache(maxsize=4096)
-def _index(path: Path, size: int, _changed_at: int) -> tuple[_Sample, ...]:
+def _index(path: Path, _size: int, _changed_at: int) -> tuple[_Sample, ...]:
     """The samples of a tar, by its headers.
 
     Raises:
         DataError: it is damaged; it holds other things than files; or a member comes twice.
     """
     found: dict[str, _Sample] = {}
+    copy = _plain(path)
     try:
-        with tarfile.open(path, "r:") as archive:
+        with tarfile.open(copy, "r:") as archive:
             for member in archive:
                 if member.isdir():
                     continue
@@ -123,13 +127,40 @@ def _index(path: Path, size: int, _changed_at: int) -> tuple[_Sample, ...]:
             end = archive.offset
     except (tarfile.TarError, EOFError) as error:
         raise DataError(str(path), "contents", str(error), "a whole .tar file") from error
-    with path.open("rb") as file:
+    size = copy.stat().st_size
+    with copy.open("rb") as file:
         file.seek(end)
         if file.read(2 * _BLOCK) != bytes(2 * _BLOCK):
             # Python's reader takes a damaged header, and the end of the file, for the tar's end.
             got = f"no member and no end of the tar at byte {end} of {size}"
             raise DataError(str(path), "contents", got, "a whole .tar file")
+        while content := file.read(_STEP):
+            if content.count(0) < len(content):
+                got = f"more behind the end of the tar, of {size - end} bytes from byte {end}"
+                raise DataError(str(path), "contents", got, "one tar: nothing but zeros behind it")
     return tuple(found.values())
+
+
+def _plain(path: Path) -> Path:
+    """A tar that is not compressed.
+
+    Raises:
+        DataError: it is damaged; says in which member.
+    """
+    try:
+        return plain(path)
+    except CutShortError as error:
+        last = "its first member"
+        try:
+            with tarfile.open(error.copy, "r:") as archive:
+                for member in archive:
+                    last = member.name
+        except (tarfile.TarError, EOFError):
+            pass  # where it is cut short
+        finally:
+            error.copy.unlink(missing_ok=True)
+        got = f"{error} in or behind {last}"
+        raise DataError(str(path), "contents", got, f"a whole {path.name} file") from error
 
 
 def _split(name: str) -> tuple[str, str]:

@@ -45,18 +45,52 @@ def logloss(logits: Values, labels: Values, weights: Values | None = None) -> fl
 
 
 def measure(
-    loss: str, scores: Values, labels: Values, prefix: str, weights: Values | None = None
+    loss: str,
+    scores: Values,
+    labels: Values,
+    prefix: str,
+    weights: Values | None = None,
+    *,
+    by_column: bool = False,
 ) -> dict[str, float]:
     """The metrics that suit a loss, named PREFIX_metric; NaN where a score is not finite.
 
     Args:
-        scores, labels: [n], as of `workers.learning.losses.held_out`.
+        scores, labels: [n], or [n, …] of samples that have several labels, NaN where none counts;
+            as of `workers.learning.losses.held_out`.
         weights: [n], what a sample counts; None: 1.
+        by_column: of several labels the AUC is the mean of those of each place that has both
+            classes; else one over all.
     """
     names = METRICS[loss or BINARY]
+    if labels.ndim > 1:
+        there = ~np.isnan(labels)
+        each = None
+        if weights is not None:
+            each = np.broadcast_to(weights.reshape(-1, *[1] * (labels.ndim - 1)), labels.shape)
+        own = None if each is None else each[there]
+        found = measure(loss, scores[there], labels[there], prefix, own)
+        if by_column and "auc" in names:
+            found[f"{prefix}_auc"] = _mean_auc(scores, labels, each)
+        return found
     if not len(scores) or not np.isfinite(scores).all():
         return {f"{prefix}_{name}": math.nan for name in names}
     return {f"{prefix}_{name}": _MEASURES[name](scores, labels, weights) for name in names}
+
+
+def _mean_auc(scores: Values, labels: Values, weights: Values | None) -> float:
+    """The mean over all places [n, …] that have both classes; NaN where none has."""
+    found = []
+    for place in np.ndindex(labels.shape[1:]):
+        at = (slice(None), *place)
+        there = ~np.isnan(labels[at])
+        own = None if weights is None else weights[at][there]
+        one, other = scores[at][there], labels[at][there]
+        if not np.isfinite(one).all():
+            return math.nan
+        found.append(auc(one, other, own))
+    several = [value for value in found if not math.isnan(value)]
+    return float(np.mean(several)) if several else math.nan
 
 
 def _mean(values: NDArray[Any], weights: Values | None) -> float:

@@ -1,13 +1,14 @@
 """The loss of a job: of its own code, or built-in ones for its labels."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from torch import Tensor
 
 from protos.job_pb2 import HeadSpec, JobSpec
 from protos.losses import OF_WHOLE_BATCHES, of_whole_batches
-from workers.data.labels import NEXT_TOKEN, ONE, WEIGHT, label_of
+from workers.data.labels import NEXT_TOKEN, ONE, WEIGHT, in_lists, label_of
 from workers.learning.losses import counted, sample_losses
 from workers.learning.objective import (
     EVERY,
@@ -18,7 +19,7 @@ from workers.learning.objective import (
     Objective,
     ObjectiveError,
     Outputs,
-    loss,
+    Over,
 )
 from workers.model.comparison import Comparison
 from workers.model.entry import ModelError, load_entry
@@ -31,11 +32,16 @@ def job_loss(job: JobSpec) -> Objective:
         ModelError: its own loss is not there, or cannot be used.
     """
     if not job.model.loss:
-        if job.train.loss == NEXT_TOKEN and not job.train.heads:
-            return Objective.declared(_of_tokens(job))
-        function = _of_heads(job) if job.train.heads else _of_one(job)
-        over = {EVERY: WEIGHTS if job.data.weight else SAMPLES}
-        return Objective(function, over, of_whole_batches(job))
+        over: dict[str, Over] = {EVERY: WEIGHTS if job.data.weight else SAMPLES}
+        if not job.train.heads:
+            label = sole_label(job)
+            if _has_several(job, job.train.loss, label):
+                over[EVERY] = _Counted(job, label).sum
+            return Objective(_of_one(job, label), over, of_whole_batches(job))
+        for name, head in job.train.heads.items():
+            if _has_several(job, head.loss, label := label_of(job, name)):
+                over[name] = _Counted(job, label).sum
+        return Objective(_of_heads(job), over, of_whole_batches(job))
     own = load_entry(job.model.loss, Path(job.directory), "model.loss")
     try:
         found = Objective.declared(own)
@@ -77,36 +83,55 @@ def head_of(outputs: Outputs, name: str) -> Tensor:
     return outputs[name]
 
 
+def sole_label(job: JobSpec) -> str:
+    """The label of a job without heads, as losses find it."""
+    return job.data.labels[0] if job.data.labels else ONE
+
+
+def _has_several(job: JobSpec, loss: str, label: str) -> bool:
+    """Whether a sample has several values of a label, or none: means are over all that count."""
+    return loss == NEXT_TOKEN or in_lists(job, label) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class _Counted:
+    """The values of a label that count, each by the weight of its sample."""
+
+    job: JobSpec
+    label: str
+
+    def each(self, labels: Labels) -> Tensor:
+        """Of each sample, [B]."""
+        numbers = counted(labels[self.label])
+        return numbers * labels[WEIGHT] if self.job.data.weight else numbers
+
+    def sum(self, labels: Labels) -> Tensor:
+        """Of all, []."""
+        return self.each(labels).sum()
+
+
 def _weight(head: HeadSpec) -> float:
     return head.weight if head.HasField("weight") else 1.0
 
 
-def _of_one(job: JobSpec) -> Function:
+def _of_one(job: JobSpec, label: str) -> Function:
     name = job.train.loss
     if name in OF_WHOLE_BATCHES:
         return Comparison.of_job(job).term
-    label = job.data.labels[0] if job.data.labels else ONE
-
-    def one(outputs: Outputs, labels: Labels) -> Tensor:
-        return sample_losses(name, sole(outputs, name), labels[label])
-
-    return one
+    return _term(job, name, label, lambda outputs: sole(outputs, name))
 
 
-def _of_tokens(job: JobSpec) -> Function:
-    """The mean over the tokens that count, each by the weight of its sample."""
-    weighted = bool(job.data.weight)
+def _term(
+    job: JobSpec, loss: str, label: str, output: Callable[[Outputs], Tensor]
+) -> Callable[[Outputs, Labels], Tensor]:
+    """The loss of each sample [B]: its mean, or, where it has several labels, their sum."""
+    values = _Counted(job, label) if _has_several(job, loss, label) else None
 
-    def tokens(labels: Labels) -> Tensor:
-        numbers = counted(labels[ONE])
-        return numbers * labels[WEIGHT] if weighted else numbers
+    def term(outputs: Outputs, labels: Labels) -> Tensor:
+        means = sample_losses(loss, output(outputs), labels[label])
+        return means if values is None else means * values.each(labels)
 
-    @loss(over=lambda labels: tokens(labels).sum())
-    def following(outputs: Outputs, labels: Labels) -> Tensor:
-        means = sample_losses(NEXT_TOKEN, sole(outputs, NEXT_TOKEN), labels[ONE])
-        return means * tokens(labels)
-
-    return following
+    return term
 
 
 def _of_heads(job: JobSpec) -> Function:
@@ -124,4 +149,4 @@ def _of_head(job: JobSpec, name: str) -> Callable[[Outputs, Labels], Tensor]:
     kind, label = job.train.heads[name].loss, label_of(job, name)
     if kind in OF_WHOLE_BATCHES:
         return Comparison.of_head(job, name).term
-    return lambda outputs, labels: sample_losses(kind, head_of(outputs, name), labels[label])
+    return _term(job, kind, label, lambda outputs: head_of(outputs, name))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from protos.job_pb2 import JobSpec
 from protos.losses import OF_WHOLE_BATCHES
-from workers.data.labels import ONE, WEIGHT, label_of
+from workers.data.labels import WEIGHT, in_lists, label_of
 from workers.learning.losses import BINARY, held_out, predicted
 from workers.learning.objective import (
     ByName,
@@ -26,7 +26,7 @@ from workers.learning.objective import (
 from workers.learning.quality import measure
 from workers.model.comparison import Comparison
 from workers.model.entry import ModelError, load_entry
-from workers.model.job_loss import head_of, job_loss, sole
+from workers.model.job_loss import head_of, job_loss, sole, sole_label
 
 _OUTPUT, _LABEL = "output.", "label."  # of what functions of the job's own take
 _ALONE = "alone."  # an output without samples
@@ -43,6 +43,12 @@ class _Head:
 
     loss: str
     label: str
+    by_column: bool  # whether each place of the label's lists is an outcome of its own
+
+    @staticmethod
+    def of(job: JobSpec, loss: str, label: str) -> "_Head":
+        lists = in_lists(job, label)
+        return _Head(loss, label, lists is not None and not lists.ragged)
 
 
 class JobMetrics:
@@ -64,13 +70,12 @@ class JobMetrics:
                 self._heads[name] = (
                     Comparison.of_head(job, name)
                     if whole
-                    else _Head(head.loss, label_of(job, name))
+                    else _Head.of(job, head.loss, label_of(job, name))
                 )
         elif job.train.loss in OF_WHOLE_BATCHES:
             self._heads[_ONLY] = Comparison.of_job(job)
         else:
-            label = job.data.labels[0] if job.data.labels else ONE
-            self._heads[_ONLY] = _Head(job.train.loss, label)
+            self._heads[_ONLY] = _Head.of(job, job.train.loss, sole_label(job))
         self._weighted = bool(job.data.weight and self._heads)
         own = {entry.rpartition(":")[2]: _function(job, entry) for entry in job.model.metrics}
         self._objects = {name: made for name, one in own.items() if (made := _object(one))}
@@ -124,7 +129,8 @@ class JobMetrics:
             whole = isinstance(head, Comparison) and head.of_pairs
             weights = _of(found, _WEIGHT) if self._weighted and not whole else None
             named_so = f"{prefix}_{name}" if name else prefix
-            results |= measure(head.loss, scores, truth, named_so, weights)
+            by_column = isinstance(head, _Head) and head.by_column
+            results |= measure(head.loss, scores, truth, named_so, weights, by_column=by_column)
         terms = [name.removeprefix(_SUM) for name in found if name.startswith(_SUM)]
         for name in terms:
             mean = float(found[_SUM + name].sum() / found[_COUNT + name].sum())
@@ -167,7 +173,8 @@ class JobMetrics:
                 scores = given if self._meant is None else predicted(self._meant, given)
                 target = own[targets.pop()]
                 binary = self._meant is not None and (self._meant or BINARY) == BINARY
-                metric.update(scores, target.long() if binary else target)
+                # What does not count is -1, as of classes: what `ignore_index` may name.
+                metric.update(scores, target.nan_to_num(-1).long() if binary else target)
             else:
                 metric.update(given, own)
         return metric.compute()

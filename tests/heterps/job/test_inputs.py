@@ -34,6 +34,8 @@ def test_a_wrong_column_is_named(job, column, expected):
     assert expected in "\n".join(caught.value.problems)
     with pytest.raises(JobFileError, match=r"data\.columns\.dense: got 'dense'"):
         load_job(job, [*given, "data.columns.dense={type: float}"])
+    with pytest.raises(JobFileError, match=r"data\.columns\.größe: .*ASCII"):
+        load_job(job, [*given, "data.columns.größe={type: float}"])
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,32 @@ def test_what_does_not_go_together_is_named(unlabelled, assignments, expected):
     assert expected in "\n".join(caught.value.problems)
 
 
+@pytest.mark.parametrize(
+    ("assignments", "expected"),
+    [
+        (["data.label_lists.clik.length=3"], "'clik', expected a column of data.label or"),
+        (["data.label_lists.click={}"], "0 of them, expected one of shape, length and beside"),
+        (["data.label_lists.click={length: 3, shape: [2]}"], "2 of them, expected one of"),
+        (["data.label_lists.click.beside=ids"], "beside: got 'ids', expected an input of"),
+        (["data.label_lists.click={shape: [2], keep: last}"], "expected none without a length"),
+        (["data.label_lists.click={length: 2, keep: end}"], "'end', expected one of first, last"),
+        (["data.label_lists.click={length: 2, missing: drop}"], "expected skip, or nothing"),
+        (["data.label_lists.click.shape=[0]"], "shape: got [0], expected 1 to"),
+        (["data.label_lists.click.length=70000"], "got 70000, expected 1 to 65536 values"),
+        (
+            ["data.label_lists.delay.length=2", "train.heads.rank={loss: pairwise, label: delay}"],
+            "data.label_lists.delay: got 'delay', expected none: its loss takes one value a row",
+        ),
+    ],
+)
+def test_lists_of_labels_are_described_whole(unlabelled, assignments, expected):
+    spec = load_job(unlabelled, [*HEADS, "data.label_lists.click.shape=[3, 2]"])
+    assert list(spec.data.label_lists["click"].shape) == [3, 2]
+    with pytest.raises(JobFileError) as caught:
+        load_job(unlabelled, (*HEADS, *assignments))
+    assert expected in "\n".join(caught.value.problems)
+
+
 WHOLE = (
     "data.labels=[rank, item, seen]",
     "train.heads.match={loss: contrastive, of: [image, text]}",
