@@ -55,7 +55,6 @@ class LabelLists:
             check_lengths(block, name, self.beside, key, path, first)
         return Lists.of(column, length, self.keep, key, path, first)
 
-
     def _filled(self, column: pa.Array) -> pa.Array:
         """Missing lists as lists of missing values."""
         if not column.null_count:
