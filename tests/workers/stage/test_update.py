@@ -215,7 +215,7 @@ def test_parameters_in_a_tuple_are_refused_where_there_are_versions():
 def rows(gradient):
     leaf = torch.zeros(1, 2, requires_grad=True)
     leaf.grad = torch.full((1, 2), gradient)
-    of = DistinctKeys({}, {}, {})
+    of = DistinctKeys({}, {}, {}, {})
     return PulledRows(of, {"t": OnHost().upload(leaf)}, learning=True, leaves={"t": leaf})
 
 
