@@ -19,6 +19,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from google.protobuf.json_format import MessageToDict
+
 from bench.pages import RESULTS, write
 from bench.survive.job import Shape, result_of, write_job
 from heterps import Client
@@ -126,7 +128,8 @@ def _run(
         "reason": status.reason,
         "taken": taken,
         "recoveries_s": [recovery.seconds for recovery in status.recoveries],
-        "moves": len(status.moves),
+        "moves": [MessageToDict(move) for move in status.moves],
+        "ended": [attempt.reason for attempt in status.attempts],
         "attempts": status.attempt,
         "lost_share": decision.lost_share,
         "predicted": decision.cost,
@@ -150,10 +153,10 @@ def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.spot.live", description=__doc__)
     add = parser.add_argument
     add("--runs", type=int, default=5)
-    add("--every", type=float, default=16.0, help="seconds between two interruptions, on average")
-    add("--notice", type=float, default=5.0, help="seconds, where there is one")
-    add("--seconds", type=float, default=0.004, help="that a sample takes in a stage")
-    add("--steps", type=int, default=400)
+    add("--every", type=float, default=25.0, help="seconds between two interruptions, on average")
+    add("--notice", type=float, default=10.0, help="seconds, where there is one")
+    add("--seconds", type=float, default=0.008, help="that a sample takes in a stage")
+    add("--steps", type=int, default=200)
     add("--no-write", action="store_true")
     return parser.parse_args()
 
