@@ -57,7 +57,9 @@ def setup_logging(role: str) -> None:
             handler.setFormatter(JsonFormatter(role))
 
 
-def install_signals(stop: threading.Event, term: Callable[[], None] | None = None) -> None:
+def install_signals(
+    stop: threading.Event, term: Callable[[], None] | None = None, grace_s: float = 5.0
+) -> None:
     """Turn SIGTERM and SIGINT into `stop`, and end with the parent where it holds a lifeline.
 
     A thread of its own sets `stop`: a handler would run in the main thread, which may hold the
@@ -65,6 +67,7 @@ def install_signals(stop: threading.Event, term: Callable[[], None] | None = Non
 
     Args:
         term: called at a SIGTERM, on that thread, in place of setting `stop`.
+        grace_s: seconds to stop in once the parent is gone.
     """
     end = term or stop.set
     reading, writing = socket.socketpair()
@@ -86,7 +89,7 @@ def install_signals(stop: threading.Event, term: Callable[[], None] | None = Non
     signal.signal(signal.SIGTERM, nothing)
     signal.signal(signal.SIGINT, nothing)
     threading.Thread(target=watch, name="signals", daemon=True).start()
-    lifeline(stop)
+    lifeline(stop, grace_s)
 
 
 def lifeline(stop: threading.Event | None = None, grace_s: float = 5.0) -> None:

@@ -17,6 +17,8 @@ from workers.stage.worker import Worker
 
 _log = logging.getLogger("heterps.stage")
 
+_GRACE_S = 0.2
+
 
 def main(argv: list[str] | None = None) -> int:
     """Run one worker to the job's end; 0 when it succeeded or was stopped on request."""
@@ -31,7 +33,8 @@ def main(argv: list[str] | None = None) -> int:
     enter(launch.job)
     tracing.begin_job(launch.job_id)
     stop = threading.Event()
-    process.install_signals(stop)
+    # Without its node nothing of it counts, and the others wait until its connections close.
+    process.install_signals(stop, grace_s=_GRACE_S)
     try:
         Worker(launch, arguments.bind, stop, arguments.launch).run(arguments.ready_file)
     except Stopped:
