@@ -13,19 +13,17 @@ import datetime
 import json
 import statistics
 import sys
-from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from bench.pages import RESULTS, machine, versions, write
 from workers.ops import linear
-from workers.profiling.clock import QuietClock
-from workers.profiling.linear import choose
+from workers.profiling.linear import choose, in_turns, products
 
 # Samples of a batch, and the widths from the input to the output.
 MODELS: Final = {
@@ -35,43 +33,14 @@ MODELS: Final = {
     "wide": (1024, (1024, 1024, 1024, 1)),
     "narrow": (4096, (64, 64, 64, 1)),
 }
-_PRODUCTS = ("forward", "grad_input", "grad_weight")
-
-
-def in_turns(
-    contestants: Mapping[str, Callable[[], object]], rounds: int
-) -> dict[str, list[float]]:
-    """Seconds of each, by round, as on a machine that does nothing else."""
-    clock = QuietClock()
-    taken: dict[str, list[float]] = {name: [] for name in contestants}
-    for number in range(rounds + 2):
-        for name, run in contestants.items():
-            begin = clock.now()
-            run()
-            if number >= 2:
-                taken[name].append(clock.now() - begin)
-    return taken
-
-
-def product(name: str, rows: int, inputs: int, outputs: int) -> Callable[[str], Tensor]:
-    """One of the three of a layer, by its route."""
-    given, grad = torch.randn(rows, inputs), torch.randn(rows, outputs)
-    weight, bias = torch.randn(outputs, inputs), torch.randn(outputs)
-    of: dict[str, Callable[[str], Tensor]] = {
-        "forward": lambda route: linear.forward(route, given, weight, bias),
-        "grad_input": lambda route: linear.grad_input(route, grad, weight),
-        "grad_weight": lambda route: linear.grad_weight(route, grad, given),
-    }
-    return of[name]
 
 
 def measure_products(rows: int, inputs: int, outputs: int, rounds: int) -> list[dict[str, Any]]:
     """Each product on each route: GFLOP/s, and the median of the rounds' ratios."""
     found: list[dict[str, Any]] = []
-    for name in _PRODUCTS:
-        by_route = product(name, rows, inputs, outputs)
+    for name, product in products(rows, inputs, outputs).items():
         with torch.no_grad():
-            routes = {route: partial(by_route, route) for route in linear.available()}
+            routes = {route: partial(product, route) for route in linear.available()}
             taken = in_turns(routes, rounds)
         work = 2e-9 * rows * inputs * outputs
         ratios = {

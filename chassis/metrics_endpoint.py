@@ -9,7 +9,6 @@ import ssl
 import threading
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
+from chassis.hang_up import hang_up
 from chassis.security import Security, SecurityError
 from chassis.servers import BindError
 
@@ -119,7 +119,7 @@ class _Server(ThreadingHTTPServer):
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """Answer, and be done in time however slowly the client asks."""
-        late = threading.Timer(_TIMEOUT_S, _end, (request,))
+        late = threading.Timer(_TIMEOUT_S, hang_up, (request,))
         late.daemon = True
         late.start()
         try:
@@ -179,11 +179,6 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
-
-
-def _end(connection: socket.socket) -> None:
-    with suppress(OSError):  # that of TLS would have what is sent meanwhile go in plain text
-        socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
 
 def _tls(security: Security) -> ssl.SSLContext | None:

@@ -2,17 +2,22 @@
 
 from collections.abc import Iterable
 
+_SLIP = 0.8  # how alike two names are of which one is likely to be meant by the other
+
 
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.5) -> str:
-    """The known name that begins with `name` or is most like it; empty when none is."""
-    names = list(known)
-    if name and (longer := next((one for one in names if one.startswith(name)), "")):
-        return longer
+    """The known name of which `name` is a slip, the beginning, or the most like it; or ""."""
     import difflib  # only when something is wrong
 
+    names = list(known)
     folded = {one.lower(): one for one in reversed(names)}
-    close = difflib.get_close_matches(name.lower(), folded, n=1, cutoff=cutoff)
-    return folded[close[0]] if close else ""
+
+    def most_like(least: float) -> str:
+        close = difflib.get_close_matches(name.lower(), folded, n=1, cutoff=least)
+        return folded[close[0]] if close else ""
+
+    begun = (one for one in names if name and one.startswith(name))
+    return most_like(max(_SLIP, cutoff)) or next(begun, "") or most_like(cutoff)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -103,6 +103,7 @@ class Security:
         if self.certificate is None or self.key is None:
             return None
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
         # What resumes sessions: the client would have to read for it.
         context.num_tickets = 0
         with tempfile.NamedTemporaryFile() as both:  # ssl reads these from files alone

@@ -44,6 +44,8 @@ __getattr__, __dir__, __all__ = attach(
         "workers.moe.group": ("ExpertGroup",),
         "workers.moe.layer": ("MoE", "aux_loss"),
         "workers.moe.moefy": ("moefy",),
+        "workers.offload.offload": ("offload",),
+        "workers.offload.pack": ("pack_experts",),
         "workers.stage.callbacks": ("TrainingState",),
     },
 )

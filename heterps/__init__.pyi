@@ -23,6 +23,8 @@ from workers.moe.group import ExpertGroup as ExpertGroup
 from workers.moe.layer import MoE as MoE
 from workers.moe.layer import aux_loss as aux_loss
 from workers.moe.moefy import moefy as moefy
+from workers.offload.offload import offload as offload
+from workers.offload.pack import pack_experts as pack_experts
 from workers.stage.callbacks import TrainingState as TrainingState
 
 __all__ = [
@@ -50,6 +52,8 @@ __all__ = [
     "load",
     "loss",
     "moefy",
+    "offload",
+    "pack_experts",
     "plan",
     "reduce_gradients",
 ]

@@ -56,7 +56,7 @@ def pack(head: Message, *buffers: Buffer | NDArray[np.generic]) -> bytes:
     return b"".join((payload_prefix(head, size), *views))
 
 
-def unpack(cls: type[M], data: bytes) -> tuple[M, memoryview]:
+def unpack(cls: type[M], data: Buffer) -> tuple[M, memoryview]:
     """Split a message into its head and a view of its payload, without copying the payload.
 
     Raises:
@@ -83,11 +83,11 @@ def unpack(cls: type[M], data: bytes) -> tuple[M, memoryview]:
             if tag == PAYLOAD_TAG:
                 if position + size != end:
                     raise DecodeError(f"{cls.__name__}: the payload must be the last field")
-                return _parse(cls, data[:start]), view[position:]
+                return _parse(cls, bytes(view[:start])), view[position:]
             position += size
         else:
             raise DecodeError(f"{cls.__name__}: wire type {kind} at byte {start}")
-    return _parse(cls, data), view[end:]
+    return _parse(cls, bytes(data)), view[end:]
 
 
 def pack_arrays(
@@ -153,7 +153,7 @@ def _parse(cls: type[M], head: bytes) -> M:
     return message
 
 
-def _read_varint(data: bytes, position: int) -> tuple[int, int]:
+def _read_varint(data: Buffer, position: int) -> tuple[int, int]:
     value = shift = 0
     for _ in range(_MAX_VARINT):
         if position >= len(data):

@@ -895,7 +895,9 @@ Global___SeriesState: _TypeAlias = SeriesState  # noqa: Y015
 
 @_typing.final
 class AttachRequest(_message.Message):
-    """Where clients of the same host and user may come, and pass memory for payloads: see ps/shm."""
+    """Where calls of a step may come besides gRPC. Clients of the same host and user: a Unix socket, by
+    which they pass memory for payloads, see ps/shm. All others: a stream, see ps/lines.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -916,19 +918,27 @@ class AttachReply(_message.Message):
 
     SOCKET_FIELD_NUMBER: _builtins.int
     SECRET_FIELD_NUMBER: _builtins.int
+    STREAM_PORT_FIELD_NUMBER: _builtins.int
+    STREAM_SECRET_FIELD_NUMBER: _builtins.int
     socket: _builtins.str
     """abstract Unix socket that calls of a step may come by; empty: none"""
     secret: _builtins.bytes
+    """to be shown there"""
+    stream_port: _builtins.int
+    """of the host that this call went to; 0: none"""
+    stream_secret: _builtins.bytes
     """to be shown there"""
     def __init__(
         self,
         *,
         socket: _builtins.str = ...,
         secret: _builtins.bytes = ...,
+        stream_port: _builtins.int = ...,
+        stream_secret: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["secret", b"secret", "socket", b"socket"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["secret", b"secret", "socket", b"socket", "stream_port", b"stream_port", "stream_secret", b"stream_secret"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

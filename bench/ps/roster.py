@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 OURS = "heterps"
+GRPC = "heterps-grpc"  # where streams cannot be had
 LOCAL = "heterps-shm"  # as it is by default where client and shards share a host
 CEILING = "echo"
 DEFAULT_DIR = Path.home() / ".cache" / "heterps-bench"
@@ -47,6 +48,7 @@ class Entry:
 
 ENTRIES = (
     Entry(OURS, "heterps", "HeterPS, exact Adagrad"),
+    Entry(GRPC, "heterps_grpc", "HeterPS by gRPC alone"),
     Entry(LOCAL, "heterps_shm", "HeterPS through shared memory"),
     Entry(CEILING, "echo", "raw gRPC echo of the same bytes", dynamic=False),
     Entry("tfra", "tfra", "TFRA on TensorFlow servers", needs="tensorflow"),

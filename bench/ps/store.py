@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from bench.pages import machine, write
-from bench.ps.roster import CEILING, LOCAL, OURS
+from bench.ps.roster import CEILING, GRPC, LOCAL, OURS
 from bench.ps.runs import Options, Results
 
 _FAR = (100_000_000, 1_000_000_000)
@@ -69,15 +69,17 @@ def targets(found: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """What is to be reached, what was, and whether that is enough."""
     lines, peers = found["measurements"], found["peers"]
     rivals = [
-        name for name, of in peers.items() if of["networked"] and name not in (OURS, LOCAL, CEILING)
+        name
+        for name, of in peers.items()
+        if of["networked"] and name not in (OURS, GRPC, LOCAL, CEILING)
     ]
     dynamic = [name for name in rivals if peers[name]["dynamic"]]
     asked = (
         ("pull, over the best networked peer with any keys", dynamic, ("pull",), "zipf", 2.0),
         ("push, over the best networked peer with any keys", dynamic, ("push",), "zipf", 3.0),
         ("least over any networked peer", rivals, ("pull", "push", "both"), "zipf", 1.0),
-        ("pull, over the raw echo", [CEILING], ("pull",), "zipf", 0.8),
-        ("pull of distinct keys, over the raw echo", [CEILING], ("pull",), "distinct", 0.8),
+        ("pull, over the raw echo", [CEILING], ("pull",), "zipf", 1.0),
+        ("pull of distinct keys, over the raw echo", [CEILING], ("pull",), "distinct", 1.2),
     )
     for who in (OURS, LOCAL):
         for dim, shards in sorted({(line["dim"], line["shards"]) for line in lines}):

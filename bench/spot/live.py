@@ -14,8 +14,8 @@ import argparse
 import json
 import random
 import tempfile
-import threading
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -60,9 +60,13 @@ def main() -> int:
     }
     if not arguments.no_write:
         print(write(path, json.dumps(results, indent=2) + "\n"))
+    failed = [run["reason"] for run in runs if run["state"] != "succeeded"]
     equal = len({run["digest"] for run in runs}) == 1
-    print(f"bills off by {max(off):.1%} at most; {'equal' if equal else 'NOT EQUAL'} to the bit")
-    return 0 if equal and max(off) <= 0.05 else 1
+    print(
+        f"bills off by {max(off):.1%} at most; {'equal' if equal else 'NOT EQUAL'} to the bit"
+        + "".join(f"\nFAILED: {reason}" for reason in failed)
+    )
+    return 0 if equal and not failed and max(off) <= 0.05 else 1
 
 
 def _job(folder: Path, shape: Shape, arguments: argparse.Namespace) -> JobSpec:
@@ -101,25 +105,25 @@ def _run(
     chance = random.Random(seed)
     job_id = client.submit(spec)
     taken = {"with notice": 0, "without": 0}
-    reclaimed: list[threading.Thread] = []
+    reclaimed: list[Future[None]] = []
     due = 0.0
-    while not (job := client.status(job_id)).state.is_final:
-        if job.step and not due:
-            due = time.monotonic() + chance.expovariate(1 / arguments.every)
-        if due and time.monotonic() > due:
-            names = {node.node_id for node, _ in running(client, job_id) if node.type == "spot"}
-            if len(names) == _USED and not any(thread.is_alive() for thread in reclaimed):
-                how = chance.choice(list(taken))
-                taken[how] += 1
-                notice = arguments.notice if how == "with notice" else 0.0
-                away = chance.uniform(*_AWAY_S)
-                one = (machines, client, chance.choice(sorted(names)), notice, away)
-                reclaimed.append(threading.Thread(target=_reclaim, args=one))
-                reclaimed[-1].start()
+    with ThreadPoolExecutor(1) as pool:
+        while not (job := client.status(job_id)).state.is_final:
+            if job.step and not due:
                 due = time.monotonic() + chance.expovariate(1 / arguments.every)
-        time.sleep(0.02)
-    for thread in reclaimed:
-        thread.join()
+            if due and time.monotonic() > due and all(one.done() for one in reclaimed):
+                names = {node.node_id for node, _ in running(client, job_id) if node.type == "spot"}
+                if len(names) == _USED:
+                    how = chance.choice(list(taken))
+                    taken[how] += 1
+                    notice = arguments.notice if how == "with notice" else 0.0
+                    away = chance.uniform(*_AWAY_S)
+                    name = chance.choice(sorted(names))
+                    reclaimed.append(pool.submit(_reclaim, machines, client, name, notice, away))
+                    due = time.monotonic() + chance.expovariate(1 / arguments.every)
+            time.sleep(0.02)
+    for one in reclaimed:
+        one.result()
     decision = client.decision_message(job_id)
     status = client.status_message(job_id)
     spans = trained(job, decision.price_per_hour)

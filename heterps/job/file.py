@@ -20,7 +20,7 @@ from heterps.job.yaml_nodes import YamlError
 from protos.job_pb2 import JobSpec
 from protos.losses import may_lack_labels
 from ps.errors import TableError
-from ps.table.rules import WIRE_DTYPES
+from ps.table.rules import WIRE_BYTES
 from scheduler.methods.names import JOB_METHODS
 from workers.embedding.spec import check_options
 from workers.model.entry_digest import entry_digest, entry_files
@@ -64,7 +64,7 @@ _CHOICES: Final = {
     "train.rows.schedule": ("constant", "cosine"),
     "train.batch_norm": ("local", "sync"),
     "servers.durability": ("none", "checkpoint", "log"),
-    "servers.wire": WIRE_DTYPES,
+    "servers.wire": tuple(WIRE_BYTES),
     "schedule.method": METHODS,
     "schedule.replan": ("off", "advise", "auto"),
 }

@@ -11,10 +11,11 @@ from protos import parameter_server_pb2 as pb
 from protos.codec import pack
 from ps.client.session import Routes, Session, Shard
 from ps.engine import _native
+from ps.lines.calls import BrokenLineError
 from ps.shm.blocks import Block, SharedMemory
-from ps.shm.line import BrokenLineError
 from ps.shm.region import aligned
 from ps.table.arrays import Keys
+from ps.table.rules import WIRE_BYTES
 
 _NARROW = np.uint64(1 << 32)
 
@@ -40,7 +41,7 @@ class Wanted:
     @property
     def row_bytes(self) -> int:
         """Of one row on its way."""
-        return self.dim * (4 if self.wire == "float32" else 2)
+        return self.dim * WIRE_BYTES[self.wire]
 
     @property
     def rows_bytes(self) -> int:

@@ -28,7 +28,7 @@ from ps.engine import _native
 from ps.errors import TableError
 from ps.table.arrays import as_gradients, as_keys, check_range
 from ps.table.checks import check_wire
-from ps.table.rules import WIRE_DTYPES
+from ps.table.rules import WIRE_BYTES
 from ps.table.spec import make_spec
 from ps.table.table import without_share
 from ps.table.usage import Usage
@@ -51,6 +51,7 @@ class ParameterClient(StepClient, Closing):
             are created with another.
         channels: connections to each shard.
         shared_memory: use it with shards of this host and user.
+        streams: use them with all others; without, gRPC.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class ParameterClient(StepClient, Closing):
         wire: str = "float32",
         channels: int = 1,
         shared_memory: bool = True,
+        streams: bool = True,
     ) -> None:
         if isinstance(addresses, str) or not 1 <= len(addresses) <= _native.BUCKETS:
             raise ValueError(
@@ -74,8 +76,8 @@ class ParameterClient(StepClient, Closing):
             raise ValueError(f"timeout_s={timeout_s}; expected a positive number of seconds")
         if client_id is not None and not 1 <= len(client_id) <= 200:
             raise ValueError(f"client_id: {len(client_id)} characters; expected 1 to 200")
-        if wire not in WIRE_DTYPES:
-            raise ValueError(f"wire={wire!r}; expected {', '.join(WIRE_DTYPES)}")
+        if wire not in WIRE_BYTES:
+            raise ValueError(f"wire={wire!r}; expected {', '.join(WIRE_BYTES)}")
         if not 1 <= channels <= 64:
             raise ValueError(f"channels={channels}; expected 1 to 64")
         super().__init__()
@@ -84,7 +86,9 @@ class ParameterClient(StepClient, Closing):
         self._client_id = client_id
         self._wire = wire
         self._wires: dict[str, str] = {}  # of tables that have their own
-        self._connect = partial(Session, channels=channels, shared_memory=shared_memory)
+        self._connect = partial(
+            Session, channels=channels, shared_memory=shared_memory, streams=streams
+        )
         self._lock = threading.Lock()
         self._current: Session | None = None
         self._closed = False

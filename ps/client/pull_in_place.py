@@ -15,8 +15,9 @@ from protos import parameter_server_pb2 as pb
 from ps.client.fetch import Wanted, joined
 from ps.client.session import Routes, Session, Shard
 from ps.errors import StaleRouteError
+from ps.lines.calls import PULL, BrokenLineError, RefusedError
 from ps.shm.blocks import Block, SharedMemory
-from ps.shm.line import MAX_MESSAGE, PULL, BrokenLineError, RefusedError, UnixLine
+from ps.shm.line import MAX_MESSAGE, UnixLine
 from ps.shm.region import aligned
 from ps.table.arrays import Floats, Keys
 

@@ -17,10 +17,11 @@ from ps.client.pull import as_shard_error, split
 from ps.client.session import SILENT, Routes, Session, Shard
 from ps.engine import _native
 from ps.errors import OutcomeUnknownError, ShardError, StaleRouteError
+from ps.lines.calls import BrokenLineError
 from ps.shm.blocks import Block, SharedMemory
-from ps.shm.line import BrokenLineError
 from ps.shm.region import aligned
 from ps.table.arrays import Floats, Keys
+from ps.table.rules import WIRE_BYTES
 from ps.table.usage import Usage
 
 _NARROW = np.uint64(1 << 32)
@@ -92,8 +93,9 @@ class Push:
         self._head = head
         # Weights that are written outright keep all their digits.
         self._wire = "float32" if head.kind == "assign" else wire
-        width = 4 if self._wire == "float32" else 2
-        self._row_bytes = 8 + width * head.dim + (8 if usage.values is not None else 0)
+        self._row_bytes = (
+            8 + WIRE_BYTES[self._wire] * head.dim + (8 if usage.values is not None else 0)
+        )
         self._lock = threading.Lock()
         self._unknown = False  # whether one may have been applied that was not acknowledged
         routes = session.routes
@@ -208,7 +210,7 @@ class Push:
             head, payload = sent.head, sent.payload
         count, dim = len(message.keys), self._head.dim
         begin = count * (head.key_bytes or 8)
-        end = begin + count * dim * (4 if self._wire == "float32" else 2)
+        end = begin + count * dim * WIRE_BYTES[self._wire]
         usage = np.frombuffer(payload[end:], np.float32).reshape(2, count) if head.usage else None
         return replace(
             message,

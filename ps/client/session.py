@@ -1,5 +1,6 @@
 """A client's connections to its shards, and the calls over them."""
 
+import contextlib
 import itertools
 import os
 import socket
@@ -17,7 +18,7 @@ from google.protobuf.message import DecodeError
 from chassis import tracing
 from chassis.channels import RpcError, call, connect
 from chassis.memory import keep_buffers
-from protos.codec import unpack
+from protos.codec import Buffer, unpack
 from protos.parameter_server_pb2 import (
     AttachRequest,
     PullReply,
@@ -27,9 +28,12 @@ from protos.parameter_server_pb2 import (
 from protos.parameter_server_pb2_grpc import ParameterServerStub
 from protos.reason_pb2 import MEMORY_NOT_ATTACHED
 from ps.client.futures import T, results_of
+from ps.client.streams import Streams
 from ps.errors import ShardError, StaleRouteError
+from ps.lines.calls import COMMIT, PULL, PUSH, STAGE, TALLY, BrokenLineError
+from ps.lines.stream import StreamLine
 from ps.shm.blocks import SharedMemory
-from ps.shm.line import COMMIT, MAX_MESSAGE, PULL, PUSH, STAGE, TALLY, BrokenLineError, UnixLine
+from ps.shm.line import MAX_MESSAGE, UnixLine
 from ps.shm.region import Region
 from ps.table.buckets import Route, Share, default_route, route_of
 
@@ -60,10 +64,17 @@ class Shard:
         timeout_s: of a call, and how long an unreachable shard is tried.
         channels: connections to spread messages over.
         aborted: set once every call is to fail.
+        streams: whether what a step calls may come by streams.
     """
 
     def __init__(
-        self, index: int, address: str, timeout_s: float, channels: int, aborted: threading.Event
+        self,
+        index: int,
+        address: str,
+        timeout_s: float,
+        channels: int,
+        aborted: threading.Event,
+        streams: bool = True,
     ) -> None:
         self.index = index
         self.address = address
@@ -77,13 +88,14 @@ class Shard:
         }
         self.keys = _raw(self._channels[0], "Keys")
         self._turn = itertools.count()
+        self._streams = Streams(self._stream) if streams else None
 
-    def pull(self, request: bytes, what: str, line: UnixLine | None = None) -> bytes:
-        """Pull, raw; by a line of this host where there is one."""
+    def pull(self, request: bytes, what: str, line: UnixLine | None = None) -> Buffer:
+        """Pull, raw; see `data`."""
         return self.data(PULL, request, what, line)
 
-    def push(self, request: bytes, what: str, line: UnixLine | None = None) -> bytes:
-        """Push, raw; by a line of this host where there is one."""
+    def push(self, request: bytes, what: str, line: UnixLine | None = None) -> Buffer:
+        """Push, raw; see `data`."""
         return self.data(PUSH, request, what, line)
 
     def call(
@@ -93,6 +105,7 @@ class Shard:
         what: str,
         timeout_s: float | None = None,
         patience_s: float | None = None,
+        said_s: float | None = None,
     ) -> T:
         """Call and, while the shard cannot be reached, repeat; every method of it may be.
 
@@ -102,6 +115,7 @@ class Shard:
             what: names it in errors.
             timeout_s: of one attempt; the session's unless given.
             patience_s: for how long it is repeated; the session's timeout unless given.
+            said_s: what an error says that it waited for, where this is the last of several ways.
 
         Raises:
             StaleRouteError: the routing has changed.
@@ -130,7 +144,7 @@ class Shard:
             if error.reason == MEMORY_NOT_ATTACHED:
                 raise BrokenLineError(error.details) from None
             if error.code in SILENT:
-                text = f"did not answer within {limit:g} s ({what}: {error.details})"
+                text = f"did not answer within {said_s or limit:g} s ({what}: {error.details})"
             else:
                 text = f"refused {what}: {error.details} ({error.code.name})"
             raise ShardError(self.index, self.address, error.code, text, error.reason) from None
@@ -143,22 +157,31 @@ class Shard:
         text = f"was not asked any more ({what}): its client was aborted"
         return ShardError(self.index, self.address, grpc.StatusCode.CANCELLED, text)
 
-    def data(self, number: int, request: bytes, what: str, line: UnixLine | None = None) -> bytes:
-        """One of the calls of a step, raw; by a line of this host where there is one.
+    def data(self, number: int, request: bytes, what: str, line: UnixLine | None = None) -> Buffer:
+        """One of the calls of a step, raw: by a line of this host, else by a stream, else by gRPC.
+
+        A stream has half of the time, so that a call whose stream stalls is answered within it.
+        What was sent twice says so by its name.
 
         Args:
-            number: of ps.shm.line.
+            number: of ps.lines.calls.
             request: the message.
             what: names it in errors.
             line: to this shard.
         """
+        whole, limit = time.monotonic() + self._timeout_s, self._timeout_s
+        if not tracing.ON:  # spans follow calls of gRPC only
+            if line is not None and len(request) <= MAX_MESSAGE:
+                return self.call(partial(line.call, number), request, what)
+            if self._streams is not None:
+                with contextlib.suppress(BrokenLineError):
+                    return self.call(partial(self._streams.call, number), request, what, limit / 2)
+                limit = max(limit / 2, whole - time.monotonic())
         methods = self._data[number]
-        # Spans follow calls of gRPC only.
-        if line is None or tracing.ON or len(request) > MAX_MESSAGE:
-            return self.call(methods[next(self._turn) % len(methods)], request, what)
-        return self.call(partial(line.call, number), request, what)
+        method = methods[next(self._turn) % len(methods)]
+        return self.call(method, request, what, limit, said_s=self._timeout_s)
 
-    def rows_of(self, reply: bytes, asked: PullRequest, size: int) -> memoryview:
+    def rows_of(self, reply: Buffer, asked: PullRequest, size: int) -> memoryview:
         """The payload of its reply to a pull, which has to have `size` bytes.
 
         Raises:
@@ -180,6 +203,8 @@ class Shard:
 
     def close(self) -> None:
         """Close the connections; calls under way fail."""
+        if self._streams is not None:
+            self._streams.close()
         for channel in self._channels:
             channel.close()
 
@@ -195,6 +220,19 @@ class Shard:
         if not reply.socket:
             raise ConnectionRefusedError("the shard has no Unix socket")
         return UnixLine(reply.socket, reply.secret, region)
+
+    def _stream(self) -> StreamLine:
+        """A stream to it; tried once, since messages have another way.
+
+        Raises:
+            OSError, ShardError: there is none to be had.
+        """
+        limit = min(1.0, self._timeout_s / 4)
+        reply = self.call(self.stub.Attach, AttachRequest(), "Attach", limit, patience_s=0.0)
+        if not reply.stream_port:
+            raise ConnectionRefusedError("the shard takes no streams")
+        host = self.address.rpartition(":")[0]
+        return StreamLine(host, reply.stream_port, reply.stream_secret, timeout_s=limit)
 
 
 class Session:
@@ -212,6 +250,7 @@ class Session:
         *,
         channels: int,
         shared_memory: bool,
+        streams: bool,
     ) -> None:
         keep_buffers()
         self.pid = os.getpid()
@@ -219,7 +258,7 @@ class Session:
         self.epoch = time.time_ns()
         self._aborted = threading.Event()
         self._make: Callable[[int, str], Shard] = lambda index, address: Shard(
-            index, address, timeout_s, channels, self._aborted
+            index, address, timeout_s, channels, self._aborted, streams
         )
         self._shared_memory = shared_memory
         self._memory: tuple[tuple[str, ...], SharedMemory] | None = None

@@ -17,10 +17,11 @@ from ps.client.pull import as_shard_error
 from ps.client.session import Routes, Session, Shard
 from ps.engine import _native
 from ps.errors import StaleRouteError
+from ps.lines.calls import COMMIT, STAGE, TALLY, BrokenLineError
 from ps.shm.blocks import Block, SharedMemory
-from ps.shm.line import COMMIT, STAGE, TALLY, BrokenLineError
 from ps.shm.region import aligned
 from ps.table.arrays import Floats, Keys
+from ps.table.rules import WIRE_BYTES
 
 _NARROW = np.uint64(1 << 32)
 R = TypeVar("R")
@@ -53,7 +54,7 @@ class Gradients:
     @property
     def key_bytes(self) -> int:
         """What a key takes on its way, at most, with all that belongs to it."""
-        values = self.dim * (4 if self.wire == "float32" else 2)
+        values = self.dim * WIRE_BYTES[self.wire]
         return 8 + values + (8 if self.usage is not None else 0)
 
 
@@ -82,10 +83,10 @@ class _Message:
         if self.memory is not None and self.block is not None:
             line = self.block.lines[self.shard.address]
             try:
-                return self.shard.data(method, self.head.SerializeToString(), what, line)
+                return bytes(self.shard.data(method, self.head.SerializeToString(), what, line))
             except BrokenLineError:
                 self.memory.drop()
-        return self.shard.data(method, self._whole(), what)
+        return bytes(self.shard.data(method, self._whole(), what))
 
     def _whole(self) -> bytes:
         head = self.head
@@ -255,7 +256,7 @@ class ToEveryShard:
             for each in part.tables:
                 wire = each.dtype or "float32"
                 middle = at + each.count * (each.key_bytes or 8)
-                end = middle + each.count * each.dim * (4 if wire == "float32" else 2)
+                end = middle + each.count * each.dim * WIRE_BYTES[wire]
                 kind = np.dtype("<u4") if each.key_bytes == 4 else np.dtype("<u8")
                 keys = np.frombuffer(payload[at:middle], kind).astype(np.uint64)
                 values = _native.decode_values(payload[middle:end], wire).reshape(-1, each.dim)

@@ -54,7 +54,8 @@ class Settings:
         accept_loss: where `data` is damaged, begin with what is whole, and keep the rest aside.
         fold_s: how old the base of tables with durability=checkpoint may be.
         replica: another shard's address, to be told every change.
-        threads: how many calls are handled at once.
+        threads: how many calls are handled at once, and as many more that come by streams.
+        stream_port: where clients of other hosts send bulk bytes; 0 for any free one.
         scheduler: offer this shard to the jobs of that scheduler, for as long as it lives.
         advertise: the host to be reached at, where it is not that of `bind`.
         metrics: host:port for Prometheus.
@@ -72,6 +73,7 @@ class Settings:
     fold_s: float = 300.0
     replica: str = ""
     threads: int = 16
+    stream_port: int = 0
     scheduler: str = ""
     advertise: str = ""
     metrics: str = ""
@@ -118,8 +120,9 @@ def serve(
         if durable is not None:
             service.log_bytes = lambda: durable.log.bytes
         ends.callback(Maintenance(state, durable, replicator).close)
-        service.unix.start()  # first: who calls by gRPC is told of it
-        ends.callback(service.unix.close, 5.0)
+        # First: who calls by gRPC is told of it.
+        service.listen(settings.bind.rpartition(":")[0], settings.stream_port, settings.threads)
+        ends.callback(service.hang_up, 5.0)
         address = server.start()
         ends.callback(server.stop, 5.0)
         metrics = ""
@@ -211,6 +214,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--replica", default="", metavar="HOST:PORT", help="told every change")
     parser.add_argument("--threads", type=int, default=16, help="calls handled at once")
+    parser.add_argument(
+        "--stream-port",
+        type=int,
+        default=0,
+        metavar="PORT",
+        help="for bulk bytes of clients on other hosts, any free one unless given",
+    )
     parser.add_argument("--scheduler", default="", metavar="HOST:PORT", help="offer it to jobs")
     parser.add_argument("--advertise", default="", metavar="HOST", help="where others reach it")
     parser.add_argument("--job", default="", metavar="ID", help="whose shard it is, for its log")

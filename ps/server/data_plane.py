@@ -14,7 +14,7 @@ from ps.shard.stage import carried_part
 from ps.shard.stage import take_apart as take_apart_part
 from ps.shard.state import ShardState, now_s
 from ps.shm.region import Regions
-from ps.table.rules import WIRE_DTYPES
+from ps.table.checks import value_bytes
 from ps.table.table import Table
 
 MAX_REPLY_BYTES = 1 << 30
@@ -103,14 +103,11 @@ class DataPlane:
         self._state.check_route(head.route)
         table.check_share(head.route)
         key_bytes = head.key_bytes or 8
-        dtype = head.dtype or "float32"
-        if key_bytes not in (4, 8) or dtype not in WIRE_DTYPES:
-            raise TableError(
-                f"Pull of table {head.table!r}: key_bytes={key_bytes}, dtype={dtype[:40]!r}; "
-                f"expected 4 or 8, and {', '.join(WIRE_DTYPES)}"
-            )
-        size = head.count * head.dim * (4 if dtype == "float32" else 2)
-        return _Asked(table, key_bytes, dtype, head.count * key_bytes, size)
+        where = f"Pull of table {head.table!r}"
+        if key_bytes not in (4, 8):
+            raise TableError(f"{where}: key_bytes={key_bytes}; expected 4 or 8")
+        size = head.count * head.dim * value_bytes(where, head.dtype)
+        return _Asked(table, key_bytes, head.dtype or "float32", head.count * key_bytes, size)
 
     def _keys_of(
         self, heads: Sequence[pb.PullRequest], asked: Sequence["_Asked"], payload: memoryview
@@ -234,7 +231,11 @@ def _part_bytes(head: pb.StageRequest) -> int:
 
 
 def payload_size(head: pb.PushRequest | pb.PartOfTable) -> int:
-    """How many bytes the payload of a push has, or one table's of a part."""
-    width = 4 if head.dtype in ("", "float32") else 2
+    """How many bytes the payload of a push has, or one table's of a part.
+
+    Raises:
+        TableError: a dtype that there is not.
+    """
+    width = value_bytes(f"Push to table {head.table[:140]!r}", head.dtype)
     row = (head.key_bytes or 8) + head.dim * width + (8 if head.usage else 0)
     return head.count * row

@@ -24,6 +24,7 @@ from ps.errors import (
     StaleRouteError,
     TableError,
 )
+from ps.lines.stream import StreamServer
 from ps.server.clocks import Clocks
 from ps.server.data_plane import DataPlane
 from ps.server.metrics import ShardMetrics
@@ -73,7 +74,20 @@ class ParameterService(ParameterServerServicer):
         self.log_bytes: Callable[[], int] = lambda: 0
         data = (self.pull, self.push, self.stage, self.tally, self.commit)  # PULL, PUSH, ...
         self.unix = UnixServer(data, self.data.regions)
+        self.stream: StreamServer | None = None
+        self._lines = data
         self._began = time.monotonic()
+
+    def listen(self, host: str, port: int, threads: int) -> None:
+        """Take streams, too, with the errors of `StreamServer`; and begin to take Unix sockets."""
+        self.stream = StreamServer(self._lines, host, threads, port)
+        self.unix.start()
+
+    def hang_up(self, grace_s: float) -> None:
+        """Take no more calls but gRPC's, and let those under way end."""
+        self.unix.close(grace_s)
+        if self.stream is not None:
+            self.stream.close(grace_s)
 
     # Data, raw: the message's bytes in, the reply's bytes out.
 
@@ -159,12 +173,15 @@ class ParameterService(ParameterServerServicer):
     # Control: ordinary protobuf.
 
     def Attach(self, request: pb.AttachRequest, context: grpc.ServicerContext) -> pb.AttachReply:  # noqa: N802
-        """Where a client of the same host and user may come."""
-        return self._guarded(
-            "Attach",
-            context,
-            lambda: pb.AttachReply(socket=self.unix.name, secret=self.unix.secret),
-        )
+        """Where a client may come with what a step calls."""
+
+        def work() -> pb.AttachReply:
+            reply = pb.AttachReply(socket=self.unix.name, secret=self.unix.secret)
+            if self.stream is not None:
+                reply.stream_port, reply.stream_secret = self.stream.port, self.stream.secret
+            return reply
+
+        return self._guarded("Attach", context, work)
 
     def Advance(  # noqa: N802
         self, request: pb.AdvanceRequest, context: grpc.ServicerContext

@@ -10,6 +10,7 @@ from ps.engine import _native
 from ps.errors import TableError
 from ps.shard.journal import Buffer
 from ps.table.applied import PushId
+from ps.table.checks import value_bytes
 
 _LAST = 1 << 62  # sequences stay below
 
@@ -40,12 +41,7 @@ def take_apart(head: pb.PushRequest, payload: memoryview, message: Buffer) -> Re
     key_bytes = head.key_bytes or 8
     if key_bytes not in (4, 8):
         raise TableError(f"Push to table {head.table!r}: key_bytes={key_bytes}; expected 4 or 8")
-    width = {"": 4, "float32": 4, "float16": 2, "bfloat16": 2}.get(head.dtype)
-    if width is None:
-        raise TableError(
-            f"Push to table {head.table!r}: dtype={head.dtype[:40]!r}; expected float32, float16 "
-            "or bfloat16"
-        )
+    width = value_bytes(f"Push to table {head.table!r}", head.dtype)
     if head.kind not in ("", "add", "assign"):
         raise TableError(
             f"Push to table {head.table!r}: kind={head.kind[:40]!r}; expected '', add or assign"

@@ -18,6 +18,7 @@ from protos.codec import pack, unpack
 from ps.engine import _native
 from ps.errors import ConflictError, TableError
 from ps.shard.journal import Buffer
+from ps.table.checks import value_bytes
 from ps.table.series import LAST_STEP, Flags, SeriesProgress
 
 _MOST_OPEN = 64  # steps of a series that wait at a time
@@ -151,12 +152,7 @@ def take_apart(
                 f"{what}: table {each.table[:140]!r} with dim={each.dim}, key_bytes={key_bytes}; "
                 "expected a dim, and 4 or 8"
             )
-        width = {"": 4, "float32": 4, "float16": 2, "bfloat16": 2}.get(each.dtype)
-        if width is None:
-            raise TableError(
-                f"{what}: table {each.table[:140]!r}: dtype={each.dtype[:40]!r}; expected "
-                "float32, float16 or bfloat16"
-            )
+        width = value_bytes(f"{what}: table {each.table[:140]!r}", each.dtype)
         middle = at + each.count * key_bytes
         values_end = middle + each.count * each.dim * width
         end = values_end + (8 * each.count if each.usage else 0)

@@ -8,9 +8,6 @@ of that user who can show a secret, which the shard gives out over gRPC and thus
 token.
 """
 
-import contextlib
-import json
-import logging
 import os
 import secrets
 import socket
@@ -18,50 +15,27 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from collections.abc import Sequence
 
 import grpc
 
-from chassis.refusal import Metadata, Refusing
+from chassis.hang_up import hang_up
+from ps.lines.calls import (
+    OK,
+    BrokenLineError,
+    Handler,
+    Line,
+    RefusedError,
+    answered,
+    refusal,
+    refused,
+)
 from ps.shm.region import Region, Regions
 
-PULL, PUSH, STAGE, TALLY, COMMIT = range(5)  # the methods
-MAX_MESSAGE = 60_000  # bytes of a head; longer ones go over gRPC
+MAX_MESSAGE = 60_000  # bytes of a head; longer ones go by another way
 _SECRET = 32
 _MAX_NAME = 200
-_STATUS = {code.value[0]: code for code in grpc.StatusCode}
 _PEER = struct.Struct("3i")  # process, user, group
-_log = logging.getLogger("heterps.ps")
-
-
-Handler = Callable[[bytes, Refusing], bytes]
-
-
-class RefusedError(grpc.RpcError):
-    """A call that ended with a status, in the form of gRPC's errors."""
-
-    def __init__(self, code: grpc.StatusCode, details: str, metadata: Metadata = ()) -> None:
-        super().__init__(details)
-        self._code = code
-        self._details = details
-        self._metadata = metadata
-
-    def code(self) -> grpc.StatusCode:
-        """The status."""
-        return self._code
-
-    def details(self) -> str:
-        """What it says."""
-        return self._details
-
-    def trailing_metadata(self) -> Any:
-        """What came beside the status, as pairs of key and value."""
-        return self._metadata
-
-
-class BrokenLineError(RuntimeError):
-    """The shard is gone or was restarted; whether it has seen the message is not known."""
 
 
 class UnixServer:
@@ -99,11 +73,11 @@ class UnixServer:
         """Take no more calls and let those under way end; safe to repeat."""
         listening, self._listening, self.name = self._listening, None, ""
         if listening is not None:
-            _end(listening, socket.SHUT_RDWR)
+            hang_up(listening)
         with self._lock:
             open_now = dict(self._connections)
         for connection in open_now:
-            _end(connection, socket.SHUT_RD)  # its thread reads the end once it has answered
+            hang_up(connection, socket.SHUT_RD)  # its thread reads the end once it has answered
         limit = time.monotonic() + grace_s
         for thread in open_now.values():
             thread.join(max(0.0, limit - time.monotonic()))
@@ -162,50 +136,15 @@ class UnixServer:
                 os.close(file)
 
     def _answer(self, request: bytes, connection: socket.socket) -> bytes:
-        """A zero and the handler's bytes, or a status that is not zero and what `_encode` tells."""
-        try:
-            if request[0] >= len(self._handlers) or len(request) > MAX_MESSAGE + 1:
-                raise RefusedError(grpc.StatusCode.UNIMPLEMENTED, "no such method, or too long")
-            return b"\0" + self._handlers[request[0]](request[1:], _Context(connection))
-        except RefusedError as error:
-            return _encode(error)
-        except Exception as error:  # a handler ends in a reply or an abort; this one did not
-            _log.exception("a call over the Unix socket failed")
-            return _encode(RefusedError(grpc.StatusCode.INTERNAL, repr(error)[:2000]))
+        """A reply's status and bytes."""
+        if len(request) > MAX_MESSAGE + 1:
+            status, told = refused(RefusedError(grpc.StatusCode.UNIMPLEMENTED, "too long"))
+        else:
+            status, told = answered(self._handlers, request[0], request[1:], connection)
+        return bytes([status]) + told
 
 
-class _Context:
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
-        self._metadata: Metadata = ()
-
-    def is_active(self) -> bool:
-        try:  # a client sends nothing while it waits for an answer, and hangs up when it gives up
-            return bool(self._connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
-
-    def set_trailing_metadata(self, trailing_metadata: Metadata, /) -> None:
-        self._metadata = trailing_metadata
-
-    def abort(self, code: grpc.StatusCode, details: str) -> NoReturn:
-        raise RefusedError(code, details, self._metadata)
-
-
-def _encode(error: RefusedError) -> bytes:
-    told = json.dumps([error.details(), dict(error.trailing_metadata())])
-    return bytes([error.code().value[0]]) + told.encode()
-
-
-def _decode(reply: bytes) -> RefusedError:
-    code = _STATUS.get(reply[0], grpc.StatusCode.UNKNOWN)
-    details, metadata = json.loads(reply[1:])
-    return RefusedError(code, details, tuple(metadata.items()))
-
-
-class UnixLine:
+class UnixLine(Line):
     """The client's side of one connection, for one call at a time.
 
     Args:
@@ -222,7 +161,7 @@ class UnixLine:
     def __init__(
         self, name: str, secret: bytes, region: Region | None = None, timeout_s: float = 1.0
     ) -> None:
-        self._socket = _socket()
+        super().__init__(_socket())
         try:
             self._socket.settimeout(timeout_s)
             self._socket.connect(f"\0{name}")
@@ -268,23 +207,10 @@ class UnixLine:
             raise BrokenLineError(str(error)) from None
         if not reply:
             raise BrokenLineError("the shard closed the connection")
-        if reply[0] == 0:
+        if reply[0] == OK:
             return reply[1:]
-        raise _decode(reply)
-
-    def hang_up(self) -> None:
-        """Have the call under way, and all later ones, find that the shard is gone."""
-        _end(self._socket, socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        """Disconnect; safe to repeat."""
-        self._socket.close()
+        raise refusal(reply[0], reply[1:])
 
 
 def _socket() -> socket.socket:
     return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # messages keep their bounds
-
-
-def _end(connection: socket.socket, how: int) -> None:
-    with contextlib.suppress(OSError):
-        connection.shutdown(how)

@@ -13,7 +13,7 @@ from ps.table.rules import (
     INITIALIZERS,
     MAX_DIM,
     OPTIMIZERS,
-    WIRE_DTYPES,
+    WIRE_BYTES,
 )
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,127}")
@@ -61,7 +61,18 @@ def check_wire(table: str, wire: str) -> None:
     Raises:
         TableError: naming it, its value and what was expected.
     """
-    _one_of(f"table {table!r}", "wire", wire, WIRE_DTYPES)
+    _one_of(f"table {table!r}", "wire", wire, WIRE_BYTES)
+
+
+def value_bytes(where: str, dtype: str) -> int:
+    """What each value takes in a message whose head says `dtype`; "": float32.
+
+    Raises:
+        TableError: naming `where`, the dtype and what was expected.
+    """
+    dtype = dtype[:40] or "float32"
+    _one_of(where, "dtype", dtype, WIRE_BYTES)
+    return WIRE_BYTES[dtype]
 
 
 def _check_segments(name: str, spec: TableSpec) -> None:

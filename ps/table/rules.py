@@ -42,7 +42,8 @@ OPTIMIZERS: dict[str, dict[str, float | bool]] = {
 }
 INITIALIZERS = ("zeros", "uniform", "normal")
 DTYPES = ("float32", "float16", "bfloat16", "int8")
-WIRE_DTYPES = ("float32", "float16", "bfloat16")
+# How values may travel, and the bytes that each takes then.
+WIRE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 ADMISSIONS = ("count", "bloom", "probability", "score")
 DURABILITIES = ("none", "checkpoint", "log", "replica")
 

@@ -84,15 +84,25 @@ class Record:
     @property
     def change(self) -> Move | None:
         """What is to be told of a change that is under way; None: none is."""
-        return self._message.change if self._message.HasField("change") else None
+        if not self._message.HasField("change"):
+            return None
+        found = Move()
+        found.CopyFrom(self._message.change)
+        return found
 
     def note_change(self, move: Move | None) -> None:
-        """Keep what is to be told of a change by whoever takes over; None: it is told."""
+        """Keep what is to be told of a change by whoever takes over; None: it is told.
+
+        What could not be kept is not told of: whoever asked for it hears so.
+        """
         with self.lock:
-            self._message.ClearField("change")
-            if move is not None:
-                self._message.change.CopyFrom(move)
-            self._keep()
+            before = self.change
+            self._set_change(move)
+            try:
+                self._keep()
+            except BaseException:
+                self._set_change(before)
+                raise
 
     def units_of_shards(self, node_id: str) -> int:
         """How many units of a node are held for shards."""
@@ -208,6 +218,11 @@ class Record:
         self._message.others.extend(process.to_message() for process in left)
         self.processes = list(processes)
         return left
+
+    def _set_change(self, move: Move | None) -> None:
+        self._message.ClearField("change")
+        if move is not None:
+            self._message.change.CopyFrom(move)
 
     def _note_shards(self) -> None:
         if not self._message.of_shards:

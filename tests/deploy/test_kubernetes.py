@@ -308,6 +308,7 @@ def test_policies_let_through_what_is_needed_and_nothing_else(full):
     for node in ("node-cpu", "node-gpu"):
         assert may_call(full, node, "scheduler", 7000)
         assert may_call(full, node, "ps", 7100)
+        assert may_call(full, node, "ps", 7101), "bulk bytes"
         assert may_call(full, node, "node-cpu", 40000), "stages choose their ports"
         assert may_call(full, "scheduler", node, 7200)
         assert not may_call(full, node, "redis", 6379)

@@ -140,6 +140,7 @@ REMOTE: dict[str, tuple[int, dict[str, Any], dict[str, Any], float, bool]] = {
     "shard": (1, {}, {}, 0.0, False),
     "shards": (3, {}, {}, 0.0, False),
     "shards-sockets": (3, {"shared_memory": False, "channels": 2}, {}, 0.0, False),
+    "shards-grpc": (3, {"shared_memory": False, "streams": False}, {}, 0.0, False),
     "shards-float16-wire": (3, {"wire": "float16"}, {}, 2.0**-9, False),
     "shards-bfloat16-wire": (3, {"wire": "bfloat16"}, {}, 2.0**-6, False),
     "shards-tiered": (3, {}, {"memory_bytes": 1 << 16}, 0.0, False),

@@ -200,27 +200,12 @@ class StubNode(NodeServicer, StageServicer, Closing):
                 self._changed.wait(_BEAT_S)
 
 
-class Service:
-    """A scheduler, and a node whose workers are the test's."""
+class Jobs:
+    """A scheduler, whoever runs it, and a node whose workers are the test's."""
 
-    def __init__(self, redis: str, directory: Path, opened: ExitStack) -> None:
-        self.directory = directory
-        self._redis, self._opened = redis, opened
-        self._begin()
-        self.node = StubNode(self.address)
-
-    def _begin(self) -> None:
-        artifacts = self.directory / "artifacts"
-        self._process = SchedulerProcess("127.0.0.1:0", self._redis, artifacts=artifacts)
-        self.address = self._process.start(lambda: None)
-        self._opened.callback(self._process.stop)
-        self.stub = SchedulerStub(self._opened.enter_context(connect(self.address)))
-
-    def replace_scheduler(self) -> None:
-        """Another one takes over."""
-        self._process.stop()
-        self._begin()
-        self.node.scheduler = self.address
+    def __init__(self, address: str, stub: SchedulerStub, directory: Path) -> None:
+        self.directory, self.stub = directory, stub
+        self.node = StubNode(address)
 
     def spec(self, name: str, retries: int = 1, every: str = "10 steps") -> JobSpec:
         spec = job(self.directory, name)
@@ -240,6 +225,28 @@ class Service:
     def cut(self, name: str, step: int, attempt: int = 1) -> Cut:
         place = f"{self.directory}/output/{name}.cuts/{step}"
         return Cut(step=step, place=place, attempt=attempt, samples=step * BATCH, taken_at=1e9)
+
+
+class Service(Jobs):
+    """The same with a scheduler in this process."""
+
+    def __init__(self, redis: str, directory: Path, opened: ExitStack) -> None:
+        self._redis, self._opened = redis, opened
+        self._begin(directory)
+        super().__init__(self.address, self.stub, directory)
+
+    def _begin(self, directory: Path) -> None:
+        artifacts = directory / "artifacts"
+        self._process = SchedulerProcess("127.0.0.1:0", self._redis, artifacts=artifacts)
+        self.address = self._process.start(lambda: None)
+        self._opened.callback(self._process.stop)
+        self.stub = SchedulerStub(self._opened.enter_context(connect(self.address)))
+
+    def replace_scheduler(self) -> None:
+        """Another one takes over."""
+        self._process.stop()
+        self._begin(self.directory)
+        self.node.scheduler = self.address
 
 
 @contextmanager

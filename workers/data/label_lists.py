@@ -63,7 +63,11 @@ class LabelLists:
         nested = is_list(column.type.value_type)
         nothing = np.full(self.shape if nested else int(np.prod(self.shape)), None).tolist()
         rows = np.where(np.asarray(column.is_null()), len(column), np.arange(len(column)))
-        return pa.concat_arrays([column, pa.array([nothing], column.type)]).take(pa.array(rows))
+        try:
+            filling = pa.array([nothing], column.type)
+        except pa.ArrowInvalid:  # of lists of a fixed size that is another one, as will be said
+            return column
+        return pa.concat_arrays([column, filling]).take(pa.array(rows))
 
 
 def label_lists(data: DataSpec) -> dict[str, LabelLists]:

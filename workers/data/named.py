@@ -1,6 +1,6 @@
 """The inputs of `data.columns`: a tensor each, by a name of the job's choosing."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -122,7 +122,8 @@ class Named:
         key = f"{self._key}: {self.of}"
         if self.kind == INT:
             return whole(column, key, path, first)
-        return self._floats(numbers(column, key, path, first), path, first)
+        values = numbers(column, key, path, first)
+        return self._floats(values, path, lambda at: first + at)
 
     def _hashed(self, columns: Mapping[str, pa.Array], path: Path) -> npt.NDArray[np.int64]:
         rows = len(next(iter(columns.values())))
@@ -141,7 +142,7 @@ class Named:
         lists = Lists.shaped(column, self.shape, key, path, first)
         if self.kind == INTS:
             return lists.whole().reshape(len(column), *self.shape)
-        values = self._floats(numbers(lists.flat, key, path, first), path, first)
+        values = self._floats(numbers(lists.flat, key, path, first), path, lists.row)
         return values.reshape(len(column), *self.shape)
 
     def _lists(self, column: pa.Array, path: Path, first: int) -> npt.NDArray[Any]:
@@ -154,21 +155,17 @@ class Named:
         if self.kind == KEYS:
             return lists.placed(self._hashed({self.of: lists.flat}, path), PAD)
         values = numbers(lists.flat, f"{self._key}: {self.of}", path, first)
-        return lists.placed(self._floats(values, path, first), 0)
+        return lists.placed(self._floats(values, path, lists.row), 0)
 
     def _floats(
-        self, values: npt.NDArray[np.float64], path: Path, first: int
+        self, values: npt.NDArray[np.float64], path: Path, row_of: Callable[[int], int]
     ) -> npt.NDArray[np.float32]:
         found = narrow(values)
         if np.isinf(found).any():
-            row = int(np.argmax(np.isinf(found)))
-            raise DataError(
-                str(path),
-                f"{self._key}: {self.of}",
-                float(values[row]),
-                "finite numbers, as float32",
-                first + row if self.kind == FLOAT else None,
-            )
+            at = int(np.argmax(np.isinf(found)))
+            expected = "finite numbers, as float32"
+            key = f"{self._key}: {self.of}"
+            raise DataError(str(path), key, float(values[at]), expected, row_of(at))
         found[np.isnan(found)] = 0
         return found
 

@@ -12,7 +12,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import Any, cast
@@ -66,22 +66,41 @@ def _copy(system: Any, name: str, url: str) -> Path:
     size = facts.get("size")
     version = [f"{k}={facts[k]}" for k in sorted(facts, key=str) if str(k).lower() in _VERSION]
     identity = "\n".join([url, name, str(size), *version])
+
+    def fetch(partial: Path) -> None:
+        make_room(int(size or 0), partial.parent)
+        began = time.monotonic()
+        system.get_file(name, str(partial))
+        if size is not None and partial.stat().st_size != size:
+            raise OSError(f"{partial.stat().st_size} bytes came of {size}")
+        _log.info("copied %s, %s bytes in %.1f s", name, size, time.monotonic() - began)
+
+    return copy_of(identity, PurePosixPath(name).name, fetch)
+
+
+def copy_of(identity: str, name: str, make: Callable[[Path], None]) -> Path:
+    """The copy that `identity` stands for, which stays for an hour at least.
+
+    Args:
+        name: of the file.
+        make: writes it, where there is none; what it raises leaves none.
+    """
     cache = cache_folder()
     written.claim(cache)
     folder = cache / hashlib.sha256(identity.encode()).hexdigest()[:32]
-    target = folder / PurePosixPath(name).name
+    target = folder / name
     folder.mkdir(parents=True, exist_ok=True)
-    with alone(folder):
-        if not target.exists():
-            make_room(int(size or 0), folder)
-            began = time.monotonic()
-            partial = folder / ".partial"  # of one name: what a killed worker left is overwritten
-            system.get_file(name, str(partial))
-            if size is not None and partial.stat().st_size != size:
-                raise OSError(f"{partial.stat().st_size} bytes came of {size}")
-            os.replace(partial, target)
-            _log.info("copied %s, %s bytes in %.1f s", name, size, time.monotonic() - began)
-        os.utime(folder)
+    os.utime(folder)  # before one looks: what was asked for just now makes no room
+    if not target.exists():
+        with alone(folder):
+            if not target.exists():
+                partial = folder / ".partial"  # of one name: a killed worker's is overwritten
+                try:
+                    make(partial)
+                    os.replace(partial, target)
+                except OSError:
+                    partial.unlink(missing_ok=True)
+                    raise
     return target
 
 

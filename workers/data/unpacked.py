@@ -5,18 +5,16 @@ is unpacked once a host, under a lock, and again where the copy has made room fo
 is read, and its checksums with it, before the copy has its name.
 """
 
-import hashlib
-import os
-import shutil
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from shutil import disk_usage
 from typing import Final
 
 import pyarrow as pa
 
-from chassis import written
 from workers.data.errors import DataError
-from workers.data.remote import LIMIT, alone, cache_folder, cache_limit, make_room
+from workers.data.remote import LIMIT, cache_folder, cache_limit, copy_of, make_room
 
 COMPRESSIONS: Final = {
     ".tar.gz": "gzip",
@@ -53,24 +51,19 @@ def plain(path: Path) -> Path:
         return path
     status = path.stat()
     identity = f"unpacked\n{path.resolve()}\n{status.st_size}\n{status.st_mtime_ns}"
-    cache = cache_folder()
-    written.claim(cache)
-    folder = cache / hashlib.sha256(identity.encode()).hexdigest()[:32]
-    target = folder / _COPY
-    folder.mkdir(parents=True, exist_ok=True)
-    if not target.exists():
-        with alone(folder):
-            if not target.exists():
-                _unpack(path, compression, target)
-    os.utime(folder)
-    return target
+    try:
+        return copy_of(identity, _COPY, partial(_unpack, path, compression))
+    except OSError as error:
+        cache = cache_folder()
+        expected = f"room for it unpacked in {cache}, where {disk_usage(cache).free} bytes are free"
+        raise DataError(str(path), "contents", str(error), expected) from error
 
 
 def _unpack(path: Path, compression: str, target: Path) -> None:
-    partial, limit, size = target.with_name(".partial"), cache_limit(), 0
+    limit, size = cache_limit(), 0
     try:
-        with partial.open("wb") as copy:
-            for content in _parts(path, compression, partial):
+        with target.open("wb") as copy:
+            for content in _parts(path, compression, target):
                 if size // _ROOM != (size + len(content)) // _ROOM or not size:
                     make_room(size + _ROOM, target.parent)
                 size += len(content)
@@ -78,25 +71,19 @@ def _unpack(path: Path, compression: str, target: Path) -> None:
                     expected = f"at most {limit} bytes of it unpacked, or a larger {LIMIT}"
                     raise DataError(str(path), "contents", f"{size} bytes or more", expected)
                 copy.write(content)
-        os.replace(partial, target)
-    except OSError as error:
-        free = shutil.disk_usage(target.parent).free
-        partial.unlink(missing_ok=True)
-        expected = f"room for it unpacked in {target.parent.parent}, where {free} bytes are free"
-        raise DataError(str(path), "contents", str(error), expected) from error
     except DataError:
-        partial.unlink(missing_ok=True)
+        target.unlink(missing_ok=True)
         raise
 
 
-def _parts(path: Path, compression: str, partial: Path) -> Iterator[bytes]:
+def _parts(path: Path, compression: str, copy: Path) -> Iterator[bytes]:
     source = pa.input_stream(str(path), compression=compression)
     with source:
         while True:
             try:
                 content: bytes = source.read(_STEP)
             except (OSError, pa.ArrowException) as error:
-                raise CutShortError(partial, str(error).splitlines()[0][:200]) from error
+                raise CutShortError(copy, str(error).splitlines()[0][:200]) from error
             if not content:
                 return
             yield content

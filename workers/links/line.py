@@ -16,11 +16,13 @@ from collections.abc import Callable, Sequence
 import grpc
 
 from chassis.channels import RpcError, call, connect
+from chassis.hang_up import hang_up
+from chassis.port import CALL_S, Port
 from chassis.servers import TENSOR_BYTES
 from protos.codec import Buffer, payload_tag
 from protos.stage_pb2 import ConnectRequest, JoinReply
 from protos.stage_pb2_grpc import StageStub
-from workers.links.port import CALL_S, Port, reach
+from workers.links.joining import NEAR, reach, reply_of
 from workers.links.shared import LEAST_BYTES, Arena, Mapped, Slot
 from workers.links.writer import Writer
 
@@ -142,7 +144,7 @@ class Line:
         """Hang up; what is on its way arrives."""
         if self._writer is not None and self._connection is not None:
             self._writer.close()
-            _shut(self._connection)
+            hang_up(self._connection)
             self._connection.close()
         if self._arena is not None:
             self._arena.close()
@@ -276,12 +278,12 @@ class Lines:
         self._lock = threading.Condition()
         self._open: set[socket.socket] = set()
         self._closed = False
-        self._port = Port(host, self._receive)
+        self._port = Port(host, self._receive, near=NEAR)
 
     @property
     def reply(self) -> JoinReply:
         """Where and how others connect."""
-        return self._port.reply
+        return reply_of(self._port)
 
     @property
     def _ended(self) -> bool:
@@ -293,7 +295,7 @@ class Lines:
         with self._lock:
             self._closed = True
             for connection in self._open:  # its thread comes to the end of what was sent
-                _shut(connection, socket.SHUT_RD)
+                hang_up(connection, socket.SHUT_RD)
             self._lock.wait_for(lambda: not self._open, _CLOSE_S)
 
     def _receive(self, connection: socket.socket) -> None:
@@ -335,7 +337,7 @@ class Lines:
                     says.answer(_LEFT)
             with self._lock:
                 self._open.discard(connection)
-                _shut(connection)
+                hang_up(connection)
                 connection.close()
                 self._lock.notify_all()
             if mapped is not None:
@@ -405,8 +407,3 @@ def _payload(message: bytes, mapped: Mapped | None) -> memoryview:
         return mapped.view(Slot(number, first, total), size)
     except (struct.error, ValueError) as error:
         raise Refused(grpc.StatusCode.INVALID_ARGUMENT, str(error)) from None
-
-
-def _shut(connection: socket.socket, how: int = socket.SHUT_RDWR) -> None:
-    with contextlib.suppress(OSError):  # not its own method: that of TLS would go on in the clear
-        socket.socket.shutdown(connection, how)

@@ -7,7 +7,6 @@ however values are grouped. Where a worker goes away its connections close, the 
 own, and so on: all know within the time that a byte takes to go round.
 """
 
-import contextlib
 import queue
 import socket
 import struct
@@ -19,6 +18,7 @@ from itertools import chain
 import torch
 from torch import Tensor
 
+from chassis.hang_up import hang_up
 from workers.errors import PeerLostError
 from workers.links.inbox import Stopped
 from workers.links.reader import Reader
@@ -291,9 +291,7 @@ class Ring:
 
     def _hang_up(self) -> None:
         for connection in (self._before, self._after):
-            with contextlib.suppress(OSError):  # it is down already
-                # Not its own method: that of TLS would go on in the clear.
-                socket.socket.shutdown(connection, socket.SHUT_RDWR)
+            hang_up(connection)
 
     def _pass_on(self, kind: int, bucket: Bucket, offset: int) -> None:
         """Send a segment out of a bucket's own memory."""

@@ -6,12 +6,13 @@ import time
 from collections.abc import Callable, Sequence
 
 from chassis.channels import call, connect
+from chassis.port import CALL_S, Port
 from chassis.security import Security
 from protos.stage_pb2 import JoinReply, JoinRequest
 from protos.stage_pb2_grpc import StageStub
 from workers.errors import PeerLostError
 from workers.links.inbox import Stopped
-from workers.links.port import CALL_S, Port, reach
+from workers.links.joining import NEAR, reach, reply_of
 from workers.links.ring import SILENCE_S, Ring
 
 JOIN_S = 300.0  # within which the worker before must have come
@@ -36,7 +37,7 @@ class RingPort:
         self._security = security or Security.from_environment()
         self._came = threading.Condition()
         self._connection: socket.socket | None = None
-        self._port = Port(host, self._take, self._security)
+        self._port = Port(host, self._take, self._security, near=NEAR)
 
     def admit(self, request: JoinRequest) -> JoinReply:
         """Where and how the worker before this one connects; it may ask again.
@@ -50,7 +51,7 @@ class RingPort:
                 f"worker {request.rank} of {request.size} joins worker {self.rank} of {self.size}; "
                 f"expected worker {before} of {self.size}"
             )
-        return self._port.reply
+        return reply_of(self._port)
 
     def join(self, reply: JoinReply, host: str, stop: Callable[[], bool], **options: int) -> Ring:
         """Connect to the next rank, and wait until the one before has connected.

@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -121,7 +122,9 @@ def _batches(model: nn.Module, sample: str) -> list[dict[str, Tensor]]:
         batch = {}
         for name, array in encoder.nothing.arrays.items():
             shape = (size, *array.shape[1:])
-            if array.dtype.kind == "f":
+            if array.dtype == np.uint8:  # pictures, as models take them
+                batch[name] = torch.rand(shape, generator=random)
+            elif array.dtype.kind == "f":
                 batch[name] = torch.randn(shape, generator=random)
             else:
                 batch[name] = torch.randint(0, 2, shape, generator=random)

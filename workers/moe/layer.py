@@ -8,7 +8,7 @@ expert order (T*K, less what a capacity drops).
 import math
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +40,13 @@ class MoEStats:
     entropy: float
     imbalance: float
     parallel: ParallelStats | None = None
+
+
+class Outside(Protocol):
+    """What has the experts of a layer that has none itself."""
+
+    def run(self, rows_RD: Tensor, offsets: Tensor) -> Tensor:
+        """Rows [R, D] in expert order, those of e from offsets[e] to offsets[e + 1], to [R, D]."""
 
 
 class MoE(nn.Module):
@@ -76,6 +83,7 @@ class MoE(nn.Module):
     load: Tensor
     experts: nn.ModuleList | None
     shared: nn.ModuleList | None
+    outside: Outside | None = None  # set where experts are out of memory, see workers/offload
 
     Config = MoEConfig
 
@@ -151,6 +159,8 @@ class MoE(nn.Module):
             group = ExpertGroup(group)
         if self.parallel is not None:
             raise ValueError("MoE: split: expected a layer with all experts, got one that is split")
+        if self.outside is not None:
+            raise ValueError("MoE: split: expected a layer whose experts are in memory")
         chunks, shadow = self._chunks, self._shadow
         fits = self.num_experts >= group.size
         require("MoE", "experts", self.num_experts, fits, f"at least {group.size} (processes)")
@@ -216,6 +226,8 @@ class MoE(nn.Module):
         self._dropped = (sent - kept) / max(1, sent)
 
     def _run_experts(self, rows_RD: Tensor, offsets: Tensor) -> Tensor:
+        if self.outside is not None:
+            return self.outside.run(rows_RD, offsets)
         if self.experts is None:
             return ops.grouped_ffn(rows_RD, offsets, self.w1, self.w2, self.activation)
         inputs = rows_RD.split(offsets.diff().tolist())

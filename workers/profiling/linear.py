@@ -6,7 +6,7 @@ are torch's.
 """
 
 import statistics
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -68,20 +68,11 @@ def _even(seen: Sequence[Collection[Shape]]) -> list[Shape]:
 def _measured(
     kind: str, rows: int, inputs: int, outputs: int, log: Callable[[str], None]
 ) -> LinearRoute:
-    draw = torch.Generator().manual_seed(0)
-    given = torch.rand(rows, inputs, generator=draw)
-    weight = torch.rand(outputs, inputs, generator=draw)
-    bias = torch.rand(outputs, generator=draw)
-    grad = torch.rand(rows, outputs, generator=draw)
-    products: dict[str, Callable[[str], Tensor]] = {
-        "forward": lambda route: linear.forward(route, given, weight, bias),
-        "grad_input": lambda route: linear.grad_input(route, grad, weight),
-        "grad_weight": lambda route: linear.grad_weight(route, grad, given),
-    }
     best: dict[str, str] = {}
     told = []
-    for name, product in products.items():
-        seconds = in_turns({route: partial(product, route) for route in linear.available()})
+    for name, product in products(rows, inputs, outputs).items():
+        routes = {route: partial(product, route) for route in linear.available()}
+        seconds = _medians(routes)
         plain = seconds[linear.TORCH]
         route = min(seconds, key=lambda one: seconds[one])
         best[name] = route if seconds[route] <= (1 - GAIN) * plain else linear.TORCH
@@ -98,22 +89,42 @@ def _measured(
     )
 
 
-@torch.no_grad()
-def in_turns(contestants: dict[str, Callable[[], object]]) -> dict[str, float]:
-    """Median seconds of each, by turns, since machines drift."""
+def products(rows: int, inputs: int, outputs: int) -> dict[str, Callable[[str], Tensor]]:
+    """The three of a layer, each by its route, of numbers drawn."""
+    draw = torch.Generator().manual_seed(0)
+    given = torch.rand(rows, inputs, generator=draw)
+    weight = torch.rand(outputs, inputs, generator=draw)
+    bias = torch.rand(outputs, generator=draw)
+    grad = torch.rand(rows, outputs, generator=draw)
+    return {
+        "forward": lambda route: linear.forward(route, given, weight, bias),
+        "grad_input": lambda route: linear.grad_input(route, grad, weight),
+        "grad_weight": lambda route: linear.grad_weight(route, grad, given),
+    }
+
+
+def in_turns(
+    contestants: Mapping[str, Callable[[], object]], rounds: int
+) -> dict[str, list[float]]:
+    """Seconds of each, by round, as on a machine that does nothing else: machines drift.
+
+    A round before, which is not told, allocates memory and makes kernels.
+    """
     clock = QuietClock()
-
-    def timed(run: Callable[[], object]) -> float:
-        begin = clock.now()
-        run()
-        return clock.now() - begin
-
-    for run in contestants.values():
-        run()  # allocates, and makes its kernel
-    once = sum(timed(run) for run in contestants.values())
-    rounds = min(max(int(_MEASURED_S / max(once, 1e-6)), _ROUNDS[0]), _ROUNDS[1])
     taken: dict[str, list[float]] = {name: [] for name in contestants}
-    for _ in range(rounds):
+    for number in range(rounds + 1):
         for name, run in contestants.items():
-            taken[name].append(timed(run))
+            begin = clock.now()
+            run()
+            if number:
+                taken[name].append(clock.now() - begin)
+    return taken
+
+
+@torch.no_grad()
+def _medians(contestants: Mapping[str, Callable[[], object]]) -> dict[str, float]:
+    """Seconds of each, from as many rounds as there is time for."""
+    once = sum(one for (one,) in in_turns(contestants, 1).values())
+    rounds = min(max(int(_MEASURED_S / max(once, 1e-6)), _ROUNDS[0]), _ROUNDS[1])
+    taken = in_turns(contestants, rounds)
     return {name: statistics.median(seconds) for name, seconds in taken.items()}

@@ -1,4 +1,4 @@
-"""HeterPS: `ParameterClient` and its shards over gRPC, exact Adagrad, any 64-bit key.
+"""HeterPS: `ParameterClient` and its shards by streams, as between hosts, exact Adagrad, any key.
 
 Measures the public calls: the client finds the distinct keys, sums gradients and spreads rows,
 all in the time of a call. Leaves out checkpoints, eviction and compression of rows, and the
@@ -22,10 +22,13 @@ class HeterPS(Peer):
     """One client, `LocalShards`."""
 
     shared_memory = False
+    streams = True
 
     def start(self) -> Sequence[int]:
         self._shards = LocalShards(self.setting.shards)
-        self._client = ParameterClient(self._shards.addresses, shared_memory=self.shared_memory)
+        self._client = ParameterClient(
+            self._shards.addresses, shared_memory=self.shared_memory, streams=self.streams
+        )
         self._client.create_table(
             _TABLE,
             dim=self.setting.dim,

@@ -2,8 +2,8 @@
 
 The first of these that can be:
 
-1. Its workers there are replaced by others on free units, where each stage has one that stays: they
-   are killed, and the others do the open step again.
+1. Its workers there are replaced by others on free units, where each stage has one that stays: once
+   those listen they are killed, and the rest do the open step again.
 2. The job goes over to workers elsewhere from a cut, under its plan.
 3. It goes over to another plan, made for what is there.
 4. Its workers take a cut and wait. Where a node holds a shard of its own, another one begins
@@ -29,7 +29,7 @@ from scheduler.runs.calls import CallError
 from scheduler.runs.change import ChangeRefusedError, PlanChange
 from scheduler.runs.changes.anew import for_job, on_nodes_now, propose_now
 from scheduler.runs.changes.move import cut_at, pause
-from scheduler.runs.changes.regroup import regroup
+from scheduler.runs.changes.regroup import regroup, start_instead
 from scheduler.runs.failures import JobError
 from scheduler.runs.launch import devices_of, stop_job
 from scheduler.runs.offer import OfferError
@@ -48,6 +48,7 @@ class Drain:
     def __init__(self, attempt: Attempt) -> None:
         self._attempt = attempt
         self._next = 0.0  # time.monotonic() of the next try
+        self._leaving: set[str] = set()  # ids of the nodes that ways are tried for
         self._left: list[Callable[[], bool]] = []  # ways that were not tried
         self._pausing = False
 
@@ -60,7 +61,10 @@ class Drain:
             return follower.paused is not None
         if attempt.change is not None or follower.paused is not None:
             return False
-        return time.monotonic() >= self._next and bool(self._nodes())
+        leaving = {node.node_id for node in self._nodes()}
+        if leaving != self._leaving:  # what was done for others says nothing of these
+            self._leaving, self._left, self._next = leaving, [], 0.0
+        return bool(leaving) and time.monotonic() >= self._next
 
     def step(self) -> bool:
         """Do what is due; False where nothing was.
@@ -110,11 +114,15 @@ class Drain:
         homes = context.nodes.reserve(attempt.id.job_id, groups)
         if homes is None:
             return False
+        try:
+            instead = start_instead(attempt, here, homes, nodes[0].ends_in_s)
+        except JobError as error:
+            _log.warning("job %s: %s", attempt.id.job_id, error)
+            return False
         addresses = [worker.node.address for worker in here]
         for text in stop_job(attempt.id, addresses, context.channels, 0.0, here).values():
             _log.info("%s", text)  # it is gone already, or will be soon
-        places = {worker.process_id: home for worker, home in zip(here, homes, strict=True)}
-        regroup(attempt, here, ending_of(nodes, "its workers were replaced elsewhere"), places)
+        regroup(attempt, here, ending_of(nodes, "its workers were replaced elsewhere"), instead)
         return True
 
     def _go_over(self) -> bool:

@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from protos.generations import keeps_state, may_be_replaced
 from protos.job_pb2 import JobSpec
@@ -20,6 +20,7 @@ from protos.node_pb2 import SHARD, STAGE
 from protos.scheduler_pb2 import (
     END_CONNECTION_LOST,
     END_LOST_NODE,
+    END_NO_CAPACITY,
     END_WORKER_CRASHED,
     JobStatus,
     NodeStatus,
@@ -29,7 +30,7 @@ from protos.stage_pb2 import Notice, RegroupReply, RegroupRequest
 from protos.stage_pb2_grpc import StageStub
 from scheduler.runs.attempt import Attempt
 from scheduler.runs.beginning import beginning_of
-from scheduler.runs.calls import CallError, call
+from scheduler.runs.calls import CallError, Interrupted, Stop, call
 from scheduler.runs.changes.shards import answer_of, lost_shards, reserve_homes
 from scheduler.runs.cleanup import stop_others
 from scheduler.runs.failures import JobError
@@ -89,22 +90,71 @@ class _Replaced:
     for_shards: Sequence[str]
 
 
+@dataclass(frozen=True, slots=True)
+class Instead:
+    """Workers that listen already, to be in the place of some that still trained.
+
+    Attributes:
+        generation: that they were started for.
+        workers: by the id of the one in whose place each is.
+    """
+
+    generation: int = 0
+    workers: Mapping[str, Process] = field(default_factory=dict)
+
+
+_NOBODY = Instead()
+
+
+def start_instead(
+    attempt: Attempt, leaving: Sequence[Process], homes: Sequence[NodeStatus], within_s: float
+) -> Instead:
+    """Start workers that are to be in the place of some, which train meanwhile.
+
+    Args:
+        homes: for each of these the node of a unit that was reserved; given back where it fails.
+        within_s: seconds that there are for it.
+
+    Raises:
+        JobError: one did not start, or not in time; none of them is left.
+        Interrupted: the job is cancelled, or another scheduler has taken over.
+    """
+    until = time.monotonic() + within_s
+    generation = attempt.record.launched_generation()
+    news = {
+        one.process_id: worker_of(attempt.id, one.index, one.rank, home, generation)
+        for one, home in zip(leaving, homes, strict=True)
+    }
+    attempt.record.add_others([*news.values()])
+    late = Ending(END_NO_CAPACITY, f"workers elsewhere did not start within {within_s:.0f} s")
+    try:
+        processes = _launched(
+            *(attempt, attempt.spec() or JobSpec(), news, generation),
+            lambda: attempt.is_cancelled() or time.monotonic() > until,
+        )
+    except (JobError, Interrupted) as error:
+        attempt.record.hold()
+        stop_others(attempt, [*news.values()])
+        if attempt.is_cancelled() or isinstance(error, JobError):
+            raise
+        raise JobError(late) from None
+    pairs = zip(attempt.processes, processes, strict=True)
+    return Instead(generation, {b.process_id: a for b, a in pairs if b.process_id in news})
+
+
 def regroup(
-    attempt: Attempt,
-    lost: Sequence[Process],
-    cause: Ending,
-    homes: Mapping[str, NodeStatus] | None = None,
+    attempt: Attempt, lost: Sequence[Process], cause: Ending, instead: Instead = _NOBODY
 ) -> None:
     """Replace the workers and shards that are lost, and have all go on.
 
     Args:
-        homes: by process, the node of a unit that was reserved for the one in its place.
+        instead: workers that were started for this.
 
     Raises:
         JobError: that is not possible, with `cause` as its ending; the attempt is over.
         Interrupted: the job is cancelled, or another scheduler has taken over.
     """
-    _regroup(attempt, lost, cause, homes or {})
+    _regroup(attempt, lost, cause, instead)
 
 
 def resume(attempt: Attempt) -> None:
@@ -114,14 +164,14 @@ def resume(attempt: Attempt) -> None:
         JobError, Interrupted: as of `regroup`.
     """
     text = "its workers did not go on after a pause"
-    _regroup(attempt, (), Ending(END_CONNECTION_LOST, text, error=text), {}, paused=True)
+    _regroup(attempt, (), Ending(END_CONNECTION_LOST, text, error=text), _NOBODY, paused=True)
 
 
 def _regroup(
     attempt: Attempt,
     lost: Sequence[Process],
     cause: Ending,
-    homes: Mapping[str, NodeStatus],
+    instead: Instead,
     *,
     paused: bool = False,
 ) -> None:
@@ -141,10 +191,14 @@ def _regroup(
         left = [process for process in attempt.processes if process.process_id in gone]
         labels += [process.label for process in left]
         kinds |= {process.node.type for process in left}
-        generation = attempt.record.next_generation()
-        found = _one_round(attempt, spec, gone, generation, cause, homes)
+        generation = attempt.record.next_generation(instead.generation)
+        if instead.generation != generation:
+            instead = _NOBODY
+        found = _one_round(attempt, spec, gone, generation, cause, instead.workers)
         if found is not None:
             break
+        if instead.workers:  # they are the attempt's by now, or nobody's, as are their units
+            attempt.record.hold()
     else:
         raise JobError(cause)
     if paused and not gone and attempt.record.line == line:
@@ -180,7 +234,7 @@ def _one_round(
     gone: set[str],
     generation: int,
     cause: Ending,
-    homes: Mapping[str, NodeStatus],
+    instead: Mapping[str, Process],
 ) -> GoOn | None:
     """Try it once; None where more turn out to be gone, who are added to `gone`."""
     stop, channels = attempt.is_cancelled, attempt.context.channels
@@ -195,7 +249,7 @@ def _one_round(
             process.process_id: pool.submit(_ask, attempt, process, generation, back=back)
             for process in survivors
         }
-        replaced = _replaced_if_they_start(attempt, spec, gone, generation, cause, homes)
+        replaced = _replaced_if_they_start(attempt, spec, gone, generation, cause, instead)
         kept = _kept(attempt, asked, gone)
     finally:
         pool.shutdown(wait=False)
@@ -264,7 +318,7 @@ def _replaced_if_they_start(
     gone: set[str],
     generation: int,
     cause: Ending,
-    homes: Mapping[str, NodeStatus],
+    instead: Mapping[str, Process],
 ) -> _Replaced | None:
     """As `_replaced`; None where one was killed as it started, or its node was.
 
@@ -272,7 +326,7 @@ def _replaced_if_they_start(
         JobError: there is no unit for one, or it failed by an error of its own.
     """
     try:
-        return _replaced(attempt, spec, gone, generation, cause, homes)
+        return _replaced(attempt, spec, gone, generation, cause, instead)
     except JobError as error:
         if error.ending is cause or error.ending.reason not in _PASSING:
             raise
@@ -286,7 +340,7 @@ def _replaced(
     gone: set[str],
     generation: int,
     cause: Ending,
-    homes: Mapping[str, NodeStatus],
+    instead: Mapping[str, Process],
 ) -> _Replaced:
     """All processes, the lost ones replaced by others that listen.
 
@@ -310,7 +364,10 @@ def _replaced(
         for process in lost:
             if process.role == SHARD:
                 continue
-            node_id = homes.get(process.process_id, process.node).node_id
+            if process.process_id in instead:
+                news[process.process_id] = instead[process.process_id]
+                continue
+            node_id = process.node.node_id
             while node_id in silent or (home := _home(attempt, node_id)) is None:
                 silent.add(node_id)
                 if node_id in taken:
@@ -324,8 +381,8 @@ def _replaced(
             news[process.process_id] = worker_of(
                 attempt.id, process.index, process.rank, home, generation
             )
-        attempt.record.add_others([*news.values()])
-        processes = _launched(attempt, spec, news, generation)
+        attempt.record.add_others([one for one in news.values() if not one.address])
+        processes = _launched(attempt, spec, news, generation, attempt.is_cancelled)
         return _Replaced(processes, placed_shards.units)
     except BaseException:
         nodes.give_back(job_id, taken)
@@ -344,12 +401,13 @@ def _home(attempt: Attempt, node_id: str) -> NodeStatus | None:
 
 
 def _launched(
-    attempt: Attempt, spec: JobSpec, news: Mapping[str, Process], generation: int
+    attempt: Attempt, spec: JobSpec, news: Mapping[str, Process], generation: int, stop: Stop
 ) -> list[Process]:
-    """All processes, with new ones in the place of some that are gone.
+    """All processes, with new ones in the place of some; who listens already stays as it is.
 
     Raises:
         JobError: one did not start.
+        Interrupted: `stop` said so.
     """
     context = attempt.context
     return launch(
@@ -359,7 +417,7 @@ def _launched(
         [news.get(process.process_id, process) for process in attempt.processes],
         context.address,
         context.channels,
-        attempt.is_cancelled,
+        stop,
         attempt.beginning.place,
         generation,
         attempt.former(),

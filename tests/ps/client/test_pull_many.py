@@ -16,7 +16,8 @@ from ps.client import fetch as fetching
 from ps.client import pull as pulling
 from ps.client import pull_many as together
 from ps.client.session import Shard
-from ps.shm.line import PULL, UnixLine
+from ps.lines.calls import PULL
+from ps.shm.line import UnixLine
 
 TABLES = {"many.wide": 1, "many.deep": 8, "many.like": 8, "many.odd": 3}
 KEYS = np.arange(300)

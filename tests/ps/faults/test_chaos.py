@@ -202,11 +202,12 @@ def test_shards_and_replicas_are_killed(kills: int) -> None:
             filled(shards)
 
 
-# Forwards calls, byte for byte, and does what networks do.
+# Forwards calls, byte for byte, by gRPC and by streams, and does what networks do.
 _PROXY = """
-import random, sys, threading, time
+import random, socket, struct, sys, threading, time
 from concurrent.futures import ThreadPoolExecutor
 import grpc
+from protos.parameter_server_pb2 import AttachReply
 
 target, seed = sys.argv[1], int(sys.argv[2])
 chance, lock = random.Random(seed), threading.Lock()
@@ -217,6 +218,76 @@ counts = dict(lost=0, dropped=0, doubled=0, delayed=0)
 def draw():
     with lock:
         return chance.random()
+
+HEAD = struct.Struct("!BQ")
+
+def whole(connection, size):
+    got = b""
+    while len(got) < size:
+        more = connection.recv(size - len(got))
+        if not more:
+            raise ConnectionError
+        got += more
+    return got
+
+def reach(port, secret):
+    there = socket.create_connection((target.rpartition(":")[0], port), 10)
+    there.sendall(secret)
+    return there, whole(there, 1)
+
+def exchange(there, message):
+    there.sendall(message)
+    head = whole(there, HEAD.size)
+    return head + whole(there, HEAD.unpack(head)[1])
+
+def again(port, secret, message):
+    try:
+        exchange(reach(port, secret)[0], message)
+    except OSError:
+        pass
+
+def carry(here, port):
+    with here:
+        try:
+            secret = whole(here, 32)
+            there, let_in = reach(port, secret)
+            here.sendall(let_in)
+            while True:
+                head = whole(here, HEAD.size)
+                message = head + whole(here, HEAD.unpack(head)[1])
+                fate = draw()
+                if fate < 0.10:
+                    counts["lost"] += 1
+                    there.close()
+                    return
+                if fate < 0.20:
+                    counts["doubled"] += 1
+                    threading.Timer(draw() * 0.3, again, (port, secret, message)).start()
+                if 0.20 <= fate < 0.35:
+                    counts["delayed"] += 1
+                    time.sleep(draw() * 0.05)
+                reply = exchange(there, message)
+                if 0.35 <= fate < 0.50:
+                    counts["dropped"] += 1
+                    there.close()
+                    return
+                here.sendall(reply)
+        except OSError:
+            pass
+
+relays = {}
+
+def relay(port):
+    with lock:
+        if port not in relays:
+            taking = socket.create_server(("127.0.0.1", 0))
+            def take():
+                while True:
+                    here, _ = taking.accept()
+                    threading.Thread(target=carry, args=(here, port), daemon=True).start()
+            threading.Thread(target=take, daemon=True).start()
+            relays[port] = taking.getsockname()[1]
+        return relays[port]
 
 class Forward(grpc.GenericRpcHandler):
     def service(self, details):
@@ -242,6 +313,11 @@ class Forward(grpc.GenericRpcHandler):
             if 0.35 <= fate < 0.50:
                 counts["dropped"] += 1
                 context.abort(grpc.StatusCode.UNAVAILABLE, "the reply was lost")
+            if details.method.endswith("/Attach"):
+                there = AttachReply.FromString(reply)
+                if there.stream_port:
+                    there.stream_port = relay(there.stream_port)
+                return there.SerializeToString()
             return reply
 
         return grpc.unary_unary_rpc_method_handler(one)
@@ -282,8 +358,9 @@ def bad_network(shards: list[str]) -> Iterator[list[str]]:
     assert all(count > 0 for counts in found for count in counts.values()), found
 
 
+@pytest.mark.parametrize("streams", [True, False])
 @pytest.mark.parametrize("wire", ["float32", *more("bfloat16")])
-def test_a_bad_network_changes_nothing(wire: str) -> None:
+def test_a_bad_network_changes_nothing(wire: str, streams: bool) -> None:
     rng = np.random.default_rng(3)
     steps = [
         (rng.choice(500, 80, replace=False), rng.integers(-8, 8, (80, 4)).astype(np.float32))
@@ -292,7 +369,7 @@ def test_a_bad_network_changes_nothing(wire: str) -> None:
     with (
         LocalShards(2) as shards,
         bad_network(shards.addresses) as addresses,
-        ParameterClient(addresses, shared_memory=False, wire=wire) as client,
+        ParameterClient(addresses, shared_memory=False, streams=streams, wire=wire) as client,
         ParameterClient(shards.addresses, wire=wire) as straight,
     ):
         # Momentum: a step that is missing, doubled or out of order would show.

@@ -10,9 +10,9 @@ from chassis.refusal import Metadata, reason_of
 from protos import parameter_server_pb2 as pb
 from protos.reason_pb2 import MEMORY_NOT_ATTACHED, REASON_UNSPECIFIED, Reason
 from ps.errors import NotAttachedError
+from ps.lines.calls import RefusedError
 from ps.server.service import ParameterService
 from ps.shard.state import ShardState
-from ps.shm.line import RefusedError
 
 
 class Context:

@@ -2,7 +2,6 @@
 
 import socket
 import threading
-import time
 from collections.abc import Iterator
 
 import grpc
@@ -14,8 +13,10 @@ from protos import parameter_server_pb2 as pb
 from protos.reason_pb2 import MEMORY_NOT_ATTACHED, REASON_UNSPECIFIED
 from ps import LocalShards, ParameterClient
 from ps.errors import NotAttachedError
-from ps.shm.line import MAX_MESSAGE, BrokenLineError, RefusedError, UnixLine, UnixServer
+from ps.lines.calls import BrokenLineError, RefusedError
+from ps.shm.line import MAX_MESSAGE, UnixLine, UnixServer
 from ps.shm.region import Region, Regions
+from tests.ps.killed import push_while_killed
 from tests.waiting import wait_until
 
 TABLE = {"optimizer": "sgd", "learning_rate": 1.0, "initializer": "zeros"}
@@ -194,27 +195,7 @@ def test_a_shard_that_dies_in_the_middle_loses_nothing() -> None:
     with LocalShards(1) as shards, ParameterClient(shards.addresses, timeout_s=30) as client:
         client.create_table("t", 2, durability="log", **TABLE)
         keys = np.arange(2000)
-        ones = -np.ones((2000, 2), np.float32)
-        done = threading.Event()
-        pushed = 0
-
-        def push() -> None:
-            nonlocal pushed
-            while not done.is_set():
-                client.push("t", keys, ones)
-                pushed += 1
-
-        thread = threading.Thread(target=push)
-        thread.start()
-        try:
-            for _ in range(3):
-                time.sleep(0.3)
-                shards.processes[0].process.kill()
-                shards.restart(0)
-                client.pull("t", keys)
-        finally:
-            done.set()
-            thread.join()
+        pushed = push_while_killed(shards, client, keys, 2)
         assert pushed > 0
         assert (client.pull("t", keys) == pushed).all()
 

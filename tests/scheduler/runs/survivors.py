@@ -40,8 +40,8 @@ _TRAINING = {
 ALONE = {"schedule.min_throughput": 400}  # stages of one worker
 # A worker that kills itself where its part of a step's rows is staged, or all are committed, or
 # while it waits for the verdict, or at some point of a cut or of the end; one of two replacements
-# that does as it starts; and workers that end no step while a file is there, or until the judge is
-# to have all wait.
+# that does as it starts, or waits while a file is there; and workers that end no step while a file
+# is there, or until the judge is to have all wait, or they are to give the step up.
 _FAULT = """
 import importlib
 import os
@@ -157,6 +157,20 @@ def build(when, rank, **arguments):
     return Model(**arguments)
 
 
+def late(file, **arguments):
+    launch = launched()
+    while launch is not None and launch.generation and os.path.exists(file):
+        time.sleep(0.01)
+    return Model(**arguments)
+
+
+def first_dies(**arguments):
+    launch = launched()
+    if launch is not None and launch.generation == 1:
+        die()
+    return Model(**arguments)
+
+
 def held(file, generation=0, **arguments):
     own = StageExecutor._apply
     watched = set()
@@ -172,6 +186,8 @@ def held(file, generation=0, **arguments):
             watched.add(asked)
             threading.Thread(target=let_go, args=(asked,), daemon=True).start()
         while os.path.exists(file) and self._ending._notices._generation >= generation:
+            if self._inbox.stopped:
+                break  # others are replaced
             if asked.is_set():
                 let_go(asked)
             time.sleep(0.01)
@@ -228,7 +244,7 @@ class Service:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """No step of a job that `may_be_held` ends meanwhile, or until its workers are to pause."""
+        """No step of a job that `may_be_held` ends meanwhile, unless they pause or give it up."""
         self.hold.touch()
         try:
             yield

@@ -22,7 +22,7 @@ from protos.scheduler_pb2 import (
     JobStatus,
 )
 from tests.cluster import Roles
-from tests.scheduler.stub_node import BATCH, Service, StubNode, serving
+from tests.scheduler.stub_node import BATCH, Jobs, Service, StubNode, serving
 from tests.valkey import Valkey
 from tests.waiting import wait_until
 
@@ -154,7 +154,7 @@ def test_a_cancelled_job_keeps_its_cuts(service: Service) -> None:
 def test_a_cut_that_was_acknowledged_outlives_scheduler_and_redis(tmp_path: Path) -> None:
     with Valkey(tmp_path / "redis") as redis, Roles(tmp_path, redis.url) as roles:
         scheduler = roles.scheduler()
-        service = Service(scheduler.address, roles.stub(scheduler), tmp_path)
+        service = Jobs(scheduler.address, roles.stub(scheduler), tmp_path)
         node = service.node
         try:
             service.submit(service.spec("job", retries=2))

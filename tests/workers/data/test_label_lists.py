@@ -154,6 +154,17 @@ def test_a_row_without_a_list_counts_nothing_where_that_is_said(tmp_path, shape,
     np.testing.assert_array_equal(found.reshape(2, 4), [[0, 1, 1, NAN], [NAN] * 4])
 
 
+def test_lists_of_another_fixed_size_are_named_though_some_are_missing(tmp_path):
+    values = pa.array([[0, 1, 1, 0], None], pa.list_(pa.int64(), 4))
+    job = JobSpec(directory=str(tmp_path))
+    job.data.path, job.data.label = ".", "y"
+    job.data.train = parquet(tmp_path, pa.table({"x": [1.0, 2.0], "y": values}))
+    job.data.dense.append("x")
+    job.data.label_lists["y"].CopyFrom(LabelListSpec(shape=[3], missing="skip"))
+    with pytest.raises(DataError, match=r"row 1: data\.label: y: got 'a list of 4'.*\[3\]"):
+        check(job)
+
+
 def test_lists_need_to_be_described_and_text_has_none(tmp_path):
     job = job_of(tmp_path, parquet(tmp_path, pa.table(columns())))
     del job.data.label_lists["topics"]

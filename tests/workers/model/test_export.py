@@ -79,6 +79,36 @@ def saved(folder, entry):
     return data
 
 
+PICTURES = """
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.seen, self.head = nn.Conv2d(3, 2, 3), nn.Linear(8, 1)
+
+    def forward(self, picture):
+        return self.head(self.seen(picture).flatten(1)).squeeze(1)
+"""
+
+
+def test_pictures_are_made_up_as_models_take_them(tmp_path):
+    (tmp_path / "model.py").write_text(PICTURES)
+    job = JobSpec(directory=str(tmp_path))
+    job.model.entry, job.data.label = "model.py:Model", "y"
+    job.data.columns["picture"].type = "image"
+    job.data.columns["picture"].shape.extend([3, 4, 4])
+    saved = SavedModel(str(tmp_path / "out"))
+    saved.write_stage(0, job_model(job).state_dict())
+    save_checkpoint(saved.tables, [])
+    saved.finish(job, 1, LossCurve([0.5]), {"job_id": "job1"})
+    target = tmp_path / "model.pt2"
+    assert cli.main(["export", str(tmp_path / "out"), "--torch", str(target)]) == 0
+    pictures = torch.rand(7, 3, 4, 4)
+    expected = heterps.load(tmp_path / "out")(pictures)
+    torch.testing.assert_close(torch.export.load(target).module()(pictures), expected)
+
+
 def served(target, data, model):
     """The inputs of the program, of exported rows by key."""
     told = json.loads((target.parent / f"{target.name}.json").read_text())

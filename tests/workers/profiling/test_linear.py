@@ -1,5 +1,7 @@
 """Which way a product goes is measured in turns, with a margin; small ones are torch's."""
 
+from functools import partial
+
 import pytest
 
 from workers.ops.linear import ONEDNN, TORCH, Shape
@@ -12,10 +14,10 @@ def seconds(monkeypatch):
     monkeypatch.setattr(linear.linear, "available", lambda: (TORCH, ONEDNN))
     told = []
 
-    def in_turns(contestants):
+    def medians(contestants):
         return {TORCH: 1.0, ONEDNN: told.pop(0)}
 
-    monkeypatch.setattr(linear, "in_turns", in_turns)
+    monkeypatch.setattr(linear, "_medians", medians)
     return told
 
 
@@ -40,10 +42,10 @@ def test_where_torch_has_nothing_else_nothing_is_measured(monkeypatch):
 
 def test_turns_give_a_time_for_each():
     calls = []
-    taken = linear.in_turns({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")})
-    assert set(taken) == {"a", "b"}
-    assert all(one >= 0 for one in taken.values())
-    assert calls[::2].count("a") == len(calls) // 2  # by turns
+    taken = linear.in_turns({name: partial(calls.append, name) for name in "ab"}, 3)
+    assert {name: len(seconds) for name, seconds in taken.items()} == {"a": 3, "b": 3}
+    assert min(map(min, taken.values())) >= 0
+    assert calls == ["a", "b"] * 4  # by turns, the first of which is not told
 
 
 def test_a_layer_whose_rows_differ_from_batch_to_batch_is_torchs(seconds):

@@ -156,6 +156,18 @@ def test_what_cannot_be_followed_is_named(job, model, expected):
         TracedModel(model(), inputs_of(job.data))
 
 
+@pytest.mark.parametrize("spec", [{"length": 3}, {"shape": [3]}])
+def test_an_infinite_number_in_a_list_is_named_with_its_row(job, tmp_path, spec):
+    points = [[0.5, 1.5, float(i)] for i in range(ROWS)]
+    points[21][1] = 1e39
+    table = pq.read_table(tmp_path / "a.parquet")
+    at = table.column_names.index("points")
+    pq.write_table(table.set_column(at, "points", pa.array(points)), tmp_path / "a.parquet")
+    job.data.columns["scores"].CopyFrom(ColumnSpec(of="points", type="floats", **spec))
+    with pytest.raises(DataError, match=r"row 22: data\.columns\.scores\.of: points: got 1e.39"):
+        Dataset(job.data, "train", tmp_path).encoded()
+
+
 @pytest.mark.parametrize(
     ("name", "spec", "expected"),
     [

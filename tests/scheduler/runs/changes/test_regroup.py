@@ -9,7 +9,13 @@ import numpy as np
 import pytest
 
 from protos.job_pb2 import JobSpec
-from protos.scheduler_pb2 import END_SUCCEEDED, END_WORKER_CRASHED, FAILED, JobStatus
+from protos.scheduler_pb2 import (
+    END_SUCCEEDED,
+    END_WORKER_CRASHED,
+    FAILED,
+    JobRequest,
+    JobStatus,
+)
 from tests.scheduler.runs.survivors import (
     ALONE,
     SHAPE,
@@ -377,14 +383,15 @@ def test_a_node_that_drains_is_left_for_none_of_the_retries_and_ends_by_itself(
     service: Service, unfailed: str
 ) -> None:
     name = "drained"
-    service.submit(service.job(name))
+    service.submit(service.may_be_held(name))
     wait_until(lambda: service.get(name).step >= 4, "it trains")
-    before = service.pids(name)
-    leaving = "stage 0 worker 0"
-    node = service.home(name, leaving)
-    os.kill(node.pid, signal.SIGTERM)
-    wait_until(lambda: service.recovered(name), "its worker is replaced")
-    after = service.pids(name)
+    with service.held():  # however long it takes to start another worker
+        before = service.pids(name)
+        leaving = "stage 0 worker 0"
+        node = service.home(name, leaving)
+        os.kill(node.pid, signal.SIGTERM)
+        wait_until(lambda: service.recovered(name), "its worker is replaced")
+        after = service.pids(name)
     del before[leaving]
     assert {label: after.get(label) for label in before} == before
     status = service.end(name)
@@ -394,6 +401,59 @@ def test_a_node_that_drains_is_left_for_none_of_the_retries_and_ends_by_itself(
     assert service.digest(name) == unfailed
     assert node.process.wait(30) == 0
     service.add_node("front", 1)
+
+
+def test_a_job_trains_until_who_is_to_replace_its_workers_listens(service: Service) -> None:
+    late = {"model.entry": "fault.py:late", "model.args.file": str(service.hold)}
+    name = service.submit(service.job("drained-late", **late, **{"train.max_steps": 5000}))
+    trains(service, name, 4)
+    wait_until(lambda: len(service.nodes("front")) == 3, "one is free")
+    node = service.home(name, "stage 0 worker 0")
+    with service.held():
+        os.kill(node.pid, signal.SIGTERM)
+        wait_until(lambda: any("generation" in label for label in service.pids(name)), "it starts")
+        trains(service, name, service.get(name).step + 20)
+        assert "stage 0 worker 0" in service.pids(name)
+        assert not service.recovered(name)
+    wait_until(lambda: service.recovered(name), "it is replaced")
+    assert not service.get(name).moves
+    service.stub.CancelJob(JobRequest(job_id=name), timeout=60)
+    assert node.process.wait(30) == 0
+    service.add_node("front", 1)
+
+
+@pytest.mark.exhaustive
+def test_who_is_to_replace_workers_dies_and_they_move(service: Service) -> None:
+    dies = {"model.entry": "fault.py:first_dies", "train.max_steps": 5000}
+    name = service.submit(service.job("drained-in-vain", **dies))
+    trains(service, name, 4)
+    wait_until(lambda: len(service.nodes("front")) == 3, "one is free")
+    node = service.home(name, "stage 0 worker 0")
+    os.kill(node.pid, signal.SIGTERM)
+    wait_until(lambda: service.get(name).moves, "it moves")
+    status = service.get(name)
+    assert (status.attempt, [move.failed for move in status.moves]) == (1, [""])
+    assert not status.recoveries
+    service.stub.CancelJob(JobRequest(job_id=name), timeout=60)
+    assert node.process.wait(30) == 0
+    service.add_node("front", 1)
+
+
+def test_nodes_that_drain_one_after_the_other_are_left_alike(service: Service) -> None:
+    name = service.submit(service.job("drained-twice", **{"train.max_steps": 5000}))
+    trains(service, name, 4)
+    for count, leaving in enumerate(("stage 0 worker 0", "stage 0 worker 1"), 1):
+        wait_until(lambda: len(service.nodes("front")) == 3, "one is free")
+        node = service.home(name, leaving)
+        os.kill(node.pid, signal.SIGTERM)
+        wait_until(
+            lambda: len(service.recovered(name)) >= count or service.get(name).moves,  # noqa: B023
+            "it is left",
+        )
+        assert not service.get(name).moves
+        assert node.process.wait(30) == 0
+        service.add_node("front", 1)
+    service.stub.CancelJob(JobRequest(job_id=name), timeout=60)
 
 
 @pytest.mark.exhaustive

@@ -1,9 +1,9 @@
-"""Where the workers of a job connect: gRPC introduces, sockets of our own carry.
+"""Where others connect to a process: gRPC introduces, sockets of our own carry.
 
-A worker asks another, over its stage service with TLS and token, where it may connect: a Unix
-socket for workers of its host and user, a port for others, which speaks TLS where the servers do.
-Whoever connects shows the secret that the answer held. A call of gRPC's takes some ten times as
-long as a message here, on a core that has other things to do.
+Workers of a job ask each other, and clients a shard, over gRPC with TLS and token, where they may
+connect: a Unix socket for those of its host and user, a port for others, which speaks TLS where the
+servers do. Whoever connects shows the secret that the answer held. A call of gRPC's takes some ten
+times as long as a message here, on a core that has other things to do.
 """
 
 import contextlib
@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable
 
 from chassis.security import Security
-from protos.stage_pb2 import JoinReply
 
 CALL_S = 120.0  # on a host whose cores are all busy with starting
 _GREETING_S = 10.0  # whoever says nothing keeps no thread
@@ -32,15 +31,20 @@ class Port:
     """Takes in those who show the secret.
 
     Args:
-        host: of the worker's server.
+        host: of the process' gRPC server.
         take: called with each connection, by a thread of its own; closes what it refuses.
+        port: for others' hosts; 0 for any free one.
+        near: what the name of a Unix socket for those of this host begins with; empty: none.
 
     Attributes:
         host: as given.
-        reply: where and how others connect.
+        number: the port.
+        name: of the Unix socket; empty where there is none.
+        secret: what is to be shown at either.
 
     Raises:
         SecurityError: others could reach it, and it would speak in the clear.
+        OSError: the port is in use, or the host is not this machine's.
     """
 
     def __init__(
@@ -48,6 +52,9 @@ class Port:
         host: str,
         take: Callable[[socket.socket], object],
         security: Security | None = None,
+        *,
+        port: int = 0,
+        near: str = "",
     ) -> None:
         security = security or Security.from_environment()
         security.require_for(host)
@@ -55,17 +62,18 @@ class Port:
         self._take = take
         self._tls = security.tls_server()
         self._greetings = threading.Semaphore(_GREETINGS)
-        self._secret = secrets.token_bytes(_SECRET)
+        self.secret = secrets.token_bytes(_SECRET)
+        self.name = ""
         family = socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)[0][0]
-        far = socket.create_server((host.strip("[]"), 0), family=family)
+        far = socket.create_server((host.strip("[]"), port), family=family)
         self._listening = [far]
-        self.reply = JoinReply(address=f"{host}:{far.getsockname()[1]}", secret=self._secret)
-        if sys.platform == "linux":  # the sockets are abstract: no file outlives the worker
-            near = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            near.bind(f"\0heterps-stage-{secrets.token_hex(16)}")
-            near.listen()
-            self._listening.append(near)
-            self.reply.name = near.getsockname()[1:].decode()
+        self.number: int = far.getsockname()[1]
+        if near and sys.platform == "linux":  # the sockets are abstract: no file outlives us
+            self.name = f"{near}-{secrets.token_hex(16)}"
+            local = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            local.bind(f"\0{self.name}")
+            local.listen()
+            self._listening.append(local)
         for listening in self._listening:
             threading.Thread(
                 target=self._accept, args=(listening,), name="port accepts", daemon=True
@@ -109,7 +117,7 @@ class Port:
                     raise ConnectionError("closed")
                 shown += more
                 connection.settimeout(max(0.01, until - time.monotonic()))
-            if not secrets.compare_digest(shown, self._secret):
+            if not secrets.compare_digest(shown, self.secret):
                 raise PermissionError("a wrong secret")
             connection.settimeout(None)
         except OSError:  # of TLS, too
@@ -120,35 +128,45 @@ class Port:
         self._take(connection)
 
 
+def reach_near(name: str, secret: bytes) -> socket.socket:
+    """A connection to the Unix socket of a process.
+
+    Raises:
+        OSError: there is none of that name on this host.
+    """
+    near = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        near.connect(f"\0{name}")
+        return _greeted(near, secret)
+    except BaseException:
+        near.close()
+        raise
+
+
 def reach(
-    reply: JoinReply, host: str, here: str, security: Security | None = None
+    host: str,
+    port: int,
+    secret: bytes,
+    security: Security | None = None,
+    timeout_s: float = CALL_S,
 ) -> socket.socket:
-    """A connection to the port of another worker.
+    """A connection to the port of a process, in TLS where an authority is configured.
 
     Args:
-        reply: what that worker answered.
-        host: of it, as others call it.
-        here: the same of this worker; what stays on a host takes the Unix socket.
+        host: of it, as others call it; its certificate has to name it.
+        timeout_s: until it is there.
 
     Raises:
         OSError: it cannot be reached.
     """
     security = security or Security.from_environment()
-    if reply.name and host == here:
-        near = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            near.connect(f"\0{reply.name}")
-            return _greeted(near, reply.secret)
-        except OSError:  # the same name, yet another host
-            near.close()
-    port = int(reply.address.rpartition(":")[2])
-    far = socket.create_connection((host.strip("[]"), port), CALL_S)
+    far = socket.create_connection((host.strip("[]"), port), timeout_s)
     try:
         far.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         context = security.tls_client()
         if context is not None:
             far = context.wrap_socket(far, server_hostname=security.name or host.strip("[]"))
-        return _greeted(far, reply.secret)
+        return _greeted(far, secret)
     except BaseException:
         far.close()
         raise
