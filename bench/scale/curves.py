@@ -52,11 +52,18 @@ class Recovery:
     cut_every: int = 0
 
 
-def base(workers: int, shards: int, staleness: int, costs: Costs) -> Training:
-    """The training with so many workers and shards."""
+def base(
+    workers: int, shards: int, staleness: int, costs: Costs, *, tree: bool = False
+) -> Training:
+    """The training with so many workers and shards; with sums up and down a `tree`, as none is."""
     stage = Stage(
         workers, FORWARD_S, BACKWARD_S, sum_bytes=WEIGHT_BYTES, per_host=min(PER_HOST, workers)
     )
+    if tree:
+        levels = math.ceil(math.log2(workers)) if workers > 1 else 0
+        sums_s = 2 * levels * (costs.hop_s + WEIGHT_BYTES / HOST_BYTES_S)
+        stage = replace(stage, sum_bytes=0.0, sync_s=sums_s)
+        costs = replace(costs, hop_s=0.0)
     return Training(
         (stage,),
         workers,
@@ -107,38 +114,42 @@ def _told(outcome: Outcome, workers: int) -> dict[str, Any]:
 
 
 def _size(costs: Costs) -> list[dict[str, Any]]:
-    """Throughput against size, with shards that grow with it, or stay eight."""
+    """Throughput against size: a shard for five workers, or eight for all."""
     found = []
-    for name, staleness, shards_of in (
-        ("no rows, staleness 1", 1, lambda k: 0),
-        ("a shard for 5 workers, staleness 1", 1, lambda k: math.ceil(k / 5)),
-        ("a shard for 5 workers, staleness 0", 0, lambda k: math.ceil(k / 5)),
-        ("8 shards, staleness 1", 1, lambda k: 8),
+    for name, staleness, shards_of, tree in (
+        ("staleness 1", 1, lambda k: math.ceil(k / 5), False),
+        ("staleness 0", 0, lambda k: math.ceil(k / 5), False),
+        ("staleness 1, 8 shards", 1, lambda k: 8, False),
+        ("staleness 1, a tree of sums (not built)", 1, lambda k: math.ceil(k / 5), True),
     ):
         points = [
-            _told(simulate(base(k, shards_of(k), staleness, costs), _STEPS), k) for k in SIZES
+            _told(simulate(base(k, shards_of(k), staleness, costs, tree=tree), _STEPS), k)
+            for k in SIZES
         ]
         found.append({"name": name, "points": points})
     return found
 
 
 def _stragglers(costs: Costs) -> list[dict[str, Any]]:
-    """One of a thousand workers that is slower, and one of the 200 shards."""
+    """One worker that is slower, or one shard."""
     found = []
-    for name, staleness, of in (
-        ("a worker, staleness 0", 0, "worker"),
-        ("a worker, staleness 1", 1, "worker"),
-        ("a shard, staleness 1", 1, "shard"),
+    for name, workers, staleness, of in (
+        ("1 of 100 workers, staleness 0", 100, 0, "worker"),
+        ("1 of 100 workers, staleness 1", 100, 1, "worker"),
+        ("1 of 1,000 workers, staleness 1", 1000, 1, "worker"),
+        ("1 of 20 shards, staleness 1", 100, 1, "shard"),
     ):
         points = []
         for factor in SLOWER:
-            training = base(1000, 200, staleness, costs)
+            shards = workers // 5
+            training = base(workers, shards, staleness, costs)
             if of == "worker":
-                stage = replace(training.stages[0], slow={500: factor})
+                stage = replace(training.stages[0], slow={workers // 2: factor})
                 training = replace(training, stages=(stage,))
             else:
-                training = replace(training, rows=Rows(200, keys=KEYS, slow={100: factor}))
-            told = _told(simulate(training, _STEPS), 1000)
+                rows = Rows(shards, keys=KEYS, slow={shards // 2: factor})
+                training = replace(training, rows=rows)
+            told = _told(simulate(training, _STEPS), workers)
             points.append({"slower": factor, **told})
         for point in points:
             point["kept"] = point["throughput"] / points[0]["throughput"]
@@ -162,12 +173,13 @@ def _noise(costs: Costs) -> list[dict[str, Any]]:
 
 def _links(costs: Costs) -> list[dict[str, Any]]:
     found = []
-    for staleness in (0, 1):
+    for workers, staleness in ((100, 0), (100, 1), (1000, 1)):
         points = []
         for gbit in LINKS:
-            training = replace(base(1000, 200, staleness, costs), host_bytes_s=gbit * GBIT)
-            points.append({"gbit": gbit, **_told(simulate(training, _STEPS), 1000)})
-        found.append({"name": f"staleness {staleness}", "points": points})
+            training = base(workers, workers // 5, staleness, costs)
+            training = replace(training, host_bytes_s=gbit * GBIT)
+            points.append({"gbit": gbit, **_told(simulate(training, _STEPS), workers)})
+        found.append({"name": f"{workers:,} workers, staleness {staleness}", "points": points})
     return found
 
 

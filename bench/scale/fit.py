@@ -1,11 +1,13 @@
 """Constants fitted to the jobs of a few workers, and what they say of those of more.
 
 What takes a core was measured as such, of workers and of shards. What only takes time follows from
-the steps' own: the delays that make the simulation's steps as long as those measured. All processes
+the steps' own: the delays that make the simulation's steps as long as those measured. What a hop of
+the ring of sums takes `bench.sums` has measured, of workers that do nothing else. All processes
 share the cores of one machine, which the simulation does, too.
 """
 
 import itertools
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
@@ -13,12 +15,14 @@ from typing import Any
 
 import numpy as np
 
+from bench.pages import RESULTS
 from bench.scale.job import Case
 from scheduler.simulation.training import Costs, Rows, Stage, Training, simulate
 
 FITTED = 3  # workers at most, of the jobs that constants are fitted to
 _STEPS, _WARM = 80, 20
-_DELAYS = ("end_s", "hop_s", "way_s")
+_DELAYS = ("end_s", "way_s")
+_SMALL = 1024  # bytes of a sum that is all hops
 _FIRST, _LAST = 1e-3, 1e-6  # by how much delays are changed
 
 
@@ -66,13 +70,13 @@ def seen(cases: Sequence[Case], jobs: Sequence[Mapping[str, Any]]) -> list[Seen]
 def fitted(all_seen: Sequence[Seen], cores: int) -> Costs:
     """Constants that follow from the jobs of `FITTED` workers at most."""
     few = [one for one in all_seen if one.case.workers <= FITTED]
-    costs = _processor_costs(few)
+    costs = replace(_processor_costs(few), hop_s=hop_s())
 
     def wrong(delays: Sequence[float]) -> float:
         tried = replace(costs, **dict(zip(_DELAYS, delays, strict=True)))
         return sum(predicted(one, tried, cores).error ** 2 for one in few)
 
-    best = [1e-3, 2e-4, 2e-4]
+    best = [1e-3, 2e-4]
     error, by = wrong(best), _FIRST
     while by > _LAST:
         around = itertools.product((-by, 0.0, by), repeat=len(best))
@@ -83,6 +87,13 @@ def fitted(all_seen: Sequence[Seen], cores: int) -> Costs:
         else:
             by /= 2
     return replace(costs, **dict(zip(_DELAYS, best, strict=True)))
+
+
+def hop_s() -> float:
+    """Seconds from one worker of a ring to the next, the median of what `bench.sums` measured."""
+    sums = json.loads((RESULTS / "sums.json").read_text())["sums"]
+    small = [one for one in sums if one["bytes"] == _SMALL]
+    return median(one["seconds"]["ring"] / (2 * (one["workers"] - 1)) for one in small)
 
 
 def predicted(one: Seen, costs: Costs, cores: int) -> Predicted:

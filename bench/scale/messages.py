@@ -18,6 +18,8 @@ _SHARDS = 2
 _DIM = 16
 _FEW, _MANY = 64, 16_384
 _TIMES = 60
+_WARM = 8
+_OPEN = 30  # steps that wait for their commit, of which a shard keeps 64
 _HEAD = struct.Struct("!BI")
 _TICK = os.sysconf("SC_CLK_TCK")
 
@@ -35,12 +37,15 @@ def message_costs(seed: int = 0) -> dict[str, float]:
             sets = [rng.choice(1 << 20, count, replace=False).astype(np.uint64) for _ in range(8)]
             gradients = np.ones((count, _DIM), np.float32)
             of = _Calls(client, table, sets, gradients)
-            of.all(8)  # rows are made, memory is shared
+            of.all(_WARM)  # rows are made, memory is shared
             found[count] = {
                 "pull": _used(pids, of.pull, times),
-                "push": _used(pids, of.stage, times),
-                "commit": _used(pids, of.commit, times),
             }
+            pushes, commits = [], []
+            for _ in range(times // _OPEN):
+                pushes.append(_used(pids, of.stage, _OPEN))
+                commits.append(_used(pids, of.commit, _OPEN))
+            found[count] |= {"push": _mean(pushes), "commit": _mean(commits)}
     costs = {}
     for what in ("pull", "push", "commit"):
         few, many = found[_FEW][what], found[_MANY][what]
@@ -81,6 +86,11 @@ class _Calls:
     def commit(self) -> None:
         self._client.commit_async(self._table, self._committed, 1).result()
         self._committed += 1
+
+
+def _mean(used: list[tuple[float, float]]) -> tuple[float, float]:
+    own, shards = zip(*used, strict=True)
+    return sum(own) / len(used), sum(shards) / len(used)
 
 
 def _used(pids: list[int], call: Callable[[], None], times: int) -> tuple[float, float]:

@@ -91,6 +91,7 @@ def _page(results: Mapping[str, Any]) -> str:
         jobs=len(results["jobs"]),
         cases=_cases(predictions),
         count=len(told),
+        most=max(p["workers"] for p in told),
         within=within,
         worst=f"{worst['error']:+.1%} ({worst['name']})",
         mean=f"{mean:.1%}",

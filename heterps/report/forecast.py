@@ -12,14 +12,7 @@ from heterps.view.figures import duration, percent, rate
 if TYPE_CHECKING:
     from scheduler.simulation.forecast import Forecast
 
-_SPENT = {
-    "computing": "computing",
-    "rows": "rows",
-    "sums": "sums",
-    "crossing": "crossing",
-    "others": "others",
-    "lost": "lost",
-}
+_SPENT = ("computing", "rows", "sums", "crossing", "others", "lost")
 
 
 def forecast_report(forecast: "Forecast") -> RenderableType:
@@ -47,7 +40,7 @@ def _steps_table(forecast: "Forecast") -> Table:
 def _spent_table(forecast: "Forecast") -> Table:
     shown = [k for k in _SPENT if any(row.spent[k] >= 5e-4 for row in forecast.scenarios)]
     shards = any(row.serving for row in forecast.scenarios)
-    made = table("", *(f">{_SPENT[name]}" for name in shown), *([">shards busy"] if shards else []))
+    made = table("", *(f">{name}" for name in shown), *([">shards busy"] if shards else []))
     for row in forecast.scenarios:
         busy = [percent(row.serving)] if shards else []
         made.add_row(row.what, *(percent(row.spent[name]) for name in shown), *busy)

@@ -21,7 +21,7 @@ Floats = NDArray[np.float64]
 SPENT = ("computing", "executor", "rows", "sums", "crossing", "others", "lost")
 _SEGMENT = 1 << 19  # bytes: what goes round a ring at once, workers/links/ring.py
 _KEY_BYTES = 8
-_MOST_EVENTS = 1 << 30
+_MOST_EVENTS = 1 << 25  # micro-batches in all, a few dozen bytes each
 
 
 @dataclass(frozen=True, slots=True)

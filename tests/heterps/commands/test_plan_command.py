@@ -114,7 +114,7 @@ def test_simulate_shows_what_a_price_leaves_out(run):
     assert code == OK
     assert "Simulated" in out
     assert "as it was priced" in out
-    assert "takes 2 times as long" in out
+    assert "and 1 of 9 t4 takes 2" in out
     code, out, _ = run(*EXACT, "--simulate", "--json")
     assert code == OK
     told = json.loads(out)["simulated"]

@@ -23,8 +23,9 @@ class World:
     def run(self) -> None:
         while True:
             while ready := [one for one in self._waiting if one[0]()]:
-                self._waiting.remove(ready[0])
-                self._go_on(*ready[0][1:])
+                first = min(ready, key=lambda one: one[1])
+                self._waiting.remove(first)
+                self._go_on(*first[1:])
             if not self._asleep:
                 return
             self.now = self._asleep[0][0]
