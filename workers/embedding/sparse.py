@@ -270,18 +270,25 @@ class _Pool(torch.autograd.Function):
     def forward(
         ctx: Any, rows: Tensor, inverse: Tensor, there: Tensor | None, length: int, pooling: str
     ) -> Tensor:
-        held = None if there is None else there.reshape(-1).numpy()
-        ctx.bags, ctx.length, ctx.pooling = (inverse.numpy(), held), length, pooling
+        ctx.inverse, ctx.length, ctx.pooling = inverse.numpy(), length, pooling
+        ctx.there = None if there is None else there.reshape(-1).numpy()
         ctx.count, dim = rows.shape
         own = rows.detach().contiguous().numpy()
-        bags, ctx.picked = native.pool(own, *ctx.bags, length, dim, pooling)
+        bags, ctx.picked = native.pool(own, ctx.inverse, ctx.there, length, dim, pooling)
         return torch.from_numpy(bags)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None]:
         grad = grads[0].contiguous().numpy()
         summed = native.pool_grads(
-            grad, *ctx.bags, ctx.picked, ctx.length, ctx.count, grad.shape[1], ctx.pooling
+            grad,
+            ctx.inverse,
+            ctx.there,
+            ctx.picked,
+            ctx.length,
+            ctx.count,
+            grad.shape[1],
+            ctx.pooling,
         )
         return torch.from_numpy(summed), None, None, None, None
 
