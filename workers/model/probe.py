@@ -164,7 +164,7 @@ def _check_kept(traced: TracedModel, batch: Mapping[str, Tensor]) -> None:
             layers.run(*_inputs(traced, batch))
     except Exception as error:
         _log.info("the model could not be tried: %s: %s", type(error).__name__, error)
-    names = {parameter: name for name, parameter in traced.model.named_parameters()}
+    names: dict[Tensor, str] = {p: name for name, p in traced.model.named_parameters()}
     for layer, parameter in layers.changed:
         changed = names.get(parameter, "a parameter")
         raise ModelError(
