@@ -40,7 +40,8 @@ NOISES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3)
 LINKS = (0.5, 1, 2, 5, 10, 25, 50, 100)  # Gbit/s
 HOURS = (1, 2, 5, 10, 24, 72, 240, 720)  # between the deaths of one worker
 _STEPS = 60
-_KILL_STEPS = 100_000
+_KILL_STEPS = 10_000
+_HOPELESS = 5.0  # deaths between two cuts: less than a hundredth of the time is left
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +222,9 @@ def _kills(costs: Costs) -> list[dict[str, Any]]:
                 kills=(Kill(1000 / hours, recovery.seconds, recovery.cut_every > 0),),
                 cut_every=recovery.cut_every or 1,
             )
+            if 1000 / hours / 3600 * step_s * training.cut_every > _HOPELESS:
+                points.append({"hours": hours, "kept": 0.0, "kills": 0, "redone": 0})
+                continue
             outcome = simulate(training, _KILL_STEPS)
             points.append(
                 {
