@@ -18,7 +18,8 @@ from typing import Any
 
 import torch
 
-from bench.beyond.contestants import EXPERTS, LAYERS, NAMES, Big, as_modules, files
+from bench.beyond.contestants import NAMES, Big, as_modules, files
+from bench.beyond.shakespeare import EXPERTS, LAYERS
 from bench.beyond.tables import tables
 from bench.beyond.turns import Contestant, Disk, can_cap
 from bench.pages import RESULTS, machine, versions, write

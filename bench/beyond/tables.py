@@ -133,14 +133,19 @@ def _memory(found: Mapping[str, Any]) -> str:
 def _ratio(turns: Mapping[str, list[dict[str, Any]]], rival: str) -> float:
     """The median of rounds of one's seconds over ours."""
     pairs = zip(turns[rival], turns["cache"], strict=True)
-    return statistics.median(
-        sum(theirs["seconds"]) / len(theirs["seconds"]) / (sum(o["seconds"]) / len(o["seconds"]))
-        for theirs, o in pairs
+    return float(
+        statistics.median(
+            sum(theirs["seconds"])
+            / len(theirs["seconds"])
+            / (sum(o["seconds"]) / len(o["seconds"]))
+            for theirs, o in pairs
+        )
     )
 
 
 def _rate(turns: Iterable[Mapping[str, Any]]) -> float:
-    return 1 / statistics.median(sum(one["seconds"]) / len(one["seconds"]) for one in turns)
+    taken = (sum(one["seconds"]) / len(one["seconds"]) for one in turns)
+    return 1 / float(statistics.median(taken))
 
 
 def _every(turns: Iterable[Mapping[str, Any]]) -> list[float]:

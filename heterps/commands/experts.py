@@ -41,7 +41,7 @@ def trace_command(model: str, data: str, output: str, batch: int, as_json: bool)
         blocks = rows.blocks_of_files(paths, list(encoder.columns), encoder)
         try:
             with record(loaded, output):
-                for _ in predictor.run(rows.in_batches(blocks, encoder, kept, batch)):
+                for _ in predictor.run(rows.in_batches(blocks, encoder, kept, batch), logits=True):
                     pass
         except ExpertFileError as error:
             raise ModelUseError(str(error)) from None

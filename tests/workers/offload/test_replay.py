@@ -5,15 +5,22 @@ import json
 from functools import cache
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heterps import MoE, offload
+from heterps import MoE, load, offload
 from heterps.commands.experts import experts
+from protos.job_pb2 import JobSpec
+from ps.local.table import save_checkpoint
 from tests.workers.offload.test_offload import Model
+from workers.model.entry import job_model
+from workers.model.loss_curve import LossCurve
+from workers.model.saved import SavedModel
 from workers.offload.policy import POLICIES, FadingLFU
 from workers.offload.replay import BELADY, REPLAYED, best, replay
 from workers.offload.trace import Call, Trace, TracedLayer, TraceError, read_trace, record
@@ -219,3 +226,44 @@ def test_the_command_replays(tmp_path: Path) -> None:
     shown = CliRunner().invoke(experts, ["replay", str(path)])
     assert "belady" in shown.stdout
     assert "30 tokens" in shown.stdout
+
+
+_JOB = """
+from torch import nn
+from heterps import MoE
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.moe, self.head = MoE(4, 6, 8, 2, seed=1), nn.Linear(4, 1)
+
+    def forward(self, dense):
+        return self.head(self.moe(dense)).squeeze(1)
+"""
+
+
+def test_the_command_traces_a_saved_model(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(_JOB)
+    job = JobSpec(directory=str(tmp_path))
+    job.model.entry, job.data.label = "model.py:Model", "y"
+    job.data.dense.extend("abcd")
+    saved = SavedModel(str(tmp_path / "out"))
+    saved.write_stage(0, job_model(job).state_dict())
+    save_checkpoint(saved.tables, [])
+    saved.finish(job, 1, LossCurve([0.5]), {"job_id": "job1"})
+    rows = torch.randn(23, 4)
+    pq.write_table(
+        pa.table({name: rows[:, i].numpy() for i, name in enumerate("abcd")}),
+        tmp_path / "rows.parquet",
+    )
+    out = tmp_path / "experts.trace"
+    arguments = [str(tmp_path / "out"), str(tmp_path / "rows.parquet"), "-o", str(out)]
+    result = CliRunner().invoke(experts, ["trace", *arguments, "--batch", "2"])
+    assert result.exit_code == 0, result.output
+    model, expected = load(tmp_path / "out"), []
+    with torch.no_grad():
+        for part in rows.split(2):
+            model(part)
+            chosen = tuple(model.moe.load.nonzero()[:, 0].tolist())
+            expected.append(Call(0, len(part), chosen))
+    assert list(read_trace(out).calls) == expected
