@@ -21,7 +21,7 @@ import torch
 from bench.beyond.contestants import NAMES, Big, as_modules, files
 from bench.beyond.shakespeare import EXPERTS, LAYERS
 from bench.beyond.tables import tables
-from bench.beyond.turns import Contestant, Disk, can_cap
+from bench.beyond.turns import Contestant, Disk, can_cap, enter
 from bench.pages import RESULTS, machine, versions, write
 from heterps import pack_experts
 from workers.offload.replay import REPLAYED, replay
@@ -30,7 +30,7 @@ from workers.offload.trace import read_trace
 RIVALS = ("torch mmap", "safetensors mmap", "accelerate")
 SHARES = (2, 4, 8)
 SIZE = 2 << 20  # bytes of an expert
-WARM, ROUNDS, FORWARDS = 64, 6, 16
+WARM, ROUNDS, FORWARDS = 64, 6, 12
 NOT_RUN = {
     "llama.cpp": "its wheel is built from source, which takes longer than the whole benchmark",
     "deepspeed": "its NVMe offload wants CUDA and libaio; this machine has no GPU",
@@ -65,7 +65,7 @@ def _decode(work: Path, share: int, rounds: int) -> dict[str, Any]:
     slots = LAYERS * EXPERTS // share
     disk = Disk(work)
     names = ("resident", "cache", *RIVALS)
-    field = {name: Contestant(name, work, slots * SIZE) for name in names}
+    field = enter(names, work, slots * SIZE)
     dirty = {name: one.resident_before for name, one in field.items()}
     turns: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
     for name, one in field.items():
@@ -76,9 +76,9 @@ def _decode(work: Path, share: int, rounds: int) -> dict[str, Any]:
             one.run(WARM - WARM // 2)
     for _ in range(rounds):
         for name, one in field.items():
-            before = disk.speed()
+            before = disk.speed(0.2)
             told = one.run(FORWARDS)
-            told["disk"] = [before, disk.speed()]
+            told["disk"] = [before, disk.speed(0.2)]
             turns[name].append(told)
     for one in field.values():
         one.close()
@@ -99,7 +99,7 @@ def ring(work: Path, shares: list[int], batches: list[int], rounds: int) -> dict
         for share in shares:
             memory = LAYERS * EXPERTS // share * SIZE
             names = ("resident", "cache", "ring", "auto")
-            field = {name: Contestant(name, work, memory, batch) for name in names}
+            field = enter(names, work, memory, batch)
             turns: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
             for one in field.values():
                 one.run(2)
@@ -108,10 +108,10 @@ def ring(work: Path, shares: list[int], batches: list[int], rounds: int) -> dict
                     if name == "auto":
                         continue
                     before = disk.speed(0.2)
-                    told = one.run(1)
+                    told = one.run(max(1, FORWARDS // batch))
                     told["disk"] = [before, disk.speed(0.2)]
                     turns[name].append(told)
-            ready = field["auto"].ready
+            ready = field["auto"].said
             for one in field.values():
                 one.close()
             found[f"{batch}/{share}"] = {
@@ -131,6 +131,7 @@ def memory(work: Path) -> dict[str, Any]:
         for share in SHARES:
             allowed = LAYERS * EXPERTS // share * SIZE
             one = Contestant(name, work, allowed, batch, unlimited=True)
+            one.ready()
             told = one.run(40 if batch == 1 else 4)
             one.close()
             found[f"{name}/{share}"] = {"memory": allowed, "peak": told["peak"]}
@@ -142,7 +143,7 @@ def main() -> int:
     parser.add_argument("work", type=Path)
     parser.add_argument("part", choices=["prepare", "decode", "ring", "memory", "tables"])
     parser.add_argument("--shares", type=int, nargs="+", default=list(SHARES))
-    parser.add_argument("--batches", type=int, nargs="+", default=[64, 512])
+    parser.add_argument("--batches", type=int, nargs="+", default=[64, 1024])
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--json", type=Path, default=RESULTS / "beyond.json")
     options = parser.parse_args()

@@ -98,7 +98,8 @@ def _ring(found: Mapping[str, Any]) -> str:
         shares = []
         for ours, resident in zip(one["turns"]["ring"], one["turns"]["resident"], strict=True):
             read = ours["stats"]["bytes_read"] / statistics.mean(ours["disk"])
-            shares.append(max(read, resident["seconds"][0]) / ours["seconds"][0])
+            taken, least = sum(ours["seconds"]), sum(resident["seconds"])
+            shares.append(max(read, least) / taken)
         better = min(("cache", "ring"), key=lambda name: medians[name])
         expected = {each["mode"]: each["seconds"] for each in one["expected"]}
         equal = all(

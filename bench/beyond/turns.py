@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ class Contestant:
     """A process that runs tokens when told; its files are evicted before it begins."""
 
     def __init__(self, name: str, work: Path, memory: int, batch: int = 1, unlimited: bool = False):
-        self.name = name
+        self.said: dict[str, Any] = {}  # when it was ready
         ending = "-unlimited" if unlimited else ""
         self._group = GROUPS / f"beyond-{os.getpid()}-{id(self)}{ending}" if can_cap() else None
         at = files(work)
@@ -47,7 +48,10 @@ class Contestant:
             stdout=subprocess.PIPE,
             text=True,
         )
-        self.ready = self._hear()
+
+    def ready(self) -> dict[str, Any]:
+        """Wait until it is; what it says then."""
+        return self._hear()
 
     def run(self, forwards: int) -> dict[str, Any]:
         """So many forwards more; {} where it was killed."""
@@ -75,6 +79,19 @@ class Contestant:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         return dict(json.loads(line)) if line else {}
+
+
+def enter(names: Sequence[str], work: Path, memory: int, batch: int = 1) -> dict[str, "Contestant"]:
+    """Contestants that are ready; the one that reads all into memory leaves no pages behind."""
+    field = {}
+    for name in names:
+        field[name] = Contestant(name, work, memory, batch)
+        if name == "resident":
+            field[name].said = field[name].ready()
+    for name, one in field.items():
+        if name != "resident":
+            one.said = one.ready()
+    return field
 
 
 def evict(path: Path) -> int:

@@ -1,10 +1,10 @@
 """What a policy would have read, of a trace: the cache's own bookkeeping, without its reads."""
 
 from collections import defaultdict, deque
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from workers.offload.policy import POLICIES, Policy
+from workers.offload.policy import POLICIES, Policy, Ranked
 from workers.offload.residents import Residents
 from workers.offload.trace import Trace
 
@@ -13,7 +13,7 @@ REPLAYED = (*POLICIES, BELADY)
 _NEVER = float("inf")
 
 
-class Belady:
+class Belady(Ranked):
     """The one that is needed again latest: no policy reads less, and none can know it.
 
     L. A. Belady, A study of replacement algorithms for a virtual-storage computer (1966).
@@ -23,25 +23,17 @@ class Belady:
     """
 
     def __init__(self, needed: Iterable[Sequence[int]]) -> None:
+        super().__init__()
         self._times: dict[int, deque[int]] = defaultdict(deque)
         for time, keys in enumerate(needed):
             for key in keys:
                 self._times[key].append(time)
-        self._next: dict[int, float] = {}
 
     def used(self, key: int) -> None:
         """See `Policy`."""
-        self._times[key].popleft()
-        self._next[key] = self._times[key][0] if self._times[key] else _NEVER
-
-    def left(self, key: int) -> None:
-        """See `Policy`."""
-        self._next.pop(key, None)
-
-    def victim(self, kept: Container[int]) -> int | None:
-        """See `Policy`."""
-        open_to = (key for key in self._next if key not in kept)
-        return max(open_to, key=self._next.__getitem__, default=None)
+        times = self._times[key]
+        times.popleft()
+        self.rank(key, -times[0] if times else -_NEVER)
 
 
 @dataclass(frozen=True, slots=True)
