@@ -92,16 +92,20 @@ def as_modules(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return made
 
 
-def build(name: str, work: Path, memory: int, batch: int) -> tuple[nn.Module, Any]:
-    """The model of a contestant, and its handle where it is ours."""
-    at = files(work)
-    dense = torch.load(at["dense"])
+def dense(name: str, work: Path) -> nn.Module:
+    """The model of a contestant without its experts."""
     with torch.device("meta"):
         model = Big(modules=name == "accelerate").eval()
-    model.load_state_dict(dense, strict=False, assign=True)
+    model.load_state_dict(torch.load(files(work)["dense"]), strict=False, assign=True)
+    return model
+
+
+def experts(name: str, model: nn.Module, work: Path, memory: int, batch: int, known: Trace) -> Any:
+    """Give it these; our handle, where it is ours."""
+    at = files(work)
     if name in ("cache", "ring", "auto"):
-        known = _named(read_trace(work / "shakespeare.trace"))
-        return model, offload(model, memory, path=at["heterps"], mode=name, batch=batch, like=known)
+        like = _named(known)
+        return offload(model, memory, path=at["heterps"], mode=name, batch=batch, like=like)
     if name == "resident":
         state = torch.load(at["torch mmap"])
     elif name == "torch mmap":
@@ -112,10 +116,9 @@ def build(name: str, work: Path, memory: int, batch: int) -> tuple[nn.Module, An
         state = load_file(at["safetensors mmap"])
     else:
         _accelerate(model, at["accelerate"])
-        return model, None
-    experts = {key: one for key, one in state.items() if key.endswith(("w1", "w2"))}
-    model.load_state_dict(experts, strict=False, assign=True)
-    return model, None
+        return None
+    model.load_state_dict(state, strict=False, assign=True)
+    return None
 
 
 def _accelerate(model: nn.Module, folder: Path) -> None:
@@ -163,16 +166,15 @@ def inputs(number: int, batch: int) -> Tensor:
 def main() -> int:
     work, name, memory, batch, group = sys.argv[1:]
     folder = None if group == "-" else Path(group)
-    model, handle = None, None
     torch.set_grad_enabled(False)
-    inputs(0, 1)
+    known, model = read_trace(Path(work) / "shakespeare.trace"), dense(name, Path(work))
+    route(model, known, int(batch))
     base = _number(folder, "memory.usage_in_bytes")
     if folder is not None and name != "resident" and int(memory) > 0 and not _unlimited(folder):
         (folder / "memory.limit_in_bytes").write_text(str(base + int(memory) + SLACK))
     if folder is not None:
         (folder / "memory.max_usage_in_bytes").write_text("0")
-    model, handle = build(name, Path(work), int(memory), int(batch))
-    route(model, read_trace(Path(work) / "shakespeare.trace"), int(batch))
+    handle = experts(name, model, Path(work), int(memory), int(batch), known)
     expected = [asdict(one) for one in handle.expected] if handle else []
     _say({"ready": name, "mode": handle.mode if handle else name, "expected": expected})
     number = 0
