@@ -167,7 +167,7 @@ def test_a_replay_is_the_run_that_was_traced(tmp_path: Path, policy: str, slots:
             x = torch.randn(tokens, 16, generator=draw)
             assert torch.equal(model(x), resident(x))
         stats, line = handle.stats, handle.line()
-        assert handle.slots == slots
+        assert handle.slots == min(slots, handle.experts)
     trace = read_trace(path)
     outcome = replay(trace, slots, policy)
     assert (outcome.hits, outcome.misses) == (stats.hits, stats.misses)
