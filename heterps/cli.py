@@ -37,6 +37,7 @@ _COMMANDS = {
     "checkpoints": ("checkpoints", "List a job's checkpoints, from which jobs can go on."),
     "predict": ("predict", "Predict rows of a file with a saved model."),
     "export": ("export", "Write a saved model for other programs to serve."),
+    "experts": ("experts", "Trace which experts a model needs, and replay it with less memory."),
     "get": ("get", "Fetch a job's model, metrics and decision."),
     "scheduler": ("rooms", "Run the scheduler."),
     "node": ("rooms", "Run the daemon of one host."),

@@ -5,12 +5,16 @@
 namespace heterps {
 namespace {
 
-FfnShape shape_of(const Input& rows, const Input& w1, const Input& w2, int activation) {
-  if (activation < 0 || activation > static_cast<int>(Activation::kSwiglu)) {
+Activation activation_of(int number) {
+  if (number < 0 || number > static_cast<int>(Activation::kSwiglu)) {
     throw nb::value_error("activation: expected 0 to 3");
   }
+  return static_cast<Activation>(number);
+}
+
+FfnShape shape_of(const Input& rows, const Input& w1, const Input& w2, int activation) {
   return {size_of(rows, "rows", 0, 2), size_of(w1, "w1", 0, 3), size_of(rows, "rows", 1, 2),
-          size_of(w2, "w2", 1, 3), static_cast<Activation>(activation)};
+          size_of(w2, "w2", 1, 3), activation_of(activation)};
 }
 
 void check_inputs(const FfnShape& s, const Kind& kind, const Input& rows, const Input& offsets,
@@ -40,6 +44,46 @@ void forward(const Input& rows, const Input& offsets, const Input& w1, const Inp
 #endif
     return;
   }
+  nb::gil_scoped_release release;
+  grouped_ffn_cpu(s, kind.dtype, arrays, threads);
+}
+
+// Throws unless matrices of `size` elements at `at` of each place lie inside it, aligned.
+void check_place(const char* name, int64_t at, int64_t size, int64_t item, int64_t step) {
+  if (at < 0 || at % item != 0 || size * item > step - at) {
+    throw nb::value_error((std::string(name) + ": expected to lie inside a place of " +
+                           std::to_string(step) + " bytes, got " + std::to_string(size * item) +
+                           " bytes at " + std::to_string(at))
+                              .c_str());
+  }
+}
+
+void forward_at(const Input& rows, const Input& offsets, const Input& places, const Input& memory,
+                int64_t w1, int64_t w2, int64_t hidden, int activation, const Output& out,
+                int threads) {
+  const int64_t dim = size_of(rows, "rows", 1, 2), step = size_of(memory, "memory", 1, 2);
+  const FfnShape s{size_of(rows, "rows", 0, 2), size_of(places, "places", 0, 1), dim, hidden,
+                   activation_of(activation)};
+  const Kind kind = kind_of(rows);
+  if (kind.on_cuda) throw nb::value_error("rows: expected an array on a CPU");
+  check(rows, "rows", kind.rows, kind.device, {s.rows, dim});
+  check(offsets, "offsets", nb::dtype<int64_t>(), kind.device, {s.groups + 1});
+  check(places, "places", nb::dtype<int64_t>(), kind.device, {s.groups});
+  check(memory, "memory", nb::dtype<uint8_t>(), kind.device, {size_of(memory, "memory", 0, 2), step});
+  check(out, "out", kind.rows, kind.device, {s.rows, dim});
+  const int64_t item = kind.rows.bits / 8;
+  if (hidden < 0 || step % item != 0) throw nb::value_error("hidden, memory: out of range");
+  check_place("w1", w1, dim * s.inner(), item, step);
+  check_place("w2", w2, hidden * dim, item, step);
+  const int64_t* place = data<int64_t>(places);
+  for (int64_t e = 0; e < s.groups; ++e) {
+    if (place[e] >= static_cast<int64_t>(memory.shape(0))) {
+      throw nb::value_error("places: expected numbers of places of memory");
+    }
+  }
+  const char* begin = data<char>(memory);
+  const FfnArrays arrays{data<void>(rows), data<int64_t>(offsets), begin + w1, begin + w2, nullptr,
+                         nullptr,          data<void>(out),        place,      step};
   nb::gil_scoped_release release;
   grouped_ffn_cpu(s, kind.dtype, arrays, threads);
 }
@@ -86,6 +130,11 @@ void bind_grouped_ffn(nb::module_& m) {
         "w2"_a.noconvert(), "activation"_a, "out"_a.noconvert(), "pre"_a.noconvert().none(),
         "act"_a.noconvert().none(), "stream"_a = 0, "threads"_a = 1,
         "out[r] = activate(rows[r] w1[e]) w2[e], e being the group of row r.");
+  m.def("grouped_ffn_at", &forward_at, "rows"_a.noconvert(), "offsets"_a.noconvert(),
+        "places"_a.noconvert(), "memory"_a.noconvert(), "w1"_a, "w2"_a, "hidden"_a, "activation"_a,
+        "out"_a.noconvert(), "threads"_a = 1,
+        "grouped_ffn on a CPU of groups whose matrices lie w1 and w2 bytes inside memory[places[e]]; "
+        "rows of a group with a negative place are not computed.");
   m.def("grouped_ffn_backward", &backward, "grad"_a.noconvert(), "rows"_a.noconvert(),
         "offsets"_a.noconvert(), "pre"_a.noconvert(), "w1"_a.noconvert(), "w2"_a.noconvert(),
         "activation"_a, "act"_a.noconvert(), "grad_pre"_a.noconvert(),

@@ -26,10 +26,12 @@ void check_offsets(const FfnShape& shape, const int64_t* offsets) {
   }
 }
 
-// Blocks of at most `most` rows, even in size inside a group.
-std::vector<Block> blocks_of(int64_t groups, const int64_t* offsets, int64_t most) {
+// Blocks of at most `most` rows, even in size inside a group; none of groups without a place.
+std::vector<Block> blocks_of(int64_t groups, const int64_t* offsets, int64_t most,
+                             const int64_t* places = nullptr) {
   std::vector<Block> blocks;
   for (int64_t e = 0; e < groups; ++e) {
+    if (places != nullptr && places[e] < 0) continue;
     const int64_t begin = offsets[e], rows = offsets[e + 1] - begin;
     const int64_t parts = (rows + most - 1) / most;
     for (int64_t i = 0; i < parts; ++i) {
@@ -80,7 +82,7 @@ void grouped_ffn_cpu(const FfnShape& shape, DType dtype, const FfnArrays& arrays
   const FfnBlocks kernels = blocks_of_this_cpu(dtype);
   const int64_t most = rows_of_block(shape.rows, threads);
   const int64_t bytes = kernels.scratch_bytes(shape, most);
-  const std::vector<Block> blocks = blocks_of(shape.groups, arrays.offsets, most);
+  const std::vector<Block> blocks = blocks_of(shape.groups, arrays.offsets, most, arrays.places);
   parallel_for(static_cast<int64_t>(blocks.size()), threads,
                [&](int64_t i) { kernels.forward(shape, arrays, blocks[i], scratch(bytes)); });
 }

@@ -13,6 +13,13 @@ const T* in(const void* data) {
   return static_cast<const T*>(data);
 }
 
+// The matrix of `size` elements that a group has.
+template <typename T>
+const T* of_group(const FfnArrays& arrays, const void* data, int64_t group, int64_t size) {
+  if (arrays.places == nullptr) return in<T>(data) + group * size;
+  return in<T>(in<char>(data) + arrays.places[group] * arrays.step);
+}
+
 template <typename From, typename To>
 inline void convert(int64_t n, const From* from, To* to) {
   for (int64_t i = 0; i < n; ++i) to[i] = static_cast<To>(from[i]);
@@ -55,8 +62,8 @@ void forward_block(const FfnShape& shape, const FfnArrays& arrays, const Block& 
     if (kept != nullptr) pre = kept;
   }
   multiply<Tile>(m, inner, dim, Matrix<T>{in<T>(arrays.rows) + block.begin * dim, dim, 1},
-                 Matrix<T>{in<T>(arrays.w1) + block.group * dim * inner, inner, 1}, pre, inner,
-                 spare);
+                 Matrix<T>{of_group<T>(arrays, arrays.w1, block.group, dim * inner), inner, 1}, pre,
+                 inner, spare);
   if constexpr (!std::is_same_v<T, S>) {
     if (kept != nullptr) convert(m * inner, pre, kept);
   }
@@ -64,7 +71,7 @@ void forward_block(const FfnShape& shape, const FfnArrays& arrays, const Block& 
     activate(shape.activation, hidden, pre + i * inner, act + i * hidden);
   }
   product<Tile>(m, dim, hidden, Matrix<S>{act, hidden, 1},
-                Matrix<T>{in<T>(arrays.w2) + block.group * hidden * dim, dim, 1},
+                Matrix<T>{of_group<T>(arrays, arrays.w2, block.group, hidden * dim), dim, 1},
                 static_cast<T*>(arrays.out) + block.begin * dim, sums, spare);
 }
 

@@ -246,3 +246,51 @@ def test_refuses_what_does_not_fit() -> None:
     for wrong in ([0, 2, 4], [0, 6, 5], [1, 2, 5]):
         with pytest.raises(IndexError, match="offsets: expected to ascend from 0 to 5"):
             ops.grouped_ffn(rows, torch.tensor(wrong), w1, w2)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("activation", module.ACTIVATIONS)
+def test_matrices_in_places_give_the_bits_of_those_side_by_side(
+    activation: str, dtype: torch.dtype
+) -> None:
+    counts, dim, hidden = GROUPS[-1], 24, 40
+    rows, offsets, w1, w2 = (t.detach() for t in case(counts, dim, hidden, activation, dtype))
+    expected = ops.grouped_ffn(rows, offsets, w1, w2, activation)
+    first, second = w1[0].numel() * w1.itemsize, w2[0].numel() * w2.itemsize
+    at = ops.FfnAt(w1=64, w2=128 + first, hidden=hidden, activation=activation)
+    memory = torch.zeros(20, -(-(128 + first + second) // 64) * 64, dtype=torch.uint8)
+    places = torch.randperm(20, generator=torch.Generator().manual_seed(0))[: len(counts)]
+    for e, place in enumerate(places.tolist()):
+        memory[place, 64 : 64 + first] = w1[e].contiguous().view(-1).view(torch.uint8)
+        memory[place, 128 + first : 128 + first + second] = w2[e].view(-1).view(torch.uint8)
+    out = torch.full_like(rows, 7)
+    for turn in (0, 1):
+        now = torch.where(torch.arange(len(counts)) % 2 == turn, places, -1)
+        ops.grouped_ffn_at(rows, offsets, now, memory, at, out)
+        for e in range(len(counts)):
+            part = slice(int(offsets[e]), int(offsets[e + 1]))
+            done = turn == 1 or e % 2 == 0
+            want = expected[part] if done else torch.full_like(rows[part], 7)
+            assert torch.equal(out[part], want)
+
+
+def test_places_that_do_not_fit_are_refused() -> None:
+    rows, offsets, w1, w2 = (t.detach() for t in case([2, 3], 8, 8, "relu"))
+    memory, out = torch.zeros(3, 1024, dtype=torch.uint8), torch.empty_like(rows)
+    size = w1[0].numel() * 4
+    good = ops.FfnAt(0, size, 8, "relu")
+    assert w2[0].numel() * 4 == size
+
+    def run(places: list[int], at: ops.FfnAt = good, ends: Tensor = offsets) -> None:
+        ops.grouped_ffn_at(rows, ends, torch.tensor(places), memory, at, out)
+
+    run([0, 2])
+    with pytest.raises(ValueError, match="places: expected numbers of places"):
+        run([0, 3])
+    for at in ((-4, size), (0, 1024 - size + 4), (2, size), (0, size + 2)):
+        with pytest.raises(ValueError, match="expected to lie inside a place"):
+            run([0, 1], ops.FfnAt(*at, 8, "relu"))
+    with pytest.raises(ValueError, match="hidden"):
+        run([0, 1], ops.FfnAt(0, size, -1, "relu"))
+    with pytest.raises(IndexError, match="offsets"):
+        run([0, 1], ends=torch.tensor([0, 9, 5]))

@@ -1,7 +1,5 @@
 """Runs a model with its experts out of memory."""
 
-import re
-import warnings
 from contextlib import closing
 from pathlib import Path
 from threading import Lock
@@ -13,14 +11,20 @@ from torch import Tensor, nn
 from chassis.closing import Closing
 from workers import ops
 from workers.moe.layer import MoE
-from workers.offload.cache import Cache, Stats
+from workers.offload.cache import Cache
+from workers.offload.choice import MODES, Choice, choose
 from workers.offload.layout import ExpertFileError, LayerAt
+from workers.offload.memory import lock
 from workers.offload.pack import write
 from workers.offload.packed import PackedExperts
 from workers.offload.policy import POLICIES
+from workers.offload.replay import BELADY, replay
+from workers.offload.ring import Ring
+from workers.offload.size import bytes_of
 from workers.offload.source import Source, moe_layers, of_model
-
-_UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+from workers.offload.store import Stats, Store
+from workers.offload.trace import Recorder, Trace, read_trace
+from workers.ops.grouped_ffn import backend_for
 
 
 class Offload(Closing):
@@ -28,23 +32,44 @@ class Offload(Closing):
 
     Attributes:
         path: of the file of experts.
-        slots: experts that have room in memory.
+        mode: cache | ring.
+        policy: by which experts give way in mode cache.
+        slots: experts, in mode ring sections of some, that have room in memory.
         experts: of all layers.
+        locked: whether slots and the rest of the model are locked in memory; where the process may
+            not (`ulimit -l`), they are kept there as long as the host does not swap.
+        expected: of each mode that was looked at, what a forward was expected to take.
     """
 
-    def __init__(self, cache: Cache) -> None:
-        self._cache = cache
-        self.path, self.slots = cache.packed.path, cache.slots
-        self.experts = sum(layer.experts for layer in cache.packed.layers)
+    def __init__(self, store: Store, choice: Choice, locked: bool, recorder: Recorder | None):
+        self._store, self._recorder = store, recorder
+        self.path, self.slots, self.locked = store.packed.path, store.slots, locked
+        self.mode, self.policy, self.expected = choice.mode, choice.policy, choice.expected
+        self.experts = sum(layer.experts for layer in store.packed.layers)
 
     @property
     def stats(self) -> Stats:
-        """Hits, misses and bytes so far."""
-        return self._cache.stats
+        """Hits, misses, bytes and times so far."""
+        return self._store.stats
+
+    def line(self) -> str:
+        """What it came to, in a line; with what Belady's choice had hit where it is traced."""
+        stats = self.stats
+        line = (
+            f"{self.mode}: {stats.tokens} tokens, {stats.bytes_read / max(1, stats.tokens):,.0f} "
+            f"bytes read a token, hit rate {stats.hit_rate:.1%}"
+        )
+        if self._recorder is not None and self.mode == "cache":
+            self._recorder.flush()
+            least = replay(read_trace(self._recorder.path), self.slots, BELADY)
+            line += f" (Belady's {least.hit_rate:.1%})"
+        return f"{line}, disk idle {stats.disk_idle:.0%}"
 
     def close(self) -> None:
         """Close the file; forwards of the model fail from now on."""
-        self._cache.close()
+        if self._recorder is not None:
+            self._recorder.close()
+        self._store.close()
 
 
 def offload(
@@ -52,7 +77,11 @@ def offload(
     memory: int | str,
     *,
     path: str | Path,
-    policy: str = "lfu",
+    mode: str = "auto",
+    batch: int = 1,
+    policy: str = "auto",
+    like: str | Path | Trace | None = None,
+    trace: str | Path | None = None,
     readers: int = 8,
     direct: bool = True,
 ) -> Offload:
@@ -67,20 +96,26 @@ def offload(
         memory: for experts, in bytes or as "2GB", "512MiB". What the rest of the model, its
             activations and the process take comes on top.
         path: the file of experts; written by the model's own where there is none.
-        policy: lfu | lru | clock: who gives way to an expert that is read.
+        mode: cache: those in memory that are likely to be needed, for small batches; ring: read all
+            in their order, for batches that need nearly all; auto: what is expected to be faster
+            for `batch` on this machine, which is measured for half a second.
+        batch: tokens of a forward, for `mode` and `policy` to be chosen by.
+        policy: lru | lfu | lfu-decay | clock: who gives way to an expert that is read. auto: which
+            would have read least of `like`; without that lfu-decay.
+        like: a trace of forwards that are like those to come, token by token, see `trace`. Without
+            one all experts are taken for equally likely, which is the worst case.
+        trace: a file to write which experts each forward needed.
         readers: threads that read.
         direct: read past the page cache, where the file system allows that.
 
     Raises:
         ExpertFileError: the file is damaged, or has other experts than the model.
+        TraceError: `like` is damaged, or of other layers.
         ValueError: an argument out of range, or a model that is not on a CPU.
-        OSError: the file can be neither read nor written.
+        OSError: a file can be neither read nor written.
     """
-    if policy not in POLICIES:
-        raise ValueError(f"offload: policy: expected {', '.join(POLICIES)}, got {policy!r}")
-    if readers < 1:
-        raise ValueError(f"offload: readers: expected at least 1, got {readers}")
-    allowed = _bytes_of(memory)
+    _check(mode, policy, readers, batch)
+    allowed = bytes_of(memory, "offload: memory")
     layers, sources = moe_layers(model), of_model(model)
     _check_devices(model)
     file = Path(path)
@@ -95,37 +130,49 @@ def offload(
         for source, layer in zip(sources, layers.values(), strict=True):
             if not is_own and not _on_meta(layer):
                 _require_equal(source, packed.layers[places[source.layer.name]], packed.path)
-        extent = max(layer.extent for layer in packed.layers)
-        slots = min(allowed // extent, sum(layer.experts for layer in packed.layers))
-        if slots < 1:
-            raise ValueError(
-                f"offload: memory: expected at least {extent} bytes, which the largest expert "
-                f"takes, got {allowed}"
-            )
-        cache = Cache(packed, slots, POLICIES[policy](), readers)
+        known = read_trace(like) if isinstance(like, str | Path) else like
+        k = {places[name]: layer.k for name, layer in layers.items()}
+        choice = choose(
+            packed, allowed, mode, policy, batch, [k[i] for i in range(len(k))], known, readers
+        )
+        store: Store
+        if choice.mode == "cache":
+            store = Cache(packed, choice.slots, POLICIES[choice.policy](), readers)
+        else:
+            assert choice.ring is not None
+            store = Ring(packed, choice.ring, readers)
     except BaseException:
         packed.close()
         raise
-    _warn_below_cliff(slots, layers, extent)
-    lock = Lock()
-    for name, layer in layers.items():
-        layer.outside = _Outside(cache, places[name], layer, lock)
+    recorder = None
+    if trace is not None:
+        sizes = [packed.layers[places[name]].extent for name in layers]
+        recorder = Recorder(layers, sizes, trace)
+    guard = Lock()
+    for i, (name, layer) in enumerate(layers.items()):
+        layer.outside = _Outside(store, places[name], layer, guard, counts=i == 0)
         _strip(layer, name)
     model.requires_grad_(False)
+    locked = store.locked
     for tensor in (*model.parameters(), *model.buffers()):
         if not tensor.is_meta:
             tensor.data = tensor.data.clone()  # pages of a mapped file could be reclaimed
-    return Offload(cache)
+            locked = (tensor.nbytes == 0 or lock(tensor)) and locked
+    return Offload(store, choice, locked, recorder)
 
 
 class _Outside:
     """One layer's experts, by their number."""
 
-    def __init__(self, cache: Cache, index: int, layer: MoE, lock: Lock) -> None:
-        self._cache, self._index, self._lock = cache, index, lock
-        self._at = cache.packed.layers[index]
+    def __init__(self, store: Store, index: int, layer: MoE, guard: Lock, counts: bool) -> None:
+        self._store, self._index, self._lock, self._counts = store, index, guard, counts
+        self._at = store.packed.layers[index]
+        self._layer = layer
         self._modules = layer.experts
-        self._activation = layer.activation
+        self._ffn: ops.FfnAt | None = None
+        if layer.experts is None:
+            w1, w2 = self._at.tensors
+            self._ffn = ops.FfnAt(w1.at, w2.at, w2.shape[0], layer.activation)
 
     def run(self, rows_RD: Tensor, offsets: Tensor) -> Tensor:  # noqa: N803
         """Rows [R, D] in the order of their experts -> [R, D]."""
@@ -138,23 +185,57 @@ class _Outside:
             )
         bounds = offsets.tolist()
         wanted = [e for e in range(self._at.experts) if bounds[e] < bounds[e + 1]]
-        outputs: dict[int, Tensor] = {}
-        with self._lock, closing(self._cache.arrivals(self._index, wanted)) as arrivals:
-            for extents in arrivals:
-                for e, extent in extents.items():
+        tokens = int(self._layer.load.sum()) // self._layer.k if self._counts else 0
+        with self._lock:
+            self._store.enter(tokens)
+            out = self._run(rows_RD.detach(), offsets, bounds, wanted)
+            self._store.leave()
+        return out
+
+    def _run(self, rows: Tensor, offsets: Tensor, bounds: list[int], wanted: list[int]) -> Tensor:
+        at_once = self._at_once(rows)
+        out = torch.empty_like(rows)
+        parts: dict[int, Tensor] = {}
+        with closing(self._store.arrivals(self._index, wanted)) as arrivals:
+            for ready in arrivals:
+                if at_once is not None:
+                    places = torch.full((self._at.experts,), -1)
+                    for e, place in ready.places.items():
+                        places[e] = place
+                    ops.grouped_ffn_at(rows, offsets, places, ready.memory, at_once, out)
+                    continue
+                for e, place in ready.places.items():
+                    extent = ready.memory[place]
                     tensors = {at.name: at.of(extent) for at in self._at.tensors}
-                    out = self._run_one(e, rows_RD[bounds[e] : bounds[e + 1]], tensors)
+                    one = self._run_one(e, rows[bounds[e] : bounds[e + 1]], tensors)
                     weights = extent.untyped_storage().data_ptr()
-                    mine = out.untyped_storage().data_ptr() != weights
-                    outputs[e] = out if mine else out.clone()  # a slot's next expert would show
-        return torch.cat([outputs[e] for e in wanted]) if wanted else rows_RD
+                    mine = one.untyped_storage().data_ptr() != weights
+                    parts[e] = one if mine else one.clone()  # a slot's next expert would show
+        return torch.cat([parts[e] for e in wanted]) if parts else out
+
+    def _at_once(self, rows: Tensor) -> ops.FfnAt | None:
+        """How to compute several by one call, where that gives the resident model's bits."""
+        dtype = self._at.tensors[0].dtype
+        plain = rows.dtype == dtype and not torch.is_autocast_enabled("cpu")
+        alike = plain and self._ffn is not None and backend_for(rows, rows, rows) == "native"
+        return self._ffn if alike else None
 
     def _run_one(self, expert: int, rows: Tensor, tensors: dict[str, Tensor]) -> Tensor:
         if self._modules is not None:
             out: Tensor = torch.func.functional_call(self._modules[expert], tensors, (rows,))
             return out
         w1, w2 = tensors["w1"][None], tensors["w2"][None]
-        return ops.grouped_ffn(rows, torch.tensor([0, len(rows)]), w1, w2, self._activation)
+        return ops.grouped_ffn(rows, torch.tensor([0, len(rows)]), w1, w2, self._layer.activation)
+
+
+def _check(mode: str, policy: str, readers: int, batch: int) -> None:
+    if mode not in MODES:
+        raise ValueError(f"offload: mode: expected {', '.join(MODES)}, got {mode!r}")
+    if policy not in ("auto", *POLICIES):
+        raise ValueError(f"offload: policy: expected auto, {', '.join(POLICIES)}, got {policy!r}")
+    for name, value in (("readers", readers), ("batch", batch)):
+        if value < 1:
+            raise ValueError(f"offload: {name}: expected at least 1, got {value}")
 
 
 def _strip(layer: MoE, name: str) -> None:
@@ -220,22 +301,3 @@ def _require_equal(source: Source, at: LayerAt, path: str) -> None:
                 f"{path}: layer {at.name!r}: expert {e}: expected the model's, got others: the "
                 "file is of other weights; remove it, or give another path"
             )
-
-
-def _warn_below_cliff(slots: int, layers: dict[str, MoE], extent: int) -> None:
-    cycle = sum(min(layer.k, layer.num_experts) for layer in layers.values())
-    if slots < min(cycle, sum(layer.num_experts for layer in layers.values())):
-        warnings.warn(
-            f"offload: memory holds {slots} experts, and one token uses {cycle}: hardly any will "
-            f"be met in memory; {cycle * extent:,} bytes hold them",
-            stacklevel=3,
-        )
-
-
-def _bytes_of(memory: int | str) -> int:
-    if isinstance(memory, int):
-        return memory
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]I?B)?", memory.strip().upper())
-    if match is None:
-        raise ValueError(f'offload: memory: expected bytes, or such as "2GB", got {memory!r}')
-    return int(float(match[1]) * _UNITS[match[2] or ""])

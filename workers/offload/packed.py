@@ -63,15 +63,32 @@ class PackedExperts(Closing):
             ExpertFileError: what was read is not what was written.
             OSError: the disk fails.
         """
-        at = self.layers[layer]
-        begin, view = at.at(expert), view_of(into)
-        while view:
-            done = os.preadv(self._file, [view], begin)
+        self.read_part(layer, expert, 0, view_of(into))
+        self.check(layer, expert, into)
+
+    def read_part(self, layer: int, expert: int, at: int, into: memoryview) -> None:
+        """Read what follows `at` in an expert's extent, a multiple of PAGE as the size is.
+
+        Raises:
+            ExpertFileError: the file is cut short.
+            OSError: the disk fails.
+        """
+        begin, size = self.layers[layer].at(expert) + at, len(into)
+        while into:
+            done = os.preadv(self._file, [into], begin)
             if done == 0:
                 raise ExpertFileError(f"{self._told(layer, expert)}: the file is cut short")
-            begin, view = begin + done, view[done:]
+            begin, into = begin + done, into[done:]
         if not self.direct:
-            os.posix_fadvise(self._file, at.at(expert), at.extent, os.POSIX_FADV_DONTNEED)
+            os.posix_fadvise(self._file, begin - size, size, os.POSIX_FADV_DONTNEED)
+
+    def check(self, layer: int, expert: int, into: Tensor) -> None:
+        """Compare the checksum of an extent that was read, if it is to be.
+
+        Raises:
+            ExpertFileError: what was read is not what was written.
+        """
+        at = self.layers[layer]
         if self._always or not self._checked[layer][expert]:
             found, expected = crc32(view_of(into)), at.checksums[expert]
             if found != expected:

@@ -2,12 +2,13 @@
 
 from workers.ops.embedding import embedding_pool, embedding_update
 from workers.ops.gather import gather_rows, gather_sum
-from workers.ops.grouped_ffn import grouped_ffn
+from workers.ops.grouped_ffn import FfnAt, grouped_ffn, grouped_ffn_at
 from workers.ops.native import native_for
 from workers.ops.quantize import dequantize_rows, quantize_rows
 from workers.ops.route import Routing, group, route
 
 __all__ = [
+    "FfnAt",
     "Routing",
     "dequantize_rows",
     "embedding_pool",
@@ -16,6 +17,7 @@ __all__ = [
     "gather_sum",
     "group",
     "grouped_ffn",
+    "grouped_ffn_at",
     "native_for",
     "quantize_rows",
     "route",

@@ -36,6 +36,18 @@ def grouped_ffn(
     stream: int = 0,
     threads: int = 1,
 ) -> None: ...
+def grouped_ffn_at(
+    rows: Tensor,
+    offsets: Tensor,
+    places: Tensor,
+    memory: Tensor,
+    w1: int,
+    w2: int,
+    hidden: int,
+    activation: int,
+    out: Tensor,
+    threads: int = 1,
+) -> None: ...
 def grouped_ffn_backward(
     grad: Tensor,
     rows: Tensor,

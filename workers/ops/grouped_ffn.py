@@ -13,6 +13,7 @@ Of the CUDA ways none has been measured yet; CUTLASS is behind grouped_mm, so it
 
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -36,6 +37,21 @@ _TORCH: dict[str, Callable[[Tensor], Tensor]] = {
 def activate(pre: Tensor, activation: str) -> Tensor:
     """The activation by torch's operators: [..., H], of swiglu [..., 2H] -> [..., H]."""
     return _TORCH[activation](pre)
+
+
+@dataclass(frozen=True, slots=True)
+class FfnAt:
+    """Where in memory of its own an expert has its matrices: bytes behind its begin.
+
+    w1, w2: of the matrices [D, H], of swiglu [D, 2H], and [H, D].
+    hidden: H.
+    activation: one of ACTIVATIONS.
+    """
+
+    w1: int
+    w2: int
+    hidden: int
+    activation: str
 
 
 def backend_for(rows: Tensor, w1: Tensor, w2: Tensor) -> str:
@@ -198,6 +214,39 @@ def _activate_backward(grad: Tensor, pre: Tensor, activation: str) -> Tensor:
         return result
     gate, value = (half.contiguous() for half in pre.chunk(2, dim=-1))
     return torch.cat([aten.silu_backward(grad * value, gate), grad * F.silu(gate)], dim=-1)
+
+
+def grouped_ffn_at(
+    rows_RD: Tensor, offsets: Tensor, places: Tensor, memory: Tensor, at: FfnAt, out_RD: Tensor
+) -> None:
+    """`grouped_ffn` on a CPU of groups whose matrices lie in fixed places; for inference.
+
+    Bits are those of `grouped_ffn`.
+
+    Args:
+        rows_RD: [R, D], grouped.
+        offsets: int64 [E + 1], as of `grouped_ffn`.
+        places: int64 [E], of each group's matrices; negative where its rows are not to be computed.
+        memory: uint8 [places, bytes].
+        at: where in a place the matrices lie.
+        out_RD: [R, D], of which rows of groups with places are written.
+
+    Raises:
+        ValueError: shapes, types or places that do not fit.
+        IndexError: offsets that do not ascend from 0 to R.
+    """
+    _ops.grouped_ffn_at(
+        native(rows_RD),
+        offsets,
+        places,
+        memory,
+        at.w1,
+        at.w2,
+        at.hidden,
+        ACTIVATIONS.index(at.activation),
+        out_RD,
+        torch.get_num_threads(),
+    )
 
 
 def _products(rows: Tensor, weights: Tensor, offsets: Tensor, backend: str) -> Tensor:

@@ -34,6 +34,10 @@ struct FfnArrays {
   void* pre;               // [rows, inner] before the activation; null, on a CPU: not kept
   void* act;               // [rows, H] after it: scratch of the backward, on a GPU also of forward
   void* out;               // [rows, D]
+  // On a CPU, forward only: the matrices of group e begin places[e] * step bytes behind w1 and w2,
+  // and rows of one with a negative place are left as they are. Null: groups lie side by side.
+  const int64_t* places = nullptr;
+  int64_t step = 0;
 };
 
 struct FfnGradients {

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from heterps import MoE, offload, pack_experts
 from workers.offload.cache import Cache
-from workers.offload.layout import ExpertFileError
+from workers.offload.layout import ExpertFileError, LayerAt, TensorAt, placed
 from workers.offload.packed import PackedExperts
 from workers.offload.policy import POLICIES
+from workers.offload.ring import Ring, plan_ring
 
 
 class Expert(nn.Module):
@@ -60,7 +61,8 @@ class Model(nn.Module):
     hidden=st.integers(1, 4).map(lambda n: 16 * n),
     experts=st.integers(2, 9),
     k=st.integers(1, 2),
-    slots=st.integers(1, 30),
+    slots=st.integers(2, 30),
+    mode=st.sampled_from(["cache", "ring"]),
     policy=st.sampled_from(sorted(POLICIES)),
     readers=st.integers(1, 4),
     threads=st.integers(1, 2),
@@ -76,6 +78,7 @@ def test_bits_are_those_of_the_resident_model(
     experts: int,
     k: int,
     slots: int,
+    mode: str,
     policy: str,
     readers: int,
     threads: int,
@@ -93,12 +96,19 @@ def test_bits_are_those_of_the_resident_model(
         with (
             pytest.MonkeyPatch.context() as patch,
             offload(
-                model, slots * extent, path=path, policy=policy, readers=readers, direct=direct
+                model,
+                slots * extent,
+                path=path,
+                mode=mode,
+                policy=policy,
+                readers=readers,
+                direct=direct,
             ) as handle,
             torch.no_grad(),
         ):
             patch.setenv("HETERPS_GROUPED_FFN", backend)
-            assert handle.slots == min(slots, handle.experts)
+            if mode == "cache":
+                assert handle.slots == min(slots, handle.experts)
             needed = 0
             for i, tokens in enumerate(batches):
                 x = torch.randn(tokens, dim, generator=torch.Generator().manual_seed(i))
@@ -108,6 +118,7 @@ def test_bits_are_those_of_the_resident_model(
                     limit = 0 if tokens == 0 else 1
                     needed += int((layer.load.clamp(max=limit)).sum())
             assert handle.stats.hits + handle.stats.misses == needed
+            assert handle.stats.tokens == sum(batches)
             if slots >= handle.experts:  # each is read once
                 assert handle.stats.misses <= handle.experts
     finally:
@@ -117,9 +128,9 @@ def test_bits_are_those_of_the_resident_model(
 class Slow(PackedExperts):
     """A disk that takes its time, longest for the expert that was asked for first."""
 
-    def read(self, layer: int, expert: int, into: Tensor) -> None:
+    def read_part(self, layer: int, expert: int, at: int, into: memoryview) -> None:
         time.sleep(0.002 * (5 - expert % 5))
-        super().read(layer, expert, into)
+        super().read_part(layer, expert, at, into)
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
@@ -134,23 +145,73 @@ def test_what_is_given_stays_until_the_next_is_asked_for(tmp_path: Path, policy:
             for _ in range(6):
                 wanted = sorted(torch.randperm(12, generator=generator)[:7].tolist())
                 got = []
-                for extents in cache.arrivals(0, wanted):
+                for ready in cache.arrivals(0, wanted):
                     time.sleep(0.001)
-                    for e, extent in extents.items():
-                        w1 = cache.packed.layers[0].tensors[0].of(extent)
+                    for e, place in ready.places.items():
+                        w1 = cache.packed.layers[0].tensors[0].of(ready.memory[place])
                         assert torch.equal(w1, layer.w1[e])
                         got.append(e)
                 assert sorted(got) == wanted
 
 
-def test_a_read_that_fails_is_told_and_can_be_repeated(tmp_path: Path) -> None:
+@pytest.mark.parametrize("memory", [2, 3, 4, 7, 12])
+def test_a_ring_gives_what_the_disk_has_however_slow_and_in_any_order(
+    tmp_path: Path, memory: int
+) -> None:
+    layers = nn.ModuleList([MoE(16, n, 16, seed=n) for n in (5, 3, 6)])
+    packed = pack_experts(layers, tmp_path / "experts")
+    plan = plan_ring(packed, memory * packed[0].extent)
+    draw = torch.Generator().manual_seed(memory)
+    with Ring(Slow(tmp_path / "experts"), plan, readers=3) as ring:
+        calls = [0, 1, 2, 0, 1, 2, 2, 0, 1, 1, 2, 0, 1, 2]
+        for layer in calls:
+            count = packed[layer].experts
+            wanted = sorted(torch.randperm(count, generator=draw)[: count - 1].tolist())
+            got = []
+            for ready in ring.arrivals(layer, wanted):
+                time.sleep(0.001)
+                for e, place in ready.places.items():
+                    w1 = packed[layer].tensors[0].of(ready.memory[place])
+                    assert torch.equal(w1, layers[layer].w1[e])
+                    got.append(e)
+            assert got == wanted
+        assert memory >= 14 or ring.strays > 0
+
+
+@settings(deadline=None)
+@given(
+    counts=st.lists(st.tuples(st.integers(1, 40), st.integers(1, 9)), min_size=1, max_size=6),
+    memory=st.integers(2, 200),
+)
+def test_a_rings_sections_are_all_experts_once_and_fit(
+    counts: list[tuple[int, int]], memory: int
+) -> None:
+    layers = placed(
+        LayerAt(str(i), n, "", (TensorAt("w", torch.float32, (pages, 1024)),))
+        for i, (n, pages) in enumerate(counts)
+    )
+    size = memory * max(layer.extent for layer in layers)
+    plan = plan_ring(layers, size)
+    assert [(s.layer, e) for s in plan.sections for e in range(s.first, s.last)] == [
+        (i, e) for i, layer in enumerate(layers) for e in range(layer.experts)
+    ]
+    assert plan.slots >= 2 or plan.slots == len(plan.sections) == 1
+    assert plan.slots * plan.size <= size
+    travelling = plan.stays.count(False)
+    assert travelling == 0 or plan.slots - plan.stays.count(True) >= 2
+
+
+@pytest.mark.parametrize("mode", ["cache", "ring"])
+@pytest.mark.filterwarnings("ignore:offload")
+def test_a_read_that_fails_is_told_and_can_be_repeated(tmp_path: Path, mode: str) -> None:
     path = tmp_path / "experts"
     resident = MoE(16, 8, 16, k=8, seed=1).eval()
     model = copy.deepcopy(resident)
     [layer] = pack_experts(resident, path)
     whole = path.read_bytes()
     x = torch.randn(3, 16)
-    with offload(model, "1MB", path=path, direct=False), torch.no_grad():
+    memory = 3 * layer.extent  # fewer than are needed
+    with offload(model, memory, path=path, direct=False, mode=mode), torch.no_grad():
         at = layer.at(5) + 100
         with path.open("r+b") as stream:
             stream.seek(at)
@@ -185,6 +246,10 @@ def test_what_would_be_wrong_is_refused(tmp_path: Path) -> None:
         offload(model, "much", path=path)
     with pytest.raises(ValueError, match="policy: expected"):
         offload(model, "1MB", path=path, policy="fifo")
+    with pytest.raises(ValueError, match="mode: expected"):
+        offload(model, "1MB", path=path, mode="best")
+    with pytest.raises(ValueError, match="two of the largest experts, for mode ring"):
+        offload(model, 5000, path=path, mode="ring")
     with offload(model, "1MB", path=path):
         with pytest.raises(RuntimeError, match="state_dict"):
             model.state_dict()
@@ -201,7 +266,7 @@ def test_memory_below_one_tokens_cycle_is_warned_of(tmp_path: Path) -> None:
     extent = max(layer.extent for layer in pack_experts(model, tmp_path / "experts"))
     with (
         pytest.warns(UserWarning, match="memory holds 5 experts, and one token uses 6"),
-        offload(model, 5 * extent, path=tmp_path / "experts"),
+        offload(model, 5 * extent, path=tmp_path / "experts", mode="cache"),
     ):
         pass
 
@@ -232,7 +297,7 @@ def peak():
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM"))
 
 small = MoE(256, 2, 256, seed=1).eval()
-with torch.no_grad(), offload(small, "2MB", path=sys.argv[1] + ".small"):
+with torch.no_grad(), offload(small, "2MB", path=sys.argv[1] + ".small", mode="cache"):
     small(torch.randn(64, 256))
 with torch.device("meta"):
     model = MoE(256, 128, 256).eval()
@@ -240,7 +305,7 @@ model.gate.weight = torch.nn.Parameter(torch.randn(128, 256))
 Path("/proc/self/clear_refs").write_text("5")
 before = peak()
 direct = sys.argv[2] == "direct"
-with torch.no_grad(), offload(model, "16MiB", path=sys.argv[1], direct=direct) as h:
+with torch.no_grad(), offload(model, "16MiB", path=sys.argv[1], mode="cache", direct=direct) as h:
     for _ in range(5):
         model(torch.randn(64, 256))
     assert h.slots == 32 and h.stats.misses > 100, h.stats

@@ -1,0 +1,84 @@
+"""Who is in memory: the same whether experts are read or a trace is replayed."""
+
+from collections import deque
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+
+from workers.offload.policy import Policy
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What happens next in a forward.
+
+    begin: keys to be read from now on, and their slots.
+    give: keys that are computed when they are there, in any order, and may then give way.
+    """
+
+    begin: list[tuple[int, int]]
+    give: list[int]
+
+
+class Residents:
+    """Slots, and the experts in them, by keys; which give way does not depend on time.
+
+    Args:
+        slots: experts that have room, at least one.
+        policy: who gives way.
+    """
+
+    def __init__(self, slots: int, policy: Policy) -> None:
+        self.slot: dict[int, int] = {}
+        self.hits = self.misses = 0
+        self._free = list(reversed(range(slots)))
+        self._held: set[int] = set()
+        self._policy = policy
+
+    def turns(self, keys: Sequence[int]) -> Generator[Turn, None, None]:
+        """A forward that needs these, all different; what was given is released by `next`.
+
+        Who is in memory comes first. None gives way that was not yet given. Where all have room,
+        the second turn is the last, and all are asked for in the first.
+        """
+        hits = [key for key in keys if key in self.slot]
+        missing = deque(key for key in keys if key not in self.slot)
+        self.hits, self.misses = self.hits + len(hits), self.misses + len(missing)
+        try:
+            for key in hits:
+                self._held.add(key)
+                self._policy.used(key)
+            begin = self._begin(missing)
+            yield Turn(begin, hits)
+            self._held.difference_update(hits)
+            waiting = deque(key for key, _ in begin)
+            while missing:
+                begin = self._begin(missing)
+                waiting.extend(key for key, _ in begin)
+                given = waiting.popleft()
+                yield Turn(begin, [given])
+                self._held.discard(given)
+            if waiting:
+                yield Turn([], list(waiting))
+        finally:
+            self._held.clear()
+
+    def forget(self, key: int) -> None:
+        """It is not in memory: its read failed."""
+        self._policy.left(key)
+        self._free.append(self.slot.pop(key))
+
+    def _begin(self, missing: deque[int]) -> list[tuple[int, int]]:
+        """Give slots to as many of these as there are any for."""
+        begun = []
+        while missing:
+            if not self._free:
+                victim = self._policy.victim(self._held)
+                if victim is None:
+                    break
+                self.forget(victim)
+            key = missing.popleft()
+            self.slot[key] = self._free.pop()
+            self._held.add(key)
+            self._policy.used(key)
+            begun.append((key, self.slot[key]))
+        return begun

@@ -1,0 +1,194 @@
+"""Experts in memory in a fixed order, for forwards that need nearly all of them.
+
+After SE-MoE's ring memory (https://arxiv.org/abs/2205.10034): sections, each experts of a layer
+that follow one another, K of which are in memory. There all K travel; here those do that must, as
+whatever stays need not be read: three, of which two are read while one is computed, and the other
+K - 3 stay where they are.
+"""
+
+from collections import deque
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from torch import Tensor
+
+from workers.offload.layout import LayerAt
+from workers.offload.memory import fixed
+from workers.offload.packed import PackedExperts
+from workers.offload.readers import Read
+from workers.offload.store import Ready, Store
+
+_SECTION = 16 << 20  # bytes of a section where memory is plenty
+_TRAVELLING = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Experts first to last - 1 of a layer."""
+
+    layer: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class RingPlan:
+    """What goes round, and what stays.
+
+    sections: of all layers, in their order.
+    size: bytes of the largest.
+    slots: that memory has for them; at most one each.
+    stays: of each section, whether it stays.
+    """
+
+    sections: tuple[Section, ...]
+    size: int
+    slots: int
+    stays: tuple[bool, ...]
+
+
+def plan_ring(layers: Sequence[LayerAt], memory: int) -> RingPlan:
+    """Cut layers into sections for so much memory, in bytes.
+
+    Raises:
+        ValueError: it does not hold two experts.
+    """
+    largest = max(layer.extent for layer in layers)
+    if memory < 2 * largest:
+        raise ValueError(
+            f"offload: memory: expected at least {2 * largest} bytes, two of the largest experts, "
+            f"for mode ring, got {memory}"
+        )
+    wanted = max(largest, min(_SECTION, memory // 8))
+    sections = []
+    for index, layer in enumerate(layers):
+        parts = -(-layer.experts * layer.extent // wanted)
+        parts = min(layer.experts, parts)
+        bounds = [layer.experts * i // parts for i in range(parts + 1)]
+        sections += [Section(index, a, b) for a, b in pairwise(bounds)]
+    size = max((one.last - one.first) * layers[one.layer].extent for one in sections)
+    if memory < 2 * size:  # parts of a layer are not all even
+        size = largest
+        sections = [
+            Section(i, e, e + 1) for i, layer in enumerate(layers) for e in range(layer.experts)
+        ]
+    count = len(sections)
+    slots = min(memory // size, count)
+    staying = count if slots == count else max(0, slots - _TRAVELLING)
+    stays = tuple((i + 1) * staying // count > i * staying // count for i in range(count))
+    return RingPlan(tuple(sections), size, slots, stays)
+
+
+class Ring(Store):
+    """Sections of a file that go round.
+
+    What stays is read when this is made, and what travels from then on, in the order of the file
+    and whatever tokens choose. Layers that are called in another order are right, and slow.
+
+    Args:
+        packed: the file; closed with this.
+        plan: of its layers.
+        readers: threads that read.
+
+    Raises:
+        ExpertFileError, OSError: what stays cannot be read.
+    """
+
+    def __init__(self, packed: PackedExperts, plan: RingPlan, readers: int) -> None:
+        self.slots = plan.slots
+        memory, self.locked = fixed(plan.slots * plan.size)
+        slots = list(memory.split(plan.size))
+        super().__init__(packed, readers)
+        self.strays = 0  # times that another section was needed than the next
+        self._sections = plan.sections
+        self._of_layer: list[list[int]] = [[] for _ in packed.layers]
+        for i, section in enumerate(plan.sections):
+            self._of_layer[section.layer].append(i)
+        staying = [i for i, stays in enumerate(plan.stays) if stays]
+        self._kept = {i: slots.pop() for i in staying}
+        self._order = [i for i, stays in enumerate(plan.stays) if not stays]
+        self._place = {section: place for place, section in enumerate(self._order)}
+        self._free = slots
+        self._next = 0  # in order, to be read
+        self._ahead: deque[tuple[Read, Tensor]] = deque()  # being read, or read; and their slots
+        try:
+            self._load()
+            self._stats.bytes_read = 0
+            self._fill()
+        except BaseException:
+            self.readers.close()
+            raise
+
+    def arrivals(self, layer: int, experts: Sequence[int]) -> Generator[Ready, None, None]:
+        """See `Store`."""
+        self.require_open()
+        extent = self.packed.layers[layer].extent
+        for i in self._of_layer[layer]:
+            section = self._sections[i]
+            count = section.last - section.first
+            places = {e: e - section.first for e in experts if section.first <= e < section.last}
+            if i in self._kept:
+                self._stats.hits += len(places)
+                if places:
+                    yield Ready(self._kept[i][: count * extent].view(count, extent), places)
+                continue
+            self._stats.misses += len(places)
+            slot = self._come(i)
+            if places:
+                yield Ready(slot[: count * extent].view(count, extent), places)
+            self._ahead.popleft()
+            self._free.append(slot)
+            self._fill()
+
+    def _come(self, index: int) -> Tensor:
+        """Wait until a travelling section is the first that is in memory; its slot.
+
+        Raises:
+            Exception: what its read ended with; it is begun again when it is needed again.
+        """
+        if not self._ahead or self._ahead[0][0].key != index:
+            self.strays += 1
+            self._go_to(index)
+        read, slot = self._ahead[0]
+        while not read.done:
+            self.readers.wait()
+        if read.error is not None:
+            self._go_to(index)
+            raise read.error
+        return slot
+
+    def _go_to(self, index: int) -> None:
+        """Begin again from a section."""
+        for read, slot in self._ahead:
+            while not read.done:
+                self.readers.wait()
+            self._free.append(slot)
+        self._ahead.clear()
+        self._next = self._place[index]
+        self._fill()
+
+    def _fill(self) -> None:
+        while self._free and self._order:
+            index = self._order[self._next]
+            self._next = (self._next + 1) % len(self._order)
+            slot = self._free.pop()
+            self._ahead.append((self._begin(index, slot), slot))
+
+    def _load(self) -> None:
+        """Read what stays."""
+        reads = [self._begin(i, slot) for i, slot in self._kept.items()]
+        for read in reads:
+            while not read.done:
+                self.readers.wait()
+            if read.error is not None:
+                raise read.error
+
+    def _begin(self, index: int, slot: Tensor) -> Read:
+        section = self._sections[index]
+        extent = self.packed.layers[section.layer].extent
+        into = slot[: (section.last - section.first) * extent].split(extent)
+        read = Read(index, section.layer, section.first, into)
+        self.readers.begin(read)
+        self._stats.bytes_read += len(into) * extent
+        return read
