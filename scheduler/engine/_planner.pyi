@@ -42,6 +42,7 @@ class Problem:
         crossing: float = ...,
         whole_batch: bool = ...,
         lockstep: bool = ...,
+        delay: _Floats | None = ...,
     ) -> None: ...
 
 def split(problem: Problem, assignment: Sequence[int]) -> list[tuple[int, int, int]]: ...
@@ -164,11 +165,13 @@ def simulate(
     steps: int,
     way: float = ...,
     whole_batch: bool = ...,
+    delays: Sequence[float] = ...,
 ) -> list[float]: ...
 def step_bound(
     stages: Sequence[tuple[int, float, float, float, float]],
     micro_batches: int,
     way: float = ...,
+    delays: Sequence[float] = ...,
 ) -> float: ...
 def step_seconds(
     stages: Sequence[tuple[int, float, float, float, float]],
@@ -177,6 +180,7 @@ def step_seconds(
     slowest: float,
     way: float = ...,
     whole_batch: bool = ...,
+    delays: Sequence[float] = ...,
 ) -> float: ...
 
 class StepFound:

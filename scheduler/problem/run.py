@@ -24,6 +24,7 @@ class Run:
     forward_parallel: float
     crossing_serial: float  # that part of the transfer that crosses to the next stage
     crossing_parallel: float
+    delay: float = 0.0  # at the end of a step, whatever the units
 
     def compute_s(self, units: float) -> float:
         """CT at `units`."""

@@ -24,7 +24,8 @@ class LayerCost:
     Times are seconds a batch; `parallel_*` is the fraction that divides by the number of units.
     `uncertainty` is the standard deviation of ln(compute_s + sync_s), which is the relative one
     where it is small; 0 where it is not known. `forward_share` is the forward's part of
-    `compute_s`, the rest being the backward's; 0 stands for a third.
+    `compute_s`, the rest being the backward's; 0 stands for a third. `delay_s` passes at the end of
+    a step after its sums, whatever the number of units, while nothing is busy.
     """
 
     compute_s: float
@@ -36,6 +37,7 @@ class LayerCost:
     estimated: bool = False
     uncertainty: float = 0.0
     forward_share: float = field(default=0.0, metadata=OPTIONAL)
+    delay_s: float = field(default=0.0, metadata=OPTIONAL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,6 +289,7 @@ def _parse_cost(value: object, path: str, source: str) -> LayerCost:
         estimated=fields.boolean("estimated", default=False),
         uncertainty=fields.number("uncertainty", default=0.0),
         forward_share=fields.number("forward_share", default=0.0, high=1.0),
+        delay_s=fields.number("delay_s", default=0.0),
     )
 
 

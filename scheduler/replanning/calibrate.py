@@ -125,10 +125,12 @@ def _scale(layers: list[dict[str, LayerCost]], stage: PlanStage, ratio: StageRat
     for number in _rows(stage):
         cost = layers[number][stage.type]
         compute_s, sync_s, transfer_s = cost.compute_s, cost.sync_s, cost.transfer_s
+        delay_s = cost.delay_s
         if ratio.compute is not None:
             compute_s *= ratio.compute
         if ratio.communication is not None:
             sync_s *= ratio.communication
+            delay_s *= ratio.communication
             if number == stage.last < len(layers) - 1:
                 transfer_s *= ratio.communication
         layers[number][stage.type] = replace(
@@ -136,6 +138,7 @@ def _scale(layers: list[dict[str, LayerCost]], stage: PlanStage, ratio: StageRat
             compute_s=compute_s,
             sync_s=sync_s,
             transfer_s=transfer_s,
+            delay_s=delay_s,
             estimated=cost.estimated and not measured,
         )
 

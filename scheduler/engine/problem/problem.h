@@ -25,6 +25,7 @@ struct Terms {
   double cs = 0, cp = 0, ds = 0, dp = 0;  // CT and DT, without the last layer's transfer
   double ts = 0, tp = 0;                  // that transfer
   double way = 0;                         // of a micro-batch to the next stage and back, besides
+  double delay = 0;                       // at the end of a step, while nothing is busy
   double fs = 0, fp = 0;                  // the forward's part of CT
   double memory = 0;
   double held = 0;     // of memory, for each micro-batch in flight
@@ -76,6 +77,7 @@ struct Problem {
   std::vector<uint8_t> allowed;
   std::vector<double> forward_share;  // of compute
   std::vector<double> held;           // of memory, for each micro-batch in flight
+  std::vector<double> delay;          // seconds a sample from a step's sum to its update
   std::vector<double> most_units;     // of a stage with the layer
   std::vector<uint8_t> joined;        // [layers]: in one stage with the layer before
   // Whether neighbouring stages may be on one type, where together they exceed its memory.
@@ -109,6 +111,7 @@ struct Problem {
     terms->dp += sync_parallel[at];
     terms->memory += memory[at];
     terms->held += held[at];
+    terms->delay += delay[at];
     terms->most = std::min(terms->most, most_units[at]);
     bool final = layer == layers - 1;
     terms->ts = final ? 0 : transfer_serial[at];
