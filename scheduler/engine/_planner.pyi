@@ -43,6 +43,7 @@ class Problem:
         whole_batch: bool = ...,
         lockstep: bool = ...,
         delay: _Floats | None = ...,
+        handling: _Floats | None = ...,
     ) -> None: ...
 
 def split(problem: Problem, assignment: Sequence[int]) -> list[tuple[int, int, int]]: ...

@@ -144,6 +144,11 @@ class CostModel:
         self.limit = np.array([kind.limit for kind in resources.types])
         self.capacity = np.array([kind.memory_bytes for kind in resources.types])
         self.samples = workload.samples
+        on_cores = np.array([kind.is_cpu for kind in resources.types])
+        self.handling = np.where(on_cores, workload.handling_s, 0.0)
+        # What is on its way while nobody is busy with it.
+        busy_s = 2 * workload.handling_s if on_cores.all() else 0.0
+        self.way_s = max(0.0, workload.crossing_s - busy_s)
         self.steps = steps or Steps.of(workload)
         self.ps_core_s = workload.ps_core_s
         self.ps_type = self.types.index(workload.ps_type) if workload.ps_type else 0
@@ -284,10 +289,11 @@ class CostModel:
             self.steps.batch,
             self.steps.micro_batches if self.steps.simulated else 0,
             self.steps.staleness or 0,
-            self.workload.crossing_s,
+            self.way_s,
             self.steps.whole_batch,
             self.steps.lockstep,
             self.delay * slow,
+            self.handling * slow,
         )
 
     @property
@@ -407,8 +413,11 @@ class CostModel:
         self, runs: Sequence[Run], units: Sequence[int], steps: Steps, slowest: float
     ) -> float:
         """Simulated seconds of a step, no stage of which takes over `slowest` s a sample."""
-        stages = [run.stepped(number, steps) for run, number in zip(runs, units, strict=True)]
-        least, way = slowest * steps.batch, self.workload.crossing_s
+        end = self.num_layers - 1
+        beside = [(run.first > 0) + (run.last < end) for run in runs]
+        handled = [float(self.handling[r.type]) * n for r, n in zip(runs, beside, strict=True)]
+        stages = [r.stepped(k, steps, h) for r, k, h in zip(runs, units, handled, strict=True)]
+        least, way = slowest * steps.batch, self.way_s
         parts, lacking = steps.micro_batches, steps.staleness or 0
         delays = [run.delay * steps.batch for run in runs]
         return _planner.step_seconds(stages, parts, lacking, least, way, steps.whole_batch, delays)

@@ -90,7 +90,8 @@ class Workload:
     step may lack; None where nothing is said of steps, and they are taken to cost nothing besides
     their samples. `overhead` is the share of the time, below 1, that goes to neither computing nor
     waiting, `crossing_s` what a micro-batch takes to the next stage and back besides its layers'
-    `transfer_s`, whatever its size, and `data_bytes` what a host of the first stage keeps of the
+    `transfer_s`, whatever its size, `handling_s` what of a micro-batch keeps a worker on a CPU busy
+    for each stage beside its own, and `data_bytes` what a host of the first stage keeps of the
     dataset. With `whole_batch` the loss is one of whole batches: no backward of a step begins
     before all of its forwards are done. With `lockstep` workers share out experts: so it is in each
     stage but the last. `linear` is no cost: what the costs of dense layers were measured with.
@@ -108,6 +109,7 @@ class Workload:
     overhead: float = field(default=0.0, metadata=OPTIONAL)
     data_bytes: float = field(default=0.0, metadata=OPTIONAL)
     crossing_s: float = field(default=0.0, metadata=OPTIONAL)
+    handling_s: float = field(default=0.0, metadata=OPTIONAL)
     whole_batch: bool = field(default=False, metadata=OPTIONAL)
     lockstep: bool = field(default=False, metadata=OPTIONAL)
     linear: tuple[LinearRoute, ...] = field(default=(), metadata=OPTIONAL)
@@ -155,6 +157,7 @@ class Workload:
             overhead=overhead,
             data_bytes=fields.number("data_bytes", default=0.0),
             crossing_s=fields.number("crossing_s", default=0.0),
+            handling_s=fields.number("handling_s", default=0.0),
             whole_batch=fields.boolean("whole_batch", default=False),
             lockstep=fields.boolean("lockstep", default=False),
             linear=tuple(

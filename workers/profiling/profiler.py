@@ -7,6 +7,7 @@ slowed as much as the largest group that could run was. What a worker does once 
 whatever the number of workers, but for rows, of which each has its share.
 """
 
+import os
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -190,8 +191,11 @@ class Profiler:
             ps_core_s = self._server_seconds(timer, batches, rows)
             works, memories = self._inspect(timer, batches[0], rows)
             step = self._time_step(taken, shards.addresses)
-            crossing_s = time_crossing(shards.addresses)
-            self._log(f"to another stage and back: {crossing_s * 1e3:.2f} ms besides bytes")
+            crossing = time_crossing(shards.addresses)
+            self._log(
+                f"to another stage and back: {crossing.seconds * 1e3:.2f} ms besides bytes, "
+                f"{crossing.handling_s * 1e3:.2f} ms of each worker"
+            )
         dense = sum(p.nbytes for own in timer.parameters for p in own)
         bytes_per_s = min(rate, self._stated_rate) if self._stated_rate else rate
         taken = replace(
@@ -212,9 +216,10 @@ class Profiler:
         uncertainty = max(uncertainty, datasheet.LEAST_UNCERTAINTY)
         with_rows = [cost for cost, graph in zip(costs, timer.graphs, strict=True) if graph.lookups]
         self._tell_delay(with_rows, step.rows_s)
-        overhead = self._overhead(costs, step.seconds)
+        handled_s = sum(self._beside(work.handling.seconds) for work in works)
+        overhead = self._overhead(costs, step.seconds, handled_s)
         workload = self._workload(costs, works, memories, ps_core_s, uncertainty, overhead)
-        workload.crossing_s = crossing_s
+        workload.crossing_s, workload.handling_s = crossing.seconds, crossing.handling_s
         return workload
 
     def _choose_routes(
@@ -317,8 +322,17 @@ class Profiler:
             for cost in costs:
                 cost.delay_s = delay_s * cost.sync_s / sync_s
 
-    def _overhead(self, costs: list[LayerCost], step_s: float) -> float:
-        """The share of a step's time that the costs of its layers do not tell."""
+    def _beside(self, handling_s: float) -> float:
+        """What of handling a micro-batch real steps here had done on a core beside the worker's."""
+        together = self._job.train.staleness > 0 and len(os.sched_getaffinity(0)) > 1
+        return handling_s if together and self._device.type == "cpu" else 0.0
+
+    def _overhead(self, costs: list[LayerCost], step_s: float, handled_s: float) -> float:
+        """The share of a step's time on one core that the costs of its layers do not tell.
+
+        Args:
+            handled_s: of a micro-batch, what another core did meanwhile.
+        """
         compute_s = sum(cost.compute_s for cost in costs)
         sync_s = sum(cost.sync_s for cost in costs)
         # As many steps as may be under way together take at least one's way from end to end.
@@ -327,6 +341,7 @@ class Profiler:
         told_s = max(compute_s, sync_s, whole_s / together) / self._sizes.of_step
         if not step_s:
             return 0.0
+        step_s += handled_s / self._sizes.of_step
         overhead = max(0.0, 1 - told_s / step_s)
         each = (step_s - told_s) * self._sizes.of_step
         self._log(

@@ -204,6 +204,8 @@ StepStage StageAt(const Problem& problem, const Terms& terms, double units) {
   stage.units = static_cast<int>(units);
   stage.forward = (terms.fs * units + terms.fp) * samples;
   stage.backward = std::max(0.0, busy - stage.forward);
+  stage.forward += terms.handled / 2;
+  stage.backward += terms.handled / 2;
   stage.cross = (terms.ts * units + terms.tp) * samples;
   stage.way = terms.way;
   double summing = std::min(units, static_cast<double>(problem.micro_batches));

@@ -151,13 +151,13 @@ _layers = st.lists(
 
 
 @settings(max_examples=100, deadline=None)
-@given(_layers, st.sampled_from([4, 8, 16]), _ways)
+@given(_layers, st.sampled_from([4, 8, 16]), _ways, st.sampled_from([0, 2]))
 def test_the_price_of_a_flushed_plan_is_what_an_independent_simulation_takes(
-    layers: list[tuple[int, int, int, int, int]], micro_batches: int, way: int
+    layers: list[tuple[int, int, int, int, int]], micro_batches: int, way: int, handling: int
 ) -> None:
     """From the workload on: each layer on a type of its own is a stage. All numbers are exact, as
     what happens at one moment may happen in either order otherwise."""
-    names = [f"type{n}" for n in range(len(layers))]
+    names = [f"cpu{n}" for n in range(len(layers))]
     rows = [
         {
             name: cost(
@@ -171,15 +171,17 @@ def test_the_price_of_a_flushed_plan_is_what_an_independent_simulation_takes(
         for name, (forward, cross, sync, _, delay) in zip(names, layers, strict=True)
     ]
     size = {"batch": 128, "reference_batch": 128, "micro_batches": micro_batches}
-    work = workload(*rows, **size, staleness=0, ps_type="", crossing_s=float(way))
+    crossing = {"crossing_s": float(way + 2 * handling), "handling_s": float(handling)}
+    work = workload(*rows, **size, staleness=0, ps_type="", **crossing)
     offer = resources(**dict.fromkeys(names, (1.0, 3)))
     steps = Steps(0, micro_batches, 128, simulated=True)
     priced = CostModel(Workload.parse(work), Resources.parse(offer), steps=steps).evaluate(
         tuple(range(len(layers))), tuple(units for *_, units, _ in layers)
     )
     last = len(layers) - 1
+    half = [handling // 2 * ((n > 0) + (n < last)) for n in range(len(layers))]
     stages = [
-        (units, forward, 3 * forward, cross if n < last else 0, sync // units)
+        (units, forward + half[n], 3 * forward + half[n], cross if n < last else 0, sync // units)
         for n, (forward, cross, sync, units, _) in enumerate(layers)
     ]
     step = ticks(stages, micro_batches, 0, 1, way, delays=[delay for *_, delay in layers])[0]
