@@ -36,7 +36,15 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from bench.pace.cores import FULL, Busy, Cores
-from bench.pace.examples import JOBS, Cut, cut_at_random, profiled, profiled_anew
+from bench.pace.examples import (
+    JOBS,
+    Cut,
+    Profiled,
+    at_costs,
+    cut_at_random,
+    profiled,
+    profiled_anew,
+)
 from bench.pace.questions import (
     LEAST_S,
     TYPES,
@@ -206,13 +214,14 @@ def _examples(
     """Runs of real jobs, as many of each as count."""
     staleness = 1 if arguments.staleness is None else arguments.staleness
     for name in arguments.job or JOBS:
-        job, counted = None, 0
+        job, latest, counted = None, None, 0
         for number in range(_DRAWN):
             run = earlier.get((f"{name}-{number}", staleness))
             if run is None:
                 job = job or profiled(name, arguments.step_s)
-                cut = profiled_anew(cut_at_random(number, job, staleness))
-                run = _steady(client, folder / f"{name}-{number}", cut, arguments.seconds, cores)
+                cut = at_costs(cut_at_random(number, job, staleness), latest or job)
+                at = folder / f"{name}-{number}"
+                run, latest = _steady(client, at, cut, arguments.seconds, cores)
             yield run
             counted += not run.get("full", False)
             if counted == _CUTS:
@@ -221,18 +230,18 @@ def _examples(
 
 def _steady(
     client: Client, folder: Path, cut: Cut, seconds: float, cores: Cores | None
-) -> dict[str, Any]:
-    """Run a real job while its stage takes the same time before and behind it."""
+) -> tuple[dict[str, Any], Profiled]:
+    """Run a real job until its stage takes the same time before and behind it; the last profile."""
     drifts = []
     for number in range(_TRIES):
         run = _tried(client, folder / str(number), cut, seconds, cores)
-        after = profiled_anew(cut)
+        after = at_costs(cut, profiled_anew(cut.of))
         drifts.append(after.computing_s / cut.computing_s)
         run["drifts"] = drifts
         if abs(drifts[-1] - 1) <= _SAME:
             break
         cut = after
-    return run
+    return run, after.of
 
 
 def _tried(

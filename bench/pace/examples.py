@@ -217,9 +217,14 @@ def profiled(name: str, step_s: float = 0.0) -> Profiled:
     return found if times <= 1 else _profiled(name, times)
 
 
-def profiled_anew(cut: Cut) -> Cut:
-    """The same stages, at what they take now."""
-    return _with_floor(replace(cut, of=_profiled(cut.of.name, cut.of.times)))
+def profiled_anew(of: Profiled) -> Profiled:
+    """The same job, at what it takes now."""
+    return _profiled(of.name, of.times)
+
+
+def at_costs(cut: Cut, of: Profiled) -> Cut:
+    """The same stages, at what a profile says."""
+    return _with_floor(replace(cut, of=of))
 
 
 def _profiled(name: str, times: int) -> Profiled:
