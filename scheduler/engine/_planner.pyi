@@ -223,6 +223,7 @@ class RunStage:
         slowness: Sequence[float] = ...,
         host_link: float = ...,
         per_host: int = ...,
+        delay: float = ...,
     ) -> None: ...
 
 class Serving:

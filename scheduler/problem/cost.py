@@ -409,14 +409,19 @@ class CostModel:
                 return f"layers {first!r} to {last!r} have {number} units, and use {most:.0f}"
         return ""
 
+    def handled_s(self, run: Run) -> float:
+        """Seconds of a micro-batch that its worker is busy for the stages beside its own."""
+        beside = (run.first > 0) + (run.last < self.num_layers - 1)
+        return float(self.handling[run.type]) * beside
+
     def step_s(
         self, runs: Sequence[Run], units: Sequence[int], steps: Steps, slowest: float
     ) -> float:
         """Simulated seconds of a step, no stage of which takes over `slowest` s a sample."""
-        end = self.num_layers - 1
-        beside = [(run.first > 0) + (run.last < end) for run in runs]
-        handled = [float(self.handling[r.type]) * n for r, n in zip(runs, beside, strict=True)]
-        stages = [r.stepped(k, steps, h) for r, k, h in zip(runs, units, handled, strict=True)]
+        stages = [
+            run.stepped(number, steps, self.handled_s(run))
+            for run, number in zip(runs, units, strict=True)
+        ]
         least, way = slowest * steps.batch, self.way_s
         parts, lacking = steps.micro_batches, steps.staleness or 0
         delays = [run.delay * steps.batch for run in runs]
