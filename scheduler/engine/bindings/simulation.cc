@@ -49,7 +49,8 @@ void BindSimulation(nb::module_& m) {
       .def(
           "__init__",
           [](RunStage* self, int units, double forward, double backward, double cross, double sync,
-             double way, std::vector<double> slowness, double host_link, int per_host, double delay) {
+             double way, std::vector<double> slowness, double host_link, int per_host,
+             double delay) {
             new (self) RunStage{
                 {units, forward, backward, cross, sync, way, delay}, slowness, host_link, per_host};
           },

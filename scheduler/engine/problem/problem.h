@@ -26,9 +26,9 @@ struct Terms {
   double ts = 0, tp = 0;                  // that transfer
   double way = 0;                         // of a micro-batch to the next stage and back, besides
   double delay = 0;                       // at the end of a step, while nothing is busy
-  double handled = 0;  // of a micro-batch, what its worker is busy with for the stages beside it
-  int first = -1;      // its first layer
-  double fs = 0, fp = 0;                  // the forward's part of CT
+  double handled = 0;     // of a micro-batch, what its worker is busy with for the stages beside it
+  int first = -1;         // its first layer
+  double fs = 0, fp = 0;  // the forward's part of CT
   double memory = 0;
   double held = 0;     // of memory, for each micro-batch in flight
   double most = kInf;  // units that it may have

@@ -5,9 +5,9 @@
 // has returned, else the next forward if that has arrived, unless as many micro-batches as it may
 // hold are between the two. What crosses to the next stage and what comes back for it passes one
 // link of the worker, one after the other, and is on its way for a while. Once the backwards of a
-// step are done, the stage's workers sum its gradients; when all stages have, and what keeps nothing
-// busy has passed after each sum, the step's update is made. The forward of step t waits for update
-// t - 1 - S, S being the staleness.
+// step are done, the stage's workers sum its gradients; when all stages have, and what keeps
+// nothing busy has passed after each sum, the step's update is made. The forward of step t waits
+// for update t - 1 - S, S being the staleness.
 //
 // Where the loss is one of whole batches, the last stage's backwards of a step, and its forwards of
 // the next, wait for all of its forwards of the step; so every stage may hold all of a step.

@@ -279,7 +279,7 @@ def test_nothing_is_lost_and_nothing_made_up(training: Training, steps: int, see
         assert sum(shares.values()) == pytest.approx(1.0)
         assert min(shares.values()) >= -1e-12
     assert found.backwards == steps * training.micro_batches * len(training.stages)
-    assert (found.step_s > 0).all()
+    assert (found.step_s >= 0).all()  # steps of two workers may end at one moment
     assert found.step_s.sum() == pytest.approx(found.seconds)
     assert found.serving <= 1 + 1e-9
     if not training.kills and not training.noise:
