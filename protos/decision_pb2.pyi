@@ -35,6 +35,7 @@ class LayerCost(_message.Message):
     ESTIMATED_FIELD_NUMBER: _builtins.int
     UNCERTAINTY_FIELD_NUMBER: _builtins.int
     FORWARD_SHARE_FIELD_NUMBER: _builtins.int
+    DELAY_S_FIELD_NUMBER: _builtins.int
     compute_s: _builtins.float
     sync_s: _builtins.float
     transfer_s: _builtins.float
@@ -47,6 +48,8 @@ class LayerCost(_message.Message):
     """standard deviation of ln(compute_s + sync_s); 0: not known"""
     forward_share: _builtins.float
     """of compute_s; 0: a third"""
+    delay_s: _builtins.float
+    """at the end of a step, after its sums, while nothing is busy"""
     def __init__(
         self,
         *,
@@ -59,10 +62,11 @@ class LayerCost(_message.Message):
         estimated: _builtins.bool = ...,
         uncertainty: _builtins.float = ...,
         forward_share: _builtins.float = ...,
+        delay_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_s", b"compute_s", "estimated", b"estimated", "forward_share", b"forward_share", "memory_bytes", b"memory_bytes", "parallel_compute", b"parallel_compute", "parallel_sync", b"parallel_sync", "sync_s", b"sync_s", "transfer_s", b"transfer_s", "uncertainty", b"uncertainty"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_s", b"compute_s", "delay_s", b"delay_s", "estimated", b"estimated", "forward_share", b"forward_share", "memory_bytes", b"memory_bytes", "parallel_compute", b"parallel_compute", "parallel_sync", b"parallel_sync", "sync_s", b"sync_s", "transfer_s", b"transfer_s", "uncertainty", b"uncertainty"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -209,6 +213,7 @@ class Workload(_message.Message):
     CROSSING_S_FIELD_NUMBER: _builtins.int
     WHOLE_BATCH_FIELD_NUMBER: _builtins.int
     LOCKSTEP_FIELD_NUMBER: _builtins.int
+    HANDLING_S_FIELD_NUMBER: _builtins.int
     LINEAR_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     reference_batch: _builtins.int
@@ -232,6 +237,8 @@ class Workload(_message.Message):
     """the loss is of whole batches: all forwards of a step come first"""
     lockstep: _builtins.bool
     """workers share out experts: so it is in each stage but the last"""
+    handling_s: _builtins.float
+    """of a micro-batch, what a worker on a CPU is busy with for each stage beside its own"""
     @_builtins.property
     def layers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Layer]: ...
     @_builtins.property
@@ -255,11 +262,12 @@ class Workload(_message.Message):
         crossing_s: _builtins.float = ...,
         whole_batch: _builtins.bool = ...,
         lockstep: _builtins.bool = ...,
+        handling_s: _builtins.float = ...,
         linear: _abc.Iterable[Global___LinearRoute] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_staleness", b"_staleness", "staleness", b"staleness"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_staleness", b"_staleness", "batch", b"batch", "crossing_s", b"crossing_s", "data_bytes", b"data_bytes", "layers", b"layers", "linear", b"linear", "lockstep", b"lockstep", "micro_batches", b"micro_batches", "name", b"name", "overhead", b"overhead", "ps_core_s", b"ps_core_s", "ps_type", b"ps_type", "reference_batch", b"reference_batch", "samples", b"samples", "staleness", b"staleness", "whole_batch", b"whole_batch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_staleness", b"_staleness", "batch", b"batch", "crossing_s", b"crossing_s", "data_bytes", b"data_bytes", "handling_s", b"handling_s", "layers", b"layers", "linear", b"linear", "lockstep", b"lockstep", "micro_batches", b"micro_batches", "name", b"name", "overhead", b"overhead", "ps_core_s", b"ps_core_s", "ps_type", b"ps_type", "reference_batch", b"reference_batch", "samples", b"samples", "staleness", b"staleness", "whole_batch", b"whole_batch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__staleness: _TypeAlias = _typing.Literal["staleness"]  # noqa: Y015
     _WhichOneofArgType__staleness: _TypeAlias = _typing.Literal["_staleness", b"_staleness"]  # noqa: Y015

@@ -14,6 +14,8 @@ stage has a core of its own, as by its plan. Where all else is too much for the 
 is `full`, and says nothing of the plan: it is told, not counted, and another job is drawn.
 What is measured is samples a second in steady steps, by the layers' own clock, over the decision's
 throughput less the executor's share. Results go to bench/results/pace.json and pace_examples.json.
+With `--within` no run begins after so many seconds; `--go-on` takes the runs that are there already
+and does the others.
 """
 
 import argparse
@@ -24,6 +26,7 @@ import os
 import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -33,7 +36,15 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from bench.pace.cores import FULL, Busy, Cores
-from bench.pace.examples import JOBS, Cut, cut_at_random, profiled, profiled_anew
+from bench.pace.examples import (
+    JOBS,
+    Cut,
+    Profiled,
+    at_costs,
+    cut_at_random,
+    profiled,
+    profiled_anew,
+)
 from bench.pace.questions import (
     LEAST_S,
     TYPES,
@@ -63,6 +74,8 @@ BOUNDS = (0.95, 1.1)  # of measured over promised, where a promise is kept
 
 def main() -> int:
     arguments = _parse()
+    earlier = _earlier(arguments)
+    until = time.monotonic() + (arguments.within or math.inf)
     results = []
     cores = Cores.of_machine() if arguments.examples else None
     with (
@@ -77,16 +90,22 @@ def main() -> int:
             flush=True,
         )
         if arguments.examples:
-            runs = _examples(client, Path(folder), arguments, cores)
+            runs = _examples(client, Path(folder), arguments, cores, earlier)
         else:
             asked = enumerate(_questions(arguments, executor))
             runs = (
-                _tried(client, Path(folder, str(number)), question, arguments.seconds)
+                earlier.get((question.name, question.staleness))
+                or _tried(client, Path(folder, str(number)), question, arguments.seconds)
                 for number, question in asked
             )
+        whole = True
         for run in runs:
             print(_line(run), flush=True)
             results.append(run)
+            _write(arguments.json, executor, results)
+            if time.monotonic() > until:
+                whole = False
+                break
     ratios = [run["ratio"] for run in results if not run.get("full")]
     missing = _CUTS * len(arguments.job or JOBS) - len(ratios) if arguments.examples else 0
     kept = sum(BOUNDS[0] <= ratio <= BOUNDS[1] for ratio in ratios)
@@ -94,19 +113,32 @@ def main() -> int:
         f"{kept} of {len(ratios)} within {BOUNDS[0]} to {BOUNDS[1]}; median "
         f"{statistics.median(ratios or [0.0]):.3f}, least {min(ratios, default=0.0):.3f}, "
         f"most {max(ratios, default=0.0):.3f}"
-        + (f"; {missing} jobs too few, as the machine was full" if missing else "")
+        + (f"; {missing} jobs too few" if missing else "")
+        + ("" if whole else "; the time is over: --go-on")
     )
-    if arguments.json:
-        summary = {
-            "benchmark": "pace",
-            "date": datetime.date.today().isoformat(),
-            "machine": machine(),
-            "versions": versions("torch"),
-            "executor": asdict(executor),
-            "plans": results,
-        }
-        write(arguments.json, json.dumps(summary, indent=1) + "\n")
-    return 0 if kept == len(ratios) and not missing else 1
+    return 0 if whole and kept == len(ratios) and not missing else 1
+
+
+def _write(path: Path | None, executor: Executor, results: list[dict[str, Any]]) -> None:
+    if path is None:
+        return
+    summary = {
+        "benchmark": "pace",
+        "date": datetime.date.today().isoformat(),
+        "machine": machine(),
+        "versions": versions("torch"),
+        "executor": asdict(executor),
+        "plans": results,
+    }
+    write(path, json.dumps(summary, indent=1) + "\n")
+
+
+def _earlier(arguments: argparse.Namespace) -> dict[tuple[str, int], dict[str, Any]]:
+    """Runs of an earlier part, by name and staleness."""
+    if not (arguments.go_on and arguments.json and arguments.json.exists()):
+        return {}
+    runs = json.loads(arguments.json.read_text())["plans"]
+    return {(run["name"], run["staleness"]): run for run in runs if "error" not in run}
 
 
 @contextmanager
@@ -134,6 +166,8 @@ def _parse() -> argparse.Namespace:
         "--step-s", type=float, default=0.2, help="a real job's step on one core, by its batch"
     )
     parser.add_argument("--seconds", type=float, default=20.0, help="to measure for at least")
+    parser.add_argument("--within", type=float, default=0.0, help="seconds; 0: until all is run")
+    parser.add_argument("--go-on", action="store_true", help="from the results that are there")
     parser.add_argument("--json", type=Path, default=None)
     arguments = parser.parse_args()
     if not arguments.plan and not arguments.job and not arguments.json:
@@ -171,16 +205,23 @@ def _questions(arguments: argparse.Namespace, executor: Executor) -> Iterator[Qu
 
 
 def _examples(
-    client: Client, folder: Path, arguments: argparse.Namespace, cores: Cores | None
+    client: Client,
+    folder: Path,
+    arguments: argparse.Namespace,
+    cores: Cores | None,
+    earlier: dict[tuple[str, int], dict[str, Any]],
 ) -> Iterator[dict[str, Any]]:
     """Runs of real jobs, as many of each as count."""
     staleness = 1 if arguments.staleness is None else arguments.staleness
     for name in arguments.job or JOBS:
-        job = profiled(name, arguments.step_s)
-        counted = 0
+        job, latest, counted = None, None, 0
         for number in range(_DRAWN):
-            cut = profiled_anew(cut_at_random(number, job, staleness))
-            run = _steady(client, folder / f"{name}-{number}", cut, arguments.seconds, cores)
+            run = earlier.get((f"{name}-{number}", staleness))
+            if run is None:
+                job = job or profiled(name, arguments.step_s)
+                cut = at_costs(cut_at_random(number, job, staleness), latest or job)
+                at = folder / f"{name}-{number}"
+                run, latest = _steady(client, at, cut, arguments.seconds, cores)
             yield run
             counted += not run.get("full", False)
             if counted == _CUTS:
@@ -189,18 +230,18 @@ def _examples(
 
 def _steady(
     client: Client, folder: Path, cut: Cut, seconds: float, cores: Cores | None
-) -> dict[str, Any]:
-    """Run a real job while its stage takes the same time before and behind it."""
+) -> tuple[dict[str, Any], Profiled]:
+    """Run a real job until its stage takes the same time before and behind it; the last profile."""
     drifts = []
     for number in range(_TRIES):
         run = _tried(client, folder / str(number), cut, seconds, cores)
-        after = profiled_anew(cut)
+        after = at_costs(cut, profiled_anew(cut.of))
         drifts.append(after.computing_s / cut.computing_s)
         run["drifts"] = drifts
         if abs(drifts[-1] - 1) <= _SAME:
             break
         cut = after
-    return run
+    return run, after.of
 
 
 def _tried(
@@ -249,6 +290,7 @@ def _run(
     micro_batches = micro_batches_of(question, found)
     size = question.batch / micro_batches
     others = busy.share(pace.begun, pace.ended)
+    ran = found.measured.stage_s if found.measured is not None else ()
     return {
         "name": question.name,
         "method": question.method,
@@ -257,6 +299,9 @@ def _run(
         "micro_batches": micro_batches,
         "units": [stage.units for stage in found.stages],
         "micro_batch_s": [stage.compute_s * stage.units * size for stage in found.stages],
+        "busy_s": [
+            each * stage.units * size for each, stage in zip(ran, found.stages, strict=False)
+        ],
         "promised": promised,
         "measured": pace.throughput,
         "ratio": pace.throughput / promised,

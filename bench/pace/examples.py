@@ -2,8 +2,10 @@
 
 A job of `examples/` is profiled here, cut into stages at random, and given as many units as let one
 of the stages be the slowest. That one computes, on one unit; every layer of the others sleeps for
-what it was measured to take, and gives zeros of the right shape. So processes, messages, rows and
-sums are those of the real job, and what was promised for it can be held against what it does.
+what it was measured to take, and gives zeros of the right shape. It has no rows then and next to no
+weights, so nothing is priced for moving these. Processes, messages, and the rows and sums of the
+stage that computes are those of the real job, and what was promised for it can be held against what
+it does.
 """
 
 import math
@@ -121,13 +123,17 @@ class Cut:
     def workload(self) -> dict[str, Any]:
         """The content of a workload file: every stage on a type of its own."""
         layers = [
-            {**layer, "cost": {TYPES[stage]: layer["cost"]["cpu"]}}
+            {**layer, "cost": {TYPES[stage]: layer["cost"]["cpu"] | self._moved(stage)}}
             for layer, stage in zip(self.of.workload["layers"], self.stage_of, strict=True)
         ]
         given = {**self.of.workload, "layers": layers, "staleness": self.staleness}
         routes = self.of.workload.get("linear", ())
         given["linear"] = [{**one, "type": kind} for kind in self.limits for one in routes]
         return given | {"ps_type": "", "ps_core_s": 0.0}
+
+    def _moved(self, stage: int) -> dict[str, float]:
+        """What is priced otherwise of a stage's layers: who sleeps has no rows."""
+        return {} if stage == self.computing else {"sync_s": 0.0, "delay_s": 0.0}
 
     @property
     def resources(self) -> dict[str, Any]:
@@ -211,9 +217,14 @@ def profiled(name: str, step_s: float = 0.0) -> Profiled:
     return found if times <= 1 else _profiled(name, times)
 
 
-def profiled_anew(cut: Cut) -> Cut:
-    """The same stages, at what they take now."""
-    return _with_floor(replace(cut, of=_profiled(cut.of.name, cut.of.times)))
+def profiled_anew(of: Profiled) -> Profiled:
+    """The same job, at what it takes now."""
+    return _profiled(of.name, of.times)
+
+
+def at_costs(cut: Cut, of: Profiled) -> Cut:
+    """The same stages, at what a profile says."""
+    return _with_floor(replace(cut, of=of))
 
 
 def _profiled(name: str, times: int) -> Profiled:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _MOST = 2000  # rows of the profile; of more, the exported decision has all
 _PROFILE = (
     *("layer", "kind", "type", ">compute", ">parallel", ">sync"),
-    *(">transfer", ">parallel", ">memory", "figures"),
+    *(">transfer", ">parallel", ">delay", ">memory", "figures"),
 )
 
 
@@ -86,6 +86,7 @@ def _figures(cost: "LayerCost") -> tuple[str, ...]:
         milliseconds(cost.sync_s),
         milliseconds(cost.transfer_s),
         f"{cost.parallel_sync:.0%}",
+        milliseconds(cost.delay_s),
         size(cost.memory_bytes),
     )
 

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from heterps.view.figures import percent, rate
+from heterps.view.figures import duration, percent, rate
 
 if TYPE_CHECKING:
     from scheduler import Decision
@@ -19,6 +19,7 @@ def notes(decision: "Decision") -> list[str]:
         said.append(f"{of} is computed in {parts}.")
     if plan.staleness is not None:
         said.append(_staleness(plan.staleness))
+        said += _delay(decision)
     if decision.overhead:
         text = f"The executor takes {percent(decision.overhead)} of the time besides"
         if decision.min_throughput and decision.throughput:
@@ -26,6 +27,21 @@ def notes(decision: "Decision") -> list[str]:
             text += f", so the plan is made for {percent(more)} more than the floor"
         said.append(f"{text}.")
     return said
+
+
+def _delay(decision: "Decision") -> list[str]:
+    """How much later than its sums a step's update is there, where that is known."""
+    work = decision.workload
+    if work is None:
+        return []
+    late = [
+        sum(work.layers[row].cost[stage.type].delay_s for row in range(stage.first, stage.last + 1))
+        for stage in decision.stages
+    ]
+    delay_s = max(late, default=0.0) * (work.batch or work.reference_batch) / work.reference_batch
+    if not delay_s:
+        return []
+    return [f"Rows have what a step learned {duration(delay_s)} later than its sums tell."]
 
 
 def floor_note(decision: "Decision") -> str:

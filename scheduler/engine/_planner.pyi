@@ -42,6 +42,8 @@ class Problem:
         crossing: float = ...,
         whole_batch: bool = ...,
         lockstep: bool = ...,
+        delay: _Floats | None = ...,
+        handling: _Floats | None = ...,
     ) -> None: ...
 
 def split(problem: Problem, assignment: Sequence[int]) -> list[tuple[int, int, int]]: ...
@@ -164,11 +166,13 @@ def simulate(
     steps: int,
     way: float = ...,
     whole_batch: bool = ...,
+    delays: Sequence[float] = ...,
 ) -> list[float]: ...
 def step_bound(
     stages: Sequence[tuple[int, float, float, float, float]],
     micro_batches: int,
     way: float = ...,
+    delays: Sequence[float] = ...,
 ) -> float: ...
 def step_seconds(
     stages: Sequence[tuple[int, float, float, float, float]],
@@ -177,6 +181,7 @@ def step_seconds(
     slowest: float,
     way: float = ...,
     whole_batch: bool = ...,
+    delays: Sequence[float] = ...,
 ) -> float: ...
 
 class StepFound:
@@ -218,6 +223,7 @@ class RunStage:
         slowness: Sequence[float] = ...,
         host_link: float = ...,
         per_host: int = ...,
+        delay: float = ...,
     ) -> None: ...
 
 class Serving:

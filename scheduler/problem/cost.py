@@ -6,7 +6,8 @@ With k units its times per sample are
     DT(k) = sum of sync_s * (1 - b + b / k) / B0, plus the same of the last layer's transfer_s
             unless the stage is the final one,
 and ET = max(CT, DT). Each of CT and DT has the form serial + parallel / k, and that is how they
-are held here. Throughput is the least 1 / ET; the parameter server adds
+are held here. What passes at the end of a step while nothing is busy, delay_s, is part of no ET,
+only of a step's simulated time. Throughput is the least 1 / ET; the parameter server adds
 ceil(throughput * ps_core_s) units of its type. Interruptions make all of it take longer (see
 `scheduler.problem.interruptions`).
 """
@@ -143,6 +144,11 @@ class CostModel:
         self.limit = np.array([kind.limit for kind in resources.types])
         self.capacity = np.array([kind.memory_bytes for kind in resources.types])
         self.samples = workload.samples
+        on_cores = np.array([kind.is_cpu for kind in resources.types])
+        self.handling = np.where(on_cores, workload.handling_s, 0.0)
+        # What is on its way while nobody is busy with it.
+        busy_s = 2 * workload.handling_s if on_cores.all() else 0.0
+        self.way_s = max(0.0, workload.crossing_s - busy_s)
         self.steps = steps or Steps.of(workload)
         self.ps_core_s = workload.ps_core_s
         self.ps_type = self.types.index(workload.ps_type) if workload.ps_type else 0
@@ -150,7 +156,7 @@ class CostModel:
         shape = (self.num_layers, self.num_types)
         self.allowed = np.zeros(shape, dtype=bool)
         compute, sync, transfer, a, b, self.memory = (np.zeros(shape) for _ in range(6))
-        self.forward_share = np.full(shape, 1 / 3)
+        self.forward_share, self.delay = np.full(shape, 1 / 3), np.zeros(shape)
         for row, layer in enumerate(workload.layers):
             for name, cost in layer.cost.items():
                 at = row, self.types.index(name)
@@ -159,6 +165,7 @@ class CostModel:
                 a[at], b[at] = cost.parallel_compute, cost.parallel_sync
                 self.memory[at] = cost.memory_bytes
                 self.forward_share[at] = cost.forward_share or 1 / 3
+                self.delay[at] = cost.delay_s / workload.reference_batch
         batch = workload.reference_batch
         self.compute_serial, self.compute_parallel = compute * (1 - a) / batch, compute * a / batch
         self.sync_serial, self.sync_parallel = sync * (1 - b) / batch, sync * b / batch
@@ -282,9 +289,11 @@ class CostModel:
             self.steps.batch,
             self.steps.micro_batches if self.steps.simulated else 0,
             self.steps.staleness or 0,
-            self.workload.crossing_s,
+            self.way_s,
             self.steps.whole_batch,
             self.steps.lockstep,
+            self.delay * slow,
+            self.handling * slow,
         )
 
     @property
@@ -311,13 +320,14 @@ class CostModel:
             self.memory,
             self.compute_serial * self.forward_share,
             self.compute_parallel * self.forward_share,
+            self.delay,
         )
         sums = [np.add.reduceat(term[rows, kinds], starts).tolist() for term in terms]
         lasts = [*(starts[1:] - 1).tolist(), self.num_layers - 1]
         runs = []
         for n, (first, last) in enumerate(zip(starts.tolist(), lasts, strict=True)):
             kind = int(kinds[first])
-            compute, compute_parallel, serial, parallel, memory, *forward = (
+            compute, compute_parallel, serial, parallel, memory, *forward, delay = (
                 each[n] for each in sums
             )
             crossing = crossing_parallel = 0.0
@@ -337,6 +347,7 @@ class CostModel:
                 forward_parallel=forward[1],
                 crossing_serial=crossing,
                 crossing_parallel=crossing_parallel,
+                delay=delay,
             )
             runs.append(run)
         return runs
@@ -398,14 +409,23 @@ class CostModel:
                 return f"layers {first!r} to {last!r} have {number} units, and use {most:.0f}"
         return ""
 
+    def handled_s(self, run: Run) -> float:
+        """Seconds of a micro-batch that its worker is busy for the stages beside its own."""
+        beside = (run.first > 0) + (run.last < self.num_layers - 1)
+        return float(self.handling[run.type]) * beside
+
     def step_s(
         self, runs: Sequence[Run], units: Sequence[int], steps: Steps, slowest: float
     ) -> float:
         """Simulated seconds of a step, no stage of which takes over `slowest` s a sample."""
-        stages = [run.stepped(number, steps) for run, number in zip(runs, units, strict=True)]
-        least, way = slowest * steps.batch, self.workload.crossing_s
+        stages = [
+            run.stepped(number, steps, self.handled_s(run))
+            for run, number in zip(runs, units, strict=True)
+        ]
+        least, way = slowest * steps.batch, self.way_s
         parts, lacking = steps.micro_batches, steps.staleness or 0
-        return _planner.step_seconds(stages, parts, lacking, least, way, steps.whole_batch)
+        delays = [run.delay * steps.batch for run in runs]
+        return _planner.step_seconds(stages, parts, lacking, least, way, steps.whole_batch, delays)
 
     def evaluate(
         self,

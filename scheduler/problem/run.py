@@ -24,6 +24,7 @@ class Run:
     forward_parallel: float
     crossing_serial: float  # that part of the transfer that crosses to the next stage
     crossing_parallel: float
+    delay: float = 0.0  # at the end of a step, whatever the units
 
     def compute_s(self, units: float) -> float:
         """CT at `units`."""
@@ -33,10 +34,15 @@ class Run:
         """DT at `units`."""
         return self.transfer_serial + self.transfer_parallel / units
 
-    def stepped(self, units: int, steps: Steps) -> tuple[int, float, float, float, float]:
+    def stepped(
+        self, units: int, steps: Steps, handled: float
+    ) -> tuple[int, float, float, float, float]:
         """The stage as `_planner.simulate` takes it: seconds a micro-batch of a worker, and a step.
 
         Units beyond the micro-batches of a step have no part in its sums.
+
+        Args:
+            handled: of a micro-batch, what its worker is busy with besides.
         """
         size = steps.batch / steps.micro_batches
         busy = (self.compute_serial * units + self.compute_parallel) * size
@@ -45,7 +51,8 @@ class Run:
         serial = self.transfer_serial - self.crossing_serial
         parallel = self.transfer_parallel - self.crossing_parallel
         sync = serial + parallel / min(units, steps.micro_batches)
-        return units, forward, max(0.0, busy - forward), cross, max(0.0, sync) * steps.batch
+        backward = max(0.0, busy - forward) + handled / 2
+        return units, forward + handled / 2, backward, cross, max(0.0, sync) * steps.batch
 
     def busy_s(self, limit: int) -> NDArray[np.float64]:
         """ET at 1 .. `limit` units, never increasing."""

@@ -24,7 +24,8 @@ class LayerCost:
     Times are seconds a batch; `parallel_*` is the fraction that divides by the number of units.
     `uncertainty` is the standard deviation of ln(compute_s + sync_s), which is the relative one
     where it is small; 0 where it is not known. `forward_share` is the forward's part of
-    `compute_s`, the rest being the backward's; 0 stands for a third.
+    `compute_s`, the rest being the backward's; 0 stands for a third. `delay_s` passes at the end of
+    a step after its sums, whatever the number of units, while nothing is busy.
     """
 
     compute_s: float
@@ -36,6 +37,7 @@ class LayerCost:
     estimated: bool = False
     uncertainty: float = 0.0
     forward_share: float = field(default=0.0, metadata=OPTIONAL)
+    delay_s: float = field(default=0.0, metadata=OPTIONAL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,8 @@ class Workload:
     step may lack; None where nothing is said of steps, and they are taken to cost nothing besides
     their samples. `overhead` is the share of the time, below 1, that goes to neither computing nor
     waiting, `crossing_s` what a micro-batch takes to the next stage and back besides its layers'
-    `transfer_s`, whatever its size, and `data_bytes` what a host of the first stage keeps of the
+    `transfer_s`, whatever its size, `handling_s` what of a micro-batch keeps a worker on a CPU busy
+    for each stage beside its own, and `data_bytes` what a host of the first stage keeps of the
     dataset. With `whole_batch` the loss is one of whole batches: no backward of a step begins
     before all of its forwards are done. With `lockstep` workers share out experts: so it is in each
     stage but the last. `linear` is no cost: what the costs of dense layers were measured with.
@@ -106,6 +109,7 @@ class Workload:
     overhead: float = field(default=0.0, metadata=OPTIONAL)
     data_bytes: float = field(default=0.0, metadata=OPTIONAL)
     crossing_s: float = field(default=0.0, metadata=OPTIONAL)
+    handling_s: float = field(default=0.0, metadata=OPTIONAL)
     whole_batch: bool = field(default=False, metadata=OPTIONAL)
     lockstep: bool = field(default=False, metadata=OPTIONAL)
     linear: tuple[LinearRoute, ...] = field(default=(), metadata=OPTIONAL)
@@ -153,6 +157,7 @@ class Workload:
             overhead=overhead,
             data_bytes=fields.number("data_bytes", default=0.0),
             crossing_s=fields.number("crossing_s", default=0.0),
+            handling_s=fields.number("handling_s", default=0.0),
             whole_batch=fields.boolean("whole_batch", default=False),
             lockstep=fields.boolean("lockstep", default=False),
             linear=tuple(
@@ -287,6 +292,7 @@ def _parse_cost(value: object, path: str, source: str) -> LayerCost:
         estimated=fields.boolean("estimated", default=False),
         uncertainty=fields.number("uncertainty", default=0.0),
         forward_share=fields.number("forward_share", default=0.0, high=1.0),
+        delay_s=fields.number("delay_s", default=0.0),
     )
 
 

@@ -2,8 +2,9 @@
 
 What is changed, and nothing else:
 
-- **Computation.** A stage's busy seconds, in which it waits for nobody, over its predicted CT scale
-  `compute_s` of each of its layers on its type: each stage by its own ratio.
+- **Computation.** A stage's busy seconds, in which it waits for nobody, less those that it is busy
+  for the stages beside it, over its predicted CT scale `compute_s` of each of its layers on its
+  type: each stage by its own ratio.
 - **Communication** is not measured by itself; the pipeline's pace bounds it. No stage communicates
   longer than the pace, so a longer DT is scaled down to it. Where the plan's slowest stage was to
   be bound by communication and no stage's computing explains the pace, that stage's DT is the
@@ -59,6 +60,7 @@ def calibrate(
     stages: Sequence[PlanStage],
     measurement: Measurement,
     filled: float = 1.0,
+    micro_batches: int = 0,
     *,
     cautious: bool = False,
 ) -> Calibration:
@@ -69,6 +71,7 @@ def calibrate(
         measurement: of as many stages; those with too few windows are left out.
         filled: the share of the pace that the slowest stage works in that plan; less than 1 where
             the pipeline fills and drains.
+        micro_batches: of a step; 0 where it is not known, and nothing of them priced by itself.
         cautious: see above; all else is what is most likely.
     """
     emulated = {kind.name for kind in resources.types if kind.emulated}
@@ -82,7 +85,13 @@ def calibrate(
     slowest = max(stages, key=lambda stage: stage.busy_s, default=None)
     ratios = tuple(
         StageRatio(
-            None if stage.type in emulated else _compute(stage, busy.get(number, Filtered())),
+            None
+            if stage.type in emulated
+            else _compute(
+                stage,
+                busy.get(number, Filtered()),
+                _handled_s(workload, resources, stage, micro_batches),
+            ),
             _communication(stage, working_s, stage is slowest and not explained),
         )
         for number, stage in enumerate(stages)
@@ -106,10 +115,22 @@ def calibrate(
     return Calibration(replace(workload, layers=updated), ratios, pace_s)
 
 
-def _compute(stage: PlanStage, busy: Filtered) -> float | None:
-    if not busy.counts or stage.compute_s <= 0:
+def _handled_s(
+    workload: Workload, resources: Resources, stage: PlanStage, micro_batches: int
+) -> float:
+    """Seconds a sample that a stage is busy for those beside it."""
+    kind = next(kind for kind in resources.types if kind.name == stage.type)
+    if not (micro_batches and kind.is_cpu):
+        return 0.0
+    size = (workload.batch or workload.reference_batch) / micro_batches
+    beside = (stage.first > 0) + (stage.last < len(workload.layers) - 1)
+    return workload.handling_s * beside / size / stage.units
+
+
+def _compute(stage: PlanStage, busy: Filtered, handled_s: float) -> float | None:
+    if not busy.counts or stage.compute_s <= 0 or busy.seconds <= handled_s:
         return None
-    return busy.seconds / stage.compute_s
+    return (busy.seconds - handled_s) / stage.compute_s
 
 
 def _communication(stage: PlanStage, working_s: float | None, to_blame: bool) -> float | None:
@@ -125,10 +146,12 @@ def _scale(layers: list[dict[str, LayerCost]], stage: PlanStage, ratio: StageRat
     for number in _rows(stage):
         cost = layers[number][stage.type]
         compute_s, sync_s, transfer_s = cost.compute_s, cost.sync_s, cost.transfer_s
+        delay_s = cost.delay_s
         if ratio.compute is not None:
             compute_s *= ratio.compute
         if ratio.communication is not None:
             sync_s *= ratio.communication
+            delay_s *= ratio.communication
             if number == stage.last < len(layers) - 1:
                 transfer_s *= ratio.communication
         layers[number][stage.type] = replace(
@@ -136,6 +159,7 @@ def _scale(layers: list[dict[str, LayerCost]], stage: PlanStage, ratio: StageRat
             compute_s=compute_s,
             sync_s=sync_s,
             transfer_s=transfer_s,
+            delay_s=delay_s,
             estimated=cost.estimated and not measured,
         )
 

@@ -62,7 +62,13 @@ def propose(
     slowest_s = max(stage.busy_s for stage in decision.stages)
     filled = min(1.0, decision.throughput * slowest_s)
     calibration = calibrate(
-        workload, resources, decision.stages, measurement, filled, cautious=cautious
+        workload,
+        resources,
+        decision.stages,
+        measurement,
+        filled,
+        decision.plan.micro_batches,
+        cautious=cautious,
     )
     rest = replace(calibration.workload, samples=left)
     current = _running(decision, rest)

@@ -139,9 +139,10 @@ def training_of(decision: Decision, model: CostModel, steps: Steps) -> Training:
     runs = model.runs(model.codes(decision.plan))
     stages = []
     for run, planned in zip(runs, decision.stages, strict=True):
-        units, forward, backward, cross, sync = run.stepped(planned.units, steps)
-        way = model.workload.crossing_s
-        stages.append(Stage(units, forward, backward, cross, way_s=way, sync_s=sync))
+        times = run.stepped(planned.units, steps, model.handled_s(run))
+        units, forward, backward, cross, sync = times
+        late = run.delay * steps.batch
+        stages.append(Stage(units, forward, backward, cross, model.way_s, sync, delay_s=late))
     return Training(
         tuple(stages),
         steps.micro_batches,

@@ -34,6 +34,7 @@ class Stage:
         cross_s: that it takes to the next stage and back, half each, on the worker's own link;
             `way_s` besides, for which it keeps nothing busy.
         sync_s: after the last backward of a step.
+        delay_s: after that, while nothing is busy.
         sum_bytes: of gradients, which go round the ring besides.
         pass_bytes: of a micro-batch, to the next stage and as many back, by the host's link.
         per_host: workers that share a host's link.
@@ -50,6 +51,7 @@ class Stage:
     pass_bytes: float = 0.0
     per_host: int = 1
     slow: Mapping[int, float] = field(default_factory=dict)
+    delay_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +258,7 @@ def _stage(stage: Stage, training: Training) -> _planner.RunStage:
         slow,
         stage.pass_bytes / host,
         stage.per_host,
+        stage.delay_s,
     )
 
 

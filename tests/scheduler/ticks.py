@@ -1,5 +1,7 @@
 """A second simulation of steps, in whole ticks, that shares nothing with the planner's."""
 
+from collections.abc import Sequence
+
 Stages = list[tuple[int, int, int, int, int]]  # units, and whole seconds
 _SECOND = 1 << 40  # ticks
 
@@ -11,12 +13,14 @@ def ticks(
     steps: int,
     way: int = 0,
     whole_batch: bool = False,
+    delays: Sequence[int] = (),
 ) -> list[float]:
     """When each update is made, in seconds; links take turns, and crossing takes a tick at least.
 
     What has passed a link is on its way for half of `way` more. Of a loss of whole batches nothing
     is returned, nor begun of the next step in the last stage, before all forwards of a step are
-    done there; whoever is not in the last stage may hold any number.
+    done there; whoever is not in the last stage may hold any number. A stage's part of an update is
+    late by its delay, during which the next sum may pass.
 
     So what ends at one moment at both ends of a link ends there before anything has crossed.
     """
@@ -69,7 +73,8 @@ def ticks(
                     left[s][m // micro_batches] -= 1
                     if not left[s][m // micro_batches]:
                         summed[s] = max(now, summed[s]) + stages[s][4]
-                        sums.append((summed[s], m // micro_batches))
+                        later = delays[s] * _SECOND if delays else 0
+                        sums.append((summed[s] + later, m // micro_batches))
             for at in [at for at in link if link[at][0] == now]:
                 _, kind, m = link.pop(at)
                 moved = True

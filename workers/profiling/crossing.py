@@ -3,7 +3,8 @@
 Steps of one micro-batch by a model of two layers that sleep, in one stage and in two. In both each
 layer waits for the one before, so that what two stages take longer is all on the way:
 processes that wake up, what a worker does around its layers after a pause, and what stages tell one
-another at the end of a step. It says nothing of the job; that bytes take time is priced apart.
+another at the end of a step. It says nothing of the job; that bytes take time is priced apart. The
+processor time that two stages take more is what their workers are busy with for each other.
 """
 
 import threading
@@ -11,6 +12,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -49,15 +51,30 @@ _TABLES = "crossing/"  # of which there are none
 _LOOPBACK, _HERE = "127.0.0.1", torch.device("cpu")
 
 
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """Of a micro-batch between two stages.
+
+    Args:
+        seconds: there and back, what keeps workers busy among them.
+        handling_s: of processor, in the worker of either stage.
+    """
+
+    seconds: float
+    handling_s: float
+
+
 class _Pause(nn.Linear):
-    """Sleeps, and notes when its forwards began."""
+    """Sleeps, and notes when its forwards began, and what this process had used by then."""
 
     def __init__(self) -> None:
         super().__init__(1, 1)
         self.began: list[float] = []
+        self.used: list[float] = []
 
     def forward(self, input: Tensor) -> Tensor:
         self.began.append(time.perf_counter())
+        self.used.append(time.process_time())
         time.sleep(_PAUSE_S)
         return super().forward(input)
 
@@ -83,18 +100,18 @@ class _Ones:
         return self.read(step, 0, _SAMPLES).labels
 
 
-def time_crossing(shards: Sequence[str]) -> float:
-    """Seconds that a micro-batch takes to another stage of this host and back.
+def time_crossing(shards: Sequence[str]) -> Crossing:
+    """What a micro-batch takes to another stage of this host and back.
 
     Args:
         shards: addresses, of which nothing but an answer is asked.
     """
-    one, two = (_step_s(shards, stages) for stages in (1, 2))
-    return max(0.0, two - one)
+    (one_s, used_s), (two_s, used_by_two_s) = (_step_s(shards, stages) for stages in (1, 2))
+    return Crossing(max(0.0, two_s - one_s), max(0.0, used_by_two_s - used_s) / 2)
 
 
-def _step_s(shards: Sequence[str], stages: int) -> float:
-    """Seconds of a step in so many stages."""
+def _step_s(shards: Sequence[str], stages: int) -> tuple[float, float]:
+    """Seconds of a step in so many stages, and those of processor."""
     job = JobSpec(name="crossing")
     job.train.loss = "mse"
     job.train.optimizer.name, job.train.optimizer.learning_rate = "sgd", 0.1
@@ -130,8 +147,12 @@ def _step_s(shards: Sequence[str], stages: int) -> float:
         ]
         for one in trained:
             one.result()
-    seconds = [end - begin for begin, end in pairwise(model.first.began[-_STEPS + _WARM :])]
-    return float(np.quantile(seconds, _QUANTILE))
+    steps = [
+        [end - begin for begin, end in pairwise(times[-_STEPS + _WARM :])]
+        for times in (model.first.began, model.first.used)
+    ]
+    wall_s, used_s = np.quantile(steps, _QUANTILE, axis=1).tolist()
+    return wall_s, used_s
 
 
 def _train(stop: threading.Event, parts: Parts, source: TrainingSource | None) -> None:

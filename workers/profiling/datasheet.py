@@ -138,6 +138,7 @@ def estimate(
         estimated=True,
         uncertainty=uncertainty,
         forward_share=here.forward_share,
+        delay_s=here.delay_s,
     )
 
 

@@ -7,6 +7,7 @@ slowed as much as the largest group that could run was. What a worker does once 
 whatever the number of workers, but for rows, of which each has its share.
 """
 
+import os
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -48,7 +49,7 @@ from workers.profiling.reading import micro_batches, time_reading
 from workers.profiling.rows import ShardRows
 from workers.profiling.scaling import Scaling, combined, fit_scaling
 from workers.profiling.sizes import MAX_SAMPLES, fixed_size, smallest_worth_having
-from workers.profiling.steps import time_step
+from workers.profiling.steps import StepTimes, time_step
 from workers.profiling.timing import LayerTimer, Part, RowPart, first_of, share_of, tensors_in
 from workers.stage.layers import for_losses
 
@@ -191,9 +192,12 @@ class Profiler:
             taken = self._time(timer, peers, batches, together)
             ps_core_s = self._server_seconds(timer, batches, rows)
             works, memories = self._inspect(timer, batches[0], rows)
-            step_s = self._time_step(taken, shards.addresses)
-            crossing_s = time_crossing(shards.addresses)
-            self._log(f"to another stage and back: {crossing_s * 1e3:.2f} ms besides bytes")
+            step = self._time_step(taken, shards.addresses)
+            crossing = time_crossing(shards.addresses)
+            self._log(
+                f"to another stage and back: {crossing.seconds * 1e3:.2f} ms besides bytes, "
+                f"{crossing.handling_s * 1e3:.2f} ms of each worker"
+            )
         dense = sum(p.nbytes for own in timer.parameters for p in own)
         bytes_per_s = min(rate, self._stated_rate) if self._stated_rate else rate
         taken = replace(
@@ -212,9 +216,12 @@ class Profiler:
         busy_s = np.median(taken.compute[1], axis=0) @ once
         uncertainty = datasheet.misses(self._here, works, busy_s.tolist())
         uncertainty = max(uncertainty, datasheet.LEAST_UNCERTAINTY)
-        overhead = self._overhead(costs, step_s)
+        with_rows = [cost for cost, graph in zip(costs, timer.graphs, strict=True) if graph.lookups]
+        self._tell_delay(with_rows, step.rows_s)
+        handled_s = sum(self._beside(work.handling.seconds) for work in works)
+        overhead = self._overhead(costs, step.seconds, handled_s)
         workload = self._workload(costs, works, memories, ps_core_s, uncertainty, overhead)
-        workload.crossing_s = crossing_s
+        workload.crossing_s, workload.handling_s = crossing.seconds, crossing.handling_s
         return workload
 
     def _choose_routes(
@@ -292,8 +299,8 @@ class Profiler:
                 compute[units] = compute[1] * slowdown
         return _Taken(compute, rows, reduce_s, 0.0, 0.0, 0)
 
-    def _time_step(self, taken: _Taken, shards: list[str]) -> float:
-        """Seconds of a real step on one worker."""
+    def _time_step(self, taken: _Taken, shards: list[str]) -> StepTimes:
+        """Times of real steps on one worker."""
         once = float(np.median(taken.compute[1].sum(axis=(1, 2))))
         micro_batches = -(-self._sizes.step // self._sizes.micro_batch)
         return time_step(
@@ -307,12 +314,36 @@ class Profiler:
             self._here.name,
         )
 
-    def _overhead(self, costs: list[LayerCost], step_s: float) -> float:
-        """The share of a step's time that the costs of its layers do not tell."""
+    def _tell_delay(self, costs: list[LayerCost], rows_s: float) -> None:
+        """Have layers with rows tell what passes besides until rows have a step's gradient."""
+        sync_s = sum(cost.sync_s for cost in costs)
+        delay_s = rows_s * self._sizes.of_step - sync_s
+        if rows_s:
+            self._log(f"{rows_s * 1e3:.2f} ms from a step's gradient to rows that have it")
+        if delay_s > 0 and sync_s > 0:
+            for cost in costs:
+                cost.delay_s = delay_s * cost.sync_s / sync_s
+
+    def _beside(self, handling_s: float) -> float:
+        """What of handling a micro-batch real steps here had done on a core beside the worker's."""
+        together = self._job.train.staleness > 0 and len(os.sched_getaffinity(0)) > 1
+        return handling_s if together and self._device.type == "cpu" else 0.0
+
+    def _overhead(self, costs: list[LayerCost], step_s: float, handled_s: float) -> float:
+        """The share of a step's time on one core that the costs of its layers do not tell.
+
+        Args:
+            handled_s: of a micro-batch, what another core did meanwhile.
+        """
         compute_s = sum(cost.compute_s for cost in costs)
-        told_s = max(compute_s, sum(cost.sync_s for cost in costs)) / self._sizes.of_step
+        sync_s = sum(cost.sync_s for cost in costs)
+        # As many steps as may be under way together take at least one's way from end to end.
+        whole_s = compute_s + sync_s + sum(cost.delay_s for cost in costs)
+        together = self._job.train.staleness + 1
+        told_s = max(compute_s, sync_s, whole_s / together) / self._sizes.of_step
         if not step_s:
             return 0.0
+        step_s += handled_s / self._sizes.of_step
         overhead = max(0.0, 1 - told_s / step_s)
         each = (step_s - told_s) * self._sizes.of_step
         self._log(

@@ -1,9 +1,13 @@
-"""What a step takes besides its layers: some real ones, of one worker that has the whole model."""
+"""What a step takes besides its layers: some real ones, of one worker that has the whole model.
+
+What passes from a step's gradient to rows that have it is measured there, too: the commit of one
+step, and the pull of a later one that waits for it, with all that tells of them.
+"""
 
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -24,6 +28,20 @@ MEASURED_S = 1.5
 _LEAST, _MOST = 8, 60  # steps
 _WARM = 3  # of them, in which what is needed is allocated
 _NAP_S = 0.0005
+_QUANTILE = 0.25  # of delays: a busy machine makes many of them longer, and none shorter
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """What real steps took.
+
+    Args:
+        seconds: of a step, the median of some.
+        rows_s: from when its gradient is there to when rows are that have it; 0 without rows.
+    """
+
+    seconds: float = 0.0
+    rows_s: float = 0.0
 
 
 def time_step(
@@ -35,8 +53,8 @@ def time_step(
     expected_s: float,
     device: str,
     kind: str,
-) -> float:
-    """Seconds of a step, the median of some; 0 where the training has too few of them, or diverges.
+) -> StepTimes:
+    """Times of a step; nothing where the training has too few of them, or diverges.
 
     Args:
         layers: names of the model's.
@@ -49,7 +67,7 @@ def time_step(
     steps = _WARM + min(max(int(MEASURED_S / expected_s), _LEAST), _MOST)
     steps = min(steps, batches.steps)
     if steps < _WARM + 2:
-        return 0.0
+        return StepTimes()
     launch = LaunchRequest(
         job_id="profile",
         job=job,
@@ -80,12 +98,16 @@ def time_step(
         )
         ends = _ends(parts.executor, lambda: parts.executor.train(source))
     except DivergedError:
-        return 0.0  # the training is to say so
+        return StepTimes()  # the training is to say so
     finally:
         stop.set()
         inbox.close()
         parts.close()
-    return float(np.median(np.diff(ends[_WARM:]))) if len(ends) > _WARM + 1 else 0.0
+    if len(ends) <= _WARM + 1:
+        return StepTimes()
+    delays = [*parts.rows.order.delays][_WARM:]
+    rows_s = float(np.quantile(delays, _QUANTILE)) if delays else 0.0
+    return StepTimes(float(np.median(np.diff(ends[_WARM:]))), rows_s)
 
 
 def _ends(executor: StageExecutor, train: Callable[[], None]) -> list[float]:

@@ -103,6 +103,7 @@ class RowCommits:
         """Take what the rows collected in a step; nothing, where the worker has no part of it."""
         if not self.any:
             return
+        self._order.collected(step)
         collected = [
             _Collected(one.table, one.keys, self._staging.download(one.gradients), one.usage)
             for one in self._rows.collected(pulled)

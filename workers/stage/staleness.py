@@ -5,11 +5,16 @@ committed once every worker of the stage has pulled its rows of step u+S and of 
 what a pull has seen depends on no timing, whatever the number of workers.
 """
 
+import time
+from collections import deque
+
 from protos.stage_pb2 import COMMITTED, PULLED
 from workers.links.inbox import Inbox
 from workers.links.notices import Notices
 from workers.links.pipeline import Place
 from workers.stage.schedule import Schedule
+
+_DELAYS = 256
 
 
 class RowOrder:
@@ -20,6 +25,10 @@ class RowOrder:
         staleness: updates that a step's rows lack.
         first: the step that training begins with; the tables have those before it.
         inbox: through which waiting threads are woken, and ended.
+
+    Attributes:
+        delays: of the latest steps, seconds from when this worker has collected a gradient to when
+            it has rows that have seen it.
     """
 
     def __init__(
@@ -41,6 +50,8 @@ class RowOrder:
         self._over = False
         self._leader = (place.stage, 0)
         self._workers = [(place.stage, rank) for rank in range(place.width)]
+        self._collected: dict[int, float] = {}  # when a step's gradient was
+        self.delays: deque[float] = deque(maxlen=_DELAYS)
 
     def may_pull(self, step: int) -> bool:
         """Whether the rows of a step are those that it is to see."""
@@ -55,8 +66,16 @@ class RowOrder:
         """
         self._inbox.wait(lambda: self.may_pull(step))
 
+    def collected(self, step: int) -> None:
+        """This worker has collected a step's gradient."""
+        self._collected[step] = time.perf_counter()
+        self._collected.pop(step - _DELAYS, None)
+
     def pulled(self, step: int) -> None:
         """This worker has all of its rows of a step."""
+        begun = self._collected.pop(step - 1 - self._staleness, None)
+        if begun is not None:
+            self.delays.append(time.perf_counter() - begun)
         self._notices.tell(self._leader, PULLED, step)
 
     def wait_to_commit(self, step: int) -> None:

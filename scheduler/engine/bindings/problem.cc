@@ -1,8 +1,10 @@
 #include "problem/problem.h"
 
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <optional>
 #include <stdexcept>
 #include <utility>
 
@@ -46,7 +48,8 @@ void Fill(Problem* self, const Mask& allowed, const Table& compute_serial,
           const Table& forward_share, const Table& held, const Table& most_units,
           const Joined& joined, bool cuts, const Row& price, const Row& limit, const Row& capacity,
           double samples, double ps_core_s, int ps_type, double max_price, double batch,
-          int micro_batches, int staleness, double crossing, bool whole_batch, bool lockstep) {
+          int micro_batches, int staleness, double crossing, bool whole_batch, bool lockstep,
+          const std::optional<Table>& delay, const std::optional<Row>& handling) {
   new (self) Problem();
   self->layers = static_cast<int>(allowed.shape(0));
   self->types = static_cast<int>(allowed.shape(1));
@@ -81,6 +84,8 @@ void Fill(Problem* self, const Mask& allowed, const Table& compute_serial,
   self->micro_batches = micro_batches;
   self->staleness = staleness;
   self->crossing = crossing;
+  self->delay = delay ? Copied(*self, *delay) : std::vector<double>(allowed.size(), 0.0);
+  self->handling = handling ? Copied(*self, *handling) : std::vector<double>(self->types, 0.0);
   self->whole_batch = whole_batch;
   self->lockstep = lockstep;
 }
@@ -135,7 +140,8 @@ void BindProblem(nb::module_& m) {
            "memory"_a, "forward_share"_a, "held"_a, "most_units"_a, "joined"_a, "cuts"_a, "price"_a,
            "limit"_a, "capacity"_a, "samples"_a, "ps_core_s"_a, "ps_type"_a, "max_price"_a,
            "batch"_a = 0.0, "micro_batches"_a = 0, "staleness"_a = 0, "crossing"_a = 0.0,
-           "whole_batch"_a = false, "lockstep"_a = false)
+           "whole_batch"_a = false, "lockstep"_a = false, "delay"_a = nb::none(),
+           "handling"_a = nb::none())
       .def_ro("layers", &Problem::layers)
       .def_ro("types", &Problem::types)
       .def_ro("cuts", &Problem::cuts);

@@ -49,12 +49,14 @@ void BindSimulation(nb::module_& m) {
       .def(
           "__init__",
           [](RunStage* self, int units, double forward, double backward, double cross, double sync,
-             double way, std::vector<double> slowness, double host_link, int per_host) {
+             double way, std::vector<double> slowness, double host_link, int per_host,
+             double delay) {
             new (self) RunStage{
-                {units, forward, backward, cross, sync, way}, slowness, host_link, per_host};
+                {units, forward, backward, cross, sync, way, delay}, slowness, host_link, per_host};
           },
           "units"_a, "forward"_a, "backward"_a, "cross"_a = 0.0, "sync"_a = 0.0, "way"_a = 0.0,
-          "slowness"_a = std::vector<double>(), "host_link"_a = 0.0, "per_host"_a = 1);
+          "slowness"_a = std::vector<double>(), "host_link"_a = 0.0, "per_host"_a = 1,
+          "delay"_a = 0.0);
   nb::class_<Serving>(m, "Serving", "Shards of a simulated run; see simulation/run.h.")
       .def(nb::init<>())
       .def_rw("shards", &Serving::shards)

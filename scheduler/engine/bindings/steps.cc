@@ -18,7 +18,10 @@ namespace {
 
 using Stages = std::vector<std::tuple<int, double, double, double, double>>;
 
-std::vector<StepStage> Made(const Stages& given, int micro_batches, double way) {
+using Delays = std::vector<double>;
+
+std::vector<StepStage> Made(const Stages& given, int micro_batches, double way,
+                            const Delays& delays) {
   std::vector<StepStage> stages;
   if (micro_batches < 1) throw std::invalid_argument("expected micro_batches of at least 1");
   for (auto [units, forward, backward, cross, sync] : given) {
@@ -27,6 +30,10 @@ std::vector<StepStage> Made(const Stages& given, int micro_batches, double way) 
   }
   if (stages.empty()) throw std::invalid_argument("expected a stage");
   stages.back().way = 0;
+  if (!delays.empty() && delays.size() != stages.size()) {
+    throw std::invalid_argument("expected a delay for each stage");
+  }
+  for (size_t s = 0; s < delays.size(); ++s) stages[s].delay = delays[s];
   return stages;
 }
 
@@ -56,29 +63,30 @@ void BindSteps(nb::module_& m) {
   m.def(
       "simulate",
       [](const Stages& stages, int micro_batches, int staleness, int steps, double way,
-         bool whole_batch) {
+         bool whole_batch, const Delays& delays) {
         if (staleness < 0 || steps < 1) throw std::invalid_argument("expected steps");
-        std::vector<StepStage> made = Made(stages, micro_batches, way);
+        std::vector<StepStage> made = Made(stages, micro_batches, way, delays);
         nb::gil_scoped_release release;
         return Simulate(made, micro_batches, staleness, steps, whole_batch);
       },
       "stages"_a, "micro_batches"_a, "staleness"_a, "steps"_a, "way"_a = 0.0,
-      "whole_batch"_a = false,
+      "whole_batch"_a = false, "delays"_a = Delays(),
       "Seconds between the updates of steps on end; a stage is (units, forward s, backward s, "
       "crossing s a micro-batch, sync s a step); `way` is what a micro-batch takes to another "
       "stage "
-      "and back besides; of a loss of whole batches where `whole_batch`.");
+      "and back besides; of a loss of whole batches where `whole_batch`; `delays` pass in each "
+      "stage after its sum, while nothing is busy.");
   m.def(
       "step_seconds",
       [](const Stages& stages, int micro_batches, int staleness, double slowest, double way,
-         bool whole_batch) {
+         bool whole_batch, const Delays& delays) {
         if (staleness < 0) throw std::invalid_argument("expected staleness of at least 0");
-        std::vector<StepStage> made = Made(stages, micro_batches, way);
+        std::vector<StepStage> made = Made(stages, micro_batches, way, delays);
         nb::gil_scoped_release release;
         return StepSeconds(made, micro_batches, staleness, slowest, whole_batch);
       },
       "stages"_a, "micro_batches"_a, "staleness"_a, "slowest"_a, "way"_a = 0.0,
-      "whole_batch"_a = false,
+      "whole_batch"_a = false, "delays"_a = Delays(),
       "Seconds a step once the pipeline is as full as it gets, at least `slowest`.");
   nb::class_<StepFound>(m, "StepFound", "A plan by simulated steps; see exact/step_search.h.")
       .def_ro("assignment", &StepFound::assignment)
@@ -92,15 +100,15 @@ void BindSteps(nb::module_& m) {
         "one start alone, with `fastest` the least seconds a sample.");
   m.def(
       "step_bound",
-      [](const Stages& stages, int micro_batches, double way) {
-        std::vector<StepStage> made = Made(stages, micro_batches, way);
+      [](const Stages& stages, int micro_batches, double way, const Delays& delays) {
+        std::vector<StepStage> made = Made(stages, micro_batches, way, delays);
         StepBound bound;
         for (size_t s = made.size(); s-- > 0;) {
           bound = bound.Before(made[s], Rounds(micro_batches, made[s].units));
         }
         return bound.step;
       },
-      "stages"_a, "micro_batches"_a, "way"_a = 0.0,
+      "stages"_a, "micro_batches"_a, "way"_a = 0.0, "delays"_a = Delays(),
       "Seconds that no flushed step takes less than.");
 }
 

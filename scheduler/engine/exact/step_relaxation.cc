@@ -79,7 +79,7 @@ StepRelaxation::Choice StepRelaxation::ChoiceOf(const Span& span, int units) con
   made.slowest = span.terms.Busy(units) * problem_.batch;
   made.alone = std::max(busy, stage.Busy() + rounds * stage.cross);
   made.again = (rounds - 1) * std::max(stage.forward, stage.backward);
-  made.sum = stage.sync;
+  made.sum = stage.End();
   return made;
 }
 

@@ -3,7 +3,7 @@
 // Of a plan whose step takes T seconds and whose trip, a micro-batch's way through all stages and
 // back, takes R, each stage keeps the following, with n micro-batches a worker, P the trip through
 // the stages before it, A the forward part of P, and f, b, x, g its forward, backward, crossing and
-// sum:
+// sum, with what passes after that:
 //
 //   alone = max(n (f + b), f + n x + b),   P + alone <= T,   A + alone + g <= T,
 //   again = (n - 1) max(f, b),             R + again <= T,   R - P + A + again + g <= T,

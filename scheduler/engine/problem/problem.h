@@ -25,7 +25,10 @@ struct Terms {
   double cs = 0, cp = 0, ds = 0, dp = 0;  // CT and DT, without the last layer's transfer
   double ts = 0, tp = 0;                  // that transfer
   double way = 0;                         // of a micro-batch to the next stage and back, besides
-  double fs = 0, fp = 0;                  // the forward's part of CT
+  double delay = 0;                       // at the end of a step, while nothing is busy
+  double handled = 0;     // of a micro-batch, what its worker is busy with for the stages beside it
+  int first = -1;         // its first layer
+  double fs = 0, fp = 0;  // the forward's part of CT
   double memory = 0;
   double held = 0;     // of memory, for each micro-batch in flight
   double most = kInf;  // units that it may have
@@ -76,6 +79,7 @@ struct Problem {
   std::vector<uint8_t> allowed;
   std::vector<double> forward_share;  // of compute
   std::vector<double> held;           // of memory, for each micro-batch in flight
+  std::vector<double> delay;          // seconds a sample from a step's sum to its update
   std::vector<double> most_units;     // of a stage with the layer
   std::vector<uint8_t> joined;        // [layers]: in one stage with the layer before
   // Whether neighbouring stages may be on one type, where together they exceed its memory.
@@ -90,6 +94,7 @@ struct Problem {
   bool whole_batch = false;  // whether its loss is one of whole batches
   bool lockstep = false;     // whether workers share out experts
   double crossing = 0;  // seconds of a micro-batch to another stage and back, besides transfers
+  std::vector<double> handling;  // [types]: s of a micro-batch for each stage beside its worker's
 
   size_t At(int layer, int type) const { return static_cast<size_t>(layer) * types + type; }
   // Whether a stage may end with `layer`.
@@ -109,11 +114,14 @@ struct Problem {
     terms->dp += sync_parallel[at];
     terms->memory += memory[at];
     terms->held += held[at];
+    terms->delay += delay[at];
     terms->most = std::min(terms->most, most_units[at]);
     bool final = layer == layers - 1;
     terms->ts = final ? 0 : transfer_serial[at];
     terms->tp = final ? 0 : transfer_parallel[at];
     terms->way = final ? 0 : crossing;
+    if (terms->first < 0) terms->first = layer;
+    terms->handled = handling[type] * ((terms->first > 0 ? 1 : 0) + (final ? 0 : 1));
   }
 
   // Whether neighbours on `type` exceed its memory together, with all that may be in flight.

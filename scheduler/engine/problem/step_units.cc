@@ -79,7 +79,7 @@ bool StepUnits::List() {
       StepStage made = StageAt(problem_, stage.terms, units);
       double rounds = Rounds(problem_.micro_batches, units);
       int more = (problem_.micro_batches - 1) / units;  // micro-batches after a worker's first
-      double wait = more * std::max(made.Busy(), made.cross) + made.sync;
+      double wait = more * std::max(made.Busy(), made.cross) + made.End();
       if (!options_[s].empty() && wait >= options_[s].back().wait) continue;
       options_[s].push_back({made, wait, rounds, stage.terms.Busy(units)});
       quickest = std::min(quickest, made.Busy() + made.cross + made.way);

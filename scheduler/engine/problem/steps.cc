@@ -130,7 +130,7 @@ class Simulation {
         int step = m / micro_batches_;
         if (--left_[s][step] == 0) {
           summed_[s] = std::max(now_, summed_[s]) + stages_[s].sync;
-          events_.push({summed_[s], Done::kSummed, s, m});
+          events_.push({summed_[s] + stages_[s].delay, Done::kSummed, s, m});
         }
         Touch(s, m);
         break;
@@ -204,10 +204,13 @@ StepStage StageAt(const Problem& problem, const Terms& terms, double units) {
   stage.units = static_cast<int>(units);
   stage.forward = (terms.fs * units + terms.fp) * samples;
   stage.backward = std::max(0.0, busy - stage.forward);
+  stage.forward += terms.handled / 2;
+  stage.backward += terms.handled / 2;
   stage.cross = (terms.ts * units + terms.tp) * samples;
   stage.way = terms.way;
   double summing = std::min(units, static_cast<double>(problem.micro_batches));
   stage.sync = (terms.ds + terms.dp / summing) * problem.batch;
+  stage.delay = terms.delay * problem.batch;
   return stage;
 }
 

@@ -5,8 +5,9 @@
 // has returned, else the next forward if that has arrived, unless as many micro-batches as it may
 // hold are between the two. What crosses to the next stage and what comes back for it passes one
 // link of the worker, one after the other, and is on its way for a while. Once the backwards of a
-// step are done, the stage's workers sum its gradients; when all stages have, the step's update is
-// made. The forward of step t waits for update t - 1 - S, S being the staleness.
+// step are done, the stage's workers sum its gradients; when all stages have, and what keeps
+// nothing busy has passed after each sum, the step's update is made. The forward of step t waits
+// for update t - 1 - S, S being the staleness.
 //
 // Where the loss is one of whole batches, the last stage's backwards of a step, and its forwards of
 // the next, wait for all of its forwards of the step; so every stage may hold all of a step.
@@ -27,6 +28,9 @@ struct StepStage {
   double cross = 0;  // on the worker's link, forth and back each a half; 0 of the last stage
   double sync = 0;   // after the last backward of a step
   double way = 0;    // as cross, but nothing waits for another meanwhile
+  double delay = 0;  // as sync, after it, but the next step's may pass meanwhile
+
+  double End() const { return sync + delay; }
 
   double Busy() const { return forward + backward; }
 };
@@ -70,7 +74,7 @@ struct StepBound {
     bound.pipeline =
         std::max({rounds * (f + b), away + f + rounds * b, away + b + rounds * f,
                   f + rounds * stage.cross + stage.way / 2 + b, f + across + pipeline + b});
-    bound.step = std::max(bound.pipeline + stage.sync, f + across / 2 + step);
+    bound.step = std::max(bound.pipeline + stage.End(), f + across / 2 + step);
     return bound;
   }
 };

@@ -315,7 +315,7 @@ class Run {
       step = summing_[s];
       steps_[step].parted = std::max(steps_[step].parted, now_);
       summed_[s] = std::max(now_, summed_[s]) + stages_[s].times.sync;
-      events_.push({summed_[s], Done::kSummed, s, step, 0});
+      events_.push({summed_[s] + stages_[s].times.delay, Done::kSummed, s, step, 0});
     }
   }
 

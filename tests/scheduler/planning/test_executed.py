@@ -20,20 +20,35 @@ from scheduler.problem.workload import Resources, Workload
 from tests.scheduler.instances import EXAMPLE, cost, every_plan, problems, resources, workload
 
 
-def _stepped(drawn: CostModel, staleness: int, micro_batches: int) -> CostModel:
-    work = replace(drawn.workload, staleness=staleness, batch=100, micro_batches=micro_batches)
+def _stepped(
+    drawn: CostModel, staleness: int, micro_batches: int, handling_s: float = 0.0
+) -> CostModel:
+    work = replace(
+        drawn.workload,
+        staleness=staleness,
+        batch=100,
+        micro_batches=micro_batches,
+        crossing_s=2.5 * handling_s,
+        handling_s=handling_s,
+    )
     return CostModel(
         work, drawn.resources, steps=Steps(staleness, micro_batches, 100, simulated=True)
     )
 
 
 @settings(max_examples=60, deadline=None)
-@given(problems(layers=4, limit=3), st.integers(0, 1), st.integers(1, 6))
+@given(
+    problems(layers=4, limit=3),
+    st.integers(0, 1),
+    st.integers(1, 6),
+    st.sampled_from([0.0, 0.04]),
+)
 def test_simulated_steps_are_solved_exactly(
-    drawn: tuple[CostModel, float], staleness: int, micro_batches: int
+    drawn: tuple[CostModel, float], staleness: int, micro_batches: int, handling_s: float
 ) -> None:
     """Every assignment with every number of units, each simulated."""
-    model, floor = _stepped(drawn[0], staleness, micro_batches), drawn[1] / 4
+    model = _stepped(drawn[0], staleness, micro_batches, handling_s)
+    floor = drawn[1] / 4
     best = np.inf
     for kinds in product(*(np.flatnonzero(row) for row in model.allowed)):
         assignment = tuple(int(kind) for kind in kinds)

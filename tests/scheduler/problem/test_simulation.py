@@ -27,30 +27,43 @@ _stages = st.lists(
 )
 
 _ways = st.sampled_from([0, 2, 6])
+_delays = st.lists(st.sampled_from([0, 0, 3, 8]), min_size=4, max_size=4)
 
 
 @settings(max_examples=150, deadline=None)
-@given(_stages, st.integers(1, 7), st.integers(0, 2), st.integers(1, 5), _ways, st.booleans())
+@given(
+    _stages, st.integers(1, 7), st.integers(0, 2), st.integers(1, 5), _ways, st.booleans(), _delays
+)
 def test_simulation_equals_one_in_ticks(
-    stages: Stages, micro_batches: int, staleness: int, steps: int, way: int, whole: bool
+    stages: Stages,
+    micro_batches: int,
+    staleness: int,
+    steps: int,
+    way: int,
+    whole: bool,
+    delays: list[int],
 ) -> None:
     given_ = [(u, float(f), float(b), float(x), float(s)) for u, f, b, x, s in stages]
     given_[-1] = (*given_[-1][:3], 0.0, given_[-1][4])
-    at = ticks(stages, micro_batches, staleness, steps, way, whole)
+    late = delays[: len(stages)]
+    at = ticks(stages, micro_batches, staleness, steps, way, whole, late)
     between = [end - start for start, end in pairwise([0, *at])]
-    found = _planner.simulate(given_, micro_batches, staleness, steps, float(way), whole)
+    found = _planner.simulate(
+        given_, micro_batches, staleness, steps, float(way), whole, [float(d) for d in late]
+    )
     assert found == pytest.approx(between)
 
 
 @settings(max_examples=150, deadline=None)
-@given(_stages, st.integers(1, 9), _ways, st.booleans())
+@given(_stages, st.integers(1, 9), _ways, st.booleans(), _delays)
 def test_no_step_is_faster_than_its_bound(
-    stages: Stages, micro_batches: int, way: int, whole: bool
+    stages: Stages, micro_batches: int, way: int, whole: bool, delays: list[int]
 ) -> None:
     given_ = [(u, float(f), float(b), float(x), float(s)) for u, f, b, x, s in stages]
     given_[-1] = (*given_[-1][:3], 0.0, given_[-1][4])
-    bound = _planner.step_bound(given_, micro_batches, float(way))
-    taken = _planner.simulate(given_, micro_batches, 0, 1, float(way), whole)[0]
+    late = [float(d) for d in delays[: len(stages)]]
+    bound = _planner.step_bound(given_, micro_batches, float(way), late)
+    taken = _planner.simulate(given_, micro_batches, 0, 1, float(way), whole, late)[0]
     assert bound <= taken * (1 + 1e-12)
 
 
@@ -81,6 +94,19 @@ def test_one_worker_is_never_idle() -> None:
     assert _planner.simulate([(1, 1.0, 2.0, 0.0, 5.0)], 4, 0, 2) == pytest.approx([17.0] * 2)
     # The sums of a step pass while the next computes.
     assert _planner.simulate([(1, 1.0, 2.0, 0.0, 5.0)], 4, 1, 9)[4:] == pytest.approx([12.0] * 5)
+
+
+def test_what_passes_after_a_sum_keeps_nothing_busy() -> None:
+    """Without staleness it is on the way of every step. With it a second step fills the pause,
+    until what is away takes longer than that one."""
+    alone = [(1, 1.0, 2.0, 0.0, 1.0)]
+    assert _planner.simulate(alone, 1, 0, 3, delays=[4.0]) == pytest.approx([8.0] * 3)
+    steady = _planner.simulate(alone, 4, 1, 9, delays=[4.0])[4:]
+    assert steady == pytest.approx([12.0] * 5)
+    assert sum(_planner.simulate(alone, 1, 1, 40, delays=[4.0])[20:]) / 20 == pytest.approx(4.0)
+    # Sums take turns, and would take 5 s each.
+    summed = [(1, 1.0, 2.0, 0.0, 5.0)]
+    assert sum(_planner.simulate(summed, 1, 1, 40)[20:]) / 20 == pytest.approx(5.0)
 
 
 def test_what_crosses_takes_turns_on_a_link() -> None:
@@ -117,6 +143,7 @@ _layers = st.lists(
         st.sampled_from([0, 2, 4]),  # that it crosses to the next stage and back
         st.sampled_from([0, 6, 12]),  # that the step's sum takes one worker
         st.integers(1, 3),  # units
+        st.sampled_from([0, 5]),  # that the update is later than the sum
     ),
     min_size=1,
     max_size=4,
@@ -124,13 +151,13 @@ _layers = st.lists(
 
 
 @settings(max_examples=100, deadline=None)
-@given(_layers, st.sampled_from([4, 8, 16]), _ways)
+@given(_layers, st.sampled_from([4, 8, 16]), _ways, st.sampled_from([0, 2]))
 def test_the_price_of_a_flushed_plan_is_what_an_independent_simulation_takes(
-    layers: list[tuple[int, int, int, int]], micro_batches: int, way: int
+    layers: list[tuple[int, int, int, int, int]], micro_batches: int, way: int, handling: int
 ) -> None:
     """From the workload on: each layer on a type of its own is a stage. All numbers are exact, as
     what happens at one moment may happen in either order otherwise."""
-    names = [f"type{n}" for n in range(len(layers))]
+    names = [f"cpu{n}" for n in range(len(layers))]
     rows = [
         {
             name: cost(
@@ -138,23 +165,26 @@ def test_the_price_of_a_flushed_plan_is_what_an_independent_simulation_takes(
                 forward_share=0.25,
                 transfer_s=float(cross * micro_batches),
                 sync_s=float(sync),
+                delay_s=float(delay),
             )
         }
-        for name, (forward, cross, sync, _) in zip(names, layers, strict=True)
+        for name, (forward, cross, sync, _, delay) in zip(names, layers, strict=True)
     ]
     size = {"batch": 128, "reference_batch": 128, "micro_batches": micro_batches}
-    work = workload(*rows, **size, staleness=0, ps_type="", crossing_s=float(way))
+    crossing = {"crossing_s": float(way + 2 * handling), "handling_s": float(handling)}
+    work = workload(*rows, **size, staleness=0, ps_type="", **crossing)
     offer = resources(**dict.fromkeys(names, (1.0, 3)))
     steps = Steps(0, micro_batches, 128, simulated=True)
     priced = CostModel(Workload.parse(work), Resources.parse(offer), steps=steps).evaluate(
-        tuple(range(len(layers))), tuple(units for *_, units in layers)
+        tuple(range(len(layers))), tuple(units for *_, units, _ in layers)
     )
     last = len(layers) - 1
+    half = [handling // 2 * ((n > 0) + (n < last)) for n in range(len(layers))]
     stages = [
-        (units, forward, 3 * forward, cross if n < last else 0, sync // units)
-        for n, (forward, cross, sync, units) in enumerate(layers)
+        (units, forward + half[n], 3 * forward + half[n], cross if n < last else 0, sync // units)
+        for n, (forward, cross, sync, units, _) in enumerate(layers)
     ]
-    step = ticks(stages, micro_batches, 0, 1, way)[0]
+    step = ticks(stages, micro_batches, 0, 1, way, delays=[delay for *_, delay in layers])[0]
     assert step * (1 - 1e-9) <= 128 / priced.throughput <= 1.05 * step
 
 

@@ -37,7 +37,7 @@ def test_what_is_said_of_steps_and_hosts_survives_and_what_is_not_said_is_not_wr
     plain["layers"][0] |= {**layer, "shares": "head.weight", "output_bytes": 4.0, "one_host": True}
     plain["layers"][0]["cost"]["cpu"]["forward_share"] = 0.4
     said = {"micro_batches": 4, "staleness": 0, "batch": 64, "overhead": 0.1, "data_bytes": 5.0}
-    said["crossing_s"] = 0.002
+    said["crossing_s"], said["handling_s"] = 0.002, 0.001
     full = Workload.parse(plain | said)
     assert full.to_json() == Workload.parse(full.to_json()).to_json()
     assert full.to_json().items() >= said.items()

@@ -45,6 +45,25 @@ def stages_now(decision: Decision, workload: Workload) -> list[tuple[float, floa
     return [(stage.compute_s, stage.transfer_s) for stage in found.stages]
 
 
+def test_what_a_stage_is_busy_with_for_others_is_not_its_layers() -> None:
+    """Micro-batches of 25 samples, each 0.5 s of a worker's for either neighbour."""
+    rows = {"cpu": cost(0.4)}, {"gpu": cost(0.9)}, {"cpu": cost(0.4)}
+    given = workload(*rows, handling_s=0.5, batch=100, micro_batches=4, staleness=1)
+    decision = plan(given, resources(cpu=(0.05, 2), gpu=(2.0, 1)), method="exact")
+    first, second, last = decision.stages
+    assert (first.units, second.units, last.units) == (1, 1, 1)
+    each_s = 0.5 / 25
+    busy = (first.compute_s + each_s, 2 * second.compute_s, 3 * last.compute_s + each_s)
+    measurement = Measurement(tuple(Filtered(9, one) for one in busy), Filtered(9, 0.0))
+    assert decision.workload is not None
+    assert decision.resources is not None
+    found = calibrate(
+        decision.workload, decision.resources, decision.stages, measurement, micro_batches=4
+    )
+    # On a type that is no CPU, what its core is busy with is not what the device is.
+    assert [ratio.compute for ratio in found.ratios] == pytest.approx([1.0, 2.0, 3.0])
+
+
 TWO = ({"cpu": cost(0.4)}, {"gpu": cost(0.9, sync_s=0.1)}, {"gpu": cost(0.1), "cpu": cost(5.0)})
 
 

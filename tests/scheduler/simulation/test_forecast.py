@@ -10,7 +10,10 @@ from tests.scheduler.instances import EXAMPLE, cost, resources, workload
 
 _OFFER = resources(cpu=(1.0, 12), t4=(3.0, 6))
 _ROWS = (
-    {"cpu": cost(0.4, transfer_s=0.01), "t4": cost(2.0, transfer_s=0.01)},
+    {
+        "cpu": cost(0.4, transfer_s=0.01, delay_s=0.02),
+        "t4": cost(2.0, transfer_s=0.01, delay_s=0.02),
+    },
     {"cpu": cost(2.0, sync_s=0.02), "t4": cost(0.3, sync_s=0.02)},
 )
 
@@ -18,6 +21,7 @@ _ROWS = (
 def _decided(staleness: int | None, micro_batches: int = 0, **other: object):
     size = {"batch": 800, "micro_batches": micro_batches} if staleness is not None else {}
     said = {"staleness": staleness} if staleness is not None else {}
+    said |= {"crossing_s": 0.004, "handling_s": 0.001}
     return plan(workload(*_ROWS, **size, **said, **other), _OFFER, 600.0, "exact")
 
 

@@ -35,26 +35,36 @@ _stages = st.lists(
 )
 
 
-def _training(stages, micro_batches: int, staleness: int, way: float = 0.0, whole=False):
+def _training(
+    stages, micro_batches: int, staleness: int, way: float = 0.0, whole=False, delays=(0.0,) * 4
+):
     last = len(stages) - 1
     made = tuple(
-        Stage(units, forward, backward, cross if n < last else 0.0, way, sync)
+        Stage(units, forward, backward, cross if n < last else 0.0, way, sync, delay_s=delays[n])
         for n, (units, forward, backward, cross, sync) in enumerate(stages)
     )
     return Training(made, micro_batches, staleness, micro_batches, whole_batch=whole)
 
 
 @settings(max_examples=200, deadline=None)
-@given(_stages, st.integers(1, 7), st.integers(0, 2), st.integers(1, 6), st.booleans())
+@given(
+    _stages,
+    st.integers(1, 7),
+    st.integers(0, 2),
+    st.integers(1, 6),
+    st.booleans(),
+    st.tuples(*[st.sampled_from([0.0, 0.0, 3.0, 8.0])] * 4),
+)
 def test_without_anything_besides_it_is_the_promises_simulation(
-    stages, micro_batches: int, staleness: int, steps: int, whole: bool
+    stages, micro_batches: int, staleness: int, steps: int, whole: bool, delays: tuple[float, ...]
 ) -> None:
     """To the bit, at any staleness: what plans are priced by."""
     given_ = [(u, float(f), float(b), float(x), float(s)) for u, f, b, x, s in stages]
     given_[-1] = (*given_[-1][:3], 0.0, given_[-1][4])
     way = 2.0
-    priced = _planner.simulate(given_, micro_batches, staleness, steps, way, whole)
-    training = _training(given_, micro_batches, staleness, way, whole)
+    late = delays[: len(given_)]
+    priced = _planner.simulate(given_, micro_batches, staleness, steps, way, whole, late)
+    training = _training(given_, micro_batches, staleness, way, whole, delays)
     found = simulate(training, steps, warm=0)
     assert found.step_s.tolist() == pytest.approx(priced, rel=0, abs=1e-9)
     assert found.seconds == pytest.approx(list(accumulate(priced))[-1])
@@ -269,7 +279,7 @@ def test_nothing_is_lost_and_nothing_made_up(training: Training, steps: int, see
         assert sum(shares.values()) == pytest.approx(1.0)
         assert min(shares.values()) >= -1e-12
     assert found.backwards == steps * training.micro_batches * len(training.stages)
-    assert (found.step_s > 0).all()
+    assert (found.step_s >= 0).all()  # steps of two workers may end at one moment
     assert found.step_s.sum() == pytest.approx(found.seconds)
     assert found.serving <= 1 + 1e-9
     if not training.kills and not training.noise:

@@ -22,4 +22,23 @@ def test_what_frames_take_is_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(Frame, "parts", slow)
     with LocalShards(1) as shards:
-        assert time_crossing(shards.addresses) >= _SLOW_S
+        assert time_crossing(shards.addresses).seconds >= _SLOW_S
+
+
+def test_what_workers_compute_for_frames_keeps_each_of_them_busy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As much in the one that sends it there as in the one that sends it back."""
+    parts = Frame.parts
+
+    def busy(self: Frame, sender: int) -> object:
+        until = time.thread_time() + _SLOW_S
+        while time.thread_time() < until:
+            pass
+        return parts(self, sender)
+
+    monkeypatch.setattr(Frame, "parts", busy)
+    with LocalShards(1) as shards:
+        found = time_crossing(shards.addresses)
+    assert found.handling_s >= 0.9 * _SLOW_S
+    assert found.seconds >= _SLOW_S

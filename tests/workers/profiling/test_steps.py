@@ -1,6 +1,9 @@
 """Real steps of one worker, beside what its layers take."""
 
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -8,12 +11,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from protos.job_pb2 import JobSpec
-from ps import LocalShards
+from ps import LocalShards, ParameterClient
 from workers.data import Dataset, GlobalBatches
-from workers.profiling.steps import time_step
+from workers.profiling.steps import StepTimes, time_step
 
 pytest.importorskip("ps.server")
 PAUSE_S = 0.02
+LATE_S = 0.1
 LAYERS = ("rows", "head")
 MODEL = f"""
 import time
@@ -56,20 +60,45 @@ def test_a_step_takes_its_micro_batches_and_more(job: JobSpec, staleness: int) -
     job.train.staleness = staleness
     batches = GlobalBatches.of(job, Dataset.of(job, "train"))
     with LocalShards(1) as shards:
-        assert (
-            time_step(job, LAYERS, shards.addresses, batches, 3, 0.1, "cpu", "cpu") >= 3 * PAUSE_S
-        )
+        found = time_step(job, LAYERS, shards.addresses, batches, 3, 0.1, "cpu", "cpu")
+    assert found.seconds >= 3 * PAUSE_S
+    assert found.rows_s > 0
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_what_commit_and_pull_take_one_after_the_other_is_how_late_rows_are(
+    job: JobSpec, staleness: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("commit_async", "pull_many"):
+        monkeypatch.setattr(ParameterClient, name, _late(getattr(ParameterClient, name)))
+    job.train.staleness = staleness
+    batches = GlobalBatches.of(job, Dataset.of(job, "train"))
+    with LocalShards(1) as shards:
+        found = time_step(job, LAYERS, shards.addresses, batches, 1, 0.1, "cpu", "cpu")
+    assert found.rows_s >= 2 * LATE_S
+    # Two steps under way share what is late; one has to wait for all of it.
+    assert found.seconds >= (2 * LATE_S + PAUSE_S) / (staleness + 1)
+
+
+def _late(method: Callable[..., Any]) -> Callable[..., Any]:
+    def late(*args: Any, **named: Any) -> Any:
+        time.sleep(LATE_S)
+        return method(*args, **named)
+
+    return late
 
 
 def test_a_training_of_few_steps_tells_nothing(job: JobSpec) -> None:
     job.train.max_steps = 3
     batches = GlobalBatches.of(job, Dataset.of(job, "train"))
     with LocalShards(1) as shards:
-        assert time_step(job, LAYERS, shards.addresses, batches, 3, 0.1, "cpu", "cpu") == 0.0
+        found = time_step(job, LAYERS, shards.addresses, batches, 3, 0.1, "cpu", "cpu")
+    assert found == StepTimes()
 
 
 def test_a_training_that_diverges_tells_nothing(job: JobSpec) -> None:
     job.train.optimizer.learning_rate, job.train.loss = 1e30, "mse"
     batches = GlobalBatches.of(job, Dataset.of(job, "train"))
     with LocalShards(1) as shards:
-        assert time_step(job, LAYERS, shards.addresses, batches, 3, 0.1, "cpu", "cpu") == 0.0
+        found = time_step(job, LAYERS, shards.addresses, batches, 3, 0.1, "cpu", "cpu")
+    assert found == StepTimes()
