@@ -69,7 +69,8 @@ void forward_at(const Input& rows, const Input& offsets, const Input& places, co
   check(rows, "rows", kind.rows, kind.device, {s.rows, dim});
   check(offsets, "offsets", nb::dtype<int64_t>(), kind.device, {s.groups + 1});
   check(places, "places", nb::dtype<int64_t>(), kind.device, {s.groups});
-  check(memory, "memory", nb::dtype<uint8_t>(), kind.device, {size_of(memory, "memory", 0, 2), step});
+  check(memory, "memory", nb::dtype<uint8_t>(), kind.device,
+        {size_of(memory, "memory", 0, 2), step});
   check(out, "out", kind.rows, kind.device, {s.rows, dim});
   const int64_t item = kind.rows.bits / 8;
   if (hidden < 0 || step % item != 0) throw nb::value_error("hidden, memory: out of range");
@@ -130,11 +131,12 @@ void bind_grouped_ffn(nb::module_& m) {
         "w2"_a.noconvert(), "activation"_a, "out"_a.noconvert(), "pre"_a.noconvert().none(),
         "act"_a.noconvert().none(), "stream"_a = 0, "threads"_a = 1,
         "out[r] = activate(rows[r] w1[e]) w2[e], e being the group of row r.");
-  m.def("grouped_ffn_at", &forward_at, "rows"_a.noconvert(), "offsets"_a.noconvert(),
-        "places"_a.noconvert(), "memory"_a.noconvert(), "w1"_a, "w2"_a, "hidden"_a, "activation"_a,
-        "out"_a.noconvert(), "threads"_a = 1,
-        "grouped_ffn on a CPU of groups whose matrices lie w1 and w2 bytes inside memory[places[e]]; "
-        "rows of a group with a negative place are not computed.");
+  m.def(
+      "grouped_ffn_at", &forward_at, "rows"_a.noconvert(), "offsets"_a.noconvert(),
+      "places"_a.noconvert(), "memory"_a.noconvert(), "w1"_a, "w2"_a, "hidden"_a, "activation"_a,
+      "out"_a.noconvert(), "threads"_a = 1,
+      "grouped_ffn on a CPU of groups whose matrices lie w1 and w2 bytes inside memory[places[e]]; "
+      "rows of a group with a negative place are not computed.");
   m.def("grouped_ffn_backward", &backward, "grad"_a.noconvert(), "rows"_a.noconvert(),
         "offsets"_a.noconvert(), "pre"_a.noconvert(), "w1"_a.noconvert(), "w2"_a.noconvert(),
         "activation"_a, "act"_a.noconvert(), "grad_pre"_a.noconvert(),
