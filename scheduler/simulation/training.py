@@ -226,10 +226,11 @@ def simulate(training: Training, steps: int, warm: int | None = None, seed: int 
         for spent, stage in zip(found.spent, training.stages, strict=True)
     )
     total = np.sum(found.spent, axis=0)
+    counted = float(updated[-1] - updated[warm])  # 0 where steps end at one moment
     shards = training.rows.shards if training.rows is not None else 0
     return Outcome(
         step_s=np.diff(updated[warm:]),
-        throughput=training.batch * (steps - warm) / float(updated[-1] - updated[warm]),
+        throughput=training.batch * (steps - warm) / counted if counted else math.inf,
         spent=_shares(total, training.units * seconds),
         by_stage=by_stage,
         seconds=seconds,
