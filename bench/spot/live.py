@@ -40,6 +40,7 @@ from tests.machines import Machines, running
 _UNITS = {"cpu": 1, "front": 2, "spot": 3, "sure": 2}
 _USED = 2  # spot units
 _AWAY_S = (1.0, 4.0)
+_READY_S = 5.0  # until workers can be forked on a node that came
 _OFTEN = 5  # times as often in the run that is not counted, which is half as long
 _AFTER_S = 12.0  # in which what a node's end costs is looked for
 
@@ -136,16 +137,19 @@ def _run(
     due = 0.0
     with ThreadPoolExecutor(1) as pool:
         while not (job := client.status(job_id)).state.is_final:
+            now = time.monotonic()
             if job.step and not due:
-                due = time.monotonic() + chance.expovariate(1 / every_s)
-            if due and time.monotonic() > due and all(one.done() for one in reclaimed):
+                due = now + chance.expovariate(1 / every_s)
+            if reclaimed and reclaimed[-1].done():
+                due = max(due, reclaimed[-1].result().back_at - time.time() + _READY_S + now)
+            if due and now > due and all(one.done() for one in reclaimed):
                 names = {node.node_id for node, _ in running(client, job_id) if node.type == "spot"}
                 if len(names) == _USED:
                     notice = chance.choice([arguments.notice, 0.0])
                     away = chance.uniform(*_AWAY_S)
                     name = chance.choice(sorted(names))
                     reclaimed.append(pool.submit(_reclaim, machines, client, name, notice, away))
-                    due = time.monotonic() + chance.expovariate(1 / every_s)
+                    due = now + chance.expovariate(1 / every_s)
             time.sleep(0.02)
     taken = [one.result() for one in reclaimed]
     decision = client.decision_message(job_id)
