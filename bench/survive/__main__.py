@@ -143,10 +143,10 @@ def _runs(
     nodes: list[str],
     folder: Path,
 ) -> Iterator[Run]:
-    """The unfailed run, then others until there were enough kills."""
+    """The unfailed run, then others until there were enough kills, or jobs."""
     yield _run(arguments, shape, machines, nodes, folder / "unfailed", 0)
     kills = number = 0
-    while kills < arguments.kills:
+    while kills < arguments.kills and number != arguments.jobs:
         number += 1
         run = _run(
             *(arguments, shape, machines, nodes, folder / str(number)),
@@ -232,6 +232,7 @@ def _parse() -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--kills", type=int, default=200)
+    add("--jobs", type=int, default=None, help="with kills, at most")
     add("--every", type=float, default=5.0, help="seconds between two, on average")
     add("--seed", type=int, default=1)
     add("--kinds", nargs="+", choices=list(KINDS), default=list(USUAL))
