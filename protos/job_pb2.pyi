@@ -1160,6 +1160,7 @@ class TrainSpec(_message.Message):
     LOGGERS_FIELD_NUMBER: _builtins.int
     EMA_FIELD_NUMBER: _builtins.int
     LINEAR_FIELD_NUMBER: _builtins.int
+    COMPILE_FIELD_NUMBER: _builtins.int
     ROUTES_FIELD_NUMBER: _builtins.int
     RESUME_FIELD_NUMBER: _builtins.int
     epochs: _builtins.int
@@ -1211,6 +1212,10 @@ class TrainSpec(_message.Message):
         """tensorboard | wandb | mlflow -> its arguments"""
 
     @_builtins.property
+    def compile(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """layers that torch compiles, by patterns of their names: blocks.*"""
+
+    @_builtins.property
     def routes(self) -> _containers.RepeatedCompositeFieldContainer[_decision_pb2.LinearRoute]:
         """chosen before, by a job that this one goes on from or in its own"""
 
@@ -1244,12 +1249,13 @@ class TrainSpec(_message.Message):
         loggers: _abc.Mapping[_builtins.str, _struct_pb2.Struct] | None = ...,
         ema: _builtins.float = ...,
         linear: _builtins.str = ...,
+        compile: _abc.Iterable[_builtins.str] | None = ...,
         routes: _abc.Iterable[_decision_pb2.LinearRoute] | None = ...,
         resume: Global___Origin | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "optimizer", b"optimizer", "resume", b"resume", "rows", b"rows", "validate", b"validate"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_norm", b"batch_norm", "batch_size", b"batch_size", "checkpoint", b"checkpoint", "clip", b"clip", "drop_last", b"drop_last", "ema", b"ema", "epochs", b"epochs", "heads", b"heads", "linear", b"linear", "loggers", b"loggers", "loss", b"loss", "max_steps", b"max_steps", "micro_batches", b"micro_batches", "optimizer", b"optimizer", "precision", b"precision", "resume", b"resume", "routes", b"routes", "rows", b"rows", "seed", b"seed", "split_experts", b"split_experts", "staleness", b"staleness", "validate", b"validate", "warm_start", b"warm_start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_norm", b"batch_norm", "batch_size", b"batch_size", "checkpoint", b"checkpoint", "clip", b"clip", "compile", b"compile", "drop_last", b"drop_last", "ema", b"ema", "epochs", b"epochs", "heads", b"heads", "linear", b"linear", "loggers", b"loggers", "loss", b"loss", "max_steps", b"max_steps", "micro_batches", b"micro_batches", "optimizer", b"optimizer", "precision", b"precision", "resume", b"resume", "routes", b"routes", "rows", b"rows", "seed", b"seed", "split_experts", b"split_experts", "staleness", b"staleness", "validate", b"validate", "warm_start", b"warm_start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

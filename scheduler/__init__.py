@@ -31,5 +31,7 @@ __getattr__, __dir__, __all__ = attach(
         "scheduler.planning.what_if": ("Comparison", "what_if"),
         "scheduler.problem.fields": ("InputError",),
         "scheduler.problem.workload": ("Resources", "Workload", "load_resources", "load_workload"),
+        "scheduler.simulation.forecast": ("Forecast", "forecast"),
+        "scheduler.simulation.training": ("Outcome", "Training", "simulate"),
     },
 )

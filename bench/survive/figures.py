@@ -118,11 +118,10 @@ def gaps_of(kills: Sequence[float], begun: Sequence[float]) -> list[float]:
 
     What stands still while others are killed is divided where they are.
     """
-    others = list(kills[1:])
-    marks = sorted([*begun, *others])
+    marks = sorted([*begun, *kills[1:]])
     return [
         longest_gap(marks, at, min(end - at, _AFTER_S))
-        for at, end in zip(kills, [*others, float("inf")], strict=True)
+        for at, end in pairwise([*kills, float("inf")])
     ]
 
 

@@ -64,6 +64,11 @@ from scheduler.methods.names import METHODS
     "May be repeated: all changes at once.",
 )
 @click.option(
+    "--simulate",
+    is_flag=True,
+    help="Also simulate the plan's steps: with queues, times that vary, interruptions.",
+)
+@click.option(
     "--export",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
@@ -83,13 +88,14 @@ def plan(
     finetune: float,
     pareto: bool,
     changes: tuple[str, ...],
+    simulate: bool,
     export: Path | None,
     as_json: bool,
 ) -> int:
     """Decide which layer of WORKLOAD runs on which type, and on how many units.
 
-    Exits with 5 when no plan meets the demands. With --what-if, the exit code and --export are of
-    the plan after the change.
+    Exits with 5 when no plan meets the demands. With --what-if, the exit code, --export and
+    --simulate are of the plan after the change.
     """
     import scheduler
     from heterps.job.resources import load_resources
@@ -113,13 +119,18 @@ def plan(
     answer = comparison.after if comparison else decision
     if export is not None:
         answer.export(export)
+    simulated = scheduler.forecast(answer, seed) if simulate else None
     if as_json:
-        options.print_json((comparison or decision).to_json())
+        value = (comparison or decision).to_json()
+        if simulate:
+            value["simulated"] = simulated.to_json() if simulated is not None else None
+        options.print_json(value)
     else:
         from heterps import report
 
         shown = report.decision_report(decision)
         if comparison is not None:
             shown = report.what_if_report(comparison.before, comparison.after)
-        report.show(report.console(), shown)
+        below = [report.forecast_report(simulated)] if simulated is not None else []
+        report.show(report.console(), shown, *below)
     return OK if answer.feasible else INFEASIBLE

@@ -10,6 +10,7 @@ from heterps.report.decision import (
     plan_table,
     probabilities_table,
 )
+from heterps.report.forecast import forecast_report
 from heterps.report.outcome import (
     job_commands,
     job_report,
@@ -25,6 +26,7 @@ __all__ = [
     "decision_report",
     "decisions_table",
     "diff_report",
+    "forecast_report",
     "job_commands",
     "job_report",
     "jobs_table",

@@ -141,6 +141,28 @@ def gather(
 def segment_sum(
     inverse: _Buffer, grads: _Buffer, segments: int, dim: int
 ) -> NDArray[np.float32]: ...
+def pool(
+    rows: _Buffer,
+    inverse: _Buffer,
+    there: _Buffer | None,
+    length: int,
+    dim: int,
+    pooling: str,
+) -> tuple[NDArray[np.float32], NDArray[np.int32] | None]:
+    """Bags [n, dim] of `length` keys each; of a maximum the rows that they are of, too, -1: none."""
+
+def pool_grads(
+    grads: _Buffer,
+    inverse: _Buffer,
+    there: _Buffer | None,
+    picked: _Buffer | None,
+    length: int,
+    rows: int,
+    dim: int,
+    pooling: str,
+) -> NDArray[np.float32]:
+    """The gradient [rows, dim] of the rows, of the bags' gradients [n, dim]."""
+
 def push_message(
     prefix: _Buffer,
     keys: _Buffer,

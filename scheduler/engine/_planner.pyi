@@ -199,3 +199,80 @@ def solve_steps(
     incumbent: float = ...,
     fastest: bool = ...,
 ) -> StepFound: ...
+
+class RunStage:
+    """A stage of a simulated run: seconds a micro-batch of a worker, `sync` a step.
+
+    `slowness` has a factor of each worker's times, or nothing. What is passed on takes `host_link`
+    each way on the link of the worker's host, which `per_host` workers share.
+    """
+
+    def __init__(
+        self,
+        units: int,
+        forward: float,
+        backward: float,
+        cross: float = ...,
+        sync: float = ...,
+        way: float = ...,
+        slowness: Sequence[float] = ...,
+        host_link: float = ...,
+        per_host: int = ...,
+    ) -> None: ...
+
+class Serving:
+    """Shards of a simulated run; all but seconds of messages are of a micro-batch at one shard."""
+
+    shards: int
+    priced: bool
+    way: float
+    client_message: float
+    client_pull: float
+    client_push: float
+    message: float
+    pull: float
+    push: float
+    commit: float
+    pull_link: float
+    push_link: float
+    shard_pull_link: float
+    shard_push_link: float
+    slowness: Sequence[float]
+
+    def __init__(self) -> None: ...
+
+class Kills:
+    """Units that are taken away, and what each has all wait for."""
+
+    def __init__(self, per_s: float, lost_s: float, back: bool = ...) -> None: ...
+
+class RunRules:
+    """What holds for all stages of a simulated run."""
+
+    end: float
+    part: float
+    closing: float
+    tell: float
+    tell_rows: float
+    cores: int
+    noise: float
+    seed: int
+    kills: Sequence[Kills]
+    cut_every: int
+
+    def __init__(
+        self, micro_batches: int, staleness: int, steps: int, whole_batch: bool = ...
+    ) -> None: ...
+
+class RunResult:
+    """What a simulated run came to."""
+
+    updated: list[float]  # when each update was made
+    spent: list[list[float]]  # worker seconds by stage: computing, executing, and waiting for
+    # rows, sums, what crosses and others; then what kills cost
+    kills: int
+    redone: int  # updates made once more
+    backwards: int  # that counted, of all stages
+    serving: float  # shard seconds
+
+def simulate_run(stages: Sequence[RunStage], serving: Serving, rules: RunRules) -> RunResult: ...

@@ -47,6 +47,7 @@ def test_a_job_stands_still_from_the_last_thing_before_a_kill_to_the_first_after
 
 def test_where_a_job_stands_still_is_told_of_the_kill_before():
     assert gaps_of([1.05, 4.05], [0.0, 1.0, 1.1, 4.0, 4.1, 5.0]) == pytest.approx([2.9, 0.9])
+    assert gaps_of([], [0.0, 1.0]) == []
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
@@ -180,8 +181,13 @@ def values(path: Path, columns: Collection[str]) -> Iterator[tuple[int, str, Val
             said = chunk.statistics
             if chunk.path_in_schema in columns and said is not None and said.has_null_count:
                 ends = (said.min, said.max) if said.has_min_max else (0, 0)
-                least, most = map(float, ends)
+                least, most = map(_number, ends)
                 yield group, chunk.path_in_schema, Values(said.null_count, least, most)
+
+
+def _number(said: float | bytes) -> float:
+    """A least or greatest value; of float16 Arrow gives the two bytes."""
+    return float(np.frombuffer(said, "<f2")[0] if isinstance(said, bytes) else said)
 
 
 def read(unit: Unit, columns: Sequence[str], block_rows: int) -> Iterator[pa.RecordBatch]:

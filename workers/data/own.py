@@ -158,7 +158,8 @@ class OwnBlocks:
             self._set_state(made, known)
         at, samples = known.row, self._in_order(made, known.row)
         while True:
-            state = self._state(made) if at >= self._positions.last + _BETWEEN else None
+            next_told = self._positions.last + _BETWEEN * self._positions.sparsity
+            state = self._state(made) if at >= next_told else None
             some = list(islice(samples, most))
             digest = known.digest if at == known.row else ""
             if digest and (not some or self._digest(some[0], columns, at) != digest):

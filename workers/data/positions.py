@@ -4,7 +4,9 @@ import json
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+_MOST: Final = 1 << 26  # characters of all that are kept of a pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,17 +31,23 @@ class Position:
 
 
 class Positions:
-    """Those that are known of one iterable.
+    """Those that are known of one iterable; where states grow too many, fewer of them.
 
     Args:
         file: by which the processes of a host tell each other; None: there is one.
+
+    Attributes:
+        rows: of a pass; 0 until one has ended.
+        sparsity: how many times as many samples as at first should lie between two.
     """
 
     def __init__(self, file: Path | None) -> None:
         self._file = file
         self._told = 0  # bytes of the file that have been read
         self._found: dict[int, Position] = {0: Position(0, None, "")}
-        self.rows = 0  # of a pass
+        self._sizes: dict[int, int] = {0: 0}
+        self.rows = 0
+        self.sparsity = 1
 
     @property
     def last(self) -> int:
@@ -48,9 +56,9 @@ class Positions:
 
     def add(self, position: Position) -> None:
         """Tell of one, or, where its row is 0, of the rows of a pass alone."""
-        self._take(position)
+        line = f"{position.written()}\n".encode()
+        self._take(position, len(line))
         if self._file is not None:
-            line = f"{position.written()}\n".encode()
             with suppress(OSError), self._file.open("ab", buffering=0) as file:
                 file.write(line)  # at once: others write lines there, too
 
@@ -62,9 +70,18 @@ class Positions:
                 whole, end, _ = file.read().rpartition(b"\n")
                 self._told += len(whole) + len(end)
                 for line in whole.splitlines():
-                    self._take(Position(**json.loads(line)))
+                    self._take(Position(**json.loads(line)), len(line))
         return self._found[max(known for known in self._found if known <= row)]
 
-    def _take(self, position: Position) -> None:
+    def _take(self, position: Position, size: int) -> None:
         self.rows = max(self.rows, position.rows)
-        self._found.setdefault(position.row, position)
+        if position.row in self._found:
+            return
+        self._found[position.row], self._sizes[position.row] = position, size
+        if sum(self._sizes.values()) <= _MOST:
+            return
+        self.sparsity *= 2
+        first, *others = sorted(self._found)
+        kept = {first, *others[1::2], others[-1]}
+        self._found = {row: one for row, one in self._found.items() if row in kept}
+        self._sizes = {row: size for row, size in self._sizes.items() if row in kept}

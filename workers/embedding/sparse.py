@@ -33,9 +33,9 @@ class SparseEmbedding(nn.Module):
     """Rows of dimension `dim` for 64-bit keys, grown on first use.
 
     It holds no parameters: rows and their optimizer state belong to the table. A stage binds
-    the rows of each micro-batch before it runs. Unbound, as in a notebook, the table lives in
-    this process and takes its gradients during backward: there each lookup is a step of the
-    optimizer for its rows, where a job makes one of all lookups of a table.
+    the rows of each micro-batch before it runs. Unbound, as in a notebook, the layer has a table
+    of its own in this process, which takes the gradients of all lookups as a backward ends: a step
+    of the optimizer for their rows.
 
     The key `heterps.PAD` stands for no key: it reads zeros, and has no row.
 
@@ -96,8 +96,12 @@ class SparseEmbedding(nn.Module):
         else:
             rows, inverse, padded = self._own_rows(keys)
         there = keys != PAD if padded else None
+        pooling = self.pooling
+        if pooling is not None and rows.device.type == "cpu" and len(rows) and keys.shape[-1]:
+            bags = _Pool.apply(rows, inverse, there, keys.shape[-1], pooling)  # type: ignore[no-untyped-call]
+            return bags.view(*keys.shape[:-1], self.spec.dim)  # type: ignore[no-any-return]
         values = _looked_up(rows, inverse, there).view(*keys.shape, self.spec.dim)
-        return values if self.pooling is None else _pooled(values, there, self.pooling)
+        return values if pooling is None else _pooled(values, there, pooling)
 
     def extra_repr(self) -> str:
         """Shown by print(model)."""
@@ -117,9 +121,36 @@ class SparseEmbedding(nn.Module):
         if learning:
             rows.requires_grad_()
             rows.register_post_accumulate_grad_hook(
-                lambda r: store.push(distinct, r.grad.cpu().numpy())
+                lambda r: _own.add(store, distinct, r.grad.cpu().numpy())
             )
         return rows, torch.from_numpy(inverse).to(keys.device), there is not None
+
+
+class _OwnGradients:
+    """Of the rows that lookups outside of a job got, by the backward that they are of."""
+
+    def __init__(self) -> None:
+        self._of: dict[int, list[tuple[RowStore, NDArray[np.uint64], NDArray[np.float32]]]] = {}
+
+    def add(self, store: RowStore, keys: NDArray[np.uint64], grads: NDArray[np.float32]) -> None:
+        """Within a backward: have them pushed as it ends, with others of the same table."""
+        task: int = torch._C._current_graph_task_id()
+        if task not in self._of:
+            self._of[task] = []
+            engine: Any = torch.autograd.Variable._execution_engine
+            engine.queue_callback(lambda: self._push(task))
+        self._of[task].append((store, keys, grads))
+
+    def _push(self, task: int) -> None:
+        parts = self._of.pop(task)
+        for store in {id(store): store for store, *_ in parts}.values():
+            own = [(keys, grads) for other, keys, grads in parts if other is store]
+            keys, inverse = native.unique(np.concatenate([keys for keys, _ in own]))
+            grads = np.concatenate([grads for _, grads in own])
+            store.push(keys, native.segment_sum(inverse, grads, len(keys), grads.shape[1]))
+
+
+_own = _OwnGradients()
 
 
 class BoundRows:
@@ -230,6 +261,36 @@ class _Gather(torch.autograd.Function):
         grad = grads[0].contiguous().numpy()
         summed = native.segment_sum(ctx.inverse.numpy(), grad, ctx.count, grad.shape[1])
         return torch.from_numpy(summed), None
+
+
+class _Pool(torch.autograd.Function):
+    """Bags of `length` keys without a copy of a row for each key, neither forward nor backward."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, rows: Tensor, inverse: Tensor, there: Tensor | None, length: int, pooling: str
+    ) -> Tensor:
+        ctx.inverse, ctx.length, ctx.pooling = inverse.numpy(), length, pooling
+        ctx.there = None if there is None else there.reshape(-1).numpy()
+        ctx.count, dim = rows.shape
+        own = rows.detach().contiguous().numpy()
+        bags, ctx.picked = native.pool(own, ctx.inverse, ctx.there, length, dim, pooling)
+        return torch.from_numpy(bags)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None]:
+        grad = grads[0].contiguous().numpy()
+        summed = native.pool_grads(
+            grad,
+            ctx.inverse,
+            ctx.there,
+            ctx.picked,
+            ctx.length,
+            ctx.count,
+            grad.shape[1],
+            ctx.pooling,
+        )
+        return torch.from_numpy(summed), None, None, None, None
 
 
 def tables_of(layers: Iterable[SparseEmbedding]) -> dict[str, EmbeddingSpec]:

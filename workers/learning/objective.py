@@ -103,8 +103,12 @@ class Objective:
 
     @property
     def counted(self) -> tuple[str, ...]:
-        """The names in `over` of terms that count something else than samples."""
-        return tuple(name for name, over in self.over.items() if over not in (SAMPLES, BATCH))
+        """The names in `over` of terms that count something else than samples.
+
+        They are sorted: what the first stage counts of a batch the last one reads in this order,
+        and neither maps of a job nor sets of its code have the same one in all processes.
+        """
+        return tuple(sorted(n for n, over in self.over.items() if over not in (SAMPLES, BATCH)))
 
     def counts(self, labels: Labels) -> list[float]:
         """What some samples count for each of `counted`.

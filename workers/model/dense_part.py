@@ -5,7 +5,7 @@ or with pooling [*keys.shape[:-1], dim] of its bags.
 """
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -49,20 +49,20 @@ class DensePart:
         return tuple(next(found) if one.table else batch[one.name] for one in self.inputs)
 
 
-def dense_part(model: nn.Module) -> DensePart:
+def dense_part(model: nn.Module, inputs: Sequence[str] = ()) -> DensePart:
     """Part a model from its tables; its layers are shared, and are to be in evaluation.
+
+    Args:
+        inputs: of the model, for one that is followed and not traced.
 
     Raises:
         ModelError: its forward cannot be followed.
     """
     if isinstance(model, Followed):
-        raise ModelError(
-            f"{type(model).__name__}: its forward has no graph of operations to export; "
-            "expected another model, or its own way out, such as .model.save_pretrained"
-        )
+        return _whole(model, inputs)
     graph = traced_through(model, training=False)
     first = next(iter(graph.nodes))
-    inputs: list[DenseInput] = []
+    looked_up: list[DenseInput] = []
     for node in list(graph.nodes):
         if node.op != "call_module":
             continue
@@ -75,13 +75,13 @@ def dense_part(model: nn.Module) -> DensePart:
         given.target = given.name  # of several lookups each its own
         if module.pooling is not None:
             keys = f"{module.pooling}({keys})"
-        inputs.append(DenseInput(given.name, spec.table, keys, spec.dim))
+        looked_up.append(DenseInput(given.name, spec.table, keys, spec.dim))
         node.replace_all_uses_with(given)
         graph.erase_node(node)
     module = fx.GraphModule(model, graph, type(model).__name__)
     graph = module.graph
     graph.eliminate_dead_code()
-    rows = {one.name: one for one in inputs}
+    rows = {one.name: one for one in looked_up}
     for node in list(graph.nodes):
         if node.op == "placeholder" and not node.users and node.name not in rows:
             graph.erase_node(node)
@@ -89,6 +89,21 @@ def dense_part(model: nn.Module) -> DensePart:
     graph.lint()
     module.recompile()
     return DensePart(module.eval(), tuple(rows.get(name, DenseInput(name)) for name in named))
+
+
+def _whole(model: Followed, inputs: Sequence[str]) -> DensePart:
+    """A model that has no tables, as a graph that calls it."""
+    if any(isinstance(module, SparseEmbedding) for module in model.modules()):
+        raise ModelError(
+            f"{type(model).__name__}: its forward has no graph of operations that lookups could be "
+            "inputs of; expected none in it"
+        )
+    graph = fx.Graph()
+    given = {name: graph.placeholder(name) for name in inputs}
+    taken = inspect.signature(model.forward).parameters
+    graph.output(graph.call_module("model", (), arguments_of(taken, given)))
+    module = fx.GraphModule(nn.ModuleDict({"model": model}), graph, type(model).__name__)
+    return DensePart(module.eval(), tuple(map(DenseInput, inputs)))
 
 
 @torch.no_grad()

@@ -22,7 +22,7 @@ from chassis.files import replace_file
 from protos.naming import table_prefix
 from workers.model.dense_part import DensePart, dense_part
 from workers.model.entry import ModelError
-from workers.model.inputs import arguments_of
+from workers.model.inputs import ALWAYS, arguments_of
 from workers.model.predict import ONLY, predictor_of
 from workers.model.saved import Saved, opened
 
@@ -73,8 +73,8 @@ def export(saved: Saved, kind: str, target: Path, sample: str = "") -> Exported:
     if kind == ONNX:
         _need_onnx()
     model = opened(saved)
-    part = dense_part(model)
     batches = _batches(model, sample)
+    part = dense_part(model, [name for name in batches[0] if name not in ALWAYS])
     partial = target.with_name(f".{target.stem}.partial-{os.getpid()}{target.suffix}")
     try:
         write: Callable[..., Callable[..., Any]] = _write_onnx if kind == ONNX else _write_torch

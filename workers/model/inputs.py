@@ -25,7 +25,7 @@ def inputs_of(spec: DataSpec) -> dict[str, Tensor]:
     return {**ALWAYS, **{one.name: wide(one.nothing) for one in named_of(spec)}}
 
 
-def arguments_of(names: Mapping[str, Any], batch: Mapping[str, Tensor]) -> dict[str, Any]:
+def arguments_of(names: Mapping[str, Any], batch: Mapping[str, Any]) -> dict[str, Any]:
     """What to call a model with.
 
     Args:

@@ -6,7 +6,6 @@ for the time being: those of a new model may hide what it does, as a last layer 
 """
 
 import logging
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -18,14 +17,11 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_flatten, tree_map
 
 from protos.job_pb2 import JobSpec
-from workers.data.columns import labels_in
 from workers.data.reader import Dataset
 from workers.data.tensors import first_samples, tensors_of
 from workers.embedding.sparse import SparseEmbedding
-from workers.learning.objective import check_rows, named, total
 from workers.learning.optimizers import GroupError, check_groups
 from workers.model.entry import ModelError
-from workers.model.job_loss import job_loss
 from workers.model.modes import in_mode
 from workers.model.places import parameter_places
 from workers.model.trace import TracedModel
@@ -62,8 +58,8 @@ def mixes_samples(traced: TracedModel, job: JobSpec) -> bool:
         return False
     first, second, third = parts
     try:
-        results = [_run(traced, joined(first, part)) for part in (second, third)]
-        results.append(_run(traced, second))
+        results = [run(traced, joined(first, part)) for part in (second, third)]
+        results.append(run(traced, second))
     except Exception as error:
         _log.info("the model could not be tried: %s: %s", type(error).__name__, error)
         return True
@@ -91,81 +87,6 @@ def _mixed(together: Any, other: Any, alone: Any, samples: int) -> bool:
     return bool(difference > _TOLERANCE * together.abs().max())
 
 
-def check_loss(traced: TracedModel, job: JobSpec) -> None:
-    """Refuse a loss that does not fit the model, or is not the mean that it declares.
-
-    Parts of the latter would not add up to the whole batch's. It is tried on the samples that the
-    model is tried on, whole and in two parts.
-
-    Raises:
-        ModelError: by how much they differ, and the remedy.
-        DataError: the first samples of the job do not fit it.
-        Whatever the loss raises.
-    """
-    parts = first_parts(job)
-    if not parts:
-        return
-    loss, batch = job_loss(job), joined(*parts)
-    try:
-        outputs = _run(traced, batch)
-    except Exception as error:
-        _log.info("the model could not be tried: %s: %s", type(error).__name__, error)
-        return
-    labels = labels_in(batch)
-    samples = len(next(iter(batch.values())))
-    if loss.whole:
-        _check_outputs(traced, job, outputs, parts[0], samples)
-    if samples < 4:
-        return
-    unknown = [name for name in loss.over if name and name not in loss.terms(outputs, labels)]
-    if unknown:
-        raise ModelError(
-            f"model.loss: {job.model.loss}: @loss(over=…) names no term {unknown[0]!r}"
-        )
-    whole = float(total(loss.of_batch(outputs, labels)))
-    if loss.whole:
-        return
-    counts = loss.counts(labels)
-    cut = samples // 4
-    added = 0.0
-    for some in (slice(0, cut), slice(cut, samples)):
-        own = {name: label[some] for name, label in labels.items()}
-        given = _part_of(outputs, some)
-        share = len(range(samples)[some]) / samples
-        added += float(loss.part(given, own, share, loss.counts(own), counts))
-    if not math.isfinite(whole) or math.isclose(whole, added, rel_tol=_TOLERANCE):
-        return
-    if whole != float(total(loss.of_batch(outputs, labels))):
-        return  # it draws random numbers
-    raise ModelError(
-        f"model.loss: {job.model.loss}: of {samples} samples it is {whole:g}, and {added:g} added "
-        "up of two parts by what it counts; expected the mean over the samples, a value for each "
-        "of them, or heterps.loss(over=…) to say what the mean is over; over='batch' where samples "
-        "are held against one another"
-    )
-
-
-def _check_outputs(
-    traced: TracedModel, job: JobSpec, outputs: Any, part: Mapping[str, Tensor], samples: int
-) -> None:
-    """Refuse outputs that are no rows of samples, and those without that depend on these."""
-    of_part = named(_run(traced, part))
-    check_rows(named(outputs), samples)
-    check_rows(of_part, len(next(iter(part.values()))))
-    for name, output in named(outputs).items():
-        alike = output.ndim or torch.allclose(output, of_part[name], equal_nan=True)
-        if not alike and job.train.micro_batches != 1:
-            raise ModelError(
-                f"{type(traced.model).__name__}: output {name!r} [] is another one of other "
-                "samples, and the loss is one of whole batches; expected a row for each sample, "
-                "one that does not depend on them, or train.micro_batches: 1"
-            )
-
-
-def _part_of(outputs: Any, some: slice) -> Any:
-    return tree_map(lambda output: output[some] if output.ndim else output, outputs)
-
-
 def check_parameters(traced: TracedModel, job: JobSpec) -> None:
     """Refuse a model that computes with what training would not find.
 
@@ -174,10 +95,12 @@ def check_parameters(traced: TracedModel, job: JobSpec) -> None:
         DataError: the first samples of the job do not fit it.
     """
     _check_groups(traced, job)
+    _check_hooks(traced, job)
     parts = first_parts(job)
     if not parts:
         return
     batch = joined(*parts[:2])
+    _check_kept(traced, batch)
     # From a staleness of 1 on a step puts the parameters of its version in place.
     exchanged = job.train.staleness > 0 and not job.train.split_experts
     try:
@@ -214,6 +137,42 @@ def check_parameters(traced: TracedModel, job: JobSpec) -> None:
                     "one of another step: a closure has it, say; expected it to be read from the "
                     "module in forward, as self.weight, or train.staleness: 0"
                 )
+
+
+def _check_hooks(traced: TracedModel, job: JobSpec) -> None:
+    """Refuse hooks on the gradients of parameters, which would see those of micro-batches.
+
+    From a staleness of 1 on they would see none, as each version has parameters of its own.
+    """
+    if job.train.micro_batches == 1 and not job.train.staleness:
+        return
+    for name, parameter in traced.model.named_parameters():
+        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+            raise ModelError(
+                f"{type(traced.model).__name__}: {name!r} has a hook on its gradient, which is "
+                "that of a micro-batch and not of the step; expected train.clip, a group of "
+                "train.optimizer.groups, a torch.autograd.Function in forward, or "
+                "train.micro_batches: 1 with train.staleness: 0"
+            )
+
+
+def _check_kept(traced: TracedModel, batch: Mapping[str, Tensor]) -> None:
+    """Refuse a forward that changes parameters: each worker and each version has others."""
+    layers = _Layers(traced, varied=True)
+    try:
+        with _tried(traced.model), torch.no_grad():
+            layers.run(*_inputs(traced, batch))
+    except Exception as error:
+        _log.info("the model could not be tried: %s: %s", type(error).__name__, error)
+    names: dict[Tensor, str] = {p: name for name, p in traced.model.named_parameters()}
+    for layer, parameter in layers.changed:
+        changed = names.get(parameter, "a parameter")
+        raise ModelError(
+            f"{type(traced.model).__name__}: {layer!r} changes {changed!r} in its forward, as "
+            "nn.Embedding does with max_norm, and each worker has a copy of its own; expected "
+            "parameters that the optimizer alone changes: what is read of them can be scaled in "
+            "forward"
+        )
 
 
 def structures_of(traced: TracedModel, job: JobSpec) -> set[str]:
@@ -260,7 +219,8 @@ def joined(*parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
-def _run(traced: TracedModel, batch: Mapping[str, Tensor]) -> Any:
+def run(traced: TracedModel, batch: Mapping[str, Tensor]) -> Any:
+    """What a model gives for a batch, with other parameters than its own; leaves no mark on it."""
     with _tried(traced.model), torch.no_grad():
         return _Layers(traced, varied=True).run(*_inputs(traced, batch))
 
@@ -291,12 +251,14 @@ class _Layers(fx.Interpreter):
     Attributes:
         reached: by layer, the leaves of its graph that no exchanged parameter is.
         structures: names of values that are no tensors.
+        changed: layers and the parameters, of those exchanged, that their forward changed.
     """
 
     def __init__(self, traced: TracedModel, *, varied: bool) -> None:
         super().__init__(traced.model, graph=traced.graph)
         self.reached: dict[str, list[Tensor]] = {}
         self.structures: set[str] = set()
+        self.changed: list[tuple[str, Tensor]] = []
         self._varied = varied
         self._generator = torch.Generator().manual_seed(_SEED)
 
@@ -311,27 +273,30 @@ class _Layers(fx.Interpreter):
         """Run a layer on its own."""
         module = self.fetch_attr(target)
         with ExitStack() as stack:
-            others: set[Tensor] = set()
+            others: dict[Tensor, Tensor] = {}
             if self._varied:
                 others = stack.enter_context(varied(module, self._generator))
+            versions = {other: other._version for other in others}
             result = super().call_module(target, _detached(args), _detached(kwargs))
+            changed = [other for other, version in versions.items() if other._version != version]
+            self.changed += [(str(target), others[other]) for other in changed]
             if torch.is_grad_enabled():
                 own = set() if self._varied else set(module.parameters())
-                leaves = [leaf for leaf in _leaves(result) if leaf not in others | own]
+                leaves = [leaf for leaf in _leaves(result) if leaf not in own | others.keys()]
                 self.reached.setdefault(str(target), []).extend(leaves)
         return _detached(result)
 
 
 @contextmanager
-def varied(module: nn.Module, generator: torch.Generator) -> Iterator[set[Tensor]]:
-    """Have other parameters in a module in place of those that are trained; these."""
+def varied(module: nn.Module, generator: torch.Generator) -> Iterator[dict[Tensor, Tensor]]:
+    """Have other parameters in a module in place of those that are trained; these, of each."""
     places = parameter_places(module, besides=True)
     others = {parameter: _varied_from(parameter, generator) for parameter in places}
     try:
         for parameter, where in places.items():
             for place in where:
                 place.put(others[parameter])
-        yield set(others.values())
+        yield {other: parameter for parameter, other in others.items()}
     finally:
         for parameter, where in places.items():
             for place in where:

@@ -12,6 +12,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from protos.job_pb2 import TrainSpec
 from workers.model.entry import ModelError
+from workers.model.modes import in_mode
 from workers.moe.layer import MoE
 
 SYNC = "sync"
@@ -42,7 +43,8 @@ def whole_seeing(model: nn.Module) -> tuple[str, ...]:
     """Dotted names of the modules that see their micro-batch whole, the model's own being ''.
 
     These are batch normalisation, dropout and whatever else draws random numbers, mixtures of
-    experts, and modules that add an `aux_loss`. Of a module's own forward the names that its code
+    experts, embeddings that scale gradients by how often a key comes, and modules that add an
+    `aux_loss`. Of a module's own forward the names that its code
     uses tell; what it does by other means is not seen.
     """
     return tuple(name for name, module in model.named_modules() if _sees_whole(module))
@@ -84,8 +86,10 @@ def check_smallest(model: nn.Module, samples: int) -> None:
     """
     if samples > 1:
         return
+    with in_mode(model, training=True):
+        training = {module for module in model.modules() if module.training}
     for name, module in model.named_modules():
-        if isinstance(module, nn.BatchNorm1d):
+        if isinstance(module, nn.BatchNorm1d) and module in training:
             raise ModelError(
                 f"{type(model).__name__}: {name!r} cannot normalise an epoch's last batch, of "
                 "which a micro-batch is a single sample; expected train.drop_last: true, another "
@@ -102,6 +106,8 @@ def _sees_whole(module: nn.Module) -> bool:
         return module.p > 0
     if isinstance(module, nn.MultiheadAttention):
         return bool(module.dropout > 0)
+    if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+        return bool(module.scale_grad_by_freq)
     if isinstance(module, nn.RNNBase):
         return module.dropout > 0 and module.num_layers > 1
     return hasattr(module, "aux_loss") or any(_TELLING & names for names in _used_names(module))

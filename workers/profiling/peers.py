@@ -30,6 +30,7 @@ from workers.device.units import compute_environment
 from workers.learning.precision import Precision
 from workers.links.all_reduce import Rendezvous, StageGroup, join_processes
 from workers.links.ring_port import RingPort
+from workers.model.compiled import compile_layers
 from workers.model.entry import job_model
 from workers.model.inputs import inputs_of
 from workers.model.job_loss import job_loss
@@ -224,6 +225,7 @@ def main(argv: list[str] | None = None) -> int:
         torch.cuda.set_device(device)
     job = ProfileRequest.FromString(options.request.read_bytes()).job
     traced = TracedModel(job_model(job).to(device).train(), inputs_of(job.data))
+    compile_layers(traced, job.train.compile)
     host, _, port = options.leader.rpartition(":")
     store: Any = dist.TCPStore(  # type: ignore[attr-defined]
         host, int(port), is_master=False, timeout=timedelta(hours=1)

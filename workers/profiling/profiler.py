@@ -29,6 +29,7 @@ from workers.data import Dataset, GlobalBatches
 from workers.learning.precision import Precision
 from workers.links.plain import plain_allowed
 from workers.links.transport import measure_rate
+from workers.model.compiled import compile_layers
 from workers.model.entry import job_model
 from workers.model.followed_check import check_followed
 from workers.model.inputs import inputs_of
@@ -145,6 +146,7 @@ class Profiler:
             on_host.model.to(self._device).train(), inputs_of(self._job.data)
         )
         self._traced.keep_whole(structures)
+        compile_layers(self._traced, self._job.train.compile)
         self._dataset = Dataset.of(self._job, "train")
         self._batches = GlobalBatches.of(self._job, self._dataset)
         step = self._batches.samples(0)

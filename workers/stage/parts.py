@@ -34,11 +34,13 @@ from workers.links.pipeline import Links, Place
 from workers.links.ring_port import join_stage
 from workers.links.session import Session
 from workers.links.transport import Neighbours
+from workers.model.compiled import compile_layers
 from workers.model.entry import job_model
 from workers.model.followed_check import check_followed
 from workers.model.inputs import inputs_of
 from workers.model.job_metrics import JobMetrics
-from workers.model.probe import check_loss, check_parameters, micro_batches_of
+from workers.model.loss_check import check_loss, check_metrics
+from workers.model.probe import check_parameters, micro_batches_of
 from workers.model.randomness import Randomness
 from workers.model.statistics import RunningStatistics
 from workers.model.trace import LayerInfo, StageGraph, TracedModel
@@ -140,6 +142,7 @@ class Share:
             check_parameters(traced, job)
             check_followed(traced, job)
             check_loss(traced, job)
+            check_metrics(traced, job)
         batches = GlobalBatches.of(job, Dataset.of(job, "train"))
         fixed = micro_batches_of(job, traced)
         schedule = Schedule(
@@ -155,6 +158,7 @@ class Share:
         if job.train.warm_start and not launch.resume:
             weights = read_weights(job.train.warm_start)
             give_weights(traced.model, weights, base_names(names), tell=first)
+        compile_layers(traced, job.train.compile)
         graph, staleness = traced.stage(plan.first, plan.last), staleness_of(launch)
         beginning = Beginning()
         if not anew:

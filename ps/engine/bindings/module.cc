@@ -63,6 +63,7 @@ NB_MODULE(_native, m) {
   m.attr("WINDOW") = Window::kWidth;
   BindWindow(m);
   BindTable(m);
+  BindBags(m);
   BindBatch(m);
   BindMerge(m);
 }

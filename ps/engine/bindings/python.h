@@ -111,6 +111,7 @@ inline size_t CheckKeyBytes(size_t key_bytes) {
   return key_bytes;
 }
 
+void BindBags(nb::module_& m);
 void BindBatch(nb::module_& m);
 void BindMerge(nb::module_& m);
 void BindTable(nb::module_& m);

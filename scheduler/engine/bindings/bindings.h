@@ -13,9 +13,10 @@ namespace heterps::scheduler {
 template <typename T>
 using Array = nanobind::ndarray<const T, nanobind::c_contig, nanobind::device::cpu>;
 
-void BindProblem(nanobind::module_& m);   // problem_bindings.cc: Problem, provision
-void BindSteps(nanobind::module_& m);     // steps_bindings.cc: the simulation of steps
-void BindEpisodes(nanobind::module_& m);  // episodes_bindings.cc: the environment's core
+void BindProblem(nanobind::module_& m);     // problem_bindings.cc: Problem, provision
+void BindSteps(nanobind::module_& m);       // steps_bindings.cc: the simulation of steps
+void BindSimulation(nanobind::module_& m);  // simulation.cc: runs on machines that have limits
+void BindEpisodes(nanobind::module_& m);    // episodes_bindings.cc: the environment's core
 void BindNetwork(
     nanobind::module_& m);             // network_bindings.cc: the policy's network and its samples
 void BindExact(nanobind::module_& m);  // exact_bindings.cc: the exact solver

@@ -82,8 +82,8 @@ def go_on(
     workers = {p.process_id: p for p in processes if p.role == STAGE}
     former = [0] * stages
     kept: dict[str, RegroupReply] = {}
-    for name, state in states.items():
-        stage, reply = workers[name].index, state.reply
+    for name, one in states.items():
+        stage, reply = workers[name].index, one.reply
         former[stage] = max(former[stage], reply.trained)
         if reply.has_state and reply.line == line:
             kept[name] = reply

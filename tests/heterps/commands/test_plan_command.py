@@ -107,3 +107,25 @@ def test_planning_needs_no_torch():
         cwd=ROOT,
     )
     assert done.stderr.splitlines()[-1] == "[]"
+
+
+def test_simulate_shows_what_a_price_leaves_out(run):
+    code, out, _ = run(*EXACT, "--simulate")
+    assert code == OK
+    assert "Simulated" in out
+    assert "as it was priced" in out
+    assert "and 1 of 9 t4 takes 2" in out
+    code, out, _ = run(*EXACT, "--simulate", "--json")
+    assert code == OK
+    told = json.loads(out)["simulated"]
+    assert [row["key"] for row in told["scenarios"]] == ["priced", "shards", "varied", "slow"]
+    assert told["assumed"]
+    assert told["interruptions"] is None
+
+
+def test_simulate_of_no_plan_is_null(run):
+    code, out, _ = run(
+        *EXACT, "--pin", "experts=v100", "--max-price", "0.01", "--simulate", "--json"
+    )
+    assert code == INFEASIBLE
+    assert "simulated" in json.loads(out)

@@ -121,6 +121,29 @@ def test_gather_and_segment_sum() -> None:
     np.testing.assert_array_equal(_native.segment_sum(inverse, grads, 50, 3), total)
 
 
+def test_bags_that_do_not_fit_are_refused() -> None:
+    inverse, rows = np.array([0, 1, 1, 0]), np.zeros((2, 3), np.float32)
+    for pooling in ("sum", "max"):
+        pooled, picked = _native.pool(rows, inverse, None, 2, 3, pooling)
+        assert pooled.shape == (2, 3)
+        for length in (0, 3):
+            with pytest.raises(ValueError, match=f"4 keys are no bags of {length}"):
+                _native.pool(rows, inverse, None, length, 3, pooling)
+        with pytest.raises(ValueError, match="not below 2"):
+            _native.pool(rows, np.array([0, 2]), None, 2, 3, pooling)
+        with pytest.raises(ValueError, match="not below 1"):
+            _native.pool_grads(pooled, inverse, None, picked, 2, 1, 3, pooling)
+        with pytest.raises(ValueError, match="there: 3 bytes, expected 4"):
+            _native.pool(rows, inverse, np.ones(3, bool), 2, 3, pooling)
+        with pytest.raises(ValueError, match="gradients: 12 bytes, expected 24"):
+            _native.pool_grads(pooled[:1], inverse, None, picked, 2, 2, 3, pooling)
+    beyond = np.full((2, 3), 2, np.int32)
+    with pytest.raises(ValueError, match="picked: a row is not below 2"):
+        _native.pool_grads(pooled, inverse, None, beyond, 2, 2, 3, "max")
+    with pytest.raises(ValueError, match="unknown pooling 'avg'"):
+        _native.pool(rows, inverse, None, 2, 3, "avg")
+
+
 def test_sizes_and_indices_are_checked() -> None:
     i64 = np.array([0, 5], np.int64)
     f32 = np.zeros((2, 3), np.float32)

@@ -4,6 +4,7 @@ from decimal import Decimal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
@@ -85,3 +86,32 @@ def test_whole_numbers_of_text_are_exact(tmp_path):
 def test_what_is_not_whole_or_too_large_is_named(tmp_path, values, kind, text, expected):
     with pytest.raises(DataError, match=expected):
         read(tmp_path, values, kind, text)
+
+
+HALVES = [1.5, None, -0.25, 65504.0, 3.0]  # of which 65504 is the largest
+
+
+def halves(folder, values):
+    """A job that reads float16 as numbers, of a Parquet file that says which there are."""
+    column = pa.array(np.array([np.nan if v is None else v for v in values], np.float16))
+    column = pc.if_else(pa.array([v is not None for v in values]), column, None)
+    table = pa.table({"n": column, "m": column, "y": pa.array(np.ones(len(values), np.float16))})
+    pq.write_table(table, folder / "a.parquet")
+    job = JobSpec(directory=str(folder))
+    job.data.path, job.data.train, job.data.label = ".", "a.parquet", "y"
+    job.data.dense.append("n")
+    job.data.columns["m"].type = "float"
+    job.train.loss = "bce_with_logits"
+    check(job)
+    return Dataset.of(job, "train")
+
+
+def test_float16_is_read_as_any_number(tmp_path):
+    found = first_samples(halves(tmp_path, HALVES), len(HALVES))
+    expected = [value or 0.0 for value in HALVES]
+    assert found["dense"][:, 0].tolist() == found["m"].tolist() == expected
+
+
+def test_an_infinite_float16_is_named(tmp_path):
+    with pytest.raises(DataError, match=r"row 2: data\.dense: n.*inf"):
+        halves(tmp_path, [1.0, np.inf])

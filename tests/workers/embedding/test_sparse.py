@@ -4,6 +4,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 from heterps import PAD, Admission, Eviction, Score, Segment, SparseEmbedding
@@ -33,7 +35,7 @@ def bags():
 
 def bound(pooling, keys, weight):
     """A layer bound as a stage binds it, and its rows."""
-    layer = SparseEmbedding("t", DIM, pooling=pooling)
+    layer = SparseEmbedding("t", weight.shape[1], pooling=pooling)
     distinct, inverse, there = unique_keys(keys.reshape(-1).numpy())
     rows = weight[torch.from_numpy(distinct.astype(np.int64))].clone().requires_grad_()
     bind_rows([layer], rows, torch.from_numpy(inverse), padded=there is not None)
@@ -64,6 +66,59 @@ def test_bags_are_those_of_plain_pytorch(pooling, padded):
     torch.testing.assert_close(gradients, plain.weight.grad[:ROWS])
 
 
+@st.composite
+def any_bags(draw):
+    """Keys [..., length], with ties and PAD, and a width; a few bags or many keys."""
+    shape = draw(st.sampled_from([(1, 1), (5, 3), (2, 3, 4), (40, 17)]))
+    seed, there = draw(st.integers(0, 999)), draw(st.sampled_from([0.1, 0.6, 1.0]))
+    random = np.random.default_rng(seed)
+    keys = random.integers(0, draw(st.integers(1, 30)), shape)
+    return np.where(random.random(shape) < there, keys, PAD), draw(st.sampled_from([1, 8, 65]))
+
+
+@given(any_bags(), st.sampled_from(["sum", "mean", "max"]))
+def test_any_bags_are_those_of_a_loop(bags, pooling):
+    keys, dim = bags
+    random = np.random.default_rng(1)
+    weight = random.integers(-3, 4, (30, dim)).astype(np.float64)  # of which some are equal
+    layer = SparseEmbedding("t", dim, pooling=pooling)
+    distinct, inverse, there = unique_keys(keys.reshape(-1))
+    rows = torch.tensor(weight[distinct.astype(np.int64)], dtype=torch.float32, requires_grad=True)
+    bind_rows([layer], rows, torch.from_numpy(inverse), padded=there is not None)
+    found = layer(torch.from_numpy(keys))
+    factors = random.normal(size=found.shape)
+    (found * torch.from_numpy(factors)).sum().backward()
+
+    expected, gradients = np.zeros((*keys.shape[:-1], dim)), np.zeros((30, dim))
+    for place in np.ndindex(*keys.shape[:-1]):
+        own = [int(key) for key in keys[place] if key != PAD]
+        if not own:
+            continue
+        several = weight[own]
+        if pooling == "max":
+            expected[place] = several.max(0)
+            for column, first in enumerate(several.argmax(0)):
+                gradients[own[first], column] += factors[place][column]
+            continue
+        share = 1 / len(own) if pooling == "mean" else 1
+        expected[place] = several.sum(0) * share
+        for key in own:
+            gradients[key] += factors[place] * share
+    np.testing.assert_allclose(found.detach().numpy(), expected, rtol=1e-5, atol=1e-5)
+    if len(distinct):
+        made = rows.grad.numpy()
+        np.testing.assert_allclose(made, gradients[distinct.astype(np.int64)], rtol=1e-4, atol=1e-4)
+
+
+def test_the_greatest_of_a_bag_with_no_number_is_none():
+    keys = torch.tensor([[0, 1, 2], [1, 2, 1]])
+    weight = torch.tensor([[float("nan")], [5.0], [float("-inf")]])
+    layer, *_ = bound("max", keys, weight)
+    found = layer(keys).squeeze(1)
+    assert found[0].isnan()
+    assert found[1] == 5
+
+
 @pytest.mark.parametrize("pooling", [None, "sum", "mean", "max"])
 def test_a_batch_of_pad_alone_is_zeros_and_can_go_backward(pooling):
     keys = torch.full((2, 3), PAD)
@@ -83,6 +138,26 @@ def test_pad_has_no_row_and_trains_none():
     assert (found[keys != PAD] != 0).all()
     found.sum().backward()
     assert sorted(layer.store.keys().tolist()) == [1, 2]
+
+
+def test_all_lookups_of_a_backward_are_one_step_outside_of_a_job():
+    layer = SparseEmbedding(
+        "t", DIM, learning_rate=0.5, initial_accumulator=0.1, initializer="zeros"
+    )
+    plain = nn.Embedding(ROWS, DIM)
+    nn.init.zeros_(plain.weight)
+    optimizer = torch.optim.Adagrad(plain.parameters(), 0.5, initial_accumulator_value=0.1)
+    top = nn.Linear(DIM, 1)
+    for step in range(3):
+        keys = torch.tensor([[0, 1, 2, 2], [3, 1, 4, step]])
+        optimizer.zero_grad()
+        for embedding in (plain, layer):
+            twice = embedding(keys[:, :2]).sum(1) * embedding(keys[:, 2:] % 3).sum(1)
+            (top(twice + embedding(keys[:, 0]))).square().sum().backward()
+        optimizer.step()
+        found = torch.from_numpy(layer.store.pull(np.arange(ROWS, dtype=np.uint64), True))
+        torch.testing.assert_close(found, plain.weight.detach())
+    assert not layer.store.pull(np.array([5], np.uint64), True).any()
 
 
 def test_no_value_has_the_key_of_pad(monkeypatch):
@@ -185,7 +260,7 @@ def test_segments_have_their_own_settings():
         SparseEmbedding("t", DIM, segments=parts, learning_rate=0.3)
 
 
-def given():
+def options_given():
     """A job with each of `OPTIONS`, as its file would have them."""
     job = JobSpec()
     options = job.tables["t"]
@@ -208,7 +283,7 @@ def given():
 def test_a_job_gives_a_table_what_the_model_could():
     model = nn.ModuleList([SparseEmbedding("t", DIM), SparseEmbedding("u", DIM, seed=4)])
     before = model[1].spec
-    change_tables(model, given().tables)
+    change_tables(model, options_given().tables)
     assert created(model[0]) == created(SparseEmbedding("t", DIM, **OPTIONS))
     assert model[1].spec == before
 

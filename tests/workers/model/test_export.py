@@ -4,6 +4,7 @@ import importlib.util
 import json
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -107,6 +108,41 @@ def test_pictures_are_made_up_as_models_take_them(tmp_path):
     pictures = torch.rand(7, 3, 4, 4)
     expected = heterps.load(tmp_path / "out")(pictures)
     torch.testing.assert_close(torch.export.load(target).module()(pictures), expected)
+
+
+FOLLOWED = """
+import heterps
+import torch
+from transformers import BertConfig, BertForSequenceClassification as Bert
+
+def build():
+    sizes = {"hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 12, "vocab_size": 30}
+    torch.manual_seed(0)
+    return heterps.HuggingFace(Bert(BertConfig(num_hidden_layers=2, num_labels=3, **sizes)))
+"""
+
+
+def test_a_model_of_transformers_is_written_whole(tmp_path):
+    pytest.importorskip("transformers", reason="needs heterps[huggingface]")
+    (tmp_path / "model.py").write_text(FOLLOWED)
+    job = JobSpec(directory=str(tmp_path))
+    job.model.entry, job.data.label, job.train.loss = "model.py:build", "y", "cross_entropy"
+    for name, kind in (("input_ids", "ints"), ("attention_mask", "mask")):
+        column = job.data.columns[name]
+        column.of, column.type, column.length = "ids", kind, 6
+    saved = SavedModel(str(tmp_path / "out"))
+    saved.write_stage(0, job_model(job).state_dict())
+    save_checkpoint(saved.tables, [])
+    saved.finish(job, 1, LossCurve([0.5]), {"job_id": "job1"})
+    target = tmp_path / "model.pt2"
+    assert cli.main(["export", str(tmp_path / "out"), "--torch", str(target)]) == 0
+    assert not (tmp_path / "model.pt2.tables").exists()
+    model = heterps.load(tmp_path / "out")
+    data = pa.table({"ids": pa.array([[1, 2, 3], [4], [5, 6, 7, 8, 9, 3], [2, 2]] * 2)})
+    told = json.loads((tmp_path / "model.pt2.json").read_text())
+    batch = model.predict.inputs(data)
+    given = torch.export.load(target).module()(*(batch[one["name"]] for one in told["inputs"]))
+    torch.testing.assert_close(given, model.predict(data, logits=True))
 
 
 def served(target, data, model):

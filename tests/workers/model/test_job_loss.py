@@ -12,7 +12,7 @@ from torch import nn
 from protos.job_pb2 import JobSpec
 from workers.model.entry import ModelError
 from workers.model.job_loss import job_loss
-from workers.model.probe import check_loss
+from workers.model.loss_check import check_loss
 from workers.model.trace import TracedModel
 
 

@@ -9,8 +9,14 @@ from torch import nn
 
 from protos.job_pb2 import JobSpec
 from workers.embedding.sparse import SparseEmbedding
+from workers.learning.objective import MissingLabelError
 from workers.model.entry import ModelError
-from workers.model.probe import check_parameters, micro_batches_of, mixes_samples
+from workers.model.loss_check import check_metrics
+from workers.model.probe import (
+    check_parameters,
+    micro_batches_of,
+    mixes_samples,
+)
 from workers.model.trace import TracedModel
 
 
@@ -241,3 +247,100 @@ def test_shared_parameters_are_not_refused(job):
     net.top = nn.Linear(6, 6)
     net.top.weight = net.layer.weight
     check_parameters(TracedModel(net), job)
+
+
+class Table(nn.Module):
+    """Looks up numbers, in a table whose rows a forward makes shorter where they are too long."""
+
+    def __init__(self, **options):
+        super().__init__()
+        self.rows = nn.Embedding(6, 6, **options)
+
+    def forward(self, x):
+        return self.rows(x.argmax(1)) + x
+
+
+class Normed(nn.Module):
+    """Has weights of length 1, by changing them."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(6))
+
+    def forward(self, x):
+        with torch.no_grad():
+            self.weight.div_(self.weight.norm())
+        return x * self.weight
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+@pytest.mark.parametrize(
+    ("layer", "named"),
+    [(Table(max_norm=0.1), "'layer' changes 'layer.rows.weight'"), (Normed(), "'layer.weight'")],
+)
+def test_a_forward_that_changes_parameters_is_refused_and_changes_none(
+    job, layer, named, staleness
+):
+    job.train.staleness = staleness
+    before = {name: value.clone() for name, value in layer.state_dict().items()}
+    with pytest.raises(ModelError, match=named):
+        check_parameters(TracedModel(Net(layer)), job)
+    for name, value in layer.state_dict().items():
+        assert torch.equal(value, before[name])
+    check_parameters(TracedModel(Net(Table())), job)
+
+
+@pytest.mark.parametrize("register", ["register_hook", "register_post_accumulate_grad_hook"])
+def test_hooks_on_gradients_are_refused_where_they_would_not_see_those_of_steps(job, register):
+    layer = nn.Linear(6, 6)
+    getattr(layer.bias, register)(lambda grad: None)
+    for staleness, micro_batches in ((0, 0), (0, 2), (1, 1)):
+        job.train.staleness, job.train.micro_batches = staleness, micro_batches
+        with pytest.raises(ModelError, match=r"'layer.bias' has a hook on its gradient"):
+            check_parameters(TracedModel(Net(layer)), job)
+    job.train.staleness, job.train.micro_batches = 0, 1
+    check_parameters(TracedModel(Net(layer)), job)
+
+
+METRICS = """
+import torch
+
+def matrix(outputs, batch):
+    return torch.outer(outputs, outputs)
+
+def of_many(outputs, batch):
+    return 1 / (len(outputs) // 1000)
+
+def other(outputs, batch):
+    return batch["price"].mean()
+
+class Several:
+    def reset(self): self.seen = 0
+    def update(self, scores, label): self.seen += len(label)
+    def compute(self): return {"seen": self.seen, "of": [self.seen]}
+
+def number(outputs, batch):
+    return (outputs * batch["label"]).mean()
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("matrix", "(?s)'matrix' is tensor.*expected a number, or numbers by name"),
+        ("Several", r"'Several_of' is \[24\]"),
+        ("other", "label 'price'"),
+        ("number", None),
+        ("of_many", None),  # which may do once there are more
+    ],
+)
+def test_metrics_that_give_no_number_are_refused_before_training(job, tmp_path, name, expected):
+    (tmp_path / "metrics.py").write_text(METRICS)
+    job.model.metrics.append(f"metrics.py:{name}")
+    job.train.loss = "bce_with_logits"
+    traced = TracedModel(Net(nn.Linear(6, 6)))
+    if expected is None:
+        check_metrics(traced, job)
+        return
+    with pytest.raises((ModelError, MissingLabelError), match=expected):
+        check_metrics(traced, job)

@@ -63,6 +63,9 @@ def never():
         (nn.InstanceNorm1d(3), False),
         (nn.InstanceNorm1d(3, track_running_stats=True), True),
         (nn.LayerNorm(3), False),
+        (nn.Embedding(3, 3, scale_grad_by_freq=True), True),
+        (nn.EmbeddingBag(3, 3, scale_grad_by_freq=True), True),
+        (nn.Embedding(3, 3), False),
         (MoE(4, experts=2), True),
         (Functional(), True),
         (Noisy(), True),
@@ -96,3 +99,19 @@ def test_a_micro_batch_of_one_sample_is_refused_where_it_would_be_normalised():
     check_smallest(nn.Sequential(nn.BatchNorm1d(3)), 2)
     with pytest.raises(ModelError, match="'0' cannot normalise an epoch's last batch"):
         check_smallest(nn.Sequential(nn.BatchNorm1d(3)), 1)
+
+
+class Teacher(nn.Sequential):
+    """Stays in evaluation whatever mode the model is in."""
+
+    def train(self, mode=True):
+        return super().train(False)
+
+
+def test_what_stays_in_evaluation_normalises_no_sample():
+    model = nn.Sequential(Teacher(nn.BatchNorm1d(3)), nn.Linear(3, 1))
+    check_smallest(model, 1)
+    assert model.training
+    model.append(nn.BatchNorm1d(1))
+    with pytest.raises(ModelError, match="'2' cannot normalise"):
+        check_smallest(model, 1)

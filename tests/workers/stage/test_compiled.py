@@ -10,6 +10,9 @@ from tests.workers.stage.in_process import Pipeline
 from tests.workers.stage.test_equality import KEYS, job_of
 from workers.data.columns import Batch
 from workers.embedding.sparse import SparseEmbedding
+from workers.model.compiled import compile_layers
+from workers.model.entry import ModelError
+from workers.model.trace import TracedModel
 
 
 class Block(nn.Module):
@@ -81,3 +84,44 @@ def test_compiled_layers_train_as_others(cuts, widths, drop, staleness):
     found = train(cuts, widths, drop, counted, staleness)
     assert 0 < counted.frame_count <= 8 * sum(widths), "compiled anew for each size"
     assert_same(found, expected, 2e-5)
+
+
+class Pair(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rows = SparseEmbedding("one", 3)
+        self.blocks = nn.ModuleList([Block(0.0), Block(0.0)])
+        self.top = nn.Linear(6, 1)
+
+    def forward(self, sparse):
+        x = self.rows(sparse).flatten(1)
+        for block in self.blocks:
+            x = block(x)
+        return self.top(self.blocks[0](x))
+
+
+def compiled(model):
+    return {n for n, m in model.named_modules() if m._compiled_call_impl is not None}
+
+
+def test_a_job_has_layers_compiled_by_patterns_of_their_names():
+    traced = TracedModel(Pair())
+    names = set(traced.model.state_dict())
+    compile_layers(traced, [])
+    assert not compiled(traced.model)
+    compile_layers(traced, ["blocks.*", "top"])
+    assert compiled(traced.model) == {"blocks.0", "blocks.1", "top"}
+    assert set(traced.model.state_dict()) == names
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("block.*", r"no layer is named 'block\.\*'; there are blocks\.0, blocks\.1, rows, top"),
+        ("blocks.0.norm", "no layer is named"),
+        ("*", "'rows', of '\\*', looks up rows"),
+    ],
+)
+def test_patterns_that_are_of_no_layer_or_of_rows_are_refused(pattern, expected):
+    with pytest.raises(ModelError, match=expected):
+        compile_layers(TracedModel(Pair()), [pattern])

@@ -11,7 +11,7 @@ from torch import nn
 from protos.job_pb2 import HeadSpec, JobSpec
 from tests.workers.stage.in_process import Pipeline
 from workers.data.columns import Batch
-from workers.learning.objective import ObjectiveError
+from workers.learning.objective import Objective, ObjectiveError
 from workers.model.job_loss import job_loss
 from workers.model.job_metrics import JobMetrics
 from workers.model.loss_curve import LossCurve
@@ -174,6 +174,26 @@ def test_a_head_without_weight_is_measured_and_not_learned():
     assert float(job_loss(job).part(outputs, batch, 1.0, [], [])) == float(expected)
     job.train.heads["kind"].ClearField("weight")
     assert float(job_loss(job).part(outputs, batch, 1.0, [], [])) > float(expected)
+
+
+def test_what_terms_count_has_one_order_in_all_processes():
+    """A stage reads what another one has counted; maps of a message have an order of their own."""
+    (batch,) = map(tensors, batches((24,)))
+    late, kinds = (lambda b: (b["delay"] > 0.5).sum()), (lambda b: (b["kind"] > 0).sum())
+
+    def terms(outputs, labels):
+        some, one = labels["delay"] > 0.5, labels["kind"] > 0
+        each = (outputs["delay"] - labels["delay"]).square()
+        return {"late": each[some].mean(), "kinds": each[one].mean()}
+
+    first = Objective(terms, {"": "samples", "late": late, "kinds": kinds})
+    last = Objective(terms, {"kinds": kinds, "late": late, "": "samples"})
+    outputs, counts = build()(batch["dense"]), first.counts(batch)
+    assert counts == last.counts(batch)
+    assert counts[0] != counts[1]
+    expected = terms(outputs, batch)
+    for name, part in last.parts(outputs, batch, 1.0, counts, counts).items():
+        torch.testing.assert_close(part, expected[name])
 
 
 @pytest.mark.parametrize("plan", PLANS)
