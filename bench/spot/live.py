@@ -6,11 +6,12 @@
 Real processes, each node of one unit. Layers sleep, so that costs are exact. The last stage runs on
 two spot units at a third of the price; a third one stands by. Each time either a node of the stage
 is killed, with all that runs on it, or it is drained first, and killed when its notice is over; it
-is offered again some seconds later. A minute stands for hours, but a notice stays longer than a
-drain takes. What a replacement takes is measured by a run before, which is not counted, as the
-scheduler keeps that by type. Results go to bench/results/spot.json under `live`, with `--add`
-beside the runs that are there. `stood_still_s` is the longest that the layers began nothing for
-after each node was told to go or killed, and `usual_gap_s` the longest of all other times.
+is offered again some seconds later, and no other is taken until workers can be forked there. A
+minute stands for hours, but a notice stays longer than a drain takes. What a replacement takes is
+measured by a run before, which is not counted, as the scheduler keeps that by type. Results go to
+bench/results/spot.json under `live`, with `--add` beside the runs that are there. `stood_still_s`
+is the longest that the layers began nothing for after each node was told to go or killed, and
+`usual_gap_s` the longest of all other times.
 """
 
 import argparse

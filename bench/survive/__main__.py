@@ -46,6 +46,7 @@ from tests.disks import small_disk
 from tests.machines import Machines
 
 _LOOK_S = 0.05
+_LAST = 100  # steps, in which no disk is filled
 _DISK = 16 << 20  # bytes, where it is to be full for a while
 
 
@@ -193,7 +194,11 @@ def _run(
             if due is None and trained_last(folder) > after:
                 due = time.monotonic() + pause(chance, arguments.every)
             elif due is not None and time.monotonic() > due and len(run.kills) < most:
-                if (killed := killer.kill(drawn(chance, arguments.kinds))) is not None:
+                kind = drawn(chance, arguments.kinds)
+                late = shape.steps - (status.step if status else 0) < _LAST
+                if kind == "full disk" and late:  # a model cannot be saved there
+                    kind = "survivor"
+                if (killed := killer.kill(kind)) is not None:
                     run.kills.append(killed)
                 due, after = None, time.time() + SETTLED_S
             time.sleep(_LOOK_S)

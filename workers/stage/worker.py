@@ -248,7 +248,8 @@ class Worker:
     def _run(self, parts: Parts, reporter: Reporter) -> None:
         """Train, evaluate and save; of a training that diverged, save what was good."""
         saved = self._saved(reporter)
-        if self._share.place.rank == 0:
+        # A disk that is full for a while ends nothing that trains already.
+        if self._share.place.rank == 0 and not self._service.session.generation:
             weights = self._share.graph.module.state_dict().values()
             # Beside each other for a while: the stages' parts, and the whole.
             saved.require_room(2 * sum(weight.nbytes for weight in weights))
