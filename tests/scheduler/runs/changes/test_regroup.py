@@ -129,6 +129,19 @@ def test_one_death_after_another_before_a_step_is_over(service: Service, unfaile
     assert service.digest(name) == unfailed
 
 
+def test_a_disk_that_is_full_meanwhile_ends_nothing(service: Service, unfailed: str) -> None:
+    name = "full-meanwhile"
+    spec = service.job(name, **{"model.entry": "fault.py:full"})
+    spec.retries = 1
+    service.submit(spec)
+    wait_until(lambda: service.get(name).step >= 4, "it trains")
+    os.kill(service.pids(name)["stage 0 worker 0"], signal.SIGKILL)
+    status = service.end(name)
+    assert (status.end_reason, status.attempt) == (END_SUCCEEDED, 1), status.reason
+    assert len(status.recoveries) == 1
+    assert service.digest(name) == unfailed
+
+
 @pytest.mark.exhaustive
 def test_two_at_once(service: Service, unfailed: str) -> None:
     name = "two-killed"
