@@ -28,6 +28,7 @@ class Fault:
 
 
 ROUTE, GATHER = "include/heterps/route.cuh", "include/heterps/gather.cuh"
+ROWS = "include/heterps/row_threads.cuh"
 EMBEDDING, QUANTIZE = "include/heterps/embedding.cuh", "include/heterps/quantize.cuh"
 CACHE, FFN = "include/heterps/row_cache.cuh", "include/heterps/grouped_ffn.cuh"
 TILE = "include/heterps/tile_product.cuh"
@@ -35,7 +36,9 @@ BARRIER = "__syncthreads();"
 
 FAULTS = {
     # Barriers.
-    "ranks before the tile is written": Fault("route", ROUTE, BARRIER, ""),
+    "ranks before the tile is written": Fault("route", ROUTE, BARRIER, "", 1),
+    "sums before all warps have theirs": Fault("route", ROUTE, BARRIER, "", 2),
+    "sums of warps that are overwritten": Fault("route", ROUTE, "turn ^= 1", "turn ^= 0"),
     "a tile of rows that is read too soon": Fault("grouped_ffn", FFN, BARRIER, ""),
     "slabs that are overwritten": Fault("grouped_ffn", TILE, BARRIER, "", 1),
     "slabs that are read too soon": Fault("grouped_ffn", TILE, BARRIER, "", 2),
@@ -45,6 +48,7 @@ FAULTS = {
     ),
     # Lanes.
     "a mask of half a warp": Fault("gather", GATHER, "0xffffffffu", "0xffffu"),
+    "a scan that is a level short": Fault("route", ROUTE, "step < kWarp", "step < kWarp / 2"),
     "a butterfly that is a level short": Fault("gather", GATHER, "step > 0", "step > 1"),
     "squares of half a row": Fault("embedding", EMBEDDING, "kLanes / 2; step", "kLanes / 4; step"),
     "the greatest of half a row": Fault(
@@ -57,14 +61,17 @@ FAULTS = {
     # Ends and bounds.
     "a pair too many": Fault("route", ROUTE, "pair < pairs", "pair <= pairs"),
     "a token too few": Fault("route", ROUTE, "token >= tokens", "token >= tokens - 1"),
-    "packs beyond the rows": Fault("gather", GATHER, "i >= rows * packs", "i > rows * packs"),
+    "a row too many": Fault("gather", GATHER, "row >= rows", "row > rows"),
+    "packs beyond the row": Fault("gather", GATHER, "i < packs;", "i <= packs;"),
+    "threads that have half of a row": Fault(
+        "gather", ROWS, "threadIdx.x & ((1u << bits) - 1)", "threadIdx.x & (1u << bits >> 1)"
+    ),
+    "a row of another block": Fault("embedding", ROWS, "(8 - bits)", "(7 - bits)"),
     "a dropped pair that counts": Fault("gather", GATHER, "position < 0", "position < -1"),
     "packs of rows that are not aligned": Fault(
         "gather", "src/gather.cu", "dim % kWide == 0", "dim >= kWide"
     ),
-    "a bag that ends late": Fault(
-        "embedding", EMBEDDING, "j < in.offsets[bag + 1]", "j <= in.offsets[bag + 1]"
-    ),
+    "a bag that ends late": Fault("embedding", EMBEDDING, "j < end", "j <= end"),
     "a segment that is summed twice": Fault(
         "embedding", EMBEDDING, "|| !begins_segment(in, p)", ""
     ),
