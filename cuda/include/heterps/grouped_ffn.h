@@ -34,6 +34,7 @@ struct FfnArrays {
   void* pre;               // [rows, inner] before the activation; null, on a CPU: not kept
   void* act;               // [rows, H] after it: scratch of the backward, on a GPU also of forward
   void* out;               // [rows, D]
+  void* workspace = nullptr;  // scratch on a GPU, see grouped_ffn_workspace; may be null
 };
 
 struct FfnGradients {
@@ -48,6 +49,9 @@ struct FfnGradients {
 void grouped_ffn_cpu(const FfnShape& shape, DType dtype, const FfnArrays& arrays, int threads);
 void grouped_ffn_backward_cpu(const FfnShape& shape, DType dtype, const FfnArrays& arrays,
                               const FfnGradients& gradients, int threads);
+
+// Bytes of scratch with which the current GPU takes its fastest way, Hopper's; 0: there is none.
+int64_t grouped_ffn_workspace(const FfnShape& shape, DType dtype);
 
 // Enqueue on `stream` (a cudaStream_t); do not synchronise, do not check offsets.
 void grouped_ffn_cuda(const FfnShape& shape, DType dtype, const FfnArrays& arrays, void* stream);

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -41,6 +42,7 @@ struct Meeting {
 struct Thread {
   std::unique_ptr<Fiber> fiber;
   dim3 index;
+  std::deque<std::vector<Copy>> copies{1};  // that wait, by groups; the last is open
 };
 
 // Places for `leave` and `enter` by turns: who is slow to go from one meeting does not see what
@@ -136,6 +138,10 @@ void thread_of_blocks() {
   for (;;) {
     enter(&begun);
     kernel_thread(kernel);
+    for (auto& group : threads[running].copies) {
+      if (!group.empty()) give_up("a thread returns while copies to shared memory are under way");
+    }
+    threads[running].copies.assign(1, {});
     ++block->returned;
     leave(&ended);
     next();
@@ -208,6 +214,32 @@ void meet_warp(unsigned mask, void* mine, Together together, Site site) {
   }
   next();
   enter(here);
+}
+
+bool copies_later(const Copy& copy) {
+  const Unwatched own;
+  const bool later = chance() % 2 == 0;
+  if (later) threads[running].copies.back().push_back(copy);
+  return later;
+}
+
+void end_group_of_copies() {
+  const Unwatched own;
+  threads[running].copies.emplace_back();
+}
+
+void await_copies(int groups, void (*make)(const Copy&)) {
+  auto& copies = threads[running].copies;
+  for (;;) {
+    std::vector<Copy> due;
+    {
+      const Unwatched own;
+      if (static_cast<int>(copies.size()) <= groups + 1) return;
+      due = std::move(copies.front());
+      copies.pop_front();
+    }
+    for (const Copy& copy : due) make(copy);
+  }
 }
 
 void* shared_memory(const void* variable, size_t size, size_t alignment) {
