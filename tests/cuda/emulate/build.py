@@ -37,9 +37,13 @@ THREADS = ("-fsanitize=thread",)
 
 
 def sources() -> dict[str, str]:
-    """The text of everything below `cuda/`, by its path there; what is in PTX has a stand-in."""
+    """The text of what is below `cuda/`, by its path there.
+
+    What is in PTX has a stand-in, and so has what is CUTLASS's (`products.cpp`).
+    """
     room = ROOT / "cuda"
     files = sorted(p for p in room.rglob("*") if p.suffix in (".cu", ".cuh", ".h", ".cpp"))
+    files = [p for p in files if p.parent.name != "sm90"]
     text = {str(p.relative_to(room)): p.read_text() for p in files}
     return text | {"include/heterps/ptx.cuh": (HERE / "include" / "ptx.h").read_text()}
 
