@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "heterps/ptx.cuh"
+
 namespace heterps {
 
 template <typename T>
@@ -19,7 +21,7 @@ __device__ void store_run(T* to, const S* sums, int64_t room, bool whole) {
   Run<T> run;
   for (int n = 0; n < kRun<T>; ++n) run.values[n] = static_cast<T>(sums[n]);
   if (whole) {
-    *reinterpret_cast<Run<T>*>(to) = run;
+    store_16_bytes(to, &run);
   } else {
     for (int n = 0; n < kRun<T> && n < room; ++n) to[n] = run.values[n];
   }

@@ -10,6 +10,13 @@
 
 namespace heterps {
 
+inline void store_16_bytes(void* to, const void* from, EMULATE_SITE) {
+  if (reinterpret_cast<uintptr_t>(to) % 16 != 0) {
+    emulate::fail("a store that is not aligned to 16 bytes", EMULATE_HERE);
+  }
+  std::memcpy(to, from, 16);
+}
+
 // The copy is made at once or when it is waited for, and till then there is something else.
 template <typename T>
 void copy_16_bytes(T* shared, const T* from, bool inside, EMULATE_SITE) {
