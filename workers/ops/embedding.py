@@ -15,7 +15,7 @@ from torch import Tensor
 
 from workers.ops import _ops
 from workers.ops.native import native, native_for, stream
-from workers.ops.operation import changing, operation
+from workers.uncompiled import operation
 
 Rule = Literal["sgd", "adagrad", "rowwise_adagrad"]
 _RULES = ("sgd", "adagrad", "rowwise_adagrad")  # in the order of the native enumeration
@@ -88,7 +88,7 @@ def _(
     return torch.empty_like(ids), grad.new_empty((ids.shape[0], grad.shape[1]))
 
 
-@changing("heterps::embedding_update", ("table", "state"))
+@operation("heterps::embedding_update", mutates_args=("table", "state"))
 def _update(
     table: Tensor,
     state: Tensor | None,

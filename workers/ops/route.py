@@ -13,7 +13,7 @@ from torch import Tensor
 
 from workers.ops import _ops
 from workers.ops.native import native, native_for, on_cuda, stream
-from workers.ops.operation import operation
+from workers.uncompiled import operation
 
 
 @operation("heterps::route")

@@ -14,12 +14,12 @@ from torch import Tensor
 
 from workers.ops import _ops
 from workers.ops.native import native_for, stream
-from workers.ops.operation import changing
+from workers.uncompiled import operation
 
 Policy = Literal["lru", "lfu"]
 
 
-@changing("heterps::row_cache_find", ("used", "score"))
+@operation("heterps::row_cache_find", mutates_args=("used", "score"))
 def _find(
     cache_keys: Tensor, used: Tensor, score: Tensor, ways: int, lfu: bool, tick: int, keys: Tensor
 ) -> Tensor:
@@ -47,7 +47,7 @@ def _(
     return torch.empty_like(keys)
 
 
-@changing("heterps::row_cache_admit", ("cache_keys", "used", "score"))
+@operation("heterps::row_cache_admit", mutates_args=("cache_keys", "used", "score"))
 def _admit(
     cache_keys: Tensor,
     used: Tensor,
