@@ -1,8 +1,9 @@
 // Runs launches: blocks in random order, the threads of one as fibers.
 //
-// A thread runs until it waits for others; who goes on is drawn. Errors, which end the launch:
-// threads that wait for some that have returned or wait elsewhere; a lane that is not in its own
-// mask; more shared memory than a block may have. It cannot run blocks that wait for each other.
+// A thread runs until it waits for others; who goes on is drawn, and in half of the blocks one warp
+// is left behind wherever it can be. Errors, which end the launch: threads that wait for some that
+// have returned or wait elsewhere; a lane that is not in its own mask; more shared memory than a
+// block may have. It cannot run blocks that wait for each other.
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -70,6 +71,7 @@ struct Block {
   unsigned char poison = 0;
   std::vector<int> ready;
   int returned = 0;
+  int starved = -1;  // a warp that goes on when nobody else can: others are far ahead of it
 
   ~Block() {
     for (auto& variable : shared) std::free(variable.second);
@@ -124,7 +126,11 @@ void next() {
     if (block->returned < size_of_block()) stuck();
     Fiber::change(*threads[left].fiber, *caller);
   } else {
-    std::swap(ready[chance() % ready.size()], ready.back());
+    size_t chosen = chance() % ready.size();
+    for (size_t i = 0; i < ready.size() && ready[chosen] / kLanes == block->starved; ++i) {
+      chosen = (chosen + 1) % ready.size();
+    }
+    std::swap(ready[chosen], ready.back());
     running = ready.back();
     ready.pop_back();
     threadIdx = threads[running].index;
@@ -292,6 +298,7 @@ void run(const char* name, dim3 grid, dim3 shape, void (*thread)(void*), void* d
     block = std::make_unique<Block>();
     block->poison = kPoisons[chance() % 3];
     block->warps.resize((size + kLanes - 1) / kLanes);
+    if (chance() % 2 == 0) block->starved = static_cast<int>(chance() % block->warps.size());
     blockIdx = dim3(number % grid.x, number / grid.x % grid.y, number / grid.x / grid.y);
     for (unsigned i = 0; i < size; ++i) {
       threads[i].index = dim3(i % shape.x, i / shape.x % shape.y, i / shape.x / shape.y);

@@ -102,7 +102,9 @@ FAULTS = {
         "embedding", EMBEDDING, "|| !begins_segment(in, p)", ""
     ),
     "lines beyond the operand": Fault("grouped_ffn", PLAIN, "line < operand.extent && ", ""),
-    "depth beyond the operand": Fault("grouped_ffn", PLAIN, " && k + d < depth", ""),
+    "depth beyond the operand": Fault(
+        "grouped_ffn", PLAIN, " && k + d < depth", " && k + d <= depth"
+    ),
     "elements beyond the line": Fault("grouped_ffn", TENSOR, "i < room ?", "true ?"),
     "values that are gates": Fault("grouped_ffn", TENSOR, "0 : operand.gated", "0 : 0"),
     "gates of other units": Fault(
@@ -114,13 +116,18 @@ FAULTS = {
     "rows of the next group": Fault("grouped_ffn", FFN, "row >= tile.rows || ", "", 1),
     "columns of the next row": Fault("grouped_ffn", FFN, " || column >= columns", "", 3),
     "runs that are not whole": Fault("grouped_ffn", RUN, "widths % kRun<T> == 0", "true"),
-    "rows of the second half": Fault("grouped_ffn", TILE, "first < rows && ", "first < 64 && "),
+    "rows of the second half": Fault(
+        "grouped_ffn", TILE, "first < rows && ", "first < (rows < 64 ? rows : 64) && "
+    ),
     "a way too many": Fault("row_cache", CACHE, "lane < cache.ways", "lane <= cache.ways"),
     "a set that two threads admit to": Fault("row_cache", CACHE, "p > 0 && ", "p > 99 && "),
     # What the products of Hopper are told, and the steps between them.
     "groups that begin elsewhere": Fault("grouped_ffn", PRODUCT, "first * depth", "e * depth"),
     "weights of an empty group that are left": Fault(
-        "grouped_ffn", PRODUCT, "if (offsets[e] < offsets[e + 1]) return;", "return;"
+        "grouped_ffn",
+        PRODUCT,
+        "if (offsets[e] < offsets[e + 1]) return;",
+        "if (offsets != nullptr) return;",
     ),
     "weights that are zeroed": Fault(
         "grouped_ffn", PRODUCT, "if (offsets[e] < offsets[e + 1]) return;", ""
