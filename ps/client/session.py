@@ -90,6 +90,11 @@ class Shard:
         self._turn = itertools.count()
         self._streams = Streams(self._stream) if streams else None
 
+    @property
+    def streaming(self) -> bool:
+        """Whether calls come to it by streams now."""
+        return self._streams is not None and self._streams.open and not tracing.ON
+
     def pull(self, request: bytes, what: str, line: UnixLine | None = None) -> Buffer:
         """Pull, raw; see `data`."""
         return self.data(PULL, request, what, line)
@@ -227,7 +232,7 @@ class Shard:
         Raises:
             OSError, ShardError: there is none to be had.
         """
-        limit = min(1.0, self._timeout_s / 4)
+        limit = min(1.0, self._timeout_s / 8)
         reply = self.call(self.stub.Attach, AttachRequest(), "Attach", limit, patience_s=0.0)
         if not reply.stream_port:
             raise ConnectionRefusedError("the shard takes no streams")

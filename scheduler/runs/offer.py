@@ -240,4 +240,5 @@ def merge(measured: Sequence[tuple[str, Workload]]) -> Workload:
             if kind in theirs.cost:
                 layer.cost[kind].CopyFrom(theirs.cost[kind])
         base.linear.extend(one for one in other.linear if one.type == kind)
+        base.kept_at = min(filter(None, (base.kept_at, other.kept_at)), default=0.0)
     return base

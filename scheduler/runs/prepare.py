@@ -101,6 +101,8 @@ class Preparation:
         self._keep_routes(spec)
         given = bool(spec.schedule.given.layers)
         workload = given_workload(spec, offer) if given else self._profile(spec, offer)
+        if workload.kept_at:
+            said = [*said, _kept_note(workload.kept_at)]
         constrained = of_job(workload, spec, live)
         attempt.enter(State.PLANNING)
         decision = self._plan(spec, constrained.workload, offer)
@@ -386,6 +388,14 @@ class Preparation:
             found = follower.diagnose(self._stop, told).ending
             raise JobError(found or told) from None
         keep_begun(attempt)
+
+
+def _kept_note(at: float) -> str:
+    when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(at))
+    return (
+        f"Costs are those of a profile of {when}: model, data, settings, software and machine are "
+        "the same, and a core as fast."
+    )
 
 
 def _counted(groups: Sequence[Group], singles: Sequence[str]) -> Counter[str]:

@@ -73,6 +73,7 @@ from workers.model.code import CodeCache, CodeError
 from workers.node import privileges
 from workers.node.draining import NOTICE_S, Draining
 from workers.node.hardware import DeviceError, find_hardware
+from workers.node.kept_profiles import KeptProfiles, folder_of
 from workers.node.processes import LaunchError, Processes, wait_for
 from workers.node.users import Users
 
@@ -96,6 +97,7 @@ class NodeService(NodeServicer):
         status: what this node is; its processes are filled in.
         code: that jobs bring.
         draining: whether it is to end.
+        kept: profiles that were measured here before.
         follow: called with the address of a scheduler that has taken charge.
     """
 
@@ -106,8 +108,10 @@ class NodeService(NodeServicer):
         stop: threading.Event,
         code: CodeCache,
         draining: Draining,
+        kept: KeptProfiles,
         follow: Callable[[str], None] = lambda scheduler: None,
     ) -> None:
+        self._kept = kept
         self._code = code
         self._draining = draining
         self._base = status
@@ -160,6 +164,12 @@ class NodeService(NodeServicer):
         this = object()
         self._profiles.add(this)
         context.add_callback(lambda: self._profiles.discard(this))
+        key = "" if request.unmeasured else self._kept.key(request)
+        if (known := self._kept.find(key, request.job_id)) is not None:
+            _log.info("job %s: its profile is kept, and holds", request.job_id)
+            return ProfileReply(workload=known)
+        brought = ProfileRequest()
+        brought.CopyFrom(request)
         directory = self._processes.job_directory(request.job_id, request.attempt)
         token = request.token
         request.ClearField("token")  # it goes into a file of its own
@@ -191,8 +201,10 @@ class NodeService(NodeServicer):
                 )
             if code != 0 or not result.exists():
                 _fail(context, _problem(code, last_lines(child.log)), code)
-            found = read_regular(result, _WORKLOAD_BYTES)
-            return ProfileReply(workload=Workload.FromString(found))
+            found = Workload.FromString(read_regular(result, _WORKLOAD_BYTES))
+            if key and key == self._kept.key(brought):  # nothing has changed meanwhile
+                self._kept.keep(key, request.job_id, found)
+            return ProfileReply(workload=found)
 
     def Launch(self, request: LaunchRequest, context: grpc.ServicerContext) -> LaunchReply:  # noqa: N802
         """Start one process; answers when it listens."""
@@ -220,6 +232,7 @@ class NodeService(NodeServicer):
                 stopped=self._processes.stop_some(*of, set(request.processes), grace_s)
             )
         stopped = self._processes.stop_job(request.job_id, request.attempt, grace_s)
+        self._kept.judge(request.job_id, request.came_to)
         if request.unfinished:
             self._processes.remove_unfinished(request.unfinished, request.attempt)
         return StopJobReply(stopped=stopped)
@@ -309,7 +322,8 @@ def _run(
             if lease is not None:
                 lease.move(scheduler)
 
-        service = NodeService(status, processes, stop, code, draining, follow)
+        profiles = KeptProfiles(options.type, status.device, status.units, folder_of(os.environ))
+        service = NodeService(status, processes, stop, code, draining, profiles, follow)
 
         def answered(reply: HeartbeatReply) -> None:
             if not service.heard(reply.term):
