@@ -142,7 +142,10 @@ class StreamServer:
             send(connection, status, reply, _until(len(reply)))
             return False
         # Not in a turn: clients that stall must not hold back those that do not.
-        with contextlib.nullcontext() if size <= _SMALL else self._reading:
+        place: contextlib.AbstractContextManager[object] = self._reading
+        if size <= _SMALL:
+            place = contextlib.nullcontext()
+        with place:
             request = bytes(receive(connection, size, _until(size)))
         with self._turns:
             connection.settimeout(None)  # a look for the client is not to wait
