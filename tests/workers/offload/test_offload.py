@@ -239,7 +239,8 @@ with torch.device("meta"):
 model.gate.weight = torch.nn.Parameter(torch.randn(128, 256))
 Path("/proc/self/clear_refs").write_text("5")
 before = peak()
-with torch.no_grad(), offload(model, "16MiB", path=sys.argv[1], direct=sys.argv[2] == "direct") as h:
+direct = sys.argv[2] == "direct"
+with torch.no_grad(), offload(model, "16MiB", path=sys.argv[1], direct=direct) as h:
     for _ in range(5):
         model(torch.randn(64, 256))
     assert h.slots == 32 and h.stats.misses > 100, h.stats
