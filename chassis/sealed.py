@@ -48,7 +48,8 @@ class Sealed(socket.socket):
         view = memoryview(buffer)[: nbytes or None]
         while len(view):
             try:
-                return self._tls.read(len(view), view)  # type: ignore[call-overload, no-any-return]
+                count: Any = self._tls.read(len(view), view)  # with a buffer a number
+                return int(count)
             except ssl.SSLWantReadError:
                 self._flush()
                 self._fill()

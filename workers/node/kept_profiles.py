@@ -20,6 +20,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import Final
 
 from google.protobuf import json_format
 from google.protobuf.message import DecodeError
@@ -40,7 +41,7 @@ _KEPT = 64
 _FILES = 5000  # of a job's folder, and of its data: with more of them nothing is kept
 _JOBS = 1024  # of which it is known what they were planned by
 _SKIPPED = {".git", "__pycache__", ".venv", ".mypy_cache", ".ruff_cache", ".pytest_cache"}
-_NOT_MEASURED = ("name", "output", "priority", "retries", "deadline_hours", "schedule")
+_NOT_MEASURED: Final = ("name", "output", "priority", "retries", "deadline_hours", "schedule")
 _SPEAKING = ("OMP_", "MKL_", "KMP_", "DNNL_", "ONEDNN_", "OPENBLAS_", "ATEN_", "TORCH", "CUDA_")
 _OURS = "HETERPS_"
 _OURS_ELSEWHERE = ("TLS_", "TOKEN", "HOME", "PROFILES")
