@@ -86,16 +86,20 @@ class ProfileReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     WORKLOAD_FIELD_NUMBER: _builtins.int
+    KEPT_AT_FIELD_NUMBER: _builtins.int
+    kept_at: _builtins.float
+    """when a kept one was measured, seconds since 1970; 0: now"""
     @_builtins.property
     def workload(self) -> _decision_pb2.Workload: ...
     def __init__(
         self,
         *,
         workload: _decision_pb2.Workload | None = ...,
+        kept_at: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kept_at", b"kept_at", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

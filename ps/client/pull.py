@@ -20,9 +20,6 @@ from ps.table.arrays import FLOAT16_END, Floats, Keys
 
 # Larger batches travel as several messages: gRPC is fastest with 1-16 MiB.
 MESSAGE_BYTES = 8 << 20
-# By streams a message costs little: while a piece of a batch is on its way the next is looked up.
-_PIECES = 4
-_LEAST_PIECE = 1 << 20
 Positions = NDArray[np.int64]
 Part = tuple[Shard, Keys, Positions | None]
 
@@ -58,23 +55,17 @@ class Plan:
         unique, begin, inverse = _native.plan(keys, routes.route, len(routes.addresses))
         return cls(routes, unique, begin, inverse)
 
-    def parts(self, session: Session, row_bytes: int, *, few: bool = False) -> list[Part]:
-        """The messages; those without positions have the keys one after the other.
-
-        Args:
-            session: the connections.
-            row_bytes: of a row on its way.
-            few: no more of them than their size demands.
-        """
+    def parts(self, session: Session, row_bytes: int) -> list[Part]:
+        """The messages; those without positions have the keys one after the other."""
         if self.begin is None and len(self.routes.addresses) > 1:
-            return [*split(session, self.routes, self.keys, row_bytes, few=few)]
+            return [*split(session, self.routes, self.keys, row_bytes)]
         begins = self.begin or [0, len(self.keys)]
-        shards = session.shards_of(self.routes)
-        pieces = 1 if few else _PIECES // len(shards)
+        step = max(1, MESSAGE_BYTES // row_bytes)
         return [
             (shard, self.keys[at : min(at + step, end)], None)
-            for shard, begin, end in zip(shards, begins[:-1], begins[1:], strict=True)
-            for step in [_step(shard, end - begin, row_bytes, pieces)]
+            for shard, begin, end in zip(
+                session.shards_of(self.routes), begins[:-1], begins[1:], strict=True
+            )
             for at in range(begin, end, step)
         ]
 
@@ -256,34 +247,17 @@ def as_shard_error(session: Session, error: BaseException) -> BaseException:
 
 
 def split(
-    session: Session, routes: Routes, keys: Keys, row_bytes: int, *, few: bool = False
+    session: Session, routes: Routes, keys: Keys, row_bytes: int
 ) -> list[tuple[Shard, Keys, Positions]]:
-    """Keys by shard, in messages of a good size, with their positions in `keys`.
-
-    Args:
-        session: the connections.
-        routes: whose buckets are where.
-        keys: uint64 [n].
-        row_bytes: of what goes over the wire for each.
-        few: no more messages than their size demands.
-    """
+    """Keys by shard, in messages of a good size, with their positions in `keys`."""
     shards = session.shards_of(routes)
     if len(shards) == 1:
         groups = [(keys, np.arange(len(keys), dtype=np.int64))]
     else:
         groups = _native.partition(keys, routes.route, len(shards))
-    pieces = 1 if few else _PIECES // len(shards)
+    step = max(1, MESSAGE_BYTES // row_bytes)
     return [
         (shard, part[begin : begin + step], positions[begin : begin + step])
         for shard, (part, positions) in zip(shards, groups, strict=True)
-        for step in [_step(shard, len(part), row_bytes, pieces)]
         for begin in range(0, len(part), step)
     ]
-
-
-def _step(shard: Shard, count: int, row_bytes: int, pieces: int) -> int:
-    """Keys of a message to a shard, of so many that it is to have."""
-    most = MESSAGE_BYTES
-    if pieces > 1 and shard.streaming:
-        most = min(most, max(_LEAST_PIECE, -(-count // pieces) * row_bytes))
-    return max(1, most // row_bytes)

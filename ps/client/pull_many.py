@@ -49,7 +49,7 @@ class PullMany:
         routes = self._session.routes
         plans = [pull.plan() for pull in pulls]
         split = [
-            plan.parts(self._session, pull.wanted.row_bytes, few=True)
+            plan.parts(self._session, pull.wanted.row_bytes)
             for plan, pull in zip(plans, pulls, strict=True)
         ]
         messages = _messages(pulls, split)

@@ -90,11 +90,6 @@ class Shard:
         self._turn = itertools.count()
         self._streams = Streams(self._stream) if streams else None
 
-    @property
-    def streaming(self) -> bool:
-        """Whether calls come to it by streams now."""
-        return self._streams is not None and self._streams.open and not tracing.ON
-
     def pull(self, request: bytes, what: str, line: UnixLine | None = None) -> Buffer:
         """Pull, raw; see `data`."""
         return self.data(PULL, request, what, line)

@@ -167,7 +167,7 @@ class NodeService(NodeServicer):
         key = "" if request.unmeasured else self._kept.key(request)
         if (known := self._kept.find(key, request.job_id)) is not None:
             _log.info("job %s: its profile is kept, and holds", request.job_id)
-            return ProfileReply(workload=known)
+            return known
         brought = ProfileRequest()
         brought.CopyFrom(request)
         directory = self._processes.job_directory(request.job_id, request.attempt)

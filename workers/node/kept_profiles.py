@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -29,7 +28,7 @@ from chassis.files import replace_file
 from chassis.scratch import own_alone
 from protos.decision_pb2 import Workload
 from protos.job_pb2 import JobSpec
-from protos.node_pb2 import ProfileRequest
+from protos.node_pb2 import ProfileReply, ProfileRequest
 from workers.data import files, remote
 from workers.device.units import compute_environment
 
@@ -107,7 +106,7 @@ class KeptProfiles:
         ]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
-    def find(self, key: str, job_id: str) -> Workload | None:
+    def find(self, key: str, job_id: str) -> ProfileReply | None:
         """What was kept, with the time when it was measured, for a job that will be planned by it.
 
         A machine that is not as fast as it was has none.
@@ -127,8 +126,7 @@ class KeptProfiles:
         with suppress(OSError):
             os.utime(self._place(key))
         self._remember(key, job_id)
-        found.kept_at = entry.at
-        return found
+        return ProfileReply(workload=found, kept_at=entry.at)
 
     def keep(self, key: str, job_id: str, workload: Workload) -> None:
         """Keep what was measured now."""
@@ -317,7 +315,6 @@ def _settings(environment: Mapping[str, str]) -> list[tuple[str, str]]:
     )
 
 
-@lru_cache(maxsize=1)
 def _installed() -> list[object]:
     """The packages that can be imported, with their versions, and our own files."""
     root = Path(__file__).resolve().parents[2]

@@ -27,7 +27,8 @@ class Client(threading.Thread):
         try:
             for _ in range(PUSHES):
                 self.client.push("t", KEYS, np.full((len(KEYS), 2), -1, np.float32))
-                self.streamed += self.client.session().shards[0].streaming
+                streams = self.client.session().shards[0]._streams
+                self.streamed += streams is not None and streams.open
                 time.sleep(0.05)
         except BaseException as error:
             self.error = error

@@ -24,7 +24,6 @@ from protos import parameter_server_pb2 as pb
 from protos.codec import pack
 from protos.parameter_server_pb2_grpc import ParameterServerStub
 from ps import LocalShards, ParameterClient
-from ps.client import pull as pulling
 from ps.client import session, streams
 from ps.lines import stream
 from ps.lines.calls import BrokenLineError, RefusedError
@@ -477,23 +476,3 @@ def test_a_child_makes_its_own_and_leaves_its_parents() -> None:
         assert client.session().shards[0]._streams._free == [mine]  # type: ignore[union-attr]
         assert client.pull("t", [1])[0, 0] == 2
         client.close()
-
-
-def test_rows_in_pieces_are_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pulling, "_LEAST_PIECE", 1)
-    rng = np.random.default_rng(3)
-    with (
-        LocalShards(2) as shards,
-        ParameterClient(shards.addresses, shared_memory=False) as client,
-    ):
-        client.create_table("t", 3, **TABLE)
-        expected = np.zeros((300, 3), np.float32)
-        for _ in range(8):
-            keys = rng.integers(0, 300, int(rng.integers(1, 500)))
-            grads = rng.integers(-4, 5, (len(keys), 3)).astype(np.float32)
-            np.subtract.at(expected, keys, grads)
-            client.push("t", keys, grads)
-            asked = rng.integers(0, 300, 700)
-            np.testing.assert_array_equal(client.pull("t", asked), expected[asked])
-        pulled = client.pull_unique("t", np.arange(300))
-        np.testing.assert_array_equal(pulled, expected)
