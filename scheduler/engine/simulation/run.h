@@ -10,7 +10,7 @@
 // which processes may have to share. Units are taken away at random: all wait for a while and begin
 // anew after the last update, or the last cut.
 //
-// Without any of this the times are those of `Simulate`, to the bit.
+// Without any of this the times are those of `Simulate`, but for rounding (1e-9).
 #pragma once
 
 #include <array>
