@@ -8,11 +8,19 @@ In parts, each of some minutes and each kept in the results file as it is done:
     python -m bench.beyond WORK ring            large batches, modes in turns, and what `auto` says
     python -m bench.beyond WORK memory          peaks in a group without a limit
     python -m bench.beyond WORK tables          what docs/beyond_memory.md shows
+
+With `--within` no round begins after so many seconds; `--go-on` takes the rounds that are there
+already and does the others, of other tokens of the trace, with contestants that begin anew. One
+that fails is shown with what it failed of, and its other rounds are not run.
 """
 
 import argparse
 import datetime
 import json
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,89 +61,133 @@ def prepare(work: Path) -> None:
     offload_state_dict(at["accelerate"], as_modules(experts))
 
 
-def decode(work: Path, shares: list[int], rounds: int) -> dict[str, Any]:
-    """Batch 1: of each share of the model, every contestant's turns."""
-    found = {}
+@dataclass(frozen=True, slots=True)
+class Sitting:
+    """What is to be done now.
+
+    rounds: of all, those of earlier sittings too.
+    until: no round begins after that, by time.monotonic.
+    keep: called with the results so far after each round.
+    """
+
+    work: Path
+    rounds: int
+    until: float
+    keep: Callable[[], None]
+
+    @property
+    def is_over(self) -> bool:
+        return time.monotonic() > self.until
+
+
+def decode(sitting: Sitting, shares: list[int], found: dict[str, Any]) -> bool:
+    """Batch 1: of each share of the model, every contestant's turns; whether all are there."""
     for share in shares:
-        found[str(share)] = _decode(work, share, rounds)
-    return found
+        names = ("resident", "cache", *RIVALS)
+        one = found.setdefault(str(share), {"turns": {name: [] for name in names}, "replayed": {}})
+        if not _decode(sitting, share, one):
+            return False
+    return True
 
 
-def _decode(work: Path, share: int, rounds: int) -> dict[str, Any]:
-    slots = LAYERS * EXPERTS // share
-    disk = Disk(work)
-    names = ("resident", "cache", *RIVALS)
-    field = enter(names, work, slots * SIZE)
-    dirty = {name: one.resident_before for name, one in field.items()}
-    turns: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
-    for name, one in field.items():
-        one.run(WARM if name in ("cache", "resident") else WARM // 2)
-    # The rivals' caches are full before half of this; what they run is then the same for all.
-    for name, one in field.items():
-        if name not in ("cache", "resident"):
-            one.run(WARM - WARM // 2)
-    for _ in range(rounds):
-        for name, one in field.items():
-            before = disk.speed(0.2)
-            told = one.run(FORWARDS)
-            told["disk"] = [before, disk.speed(0.2)]
-            turns[name].append(told)
-    for one in field.values():
-        one.close()
-    trace = read_trace(work / "shakespeare.trace")
-    part = type(trace)(trace.layers, trace.calls[: LAYERS * (WARM + rounds * FORWARDS)])
-    replayed = {}
+def _decode(sitting: Sitting, share: int, one: dict[str, Any]) -> bool:
+    slots, turns = LAYERS * EXPERTS // share, one["turns"]
+    done = len(turns["resident"])
+    if done >= sitting.rounds:
+        return True
+    if sitting.is_over:
+        return False
+    # Other tokens than those of earlier sittings.
+    first = done * (WARM + FORWARDS)
+    disk = Disk(sitting.work)
+    field = enter(list(turns), sitting.work, slots * SIZE, first=first)
+    one["slots"] = slots
+    one["resident_pages"] = {name: each.resident_before for name, each in field.items()}
+    for each in field.values():
+        each.run(WARM)
+    trace = read_trace(sitting.work / "shakespeare.trace")
+    begin, ran = LAYERS * first, 0
+    while done + ran < sitting.rounds and not (ran and sitting.is_over):
+        for name, each in field.items():
+            turns[name].append(_turn(each, disk, FORWARDS))
+        ran += 1
+        sitting.keep()
+    for each in field.values():
+        each.close()
+    # Of this sitting's calls, from the first, for Belady's choice knows what comes.
+    part = replace(trace, calls=trace.calls[begin : begin + LAYERS * (WARM + ran * FORWARDS)])
     for policy in REPLAYED:
-        outcome = replay(part, slots, policy, after=LAYERS * WARM)
-        replayed[policy] = {"hit_rate": outcome.hit_rate, "misses": outcome.misses}
-    return {"slots": slots, "resident_pages": dirty, "turns": turns, "replayed": replayed}
+        missed = replay(part, slots, policy, after=LAYERS * WARM).misses
+        one["replayed"][policy] = one["replayed"].get(policy, 0) + missed
+    sitting.keep()
+    return done + ran >= sitting.rounds
 
 
-def ring(work: Path, shares: list[int], batches: list[int], rounds: int) -> dict[str, Any]:
+def _turn(one: Contestant, disk: Disk, forwards: int) -> dict[str, Any]:
+    """A contestant's forwards, and the disk's speed before and after them."""
+    before = disk.speed(0.2)
+    told = one.run(forwards)
+    told["disk"] = [before, disk.speed(0.2)]
+    return told
+
+
+def ring(sitting: Sitting, shares: list[int], batches: list[int], found: dict[str, Any]) -> bool:
     """Large batches: both modes in turns, what was expected of them, and the bound."""
-    found: dict[str, Any] = {}
-    disk = Disk(work)
+    names = ("resident", "cache", "ring")
     for batch in batches:
         for share in shares:
-            memory = LAYERS * EXPERTS // share * SIZE
-            names = ("resident", "cache", "ring", "auto")
-            field = enter(names, work, memory, batch)
-            turns: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
-            for one in field.values():
-                one.run(2)
-            for _ in range(rounds):
-                for name, one in field.items():
-                    if name == "auto":
-                        continue
-                    before = disk.speed(0.2)
-                    told = one.run(max(1, FORWARDS // batch))
-                    told["disk"] = [before, disk.speed(0.2)]
-                    turns[name].append(told)
-            ready = field["auto"].said
-            for one in field.values():
-                one.close()
-            found[f"{batch}/{share}"] = {
-                "batch": batch,
-                "share": share,
-                "turns": turns,
-                "auto": ready["mode"],
-                "expected": ready["expected"],
-            }
-    return found
+            one = found.setdefault(
+                f"{batch}/{share}",
+                {"batch": batch, "share": share, "turns": {name: [] for name in names}},
+            )
+            if not _ring(sitting, one):
+                return False
+    return True
 
 
-def memory(work: Path) -> dict[str, Any]:
+def _ring(sitting: Sitting, one: dict[str, Any]) -> bool:
+    batch, turns = one["batch"], one["turns"]
+    done = len(turns["resident"])
+    if done >= sitting.rounds:
+        return True
+    if sitting.is_over:
+        return False
+    disk, memory = Disk(sitting.work), LAYERS * EXPERTS // one["share"] * SIZE
+    auto = Contestant("auto", sitting.work, memory, batch)
+    auto.ready()
+    one["auto"], one["expected"] = auto.said.get("mode"), auto.said.get("expected", [])
+    auto.close()
+    field = enter(list(turns), sitting.work, memory, batch)
+    for each in field.values():
+        each.run(2)
+    ran = 0
+    while done + ran < sitting.rounds and not (ran and sitting.is_over):
+        for name, each in field.items():
+            turns[name].append(_turn(each, disk, max(1, FORWARDS // batch)))
+        ran += 1
+        sitting.keep()
+    for each in field.values():
+        each.close()
+    return done + ran >= sitting.rounds
+
+
+def memory(sitting: Sitting, found: dict[str, Any]) -> bool:
     """The peak of all memory, page cache included, of groups without a limit."""
-    found = {}
     for name, batch in (("cache", 1), ("ring", 64)):
         for share in SHARES:
+            if f"{name}/{share}" in found:
+                continue
+            if sitting.is_over:
+                return False
             allowed = LAYERS * EXPERTS // share * SIZE
-            one = Contestant(name, work, allowed, batch, unlimited=True)
+            one = Contestant(name, sitting.work, allowed, batch, unlimited=True)
             one.ready()
             told = one.run(40 if batch == 1 else 4)
             one.close()
-            found[f"{name}/{share}"] = {"memory": allowed, "peak": told["peak"]}
-    return found
+            kept = {key: told[key] for key in ("peak", "failed") if key in told}
+            found[f"{name}/{share}"] = {"memory": allowed} | kept
+            sitting.keep()
+    return True
 
 
 def main() -> int:
@@ -145,21 +197,16 @@ def main() -> int:
     parser.add_argument("--shares", type=int, nargs="+", default=list(SHARES))
     parser.add_argument("--batches", type=int, nargs="+", default=[64, 1024])
     parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--within", type=float, default=math.inf, help="seconds")
+    parser.add_argument("--go-on", action="store_true", help="from the rounds that are there")
     parser.add_argument("--json", type=Path, default=RESULTS / "beyond.json")
     options = parser.parse_args()
+    until = time.monotonic() + options.within
     if options.part == "prepare":
         prepare(options.work)
         return 0
     result: dict[str, Any] = json.loads(options.json.read_text()) if options.json.exists() else {}
-    if options.part == "decode":
-        result.setdefault("decode", {}).update(decode(options.work, options.shares, options.rounds))
-    elif options.part == "ring":
-        result.setdefault("ring", {}).update(
-            ring(options.work, options.shares, options.batches, options.rounds)
-        )
-    elif options.part == "memory":
-        result["memory"] = memory(options.work)
-    else:
+    if options.part == "tables":
         print(tables(result))
         return 0
     result |= {
@@ -172,9 +219,31 @@ def main() -> int:
         "contestants": [*NAMES],
         "not_run": NOT_RUN,
     }
-    write(options.json, json.dumps(result) + "\n")
-    print(tables(result))
-    return 0
+    found = result.setdefault(options.part, {})
+    if not options.go_on:
+        for key in _keys(options):
+            found.pop(key, None)
+    sitting = Sitting(options.work, options.rounds, until, lambda: _keep(options.json, result))
+    if options.part == "decode":
+        whole = decode(sitting, options.shares, found)
+    elif options.part == "ring":
+        whole = ring(sitting, options.shares, options.batches, found)
+    else:
+        whole = memory(sitting, found)
+    print(tables(result) + ("" if whole else "\nthe time is over: --go-on"))
+    return 0 if whole else 1
+
+
+def _keys(options: argparse.Namespace) -> list[str]:
+    """Of the results that are to be measured anew."""
+    shares = [str(share) for share in options.shares]
+    if options.part == "ring":
+        return [f"{batch}/{share}" for batch in options.batches for share in shares]
+    return shares if options.part == "decode" else [f"{a}/{b}" for a in NAMES for b in shares]
+
+
+def _keep(path: Path, result: dict[str, Any]) -> None:
+    write(path, json.dumps(result) + "\n")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 Started by `bench.beyond` inside a control group. For each turn it reads a line of JSON,
 {"forwards": n}, and answers by one: seconds of each forward, a digest of the outputs, statistics.
+The memory that it is given is counted from when its process is ready: with all libraries, but
+without what they allocate for the model.
 """
 
 import hashlib
@@ -121,6 +123,15 @@ def experts(name: str, model: nn.Module, work: Path, memory: int, batch: int, kn
     return None
 
 
+def _import(name: str) -> None:
+    """Load what a contestant's libraries are, before its memory is counted."""
+    if name == "safetensors mmap":
+        import safetensors.torch  # noqa: F401
+    elif name == "accelerate":
+        import accelerate.hooks
+        import accelerate.utils  # noqa: F401
+
+
 def _accelerate(model: nn.Module, folder: Path) -> None:
     """Its disk offload, of the experts alone: what its `disk_offload` does once the files are."""
     from accelerate.hooks import attach_align_device_hook
@@ -146,16 +157,16 @@ def _named(trace: Trace) -> Trace:
     return Trace(tuple(layers), trace.calls)
 
 
-def route(model: nn.Module, trace: Trace, batch: int) -> None:
-    """Have the layers choose as was traced, `batch` tokens a forward."""
+def route(model: nn.Module, trace: Trace, batch: int, first: int) -> None:
+    """Have the layers choose as was traced from token `first` on, `batch` tokens a forward."""
     told = torch.zeros(LAYERS, trace.tokens, EXPERTS, dtype=torch.bool)
     seen = [0] * LAYERS
     for call in trace.calls:
         told[call.layer, seen[call.layer], list(call.experts)] = True
         seen[call.layer] += 1
     for i, module in enumerate(m for m in model.modules() if isinstance(m, MoE)):
-        whole = trace.tokens // batch * batch
-        tell(module, told[i, :whole].view(-1, batch, EXPERTS))
+        whole = (trace.tokens - first) // batch * batch
+        tell(module, told[i, first : first + whole].view(-1, batch, EXPERTS))
 
 
 def inputs(number: int, batch: int) -> Tensor:
@@ -164,11 +175,12 @@ def inputs(number: int, batch: int) -> Tensor:
 
 
 def main() -> int:
-    work, name, memory, batch, group = sys.argv[1:]
+    work, name, memory, batch, first, group = sys.argv[1:]
     folder = None if group == "-" else Path(group)
     torch.set_grad_enabled(False)
     known, model = read_trace(Path(work) / "shakespeare.trace"), dense(name, Path(work))
-    route(model, known, int(batch))
+    route(model, known, int(batch), int(first))
+    _import(name)
     base = _number(folder, "memory.usage_in_bytes")
     if folder is not None and name != "resident" and int(memory) > 0 and not _unlimited(folder):
         (folder / "memory.limit_in_bytes").write_text(str(base + int(memory) + SLACK))

@@ -21,23 +21,24 @@ def tables(result: Mapping[str, Any]) -> str:
 
 def _decode(found: Mapping[str, Any]) -> str:
     rows = []
-    for share, one in sorted(found.items(), key=lambda item: int(item[0])):
-        speeds = {name: _rate(turns) for name, turns in one["turns"].items()}
-        rival = max(RIVALS, key=lambda name: speeds[name])
-        every = _every(one["turns"]["cache"])
-        equal = all(
-            ours["digest"] == theirs["digest"]
-            for ours, theirs in zip(one["turns"]["cache"], one["turns"]["resident"], strict=True)
-        )
+    for share, one in _by_share(found):
+        turns = one["turns"]
+        ran = {name: _rate(turns[name]) for name in turns if not _failed(turns[name])}
+        rivals = [name for name in RIVALS if name in ran]
+        rival = max(rivals, key=lambda name: ran[name]) if rivals and "cache" in ran else None
+        every = _every(turns["cache"])
         rows.append(
             [
                 f"1/{share}",
-                f"{speeds['cache']:.1f}",
-                *(f"{speeds[name]:.1f}" for name in RIVALS),
-                f"{speeds['resident']:.1f}",
-                f"**{_ratio(one['turns'], rival):.1f} ×** ({rival})",
-                f"{1e3 * _quantile(every, 0.5):.0f} / {1e3 * _quantile(every, 0.99):.0f}",
-                "equal" if equal else "different",
+                *(
+                    f"{ran[name]:.1f}" if name in ran else f"failed: {_failed(turns[name])}"
+                    for name in ("cache", *RIVALS, "resident")
+                ),
+                f"**{_ratio(turns, rival):.1f} ×** ({rival})" if rival else "",
+                f"{1e3 * _quantile(every, 0.5):.0f} / {1e3 * _quantile(every, 0.99):.0f}"
+                if every
+                else "",
+                _bits(turns, ("cache",)),
             ]
         )
     head = ["memory / model", "ours, tokens/s", *RIVALS, "resident", "over the best rival"]
@@ -46,9 +47,9 @@ def _decode(found: Mapping[str, Any]) -> str:
 
 def _bounds(found: Mapping[str, Any]) -> str:
     rows = []
-    for share, one in sorted(found.items(), key=lambda item: int(item[0])):
+    for share, one in _by_share(found):
         shares, computing, reading, speeds = [], [], [], []
-        for ours, resident in zip(one["turns"]["cache"], one["turns"]["resident"], strict=True):
+        for ours, resident in _pairs(one["turns"], "cache"):
             tokens = len(ours["seconds"])
             compute = sum(resident["seconds"]) / tokens
             speed = statistics.mean(ours["disk"])
@@ -59,54 +60,58 @@ def _bounds(found: Mapping[str, Any]) -> str:
             computing.append(compute / (taken - ours["stats"]["waited"] / tokens))
             reading.append(1 - ours["stats"]["disk_busy"] / sum(ours["seconds"]))
             speeds.append(speed / 1e6)
-        rows.append(
-            [
-                f"1/{share}",
-                f"{statistics.median(shares):.0%} ({min(shares):.0%} to {max(shares):.0%})",
-                f"{statistics.median(computing):.0%}",
-                f"{statistics.median(reading):.0%}",
-                f"{statistics.median(speeds):.0f} ({min(speeds):.0f} to {max(speeds):.0f})",
-            ]
-        )
+        if shares:
+            rows.append(
+                [
+                    f"1/{share}",
+                    f"{statistics.median(shares):.0%} ({min(shares):.0%} to {max(shares):.0%})",
+                    f"{statistics.median(computing):.0%}",
+                    f"{statistics.median(reading):.0%}",
+                    f"{statistics.median(speeds):.0f} ({min(speeds):.0f} to {max(speeds):.0f})",
+                ]
+            )
     head = ["memory / model", "of max(compute, missed bytes / bandwidth)"]
     return _table([*head, "compute beside resident", "disk idle", "disk, MB/s"], rows)
 
 
 def _hits(found: Mapping[str, Any]) -> str:
-    rows = []
-    for share, one in sorted(found.items(), key=lambda item: int(item[0])):
-        stats = [turn["stats"] for turn in one["turns"]["cache"]]
+    rows, policies = [], []
+    for share, one in _by_share(found):
+        stats = [turn["stats"] for turn in one["turns"]["cache"] if "stats" in turn]
         hits, misses = (sum(each[key] for each in stats) for key in ("hits", "misses"))
         replayed = one["replayed"]
+        policies = list(replayed)
+        # Missed by the run; beside it what other policies had missed on the same calls.
         rows.append(
             [
                 f"1/{share}",
-                f"{hits / (hits + misses):.1%}",
-                *(f"{replayed[policy]['hit_rate']:.1%}" for policy in replayed),
+                f"{misses} of {hits + misses}",
+                *(str(replayed[policy]) for policy in policies),
             ]
         )
-    policies = list(next(iter(found.values()))["replayed"])
-    return _table(["memory / model", "hit rate of the run", *policies], rows)
+    return _table(["memory / model", "misses of the run", *policies], rows)
 
 
 def _ring(found: Mapping[str, Any]) -> str:
     rows = []
     for one in found.values():
         medians = {
-            name: statistics.median(_every(turns)) for name, turns in one["turns"].items() if turns
+            name: statistics.median(_every(turns))
+            for name, turns in one["turns"].items()
+            if turns and not _failed(turns)
         }
+        if not {"ring", "cache", "resident"} <= medians.keys():
+            failed = {name: why for name, turns in one["turns"].items() if (why := _failed(turns))}
+            why = "; ".join(f"{name} failed: {text}" for name, text in failed.items())
+            rows.append([str(one["batch"]), f"1/{one['share']}", why, *[""] * 6])
+            continue
         shares = []
-        for ours, resident in zip(one["turns"]["ring"], one["turns"]["resident"], strict=True):
+        for ours, resident in _pairs(one["turns"], "ring"):
             read = ours["stats"]["bytes_read"] / statistics.mean(ours["disk"])
             taken, least = sum(ours["seconds"]), sum(resident["seconds"])
             shares.append(max(read, least) / taken)
         better = min(("cache", "ring"), key=lambda name: medians[name])
         expected = {each["mode"]: each["seconds"] for each in one["expected"]}
-        equal = all(
-            ours["digest"] == theirs["digest"]
-            for name in ("cache", "ring")
-            for ours, theirs in zip(one["turns"][name], one["turns"]["resident"], strict=True)
-        )
         rows.append(
             [
                 str(one["batch"]),
@@ -115,7 +120,7 @@ def _ring(found: Mapping[str, Any]) -> str:
                 f"{statistics.median(shares):.0%}",
                 f"{one['auto']}, {medians[one['auto']] / medians[better] - 1:.0%} off the better",
                 f"{1e3 * expected['ring']:.0f} / {1e3 * expected['cache']:.0f}",
-                "equal" if equal else "different",
+                _bits(one["turns"], ("cache", "ring")),
             ]
         )
     head = ["batch", "memory / model", "ring, ms", "cache, ms", "resident, ms"]
@@ -124,33 +129,55 @@ def _ring(found: Mapping[str, Any]) -> str:
 
 
 def _memory(found: Mapping[str, Any]) -> str:
-    rows = [
-        [key, f"{one['memory'] / 2**20:.0f}", f"{(one['peak'] - one['memory']) / 2**20:+.1f}"]
-        for key, one in found.items()
-    ]
+    rows = [[key, f"{one['memory'] / 2**20:.0f}", _over(one)] for key, one in found.items()]
     return _table(["mode / share", "memory, MiB", "peak over it, MiB"], rows)
+
+
+def _over(one: Mapping[str, Any]) -> str:
+    if "failed" in one:
+        return f"failed: {one['failed']}"
+    return f"{(one['peak'] - one['memory']) / 2**20:+.1f}"
+
+
+def _by_share(found: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    return sorted(found.items(), key=lambda item: int(item[0]))
+
+
+def _failed(turns: Iterable[Mapping[str, Any]]) -> str:
+    """What a contestant failed of in any of its turns; nothing if in none."""
+    return next((str(one["failed"]) for one in turns if "failed" in one), "")
+
+
+def _pairs(turns: Mapping[str, list[Any]], name: str) -> list[tuple[Any, Any]]:
+    """Its turns and the resident model's of the same rounds, in which neither failed."""
+    pairs = zip(turns[name], turns["resident"], strict=True)
+    return [pair for pair in pairs if not _failed(pair)]
+
+
+def _bits(turns: Mapping[str, list[Any]], names: Iterable[str]) -> str:
+    """Whether these gave the resident model's outputs in all rounds."""
+    pairs = [pair for name in names for pair in _pairs(turns, name)]
+    if not pairs:
+        return "not compared"
+    return "equal" if all(a["digest"] == b["digest"] for a, b in pairs) else "different"
 
 
 def _ratio(turns: Mapping[str, list[dict[str, Any]]], rival: str) -> float:
     """The median of rounds of one's seconds over ours."""
     pairs = zip(turns[rival], turns["cache"], strict=True)
-    return float(
-        statistics.median(
-            sum(theirs["seconds"])
-            / len(theirs["seconds"])
-            / (sum(o["seconds"]) / len(o["seconds"]))
-            for theirs, o in pairs
-        )
-    )
+    return statistics.median(_taken(theirs) / _taken(ours) for theirs, ours in pairs)
+
+
+def _taken(turn: Mapping[str, Any]) -> float:
+    return float(sum(turn["seconds"]) / len(turn["seconds"]))
 
 
 def _rate(turns: Iterable[Mapping[str, Any]]) -> float:
-    taken = (sum(one["seconds"]) / len(one["seconds"]) for one in turns)
-    return 1 / float(statistics.median(taken))
+    return 1 / statistics.median(map(_taken, turns))
 
 
 def _every(turns: Iterable[Mapping[str, Any]]) -> list[float]:
-    return [seconds for one in turns for seconds in one["seconds"]]
+    return [seconds for one in turns for seconds in one.get("seconds", ())]
 
 
 def _quantile(values: list[float], q: float) -> float:

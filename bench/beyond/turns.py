@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 from bench.beyond.contestants import files
@@ -26,10 +27,32 @@ def can_cap() -> bool:
 
 
 class Contestant:
-    """A process that runs tokens when told; its files are evicted before it begins."""
+    """A process that runs tokens when told; its files are evicted before it begins.
 
-    def __init__(self, name: str, work: Path, memory: int, batch: int = 1, unlimited: bool = False):
-        self.said: dict[str, Any] = {}  # when it was ready
+    Args:
+        name: which, of `contestants.NAMES`.
+        work: the folder of all files.
+        memory: bytes that its experts may take.
+        batch: tokens of a forward.
+        first: token of the trace, with which it begins.
+        unlimited: its group has no limit.
+
+    Attributes:
+        said: when it was ready.
+        failed: what it ended of; nothing while it runs.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        work: Path,
+        memory: int,
+        batch: int = 1,
+        first: int = 0,
+        unlimited: bool = False,
+    ) -> None:
+        self.said: dict[str, Any] = {}
+        self.failed = ""
         ending = "-unlimited" if unlimited else ""
         self._group = GROUPS / f"beyond-{os.getpid()}-{id(self)}{ending}" if can_cap() else None
         at = files(work)
@@ -39,34 +62,39 @@ class Contestant:
         if self._group is not None:
             self._group.mkdir()
             join = f"echo $$ > {self._group}/cgroup.procs; "
-        argv = [str(work), name, str(memory), str(batch), str(self._group or "-")]
+        argv = [str(work), name, str(memory), str(batch), str(first), str(self._group or "-")]
         quoted = " ".join(f"'{one}'" for one in (sys.executable, "-W", "ignore", "-m"))
         told = " ".join(f"'{one}'" for one in argv)
+        self._errors = TemporaryFile()  # noqa: SIM115 (closed with this)
         self._process = subprocess.Popen(
             ["sh", "-c", f"{join}exec {quoted} bench.beyond.contestants {told}"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=self._errors,
             text=True,
         )
 
-    def ready(self) -> dict[str, Any]:
-        """Wait until it is; what it says then."""
-        return self._hear()
+    def ready(self) -> None:
+        """Wait until it is, or has failed."""
+        self.said = self._hear()
 
     def run(self, forwards: int) -> dict[str, Any]:
-        """So many forwards more; {} where it was killed."""
+        """So many forwards more; what it told of them, or {"failed": why}."""
+        if self.failed:
+            return {"failed": self.failed}
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps({"forwards": forwards}) + "\n")
             self._process.stdin.flush()
         except BrokenPipeError:
-            return {}
+            pass  # what it ended of is seen below
         return self._hear()
 
     def close(self) -> None:
         """End it."""
         self._process.kill()
         self._process.wait()
+        self._errors.close()
         if self._group is not None:
             for _ in range(50):
                 try:
@@ -78,19 +106,35 @@ class Contestant:
     def _hear(self) -> dict[str, Any]:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
-        return dict(json.loads(line)) if line else {}
+        if line:
+            return dict(json.loads(line))
+        self.failed = self._ended()
+        return {"failed": self.failed}
+
+    def _ended(self) -> str:
+        code = self._process.wait()
+        if self._group is not None:
+            control = (self._group / "memory.oom_control").read_text().split()
+            if control[control.index("oom_kill") + 1] != "0":
+                return "killed for memory over its cap"
+        self._errors.seek(0)
+        lines = self._errors.read().decode(errors="replace").strip().splitlines()
+        return f"ended with {code}: {lines[-1] if lines else 'without a word'}"
 
 
-def enter(names: Sequence[str], work: Path, memory: int, batch: int = 1) -> dict[str, "Contestant"]:
-    """Contestants that are ready; the one that reads all into memory leaves no pages behind."""
+def enter(
+    names: Sequence[str], work: Path, memory: int, batch: int = 1, first: int = 0
+) -> dict[str, Contestant]:
+    """Contestants that are ready or have failed; the one that reads all into memory leaves no pages
+    behind."""
     field = {}
     for name in names:
-        field[name] = Contestant(name, work, memory, batch)
+        field[name] = Contestant(name, work, memory, batch, first)
         if name == "resident":
-            field[name].said = field[name].ready()
+            field[name].ready()
     for name, one in field.items():
         if name != "resident":
-            one.said = one.ready()
+            one.ready()
     return field
 
 

@@ -152,6 +152,8 @@ def offload(
     for i, (name, layer) in enumerate(layers.items()):
         layer.outside = _Outside(store, places[name], layer, guard, counts=i == 0)
         _strip(layer, name)
+    model.register_forward_pre_hook(lambda *_: store.enter(anew=True))
+    model.register_forward_hook(lambda *_: store.leave(), always_call=True)
     model.requires_grad_(False)
     locked = store.locked
     for tensor in (*model.parameters(), *model.buffers()):
@@ -187,10 +189,12 @@ class _Outside:
         wanted = [e for e in range(self._at.experts) if bounds[e] < bounds[e + 1]]
         tokens = int(self._layer.load.sum()) // self._layer.k if self._counts else 0
         with self._lock:
-            self._store.enter(tokens)
-            out = self._run(rows_RD.detach(), offsets, bounds, wanted)
-            self._store.leave()
-        return out
+            self._store.enter()
+            try:
+                self._store.count(tokens)
+                return self._run(rows_RD.detach(), offsets, bounds, wanted)
+            finally:
+                self._store.leave()
 
     def _run(self, rows: Tensor, offsets: Tensor, bounds: list[int], wanted: list[int]) -> Tensor:
         at_once = self._at_once(rows)

@@ -34,7 +34,7 @@ class Stats:
     bytes_read: from the file.
     waited: seconds in which nothing was computed, for a read.
     tokens: that went through the model's first layer with experts.
-    seconds: from the first forward's begin to the last one's end.
+    seconds: in forwards of the model, without what its caller does between them.
     disk_busy: seconds of these in which reads were under way.
     """
 
@@ -78,8 +78,8 @@ class Store(Closing):
         self._process = os.getpid()
         self._closed = False
         self._stats = Stats()
-        self._began: float | None = None
-        self._busy_before = 0.0
+        self._depth = 0  # calls that are under way, of the model and its layers
+        self._began = self._busy_before = 0.0
 
     @abstractmethod
     def arrivals(self, layer: int, experts: Sequence[int]) -> Generator[Ready, None, None]:
@@ -101,17 +101,26 @@ class Store(Closing):
         found.waited = self.readers.waited
         return found
 
-    def enter(self, tokens: int) -> None:
-        """A layer is called; so many tokens more have come to the model."""
-        self._stats.tokens += tokens
-        if self._began is None:
+    def enter(self, anew: bool = False) -> None:
+        """The model is called, or one of its layers.
+
+        anew: the model is, so that no call is under way, though one may have been broken off.
+        """
+        self._depth = 0 if anew else self._depth
+        if self._depth == 0:
             self._began, self._busy_before = perf_counter(), self.readers.busy
+        self._depth += 1
 
     def leave(self) -> None:
-        """The layer's call has ended."""
-        assert self._began is not None
-        self._stats.seconds = perf_counter() - self._began
-        self._stats.disk_busy = self.readers.busy - self._busy_before
+        """That call has ended, well or not."""
+        self._depth = max(0, self._depth - 1)
+        if self._depth == 0:
+            self._stats.seconds += perf_counter() - self._began
+            self._stats.disk_busy += self.readers.busy - self._busy_before
+
+    def count(self, tokens: int) -> None:
+        """So many tokens more have come to the model."""
+        self._stats.tokens += tokens
 
     def require_open(self) -> None:
         """See that it can be used.

@@ -4,6 +4,7 @@ import copy
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -259,6 +260,56 @@ def test_what_would_be_wrong_is_refused(tmp_path: Path) -> None:
             model(torch.randn(2, 16, requires_grad=True))
         with pytest.raises(ValueError, match="out of memory already"):
             offload(model, "1MB", path=path)
+
+
+class Dense(nn.Module):
+    """Takes its time, and fails or is broken off when told to."""
+
+    error: BaseException | None = None
+
+    def __init__(self, passes: Callable[[float], None]) -> None:
+        super().__init__()
+        self._passes = passes
+
+    def forward(self, x: Tensor) -> Tensor:
+        self._passes(1.0)
+        if self.error is not None:
+            raise self.error
+        return x
+
+
+def test_what_a_caller_does_between_forwards_is_not_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+
+    def passes(seconds: float) -> None:
+        now[0] += seconds
+
+    monkeypatch.setattr("workers.offload.store.perf_counter", lambda: now[0])
+    monkeypatch.setattr("workers.offload.readers.perf_counter", lambda: now[0])
+    model = nn.Sequential(Dense(passes), MoE(16, 4, 16), Dense(passes), MoE(16, 4, 16))
+    dense = model[2]
+    assert isinstance(dense, Dense)
+    x = torch.randn(3, 16)
+    with offload(model.eval(), "1MB", path=tmp_path / "experts") as handle, torch.no_grad():
+        for _ in range(3):
+            model(x)
+            passes(1000.0)
+        assert handle.stats.seconds == 6.0
+        model[1](x)  # a layer by itself
+        passes(1000.0)
+        assert handle.stats.seconds == 6.0
+        for error in (ValueError(), KeyboardInterrupt()):
+            dense.error = error
+            with pytest.raises(type(error)):
+                model(x)
+            passes(1000.0)
+        assert handle.stats.seconds == 8.0  # of the one that was broken off nothing is known
+        dense.error = None
+        model(x)
+        assert handle.stats.seconds == 10.0
+        assert handle.stats.disk_busy <= handle.stats.seconds
 
 
 def test_memory_below_one_tokens_cycle_is_warned_of(tmp_path: Path) -> None:
