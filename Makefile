@@ -6,6 +6,7 @@ BIN     := $(VENV)/bin
 # What running needs, and what tests, checks and benchmarks need besides.
 STAMP   := $(VENV)/.installed
 DEV     := $(VENV)/.installed-dev
+CUDA_TOOLS := build/cuda-tools/.installed
 SOURCES := pyproject.toml CMakeLists.txt $(shell find ps/engine scheduler/engine cuda -type f -not -name "*.py*" 2>/dev/null)
 INSTALL := $(BIN)/python deploy/install.py
 # The CPU build where one is offered: a GPU machine sets TORCH=torch to get its own.
@@ -26,7 +27,7 @@ MINUTES ?= 60
 SEED    ?= 1
 PYTEST  := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help setup run test test-all soak fuzz test-containers check format protos bench bench-moe bench-plan bench-ps clean
+.PHONY: help setup run test test-all cuda-tools soak fuzz test-containers check format protos bench bench-gpu bench-moe bench-plan bench-ps clean
 
 help: ## show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -51,8 +52,17 @@ run: $(STAMP) ## train the flights job on an embedded cluster and explain its pl
 test: $(DEV) ## run the tests, on all cores, in some ten minutes on two
 	@$(PYTEST) -m "not exhaustive"
 
-test-all: $(DEV) ## run all tests, with whole sweeps, sanitizers and long rounds of kills
+test-all: $(DEV) $(CUDA_TOOLS) ## run all tests, with whole sweeps, sanitizers and long rounds of kills
 	@$(PYTEST)
+
+cuda-tools: $(CUDA_TOOLS) ## fetch nvcc, cuobjdump and CUTLASS's headers into build/, for test-all
+
+# In a folder of their own: torch has some of the same packages in other versions.
+$(CUDA_TOOLS): pyproject.toml | $(STAMP)
+	@rm -rf $(dir $@)
+	@$(INSTALL) "what compiles for GPUs" --target $(dir $@) --group cuda
+	@$(INSTALL) "CUTLASS's headers" --target $(dir $@) --no-deps "nvidia-cutlass==4.2.*"
+	@touch $@
 
 soak: $(DEV) ## kill and disturb processes SOAK times as long as test-all does, then MINUTES of all at once
 	@HETERPS_SOAK=$(SOAK) $(PYTEST) -m soak
@@ -87,6 +97,9 @@ bench: $(DEV) ## compare with plain PyTorch; writes bench/results/
 
 bench-moe: $(DEV) ## measure the mixture of experts beside others; writes bench/results/ and docs/
 	@$(BIN)/python -m bench.moe
+
+bench-gpu: $(DEV) ## on a machine with a GPU: build, test, train with and measure the CUDA ops
+	@$(BIN)/python -m bench.gpu
 
 bench-plan: $(DEV) ## measure planning, for hours; writes bench/results/ and docs/
 	$(BIN)/python -m bench.scheduler

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import date
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -53,6 +54,11 @@ CPU_SHAPES = [
     Shape("C/32", 256, 512, 1792, 8, 2),
     Shape("D/32", 256, 192, 32, 64, 8),
     *(Shape(f"E{z}/32", 256, 128, 512, 64, z, prototypes=True) for z in (1, 2, 4)),
+]
+# On an emulated GPU, where each thread is a fiber: the same names and E > k, all else tiny.
+EMULATED_SHAPES = [
+    Shape(f"{shape.name} emulated", 6, 16, 8, 8, min(shape.k, 4), shape.prototypes)
+    for shape in GPU_SHAPES
 ]
 ROUTINGS = ("uniform", "skewed", "partly empty")
 
@@ -194,17 +200,23 @@ def main() -> None:
         "--cpu-time", action="store_true", help="time on the CPU, where others share the machine"
     )
     parser.add_argument("--shapes", default="", help="names, with commas between; all unless given")
+    parser.add_argument("--into", type=Path, help="write moe.json and the page there")
+    parser.add_argument(
+        "--emulated", action="store_true", help="tiny shapes for kernels that bench.gpu emulates"
+    )
     parser.add_argument("--no-write", action="store_true", help="print only")
     options = parser.parse_args()
     if options.threads:
         torch.set_num_threads(options.threads)
     on_gpu = options.device == "cuda"
-    name = options.dtype or ("bfloat16" if on_gpu else "float32")
+    name = options.dtype or ("bfloat16" if on_gpu or options.emulated else "float32")
     shapes = every = GPU_SHAPES if on_gpu else CPU_SHAPES
+    if options.emulated:
+        shapes = every = EMULATED_SHAPES
     if options.shapes:
         known = {shape.name: shape for shape in shapes}
         shapes = [known[wanted] for wanted in options.shapes.split(",")]
-    turns = options.turns or (50 if on_gpu else 9)
+    turns = options.turns or (50 if on_gpu else 1 if options.emulated else 9)
     clock = "gpu" if on_gpu else "cpu" if options.cpu_time else "wall"
     rows = []
     for shape in shapes:
@@ -218,14 +230,15 @@ def main() -> None:
         "turns": turns,
         "clock": clock,
         "date": date.today().isoformat(),
+        "emulated": options.emulated,
         "versions": versions("torch"),
         "shapes": [asdict(shape) for shape in shapes],
         "left_out": [shape.name for shape in every if shape not in shapes],
         "rows": rows,
     }
     if not options.no_write:
-        write(RESULTS / "moe.json", json.dumps(result, indent=1) + "\n")
-        report.write_page(result, DOCS)
+        write((options.into or RESULTS) / "moe.json", json.dumps(result, indent=1) + "\n")
+        report.write_page(result, options.into or DOCS)
 
 
 if __name__ == "__main__":

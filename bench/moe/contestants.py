@@ -4,7 +4,10 @@ All compute out = sum over choices of weight * (silu(x gate) * (x up)) down, wei
 softmax over the chosen logits, or each prototype's own softmax.
 """
 
+import os
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,6 +109,35 @@ class HeterPS(Run):
         rows = ops.gather_rows(x, routing)
         rows = ops.grouped_ffn(rows, routing.offsets, *self.weights, "swiglu")
         return ops.gather_sum(rows, routing, weights)
+
+
+class Native(HeterPS):
+    """The same by its own kernels where it would choose torch's grouped_mm."""
+
+    def __init__(self, problem: Problem) -> None:
+        if not problem.w1.is_cuda:
+            raise AbsentError("what heterps chooses on a CPU")
+        super().__init__(problem)
+
+    def forward(self, batch: int) -> None:
+        with _native_products():
+            super().forward(batch)
+
+    def gradients(self, batch: int) -> tuple[Tensor, list[Tensor]]:
+        with _native_products():
+            return super().gradients(batch)
+
+
+@contextmanager
+def _native_products() -> Iterator[None]:
+    before = os.environ.get("HETERPS_GROUPED_FFN")
+    os.environ["HETERPS_GROUPED_FFN"] = "native"
+    try:
+        yield
+    finally:
+        del os.environ["HETERPS_GROUPED_FFN"]
+        if before is not None:
+            os.environ["HETERPS_GROUPED_FFN"] = before
 
 
 class Loop(Run):
@@ -297,6 +329,7 @@ class Bound(Run):
 
 ALL: dict[str, type[Run]] = {
     "heterps": HeterPS,
+    "heterps native": Native,
     "loop": Loop,
     "grouped_mm": GroupedMM,
     "liger": Liger,

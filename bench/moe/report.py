@@ -6,7 +6,7 @@ from typing import Any
 from bench.pages import named, table, table_row, write
 
 _SHAPE = ("T", "H", "I", "E", "k")
-_HEADER = (
+HEADER = (
     *("shape", "routing", "contestant"),
     *("forward ms", "TFLOP/s", "times loop", "of bound"),
     *("both ms", "TFLOP/s", "times loop", "of bound", "peak MiB"),
@@ -32,7 +32,7 @@ Liger-Kernel (`liger-kernel`) and FBGEMM GenAI (`fbgemm-gpu-genai`) where they a
 
 def lines(rows: list[dict[str, Any]]) -> str:
     """Rows of the table, without its header."""
-    return "".join(table_row(_cells(row)) for row in rows)
+    return "".join(table_row(cells(row)) for row in rows)
 
 
 def write_page(result: dict[str, Any], docs: Path) -> Path:
@@ -45,17 +45,18 @@ def write_page(result: dict[str, Any], docs: Path) -> Path:
             "versions": named(result["versions"]),
             "shapes": table(("shape", *_SHAPE), shapes),
             "left_out": f"\nLeft out of this run: {left_out}.\n" if left_out else "",
-            "rows": table(_HEADER, map(_cells, result["rows"]), texts=3),
+            "rows": table(HEADER, map(cells, result["rows"]), texts=3),
         }
     )
     return write(docs / "moe_benchmark.md", page)
 
 
-def _cells(row: dict[str, Any]) -> list[str]:
+def cells(row: dict[str, Any]) -> list[str]:
+    """A line of the table of HEADER."""
     cells = [row["shape"], row["routing"], row["contestant"]]
     if "skipped" in row:
         cells.append(f"skipped: {row['skipped']}")
-        return cells + [""] * (len(_HEADER) - len(cells))
+        return cells + [""] * (len(HEADER) - len(cells))
     for key in ("forward", "both"):
         cells += [
             f"{row[f'{key}_ms']:.2f}",

@@ -25,17 +25,42 @@ void check_inputs(const FfnShape& s, const Kind& kind, const Input& rows, const 
   check(w2, "w2", kind.rows, kind.device, {s.groups, s.hidden, s.dim});
 }
 
+// The bytes of scratch that these inputs want on their device.
+int64_t workspace_of(const Input& rows, const Input& w1, const Input& w2, int activation) {
+  [[maybe_unused]] const FfnShape s = shape_of(rows, w1, w2, activation);
+  [[maybe_unused]] const Kind kind = kind_of(rows);
+#ifdef HETERPS_WITH_CUDA
+  if (kind.on_cuda) return grouped_ffn_workspace(s, kind.dtype);
+#endif
+  return 0;
+}
+
+void* scratch(const std::optional<Output>& workspace, [[maybe_unused]] const FfnShape& s,
+              const Kind& kind) {
+  if (!workspace) return nullptr;
+#ifdef HETERPS_WITH_CUDA
+  const int64_t bytes = kind.on_cuda ? grouped_ffn_workspace(s, kind.dtype) : 0;
+#else
+  const int64_t bytes = 0;
+#endif
+  if (bytes == 0) throw nb::value_error("workspace: expected none");
+  check(*workspace, "workspace", nb::dtype<uint8_t>(), kind.device, {bytes});
+  return data<void>(*workspace);
+}
+
 void forward(const Input& rows, const Input& offsets, const Input& w1, const Input& w2,
              int activation, const Output& out, const std::optional<Output>& pre,
-             const std::optional<Output>& act, [[maybe_unused]] uintptr_t stream, int threads) {
+             const std::optional<Output>& act, [[maybe_unused]] uintptr_t stream, int threads,
+             const std::optional<Output>& workspace) {
   const FfnShape s = shape_of(rows, w1, w2, activation);
   const Kind kind = kind_of(rows);
   check_inputs(s, kind, rows, offsets, w1, w2);
   check(out, "out", kind.rows, kind.device, {s.rows, s.dim});
   if (pre) check(*pre, "pre", kind.rows, kind.device, {s.rows, s.inner()});
   if (act) check(*act, "act", kind.rows, kind.device, {s.rows, s.hidden});
-  const FfnArrays arrays{data<void>(rows),  data<int64_t>(offsets), data<void>(w1), data<void>(w2),
-                         data_or_null(pre), data_or_null(act),      data<void>(out)};
+  FfnArrays arrays{data<void>(rows),  data<int64_t>(offsets), data<void>(w1), data<void>(w2),
+                   data_or_null(pre), data_or_null(act),      data<void>(out)};
+  arrays.workspace = scratch(workspace, s, kind);
   if (kind.on_cuda) {
 #ifdef HETERPS_WITH_CUDA
     if (!act || !pre) throw nb::value_error("pre, act: expected arrays for a CUDA device");
@@ -93,7 +118,8 @@ void backward(const Input& grad, const Input& rows, const Input& offsets, const 
               const Input& w1, const Input& w2, int activation, const Output& act,
               const Output& grad_pre, const std::optional<Output>& grad_rows,
               const std::optional<Output>& grad_w1, const std::optional<Output>& grad_w2,
-              [[maybe_unused]] uintptr_t stream, int threads) {
+              [[maybe_unused]] uintptr_t stream, int threads,
+              const std::optional<Output>& workspace) {
   const FfnShape s = shape_of(rows, w1, w2, activation);
   const Kind kind = kind_of(rows);
   check_inputs(s, kind, rows, offsets, w1, w2);
@@ -109,8 +135,9 @@ void backward(const Input& grad, const Input& rows, const Input& offsets, const 
     check(*grad_w1, "grad_w1", kind.rows, kind.device, {s.groups, s.dim, s.inner()});
     check(*grad_w2, "grad_w2", kind.rows, kind.device, {s.groups, s.hidden, s.dim});
   }
-  const FfnArrays arrays{data<void>(rows), data<int64_t>(offsets), data<void>(w1), data<void>(w2),
-                         data<void>(pre),  data<void>(act),        nullptr};
+  FfnArrays arrays{data<void>(rows), data<int64_t>(offsets), data<void>(w1), data<void>(w2),
+                   data<void>(pre),  data<void>(act),        nullptr};
+  arrays.workspace = scratch(workspace, s, kind);
   const FfnGradients gradients{data<void>(grad), data<void>(grad_pre), data_or_null(grad_rows),
                                data_or_null(grad_w1), data_or_null(grad_w2)};
   if (kind.on_cuda) {
@@ -127,9 +154,13 @@ void backward(const Input& grad, const Input& rows, const Input& offsets, const 
 }  // namespace
 
 void bind_grouped_ffn(nb::module_& m) {
+  m.def("grouped_ffn_workspace", &workspace_of, "rows"_a.noconvert(), "w1"_a.noconvert(),
+        "w2"_a.noconvert(), "activation"_a,
+        "Bytes of scratch (uint8) that the two below take on a GPU with a way of its own; else 0.");
   m.def("grouped_ffn", &forward, "rows"_a.noconvert(), "offsets"_a.noconvert(), "w1"_a.noconvert(),
         "w2"_a.noconvert(), "activation"_a, "out"_a.noconvert(), "pre"_a.noconvert().none(),
         "act"_a.noconvert().none(), "stream"_a = 0, "threads"_a = 1,
+        "workspace"_a.noconvert().none() = nb::none(),
         "out[r] = activate(rows[r] w1[e]) w2[e], e being the group of row r.");
   m.def(
       "grouped_ffn_at", &forward_at, "rows"_a.noconvert(), "offsets"_a.noconvert(),
@@ -142,6 +173,7 @@ void bind_grouped_ffn(nb::module_& m) {
         "activation"_a, "act"_a.noconvert(), "grad_pre"_a.noconvert(),
         "grad_rows"_a.noconvert().none(), "grad_w1"_a.noconvert().none(),
         "grad_w2"_a.noconvert().none(), "stream"_a = 0, "threads"_a = 1,
+        "workspace"_a.noconvert().none() = nb::none(),
         "Gradients of grouped_ffn; act and grad_pre are scratch.");
 }
 

@@ -9,12 +9,6 @@
 namespace heterps {
 namespace {
 
-unsigned blocks_of(int64_t threads) {
-  const int64_t blocks = (threads + kEmbeddingThreads - 1) / kEmbeddingThreads;
-  if (blocks > INT32_MAX) throw std::runtime_error("embedding: too many elements for one launch");
-  return static_cast<unsigned>(blocks);
-}
-
 // Calls `work` with a value of the element type and one of the type of its sums.
 template <typename Work>
 void dispatch(DType dtype, const Work& work) {
@@ -36,11 +30,12 @@ void dispatch(DType dtype, const Work& work) {
 void embedding_pool_cuda(const PoolShape& shape, DType dtype, const PoolInputs& in,
                          const void* table, void* out, void* stream) {
   if (shape.bags == 0 || shape.dim == 0) return;
+  const RowThreads threads = row_threads(shape.bags, shape.dim, "embedding_pool");
   dispatch(dtype, [&](auto element, auto sum) {
     using T = decltype(element);
-    embedding_pool_kernel<T, decltype(sum)><<<blocks_of(shape.bags * shape.dim), kEmbeddingThreads,
-                                              0, static_cast<cudaStream_t>(stream)>>>(
-        shape, in, static_cast<const T*>(table), static_cast<T*>(out));
+    embedding_pool_kernel<T, decltype(sum)>
+        <<<threads.blocks, kRowThreads, 0, static_cast<cudaStream_t>(stream)>>>(
+            threads.bits, shape, in, static_cast<const T*>(table), static_cast<T*>(out));
   });
   check_cuda(cudaGetLastError(), "embedding_pool");
 }
@@ -48,11 +43,12 @@ void embedding_pool_cuda(const PoolShape& shape, DType dtype, const PoolInputs& 
 void embedding_segments_cuda(const PoolShape& shape, DType dtype, const SegmentInputs& in,
                              void* rows, void* stream) {
   if (shape.ids == 0 || shape.dim == 0) return;
+  const RowThreads threads = row_threads(shape.ids, shape.dim, "embedding_segments");
   dispatch(dtype, [&](auto element, auto sum) {
     using T = decltype(element);
     embedding_segments_kernel<T, decltype(sum)>
-        <<<blocks_of(shape.ids * shape.dim), kEmbeddingThreads, 0,
-           static_cast<cudaStream_t>(stream)>>>(shape, in, static_cast<T*>(rows));
+        <<<threads.blocks, kRowThreads, 0, static_cast<cudaStream_t>(stream)>>>(
+            threads.bits, shape, in, static_cast<T*>(rows));
   });
   check_cuda(cudaGetLastError(), "embedding_segments");
 }
@@ -60,11 +56,12 @@ void embedding_segments_cuda(const PoolShape& shape, DType dtype, const SegmentI
 void embedding_update_cuda(const PoolShape& shape, DType dtype, const SegmentInputs& in,
                            const RowOptimizer& optimizer, void* table, void* state, void* stream) {
   if (shape.ids == 0 || shape.dim == 0) return;
+  const RowThreads threads = row_threads(shape.ids, 32, "embedding_update");
   dispatch(dtype, [&](auto element, auto sum) {
     using T = decltype(element);
     using S = decltype(sum);
     embedding_update_kernel<T, S>
-        <<<blocks_of(shape.ids * 32), kEmbeddingThreads, 0, static_cast<cudaStream_t>(stream)>>>(
+        <<<threads.blocks, kRowThreads, 0, static_cast<cudaStream_t>(stream)>>>(
             shape, in, optimizer, static_cast<T*>(table), static_cast<S*>(state));
   });
   check_cuda(cudaGetLastError(), "embedding_update");

@@ -20,12 +20,6 @@ struct Accumulator<double> {
   using type = double;
 };
 
-unsigned blocks_of(int64_t threads) {
-  const int64_t blocks = (threads + kGatherThreads - 1) / kGatherThreads;
-  if (blocks > INT32_MAX) throw std::runtime_error("gather: too many elements for one launch");
-  return static_cast<unsigned>(blocks);
-}
-
 bool is_aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
 
 template <typename T, int N>
@@ -71,9 +65,10 @@ void gather_rows_cuda(const GatherShape& shape, DType dtype, const void* x, cons
   dispatch(dtype, shape.dim, x, rows, [&](auto packing) {
     using P = decltype(packing);
     const int64_t packs = shape.dim / P::kWidth;
+    const RowThreads threads = row_threads(shape.rows, packs, "gather_rows");
     gather_rows_kernel<typename P::Element, typename P::Sum, P::kWidth>
-        <<<blocks_of(shape.rows * packs), kGatherThreads, 0, static_cast<cudaStream_t>(stream)>>>(
-            shape.rows, shape.k, packs, static_cast<const typename P::Pack*>(x),
+        <<<threads.blocks, kRowThreads, 0, static_cast<cudaStream_t>(stream)>>>(
+            threads.bits, shape.rows, shape.k, packs, static_cast<const typename P::Pack*>(x),
             static_cast<const typename P::Sum*>(w), order, static_cast<typename P::Pack*>(rows));
   });
   check_cuda(cudaGetLastError(), "gather_rows");
@@ -85,9 +80,10 @@ void gather_sum_cuda(const GatherShape& shape, DType dtype, const void* rows, co
   dispatch(dtype, shape.dim, rows, x, [&](auto packing) {
     using P = decltype(packing);
     const int64_t packs = shape.dim / P::kWidth;
+    const RowThreads threads = row_threads(shape.tokens, packs, "gather_sum");
     gather_sum_kernel<typename P::Element, typename P::Sum, P::kWidth>
-        <<<blocks_of(shape.tokens * packs), kGatherThreads, 0, static_cast<cudaStream_t>(stream)>>>(
-            shape.tokens, shape.k, packs, static_cast<const typename P::Pack*>(rows),
+        <<<threads.blocks, kRowThreads, 0, static_cast<cudaStream_t>(stream)>>>(
+            threads.bits, shape.tokens, shape.k, packs, static_cast<const typename P::Pack*>(rows),
             static_cast<const typename P::Sum*>(w), inverse, static_cast<typename P::Pack*>(x));
   });
   check_cuda(cudaGetLastError(), "gather_sum");
@@ -99,8 +95,9 @@ void gather_dot_cuda(const GatherShape& shape, DType dtype, const void* x, const
   if (pairs == 0) return;
   dispatch(dtype, shape.dim, x, rows, [&](auto packing) {
     using P = decltype(packing);
+    const RowThreads threads = row_threads(pairs, 32, "gather_dot");
     gather_dot_kernel<typename P::Element, typename P::Sum, P::kWidth>
-        <<<blocks_of(pairs * 32), kGatherThreads, 0, static_cast<cudaStream_t>(stream)>>>(
+        <<<threads.blocks, kRowThreads, 0, static_cast<cudaStream_t>(stream)>>>(
             pairs, shape.k, shape.dim / P::kWidth, static_cast<const typename P::Pack*>(x),
             static_cast<const typename P::Pack*>(rows), inverse, static_cast<typename P::Sum*>(w));
   });

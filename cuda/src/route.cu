@@ -32,9 +32,11 @@ void route_cuda(const RouteArgs& args, int64_t* workspace, void* stream_handle) 
              "route: counts");
   route_count_kernel<<<static_cast<unsigned>(tiles), kTile, 0, stream>>>(args.chosen, pairs,
                                                                          workspace);
-  route_scan_kernel<<<1, kScanThreads, 0, stream>>>(workspace, args.experts, tiles, args.offsets);
+  route_scan_kernel<<<static_cast<unsigned>(args.experts), kScanThreads, 0, stream>>>(
+      workspace, tiles, args.offsets);
+  route_offsets_kernel<<<1, kScanThreads, 0, stream>>>(args.experts, args.offsets);
   route_scatter_kernel<<<static_cast<unsigned>(tiles), kTile, 0, stream>>>(
-      args.chosen, pairs, workspace, args.order, args.inverse);
+      args.chosen, pairs, workspace, args.offsets, args.order, args.inverse);
   check_cuda(cudaGetLastError(), "route");
 }
 

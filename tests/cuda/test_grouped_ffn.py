@@ -208,6 +208,22 @@ def test_other_backends(device: str, backend: str, monkeypatch: pytest.MonkeyPat
         ops.grouped_ffn(*case([3], 4, 4, "gelu"))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_way_of_hopper(
+    dtype: torch.dtype, native_device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if native_device == "emulated":
+        monkeypatch.setenv("HETERPS_EMULATED_HOPPER", "1")
+    rows, _, w1, w2 = case([3], 16, 24, "gelu", dtype, native_device)
+    if native_device == "emulated":
+        assert module._workspace(rows, w1, w2, "gelu") is not None
+    for activation in module.ACTIVATIONS:
+        check([0, 3, 0, 40, 1], 16, 24, activation, dtype=dtype, device=native_device)
+        check(
+            [0, 3, 0, 40, 1], 16, 20, activation, dtype=dtype, device=native_device
+        )  # does not fit
+
+
 def test_autocast_and_inference() -> None:
     rows, offsets, w1, w2 = case(GROUPS[4], 16, 32, "gelu")
     plain = ops.grouped_ffn(rows, offsets, w1, w2)

@@ -3,6 +3,7 @@
 from torch import Tensor
 
 cuda_capability: int
+products_sm90: bool
 
 def route_workspace(pairs: int, experts: int) -> int: ...
 def route(
@@ -35,6 +36,7 @@ def grouped_ffn(
     act: Tensor | None,
     stream: int = 0,
     threads: int = 1,
+    workspace: Tensor | None = None,
 ) -> None: ...
 def grouped_ffn_at(
     rows: Tensor,
@@ -48,6 +50,7 @@ def grouped_ffn_at(
     out: Tensor,
     threads: int = 1,
 ) -> None: ...
+def grouped_ffn_workspace(rows: Tensor, w1: Tensor, w2: Tensor, activation: int) -> int: ...
 def grouped_ffn_backward(
     grad: Tensor,
     rows: Tensor,
@@ -63,6 +66,7 @@ def grouped_ffn_backward(
     grad_w2: Tensor | None,
     stream: int = 0,
     threads: int = 1,
+    workspace: Tensor | None = None,
 ) -> None: ...
 def embedding_pool(
     table: Tensor,

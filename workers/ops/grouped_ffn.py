@@ -106,8 +106,18 @@ def _grouped_ffn(
             act,
             stream(rows),
             torch.get_num_threads(),
+            _workspace(rows, w1, w2, activation),
         )
     return out, pre if keep else rows.new_empty(0)
+
+
+def _workspace(rows: Tensor, w1: Tensor, w2: Tensor, activation: str) -> Tensor | None:
+    """What the kernels of Hopper need besides, on a GPU that has them."""
+    if not on_cuda(rows):
+        return None
+    kinds = native(rows), native(w1), native(w2), ACTIVATIONS.index(activation)
+    size = _ops.grouped_ffn_workspace(*kinds)
+    return rows.new_empty(size, dtype=torch.uint8) if size else None
 
 
 @_grouped_ffn.register_fake
@@ -154,6 +164,7 @@ def _grouped_ffn_backward(
             gradients[2] if of_weights else None,
             stream(rows),
             torch.get_num_threads(),
+            _workspace(rows, w1, w2, activation),
         )
     return gradients
 

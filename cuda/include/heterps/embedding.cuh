@@ -5,25 +5,26 @@
 #include <cstdint>
 
 #include "heterps/embedding.h"
+#include "heterps/row_threads.cuh"
 
 namespace heterps {
 
-constexpr int kEmbeddingThreads = 256;
-
-// One thread for each element of the output.
+// 2^bits threads for each row of the output.
 template <typename T, typename S>
-__global__ void embedding_pool_kernel(PoolShape shape, PoolInputs in, const T* __restrict__ table,
-                                      T* __restrict__ out) {
-  const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  if (i >= shape.bags * shape.dim) return;
-  const int64_t bag = i / shape.dim, d = i % shape.dim;
+__global__ void embedding_pool_kernel(int bits, PoolShape shape, PoolInputs in,
+                                      const T* __restrict__ table, T* __restrict__ out) {
+  const int64_t bag = row_of_thread(bits);
+  if (bag >= shape.bags) return;
   const S* scale = static_cast<const S*>(in.scale);
-  S sum = 0;
-  for (int64_t j = in.offsets[bag]; j < in.offsets[bag + 1]; ++j) {
-    const S factor = scale == nullptr ? S{1} : scale[j];
-    sum += factor * static_cast<S>(table[in.ids[j] * shape.dim + d]);
+  const int64_t begin = in.offsets[bag], end = in.offsets[bag + 1];
+  for (int64_t d = thread_of_row(bits); d < shape.dim; d += int64_t{1} << bits) {
+    S sum = 0;
+    for (int64_t j = begin; j < end; ++j) {
+      const S factor = scale == nullptr ? S{1} : scale[j];
+      sum += factor * static_cast<S>(table[in.ids[j] * shape.dim + d]);
+    }
+    out[bag * shape.dim + d] = static_cast<T>(sum);
   }
-  out[i] = static_cast<T>(sum);
 }
 
 __device__ inline bool begins_segment(const SegmentInputs& in, int64_t p) {
@@ -45,14 +46,17 @@ __device__ S segment_sum(const PoolShape& shape, const SegmentInputs& in, int64_
   return sum;
 }
 
-// One thread for each element of the output.
+// 2^bits threads for each row of the output.
 template <typename T, typename S>
-__global__ void embedding_segments_kernel(PoolShape shape, SegmentInputs in, T* __restrict__ rows) {
-  const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  if (i >= shape.ids * shape.dim) return;
-  const int64_t p = i / shape.dim;
-  rows[i] = begins_segment(in, p) ? static_cast<T>(segment_sum<T, S>(shape, in, p, i % shape.dim))
-                                  : static_cast<T>(0.0f);
+__global__ void embedding_segments_kernel(int bits, PoolShape shape, SegmentInputs in,
+                                          T* __restrict__ rows) {
+  const int64_t p = row_of_thread(bits);
+  if (p >= shape.ids) return;
+  const bool begins = begins_segment(in, p);
+  for (int64_t d = thread_of_row(bits); d < shape.dim; d += int64_t{1} << bits) {
+    rows[p * shape.dim + d] =
+        begins ? static_cast<T>(segment_sum<T, S>(shape, in, p, d)) : static_cast<T>(0.0f);
+  }
 }
 
 // One warp for each sorted id; those inside a segment return at once.

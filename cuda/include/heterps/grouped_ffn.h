@@ -38,6 +38,7 @@ struct FfnArrays {
   // and rows of one with a negative place are left as they are. Null: groups lie side by side.
   const int64_t* places = nullptr;
   int64_t step = 0;
+  void* workspace = nullptr;  // scratch on a GPU, see grouped_ffn_workspace; may be null
 };
 
 struct FfnGradients {
@@ -52,6 +53,9 @@ struct FfnGradients {
 void grouped_ffn_cpu(const FfnShape& shape, DType dtype, const FfnArrays& arrays, int threads);
 void grouped_ffn_backward_cpu(const FfnShape& shape, DType dtype, const FfnArrays& arrays,
                               const FfnGradients& gradients, int threads);
+
+// Bytes of scratch with which the current GPU takes its fastest way, Hopper's; 0: there is none.
+int64_t grouped_ffn_workspace(const FfnShape& shape, DType dtype);
 
 // Enqueue on `stream` (a cudaStream_t); do not synchronise, do not check offsets.
 void grouped_ffn_cuda(const FfnShape& shape, DType dtype, const FfnArrays& arrays, void* stream);

@@ -3,9 +3,9 @@
 
 #include <cstdint>
 
-namespace heterps {
+#include "heterps/row_threads.cuh"
 
-constexpr int kQuantizeThreads = 256;
+namespace heterps {
 
 // One warp for each row.
 __global__ void quantize_rows_kernel(int64_t rows, int64_t dim, const float* __restrict__ x,
@@ -31,11 +31,16 @@ __global__ void quantize_rows_kernel(int64_t rows, int64_t dim, const float* __r
   }
 }
 
-// One thread for each element.
-__global__ void dequantize_rows_kernel(int64_t rows, int64_t dim, const int8_t* __restrict__ q,
+// 2^bits threads for each row.
+__global__ void dequantize_rows_kernel(int bits, int64_t rows, int64_t dim,
+                                       const int8_t* __restrict__ q,
                                        const float* __restrict__ scale, float* __restrict__ x) {
-  const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  if (i < rows * dim) x[i] = scale[i / dim] * static_cast<float>(q[i]);
+  const int64_t row = row_of_thread(bits);
+  if (row >= rows) return;
+  const float unit = scale[row];
+  for (int64_t i = row * dim + thread_of_row(bits); i < (row + 1) * dim; i += int64_t{1} << bits) {
+    x[i] = unit * static_cast<float>(q[i]);
+  }
 }
 
 }  // namespace heterps

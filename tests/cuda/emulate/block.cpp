@@ -1,11 +1,13 @@
 // Runs launches: blocks in random order, the threads of one as fibers.
 //
-// A thread runs until it waits for others; who goes on is drawn. Errors, which end the launch:
-// threads that wait for some that have returned or wait elsewhere; a lane that is not in its own
-// mask; more shared memory than a block may have. It cannot run blocks that wait for each other.
+// A thread runs until it waits for others; who goes on is drawn, and in half of the blocks one warp
+// is left behind wherever it can be. Errors, which end the launch: threads that wait for some that
+// have returned or wait elsewhere; a lane that is not in its own mask; more shared memory than a
+// block may have. It cannot run blocks that wait for each other.
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -41,6 +43,7 @@ struct Meeting {
 struct Thread {
   std::unique_ptr<Fiber> fiber;
   dim3 index;
+  std::deque<std::vector<Copy>> copies{1};  // that wait, by groups; the last is open
 };
 
 // Places for `leave` and `enter` by turns: who is slow to go from one meeting does not see what
@@ -68,6 +71,7 @@ struct Block {
   unsigned char poison = 0;
   std::vector<int> ready;
   int returned = 0;
+  int starved = -1;  // a warp that goes on when nobody else can: others are far ahead of it
 
   ~Block() {
     for (auto& variable : shared) std::free(variable.second);
@@ -122,7 +126,11 @@ void next() {
     if (block->returned < size_of_block()) stuck();
     Fiber::change(*threads[left].fiber, *caller);
   } else {
-    std::swap(ready[chance() % ready.size()], ready.back());
+    size_t chosen = chance() % ready.size();
+    for (size_t i = 0; i < ready.size() && ready[chosen] / kLanes == block->starved; ++i) {
+      chosen = (chosen + 1) % ready.size();
+    }
+    std::swap(ready[chosen], ready.back());
     running = ready.back();
     ready.pop_back();
     threadIdx = threads[running].index;
@@ -136,6 +144,10 @@ void thread_of_blocks() {
   for (;;) {
     enter(&begun);
     kernel_thread(kernel);
+    for (auto& group : threads[running].copies) {
+      if (!group.empty()) give_up("a thread returns while copies to shared memory are under way");
+    }
+    threads[running].copies.assign(1, {});
     ++block->returned;
     leave(&ended);
     next();
@@ -210,6 +222,32 @@ void meet_warp(unsigned mask, void* mine, Together together, Site site) {
   enter(here);
 }
 
+bool copies_later(const Copy& copy) {
+  const Unwatched own;
+  const bool later = chance() % 2 == 0;
+  if (later) threads[running].copies.back().push_back(copy);
+  return later;
+}
+
+void end_group_of_copies() {
+  const Unwatched own;
+  threads[running].copies.emplace_back();
+}
+
+void await_copies(int groups, void (*make)(const Copy&)) {
+  auto& copies = threads[running].copies;
+  for (;;) {
+    std::vector<Copy> due;
+    {
+      const Unwatched own;
+      if (static_cast<int>(copies.size()) <= groups + 1) return;
+      due = std::move(copies.front());
+      copies.pop_front();
+    }
+    for (const Copy& copy : due) make(copy);
+  }
+}
+
 void* shared_memory(const void* variable, size_t size, size_t alignment) {
   const Unwatched own;
   void*& memory = block->shared[variable];
@@ -260,6 +298,7 @@ void run(const char* name, dim3 grid, dim3 shape, void (*thread)(void*), void* d
     block = std::make_unique<Block>();
     block->poison = kPoisons[chance() % 3];
     block->warps.resize((size + kLanes - 1) / kLanes);
+    if (chance() % 2 == 0) block->starved = static_cast<int>(chance() % block->warps.size());
     blockIdx = dim3(number % grid.x, number / grid.x % grid.y, number / grid.x / grid.y);
     for (unsigned i = 0; i < size; ++i) {
       threads[i].index = dim3(i % shape.x, i / shape.x % shape.y, i / shape.x / shape.y);

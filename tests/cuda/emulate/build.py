@@ -37,10 +37,15 @@ THREADS = ("-fsanitize=thread",)
 
 
 def sources() -> dict[str, str]:
-    """The text of everything below `cuda/`, by its path there."""
+    """The text of what is below `cuda/`, by its path there.
+
+    What is in PTX has a stand-in, and so has what is CUTLASS's (`products.cpp`).
+    """
     room = ROOT / "cuda"
     files = sorted(p for p in room.rglob("*") if p.suffix in (".cu", ".cuh", ".h", ".cpp"))
-    return {str(p.relative_to(room)): p.read_text() for p in files}
+    files = [p for p in files if p.parent.name != "sm90"]
+    text = {str(p.relative_to(room)): p.read_text() for p in files}
+    return text | {"include/heterps/ptx.cuh": (HERE / "include" / "ptx.h").read_text()}
 
 
 @dataclass(frozen=True)
@@ -101,6 +106,7 @@ def _built(
     # The thread sanitizer is told of fibers by these two and must not watch them itself.
     own = ("-O2", "-DEMULATE_THREAD_SANITIZER") if sanitizer == THREADS else ("-O2", *sanitizer)
     every += [_Unit(HERE / source, own) for source in ("block.cpp", "fiber.cpp")]
+    every.append(_Unit(HERE / "products.cpp", (*sanitizer, "-O2")))
     KEPT.mkdir(parents=True, exist_ok=True)
     with (
         (KEPT / "lock").open("w") as lock,  # other processes of the tests want the same

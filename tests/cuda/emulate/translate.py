@@ -23,7 +23,8 @@ KNOWN = {
     *("__shfl_sync", "__shfl_xor_sync", "__shfl_up_sync", "__shfl_down_sync"),
     *("__ballot_sync", "__any_sync", "__all_sync", "__popc", "__ffs", "__CUDACC__"),
     *("atomicAdd", "cudaStream_t", "cudaError_t", "cudaSuccess", "cudaGetLastError"),
-    *("cudaGetErrorString", "cudaMemsetAsync"),
+    *("cudaDeviceAttr", "cudaDevAttrComputeCapabilityMajor", "cudaDevAttrComputeCapabilityMinor"),
+    *("cudaGetErrorString", "cudaMemsetAsync", "cudaGetDevice", "cudaDeviceGetAttribute"),
 }
 _CUDA = re.compile(r"\b(__\w+|(?:cuda|atomic)[A-Z]\w*|asm|extern\s+__shared__)\b")
 _SHARED = re.compile(

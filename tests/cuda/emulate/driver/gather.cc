@@ -8,7 +8,7 @@ void fuzz_gather() {
   each_dtype([]<typename T>(T*, DType dtype, double) {
     using S = Sum<T>;
     const int64_t tokens = one_of({0, 1, 5, 70}), k = 1 + below(3);
-    const int64_t dim = one_of({1, 3, 8, 16, 33, 72, 300});
+    const int64_t dim = one_of({1, 3, 8, 16, 33, 72, 300, 2100});
     const int64_t rows = tokens * k == 0 ? 0 : 1 + below(tokens * k);
     const GatherShape shape{tokens, rows, k, dim};
     const int64_t shift = below(2);  // off the alignment that wide packs need

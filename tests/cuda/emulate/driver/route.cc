@@ -1,6 +1,9 @@
 #include "heterps/route.h"
 
+#include <numeric>
+
 #include "check.h"
+#include "heterps/route.cuh"
 
 namespace heterps {
 namespace {
@@ -16,9 +19,31 @@ Array<float> logits_of_chance(int64_t tokens, int64_t experts) {
   return logits;
 }
 
+// Scans longer than a block, on their own: routing that has as many tiles would take seconds.
+void fuzz_scans() {
+  const int64_t experts = one_of({1, 2, 255, 256, 257, 700});
+  const int64_t tiles = one_of({1, 5, 256, 300, 520}) / (experts > 2 ? 100 : 1) + 1;
+  Array<int64_t> counts(experts * tiles), wanted(experts * tiles), offsets(experts + 1);
+  Array<int64_t> wanted_offsets(experts + 1);
+  for (int64_t& count : counts) count = below(5) << 36;
+  wanted_offsets[0] = 0;
+  for (int64_t e = 0; e < experts; ++e) {
+    const int64_t *begin = counts.data() + e * tiles, *end = begin + tiles;
+    std::exclusive_scan(begin, end, wanted.data() + e * tiles, int64_t{0});
+    wanted_offsets[e + 1] = wanted_offsets[e] + std::accumulate(begin, end, int64_t{0});
+  }
+  emulate::launch("route_scan_kernel", static_cast<unsigned>(experts), kScanThreads,
+                  [&] { route_scan_kernel(counts.data(), tiles, offsets.data()); });
+  emulate::launch("route_offsets_kernel", 1, kScanThreads,
+                  [&] { route_offsets_kernel(experts, offsets.data()); });
+  same(counts, wanted, 0, "route: a scan");
+  same(offsets, wanted_offsets, 0, "route: offsets of a scan");
+}
+
 }  // namespace
 
 void fuzz_route() {
+  fuzz_scans();
   const int64_t experts = one_of({1, 2, 7, 31, 32, 33, 130}), tokens = one_of({0, 1, 63, 300, 700});
   const int64_t k = 1 + below(std::min<int64_t>(experts, 4)), pairs = tokens * k;
   const auto logits = logits_of_chance(tokens, experts);

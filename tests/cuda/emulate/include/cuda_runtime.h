@@ -1,6 +1,7 @@
 // The calls of the CUDA runtime that launchers make. Everything is done when a call returns.
 #pragma once
 
+#include <cstdlib>
 #include <cstring>
 
 #include "device.h"
@@ -19,6 +20,22 @@ inline cudaError_t cudaGetLastError() {
 }
 inline const char* cudaGetErrorString(cudaError_t error) {
   return error == cudaSuccess ? "no error" : "invalid configuration argument";
+}
+// The GPU that this is: of capability 8.0, or 9.0 where the variable below or that of the
+// environment is set.
+enum cudaDeviceAttr { cudaDevAttrComputeCapabilityMajor, cudaDevAttrComputeCapabilityMinor };
+namespace emulate {
+inline bool hopper = false;
+}
+inline cudaError_t cudaGetDevice(int* device) {
+  *device = 0;
+  return cudaSuccess;
+}
+inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr which, int) {
+  *value = which == cudaDevAttrComputeCapabilityMinor                  ? 0
+           : emulate::hopper || std::getenv("HETERPS_EMULATED_HOPPER") ? 9
+                                                                       : 8;
+  return cudaSuccess;
 }
 inline cudaError_t cudaMemsetAsync(void* at, int byte, size_t size, cudaStream_t) {
   std::memset(at, byte, size);

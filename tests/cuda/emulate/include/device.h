@@ -9,6 +9,7 @@
 
 #include <atomic>
 #include <cstddef>
+#include <cstring>
 #include <string>
 #include <type_traits>
 
@@ -60,6 +61,26 @@ T& shared(Place) {
   static const char variable = 0;  // one of each place and template argument
   return *static_cast<T*>(shared_memory(&variable, sizeof(T), alignof(T)));
 }
+
+// 16 bytes to shared memory, zeros where `from` is null.
+struct Copy {
+  void* to;
+  const void* from;
+
+  void make() const {
+    if (from == nullptr) {
+      std::memset(to, 0, 16);
+    } else {
+      std::memcpy(to, from, 16);
+    }
+  }
+};
+
+// Of the thread that runs. Whether the copy waits, as chance has it; the end of a group; makes the
+// copies of all groups but the latest. A thread that returns with copies that wait is an error.
+bool copies_later(const Copy& copy);
+void end_group_of_copies();
+void await_copies(int groups, void (*make)(const Copy&));
 
 void run(const char* name, dim3 grid, dim3 block, void (*thread)(void*), void* kernel);
 

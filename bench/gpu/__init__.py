@@ -1,0 +1,1 @@
+"""The ops on a GPU: built, tested, trained with and measured by one command."""

@@ -1,0 +1,72 @@
+"""Build, test, train with and measure the CUDA ops, in one go: `python -m bench.gpu`.
+
+Four stages, each a process of its own, so that one that fails leaves the others their results:
+
+    build   CUTLASS's headers are fetched and the native ops installed with their kernels
+    test    the tests of the ops, under compute-sanitizer where that is installed, and those of
+            training on a GPU
+    train   the flights job and a language model with experts, a few hundred steps on a GPU worker
+    moe     shapes A to E beside Liger, grouped_mm, FBGEMM and the bmm bound (bench.moe)
+
+Writes bench/results/gpu.json and docs/gpu_benchmark.md. With --emulated every stage runs where
+there is no GPU: on the kernels that g++ builds for a CPU (tests/cuda/emulate), on small shapes.
+The JSON has the same form, says so, and lies with its page below runs/bench/: its times mean
+nothing.
+"""
+
+import argparse
+import json
+import sys
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from bench.gpu import report, stages
+from bench.pages import DOCS, QUICK, RESULTS, machine, versions, write
+
+STAGES = {
+    "build": stages.build,
+    "test": stages.test,
+    "train": stages.train,
+    "moe": stages.moe,
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--emulated", action="store_true", help="without a GPU")
+    parser.add_argument("--stages", default=",".join(STAGES), help="names, with commas between")
+    parser.add_argument("--into", type=Path, help="write gpu.json and its page there")
+    options = parser.parse_args()
+    unknown = set(options.stages.split(",")) - STAGES.keys()
+    if unknown:
+        parser.error(
+            f"--stages: {', '.join(sorted(unknown))}: expected some of {', '.join(STAGES)}"
+        )
+    if not options.emulated and not stages.gpu_name():
+        parser.error("no GPU is here: --emulated runs every stage without one")
+    place = stages.Place(options.emulated)
+    results: dict[str, dict[str, Any]] = {}
+    for name in options.stages.split(","):
+        print(f"{name} ...", flush=True)
+        results[name] = STAGES[name](place)
+        print(f"{name}: {results[name]['status']}, {results[name]['seconds']:.0f} s", flush=True)
+    result = {
+        "emulated": options.emulated,
+        "device": "emulated, by a CPU" if options.emulated else stages.gpu_name(),
+        "machine": machine(),
+        "date": date.today().isoformat(),
+        "versions": versions(
+            "torch", "triton", "liger-kernel", "fbgemm-gpu-genai", "nvidia-cutlass"
+        ),
+        "stages": results,
+    }
+    results_in = options.into or (QUICK if options.emulated else RESULTS)
+    write(results_in / "gpu.json", json.dumps(result, indent=1) + "\n")
+    page = report.write_page(result, options.into or (QUICK if options.emulated else DOCS))
+    print(f"{results_in / 'gpu.json'}\n{page}")
+    return int(any(stage["status"] != "passed" for stage in results.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

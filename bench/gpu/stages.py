@@ -1,0 +1,139 @@
+"""The stages of bench.gpu. Each gives status, seconds, and what it found."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.pages import ROOT
+
+HOOK = Path(__file__).parent / "emulated"
+LIMIT_S = 3600
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where stages run: on a GPU, or on an emulated one."""
+
+    emulated: bool
+
+    def environment(self) -> dict[str, str]:
+        """That of processes which are to find the kernels."""
+        if not self.emulated:
+            return dict(os.environ)
+        from tests.cuda.emulate import build
+
+        path = os.pathsep.join(filter(None, (str(HOOK), os.environ.get("PYTHONPATH"))))
+        return os.environ | {"PYTHONPATH": path, "HETERPS_EMULATED_OPS": str(build.module())}
+
+
+def gpu_name() -> str:
+    """That of the first GPU; "" where there is none, or a torch that knows none."""
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else ""
+
+
+def _run(
+    command: Sequence[str | Path], environment: dict[str, str] | None = None
+) -> dict[str, Any]:
+    """What came of a command; the end of what it said where it failed."""
+    began = time.monotonic()
+    try:
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=LIMIT_S,
+            check=False,
+        )
+        failed, said = done.returncode != 0, done.stdout
+    except subprocess.TimeoutExpired as late:
+        text = late.stdout or b""
+        failed, said = True, text.decode(errors="replace") if isinstance(text, bytes) else text
+        said += f"\nended after {LIMIT_S} s"
+    result = {"status": "failed" if failed else "passed", "seconds": time.monotonic() - began}
+    return {**result, "says": said[-4000:] if failed else said.strip()[-400:]}
+
+
+def _together(parts: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """One stage of several parts: it has passed where they all have."""
+    passed = all(part["status"] == "passed" for part in parts.values())
+    seconds = sum(part["seconds"] for part in parts.values())
+    return {"status": "passed" if passed else "failed", "seconds": seconds, "parts": parts}
+
+
+def build(place: Place) -> dict[str, Any]:
+    """The native ops with their CUDA kernels, those of Hopper as well."""
+    if place.emulated:
+        command = "from tests.cuda.emulate import build; build.driver(); print(build.module())"
+        return _together({"ops": _run([sys.executable, "-c", command])})
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "-q"]
+    parts = {"cutlass": _run([*pip, "--no-deps", "nvidia-cutlass"])}
+    options = ["--no-deps", "--no-build-isolation", "-C", "cmake.define.HETERPS_CUDA=ON"]
+    parts["ops"] = _run([*pip, *options, "-e", "."])
+    code = "from workers.ops import _ops; assert _ops.cuda_capability and _ops.products_sm90"
+    parts["kernels"] = _run([sys.executable, "-c", code])
+    return _together(parts)
+
+
+def test(place: Place) -> dict[str, Any]:
+    """The ops against references; a sanitizer watches the kernels' memory."""
+    pytest = ["-m", "pytest", "-q", "-p", "no:xdist", "-m", "not exhaustive"]
+    if place.emulated:
+        from tests.cuda.emulate import build as emulation
+
+        code = "from tests.cuda.emulate import build as b; print(b.driver(b.ADDRESSES))"
+        built = _run([sys.executable, "-c", code])
+        parts = {"sanitizer's build": built}
+        if built["status"] == "passed":
+            program = emulation.driver(emulation.ADDRESSES)
+            parts["sanitizer"] = _run([program, "all", "4", "1"])
+        only = ["tests/cuda", "-k", "emulated and (opcheck or dtypes)"]
+        parts["ops"] = _run([sys.executable, *pytest, *only])
+        return _together(parts)
+    watch = shutil.which("compute-sanitizer")
+    watched = [watch, "--error-exitcode", "99"] if watch else []
+    on_gpu = ["tests/cuda", "-k", "cuda and not emulated and not without"]
+    parts = {"ops": _run([sys.executable, *pytest, *on_gpu])}
+    if watched:
+        parts["sanitizer"] = _run([*watched, sys.executable, *pytest, *on_gpu])
+    whole = ["tests/workers/device", "tests/heterps/commands/test_train_modes.py"]
+    parts["training"] = _run([sys.executable, *pytest, *whole, "-k", "gpu or copies"])
+    return _together(parts) | {"compute_sanitizer": watch is not None}
+
+
+def train(place: Place) -> dict[str, Any]:
+    """A few steps of two jobs on a worker with a GPU; throughput and loss."""
+    parts = {}
+    for job in ("flights", "moe_lm"):
+        with tempfile.TemporaryDirectory() as folder:
+            found = Path(folder) / "found.json"
+            command = [sys.executable, "-m", "bench.gpu.training", job, str(found)]
+            command += ["--emulated"] if place.emulated else []
+            parts[job] = _run(command, place.environment())
+            if found.exists():
+                parts[job] |= json.loads(found.read_text())
+    return _together(parts)
+
+
+def moe(place: Place) -> dict[str, Any]:
+    """The results of bench.moe."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "bench.moe", "--into", folder]
+        command += ["--emulated"] if place.emulated else ["--device", "cuda"]
+        stage = _run(command, place.environment())
+        found = Path(folder) / "moe.json"
+        if found.exists():
+            stage["moe"] = json.loads(found.read_text())
+    return stage

@@ -1,0 +1,10 @@
+#include "product.cuh"
+
+namespace heterps {
+
+template size_t product_workspace<ProductKind::kTransposed, cutlass::bfloat16_t>(int64_t, int);
+template void run_product<ProductKind::kTransposed, cutlass::bfloat16_t>(int64_t,
+                                                                         const GroupArrays&, void*,
+                                                                         int, void*);
+
+}  // namespace heterps
